@@ -1,0 +1,1 @@
+"""The `holdfast` command; wires rooms together."""

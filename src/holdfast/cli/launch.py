@@ -1,0 +1,75 @@
+"""What each kind of process is started with: plain data, so that a supervisor can write it down and start it again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from holdfast.discovery.keys import namespace_for
+
+
+class SimLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The sim engine's settings (`engines.sim.SimSettings`)."""
+
+    ttft_ms: float = 50.0
+    tpot_ms: float = 20.0
+    jitter: float = 0.10
+    concurrency: int = 256
+    queue: int = 256
+    block_size: int = 16
+    kv_blocks: int = 65_536
+    context_tokens_max: int = 32_768
+
+
+class StoreLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    state_dir: str
+    address: str  # unix:// or tcp://
+    name: str = "store"
+    parent: int = 0  # die with this process; 0: live on
+    log_level: str = "info"
+
+
+class WorkerLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    state_dir: str
+    store: str
+    deployment: str
+    name: str = "worker"
+    engine: str = "sim"
+    model: str = "holdfast-sim"
+    address: str = "tcp://127.0.0.1:0"
+    beat_address: str = "tcp://127.0.0.1:0"
+    status_address: str = "tcp://127.0.0.1:0"
+    drain_s: float = 5.0
+    allow_chaos: bool = False
+    sim: SimLaunch = SimLaunch()
+    parent: int = 0
+    log_level: str = "info"
+
+    def namespace(self) -> str:
+        """Where its instances stand: the same for every worker that would answer alike."""
+        settings: dict[str, Any] = {"engine": self.engine, "model": self.model, "sim": msgspec.to_builtins(self.sim)}
+        return namespace_for(self.deployment, settings)
+
+
+class FrontendLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    state_dir: str
+    store: str
+    deployment: str
+    name: str = "frontend"
+    address: str = "tcp://127.0.0.1:8000"
+    api_keys: tuple[str, ...] = ()
+    hold_s: float = 30.0
+    body_bytes_max: int = 16 * 1024 * 1024
+    drain_s: float = 30.0
+    parent: int = 0
+    log_level: str = "info"
+
+
+Launch = StoreLaunch | WorkerLaunch | FrontendLaunch
+
+ROLES: dict[str, type[Launch]] = {"store": StoreLaunch, "worker": WorkerLaunch, "frontend": FrontendLaunch}
+
+
+def role_of(launch: Launch) -> str:
+    return next(role for role, kind in ROLES.items() if isinstance(launch, kind))

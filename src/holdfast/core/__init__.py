@@ -1,0 +1,1 @@
+"""Words everyone uses: addresses, requests, errors, ports. Imports nothing of ours."""

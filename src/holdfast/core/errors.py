@@ -1,0 +1,51 @@
+"""The names of what can go wrong with a request, and whether another worker may take it up.
+
+The outside world's failures are translated into these names at the edge where they happen. A code is
+*resumable* when replaying prompt + emitted tokens on another engine is the right answer to it.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Code(StrEnum):
+    """Every failure of a request, by name (design: "Errors by name")."""
+
+    CANNOT_CONNECT = "CannotConnect"
+    DISCONNECTED = "Disconnected"
+    CONNECTION_TIMEOUT = "ConnectionTimeout"
+    RESPONSE_TIMEOUT = "ResponseTimeout"
+    ENGINE_SHUTDOWN = "EngineShutdown"
+    STREAM_INCOMPLETE = "StreamIncomplete"
+    WORKER_OVERLOADED = "WorkerOverloaded"
+    CANCELLED = "Cancelled"
+    INVALID_REQUEST = "InvalidRequest"
+    RESOURCE_EXHAUSTED = "ResourceExhausted"
+    NO_WORKER = "NoWorker"
+
+
+RESUMABLE = frozenset(
+    {
+        Code.CANNOT_CONNECT,
+        Code.DISCONNECTED,
+        Code.CONNECTION_TIMEOUT,
+        Code.RESPONSE_TIMEOUT,
+        Code.ENGINE_SHUTDOWN,
+        Code.STREAM_INCOMPLETE,
+        Code.WORKER_OVERLOADED,
+    }
+)
+
+
+class HoldfastError(Exception):
+    """A failure with a name from `Code`; its text says the cause and, where there is one, the mend."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class UserError(Exception):
+    """A person's mistake, or a missing thing on their machine: shown as one line, without a traceback."""

@@ -1,0 +1,1 @@
+"""Instances and model cards in the store, and the worker sets they form."""

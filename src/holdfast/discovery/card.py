@@ -1,0 +1,73 @@
+"""The model card: all that decides what a model's answers look like, under one checksum.
+
+Always true: two workers whose cards have the same checksum give the same tokens for the same request (as far
+as their engine is deterministic), so a stream may be replayed from one to the other; with different checksums
+it may not. Large artefacts are named by their content hash and travel apart (an etcd value is small).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import msgspec
+
+# Above this a card would press on etcd's value limit (1.5 MiB) with many workers; a template is a few kB.
+CHAT_TEMPLATE_BYTES_MAX = 256 * 1024
+
+
+class WeightsIdentity(msgspec.Struct, frozen=True):
+    """Which weights: a revision or content hash, and how they are stored."""
+
+    revision: str
+    quantization: str = "none"
+    dtype: str = "float32"
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    """A model as its users and its replays see it."""
+
+    name: str
+    weights: WeightsIdentity
+    tokenizer_sha256: str
+    chat_template: str | None
+    context_tokens_max: int
+    block_size: int
+    eos_token_ids: list[int]
+    generation_defaults: dict[str, Any] = {}
+    model_type: str = "chat"  # "chat" serves chat and completions; "completions" only those
+
+    def checksum(self) -> str:
+        """16 hex digits over every field."""
+        return canonical_hash(msgspec.to_builtins(self))[:16]
+
+    def problem(self) -> str | None:
+        """Why this card cannot be admitted, or None."""
+        if not self.name:
+            return "card has no model name"
+        if self.context_tokens_max < 2:
+            return f"card's context_tokens_max is {self.context_tokens_max}, must be at least 2"
+        if self.model_type not in ("chat", "completions"):
+            return f"card's model_type is {self.model_type!r}, must be 'chat' or 'completions'"
+        if self.model_type == "chat" and not self.chat_template:
+            return "card of a chat model has no chat_template"
+        if self.chat_template and len(self.chat_template.encode()) > CHAT_TEMPLATE_BYTES_MAX:
+            return f"card's chat_template is over {CHAT_TEMPLATE_BYTES_MAX} bytes"
+        return None
+
+
+def canonical_hash(value: Any) -> str:
+    """A hash of plain data that does not depend on the order of dictionaries."""
+    return hashlib.sha256(msgspec.json.encode(value, order="sorted")).hexdigest()
+
+
+def encode_card(card: ModelCard) -> bytes:
+    return msgspec.json.encode(card)
+
+
+def decode_card(data: bytes) -> ModelCard:
+    """Raises ValueError naming the field that is wrong."""
+    return _card_decoder.decode(data)
+
+
+_card_decoder = msgspec.json.Decoder(ModelCard)

@@ -1,0 +1,85 @@
+"""Keys in the store, and the namespaces that keep deployments and their generations apart.
+
+`v1/instances/{namespace}/{component}/{endpoint}/{instance:x}` and `v1/mdc/…`. A namespace is
+`{deployment}-{8 hex}`; a frontend of deployment `foo` admits exactly `foo-` and 8 hex digits, so it never
+captures `foo-bar-…` (facts 19).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from holdfast.discovery.card import canonical_hash
+
+INSTANCES = "v1/instances/"
+CARDS = "v1/mdc/"
+REFUSALS = "v1/refused/"
+
+_NAME = re.compile(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
+_PLACEMENT_ONLY = frozenset({"replicas", "workers", "port", "ports", "host"})
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceKey:
+    """Where one instance stands in the store."""
+
+    namespace: str
+    component: str
+    endpoint: str
+    instance: int
+
+    @property
+    def path(self) -> str:
+        return f"{self.namespace}/{self.component}/{self.endpoint}/{self.instance:x}"
+
+
+def parse_key(prefix: str, key: str) -> InstanceKey | None:
+    """The instance a key under `prefix` speaks of, or None if it is not such a key."""
+    parts = key.removeprefix(prefix).split("/")
+    if not key.startswith(prefix) or len(parts) != 4:
+        return None
+    try:
+        return InstanceKey(parts[0], parts[1], parts[2], int(parts[3], 16))
+    except ValueError:
+        return None
+
+
+def check_deployment_name(name: str) -> None:
+    if not _NAME.match(name):
+        raise ValueError(f"deployment name {name!r} must be 1-63 of a-z, 0-9 and '-', with no '-' at either end")
+
+
+def namespace_for(deployment: str, launch_settings: dict[str, Any]) -> str:
+    """The namespace of what these settings launch; how many and on which ports does not matter."""
+    check_deployment_name(deployment)
+    kept = {key: value for key, value in launch_settings.items() if key not in _PLACEMENT_ONLY}
+    return f"{deployment}-{canonical_hash(kept)[:8]}"
+
+
+def admits(deployment: str, namespace: str) -> bool:
+    """Whether a frontend of `deployment` serves workers in `namespace`."""
+    return re.fullmatch(re.escape(deployment) + r"-[0-9a-f]{8}", namespace) is not None
+
+
+class InstanceRecord(msgspec.Struct, frozen=True):
+    """The value under an instance's key: how to reach it."""
+
+    address: str
+    beat_address: str
+    checksum: str
+    pid: int = 0
+
+
+def encode_record(record: InstanceRecord) -> bytes:
+    return msgspec.json.encode(record)
+
+
+def decode_record(data: bytes) -> InstanceRecord:
+    return _record_decoder.decode(data)
+
+
+_record_decoder = msgspec.json.Decoder(InstanceRecord)

@@ -1,0 +1,119 @@
+"""What the store says is there: a pure machine from watch events to changes of instances.
+
+Always true: an instance is known once its key and its card are both there and the card can be admitted; a
+changed address or card is a new instance under the old key; a key's disappearance is reported as
+`Withdrawn`, and what that means for a worker whose own connection is alive is the receiver's to decide (it
+means nothing).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from holdfast.discovery.card import ModelCard, decode_card
+from holdfast.discovery.keys import CARDS, INSTANCES, InstanceKey, InstanceRecord, admits, decode_record, parse_key
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One worker as the store describes it."""
+
+    key: InstanceKey
+    record: InstanceRecord
+    card: ModelCard
+
+
+@dataclass(frozen=True, slots=True)
+class Appeared:
+    instance: Instance
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """Its key is gone from the store."""
+
+    instance: Instance
+
+
+@dataclass(frozen=True, slots=True)
+class NotAdmitted:
+    """A worker that must be told why it gets no work."""
+
+    key: InstanceKey
+    record: InstanceRecord | None
+    reason: str
+
+
+Change = Appeared | Withdrawn | NotAdmitted
+
+
+class Registry:
+    """Instances of one deployment, by store key."""
+
+    def __init__(self, deployment: str) -> None:
+        self._deployment = deployment
+        self._values: dict[str, bytes] = {}
+        self.instances: dict[InstanceKey, Instance] = {}
+        self._refused: dict[InstanceKey, str] = {}
+
+    def snapshot(self, prefix: str, items: dict[str, bytes]) -> list[Change]:
+        """The store's whole truth under `prefix` (INSTANCES or CARDS)."""
+        gone = [key for key in self._values if key.startswith(prefix) and key not in items]
+        changes: list[Change] = []
+        for key in gone:
+            changes += self.deleted(key)
+        for key, value in items.items():
+            changes += self.put(key, value)
+        return changes
+
+    def put(self, key: str, value: bytes) -> list[Change]:
+        if self._values.get(key) == value:
+            return []
+        self._values[key] = value
+        return self._reconsider(key)
+
+    def deleted(self, key: str) -> list[Change]:
+        if self._values.pop(key, None) is None:
+            return []
+        return self._reconsider(key)
+
+    def _reconsider(self, key: str) -> list[Change]:
+        where = parse_key(INSTANCES, key) or parse_key(CARDS, key)
+        if where is None or not admits(self._deployment, where.namespace):
+            return []
+        old = self.instances.get(where)
+        new = self._read(where)
+        if isinstance(new, NotAdmitted):
+            changed = self._refused.get(where) != new.reason
+            self._refused[where] = new.reason
+            self.instances.pop(where, None)
+            return [new] if changed else []
+        self._refused.pop(where, None)
+        if new == old:
+            return []
+        changes: list[Change] = []
+        if old is not None:
+            del self.instances[where]
+            changes.append(Withdrawn(old))
+        if new is not None:
+            self.instances[where] = new
+            changes.append(Appeared(new))
+        return changes
+
+    def _read(self, where: InstanceKey) -> Instance | NotAdmitted | None:
+        record_bytes = self._values.get(INSTANCES + where.path)
+        card_bytes = self._values.get(CARDS + where.path)
+        if record_bytes is None or card_bytes is None:
+            return None
+        record: InstanceRecord | None = None
+        try:
+            record = decode_record(record_bytes)
+            card = decode_card(card_bytes)
+        except (msgspec.DecodeError, ValueError) as error:
+            return NotAdmitted(where, record, f"cannot read its record or card: {error}")
+        problem = card.problem()
+        if problem is None and card.checksum() != record.checksum:
+            problem = f"its card's checksum is {card.checksum()}, its record says {record.checksum}"
+        return NotAdmitted(where, record, problem) if problem else Instance(where, record, card)

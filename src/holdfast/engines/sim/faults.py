@@ -1,0 +1,92 @@
+"""Faults on command: their names and fields, and the switches that the engine consults.
+
+Always true: a command is checked whole before anything changes, and a refusal names the field and what it may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+
+# Each fault, and its field with the least and the greatest value it may have.
+FIELDS: dict[str, tuple[str, float, float] | None] = {
+    "crash": None,  # SIGKILL to the own process
+    "stop": None,  # SIGSTOP to the own process; SIGCONT from outside undoes it
+    "wedge": None,  # no step any more until cleared; the process lives and takes requests
+    "slow": ("factor", 1.0, 10_000.0),  # everything takes so many times as long
+    "wrong_tokens": None,  # every token is another word than it should be
+    "drift_logprobs": ("by", -10.0, 10.0),  # every logprob is lower by this
+    "cut": None,  # running streams vanish without a last output
+    "error_after": ("tokens", 0, 1_000_000),  # running streams fail after so many more tokens
+    "reset": None,  # the worker's connections are reset
+    "clear": None,  # undo what can be undone
+}
+
+# These end or freeze the process, so whoever commands them is answered first.
+FATAL = frozenset({"crash", "stop"})
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A checked command; `value` is its field's, 0 for faults without one."""
+
+    kind: str
+    value: float = 0.0
+
+
+@dataclass(slots=True)
+class Faults:
+    """What is switched on now. `on_reset` is installed by the worker, which owns the connections."""
+
+    wedged: bool = False
+    slow_factor: float = 1.0
+    wrong_tokens: bool = False
+    logprob_drift: float = 0.0
+    on_reset: Callable[[], None] | None = None
+
+    def clear(self) -> None:
+        self.wedged = self.wrong_tokens = False
+        self.slow_factor, self.logprob_drift = 1.0, 0.0
+
+    def switch(self, fault: Fault) -> None:
+        """Turn on a fault that is nothing but a switch."""
+        match fault.kind:
+            case "wedge":
+                self.wedged = True
+            case "slow":
+                self.slow_factor = fault.value
+            case "wrong_tokens":
+                self.wrong_tokens = True
+            case "drift_logprobs":
+                self.logprob_drift = fault.value
+            case _:
+                raise AssertionError(f"{fault.kind} is not a switch")
+
+    def status(self) -> dict[str, object]:
+        """The switches, for an answer or a log line."""
+        return {name: value for name, value in asdict(self).items() if name != "on_reset"}
+
+
+def parse_fault(command: Mapping[str, object]) -> Fault:
+    """Check a command such as {"fault": "slow", "factor": 20}; ValueError says what is wrong with it."""
+    kind = command.get("fault")
+    if not isinstance(kind, str) or kind not in FIELDS:
+        raise ValueError(f"fault must be one of {', '.join(FIELDS)}; got {kind!r}")
+    field = FIELDS[kind]
+    unknown = set(command) - {"fault", field[0] if field else "fault"}
+    if unknown:
+        takes = f"takes only {field[0]}" if field else "takes no field"
+        raise ValueError(f"{kind} {takes}; got {', '.join(sorted(map(str, unknown)))}")
+    if field is None:
+        return Fault(kind)
+    return Fault(kind, _number(kind, command.get(field[0]), field))
+
+
+def _number(kind: str, value: object, field: tuple[str, float, float]) -> float:
+    name, least, greatest = field
+    whole = isinstance(least, int)
+    right_type = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+    if not right_type or not least <= value <= greatest:  # type: ignore[operator]
+        word = "a whole number" if whole else "a number"
+        raise ValueError(f"{kind} needs {name}: {word} of {least} to {greatest}; got {value!r}")
+    return value  # type: ignore[return-value]

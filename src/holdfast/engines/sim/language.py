@@ -1,0 +1,207 @@
+"""The sim engine's language: the next token is a function of all tokens so far, the seed and the sampling.
+
+Theory. A hash runs over the tokens. Its digest at a position names 20 candidates: words at a + i*b modulo a
+prime (so all differ), one of which may give way to a punctuation mark or to the first byte of a character; now and
+then the end of the turn stands before them. Inside an unfinished character the candidates are the tokens that go on
+with it, so the text is always UTF-8. Logits depend on the rank alone, so a plain draw needs only a rank from a table
+made ahead, and one candidate. The seed and the position turn the digest's last part into the draw's number.
+
+Always true: replaying prompt + emitted tokens gives the continuation of the unbroken run, whatever the sampling; and
+the fast path gives the token that the general path gives.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_right
+from hashlib import blake2b
+
+from holdfast.core.requests import Sampling, TokenLogprobs
+from holdfast.engines.sim.sampling import (
+    FLOOR,
+    TEMPERATURE_MIN,
+    cumulative,
+    draw,
+    has_penalties,
+    is_plain,
+    logprobs,
+    penalised,
+)
+from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, Node, Vocabulary
+
+CANDIDATES = 20
+LOGITS = [10.0 - 0.5 * rank for rank in range(CANDIDATES)]  # the likeliest has 0.39 at temperature 1
+EOS_LOGITS = [16.0, *LOGITS[:-1]]  # far enough ahead to be drawn 99 times of 100
+EOS_BELOW = 2**32 // 200  # a turn has about 200 tokens
+PUNCTUATION_OF_256 = 60
+CHARACTER_OF_256 = 16
+SPECIAL_RANKS = (0, 0, 1, 2)  # where a mark or character stands among the candidates, evenly
+NEVER = 2**62  # a position no text reaches
+
+_parts = struct.Struct("<IIIIQ")
+_token_bytes = struct.Struct("<I").pack
+_MASK = 2**64 - 1
+_GOLDEN = 0x9E3779B97F4A7C15  # spreads consecutive positions over 64 bits
+
+
+class Sequence:
+    """One text being continued. Keeps a hash and counts, not the tokens."""
+
+    __slots__ = (
+        "_banned",
+        "_counts",
+        "_eos_from",
+        "_eos_sums",
+        "_hasher",
+        "_key",
+        "_min_until",
+        "_node",
+        "_plain",
+        "_sampling",
+        "_seen",
+        "_sums",
+        "_vocabulary",
+        "length",
+        "logprobs",
+    )
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        tokens: list[int],
+        prompt_len: int,
+        sampling: Sampling,
+        stop_token_ids: list[int] | None = None,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._sampling = sampling
+        self.length = len(tokens)
+        self.logprobs: TokenLogprobs | None = None  # of the last token, where asked for
+        # One update for the whole prompt: at 30k tokens a loop would cost milliseconds.
+        self._hasher = blake2b(array("I", tokens).tobytes(), digest_size=_parts.size, person=b"holdfast-sim")
+        self._node: Node | None = vocabulary.tail(tokens)
+        self._key = int.from_bytes(blake2b(str(sampling.seed).encode(), digest_size=8).digest(), "little")
+        self._min_until = prompt_len + sampling.min_tokens
+        self._eos_from = NEVER if sampling.ignore_eos else self._min_until
+        self._banned = frozenset(stop_token_ids or ()) if sampling.min_tokens > 0 else frozenset()
+        self._plain = is_plain(sampling) and not self._banned
+        self._sums: list[float] | None = None  # None: take the likeliest
+        self._eos_sums: list[float] | None = None
+        if sampling.temperature >= TEMPERATURE_MIN:
+            self._sums = cumulative(LOGITS, sampling.temperature)
+            self._eos_sums = cumulative(EOS_LOGITS, sampling.temperature)
+        self._counts: dict[int, int] = {}
+        self._seen: set[int] = set()
+        if has_penalties(sampling):
+            self._seen.update(tokens)
+            for token in tokens[prompt_len:]:
+                self._counts[token] = self._counts.get(token, 0) + 1
+
+    def advance(self, *, wrong: bool = False, drift: float = 0.0) -> int:
+        """Draw the next token and take it up. `wrong` and `drift` are faults: another word, moved logprobs."""
+        node = self._node
+        token = self._draw_plain() if node is None and self._plain else self._draw_general(node, drift)
+        if wrong:
+            token = self._other(token)
+        self._hasher.update(_token_bytes(token))
+        self.length += 1
+        if node is None:
+            self._node = self._vocabulary.root.children.get(token)
+        else:
+            self._node = node.children.get(token) or self._vocabulary.root.children.get(token)
+        if self._seen:
+            self._seen.add(token)
+            self._counts[token] = self._counts.get(token, 0) + 1
+        return token
+
+    def _draw_plain(self) -> int:
+        """The draw when only the temperature matters: a rank from a table, then that one candidate."""
+        first, step, ending, special, chance = _parts.unpack(self._hasher.digest())
+        sums = self._sums
+        ends = ending < EOS_BELOW and self.length >= self._eos_from
+        rank = 0
+        if sums is not None:
+            if ends:
+                assert self._eos_sums is not None
+                sums = self._eos_sums
+            # Written out as in `pick` and `_uniform`: the two calls would be a third of the time.
+            u = (((chance ^ self._key) + self.length * _GOLDEN & _MASK) >> 11) * 2.0**-53
+            rank = bisect_right(sums, u * sums[-1], 0, CANDIDATES - 1)
+        if ends:
+            if rank == 0:
+                return EOS_TOKEN_ID
+            rank -= 1
+        if special & 0xFF < PUNCTUATION_OF_256 + CHARACTER_OF_256 and rank == SPECIAL_RANKS[special >> 8 & 3]:
+            return self._special(special)
+        words = self._vocabulary.words
+        count = len(words)
+        word: int = words[(first + rank * (1 + step % (count - 1))) % count]
+        return word
+
+    def _draw_general(self, node: Node | None, drift: float) -> int:
+        """The draw with everything: the same candidates, laid out, and `sampling` over them."""
+        first, step, ending, special, chance = _parts.unpack(self._hasher.digest())
+        sampling = self._sampling
+        if node is not None:
+            count = len(node.choices)
+            raw = {node.choices[(first + rank) % count]: LOGITS[rank] for rank in range(count)}
+            logits = self._biased(raw, additions=False)
+        else:
+            raw = self._candidates(first, step, ending, special)
+            logits = self._biased(self._allowed(raw), additions=True)
+        if self._seen:
+            logits = penalised(logits, sampling, self._counts, self._seen)
+        token = draw(logits, sampling, self._uniform(chance))
+        if sampling.top_logprobs is not None:
+            self.logprobs = logprobs(raw, token, sampling.top_logprobs, drift)
+        return token
+
+    def _candidates(self, first: int, step: int, ending: int, special: int) -> dict[int, float]:
+        words = self._vocabulary.words
+        count = len(words)
+        stride = 1 + step % (count - 1)
+        tokens = [words[(first + rank * stride) % count] for rank in range(CANDIDATES)]
+        if special & 0xFF < PUNCTUATION_OF_256 + CHARACTER_OF_256:
+            tokens[SPECIAL_RANKS[special >> 8 & 3]] = self._special(special)
+        if ending < EOS_BELOW and self.length >= self._eos_from:
+            return dict(zip([EOS_TOKEN_ID, *tokens[:-1]], EOS_LOGITS, strict=True))
+        return dict(zip(tokens, LOGITS, strict=True))
+
+    def _special(self, special: int) -> int:
+        if special & 0xFF < PUNCTUATION_OF_256:
+            marks = self._vocabulary.punctuation
+            return marks[(special >> 10) % len(marks)]
+        starts = self._vocabulary.root.choices
+        return starts[(special >> 10) % len(starts)]
+
+    def _allowed(self, logits: dict[int, float]) -> dict[int, float]:
+        """Without stop tokens while `min_tokens` are not reached, unless nothing would be left."""
+        if not self._banned or self.length >= self._min_until:
+            return logits
+        return {token: logit for token, logit in logits.items() if token not in self._banned} or logits
+
+    def _biased(self, logits: dict[int, float], *, additions: bool) -> dict[int, float]:
+        bias = self._sampling.logit_bias
+        if not bias:
+            return logits
+        result = {token: logit + bias.get(token, 0.0) for token, logit in logits.items()}
+        if additions:
+            for token, value in bias.items():
+                if token not in result and not self._is_barred(token):
+                    result[token] = FLOOR + value
+        return result
+
+    def _is_barred(self, token: int) -> bool:
+        if token == EOS_TOKEN_ID and self.length < self._eos_from:
+            return True
+        return self.length < self._min_until and token in self._banned
+
+    def _uniform(self, chance: int) -> float:
+        return (((chance ^ self._key) + self.length * _GOLDEN & _MASK) >> 11) * 2.0**-53
+
+    def _other(self, token: int) -> int:
+        """A word that is not `token`: what a broken engine says instead."""
+        words = self._vocabulary.words
+        word = words[(token * 7 + self.length) % len(words)]
+        return word if word != token else words[(token * 7 + self.length + 1) % len(words)]

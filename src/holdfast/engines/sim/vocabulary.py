@@ -1,0 +1,101 @@
+"""The words the sim engine speaks, as token ids, read once from the package's data.
+
+Always true: words, punctuation and the first tokens of characters are disjoint sets, so candidate lists drawn from
+them hold no id twice. A character of `CHARACTERS` is a path of single-byte tokens in a trie; its first token
+is a UTF-8 lead byte and the later ones are continuation bytes, so a path can be recognised from a text's last tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+EOS_TOKEN_ID = 2  # <|im_end|>: the chat template closes every turn with it
+
+# Split over 2, 3 and 4 tokens; few enough that a long stream meets each, many enough that the trie branches.
+CHARACTERS = "éüñßøλжя世界你好海風山川森林雨雪春夏秋冬日月星火水木金土東西南北あいのを안녕하세€→😀😎🌊🌱🐟🚀🎉🔥💡🧭"
+
+# Some twice: the more often listed, the more often said.
+PUNCTUATION = (",", ",", ",", ".", ".", ".", ";", ":", "!", "?", "\n")
+
+
+class Node:
+    """A place inside an unfinished character: the tokens that may follow, and where each leads (None: finished)."""
+
+    __slots__ = ("children", "choices")
+
+    def __init__(self) -> None:
+        self.children: dict[int, Node | None] = {}
+        self.choices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Everything `language` needs to know of a tokenizer."""
+
+    size: int
+    words: tuple[int, ...]  # a prime number of them: see `language`
+    punctuation: tuple[int, ...]
+    root: Node  # of the trie of characters
+
+    def tail(self, tokens: list[int]) -> Node | None:
+        """The unfinished character that `tokens` end in, if they do."""
+        node: Node | None = None
+        for token in tokens[-4:]:  # UTF-8 has at most four bytes, one token each
+            node = (node.children.get(token) if node else None) or self.root.children.get(token)
+        return node
+
+
+def asset(name: str) -> bytes:
+    """A file of the package's data."""
+    return (files("holdfast.engines.sim") / "data" / name).read_bytes()
+
+
+@cache
+def load() -> Vocabulary:
+    """The packaged vocabulary."""
+    parsed = json.loads(asset("tokenizer.json"))
+    ids: dict[str, int] = parsed["model"]["vocab"]
+    assert ids["<|im_end|>"] == EOS_TOKEN_ID
+    symbols = byte_symbols()
+    words = [ids[symbols[ord(" ")] + word] for word in asset("words.txt").decode().split()]
+    return Vocabulary(
+        size=len(ids),
+        words=tuple(words[: _prime_at_most(len(words))]),
+        punctuation=tuple(ids["".join(symbols[byte] for byte in mark.encode())] for mark in PUNCTUATION),
+        root=_trie([ids[symbols[byte]] for byte in character.encode()] for character in CHARACTERS),
+    )
+
+
+def byte_symbols() -> list[str]:
+    """How byte-level BPE writes each byte: printable Latin-1 as itself, the rest as U+0100 and up, in order."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    spare = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(spare)) for byte in range(256)]
+
+
+def _trie(paths: Iterable[list[int]]) -> Node:
+    root = Node()
+    for path in paths:
+        node = root
+        for token in path[:-1]:
+            child = node.children.setdefault(token, Node())
+            assert child is not None
+            node = child
+        node.children[path[-1]] = None
+    _fix_choices(root)
+    return root
+
+
+def _fix_choices(node: Node) -> None:
+    node.choices = tuple(node.children)
+    for child in node.children.values():
+        if child is not None:
+            _fix_choices(child)
+
+
+def _prime_at_most(count: int) -> int:
+    return next(n for n in range(count, 1, -1) if all(n % divisor for divisor in range(2, int(n**0.5) + 1)))

@@ -1,0 +1,176 @@
+"""From a parsed request to streams on their way: model, prompt, context check, seeds, choices.
+
+A short prompt goes from body to worker in one synchronous call; a long one is tokenized in a thread, and a request
+for a model that is not there yet waits for it, each in a task of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from holdfast.core.errors import HoldfastError
+from holdfast.core.requests import SEED_MAX, GenerateRequest
+from holdfast.frontend.api.errors import ApiError, invalid, model_not_found, of_failure
+from holdfast.frontend.api.params import CONTEXT_LENGTH_EXCEEDED, build_sampling, check_token_ids
+from holdfast.frontend.api.request import CHOICES_MAX, ParsedRequest
+from holdfast.frontend.choice import Choice
+from holdfast.frontend.model_text import ModelText
+from holdfast.frontend.reply import Reply, ReplyShape, StreamReply, WholeReply
+from holdfast.frontend.text.stops import StopWatcher
+from holdfast.frontend.text.tokenizer import ENCODE_NOW_CHARS_MAX
+from holdfast.migration.dispatcher import Dispatcher
+from holdfast.migration.flight import Flight
+from holdfast.migration.ledger import Ledger
+from holdfast.migration.sets import ModelDirectory, WorkerSet
+from holdfast.wire.http import HttpConnection
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionSettings:
+    """Bounds of what is admitted."""
+
+    prompt_chars_max: int = 8_000_000  # text beyond any context; refused before it is tokenized
+    model_wait_s: float = 30.0  # how long a request waits for the first worker of any model
+
+
+class Admission:
+    """Lets requests in."""
+
+    def __init__(
+        self,
+        directory: ModelDirectory,
+        dispatcher: Dispatcher,
+        settings: AdmissionSettings,
+        rng: random.Random,
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self._directory = directory
+        self._dispatcher = dispatcher
+        self._settings = settings
+        self._rng = rng
+        self._wall_clock = wall_clock
+        self._loop = asyncio.get_running_loop()
+
+    def find_set(self, parsed: ParsedRequest) -> WorkerSet | None:
+        """The set that will serve it; None if no model at all is known yet; ApiError if this one is unknown."""
+        workers = self._directory.pick(parsed.model)
+        if workers is None and self._directory.models():
+            raise model_not_found(parsed.model)
+        if workers is not None and parsed.kind == "chat" and workers.card.model_type != "chat":
+            raise invalid("model", f"the model {parsed.model!r} does not chat; use /v1/completions")
+        return workers
+
+    def prompt_texts(self, parsed: ParsedRequest, text: ModelText) -> list[str | list[int]]:
+        """The prompts as text or token ids, bounded."""
+        if len(parsed.prompts) * parsed.n > CHOICES_MAX:
+            raise invalid("n", f"prompts times 'n' is over {CHOICES_MAX}")
+        check_token_ids(parsed, text.tokenizer.vocab_size)
+        if parsed.kind != "chat":
+            prompts = parsed.prompts
+        else:
+            try:
+                prompts = [text.render_chat(parsed.messages)]
+            except HoldfastError as error:
+                raise of_failure(error.code, error.message, param="messages") from error
+        size = sum(len(prompt) for prompt in prompts)
+        if size > self._settings.prompt_chars_max:
+            param = "messages" if parsed.kind == "chat" else "prompt"
+            why = f"'{param}' is over {self._settings.prompt_chars_max} characters"
+            raise invalid(param, why, CONTEXT_LENGTH_EXCEEDED)
+        return prompts
+
+    @staticmethod
+    def is_short(prompts: list[str | list[int]]) -> bool:
+        return sum(len(prompt) for prompt in prompts) <= ENCODE_NOW_CHARS_MAX
+
+    def encode_now(self, parsed: ParsedRequest, text: ModelText, prompts: list[str | list[int]]) -> list[list[int]]:
+        special = parsed.kind != "chat"
+        return [
+            text.tokenizer.encode_now(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
+            for prompt in prompts
+        ]
+
+    async def encode(self, parsed: ParsedRequest, text: ModelText, prompts: list[str | list[int]]) -> list[list[int]]:
+        special = parsed.kind != "chat"
+        return [
+            await text.tokenizer.encode(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
+            for prompt in prompts
+        ]
+
+    def launch(
+        self,
+        connection: HttpConnection,
+        parsed: ParsedRequest,
+        workers: WorkerSet,
+        text: ModelText,
+        prompts: list[list[int]],
+        over: Callable[[Reply], None],
+    ) -> None:
+        """Everything is known: make the reply and put its streams on their way. ApiError leaves nothing behind."""
+        context = text.card.context_tokens_max
+        seed = parsed.seed if parsed.seed is not None else self._rng.getrandbits(62)
+        sampled = [
+            build_sampling(parsed, text.generation_defaults, (seed + place) & SEED_MAX, len(prompt), context)
+            for prompt in prompts
+            for place in range(parsed.n)
+        ]
+        shape = self._shape(parsed, workers)
+        kind = StreamReply if parsed.stream else WholeReply
+        reply = kind(connection, shape, text.tokenizer.table, over)
+        reply.prompts = prompts
+        reply.now = self._loop.time
+        flights: list[Flight] = []
+        hidden = text.eos_ids | frozenset(parsed.stop_token_ids) if not parsed.include_stop else text.eos_ids
+        for index, sampling in enumerate(sampled):
+            prompt = prompts[index // parsed.n]
+            stops = StopWatcher(parsed.stops, parsed.include_stop) if parsed.stops else None
+            choice = Choice(
+                reply,
+                index,
+                text.tokenizer.table.detokenizer(),
+                stops,
+                hidden,
+                keep_ids=parsed.return_token_ids,
+            )
+            request = GenerateRequest(
+                f"{shape.response_id}-{index}",
+                list(prompt),
+                len(prompt),
+                sampling,
+                list(parsed.stop_token_ids),
+                parsed.priority,
+            )
+            choice.flight = Flight(Ledger(request), workers, choice)
+            reply.add(choice)
+            flights.append(choice.flight)
+        reply.release = partial(self._abandon_all, flights)
+        connection.responder = reply
+        for flight in flights:
+            if not reply.outcome:
+                self._dispatcher.launch(flight)
+
+    def _abandon_all(self, flights: list[Flight]) -> None:
+        for flight in flights:
+            self._dispatcher.abandon(flight)
+
+    def _shape(self, parsed: ParsedRequest, workers: WorkerSet) -> ReplyShape:
+        chat = parsed.kind == "chat"
+        deterministic = all(link.welcome is None or link.welcome.deterministic for link in workers.links.values())
+        return ReplyShape(
+            chat=chat,
+            response_id=f"{'chatcmpl' if chat else 'cmpl'}-{self._rng.getrandbits(96):024x}",
+            created=int(self._wall_clock()),
+            model=parsed.model,
+            include_usage=parsed.include_usage,
+            token_ids=parsed.return_token_ids,
+            logprobs=parsed.top_logprobs is not None,
+            deterministic=deterministic,
+        )
+
+
+def too_busy() -> ApiError:
+    return ApiError(503, "too many requests are being prepared", "server_error", None, "overloaded", retry_after_s=1.0)

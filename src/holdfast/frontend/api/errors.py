@@ -1,0 +1,72 @@
+"""Refusals in OpenAI's shape, with the field that is to blame.
+
+Always true: whatever a client sends, it gets a request that runs or an `ApiError`; its message names the cause and,
+for a 400, `param` names the field by its path (`messages[0].role`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.core.errors import Code
+
+INVALID_REQUEST = "invalid_request_error"
+OVERLOADED = "overloaded_error"
+UNAVAILABLE = "service_unavailable_error"
+SERVER = "server_error"
+
+_encode = msgspec.json.Encoder().encode
+
+
+class ApiError(Exception):
+    """An answer other than 200. `retry_after_s` becomes the Retry-After header."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        type: str = INVALID_REQUEST,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+    def __repr__(self) -> str:
+        return f"ApiError({self.status}, {self.message!r}, param={self.param!r}, code={self.code!r})"
+
+    def body(self) -> bytes:
+        """`{"error": {...}}` as the body of a response or the data of a last event."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return _encode({"error": error})
+
+
+def invalid(param: str | None, message: str, code: str | None = "invalid_value") -> ApiError:
+    """A 400 that names the field."""
+    return ApiError(400, message, INVALID_REQUEST, param, code)
+
+
+def model_not_found(model: str) -> ApiError:
+    return ApiError(404, f"the model {model!r} does not exist here", INVALID_REQUEST, "model", "model_not_found")
+
+
+# How a failure inside becomes a status outside. Resumable ones get here only once every resumption has failed.
+_OF_CODE: dict[Code, tuple[int, str]] = {
+    Code.INVALID_REQUEST: (400, INVALID_REQUEST),
+    Code.RESOURCE_EXHAUSTED: (429, OVERLOADED),
+    Code.WORKER_OVERLOADED: (429, OVERLOADED),
+    Code.NO_WORKER: (503, UNAVAILABLE),
+    Code.CANCELLED: (499, "cancelled"),
+}
+
+
+def of_failure(code: Code, message: str, param: str | None = None, retry_after_s: float | None = None) -> ApiError:
+    """A named failure as an answer; what is not listed is a worker's fault, and worth another try later."""
+    status, kind = _OF_CODE.get(code, (503, UNAVAILABLE))
+    return ApiError(status, message, kind, param, code.value, retry_after_s)

@@ -1,0 +1,306 @@
+"""The OpenAI surface: paths, keys, and one root per request where every failure becomes an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import msgspec
+
+from holdfast.frontend.admission import Admission, too_busy
+from holdfast.frontend.api.chat import parse_chat
+from holdfast.frontend.api.completions import parse_completion
+from holdfast.frontend.api.errors import ApiError, model_not_found
+from holdfast.frontend.api.request import ParsedRequest
+from holdfast.frontend.metrics import FrontendMetrics
+from holdfast.frontend.model_text import ModelText
+from holdfast.frontend.reply import Reply
+from holdfast.migration.dispatcher import Dispatcher
+from holdfast.migration.pool import WorkerPool
+from holdfast.migration.sets import ModelDirectory, WorkerSet
+from holdfast.wire import metrics
+from holdfast.wire.http import HttpConnection, HttpRequest
+
+log = logging.getLogger("holdfast.frontend")
+
+# Requests being tokenized in threads or waiting for a first worker; each holds its body.
+PREPARING_MAX = 1024
+
+Parse = Callable[[bytes], ParsedRequest]
+Over = Callable[[Reply | None], None]
+_OPEN_PATHS = frozenset({"/health", "/live", "/metrics"})
+
+
+@dataclass(frozen=True, slots=True)
+class AppSettings:
+    """Who may ask, and how long a request waits for a model's first worker."""
+
+    api_keys: frozenset[str] = frozenset()
+    model_wait_s: float = 30.0
+
+
+@dataclass(slots=True)
+class _Preparing:
+    """Stands in as the responder until the reply exists, so that a client's leaving is noticed."""
+
+    gone: bool = False
+    task: asyncio.Task[None] | None = None
+
+    def client_gone(self) -> None:
+        self.gone = True
+        if self.task is not None:
+            self.task.cancel()
+
+    def client_writable(self) -> None:
+        """Nothing has been written yet."""
+
+
+@dataclass(slots=True)
+class App:
+    """Answers HTTP requests."""
+
+    settings: AppSettings
+    directory: ModelDirectory
+    dispatcher: Dispatcher
+    pool: WorkerPool
+    admission: Admission
+    created: int
+    store_state: Callable[[], str]
+    metrics: FrontendMetrics = field(default_factory=FrontendMetrics)
+    draining: bool = False
+    inflight: int = 0
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _models_changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _became_idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def models_changed(self) -> None:
+        """Wake whoever waits for a model."""
+        self._models_changed.set()
+        self._models_changed = asyncio.Event()
+
+    def handle(self, connection: HttpConnection, request: HttpRequest) -> None:
+        """The root of every request."""
+        try:
+            self._route(connection, request)
+        except ApiError as error:
+            _refuse(connection, error)
+        except Exception:
+            log.exception("bug while answering %s %s", request.method, request.path)
+            _refuse(connection, ApiError(500, "internal error; the log has the details", "server_error"))
+
+    def _route(self, connection: HttpConnection, request: HttpRequest) -> None:
+        path, method = request.path, request.method
+        if path not in _OPEN_PATHS:
+            self._check_key(request)
+        if path in ("/v1/chat/completions", "/v1/completions"):
+            _only(method, "POST")
+            if path == "/v1/chat/completions":
+                self._generate(connection, request, parse_chat, "chat")
+            else:
+                self._generate(connection, request, parse_completion, "completions")
+            return
+        _only(method, "GET", "HEAD")
+        if path == "/v1/models":
+            cards = [self._card(name) for name in self.directory.models()]
+            connection.respond(200, msgspec.json.encode({"object": "list", "data": cards}))
+        elif path.startswith("/v1/models/"):
+            connection.respond(200, msgspec.json.encode(self._card(path.removeprefix("/v1/models/"))))
+        elif path == "/live":
+            connection.respond(200, b'{"status":"live"}')
+        elif path == "/health":
+            facts = self.facts()
+            connection.respond(200 if facts["status"] == "ready" else 503, msgspec.json.encode(facts))
+        elif path == "/metrics":
+            page = self.metrics.page(self.dispatcher.stats, self.pool, self._held())
+            connection.respond(200, page, metrics.CONTENT_TYPE)
+        else:
+            raise ApiError(404, f"unknown path {path[:200]!r}; see /v1/models, /v1/chat/completions, /v1/completions")
+
+    def _check_key(self, request: HttpRequest) -> None:
+        keys = self.settings.api_keys
+        if not keys:
+            return
+        given = request.headers.get(b"authorization", b"").removeprefix(b"Bearer ")
+        if not any(hmac.compare_digest(given, key.encode()) for key in keys):
+            message = "missing or wrong API key; send 'Authorization: Bearer KEY'"
+            raise ApiError(401, message, "authentication_error", None, "invalid_api_key")
+
+    # -- generating
+
+    def _generate(self, connection: HttpConnection, request: HttpRequest, parse: Parse, endpoint: str) -> None:
+        if self.draining:
+            connection.closing = True
+            raise ApiError(503, "this frontend is shutting down", "server_error", None, "draining", retry_after_s=1.0)
+        began_s = asyncio.get_running_loop().time()
+        parsed = parse(request.body)
+        over = self._begin(parsed, endpoint, began_s)
+        try:
+            workers = self.admission.find_set(parsed)
+            if workers is not None:
+                text = cast(ModelText, workers.text)
+                prompts = self.admission.prompt_texts(parsed, text)
+                if self.admission.is_short(prompts):
+                    tokens = self.admission.encode_now(parsed, text, prompts)
+                    self.admission.launch(connection, parsed, workers, text, tokens, over)
+                    return
+        except ApiError:
+            over(None)
+            raise
+        self._prepare_slowly(connection, parsed, over)
+
+    def _prepare_slowly(self, connection: HttpConnection, parsed: ParsedRequest, over: Over) -> None:
+        if len(self._tasks) >= PREPARING_MAX:
+            over(None)
+            raise too_busy()
+        waiting = _Preparing()
+        connection.responder = waiting
+        waiting.task = self._spawn(self._prepare(connection, parsed, waiting, over))
+
+    async def _prepare(
+        self, connection: HttpConnection, parsed: ParsedRequest, waiting: _Preparing, over: Over
+    ) -> None:
+        """A request that could not be launched at once; the root of its task."""
+        try:
+            workers = await self._wait_for_set(parsed)
+            text = cast(ModelText, workers.text)
+            prompts = self.admission.prompt_texts(parsed, text)
+            tokens = await self.admission.encode(parsed, text, prompts)
+            self.admission.launch(connection, parsed, workers, text, tokens, over)
+        except asyncio.CancelledError:
+            over(None)
+            raise
+        except ApiError as error:
+            over(None)
+            _refuse(connection, error)
+        except Exception:
+            log.exception("bug while preparing a request")
+            over(None)
+            _refuse(connection, ApiError(500, "internal error; the log has the details", "server_error"))
+
+    async def _wait_for_set(self, parsed: ParsedRequest) -> WorkerSet:
+        """The set, waiting for a first worker if none has ever come."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self.settings.model_wait_s
+        while True:
+            changed = self._models_changed
+            workers = self.admission.find_set(parsed)
+            if workers is not None:
+                return workers
+            try:
+                async with asyncio.timeout_at(deadline_s):
+                    await changed.wait()
+            except TimeoutError:
+                message = f"no worker has come up within {self.settings.model_wait_s:g} s"
+                raise ApiError(503, message, "server_error", None, "NoWorker", retry_after_s=10.0) from None
+
+    def _begin(self, parsed: ParsedRequest, endpoint: str, began_s: float) -> Over:
+        """Count a request in; what is returned counts it out, with its reply or None for a refusal."""
+        # A name a client made up must not become a label for ever.
+        model = parsed.model if self.directory.of_model(parsed.model) else "unknown"
+        kind = "stream" if parsed.stream else "unary"
+        self.inflight += 1
+        self.metrics.inflight.labels(model).inc()
+
+        def over(reply: Reply | None) -> None:
+            self.inflight -= 1
+            if self.inflight == 0:
+                self._became_idle.set()
+            self.metrics.inflight.labels(model).dec()
+            outcome = reply.outcome if reply is not None else "error"
+            self.metrics.requests.labels(model, endpoint, kind, outcome).inc()
+            if reply is not None:
+                self._count(reply, model, began_s)
+
+        return over
+
+    def _count(self, reply: Reply, model: str, began_s: float) -> None:
+        now_s = asyncio.get_running_loop().time()
+        made = reply.completion_token_count()
+        shown = self.metrics
+        shown.duration.labels(model).observe(now_s - began_s)
+        shown.input_tokens.labels(model).observe(reply.prompt_token_count())
+        shown.output_tokens.labels(model).observe(made)
+        shown.output_total.labels(model).inc(made)
+        if reply.outcome == "cancelled":
+            shown.disconnects.inc()
+        if reply.first_token_s:
+            shown.ttft.labels(model).observe(reply.first_token_s - began_s)
+            gaps = made // len(reply.choices) - 1
+            if gaps > 0:
+                shown.itl.labels(model).observe((now_s - reply.first_token_s) / gaps)
+
+    # -- facts
+
+    def _card(self, name: str) -> dict[str, Any]:
+        card = self.directory.models().get(name)
+        if card is None:
+            raise model_not_found(name[:200])
+        return {
+            "id": name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "holdfast",
+            "max_model_len": card.context_tokens_max,
+        }
+
+    def _held(self) -> dict[str, int]:
+        held: dict[str, int] = {}
+        for workers in self.directory.sets.values():
+            held[workers.card.name] = held.get(workers.card.name, 0) + len(workers.holds)
+        return held
+
+    def facts(self) -> dict[str, Any]:
+        """What /health shows."""
+        routable = sum(workers.table.routable_count for workers in self.directory.sets.values())
+        status = "draining" if self.draining else "ready" if routable else "no_worker"
+        return {
+            "status": status,
+            "role": "frontend",
+            "store": self.store_state(),
+            "streams": self.inflight,
+            "held": sum(self._held().values()),
+            "resumed_total": sum(self.dispatcher.stats.resumed.values()),
+            "models": sorted(self.directory.models()),
+            "workers": [
+                {
+                    "instance": f"{link.slot.name:x}",
+                    "verdict": str(watched.judge.verdict),
+                    "reason": link.reason if link.workers is None else watched.judge.reason,
+                    "streams": len(link.streams),
+                }
+                for link, watched in self.pool.watched.items()
+            ],
+        }
+
+    # -- tasks
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def idle(self) -> None:
+        """Wait until no request is under way."""
+        while self.inflight:
+            self._became_idle.clear()
+            await self._became_idle.wait()
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _only(method: str, *allowed: str) -> None:
+    if method not in allowed:
+        raise ApiError(405, f"method {method} is not allowed here; use {allowed[0]}")
+
+
+def _refuse(connection: HttpConnection, error: ApiError) -> None:
+    headers = ((b"retry-after", b"%d" % max(1, round(error.retry_after_s))),) if error.retry_after_s is not None else ()
+    connection.respond(error.status, error.body(), headers=headers)

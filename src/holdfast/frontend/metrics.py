@@ -1,0 +1,76 @@
+"""The frontend's metrics page. Updated once per request, never per token (facts 33)."""
+
+from __future__ import annotations
+
+from holdfast.migration.dispatcher import DispatchStats
+from holdfast.migration.pool import WorkerPool
+from holdfast.wire import metrics
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
+
+
+class FrontendMetrics:
+    """Counters and histograms under Dynamo's names, so that dashboards carry over."""
+
+    def __init__(self) -> None:
+        self.registry = registry = metrics.MetricsRegistry()
+        model = ("model",)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> metrics.Histogram:
+            return metrics.Histogram(f"dynamo_frontend_{name}", text, model, buckets=buckets, registry=registry)
+
+        labels = ("model", "endpoint", "request_type", "status")
+        self.requests = metrics.Counter("dynamo_frontend_requests", "requests, by outcome", labels, registry=registry)
+        self.inflight = metrics.Gauge(
+            "dynamo_frontend_inflight_requests", "requests under way", model, registry=registry
+        )
+        self.queued = metrics.Gauge(
+            "dynamo_frontend_queued_requests", "streams held for a worker", model, registry=registry
+        )
+        self.ttft = histogram("time_to_first_token_seconds", "request to first output", _SECONDS)
+        self.itl = histogram("inter_token_latency_seconds", "mean gap between tokens, per request", _SECONDS)
+        self.duration = histogram("request_duration_seconds", "request to end", _SECONDS)
+        self.input_tokens = histogram("input_sequence_tokens", "prompt tokens", _TOKENS)
+        self.output_tokens = histogram("output_sequence_tokens", "generated tokens", _TOKENS)
+        self.output_total = metrics.Counter(
+            "dynamo_frontend_output_tokens", "generated tokens", model, registry=registry
+        )
+        self.disconnects = metrics.Counter(
+            "dynamo_frontend_disconnected_clients", "clients that left before their answer's end", registry=registry
+        )
+        self.migrations = metrics.Counter(
+            "dynamo_migration", "attempts resumed on another worker, by cause", ("cause",), registry=registry
+        )
+        self.lost = metrics.Counter(
+            "holdfast_streams_lost", "streams that ended with an error, by cause", ("cause",), registry=registry
+        )
+        self.pause = metrics.Histogram(
+            "dynamo_migration_duration_seconds", "failure to next token", buckets=_SECONDS, registry=registry
+        )
+        self.workers = metrics.Gauge("holdfast_workers", "workers by verdict", ("verdict",), registry=registry)
+        self.verdicts = metrics.Gauge("holdfast_verdicts_total", "changes of verdict", ("verdict",), registry=registry)
+
+    def page(self, stats: DispatchStats, pool: WorkerPool, held: dict[str, int]) -> bytes:
+        """Bring the numbers that live elsewhere up to date, and show all."""
+        _catch_up(self.migrations, stats.resumed)
+        _catch_up(self.lost, stats.lost)
+        pauses, stats.pauses_s = stats.pauses_s, []
+        for pause_s in pauses:
+            self.pause.observe(pause_s)
+        for model, count in held.items():
+            self.queued.labels(model).set(count)
+        self.workers.clear()
+        for watched in pool.watched.values():
+            self.workers.labels(str(watched.judge.verdict)).inc()
+        for verdict, count in pool.verdicts.items():
+            self.verdicts.labels(verdict).set(count)
+        return metrics.page(self.registry)
+
+
+def _catch_up(counter: metrics.Counter, totals: dict[str, int]) -> None:
+    for cause, total in totals.items():
+        child = counter.labels(cause)
+        behind = total - child._value.get()
+        if behind > 0:
+            child.inc(behind)

@@ -1,0 +1,49 @@
+"""All that turns one model card's messages into tokens and its tokens into text."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from holdfast.core.errors import HoldfastError
+from holdfast.discovery.card import ModelCard
+from holdfast.frontend.api.params import check_defaults
+from holdfast.frontend.text.template import ChatTemplate, Templates
+from holdfast.frontend.text.tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ModelText:
+    """The text side of a worker set."""
+
+    card: ModelCard
+    tokenizer: TextTokenizer
+    template: ChatTemplate | None
+    eos_text: str
+    eos_ids: frozenset[int]
+    generation_defaults: dict[str, Any]
+
+    def render_chat(self, messages: list[dict[str, Any]]) -> str:
+        assert self.template is not None, "only chat models are asked to chat"
+        return self.template.render(messages, eos_token=self.eos_text)
+
+
+class TextMaker:
+    """Makes a `ModelText` of a card and its tokenizer; ValueError says why a card cannot be served."""
+
+    def __init__(self) -> None:
+        self._templates = Templates(datetime.now)
+
+    async def prepare(self, card: ModelCard, tokenizer_json: bytes) -> ModelText:
+        """Reading a large tokenizer takes a second: not on the event loop."""
+        tokenizer = await asyncio.get_running_loop().run_in_executor(None, TextTokenizer, tokenizer_json)
+        try:
+            template = self._templates.get(card.chat_template) if card.chat_template else None
+        except HoldfastError as error:
+            raise ValueError(error.message) from error
+        defaults = check_defaults(card.generation_defaults)
+        eos = card.eos_token_ids
+        text = tokenizer.table.label(eos[0])[0] if eos else ""
+        return ModelText(card, tokenizer, template, text, frozenset(eos), defaults)

@@ -1,0 +1,111 @@
+"""The frontend process: watch discovery, hold the links, answer HTTP, and leave when the last answer is out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.core.address import Address
+from holdfast.core.ports import Network
+from holdfast.discovery.keys import CARDS, INSTANCES, check_deployment_name
+from holdfast.discovery.registry import Registry
+from holdfast.frontend.admission import Admission, AdmissionSettings
+from holdfast.frontend.app import App, AppSettings
+from holdfast.frontend.model_text import TextMaker
+from holdfast.migration.dispatcher import Dispatcher, HoldSettings
+from holdfast.migration.pool import WorkerPool
+from holdfast.migration.sets import ModelDirectory
+from holdfast.store.contract import Deleted, Lost, Put, Snapshot, Store
+from holdfast.wire.http import HttpLimits
+from holdfast.wire.http_server import HttpPatience, HttpServer
+
+log = logging.getLogger("holdfast.frontend")
+
+
+@dataclass(frozen=True, slots=True)
+class FrontendSettings:
+    """How one frontend is placed and bounded."""
+
+    deployment: str
+    address: Address
+    api_keys: frozenset[str] = frozenset()
+    holds: HoldSettings = field(default_factory=HoldSettings)
+    limits: HttpLimits = field(default_factory=HttpLimits)
+    patience: HttpPatience = field(default_factory=HttpPatience)
+    drain_s: float = 30.0  # SIGTERM: how long answers under way may take
+
+
+async def run_frontend(
+    settings: FrontendSettings,
+    store: Store,
+    network: Network,
+    rng: random.Random,
+    stop: asyncio.Event,
+    on_ready: Callable[[dict[str, Any]], None],
+    wall_clock: Callable[[], float] = time.time,
+) -> None:
+    """Serve until `stop` is set, then drain."""
+    check_deployment_name(settings.deployment)
+    loop = asyncio.get_running_loop()
+    directory = ModelDirectory(rng, settings.holds.fresh_max)
+    dispatcher = Dispatcher(directory, settings.holds, loop.time)
+    peer = f"frontend-{rng.getrandbits(32):08x}"
+    pool = WorkerPool(directory, dispatcher, network, rng, TextMaker().prepare, peer)
+    admission = Admission(directory, dispatcher, AdmissionSettings(), rng, wall_clock)
+    app_settings = AppSettings(settings.api_keys, settings.holds.hold_s)
+    app = App(app_settings, directory, dispatcher, pool, admission, int(wall_clock()), lambda: store.state)
+    pool.on_models_changed = app.models_changed
+    server = HttpServer(app.handle, network, settings.limits, settings.patience)
+    address = await server.start(settings.address, share_port=True)
+    pool.start()
+    registry = Registry(settings.deployment)
+    watches = [loop.create_task(_watch(store, prefix, registry, pool)) for prefix in (CARDS, INSTANCES)]
+    try:
+        on_ready({"address": str(address), "status": str(address)})
+        await _until(stop, watches)
+        await _drain(app, server, settings.drain_s)
+    finally:
+        for task in watches:
+            task.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)
+        await app.close()
+        await pool.close()
+        server.close()
+
+
+async def _until(stop: asyncio.Event, watches: list[asyncio.Task[None]]) -> None:
+    """Wait for `stop`; a watch that dies is our own bug and ends the process."""
+    stopping = asyncio.ensure_future(stop.wait())
+    done, _ = await asyncio.wait([stopping, *watches], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    for task in done:
+        task.result()
+
+
+async def _watch(store: Store, prefix: str, registry: Registry, pool: WorkerPool) -> None:
+    async for event in store.watch(prefix):
+        if isinstance(event, Snapshot):
+            pool.apply(registry.snapshot(prefix, event.items))
+        elif isinstance(event, Put):
+            pool.apply(registry.put(event.key, event.value))
+        elif isinstance(event, Deleted):
+            pool.apply(registry.deleted(event.key))
+        elif isinstance(event, Lost):
+            log.warning("store lost: %s; serving goes on with what is known", event.reason)
+
+
+async def _drain(app: App, server: HttpServer, drain_s: float) -> None:
+    """No new connections; answers under way go on for a bounded time."""
+    app.draining = True
+    server.stop_accepting()
+    log.info("draining: %d answers under way", app.inflight)
+    try:
+        async with asyncio.timeout(drain_s):
+            await app.idle()
+    except TimeoutError:
+        log.warning("%d answers were not finished in %g s and are cut off", app.inflight, drain_s)

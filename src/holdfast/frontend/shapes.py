@@ -1,0 +1,112 @@
+"""The JSON of OpenAI's answers, as bytes: whole responses, stream chunks, logprobs, usage.
+
+Chunks are built from byte templates prepared once per choice; encoding structs for every token costs several times
+as much (facts 33).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from holdfast.core.requests import TokenLogprobs
+from holdfast.frontend.text.detokenizer import TokenTable
+
+encode = msgspec.json.encode
+
+Gathered = list[tuple[int, TokenLogprobs]]
+
+
+class ChunkTemplate:
+    """The constant parts of one choice's chunks."""
+
+    __slots__ = ("_after", "_before", "_plain_after", "_plain_before", "chat")
+
+    def __init__(self, chat: bool, response_id: str, created: int, model: str, index: int, usage_null: bool) -> None:
+        self.chat = chat
+        kind = b"chat.completion.chunk" if chat else b"text_completion"
+        self._before = b'data: {"id":%b,"object":"%b","created":%d,"model":%b,"choices":[{"index":%d,' % (
+            encode(response_id),
+            kind,
+            created,
+            encode(model),
+            index,
+        )
+        self._after = b'"usage":null}\n\n' if usage_null else b"}\n\n"
+        tail = b"," + self._after if usage_null else self._after
+        self._plain_before = self._before + (b'"delta":{"content":' if chat else b'"text":')
+        self._plain_after = (b"}" if chat else b"") + b',"logprobs":null,"finish_reason":null}]' + tail
+
+    def plain(self, text: str) -> bytes:
+        """Text and nothing else: nearly every chunk."""
+        return self._plain_before + encode(text) + self._plain_after
+
+    def role(self, prompt_token_ids: list[int] | None) -> bytes:
+        """The first chunk of a chat choice."""
+        extra: dict[str, Any] = {"prompt_token_ids": prompt_token_ids} if prompt_token_ids is not None else {}
+        return self.full(
+            {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}, extra
+        )
+
+    def full(self, choice: dict[str, Any], extra: dict[str, Any]) -> bytes:
+        """Any chunk, from the choice's fields after `index` and the response's further fields."""
+        fields = b"".join(b",%b:%b" % (encode(key), encode(value)) for key, value in extra.items())
+        tail = b"," + self._after if self._after.startswith(b'"') else self._after
+        return self._before + encode(choice)[1:] + b"]" + fields + tail
+
+
+def stream_choice(
+    chat: bool, text: str, logprobs: Any, finish: str | None, token_ids: list[int] | None
+) -> dict[str, Any]:
+    """The fields of a chunk's choice after its index."""
+    choice: dict[str, Any]
+    choice = {"delta": {"content": text} if text else {}} if chat else {"text": text}
+    choice |= {"logprobs": logprobs, "finish_reason": finish}
+    if token_ids is not None:
+        choice["token_ids"] = token_ids
+    return choice
+
+
+def chat_logprobs(gathered: Gathered, table: TokenTable) -> dict[str, Any]:
+    return {"content": [_chat_token(token, entry, table) for token, entry in gathered], "refusal": None}
+
+
+def _chat_token(token: int, entry: TokenLogprobs, table: TokenTable) -> dict[str, Any]:
+    top = [_labelled(other, logprob, table) for other, logprob in entry.top]
+    return _labelled(token, entry.logprob, table) | {"top_logprobs": top}
+
+
+def _labelled(token: int, logprob: float, table: TokenTable) -> dict[str, Any]:
+    text, data = table.label(token)
+    return {"token": text, "logprob": logprob, "bytes": list(data)}
+
+
+def completion_logprobs(gathered: Gathered, table: TokenTable, offset: int) -> dict[str, Any]:
+    """`offset`: characters of the text before these tokens."""
+    offsets: list[int] = []
+    texts = [table.label(token)[0] for token, _ in gathered]
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    return {
+        "text_offset": offsets,
+        "token_logprobs": [entry.logprob for _, entry in gathered],
+        "tokens": texts,
+        "top_logprobs": [{table.label(other)[0]: value for other, value in entry.top} for _, entry in gathered],
+    }
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+def usage_chunk(chat: bool, response_id: str, created: int, model: str, extra: dict[str, Any]) -> bytes:
+    """The chunk without choices that closes a stream asked to include usage."""
+    kind = "chat.completion.chunk" if chat else "text_completion"
+    body = {"id": response_id, "object": kind, "created": created, "model": model, "choices": [], **extra}
+    return b"data: " + encode(body) + b"\n\n"

@@ -1,0 +1,1 @@
+"""Text and token ids: tokenizing, chat templates, incremental detokenizing, stop strings."""

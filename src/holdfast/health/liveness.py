@@ -1,0 +1,295 @@
+"""Is a worker alive, as one observer sees it? A pure judge: no I/O, no clock, `now` is passed in.
+
+Theory (facts 31, 24). A *stopped* process sends no beats; a *wedged* engine sends beats whose step count does not
+move while work is there; a *starved* one sends beats late, and must never be taken for either. Therefore:
+silence is counted only in the observer's own on-time ticks, because a late tick shows that the observer itself
+was starved; silence alone makes a suspect (no new work, nothing moved); only the kernel's word about the process
+makes it stopped; and where the kernel cannot be asked, 1.5 s of silence means the host is gone: streams move,
+which can be undone, and nothing is killed. Whoever comes back after its streams were moved serves a probation.
+
+Always true: `TABLE` is every change of verdict there is; an event it has no entry for raises `LivenessError` and
+changes nothing; ALIVE and PROBATION imply an open beat connection.
+"""
+
+from __future__ import annotations
+
+from holdfast.health.verdicts import (
+    LOST,
+    PROBED,
+    ROUTABLE,
+    TABLE,
+    Cause,
+    Effect,
+    Judged,
+    LivenessError,
+    MoveStreams,
+    ProbeResult,
+    StartProbe,
+    StopProbe,
+    Verdict,
+)
+from holdfast.wire.messages import Beat
+
+TICK_S = 0.1
+# A tick proves something only if it is about one tick after the last: later, and the observer was held up
+# itself; earlier, and it is catching up after having been.
+TICK_EARLY_S = 0.5 * TICK_S
+TICK_LATE_S = 2.0 * TICK_S
+
+# With open streams beats come every 0.2 s, at worst 0.23 s late on a swamped machine (facts 31): 0.5 s is a suspect.
+SUSPECT_TICKS = 5
+# Without work they come every 1 s: half as much again.
+SUSPECT_IDLE_TICKS = 15
+# A host that cannot be looked at: 1.5 s with open streams; without, a second idle beat must have been missed.
+GONE_TICKS = 15
+GONE_IDLE_TICKS = 25
+# A thread that must wake 5 times a second and made no context switch in 0.5 s is not running (facts 31).
+STILL_TICKS = 5
+# Starved means wait, but not for ever.
+STARVED_TICKS_MAX = 100
+
+# Wedged: the step has not moved for this long, or 30 of this worker's slow steps, or what it declared.
+WEDGED_MS_MIN = 1000.0
+WEDGED_STEPS = 30.0
+
+PROBATION_S = 2.0
+PROBATION_S_MAX = 30.0
+PROBATION_ADMIT_MAX = 2
+# A return this soon after the last is flapping: each doubles the probation.
+FLAP_S = 60.0
+# A wedged engine whose work was taken away can show no step. It is tried again after this rest.
+WEDGED_REST_S = 10.0
+
+_STOPPED_STATES = frozenset("TtZXx")
+
+
+class Judge:
+    """One observer's view of one worker. `on_*` take an event and return what the observer is to do."""
+
+    __slots__ = (
+        "_beat", "_beats", "_connected", "_given", "_idle_since", "_local", "_must_step", "_owing", "_probation_s",
+        "_probing", "_returned_at", "_silent", "_silent_busy", "_stepped", "_still_since", "_switches", "_ticked_at",
+        "_ticks", "_ticks_served", "name", "reason", "verdict",
+    )  # fmt: skip
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.verdict = Verdict.NEW
+        self.reason = "no beat connection yet"
+        self._connected = False
+        self._local = False  # its process can be looked at from here
+        self._beat: Beat | None = None
+        # Time, counted in on-time ticks: all, since the last sign of life, and of those the ones with work open.
+        # Silence starts at -1: the tick that follows a sign ends an interval that had one.
+        self._ticked_at: float | None = None
+        self._ticks = 0
+        self._silent = -1
+        self._silent_busy = -1
+        # Probe: the beat thread's switches as last seen to change, and the tick of that.
+        self._probing = False
+        self._switches: int | None = None
+        self._still_since = 0
+        # Return: probation is owed until proved; what was seen since it began.
+        self._owing = False
+        self._must_step = False
+        self._probation_s = PROBATION_S
+        self._returned_at: float | None = None
+        self._idle_since: float | None = None
+        self._ticks_served = 0
+        self._beats = 0
+        self._stepped = False
+        self._given = False
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.verdict} ({self.reason})"
+
+    @property
+    def routable(self) -> bool:
+        return self.verdict in ROUTABLE
+
+    @property
+    def admit_max(self) -> int | None:
+        """How many streams this observer may have open there; None: as many as the worker takes."""
+        if self.verdict is Verdict.PROBATION:
+            return PROBATION_ADMIT_MAX
+        return None if self.verdict is Verdict.ALIVE else 0
+
+    def on_connected(self, now: float, local: bool) -> tuple[Effect, ...]:
+        """The beat connection is open *and welcomed*: a kernel accepts connections for a stopped process too."""
+        if self._connected:
+            raise LivenessError(f"{self!r}: connected twice")
+        self._target(Cause.CONNECTED)
+        self._connected, self._local = True, local
+        self._hear()
+        return self._turn(now, Cause.CONNECTED, "beat connection open")
+
+    def on_disconnected(self, now: float) -> tuple[Effect, ...]:
+        if not self._connected:
+            raise LivenessError(f"{self!r}: disconnected without a connection")
+        self._target(Cause.DISCONNECTED)
+        self._connected = False
+        return self._turn(now, Cause.DISCONNECTED, "its beat connection broke")
+
+    def on_traffic(self, now: float) -> tuple[Effect, ...]:
+        """Any frame on the data connection. Called per frame: two stores unless the worker was doubted."""
+        self._silent = self._silent_busy = -1
+        if self.verdict not in PROBED or not self._connected:
+            return ()
+        return self._turn(now, self._life(), "it sends data again")
+
+    def on_beat(self, now: float, beat: Beat) -> tuple[Effect, ...]:
+        if not self._connected:
+            raise LivenessError(f"{self!r}: a beat without a connection")
+        moved = self._beat is not None and beat.steps != self._beat.steps
+        self._beat = beat
+        self._hear()
+        limit_ms = wedged_after_ms(beat)
+        if _has_work(beat) and beat.stuck_ms >= limit_ms:
+            self._idle_since = None
+            why = f"no step for {beat.stuck_ms / 1000:.1f} s with {beat.running} running, {beat.waiting} waiting"
+            return self._turn(now, Cause.STUCK, f"{why} (limit {limit_ms / 1000:.1f} s)")
+        if self.verdict in PROBED:
+            return self._turn(now, self._life(), "it beats again")
+        if self.verdict in LOST:
+            return self._consider_return(now, beat, moved)
+        self._beats += 1
+        self._stepped |= moved
+        self._given |= _has_work(beat)
+        return ()
+
+    def on_tick(self, now: float, streams_open: bool) -> tuple[Effect, ...]:
+        """The observer's own tick; `streams_open`: it has streams on this worker."""
+        gap_s = TICK_LATE_S + 1.0 if self._ticked_at is None else now - self._ticked_at
+        if gap_s < TICK_EARLY_S:
+            return ()  # catching up; the next one is measured from the last that counted
+        self._ticked_at = now
+        if gap_s > TICK_LATE_S:
+            return ()
+        self._ticks += 1
+        if self.verdict in LOST or self.verdict is Verdict.NEW:
+            return ()
+        self._silent += 1
+        # Counted apart, because work that begins in the middle of an idle second is not 0.5 s of silence yet.
+        if streams_open or (self._beat is not None and _has_work(self._beat)):
+            self._silent_busy += 1
+        self._given |= streams_open
+        return self._weigh_doubt(now) if self.verdict in PROBED else self._weigh_silence(now)
+
+    def on_probe(self, now: float, probe: ProbeResult) -> tuple[Effect, ...]:
+        """What the kernel says; an answer that comes when it is not wanted any more is ignored."""
+        if not self._probing:
+            return ()
+        if why := stopped_reason(probe):
+            return self._turn(now, Cause.STOP_SEEN, why)
+        first = self._switches is None
+        moved = not first and probe.switches != self._switches
+        starved = moved or probe.thread_state in ("R", "")
+        if first or starved:
+            self._switches, self._still_since = probe.switches, self._ticks
+        if starved:
+            return self._turn(now, Cause.STARVING, f"{self._silence()}, but its process is able to run")
+        if self._ticks - self._still_since < STILL_TICKS:
+            return ()
+        still = f"its beat thread (state {probe.thread_state}) made no context switch for {STILL_TICKS * TICK_S:.1f} s"
+        return self._turn(now, Cause.STOP_SEEN, still)
+
+    def _weigh_silence(self, now: float) -> tuple[Effect, ...]:
+        """ALIVE or PROBATION, at a tick that counts."""
+        if self._silent_busy >= SUSPECT_TICKS or self._silent >= SUSPECT_IDLE_TICKS:
+            return self._turn(now, Cause.SILENT, self._silence())
+        if self.verdict is Verdict.ALIVE:
+            return ()
+        self._ticks_served += 1
+        served = self._ticks_served * TICK_S >= self._probation_s - TICK_S / 2 and self._beats >= 2
+        if not served or not (self._stepped or not (self._given or self._must_step)):
+            return ()
+        return self._turn(now, Cause.PROVED, f"on time for {self._probation_s:g} s of probation")
+
+    def _weigh_doubt(self, now: float) -> tuple[Effect, ...]:
+        """SUSPECT or STARVED, at a tick that counts."""
+        if not self._local and (self._silent_busy >= GONE_TICKS or self._silent >= GONE_IDLE_TICKS):
+            return self._turn(now, Cause.HOST_SILENT, f"{self._silence()}, and its process cannot be seen from here")
+        if self._local and self._silent >= STARVED_TICKS_MAX:
+            return self._turn(now, Cause.TOO_LONG, f"{self._silence()}: starved for too long")
+        return ()
+
+    def _consider_return(self, now: float, beat: Beat, moved: bool) -> tuple[Effect, ...]:
+        if self.verdict is not Verdict.WEDGED:
+            self._must_step = False
+            return self._turn(now, Cause.RETURNED, "it beats again")
+        if moved:
+            self._must_step = False
+            return self._turn(now, Cause.RETURNED, "its step moves again")
+        if _has_work(beat):
+            self._idle_since = None
+            return ()
+        if self._idle_since is None:
+            self._idle_since = now
+        if now - self._idle_since < max(WEDGED_REST_S, self._probation_s):
+            return ()
+        self._must_step = True  # idleness proves nothing about its steps: it stays on probation until one is made
+        return self._turn(now, Cause.RETURNED, "it has had no work for a while and is tried again")
+
+    def _target(self, cause: Cause) -> Verdict:
+        after = TABLE[self.verdict].get(cause)
+        if after is None:
+            raise LivenessError(f"{self!r}: {cause} cannot happen")
+        return after
+
+    def _turn(self, now: float, cause: Cause, why: str) -> tuple[Effect, ...]:
+        before, after = self.verdict, self._target(cause)
+        effects: list[Effect] = []
+        if before is not after:
+            self.verdict, self.reason = after, why
+            effects.append(Judged(before, after, why))
+            if after is Verdict.PROBATION:
+                self._begin_probation(now, fresh=cause is Cause.RETURNED)
+            self._owing &= after is not Verdict.ALIVE
+            if after in LOST and before not in LOST:
+                effects.append(MoveStreams(why))
+        probe = self._local and after in PROBED
+        if probe is not self._probing:
+            self._probing, self._switches = probe, None
+            effects.append(StartProbe() if probe else StopProbe())
+        return tuple(effects)
+
+    def _begin_probation(self, now: float, *, fresh: bool) -> None:
+        if fresh:
+            flaps = self._returned_at is not None and now - self._returned_at <= FLAP_S
+            self._probation_s = min(2 * self._probation_s, PROBATION_S_MAX) if flaps else PROBATION_S
+            self._returned_at = now
+        self._owing, self._idle_since = True, None
+        self._ticks_served = self._beats = 0
+        self._stepped = self._given = False
+
+    def _hear(self) -> None:
+        self._silent = self._silent_busy = -1
+        self._switches = None
+
+    def _life(self) -> Cause:
+        return Cause.LIFE_OWING if self._owing else Cause.LIFE
+
+    def _silence(self) -> str:
+        lost = "" if self._connected else "beat connection broken, "
+        return f"{lost}silent for {max(0, self._silent) * TICK_S:.1f} s"
+
+
+def wedged_after_ms(beat: Beat) -> float:
+    """How long this worker's step may stand still (facts 31d)."""
+    return max(WEDGED_MS_MIN, WEDGED_STEPS * beat.step_ms_p99, beat.budget_ms)
+
+
+def stopped_reason(probe: ProbeResult) -> str | None:
+    """Why this one look proves the process stopped or dead, or None."""
+    if probe.gone:
+        return "its process is gone"
+    if probe.frozen:
+        return "its cgroup is frozen"
+    for state in (probe.state, probe.thread_state):
+        if state and state in _STOPPED_STATES:
+            return f"its process is {'stopped' if state in 'Tt' else 'dead'} (state {state})"
+    return None
+
+
+def _has_work(beat: Beat) -> bool:
+    return beat.running + beat.waiting > 0

@@ -1,0 +1,196 @@
+"""Puts streams on workers, and puts them on others when those fail: the one place where a stream changes hands.
+
+Every method is synchronous and leaves each flight in exactly one of three places: on a link, held by its set, or
+over. Policy is in `policy`, `holds` and `routing.table`; this shell sends frames and tells consumers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from holdfast.core.errors import Code
+from holdfast.migration.flight import Flight
+from holdfast.migration.policy import Fail, after_failure
+from holdfast.migration.sets import ModelDirectory, WorkerSet
+from holdfast.routing.table import request_cost
+from holdfast.wire.messages import Cancel, Generate
+
+# Roughly when a queue of full workers has moved on; only a hint to clients.
+RETRY_AFTER_FULL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class HoldSettings:
+    """What happens while a set has no worker."""
+
+    hold_s: float = 30.0  # how long a stream or request waits for a worker
+    fresh_max: int = 1024  # new requests that may wait at once, per set; streams under way always may
+    stand_in_after_s: float = 10.0  # then a set with the same tokenizer may take over, flagged inexact
+
+
+@dataclass(slots=True)
+class DispatchStats:
+    """Counted here, shown by the metrics page."""
+
+    resumed: dict[str, int] = field(default_factory=dict)  # by the failure's name
+    lost: dict[str, int] = field(default_factory=dict)
+    pauses_s: list[float] = field(default_factory=list)  # failure to next token; drained by the metrics page
+
+
+class Dispatcher:
+    """Streams to workers."""
+
+    def __init__(self, directory: ModelDirectory, settings: HoldSettings, clock: Callable[[], float]) -> None:
+        self._directory = directory
+        self._settings = settings
+        self._clock = clock
+        self._numbers = itertools.count(1)
+        self.stats = DispatchStats()
+
+    # -- from the frontend
+
+    def launch(self, flight: Flight) -> None:
+        """A new stream: onto a worker, held if its set has none, refused if all are full."""
+        if self._send(flight):
+            return
+        if flight.workers.table.all_full:
+            self._refuse(flight, Code.WORKER_OVERLOADED, "every worker is full", RETRY_AFTER_FULL_S)
+        elif not self._hold(flight, resumed=False):
+            why = "no worker is up and too many requests wait already"
+            self._refuse(flight, Code.NO_WORKER, why, self._settings.hold_s)
+
+    def abandon(self, flight: Flight) -> None:
+        """The client is gone: free everything the stream has, at once."""
+        if flight.ledger.end():
+            flight.workers.holds.drop(flight)
+            self._leave_link(flight, tell_worker=True)
+
+    # -- from the links
+
+    def output_began(self, flight: Flight) -> None:
+        """The first output of an attempt has come."""
+        flight.first_output = False
+        if flight.failed_at_s:
+            if len(self.stats.pauses_s) < 65_536:  # bounded if nobody scrapes
+                self.stats.pauses_s.append(self._clock() - flight.failed_at_s)
+            flight.failed_at_s = 0.0
+
+    def stream_over(self, flight: Flight, *, tell_worker: bool) -> None:
+        """The stream reached its end (`tell_worker`: before the engine knew it)."""
+        flight.ledger.end()
+        link = flight.link
+        if link is not None:
+            flight.workers.table.praise(link.slot)
+        self._leave_link(flight, tell_worker=tell_worker)
+
+    def attempt_failed(self, flight: Flight, code: str, message: str, *, tell_worker: bool = False) -> None:
+        """The current attempt is over without the stream's end."""
+        ledger = flight.ledger
+        if ledger.ended:
+            return
+        link = flight.link
+        self._leave_link(flight, tell_worker=tell_worker, drain=False)
+        ledger.fail_attempt()
+        verdict = after_failure(code, message, ledger.barren)
+        if isinstance(verdict, Fail):
+            self._lose(flight, verdict.code, verdict.message)
+            return
+        if verdict.avoid_worker and link is not None:
+            flight.workers.table.set_aside(link.slot, self._clock())
+        self.stats.resumed[code] = self.stats.resumed.get(code, 0) + 1
+        flight.failed_at_s = flight.failed_at_s or self._clock()
+        if not self._send(flight):
+            self._hold(flight, resumed=True)
+
+    def workers_changed(self, workers: WorkerSet) -> None:
+        """A worker came, went, or has room: give it what waits."""
+        workers.note_routable(self._clock())
+        while (flight := workers.holds.first()) is not None:
+            workers.holds.drop(flight)
+            if not self._send(flight):
+                self._hold(flight, resumed=flight.ledger.resumed > 0, first=True)
+                return
+
+    # -- time
+
+    def tick(self, now_s: float) -> None:
+        """Every 100 ms: bring back set-aside workers, let stand-ins help, end what waited too long."""
+        for workers in list(self._directory.sets.values()):
+            if workers.table.tick(now_s):
+                self.workers_changed(workers)
+            if not len(workers.holds):
+                continue
+            if workers.empty_since_s and now_s - workers.empty_since_s > self._settings.stand_in_after_s:
+                self._move_to_stand_in(workers)
+            for held in workers.holds.overdue(now_s):
+                waited = f"no worker came up within {self._settings.hold_s:g} s"
+                self._lose(held.stream, Code.NO_WORKER, waited)
+        self._directory.forget_empty(now_s, linger_s=self._settings.hold_s)
+
+    def remind_waiting(self) -> None:
+        """Every few seconds: held streams keep their clients' connections warm."""
+        for workers in self._directory.sets.values():
+            for held in workers.holds:
+                held.stream.consumer.still_waiting()
+
+    # -- the moves
+
+    def _send(self, flight: Flight) -> bool:
+        ledger, workers = flight.ledger, flight.workers
+        slot = workers.table.choose(ledger.tokens)
+        if slot is None:
+            return False
+        link = workers.links[slot.name]  # a slot is in the table only while its link is in the set
+        flight.cost = request_cost(len(ledger.tokens), ledger.sampling.max_tokens - ledger.emitted)
+        flight.attempt = ledger.begin_attempt()
+        flight.stream = next(self._numbers)
+        flight.link = link
+        flight.first_output = True
+        workers.table.take(slot, flight.cost, ledger.tokens)
+        link.streams[flight.stream] = flight
+        link.send(Generate(flight.stream, ledger.request()))
+        return True
+
+    def _hold(self, flight: Flight, *, resumed: bool, first: bool = False) -> bool:
+        now_s = self._clock()
+        count = len(flight.ledger.tokens)
+        if flight.hold_mark != count:
+            flight.hold_mark = count
+            flight.hold_deadline_s = now_s + self._settings.hold_s
+        return flight.workers.holds.hold(flight, now_s, flight.hold_deadline_s, resumed=resumed, first=first)
+
+    def _leave_link(self, flight: Flight, *, tell_worker: bool, drain: bool = True) -> None:
+        link = flight.link
+        if link is None:
+            return
+        flight.link = None
+        del link.streams[flight.stream]
+        flight.workers.table.give_back(link.slot, flight.cost)
+        if tell_worker:
+            link.send(Cancel([flight.stream]))
+        if drain and len(flight.workers.holds):
+            self.workers_changed(flight.workers)
+
+    def _move_to_stand_in(self, workers: WorkerSet) -> None:
+        others = self._directory.stand_ins(workers)
+        while others and (flight := workers.holds.first()) is not None:
+            workers.holds.drop(flight)
+            other = others[0]
+            same_prompt = other.card.chat_template == workers.card.chat_template
+            if flight.ledger.emitted or not same_prompt:
+                flight.ledger.exact = False
+            flight.workers = other
+            if not self._send(flight):
+                self._hold(flight, resumed=True)
+            others = self._directory.stand_ins(workers)
+
+    def _refuse(self, flight: Flight, code: Code, message: str, retry_after_s: float) -> None:
+        if flight.ledger.end():
+            flight.consumer.failed(code, message, retry_after_s)
+
+    def _lose(self, flight: Flight, code: Code, message: str) -> None:
+        if flight.ledger.end():
+            self.stats.lost[code] = self.stats.lost.get(code, 0) + 1
+            flight.consumer.failed(code, message, self._settings.hold_s if code is Code.NO_WORKER else None)

@@ -1,0 +1,66 @@
+"""One stream on its way: its ledger, who consumes its tokens, and where it runs now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from holdfast.core.errors import Code
+from holdfast.core.requests import Output
+from holdfast.migration.ledger import Ledger
+
+if TYPE_CHECKING:
+    from holdfast.migration.link import WorkerLink
+    from holdfast.migration.sets import WorkerSet
+
+
+class Consumer(Protocol):
+    """Takes a stream's tokens; the frontend's text side. `dirty` is the link's: set between take and flush."""
+
+    dirty: bool
+
+    def take(self, output: Output) -> bool:
+        """Take tokens already in the ledger; True if the consumer has seen the end by itself (a stop string)."""
+
+    def flush(self) -> None:
+        """Send on what `take` gathered; called once per received batch."""
+
+    def failed(self, code: Code, message: str, retry_after_s: float | None) -> None:
+        """The stream is over without its end."""
+
+    def still_waiting(self) -> None:
+        """The stream is held; called every few seconds."""
+
+
+class Flight:
+    """A stream from admission to its end."""
+
+    __slots__ = (
+        "attempt",
+        "consumer",
+        "cost",
+        "failed_at_s",
+        "first_output",
+        "hold_deadline_s",
+        "hold_mark",
+        "ledger",
+        "link",
+        "stream",
+        "workers",
+    )
+
+    def __init__(self, ledger: Ledger, workers: WorkerSet, consumer: Consumer) -> None:
+        self.ledger = ledger
+        self.workers = workers
+        self.consumer = consumer
+        self.link: WorkerLink | None = None
+        self.stream = 0  # its number on the link, fresh for every attempt
+        self.attempt = 0
+        self.cost = 0
+        self.first_output = False  # the current attempt has yet to say something
+        self.failed_at_s = 0.0  # when the last attempt failed, 0 once the stream moves again
+        self.hold_deadline_s = 0.0
+        self.hold_mark = -1  # tokens known when that deadline was set: it stands until there are more
+
+    def __repr__(self) -> str:
+        where = f"on {self.link!r}" if self.link is not None else "on no worker"
+        return f"<Flight {self.ledger!r} {where}>"

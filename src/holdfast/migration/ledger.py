@@ -1,0 +1,87 @@
+"""The ledger of one stream: every token it has shown, under which attempt, and whether it has ended.
+
+Theory. A stream's truth is prompt + emitted tokens. Each attempt to make more of them has a number; output of any
+attempt but the latest is dropped, so a worker that wakes up after its streams have moved can repeat nothing.
+A stream ends exactly once. Slotted and mutable because it is stepped for every token (facts 33); no I/O, no clock.
+
+Always true: `tokens[:prompt_len]` never changes; tokens are only appended, only by the current attempt, and
+never after the end.
+"""
+
+from __future__ import annotations
+
+from holdfast.core.requests import GenerateRequest, Sampling
+
+
+class Ledger:
+    """What one stream has shown."""
+
+    __slots__ = (
+        "attempt",
+        "barren",
+        "ended",
+        "exact",
+        "mark",
+        "prompt_len",
+        "request_id",
+        "resumed",
+        "sampling",
+        "stop_token_ids",
+        "tier",
+        "tokens",
+    )
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self.request_id = request.request_id
+        self.tokens = request.tokens
+        self.prompt_len = request.prompt_len
+        self.sampling: Sampling = request.sampling
+        self.stop_token_ids = request.stop_token_ids
+        self.tier = request.tier
+        self.attempt = 0  # 0: none begun
+        self.resumed = 0  # attempts begun after tokens had been shown or an earlier attempt had failed
+        self.barren = 0  # attempts in a row that failed without adding a token
+        self.mark = len(request.tokens)  # length when the current attempt began
+        self.exact = True
+        self.ended = False
+
+    def begin_attempt(self) -> int:
+        """A new attempt; whatever the old one still says is void."""
+        assert not self.ended, "an ended stream is never attempted again"
+        self.attempt += 1
+        self.mark = len(self.tokens)
+        return self.attempt
+
+    def fail_attempt(self) -> None:
+        """The current attempt is over without an end; its later output is void too."""
+        self.barren = self.barren + 1 if len(self.tokens) == self.mark else 0
+        self.resumed += 1
+        self.attempt += 1
+
+    def accept(self, attempt: int, tokens: list[int]) -> bool:
+        """Write down tokens of an attempt; False if they must be dropped."""
+        if attempt != self.attempt or self.ended:
+            return False
+        self.tokens += tokens
+        return True
+
+    def end(self) -> bool:
+        """End the stream; True only the first time."""
+        if self.ended:
+            return False
+        self.ended = True
+        return True
+
+    @property
+    def emitted(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    def request(self) -> GenerateRequest:
+        """What to send to the engine that goes on from here."""
+        return GenerateRequest(
+            self.request_id, self.tokens, self.prompt_len, self.sampling, self.stop_token_ids, self.tier
+        )
+
+    def __repr__(self) -> str:
+        state = "ended" if self.ended else f"attempt {self.attempt}"
+        return f"<Ledger {self.request_id} {self.prompt_len}+{self.emitted} tokens, resumed {self.resumed}, {state}>"

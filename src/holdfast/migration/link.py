@@ -1,0 +1,238 @@
+"""One worker as a frontend holds it: a data connection, a beat connection, and the judge that watches both.
+
+The hot path is `DataConnection.data_received`: from a received frame to every client's write in one synchronous
+pass (facts 33). A broken connection fails all its streams at once; a judge's verdict moves them while the
+connection stands. Whatever an old attempt still sends finds no entry in `streams` and is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol, cast
+
+import msgspec
+
+from holdfast.core.errors import Code
+from holdfast.discovery.registry import Instance
+from holdfast.migration.flight import Consumer, Flight
+from holdfast.routing.table import Slot
+from holdfast.wire.frames import FrameError, FrameSplitter
+from holdfast.wire.messages import (
+    VERSION,
+    ArtefactPart,
+    Beat,
+    Closed,
+    Draining,
+    Hello,
+    Refused,
+    Step,
+    Welcome,
+    decode_to_frontend,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from holdfast.migration.sets import WorkerSet
+
+# A stopped worker's socket takes little; what is queued beyond this is never going to be read.
+UNSENT_BYTES_MAX = 64 * 1024 * 1024
+
+
+class LinkEvents(Protocol):
+    """Who is told what happens on a link (the dispatcher, and the pool for life and death)."""
+
+    def output_began(self, flight: Flight) -> None: ...
+
+    def stream_over(self, flight: Flight, *, tell_worker: bool) -> None: ...
+
+    def attempt_failed(self, flight: Flight, code: str, message: str, *, tell_worker: bool = False) -> None: ...
+
+
+class WorkerLink:
+    """A worker and the streams that run on it."""
+
+    def __init__(self, instance: Instance, events: LinkEvents) -> None:
+        self.instance = instance
+        self.events = events
+        self.slot = Slot(instance.key.instance, capacity=0)
+        self.streams: dict[int, Flight] = {}
+        self.workers: WorkerSet | None = None
+        self.welcome: Welcome | None = None
+        self.data: DataConnection | None = None
+        self.withdrawn = False  # its key is gone from the store
+        self.draining = False
+        self.heard = False  # something came on the data connection since the last tick
+        self.reason = "connecting"
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Queue a message; a connection that cannot take it is broken."""
+        if self.data is not None:
+            self.data.send(message)
+
+    def fail_streams(self, code: Code, message: str, *, tell_worker: bool) -> None:
+        """Every stream on this worker goes elsewhere."""
+        for flight in list(self.streams.values()):
+            self.events.attempt_failed(flight, code, message, tell_worker=tell_worker)
+
+    def __repr__(self) -> str:
+        return f"<WorkerLink {self.instance.key.instance:x} {self.reason}, {len(self.streams)} streams>"
+
+
+class _Framed(asyncio.Protocol):
+    """Handshake and frames; subclasses take the messages."""
+
+    purpose = ""
+
+    def __init__(self, peer: str) -> None:
+        self._peer = peer
+        self._splitter = FrameSplitter()
+        loop = asyncio.get_running_loop()
+        self.transport: asyncio.Transport | None = None
+        self.welcomed: asyncio.Future[Welcome] = loop.create_future()
+        self.lost: asyncio.Future[str] = loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.write(encode(Hello(VERSION, self.purpose, self._peer)))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        why = f"connection lost: {exc}" if exc else "connection closed by the worker"
+        if not self.welcomed.done():
+            self.welcomed.set_exception(ConnectionError(why))
+            self.welcomed.exception()  # the waiter may have timed out; the failure is in `lost` as well
+        if not self.lost.done():
+            self.lost.set_result(why)
+
+    def send(self, message: msgspec.Struct) -> None:
+        if self.transport is None:
+            return
+        if self.transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
+            self.transport.abort()
+            return
+        self.transport.write(encode(message))
+
+    def close(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _first(self, message: object) -> None:
+        """Welcome or Refused."""
+        if self.welcomed.done():
+            return
+        if isinstance(message, Welcome) and message.version == VERSION:
+            self.welcomed.set_result(message)
+        elif isinstance(message, Welcome):
+            self._break(f"worker speaks wire version {message.version}, this frontend {VERSION}")
+        elif isinstance(message, Refused):
+            self._break(f"worker refused the connection: {message.reason}")
+
+    def _break(self, why: str) -> None:
+        if not self.welcomed.done():
+            self.welcomed.set_exception(ConnectionError(why))
+            self.welcomed.exception()
+        if not self.lost.done():
+            self.lost.set_result(why)
+        self.close()
+
+
+class DataConnection(_Framed):
+    """Requests out, steps in."""
+
+    purpose = "data"
+
+    def __init__(self, link: WorkerLink, peer: str) -> None:
+        super().__init__(peer)
+        self._link = link
+        self.artefacts: dict[str, asyncio.Queue[ArtefactPart]] = {}
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._link.data is self:
+            self._link.data = None
+        why = f"worker {self._link.slot.name:x}: {self.lost.result()}"
+        self._link.fail_streams(Code.DISCONNECTED, why, tell_worker=False)
+
+    def data_received(self, data: bytes) -> None:
+        link = self._link
+        link.heard = True
+        dirty: list[Consumer] = []
+        try:
+            for payload in self._splitter.feed(data):
+                message = decode_to_frontend(payload)
+                if type(message) is Step:
+                    self._take_step(message, dirty)
+                else:
+                    self._other(message)
+        except FrameError as error:
+            self._break(f"worker sent what is not our protocol: {error}")
+        for consumer in dirty:
+            consumer.dirty = False
+            consumer.flush()
+
+    def _take_step(self, step: Step, dirty: list[Consumer]) -> None:
+        streams = self._link.streams
+        events = self._link.events
+        for output in step.outputs:
+            flight = streams.get(output.stream)
+            if flight is None or not flight.ledger.accept(flight.attempt, output.tokens):
+                continue
+            if flight.first_output:
+                events.output_began(flight)
+            consumer = flight.consumer
+            over = consumer.take(output)
+            if not consumer.dirty:
+                consumer.dirty = True
+                dirty.append(consumer)
+            if over or output.finish is not None:
+                events.stream_over(flight, tell_worker=output.finish is None and output.failure is None)
+            elif output.failure is not None:
+                events.attempt_failed(flight, output.failure.code, output.failure.message)
+
+    def _other(self, message: object) -> None:
+        link = self._link
+        if isinstance(message, Closed):
+            for stream in message.streams:
+                flight = link.streams.get(stream)
+                if flight is not None:
+                    why = "the worker closed the stream without its end"
+                    link.events.attempt_failed(flight, Code.STREAM_INCOMPLETE, why)
+        elif isinstance(message, Draining):
+            link.draining = True
+            link.reason = f"draining: {message.reason}"
+            if link.workers is not None:
+                link.workers.table.update(link.slot, routable=False)  # what comes back must not come here again
+        elif isinstance(message, ArtefactPart):
+            parts = self.artefacts.get(message.sha256)
+            if parts is not None:
+                parts.put_nowait(message)
+        else:
+            self._first(message)
+
+
+class BeatConnection(_Framed):
+    """Beats in."""
+
+    purpose = "beat"
+
+    def __init__(self, peer: str) -> None:
+        super().__init__(peer)
+        self.beats: list[Beat] = []  # since the last tick; ten a second at most, taken ten times a second
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for payload in self._splitter.feed(data):
+                message = decode_to_frontend(payload)
+                if isinstance(message, Beat):
+                    self.beats.append(message)
+                    del self.beats[:-64]
+                else:
+                    self._first(message)
+        except FrameError as error:
+            self._break(f"worker sent what is not our protocol: {error}")
+
+
+class NoticeConnection(_Framed):
+    """Opened to say one thing to a worker that gets no link."""
+
+    purpose = "data"

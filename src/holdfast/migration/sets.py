@@ -1,0 +1,102 @@
+"""Worker sets: the workers of one model in one namespace with one card checksum.
+
+Always true: a request stays with its set; two checksums never share a set (facts 19), so a stream is never
+replayed onto other weights without being flagged.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from holdfast.discovery.card import ModelCard
+from holdfast.migration.flight import Flight
+from holdfast.migration.holds import HoldQueue
+from holdfast.routing.table import RouteTable
+
+if TYPE_CHECKING:
+    from holdfast.migration.link import WorkerLink
+
+
+class WorkerSet:
+    """One set, with its routes and its held streams."""
+
+    def __init__(self, namespace: str, card: ModelCard, rng: random.Random, fresh_holds_max: int) -> None:
+        self.namespace = namespace
+        self.card = card
+        self.checksum = card.checksum()
+        self.table = RouteTable(rng)
+        self.holds: HoldQueue[Flight] = HoldQueue(fresh_holds_max)
+        self.links: dict[int, WorkerLink] = {}  # by instance
+        self.text: object | None = None  # what the frontend made of the card's tokenizer and template
+        self.empty_since_s = 0.0  # when the last routable worker went, 0 while there is one
+
+    @property
+    def weight(self) -> int:
+        """How much of its model's traffic it should get: the places of its routable workers."""
+        return sum(slot.capacity for slot in self.table.slots.values() if slot.routable)
+
+    def note_routable(self, now_s: float) -> None:
+        """Keep `empty_since_s` true after any change of its workers."""
+        if self.table.routable_count:
+            self.empty_since_s = 0.0
+        elif self.empty_since_s == 0.0:
+            self.empty_since_s = now_s
+
+    def can_stand_in_for(self, other: WorkerSet) -> bool:
+        """Same model, same tokens, so a stream of `other` may go on here, though not exactly."""
+        return (
+            self is not other
+            and self.card.name == other.card.name
+            and self.card.tokenizer_sha256 == other.card.tokenizer_sha256
+            and self.text is not None
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<WorkerSet {self.card.name} {self.namespace}/{self.checksum[:8]} "
+            f"{self.table.routable_count}/{len(self.table.slots)} workers, {len(self.holds)} held>"
+        )
+
+
+class ModelDirectory:
+    """All worker sets, by (namespace, checksum) and by model name."""
+
+    def __init__(self, rng: random.Random, fresh_holds_max: int) -> None:
+        self._rng = rng
+        self._fresh_holds_max = fresh_holds_max
+        self.sets: dict[tuple[str, str], WorkerSet] = {}
+
+    def set_for(self, namespace: str, card: ModelCard) -> WorkerSet:
+        key = (namespace, card.checksum())
+        found = self.sets.get(key)
+        if found is None:
+            found = self.sets[key] = WorkerSet(namespace, card, self._rng, self._fresh_holds_max)
+        return found
+
+    def of_model(self, name: str) -> list[WorkerSet]:
+        return [workers for workers in self.sets.values() if workers.card.name == name and workers.text is not None]
+
+    def models(self) -> dict[str, ModelCard]:
+        """Models that can be asked for, by name."""
+        return {workers.card.name: workers.card for workers in self.sets.values() if workers.text is not None}
+
+    def pick(self, name: str) -> WorkerSet | None:
+        """A set for a new request, at random by healthy weight; with none healthy, any (it will hold)."""
+        sets = self.of_model(name)
+        if len(sets) <= 1:
+            return sets[0] if sets else None
+        weights = [workers.weight for workers in sets]
+        if not any(weights):
+            return max(sets, key=lambda workers: workers.empty_since_s)
+        return self._rng.choices(sets, weights)[0]
+
+    def stand_ins(self, workers: WorkerSet) -> list[WorkerSet]:
+        return [other for other in self.sets.values() if other.can_stand_in_for(workers) and other.table.has_ready]
+
+    def forget_empty(self, now_s: float, linger_s: float) -> None:
+        """Drop sets that have had no worker at all for `linger_s` and hold nothing."""
+        for key, workers in list(self.sets.items()):
+            gone_s = now_s - workers.empty_since_s if workers.empty_since_s else 0.0
+            if not workers.links and not len(workers.holds) and gone_s > linger_s:
+                del self.sets[key]

@@ -1,0 +1,295 @@
+"""A client of the embedded store: the connection is the lease.
+
+Always true: while this object is open it seeks a connection; on a new one it first registers everything, then asks
+for a snapshot for every watch. A server that falls silent is *lost* after 3 s but its connection is kept, because a
+frozen process that thaws goes on where it stopped. Silence is counted in ticks of our own timer, so that our own
+freeze is never taken for the server's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable
+from functools import partial
+
+from holdfast.core.address import Address
+from holdfast.core.ports import Network
+from holdfast.store import messages as m
+from holdfast.store.backoff import Backoff
+from holdfast.store.contract import (
+    CALLS_MAX,
+    Deleted,
+    Put,
+    State,
+    StoreUnavailable,
+    check_key,
+    check_prefix,
+    check_value,
+)
+from holdfast.store.link import Answer, Link, LinkClosed
+from holdfast.store.registering import WITHDRAW_TIMEOUT_S, LeasedKey, add_wish
+from holdfast.store.watching import QUEUE_EVENTS_MAX, WatchHub, WatchQueue
+
+_log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 3.0
+TICK_S = 0.5
+PING_TICKS = 2
+# 3 s: longer than a loaded machine keeps a healthy process waiting (facts 31), short enough to tell people soon.
+LOST_TICKS = 6
+LOST_S = TICK_S * LOST_TICKS
+# A frozen server cannot take our goodbye; its kernel tells it when it thaws.
+GOODBYE_S = 1.0
+
+
+class EmbeddedStore:
+    """`Store` over one connection to the embedded server."""
+
+    def __init__(
+        self, address: Address, network: Network, rng: random.Random, *, queue_events_max: int = QUEUE_EVENTS_MAX
+    ) -> None:
+        self._address = address
+        self._network = network
+        self._backoff = Backoff(rng)
+        self._hub = WatchHub(self._request_watch, self._forget_watch, queue_events_max)
+        self._wishes: dict[str, LeasedKey] = {}
+        self._watches: dict[int, WatchQueue] = {}
+        self._numbers: dict[WatchQueue, int] = {}
+        self._partial: dict[int, list[tuple[str, bytes]]] = {}
+        self._next_watch = 0
+        self._link: Link | None = None
+        self._ready = asyncio.Event()  # a welcomed link is there
+        self._calls = 0
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def state(self) -> State:
+        return self._hub.state
+
+    def __repr__(self) -> str:
+        why = f" ({self._hub.reason})" if self._hub.reason else ""
+        have = sum(leased.registered for leased in self._wishes.values())
+        counts = f"{have}/{len(self._wishes)} registered, {len(self._hub.queues)} watches"
+        return f"store {self._address} {'closed' if self._closed else self.state}{why}, {counts}"
+
+    async def start(self) -> None:
+        assert self._task is None, "started twice"
+        self._task = asyncio.create_task(self._run(), name=f"store {self._address}")
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._ready.set()  # whoever waits for a connection learns that there will be none
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        self._hub.close()
+        if self._link is not None:
+            link = self._link
+            link.close()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GOODBYE_S):
+                    await link.closed.wait()
+            link.abort()
+
+    def register(self, key: str, value: bytes) -> LeasedKey:
+        leased = LeasedKey(key, value, self)
+        add_wish(self._wishes, leased)
+        self.keep(leased)
+        return leased
+
+    async def get(self, key: str, timeout_s: float) -> bytes | None:
+        check_key(key)
+        answer = await self._call(lambda call: m.Get(call, key), f"get {key}", timeout_s)
+        assert isinstance(answer, m.Value)
+        return answer.value
+
+    async def get_prefix(self, prefix: str, timeout_s: float) -> dict[str, bytes]:
+        check_prefix(prefix)
+        answer = await self._call(lambda call: m.GetPrefix(call, prefix), f"get_prefix {prefix}", timeout_s)
+        assert isinstance(answer, m.Items)
+        return dict(answer.items)
+
+    async def put(self, key: str, value: bytes, timeout_s: float) -> None:
+        check_key(key)
+        check_value(value)
+        await self._call(lambda call: m.PutKey(call, key, value, False), f"put {key}", timeout_s)
+
+    async def delete(self, key: str, timeout_s: float) -> None:
+        check_key(key)
+        await self._call(lambda call: m.DeleteKey(call, key, False), f"delete {key}", timeout_s)
+
+    def watch(self, prefix: str) -> WatchQueue:
+        queue = self._hub.add(prefix)
+        self._request_watch(queue)
+        return queue
+
+    # Calls
+
+    async def _call(self, make: Callable[[int], m.ToServer], what: str, timeout_s: float) -> Answer:
+        """Ask until answered; asking again after a reconnect is safe because every request is idempotent."""
+        if self._calls >= CALLS_MAX:
+            raise self.unavailable(f"{CALLS_MAX} calls are under way already")
+        self._calls += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await self._ask(make)
+        except TimeoutError:
+            raise self.unavailable(f"{what} was not answered within {timeout_s:g} s") from None
+        finally:
+            self._calls -= 1
+        if isinstance(answer, m.Failed):
+            raise self.unavailable(f"{what} failed: {answer.reason}")
+        return answer
+
+    async def _ask(self, make: Callable[[int], m.ToServer]) -> Answer:
+        while True:
+            await self._ready.wait()
+            if self._closed or self._link is None:
+                raise self.unavailable("this client was closed")
+            if self._link.congested():
+                raise self.unavailable("too many bytes wait to be sent")
+            with contextlib.suppress(LinkClosed):
+                return await self._link.call(make)
+
+    def unavailable(self, cause: str) -> StoreUnavailable:
+        why = f" ({self._hub.reason})" if self._hub.reason else ""
+        mend = "check that the store runs at this address; this client reconnects by itself"
+        return StoreUnavailable(str(self._address), cause + why, mend)
+
+    # Registrations
+
+    def keep(self, leased: LeasedKey) -> None:
+        if self._link is None or not self._ready.is_set() or leased.in_flight or self._closed:
+            return
+        leased.in_flight = True
+        call = self._link.number(partial(self._kept, leased, leased.value))
+        self._link.send(m.PutKey(call, leased.key, leased.value, True))
+
+    def _kept(self, leased: LeasedKey, value: bytes, answer: Answer) -> None:
+        leased.in_flight = False
+        if isinstance(answer, m.Failed):
+            leased.refusal = answer.reason  # tried again at the next tick, or at the next connection
+            return
+        leased.become_acknowledged(value)
+        if not leased.registered and self._wishes.get(leased.key) is leased:
+            self.keep(leased)
+
+    async def drop(self, leased: LeasedKey) -> None:
+        if self._wishes.get(leased.key) is leased:
+            del self._wishes[leased.key]
+        if self._link is None or not self._ready.is_set():
+            return  # the lease went with the connection
+        with contextlib.suppress(TimeoutError, LinkClosed):
+            async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
+                await self._link.call(lambda call: m.DeleteKey(call, leased.key, True))
+
+    def _keep_all(self) -> None:
+        for leased in self._wishes.values():
+            if not leased.registered:
+                self.keep(leased)
+
+    # Watches
+
+    def _request_watch(self, queue: WatchQueue) -> None:
+        """Ask for a snapshot and what follows it, under a new number: what the old one still brings is dropped."""
+        if self._link is None or not self._ready.is_set() or self._closed:
+            return
+        self._forget_watch(queue)
+        self._next_watch += 1
+        self._watches[self._next_watch] = queue
+        self._numbers[queue] = self._next_watch
+        self._link.send(m.WatchPrefix(self._next_watch, queue.prefix))
+
+    def _forget_watch(self, queue: WatchQueue) -> None:
+        number = self._numbers.pop(queue, None)
+        if number is not None:
+            del self._watches[number]
+            self._partial.pop(number, None)
+            if self._link is not None:
+                self._link.send(m.Unwatch(number))
+
+    def link_watched(self, message: m.WatchItems | m.Changed) -> None:
+        queue = self._watches.get(message.watch)
+        if queue is None:
+            return
+        if isinstance(message, m.WatchItems):
+            items = self._partial.setdefault(message.watch, [])
+            items.extend(message.items)
+            if message.last:
+                queue.offer_snapshot(dict(self._partial.pop(message.watch)))
+        elif message.value is None:
+            queue.offer_change(Deleted(message.key))
+        else:
+            queue.offer_change(Put(message.key, message.value))
+
+    # The connection
+
+    def link_heard(self, link: Link) -> None:
+        """The server answers: if it did not before, everything is registered again, then every watch."""
+        if not link.welcomed or link.closed.is_set() or self._hub.state == "connected" or self._closed:
+            return
+        self._backoff.reset()
+        self._hub.become_connected()
+        self._link = link
+        self._ready.set()
+        self._keep_all()
+        for queue in self._hub.queues:
+            self._request_watch(queue)
+
+    def link_closed(self, link: Link) -> None:
+        if self._link not in (None, link):
+            return  # a connect that was given up, closing late
+        self._link = None
+        if not self._closed:
+            self._ready.clear()
+        for leased in self._wishes.values():
+            leased.become_lost()
+        self._watches.clear()
+        self._numbers.clear()
+        self._partial.clear()
+        self._hub.become_lost(link.reason)
+
+    async def _run(self) -> None:
+        connecting_since_s = asyncio.get_running_loop().time()
+        while True:
+            try:
+                await self._listen(await self._connect())
+            except (OSError, TimeoutError) as error:
+                silent_s = asyncio.get_running_loop().time() - connecting_since_s
+                if self.state == "lost" or silent_s >= LOST_S:
+                    self._hub.become_lost(f"cannot connect: {error or 'timed out'}")
+            except Exception:
+                _log.exception("%r: the connection is dropped", self)
+            await asyncio.sleep(self._backoff.next_s())
+
+    async def _connect(self) -> Link:
+        link = Link(self)
+        await self._network.connect(self._address, lambda: link, CONNECT_TIMEOUT_S)
+        return link
+
+    async def _listen(self, link: Link) -> None:
+        """Stay with a connection until it closes, watching for silence."""
+        tick = silent = 0
+        try:
+            while not link.closed.is_set():
+                if tick % PING_TICKS == 0 and link.welcomed and silent < LOST_TICKS:
+                    link.send(m.Ping())
+                link.quiet = True
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(TICK_S):
+                        await link.closed.wait()
+                tick += 1
+                silent = silent + 1 if link.quiet else 0
+                if silent == LOST_TICKS and not link.closed.is_set():
+                    self._hub.become_lost(f"no answer for {LOST_S:g} s; it may be frozen")
+                if self.state == "connected":
+                    self._keep_all()
+        finally:
+            if link is not self._link or not self._closed:
+                link.abort()  # `close` says goodbye to a welcomed one itself

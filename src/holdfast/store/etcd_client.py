@@ -1,0 +1,239 @@
+"""A client of etcd, through its JSON gateway.
+
+Always true: a heart asks etcd a cheap question every second, and what it finds is the client's state: no answer for 3 s
+(a frozen etcd keeps its connections open) or refused connections are an outage, told once. When the outage is over, or
+the answers come from another endpoint or another history, every watch starts anew with a snapshot. A watch whose
+stream merely breaks goes on from the revision after the last one it saw.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Coroutine
+from dataclasses import dataclass
+
+from holdfast.core.errors import UserError
+from holdfast.store.backoff import Backoff
+from holdfast.store.contract import (
+    CALLS_MAX,
+    State,
+    StoreUnavailable,
+    check_key,
+    check_prefix,
+    check_value,
+)
+from holdfast.store.etcd_gateway import EtcdGateway
+from holdfast.store.etcd_lease import LeaseKeeper
+from holdfast.store.etcd_messages import (
+    Answer,
+    DeleteRequest,
+    Empty,
+    EtcdError,
+    EtcdUnreachable,
+    PutRequest,
+    RangeRequest,
+    RangeResponse,
+)
+from holdfast.store.etcd_watch import WatchTasks, read_prefix
+from holdfast.store.registering import LeasedKey
+from holdfast.store.watching import QUEUE_EVENTS_MAX, WatchHub, WatchQueue
+
+_log = logging.getLogger(__name__)
+
+HEART_INTERVAL_S = 1.0
+HEART_TIMEOUT_S = 3.0
+# One broken connection may be an old one of the pool; two failures in a row are an outage.
+REFUSALS_LOST = 2
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdSettings:
+    """`lease_ttl_s`: how long etcd keeps the keys of a client that has died (s)."""
+
+    lease_ttl_s: int = 10
+    queue_events_max: int = QUEUE_EVENTS_MAX
+
+
+DEFAULT_SETTINGS = EtcdSettings()
+
+
+class EtcdStore:
+    """`Store` over etcd; `endpoints` are host:port."""
+
+    def __init__(
+        self, endpoints: tuple[str, ...], rng: random.Random, settings: EtcdSettings = DEFAULT_SETTINGS
+    ) -> None:
+        self._address = "etcd://" + ",".join(endpoints)
+        self._gateway = EtcdGateway(endpoints, rng)
+        self._keeper = LeaseKeeper(self._gateway, settings.lease_ttl_s, Backoff(rng), self.unavailable)
+        self._watches = WatchTasks(self._gateway, rng, self._look_now)
+        self._hub = WatchHub(self._restart_watch, self._watches.stop, settings.queue_events_max)
+        self._backoff = Backoff(rng)
+        self._group: asyncio.TaskGroup | None = None
+        self._beat_now = asyncio.Event()
+        self._generation = 0
+        self._revision = 0
+        self._calls = 0
+        self._root: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def state(self) -> State:
+        return self._hub.state
+
+    def __repr__(self) -> str:
+        why = f" ({self._hub.reason})" if self._hub.reason else ""
+        wishes = self._keeper.wishes.values()
+        counts = f"{sum(leased.registered for leased in wishes)}/{len(wishes)} registered"
+        state = "closed" if self._closed else self.state
+        return f"store {self._address} {state}{why}, {counts}, {len(self._hub.queues)} watches"
+
+    async def start(self) -> None:
+        assert self._root is None, "started twice"
+        await self._gateway.__aenter__()
+        self._root = asyncio.create_task(self._run(), name=f"store {self._address}")
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._hub.close()
+        if self._root is not None:
+            self._root.cancel()
+            await asyncio.wait([self._root])
+            await self._keeper.revoke()
+            await self._gateway.__aexit__(None, None, None)
+
+    def register(self, key: str, value: bytes) -> LeasedKey:
+        return self._keeper.register(key, value)
+
+    async def get(self, key: str, timeout_s: float) -> bytes | None:
+        check_key(key)
+        answer = await self._call("kv/range", RangeRequest(key.encode()), RangeResponse, f"get {key}", timeout_s)
+        return answer.kvs[0].value if answer.kvs else None
+
+    async def get_prefix(self, prefix: str, timeout_s: float) -> dict[str, bytes]:
+        check_prefix(prefix)
+        reading = read_prefix(self._gateway, prefix, timeout_s)
+        items, _ = await self._bounded(reading, f"get_prefix {prefix}", timeout_s)
+        return items
+
+    async def put(self, key: str, value: bytes, timeout_s: float) -> None:
+        check_key(key)
+        check_value(value)
+        await self._call("kv/put", PutRequest(key.encode(), value), Empty, f"put {key}", timeout_s)
+
+    async def delete(self, key: str, timeout_s: float) -> None:
+        check_key(key)
+        await self._call("kv/deleterange", DeleteRequest(key.encode()), Empty, f"delete {key}", timeout_s)
+
+    def watch(self, prefix: str) -> WatchQueue:
+        queue = self._hub.add(prefix)
+        self._restart_watch(queue)
+        return queue
+
+    def unavailable(self, cause: str) -> StoreUnavailable:
+        why = f" ({self._hub.reason})" if self._hub.reason else ""
+        mend = "check that etcd runs at this address and has a leader; this client reconnects by itself"
+        return StoreUnavailable(self._address, cause + why, mend)
+
+    # Calls
+
+    async def _call(self, path: str, request: object, kind: type[Answer], what: str, timeout_s: float) -> Answer:
+        return await self._bounded(self._gateway.ask(path, request, kind, timeout_s), what, timeout_s)
+
+    async def _bounded(self, asking: Coroutine[None, None, Answer], what: str, timeout_s: float) -> Answer:
+        """Await an answer under this client's bounds, and translate what goes wrong."""
+        if self._calls >= CALLS_MAX:
+            asking.close()
+            raise self.unavailable(f"{CALLS_MAX} calls are under way already")
+        self._calls += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asking
+        except TimeoutError:
+            raise self.unavailable(f"{what} was not answered within {timeout_s:g} s") from None
+        except EtcdError as error:
+            raise self.unavailable(f"{what} failed: {error}") from error
+        finally:
+            self._calls -= 1
+
+    # The heart
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                async with asyncio.TaskGroup() as self._group:
+                    self._group.create_task(self._keeper.run())
+                    self._group.create_task(self._heart())
+            except Exception as error:
+                _log.exception("%r: starting over", self)
+                self._hub.become_lost(f"internal error: {error!r}")
+            finally:
+                self._group = None
+            await asyncio.sleep(HEART_INTERVAL_S)
+
+    async def _heart(self) -> None:
+        """Ask, judge, rest; for ever."""
+        failures = 0
+        while True:
+            self._beat_now.clear()
+            failures = 0 if await self._beat(failures) else failures + 1
+            rest_s = self._backoff.next_s() if failures else HEART_INTERVAL_S
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(rest_s):
+                    await self._beat_now.wait()
+
+    async def _beat(self, failures: int) -> bool:
+        """One question; False if it was not answered."""
+        loop = asyncio.get_running_loop()
+        asked_at_s = loop.time()
+        request = RangeRequest(b"\0", limit=1, count_only=True)
+        try:
+            answer = await self._gateway.call("kv/range", request, RangeResponse, HEART_TIMEOUT_S)
+        except (EtcdUnreachable, EtcdError) as error:
+            took_s = loop.time() - asked_at_s
+            refused = took_s < HEART_TIMEOUT_S / 2
+            # Much longer than our own timeout: it was we who were stopped, so this says nothing about etcd.
+            if took_s < HEART_TIMEOUT_S + 1 and (not refused or failures + 1 >= REFUSALS_LOST):
+                self._hub.become_lost(str(error))
+            return False
+        self._judge(answer.header.revision)
+        return True
+
+    def _judge(self, revision: int) -> None:
+        """etcd answers: is it the one we knew, without a break?"""
+        same = self.state == "connected" and self._generation == self._gateway.generation and revision >= self._revision
+        self._generation, self._revision = self._gateway.generation, revision
+        self._backoff.reset()
+        if same:
+            return
+        self._hub.become_connected()
+        self._keeper.poke()
+        for queue in self._hub.queues:
+            self._restart_watch(queue)
+
+    def _restart_watch(self, queue: WatchQueue) -> None:
+        """Begin with a snapshot; while there is no etcd, the heart does this later."""
+        if self.state == "connected" and self._group is not None:
+            self._watches.restart(queue, self._group)
+
+    def _look_now(self) -> None:
+        """A stream broke: find out at once whether etcd is there."""
+        if self.state == "connected":
+            self._beat_now.set()
+
+
+def parse_endpoints(url: str) -> tuple[str, ...]:
+    """The endpoints of `etcd://host1:2379,host2:2379`."""
+    endpoints = tuple(part for part in url.removeprefix("etcd://").rstrip("/").split(",") if part)
+    for endpoint in endpoints:
+        host, found, port = endpoint.rpartition(":")
+        if not (found and host and port.isascii() and port.isdigit() and 0 < int(port) <= 65535):
+            raise UserError(f"store {url!r}: {endpoint!r} needs host:port, e.g. etcd://127.0.0.1:2379")
+    if not endpoints:
+        raise UserError(f"store {url!r} names no endpoint, e.g. etcd://127.0.0.1:2379")
+    return endpoints

@@ -1,0 +1,170 @@
+"""HTTP to etcd's JSON gateway; the only file that knows aiohttp.
+
+Always true: every request has a timeout; an endpoint that does not answer is left for the next one, and `generation`
+counts those moves, so that long-lived streams know to move as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncGenerator
+from types import TracebackType
+
+import msgspec
+
+from holdfast.core.errors import UserError
+from holdfast.store.backoff import Backoff
+from holdfast.store.etcd_messages import (
+    CODE_CANCELLED,
+    CODES_TRY_AGAIN,
+    Answer,
+    EtcdError,
+    EtcdUnreachable,
+    WatchLine,
+    WatchResult,
+    read,
+)
+
+try:
+    import aiohttp
+except ImportError as error:
+    raise UserError("an etcd:// store needs aiohttp; run: pip install 'holdfast[etcd]'") from error
+
+# A watch's line holds one fragment (etcd's request limit, 1.5 MiB) in base64, with room to spare.
+LINE_BYTES_MAX = 8 * 1024 * 1024
+# A stream must be answered by its "created" line in this time, or its endpoint is not serving.
+STREAM_START_S = 3.0
+# Watches (one connection each) and concurrent calls of one process.
+CONNECTIONS_MAX = 128
+
+
+class EtcdGateway:
+    """Calls and streams to one of several endpoints, given as host:port."""
+
+    def __init__(self, endpoints: tuple[str, ...], rng: random.Random) -> None:
+        assert endpoints
+        self._rng = rng
+        self._endpoints = endpoints
+        self._index = 0
+        self._session: aiohttp.ClientSession | None = None
+        self.generation = 0
+
+    async def __aenter__(self) -> EtcdGateway:
+        connector = aiohttp.TCPConnector(limit=CONNECTIONS_MAX, force_close=False)
+        # The environment's proxies are for the world outside, not for a cluster's own store.
+        self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(), trust_env=False)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._session is not None
+        session, self._session = self._session, None
+        await session.close()
+
+    async def call(self, path: str, request: object, kind: type[Answer], timeout_s: float) -> Answer:
+        """Ask each endpoint at most once within `timeout_s` in all; EtcdUnreachable if none serves."""
+        body = msgspec.json.encode(request)
+        share_s = timeout_s / len(self._endpoints)
+        failures = []
+        for _ in self._endpoints:
+            index = self._index
+            try:
+                async with asyncio.timeout(share_s):
+                    return read(await self._post(index, path, body), kind)
+            except TimeoutError:
+                failures.append(f"{self._endpoints[index]}: no answer in {share_s:g} s")
+            except EtcdUnreachable as error:
+                failures.append(f"{self._endpoints[index]}: {error}")
+            self._leave(index)
+        raise EtcdUnreachable("; ".join(failures))
+
+    async def ask(self, path: str, request: object, kind: type[Answer], timeout_s: float) -> Answer:
+        """Like `call`, but asks again until answered or `timeout_s` is over (TimeoutError). Only for what may be
+        asked twice; here everything may."""
+        backoff = Backoff(self._rng)
+        async with asyncio.timeout(timeout_s):
+            while self._session is not None:
+                with contextlib.suppress(EtcdUnreachable):
+                    return await self.call(path, request, kind, timeout_s)
+                await asyncio.sleep(backoff.next_s())
+        raise EtcdError(CODE_CANCELLED, "this client was closed")
+
+    async def _post(self, index: int, path: str, body: bytes) -> bytes:
+        if self._session is None:
+            raise EtcdUnreachable("not started")
+        try:
+            async with self._session.post(self._url(index, path), data=body) as response:
+                answer = await response.read()
+        except (aiohttp.ClientError, OSError) as error:
+            raise EtcdUnreachable(str(error) or type(error).__name__) from error
+        if response.status != 200:
+            raise _failure(response.status, answer)
+        return answer
+
+    async def watch(self, request: object) -> AsyncGenerator[WatchResult, None]:
+        """The lines of a watch; ends with EtcdUnreachable when the stream breaks."""
+        if self._session is None:
+            raise EtcdUnreachable("not started")
+        index = self._index
+        timeout = aiohttp.ClientTimeout(sock_connect=STREAM_START_S)
+        try:
+            async with self._session.post(
+                self._url(index, "watch"), data=msgspec.json.encode(request), timeout=timeout
+            ) as response:
+                if response.status != 200:
+                    raise _failure(response.status, await response.read())
+                async for line in _lines(response.content):
+                    yield _result(read(line, WatchLine))
+        except (aiohttp.ClientError, OSError) as error:
+            raise EtcdUnreachable(str(error) or type(error).__name__) from error
+        raise EtcdUnreachable("the watch's stream ended")
+
+    def _url(self, index: int, path: str) -> str:
+        return f"http://{self._endpoints[index]}/v3/{path}"
+
+    def _leave(self, index: int) -> None:
+        """Move on from an endpoint, unless someone else has already."""
+        if len(self._endpoints) > 1 and self._index == index:
+            self._index = (index + 1) % len(self._endpoints)
+            self.generation += 1
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
+    buffer = bytearray()
+    async for chunk in content.iter_any():
+        buffer += chunk
+        *lines, rest = buffer.split(b"\n")
+        buffer = rest
+        for line in lines:
+            if line:
+                yield bytes(line)
+        if len(buffer) > LINE_BYTES_MAX:
+            raise EtcdError(2, f"a line of a watch is over {LINE_BYTES_MAX} bytes")
+
+
+def _result(line: WatchLine) -> WatchResult:
+    if line.result is not None:
+        return line.result
+    if line.error is None:
+        raise EtcdError(2, "a line of a watch has neither result nor error")
+    if line.error.grpc_code in CODES_TRY_AGAIN:
+        raise EtcdUnreachable(line.error.message)
+    raise EtcdError(line.error.grpc_code, line.error.message)
+
+
+class _Failure(msgspec.Struct):
+    code: int = 2
+    message: str = ""
+    error: str = ""
+
+
+def _failure(status: int, body: bytes) -> EtcdError | EtcdUnreachable:
+    try:
+        failure = read(body, _Failure)
+    except EtcdError:
+        return EtcdError(2, f"HTTP {status}; is this etcd's JSON gateway?")
+    text = failure.message or failure.error or f"HTTP {status}"
+    return EtcdUnreachable(text) if failure.code in CODES_TRY_AGAIN else EtcdError(failure.code, text)

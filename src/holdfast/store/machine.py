@@ -1,0 +1,235 @@
+"""The embedded store's decisions: keyspace, leases, watches. No I/O, no clock.
+
+The theory: a key is *durable* (owner None) or *leased* (owner: the connection that put it last). When a connection
+closes, exactly the keys it still owns vanish, so a client that has already registered again elsewhere loses
+nothing. Every change is told to every watch whose prefix it matches, in the order of the changes. A watch whose
+connection is *blocked* (its receiver does not read) is told nothing and becomes *stale*; a fresh snapshot mends it
+once the connection flows again, so a slow receiver costs the store no memory. Calls answer with what to send to whom.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from holdfast.store import messages as m
+from holdfast.store.contract import check_key, check_prefix, check_value
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one store holds."""
+
+    keys_max: int = 65_536  # thousands of workers with a dozen keys each
+    bytes_max: int = 64 * 1024 * 1024  # keys and values together; discovery needs under 1 MiB
+    watches_per_connection_max: int = 256  # a client holds 64; the rest is room for ones being replaced
+
+
+DEFAULT_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    connection: int
+    message: m.ToClient
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """`sends` go out now. `after_save` only once the durable keys, as they are now, are on disk."""
+
+    sends: list[Send] = field(default_factory=list)
+    after_save: list[Send] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Entry:
+    value: bytes
+    owner: int | None
+
+
+@dataclass(slots=True)
+class _Watch:
+    prefix: str
+    stale: bool = False
+
+
+@dataclass(slots=True)
+class _Connection:
+    greeted: bool = False
+    blocked: bool = False
+    owned: set[str] = field(default_factory=set)
+    watches: dict[int, _Watch] = field(default_factory=dict)
+
+
+class StoreMachine:
+    """All of the store's state; the shell around it owns the sockets and the file."""
+
+    def __init__(self, durable: dict[str, bytes], limits: Limits = DEFAULT_LIMITS) -> None:
+        self._limits = limits
+        self._entries = {key: _Entry(value, None) for key, value in durable.items()}
+        self._bytes = sum(_size(key, value) for key, value in durable.items())
+        self._connections: dict[int, _Connection] = {}
+
+    def __repr__(self) -> str:
+        watches = sum(len(connection.watches) for connection in self._connections.values())
+        return (
+            f"{len(self._entries)} keys, {self._bytes} bytes, {len(self._connections)} connections, {watches} watches"
+        )
+
+    def durable_items(self) -> dict[str, bytes]:
+        return {key: entry.value for key, entry in self._entries.items() if entry.owner is None}
+
+    def connect(self, connection: int) -> None:
+        assert connection not in self._connections
+        self._connections[connection] = _Connection()
+
+    def disconnect(self, connection: int) -> Effects:
+        """Its lease is over: what it still owns vanishes."""
+        gone = self._connections.pop(connection)
+        effects = Effects()
+        for key in sorted(gone.owned):
+            self._remove(key, effects)
+        return effects
+
+    def block(self, connection: int) -> None:
+        """The receiver does not read: tell its watches nothing until `unblock`."""
+        self._connections[connection].blocked = True
+
+    def unblock(self, connection: int) -> None:
+        self._connections[connection].blocked = False
+
+    def refresh(self, connection: int) -> Effects:
+        """A snapshot for one stale watch of a flowing connection; no sends when none is stale."""
+        state = self._connections[connection]
+        for number, watch in state.watches.items():
+            if watch.stale and not state.blocked:
+                watch.stale = False
+                return Effects(self._snapshot(connection, number, watch.prefix))
+        return Effects()
+
+    def handle(self, connection: int, message: m.ToServer) -> Effects:
+        """One message of a client. A `Refused` among the sends means: close that connection."""
+        state = self._connections[connection]
+        if isinstance(message, m.Hello):
+            return self._greet(connection, state, message)
+        if not state.greeted:
+            return _refuse(connection, "NoHello", "the first message must be Hello")
+        try:
+            return _HANDLERS[type(message)](self, connection, message)
+        except ValueError as error:
+            return _refuse(connection, "InvalidRequest", str(error))
+
+    def _greet(self, connection: int, state: _Connection, hello: m.Hello) -> Effects:
+        if hello.version != m.VERSION:
+            reason = f"the client speaks version {hello.version}, this store speaks {m.VERSION}; upgrade the older one"
+            return _refuse(connection, "WrongVersion", reason)
+        if state.greeted:
+            return _refuse(connection, "InvalidRequest", "Hello was said already")
+        state.greeted = True
+        return Effects([Send(connection, m.Welcome(m.VERSION))])
+
+    def _ping(self, connection: int, _: m.Ping) -> Effects:
+        return Effects([Send(connection, m.Pong())])
+
+    def _get(self, connection: int, message: m.Get) -> Effects:
+        entry = self._entries.get(message.key)
+        return Effects([Send(connection, m.Value(message.call, entry.value if entry else None))])
+
+    def _get_prefix(self, connection: int, message: m.GetPrefix) -> Effects:
+        parts = m.in_parts(self._under(message.prefix))
+        return Effects([Send(connection, m.Items(message.call, items, last)) for items, last in parts])
+
+    def _put(self, connection: int, message: m.PutKey) -> Effects:
+        check_key(message.key)
+        check_value(message.value)
+        entry = self._entries.get(message.key)
+        grown = _size(message.key, message.value) - (_size(message.key, entry.value) if entry else 0)
+        if (entry is None and len(self._entries) >= self._limits.keys_max) or (
+            grown > 0 and self._bytes + grown > self._limits.bytes_max
+        ):
+            reason = f"the store is full ({self!r}); delete keys or use a larger store"
+            return Effects([Send(connection, m.Failed(message.call, reason))])
+        was_durable = entry is not None and entry.owner is None
+        self._disown(message.key, entry)
+        owner = connection if message.leased else None
+        self._entries[message.key] = _Entry(message.value, owner)
+        self._bytes += grown
+        if owner is not None:
+            self._connections[owner].owned.add(message.key)
+        effects = Effects()
+        self._tell(message.key, message.value, effects)
+        _answer(connection, message.call, effects, save=was_durable or owner is None)
+        return effects
+
+    def _delete(self, connection: int, message: m.DeleteKey) -> Effects:
+        effects = Effects()
+        entry = self._entries.get(message.key)
+        save = False
+        if entry is not None and (not message.own or entry.owner == connection):
+            save = entry.owner is None
+            self._remove(message.key, effects)
+        _answer(connection, message.call, effects, save=save)
+        return effects
+
+    def _watch(self, connection: int, message: m.WatchPrefix) -> Effects:
+        check_prefix(message.prefix)
+        state = self._connections[connection]
+        if message.watch not in state.watches and len(state.watches) >= self._limits.watches_per_connection_max:
+            raise ValueError(f"more than {self._limits.watches_per_connection_max} watches on one connection")
+        watch = state.watches[message.watch] = _Watch(message.prefix, stale=state.blocked)
+        return Effects() if watch.stale else Effects(self._snapshot(connection, message.watch, message.prefix))
+
+    def _unwatch(self, connection: int, message: m.Unwatch) -> Effects:
+        self._connections[connection].watches.pop(message.watch, None)
+        return Effects()
+
+    def _remove(self, key: str, effects: Effects) -> None:
+        entry = self._entries.pop(key)
+        self._bytes -= _size(key, entry.value)
+        self._disown(key, entry)
+        self._tell(key, None, effects)
+
+    def _disown(self, key: str, entry: _Entry | None) -> None:
+        if entry is not None and entry.owner in self._connections:
+            self._connections[entry.owner].owned.discard(key)
+
+    def _tell(self, key: str, value: bytes | None, effects: Effects) -> None:
+        for connection, state in self._connections.items():
+            for number, watch in state.watches.items():
+                if watch.stale or not key.startswith(watch.prefix):
+                    continue
+                if state.blocked:
+                    watch.stale = True
+                else:
+                    effects.sends.append(Send(connection, m.Changed(number, key, value)))
+
+    def _under(self, prefix: str) -> list[tuple[str, bytes]]:
+        return [(key, entry.value) for key, entry in self._entries.items() if key.startswith(prefix)]
+
+    def _snapshot(self, connection: int, watch: int, prefix: str) -> list[Send]:
+        parts = m.in_parts(self._under(prefix))
+        return [Send(connection, m.WatchItems(watch, items, last)) for items, last in parts]
+
+
+_HANDLERS: dict[type, Callable[..., Effects]] = {
+    m.Ping: StoreMachine._ping,
+    m.Get: StoreMachine._get,
+    m.GetPrefix: StoreMachine._get_prefix,
+    m.PutKey: StoreMachine._put,
+    m.DeleteKey: StoreMachine._delete,
+    m.WatchPrefix: StoreMachine._watch,
+    m.Unwatch: StoreMachine._unwatch,
+}
+
+
+def _size(key: str, value: bytes) -> int:
+    return len(key) + len(value)
+
+
+def _answer(connection: int, call: int, effects: Effects, *, save: bool) -> None:
+    (effects.after_save if save else effects.sends).append(Send(connection, m.Done(call)))
+
+
+def _refuse(connection: int, code: str, reason: str) -> Effects:
+    return Effects([Send(connection, m.Refused(code, reason))])

@@ -1,0 +1,1 @@
+"""Processes of one deployment on one machine: started, watched, restarted, re-adopted."""

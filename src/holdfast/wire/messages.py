@@ -1,0 +1,139 @@
+"""The messages between frontend and worker, and their encoding.
+
+Every connection opens with `Hello` and its answer `Welcome` or `Refused`; the version is in both. A stream's
+number is chosen by the frontend, fresh for every attempt, so output of an old attempt finds no taker.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.core.requests import GenerateRequest, Output
+from holdfast.wire.frames import FrameError, frame
+
+VERSION = 1
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """First frame of whoever connects. `purpose` is "data" or "beat"."""
+
+    version: int
+    purpose: str
+    peer: str
+
+
+class ProcessIdentity(msgspec.Struct, frozen=True, array_like=True):
+    """Where a worker's process can be looked at, by someone on the same machine."""
+
+    boot_id: str
+    pid_namespace: str
+    pid: int
+    start_ticks: int
+    beat_thread: int
+
+
+class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """The worker's answer to a `Hello`: who it is and how much it takes."""
+
+    version: int
+    instance: int
+    namespace: str
+    checksum: str
+    concurrency: int
+    queue: int
+    deterministic: bool
+    process: ProcessIdentity
+
+
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """Why the connection or a message was refused; the connection closes after it."""
+
+    code: str
+    reason: str
+
+
+class Generate(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    stream: int
+    request: GenerateRequest
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    streams: list[int]
+
+
+class Step(msgspec.Struct, array_like=True, tag=6):
+    """All that one engine step made for this connection's streams."""
+
+    outputs: list[Output]
+
+
+class Closed(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """These streams are over on the worker although no last output was sent for them."""
+
+    streams: list[int]
+
+
+class Draining(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """The worker takes no more work; streams it still had come back as failures with EngineShutdown."""
+
+    reason: str
+
+
+class Beat(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """Sent by a thread of its own (facts 31). `stuck_ms`: how long work has been running without the step
+    count moving, less the time the engine's thread was runnable but got no CPU."""
+
+    count: int
+    steps: int
+    stuck_ms: float
+    step_ms_p99: float
+    budget_ms: float
+    running: int
+    waiting: int
+
+
+class GetArtefact(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    sha256: str
+
+
+class ArtefactPart(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """One piece of an artefact; `total` 0 means the worker does not have it."""
+
+    sha256: str
+    offset: int
+    total: int
+    data: bytes
+
+
+class NotTaken(msgspec.Struct, frozen=True, array_like=True, tag=12):
+    """A frontend cannot admit this worker's card, and why: the worker shows it in its health."""
+
+    reason: str
+
+
+ToWorker = Hello | Generate | Cancel | GetArtefact | NotTaken
+ToFrontend = Welcome | Refused | Step | Closed | Draining | Beat | ArtefactPart
+Message = ToWorker | ToFrontend
+
+_encoder = msgspec.msgpack.Encoder()
+_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+_to_frontend: msgspec.msgpack.Decoder[ToFrontend] = msgspec.msgpack.Decoder(ToFrontend)
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """A message as one frame."""
+    return frame(_encoder.encode(message))
+
+
+def decode_to_worker(payload: memoryview) -> ToWorker:
+    try:
+        return _to_worker.decode(payload)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise FrameError(f"cannot read message: {error}") from error
+
+
+def decode_to_frontend(payload: memoryview) -> ToFrontend:
+    try:
+        return _to_frontend.decode(payload)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise FrameError(f"cannot read message: {error}") from error

@@ -1,0 +1,16 @@
+"""Prometheus metrics: the one file that knows the library. Logic counts plain numbers; shells show them here."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+__all__ = ["CONTENT_TYPE", "Counter", "Gauge", "Histogram", "MetricsRegistry", "page"]
+
+MetricsRegistry = CollectorRegistry
+CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
+
+
+def page(registry: CollectorRegistry) -> bytes:
+    """The text that a scrape gets."""
+    return generate_latest(registry)

@@ -1,0 +1,1 @@
+"""The worker process: hosts an engine, serves its streams, beats, drains."""

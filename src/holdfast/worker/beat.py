@@ -1,0 +1,287 @@
+"""The worker's heartbeat, sent from a thread of its own over sockets of its own (facts 31a).
+
+Plain threads, sockets and `time.monotonic` here on purpose, against the habit of the other shells: on a machine
+with 64 busy processes a beat from the event loop came 2.0 s late, from a thread of its own 0.23 s; and a beat
+must go out while the event loop is busy or stuck, because telling that apart from death is what it is for.
+
+Always true: the thread wakes at least every 0.2 s, work or no work (the observer's probe counts on it); no
+observer can make it wait; a beat says only what is so at the moment it is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from holdfast.core.address import Address, TcpAddress, UnixAddress
+from holdfast.core.errors import Code
+from holdfast.engines.contract import Progress
+from holdfast.wire.frames import FrameError, FrameSplitter
+from holdfast.wire.messages import VERSION, Beat, Hello, Refused, Welcome, decode_to_worker, encode
+from holdfast.worker.procfs import ThreadTimes, read_own_thread
+
+BEAT_S = 0.2
+IDLE_BEAT_S = 1.0
+# Frontends and a supervisor watch a worker; more than this is a leak somewhere.
+OBSERVERS_MAX = 64
+# A greeting is tens of bytes, sent at once; who sends more or takes longer is not an observer.
+HELLO_BYTES_MAX = 4096
+HELLO_WAIT_S = 5.0
+# A few seconds of beats: an observer that is further behind than that is dropped, and connects anew when it runs.
+SEND_BUFFER_BYTES = 16 * 1024
+# Out of descriptors the listener stays readable: rest a moment instead of spinning, well within a beat.
+ACCEPT_REST_S = 0.02
+# The thread wakes at once when asked to stop and has nothing slow to finish.
+STOP_WAIT_S = 2.0
+
+
+class StuckMeter:
+    """How long work has been there without a step, less the time the engine's thread stood in line for a CPU.
+
+    Pure; sampled at every wake-up. A thread that spins (a hung GPU wait) uses CPU and is stuck; one that is
+    runnable and gets no CPU is starved, and is not (facts 24, 31). Without schedstat all time counts.
+    """
+
+    __slots__ = ("_at", "_steps", "_stuck_s", "_thread", "_times", "_worked")
+
+    def __init__(self) -> None:
+        self._at = 0.0
+        self._steps = -1
+        self._worked = False
+        self._thread = 0
+        self._times: ThreadTimes | None = None
+        self._stuck_s = 0.0
+
+    def sample(self, now: float, progress: Progress, times: ThreadTimes | None) -> float:
+        """Take one look; answer `stuck_ms`."""
+        works = progress.running + progress.waiting > 0
+        if not works or not self._worked or progress.steps != self._steps:
+            self._stuck_s = 0.0
+        else:
+            # What this thread overslept is not counted: it was starved, and likely the engine with it.
+            gap_s = now - self._at
+            same = progress.thread == self._thread
+            counted_s = min(gap_s, 1.25 * BEAT_S) if same else 0.0
+            self._stuck_s += max(0.0, counted_s - self._waited_s(gap_s, times))
+        self._at, self._steps, self._worked = now, progress.steps, works
+        self._thread, self._times = progress.thread, times
+        return self._stuck_s * 1000
+
+    def _waited_s(self, gap_s: float, times: ThreadTimes | None) -> float:
+        last = self._times
+        if times is None or last is None:
+            return 0.0
+        # The kernel books a wait when it ends: one that still goes on shows as runnable without new CPU time.
+        if times.state == "R" and times.cpu_ns == last.cpu_ns:
+            return gap_s
+        return (times.run_delay_ns - last.run_delay_ns) / 1e9
+
+
+@dataclass(eq=False, slots=True)
+class _Observer:
+    sock: socket.socket
+    greet_by: float
+    splitter: FrameSplitter = field(default_factory=FrameSplitter)
+    received_bytes: int = 0
+    greeted: bool = False
+
+
+class BeatThread:
+    """Beats to whoever connects and says hello. `start` binds (and raises what binding raises); `stop` is bounded."""
+
+    def __init__(self, address: Address, progress: Callable[[], Progress]) -> None:
+        self._wanted = address
+        self._progress = progress
+        self._welcome: bytes | None = None
+        self._observers: set[_Observer] = set()
+        self._selector = selectors.DefaultSelector()
+        self._stopping = False
+        self._meter = StuckMeter()
+        self._count = 0
+        self._sent_at = 0.0
+        self._last: Progress | None = None  # as last sent
+        self._newcomer = False
+        # A daemon, so that a worker that ends by an exception is not kept by its own heartbeat.
+        self._thread = threading.Thread(target=self._run, name="beat", daemon=True)
+
+    def __repr__(self) -> str:
+        return f"beat thread at {self._wanted}: {len(self._observers)} observers, {self._count} beats"
+
+    def start(self) -> None:
+        self._listener, self._address = _listen(self._wanted)
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wake_in, selectors.EVENT_READ)
+        self._thread.start()
+
+    @property
+    def address(self) -> Address:
+        """Where it listens, with the port that was picked."""
+        return self._address
+
+    @property
+    def native_id(self) -> int:
+        """The kernel's number of the thread, for `procfs.own_identity`."""
+        assert self._thread.native_id is not None, "asked before start"
+        return self._thread.native_id
+
+    def set_welcome(self, welcome: Welcome) -> None:
+        """Who this worker is; observers that come before this is known are asked to come again."""
+        self._welcome = encode(welcome)
+
+    def stop(self) -> bool:
+        """Close every connection and end the thread; False if it did not end in time."""
+        self._stopping = True
+        with contextlib.suppress(OSError):  # the thread may have ended, and closed its sockets, by itself
+            self._wake_out.send(b"x")
+        self._thread.join(STOP_WAIT_S)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            tick_at = time.monotonic()
+            while not self._stopping:
+                now = time.monotonic()
+                if now >= tick_at:
+                    self._tick(now)
+                    # A late tick is not made up for: two at once would say nothing more.
+                    tick_at = tick_at + BEAT_S if tick_at + BEAT_S > now else now + BEAT_S
+                for key, _ in self._selector.select(max(0.0, tick_at - time.monotonic())):
+                    if key.fileobj is self._listener:
+                        self._accept()
+                    elif key.fileobj is not self._wake_in:
+                        self._read(key.data)
+        finally:
+            self._close()
+
+    def _tick(self, now: float) -> None:
+        progress = self._progress()
+        stuck_ms = self._meter.sample(now, progress, read_own_thread(progress.thread) if progress.thread else None)
+        for observer in [o for o in self._observers if not o.greeted and now > o.greet_by]:
+            self._drop(observer)
+        if not (self._newcomer or self._is_news(progress) or now - self._sent_at >= IDLE_BEAT_S - BEAT_S / 2):
+            return
+        self._count += 1
+        self._sent_at, self._last, self._newcomer = now, progress, False
+        beat = encode(
+            Beat(
+                count=self._count,
+                steps=progress.steps,
+                stuck_ms=stuck_ms,
+                step_ms_p99=progress.step_ms_p99,
+                budget_ms=progress.budget_ms,
+                running=progress.running,
+                waiting=progress.waiting,
+            )
+        )
+        for observer in [o for o in self._observers if o.greeted]:
+            self._send(observer, beat)
+
+    def _is_news(self, progress: Progress) -> bool:
+        """Work is there, or was when we last beat: an observer that was told of work waits only 0.5 s for the next."""
+        last = self._last
+        if last is None or progress.running + progress.waiting > 0:
+            return True
+        return last.running + last.waiting > 0 or progress.steps != last.steps
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            time.sleep(ACCEPT_REST_S)
+            return
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        if isinstance(self._address, TcpAddress):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        observer = _Observer(sock, greet_by=time.monotonic() + HELLO_WAIT_S)
+        self._observers.add(observer)
+        self._selector.register(sock, selectors.EVENT_READ, observer)
+        if len(self._observers) > OBSERVERS_MAX:
+            self._refuse(observer, Code.WORKER_OVERLOADED, f"{OBSERVERS_MAX} observers are connected already")
+
+    def _read(self, observer: _Observer) -> None:
+        if observer not in self._observers:
+            return  # dropped earlier in the same round
+        try:
+            data = observer.sock.recv(HELLO_BYTES_MAX)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        observer.received_bytes += len(data)
+        if not data or observer.greeted or observer.received_bytes > HELLO_BYTES_MAX:
+            self._drop(observer)  # it left, or it talks where there is nothing to say
+            return
+        try:
+            frames = observer.splitter.feed(data)
+            if frames:
+                self._greet(observer, decode_to_worker(frames[0]))
+        except FrameError as error:
+            self._refuse(observer, Code.INVALID_REQUEST, str(error))
+
+    def _greet(self, observer: _Observer, message: object) -> None:
+        if not isinstance(message, Hello) or message.purpose != "beat":
+            self._refuse(observer, Code.INVALID_REQUEST, "this socket only answers a Hello with purpose 'beat'")
+        elif message.version != VERSION:
+            why = f"wire version {message.version} is spoken to a worker of version {VERSION}"
+            self._refuse(observer, Code.INVALID_REQUEST, why)
+        elif self._welcome is None:
+            self._refuse(observer, Code.CANNOT_CONNECT, "the worker is still starting")
+        else:
+            observer.greeted = self._newcomer = True
+            self._send(observer, self._welcome)
+
+    def _refuse(self, observer: _Observer, code: Code, reason: str) -> None:
+        self._send(observer, encode(Refused(code, reason)))
+        self._drop(observer)
+
+    def _send(self, observer: _Observer, data: bytes) -> None:
+        try:
+            sent = observer.sock.send(data)
+        except OSError:  # among them BlockingIOError: it does not read
+            sent = 0
+        if sent < len(data):
+            self._drop(observer)
+
+    def _drop(self, observer: _Observer) -> None:
+        if observer in self._observers:
+            self._observers.remove(observer)
+            self._selector.unregister(observer.sock)
+            observer.sock.close()
+
+    def _close(self) -> None:
+        for observer in list(self._observers):
+            self._drop(observer)
+        self._selector.close()
+        for sock in (self._listener, self._wake_in, self._wake_out):
+            sock.close()
+        if isinstance(self._address, UnixAddress):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._address.path)
+
+
+def _listen(address: Address) -> tuple[socket.socket, Address]:
+    """A listening socket and where it ended up; raises OSError like any bind."""
+    if isinstance(address, TcpAddress):
+        sock = socket.create_server((address.host, address.port), family=_family(address.host), backlog=OBSERVERS_MAX)
+        bound: Address = TcpAddress(address.host, sock.getsockname()[1])
+    else:
+        sock, bound = socket.socket(socket.AF_UNIX), address
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(address.path)  # the path names one worker's beat: what lies there is a dead predecessor's
+        sock.bind(address.path)
+        os.chmod(address.path, 0o600)
+        sock.listen(OBSERVERS_MAX)
+    sock.setblocking(False)
+    return sock, bound
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -1,0 +1,90 @@
+"""What the kernel tells of processes and threads under /proc. Reads only; never waits.
+
+Always true: something that is gone or hidden reads as None, never as an exception; a process name with spaces
+or brackets in it never shifts a field.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from holdfast.wire.messages import ProcessIdentity
+
+# Field 22 of /proc/<pid>/stat, counted from the state (field 3), which follows the name's closing bracket.
+_START_TICKS_FIELD = 22 - 3
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStat:
+    """A process's state letter, and when it started (a pid may be used again, a start never)."""
+
+    state: str
+    start_ticks: int
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadTimes:
+    """A thread's state letter, the CPU time it got and the time it stood in line for a CPU."""
+
+    state: str
+    cpu_ns: int
+    run_delay_ns: int
+
+
+def own_identity(beat_thread: int) -> ProcessIdentity:
+    """Where an observer on this machine can look at this process. `beat_thread` is a native thread id."""
+    stat = read_process(os.getpid())
+    assert stat is not None, "/proc is not mounted, or does not show this process"
+    return ProcessIdentity(
+        boot_id=boot_id(),
+        pid_namespace=pid_namespace(),
+        pid=os.getpid(),
+        start_ticks=stat.start_ticks,
+        beat_thread=beat_thread,
+    )
+
+
+def boot_id() -> str:
+    """Differs between machines, and between two boots of one; empty where the kernel does not tell."""
+    return (read_text("/proc/sys/kernel/random/boot_id") or "").strip()
+
+
+def pid_namespace() -> str:
+    """Pids mean the same only within one namespace; empty where the kernel does not tell."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def read_process(pid: int) -> ProcessStat | None:
+    """State and start of a process, or None if there is no such pid to be seen."""
+    fields = _stat_fields(f"/proc/{pid}/stat")
+    if fields is None:
+        return None
+    return ProcessStat(state=fields[0], start_ticks=int(fields[_START_TICKS_FIELD]))
+
+
+def read_own_thread(thread: int) -> ThreadTimes | None:
+    """Times of a thread of this process, or None if it is gone or this kernel keeps no schedstat."""
+    fields = _stat_fields(f"/proc/self/task/{thread}/stat")
+    times = (read_text(f"/proc/self/task/{thread}/schedstat") or "").split()
+    if fields is None or len(times) < 2:
+        return None
+    return ThreadTimes(state=fields[0], cpu_ns=int(times[0]), run_delay_ns=int(times[1]))
+
+
+def read_text(path: str) -> str | None:
+    """A small file's text, or None if it cannot be read (gone, hidden, or not kept by this kernel)."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return None
+
+
+def _stat_fields(path: str) -> list[str] | None:
+    """The fields from the state on; the name before it may hold anything, so its *last* bracket counts."""
+    fields = (read_text(path) or "").rpartition(")")[2].split()
+    return fields if len(fields) > _START_TICKS_FIELD else None

@@ -1,0 +1,69 @@
+"""Stop strings are found wherever they fall, and nothing else is withheld."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.frontend.text.stops import StopWatcher
+
+stop_sets = st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=4).map(tuple)
+pieces_of_text = st.lists(st.text("abc\n", max_size=4), max_size=12)
+
+
+def naive(text: str, stops: tuple[str, ...], include: bool) -> tuple[str, str | None]:
+    """The text up to the stop string completed first, looking at one more character at a time."""
+    for end in range(1, len(text) + 1):
+        done = [stop for stop in stops if text[:end].endswith(stop)]
+        if done:
+            stop = max(done, key=len)
+            return text[: end if include else end - len(stop)], stop
+    return text, None
+
+
+@settings(max_examples=500)
+@given(pieces_of_text, stop_sets, st.booleans())
+def test_equals_a_search_over_the_whole_text(pieces: list[str], stops: tuple[str, ...], include: bool) -> None:
+    """However the text is cut, the emitted text and the hit are those of a search over all of it."""
+    watcher = StopWatcher(stops, include)
+    emitted, hit = "", None
+    for piece in pieces:
+        emit, hit = watcher.push(piece)
+        emitted += emit
+        if hit is not None:
+            break
+    else:
+        emitted += watcher.flush()
+    assert (emitted, hit) == naive("".join(pieces), stops, include)
+
+
+@settings(max_examples=300)
+@given(pieces_of_text, stop_sets)
+def test_withholds_exactly_what_may_still_become_a_stop(pieces: list[str], stops: tuple[str, ...]) -> None:
+    """After each piece the text not yet emitted is the longest end that begins a stop string."""
+    watcher = StopWatcher(stops)
+    text = emitted = ""
+    for piece in pieces:
+        emit, hit = watcher.push(piece)
+        if hit is not None:
+            return
+        text, emitted = text + piece, emitted + emit
+        ends = [text[-size:] for size in range(1, len(text) + 1)]
+        held = [end for end in ends if any(stop.startswith(end) and stop != end for stop in stops)]
+        assert text == emitted + max(held, key=len, default="")
+
+
+def test_flush_gives_back_what_was_withheld() -> None:
+    """A stream that ends inside a possible stop string shows that text."""
+    watcher = StopWatcher(("</s>",))
+    assert watcher.push("done </") == ("done ", None)
+    assert watcher.flush() == "</"
+    assert watcher.flush() == ""
+
+
+def test_a_character_that_a_regular_expression_would_read() -> None:
+    """First characters such as ] ^ - and backslash are characters, not syntax."""
+    watcher = StopWatcher(("]x", "^x", "-x", "\\x"))
+    assert watcher.push("a+z") == ("a+z", None)
+    assert watcher.push("a^") == ("a", None)
+    assert watcher.push("x") == ("", "^x")

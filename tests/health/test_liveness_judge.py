@@ -1,0 +1,242 @@
+"""The judge's promises, for any order of events: no verdict without its evidence."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.health.liveness import Judge, stopped_reason, wedged_after_ms
+from holdfast.health.verdicts import (
+    LOST,
+    PROBED,
+    TABLE,
+    Cause,
+    Effect,
+    Judged,
+    LivenessError,
+    MoveStreams,
+    ProbeResult,
+    StartProbe,
+    StopProbe,
+    Verdict,
+)
+from holdfast.wire.messages import Beat
+
+
+def beat(steps: int = 1, running: int = 1, waiting: int = 0, stuck_ms: float = 0.0, p99: float = 20.0) -> Beat:
+    return Beat(1, steps, stuck_ms, p99, 0.0, running, waiting)
+
+
+beats = st.builds(
+    beat,
+    steps=st.integers(0, 5),
+    running=st.integers(0, 2),
+    waiting=st.integers(0, 2),
+    stuck_ms=st.sampled_from([0.0, 500.0, 999.0, 1000.0, 5000.0]),
+    p99=st.sampled_from([0.0, 20.0, 400.0]),
+)
+looks = st.builds(
+    ProbeResult,
+    gone=st.just(False),
+    state=st.sampled_from("SRDT"),
+    frozen=st.booleans(),
+    thread_state=st.sampled_from("SRD"),
+    switches=st.integers(0, 3),
+)
+# Gaps between ticks: on time mostly, late, or in a burst.
+ticks = st.tuples(st.sampled_from([0.1, 0.1, 0.1, 0.12, 0.01, 0.5, 3.0]), st.booleans())
+events = st.one_of(
+    st.tuples(st.just("tick"), ticks),
+    st.tuples(st.just("tick"), ticks),
+    st.tuples(st.just("quiet"), st.integers(1, 120)),  # that many on-time ticks
+    st.tuples(st.just("beat"), beats),
+    st.tuples(st.just("probe"), looks),
+    st.tuples(st.just("traffic"), st.none()),
+    st.tuples(st.just("connect"), st.booleans()),
+    st.tuples(st.just("disconnect"), st.none()),
+)
+
+
+class Observer:
+    """Feeds a judge, and keeps its own account of the evidence it gave."""
+
+    def __init__(self) -> None:
+        self.judge = Judge("w")
+        self.now = 0.0
+        self.connected = False
+        self.local = False
+        self.quiet_s = 0.0  # on-time silence, generously counted
+        self.looks: list[ProbeResult] = []
+        self.still_s = 0.0  # on-time, since looks at the beat thread last differed or showed it runnable
+        self.beat: Beat | None = None
+
+    def feed(self, kind: str, value: object) -> None:
+        if kind == "quiet":
+            assert isinstance(value, int)
+            for _ in range(value):
+                self.feed("tick", (0.1, True))
+            return
+        before = self.judge.verdict
+        effects = self.apply(kind, value)
+        self.check(before, effects)
+
+    def apply(self, kind: str, value: object) -> tuple[Effect, ...]:
+        if kind == "tick":
+            gap, streams_open = value  # type: ignore[misc]
+            self.now += gap
+            self.quiet_s += 0.1 if gap <= 0.2 else 0.0
+            self.still_s += 0.1 if gap <= 0.2 else 0.0
+            return self.judge.on_tick(self.now, streams_open)
+        if kind == "probe":
+            assert isinstance(value, ProbeResult)
+            if not self.looks or value.switches != self.looks[-1].switches or value.thread_state == "R":
+                self.still_s = 0.0
+            self.looks.append(value)
+            return self.judge.on_probe(self.now, value)
+        if kind in ("connect", "disconnect"):
+            if self.connected is (kind == "connect"):
+                return ()
+            self.connected = not self.connected
+            if self.connected:
+                self.local, self.quiet_s = bool(value), 0.0
+                return self.judge.on_connected(self.now, self.local)
+            return self.judge.on_disconnected(self.now)
+        if kind == "beat" and not self.connected:
+            return ()
+        self.quiet_s, self.looks = 0.0, []
+        if kind == "traffic":
+            return self.judge.on_traffic(self.now)
+        assert isinstance(value, Beat)
+        self.beat = value
+        return self.judge.on_beat(self.now, value)
+
+    def check(self, before: Verdict, effects: tuple[Effect, ...]) -> None:
+        for effect in effects:
+            if not isinstance(effect, Judged):
+                continue
+            assert effect.before is before
+            assert effect.after is self.judge.verdict
+            assert effect.after in TABLE[effect.before].values()
+            self.check_evidence(effect.after)
+        moved = any(isinstance(e, MoveStreams) for e in effects)
+        assert moved == (self.judge.verdict in LOST and before not in LOST)
+
+    def check_evidence(self, after: Verdict) -> None:
+        if after is Verdict.STOPPED:
+            assert self.local
+            proved = bool(self.looks) and stopped_reason(self.looks[-1]) is not None
+            assert proved or self.still_s > 0.45 or self.quiet_s > 9.9
+        elif after is Verdict.WEDGED:
+            assert self.beat is not None
+            assert self.beat.running + self.beat.waiting > 0
+            assert self.beat.stuck_ms >= wedged_after_ms(self.beat)
+        elif after is Verdict.GONE:
+            assert not self.local
+            assert self.quiet_s > 1.4
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(events, max_size=60))
+def test_no_verdict_without_its_evidence(story: list[tuple[str, object]]) -> None:
+    """In whatever order things happen, STOPPED, WEDGED and GONE rest on what was seen; streams move once each."""
+    observer = Observer()
+    observer.feed("connect", True)
+    for kind, value in story:
+        observer.feed(kind, value)
+        assert observer.judge._probing == (observer.local and observer.judge.verdict in PROBED)
+        assert observer.judge.routable == (observer.judge.admit_max != 0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([0.1, 0.15, 0.25, 0.7, 2.0]), st.integers(0, 3)), max_size=120))
+def test_slow_and_starved_is_never_dead(story: list[tuple[float, int]]) -> None:
+    """Late beats, late ticks and a beat thread that is runnable never move a stream, short of 10 s of silence."""
+    judge = Judge("w")
+    now, quiet_ticks = 0.0, 0
+    effects = list(judge.on_connected(now, local=True))
+    for gap, dice in story:
+        now += gap
+        quiet_ticks += 1
+        if dice == 0 or quiet_ticks > 90:
+            quiet_ticks = 0
+            effects += judge.on_beat(now, beat(steps=0, stuck_ms=999.0))
+        effects += judge.on_tick(now, True)
+        thread_state, switches = ("R", 7) if dice != 1 else ("S", int(now * 10))
+        effects += judge.on_probe(now, ProbeResult(False, "S", False, thread_state, switches))
+    assert not [e for e in effects if isinstance(e, MoveStreams)]
+    assert judge.verdict not in LOST
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from([0.0, 0.21, 0.5, 1.0, 10.0]), max_size=200), st.booleans())
+def test_a_starved_observer_accuses_nobody(gaps: list[float], local: bool) -> None:
+    """Ticks that are late, or made up for in a burst, make no suspect."""
+    judge = Judge("w")
+    judge.on_connected(0.0, local=local)
+    now = 0.0
+    for gap in gaps:
+        now += gap
+        assert judge.on_tick(now, True) == ()
+    assert judge.verdict is Verdict.ALIVE
+
+
+def test_every_verdict_can_be_left() -> None:
+    """From every verdict there is a way back to ALIVE (facts 14)."""
+    reach = {Verdict.ALIVE}
+    for _ in Verdict:
+        reach |= {v for v, row in TABLE.items() if reach & set(row.values())}
+    assert reach == set(Verdict)
+
+
+@pytest.mark.parametrize(
+    ("look", "reason"),
+    [
+        (ProbeResult(gone=True), "gone"),
+        (ProbeResult(False, "T", False, "T"), "stopped (state T)"),
+        (ProbeResult(False, "t", False, "S"), "stopped (state t)"),
+        (ProbeResult(False, "Z", False, ""), "dead (state Z)"),
+        (ProbeResult(False, "S", True, "S"), "frozen"),
+        (ProbeResult(False, "S", False, "T"), "stopped (state T)"),
+        (ProbeResult(False, "S", False, "S"), None),
+        (ProbeResult(False, "R", False, "R"), None),
+        (ProbeResult(False, "D", False, "D"), None),
+        (ProbeResult(False, "S", False, ""), None),
+    ],
+)
+def test_what_one_look_proves(look: ProbeResult, reason: str | None) -> None:
+    """A single look proves a stop only by a stopped, dead or frozen process; sleep and disk waits prove nothing."""
+    found = stopped_reason(look)
+    assert (found is None) if reason is None else (found is not None and reason in found)
+
+
+@pytest.mark.parametrize(
+    ("sent", "limit_ms"),
+    [
+        (Beat(1, 1, 0.0, 0.0, 0.0, 1, 0), 1000.0),
+        (Beat(1, 1, 0.0, 60.0, 0.0, 1, 0), 1800.0),
+        (Beat(1, 1, 0.0, 60.0, 5000.0, 1, 0), 5000.0),
+    ],
+)
+def test_how_long_a_step_may_stand_still(sent: Beat, limit_ms: float) -> None:
+    """The largest of one second, thirty slow steps and the declared budget."""
+    assert wedged_after_ms(sent) == limit_ms
+
+
+def test_a_late_probe_answer_is_ignored() -> None:
+    """A look that was taken while the worker was doubted says nothing once it beats again."""
+    judge = Judge("w")
+    judge.on_connected(0.0, local=True)
+    assert StartProbe() in judge.on_disconnected(0.1)
+    judge.on_connected(0.2, local=True)
+    assert StopProbe() in judge.on_beat(0.3, beat())
+    assert judge.on_probe(0.4, ProbeResult(gone=True)) == ()
+    assert judge.verdict is Verdict.ALIVE
+
+
+def test_the_table_refuses_what_is_not_in_it() -> None:
+    """A missing entry is an error, and the verdict stays."""
+    judge = Judge("w")
+    with pytest.raises(LivenessError, match="proved cannot happen"):
+        judge._target(Cause.PROVED)
+    assert judge.verdict is Verdict.NEW

@@ -1,0 +1,305 @@
+"""What every kind of store promises, checked against real server processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from store_rigs import (
+    EmbeddedRig,
+    EtcdRig,
+    end,
+    registrant,
+    unavailable_within,
+    upcoming,
+    until,
+    until_snapshot,
+)
+
+from holdfast.store import Deleted, Lost, Put, Snapshot, Store
+
+pytestmark = pytest.mark.processes
+AnyRig = EmbeddedRig | EtcdRig
+
+
+@pytest.fixture(params=["unix", "tcp", "etcd"])
+async def unstarted(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[AnyRig]:
+    rig = EtcdRig(tmp_path) if request.param == "etcd" else EmbeddedRig(tmp_path, tcp=request.param == "tcp")
+    yield rig
+    end(rig.process)
+
+
+@pytest.fixture
+async def rig(unstarted: AnyRig) -> AnyRig:
+    await unstarted.start()
+    return unstarted
+
+
+@pytest.fixture
+async def store(rig: AnyRig) -> AsyncIterator[Store]:
+    client = rig.client()
+    await client.start()
+    yield client
+    await client.close()
+
+
+async def test_get_put_delete_prefix(store: Store) -> None:
+    """What is put is there, what is deleted is not, and a prefix takes exactly its own keys."""
+    assert await store.get("a/1", 5) is None
+    await store.put("a/1", b"one", 5)
+    await store.put("a/2", b"", 5)
+    await store.put("a", b"\x00\xff", 5)
+    await store.put("b/1", b"other", 5)
+    assert await store.get("a/1", 5) == b"one"
+    assert await store.get("a/2", 5) == b""
+    assert await store.get_prefix("a/", 5) == {"a/1": b"one", "a/2": b""}
+    assert await store.get_prefix("", 5) == {"a": b"\x00\xff", "a/1": b"one", "a/2": b"", "b/1": b"other"}
+    await store.delete("a/1", 5)
+    await store.delete("a/1", 5)
+    assert await store.get_prefix("a/", 5) == {"a/2": b""}
+    assert store.state == "connected"
+    assert "connected" in repr(store)
+
+
+async def test_large_prefix_comes_whole(store: Store) -> None:
+    """More than fits into one frame, or one answer of etcd's gateway, still is one snapshot."""
+    items = {f"big/{index}": bytes([index]) * 1024 * 1024 for index in range(10)}
+    for key, value in items.items():
+        await store.put(key, value, 10)
+    assert await store.get_prefix("big/", 20) == items
+    assert await upcoming(store.watch("big/"), 20) == Snapshot(items)
+
+
+async def test_every_watch_sees_every_change_in_order(rig: AnyRig, store: Store) -> None:
+    """A watch begins with a snapshot; then all watchers, in one client or another, see the same changes."""
+    await store.put("w/0", b"0", 5)
+    other = rig.client()
+    await other.start()
+    watches = [store.watch("w/"), store.watch("w/"), other.watch("w/")]
+    for watch in watches:
+        assert await upcoming(watch) == Snapshot({"w/0": b"0"})
+    await store.put("x/elsewhere", b"", 5)
+    for index in range(20):
+        await store.put("w/1", str(index).encode(), 5)
+    await store.delete("w/0", 5)
+    for watch in watches:
+        assert [await upcoming(watch) for _ in range(21)] == [
+            *(Put("w/1", str(index).encode()) for index in range(20)),
+            Deleted("w/0"),
+        ]
+    await other.close()
+    with pytest.raises(StopAsyncIteration):
+        await upcoming(watches[2])
+
+
+async def test_registration_lives_and_goes(rig: AnyRig, store: Store) -> None:
+    """A registered key follows updates, is gone when withdrawn, and may be registered again."""
+    watch = store.watch("r/")
+    assert await upcoming(watch) == Snapshot({})
+    registration = store.register("r/1", b"a")
+    await registration.wait_registered(5)
+    assert await store.get("r/1", 5) == b"a"
+    with pytest.raises(ValueError, match="r/1"):
+        store.register("r/1", b"again")
+    for value in (b"b", b"c", b"d"):
+        registration.update(value)
+    await registration.wait_registered(5)
+    assert await store.get("r/1", 5) == b"d"
+    await registration.withdraw()
+    await registration.withdraw()
+    assert await store.get("r/1", 5) is None
+    await store.register("r/1", b"new").wait_registered(5)
+    seen = await until(watch, lambda event: event == Put("r/1", b"new"), 5)
+    assert seen[0] == Put("r/1", b"a")
+    assert seen[-2] == Deleted("r/1")
+
+
+async def test_close_drops_keys_promptly(rig: AnyRig, store: Store) -> None:
+    """A client that says goodbye takes its keys along at once, without waiting for a lease to end."""
+    other = rig.client()
+    await other.start()
+    await other.register("r/1", b"a").wait_registered(5)
+    watch = store.watch("r/")
+    assert await upcoming(watch) == Snapshot({"r/1": b"a"})
+    await other.close()
+    assert await upcoming(watch, 1.0) == Deleted("r/1")
+    await other.close()
+    await unavailable_within(other.get("r/1", 5), 1.0)
+
+
+async def test_newer_registrant_keeps_the_key(rig: AnyRig, store: Store) -> None:
+    """When two clients register one key the last one holds it, and the first one's end does not take it away."""
+    first = rig.client()
+    await first.start()
+    registration = first.register("r/1", b"first")
+    await registration.wait_registered(5)
+    await store.register("r/1", b"second").wait_registered(5)
+    await registration.withdraw()
+    assert await store.get("r/1", 5) == b"second"
+    await first.close()
+    assert await store.get("r/1", 5) == b"second"
+
+
+async def test_killed_client_loses_its_keys(rig: AnyRig, store: Store) -> None:
+    """SIGKILL of a registrant ends its lease: the embedded store tells at once, etcd after the TTL."""
+    process = await registrant(rig.url, "r/1")
+    try:
+        watch = store.watch("r/")
+        assert await upcoming(watch) == Snapshot({"r/1": b"mine"})
+        process.kill()
+        assert await upcoming(watch, rig.lease_gone_s) == Deleted("r/1")
+    finally:
+        end(process)
+
+
+async def test_killed_server_comes_back(rig: AnyRig, store: Store) -> None:
+    """After SIGKILL and restart the same client is connected, registered and watching again; durable keys survive."""
+    await store.put("d/1", b"kept", 5)
+    registration = store.register("d/2", b"leased")
+    await registration.wait_registered(5)
+    watch = store.watch("d/")
+    assert await upcoming(watch) == Snapshot({"d/1": b"kept", "d/2": b"leased"})
+    rig.kill()
+    assert isinstance(await upcoming(watch, 5), Lost)
+    assert store.state == "lost"
+    error = await unavailable_within(store.get("d/1", 0.3), 1.0)
+    assert rig.url in str(error)
+    await unavailable_within(store.put("d/3", b"", 0.3), 1.0)
+    registration.update(b"newer")
+    late = store.register("d/4", b"late")
+    await rig.start()
+    everything = {"d/1": b"kept", "d/2": b"newer", "d/4": b"late"}
+    seen = await until_snapshot(watch, everything, 10)
+    assert isinstance(seen[0], Snapshot)
+    assert not any(isinstance(event, Lost) for event in seen)
+    await registration.wait_registered(5)
+    await late.wait_registered(5)
+    assert await store.get_prefix("d/", 5) == everything | ({"d/3": b""} if "d/3" in await store.get_prefix("d/", 5) else {})
+
+
+async def test_frozen_server_thaws(rig: AnyRig, store: Store) -> None:
+    """A frozen server is lost after ~3 s, once; calls fail in their own time; after the thaw everything goes on."""
+    registration = store.register("f/1", b"a")
+    await registration.wait_registered(5)
+    watch = store.watch("f/")
+    assert await upcoming(watch) == Snapshot({"f/1": b"a"})
+    rig.freeze()
+    try:
+        await unavailable_within(store.get("f/1", 0.3), 1.0)
+        assert isinstance(await upcoming(watch, 6), Lost)
+        assert store.state == "lost"
+        # A client that opens now finds nobody, and does not mind.
+        newcomer = rig.client()
+        await newcomer.start()
+        new_watch = newcomer.watch("f/")
+        registration.update(b"b")
+        await unavailable_within(registration.wait_registered(0.2), 1.0)
+    finally:
+        rig.thaw()
+    seen = await until_snapshot(watch, {"f/1": b"b"}, 10)
+    assert isinstance(seen[0], Snapshot)
+    assert not any(isinstance(event, Lost) for event in seen)
+    await registration.wait_registered(5)
+    await until_snapshot(new_watch, {"f/1": b"b"}, 10)
+    await newcomer.close()
+    assert await store.get("f/1", 5) == b"b"
+    assert store.state == "connected"
+
+
+async def test_withdrawn_during_a_freeze_is_gone_after(rig: AnyRig, store: Store) -> None:
+    """A withdrawal that the store cannot take now returns in bounded time and is done after the thaw."""
+    registration = store.register("f/1", b"a")
+    await registration.wait_registered(5)
+    watch = store.watch("f/")
+    assert await upcoming(watch) == Snapshot({"f/1": b"a"})
+    rig.freeze()
+    try:
+        await asyncio.wait_for(registration.withdraw(), 3)
+    finally:
+        rig.thaw()
+    await until_snapshot(watch, {}, 10)
+
+
+async def test_client_before_server(unstarted: AnyRig) -> None:
+    """A client may be opened, registered and watching before its store exists."""
+    client = unstarted.client()
+    await client.start()
+    assert client.state == "connecting"
+    registration = client.register("e/1", b"a")
+    watch = client.watch("e/")
+    await unstarted.start()
+    await registration.wait_registered(10)
+    await until_snapshot(watch, {"e/1": b"a"}, 10)
+    await client.close()
+
+
+async def test_own_freeze_is_no_outage(rig: AnyRig, store: Store) -> None:
+    """A client process that was itself stopped for longer than the limit keeps or regains its key by itself."""
+    process = await registrant(rig.url, "o/1")
+    try:
+        os.kill(process.pid, signal.SIGSTOP)
+        watch = store.watch("o/")
+        assert await upcoming(watch) == Snapshot({"o/1": b"mine"})
+        if isinstance(rig, EtcdRig):
+            assert await upcoming(watch, rig.lease_gone_s) == Deleted("o/1")
+            os.kill(process.pid, signal.SIGCONT)
+            assert await upcoming(watch, 5) == Put("o/1", b"mine")
+        else:
+            os.kill(process.pid, signal.SIGCONT)
+        assert await store.get("o/1", 5) == b"mine"
+    finally:
+        end(process)
+
+
+async def test_overflow_gives_a_snapshot(rig: AnyRig) -> None:
+    """A consumer that falls behind gets the truth as a snapshot, not a gap and not unbounded memory."""
+    client = rig.client(queue_events_max=8)
+    await client.start()
+    slow, fast = client.watch("q/"), client.watch("q/")
+    assert await upcoming(slow) == Snapshot({})
+    assert await upcoming(fast) == Snapshot({})
+    for index in range(20):
+        await client.put(f"q/{index}", b"", 5)
+        assert await upcoming(fast) == Put(f"q/{index}", b"")
+    assert slow.overflowed  # type: ignore[attr-defined]
+    assert await upcoming(slow) == Snapshot({f"q/{index}": b"" for index in range(20)})
+    await client.delete("q/0", 5)
+    assert await upcoming(slow) == Deleted("q/0")
+    await client.close()
+
+
+async def test_closed_watch_ends_and_frees_its_place(store: Store) -> None:
+    """A watch that is closed ends, and closing makes room: opening and closing many never hits the limit."""
+    for _ in range(100):
+        watch = store.watch("c/")
+        await watch.aclose()
+        with pytest.raises(StopAsyncIteration):
+            await anext(watch)
+    kept = store.watch("c/")
+    assert await upcoming(kept) == Snapshot({})
+    with pytest.raises(ValueError, match="watches"):
+        for _ in range(100):
+            store.watch("c/")
+
+
+async def test_limits_name_the_field(store: Store) -> None:
+    """Keys and values over their limits are refused before they are sent, by name; those at the limit are taken."""
+    with pytest.raises(ValueError, match="key of 513 bytes"):
+        await store.get("k" * 513, 5)
+    with pytest.raises(ValueError, match="key must not be empty"):
+        await store.delete("", 5)
+    with pytest.raises(ValueError, match="key is not valid Unicode"):
+        await store.put("\ud800", b"", 5)
+    with pytest.raises(ValueError, match="value of 1048577 bytes"):
+        await store.put("k", b"v" * (1024 * 1024 + 1), 5)
+    with pytest.raises(ValueError, match="value of"):
+        store.register("k", b"v" * (1024 * 1024 + 1))
+    with pytest.raises(ValueError, match="prefix of"):
+        store.watch("p" * 513)
+    largest = b"v" * 1024 * 1024
+    await store.put("k" * 512, largest, 10)
+    assert await store.get("k" * 512, 10) == largest

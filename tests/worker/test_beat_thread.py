@@ -1,0 +1,224 @@
+"""The beat thread over real sockets: who it talks to, how often, and that nobody can hold it up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.address import Address, TcpAddress, UnixAddress
+from holdfast.engines.contract import Progress
+from holdfast.wire.frames import FrameSplitter
+from holdfast.wire.messages import VERSION, Beat, Hello, Message, Refused, Welcome, decode_to_frontend, encode
+from holdfast.worker.beat import OBSERVERS_MAX, BeatThread
+from holdfast.worker.procfs import own_identity
+
+IDLE = Progress(steps=0, running=0, waiting=0, step_ms_p99=0.0, budget_ms=0.0, thread=0)
+
+
+class Source:
+    """A progress the test sets."""
+
+    def __init__(self) -> None:
+        self.now = IDLE
+
+    def __call__(self) -> Progress:
+        return self.now
+
+
+class Peer:
+    """A blocking client of the beat thread."""
+
+    def __init__(self, address: Address, hello: bytes | None = None) -> None:
+        if isinstance(address, TcpAddress):
+            self.sock = socket.create_connection((address.host, address.port), timeout=5)
+        else:
+            self.sock = socket.socket(socket.AF_UNIX)
+            self.sock.settimeout(5)
+            self.sock.connect(address.path)
+        self.splitter = FrameSplitter()
+        self.pending: list[Message] = []
+        if hello is None:
+            hello = encode(Hello(VERSION, "beat", "test"))
+        self.sock.sendall(hello)
+
+    def next(self) -> Message | None:
+        """The next message, or None at the connection's end."""
+        while not self.pending:
+            try:
+                data = self.sock.recv(4096)
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                return None
+            self.pending += [decode_to_frontend(payload) for payload in self.splitter.feed(data)]
+        return self.pending.pop(0)
+
+    def beat(self) -> Beat:
+        message = self.next()
+        assert isinstance(message, Beat), message
+        return message
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source()
+
+
+@pytest.fixture
+def thread(source: Source) -> Iterator[BeatThread]:
+    started = BeatThread(TcpAddress("127.0.0.1", 0), source)
+    started.start()
+    started.set_welcome(welcome(started))
+    yield started
+    assert started.stop()
+
+
+def welcome(thread: BeatThread) -> Welcome:
+    return Welcome(VERSION, 5, "ns", "sum", 1, 1, True, own_identity(thread.native_id))
+
+
+def test_a_greeting_is_answered_and_beats_follow(thread: BeatThread, source: Source) -> None:
+    """Hello, Welcome, then beats that say what progress says."""
+    source.now = replace(IDLE, steps=3, running=2, waiting=1, step_ms_p99=9.0, budget_ms=50.0)
+    peer = Peer(thread.address)
+    assert peer.next() == welcome(thread)
+    first, second = peer.beat(), peer.beat()
+    assert (first.steps, first.running, first.waiting, first.step_ms_p99, first.budget_ms) == (3, 2, 1, 9.0, 50.0)
+    assert second.count == first.count + 1
+    assert second.stuck_ms >= first.stuck_ms
+
+
+def test_the_rhythm_follows_the_work(thread: BeatThread, source: Source) -> None:
+    """Five beats a second with work, one without, and one more at once when work ends."""
+    peer = Peer(thread.address)
+    assert isinstance(peer.next(), Welcome)
+    peer.beat()
+    source.now = replace(IDLE, running=1)
+    assert peer.beat().running == 1 or peer.beat().running == 1
+    began = time.monotonic()
+    for _ in range(5):
+        assert peer.beat().running == 1
+    assert 0.6 < time.monotonic() - began < 2.0
+    source.now = IDLE
+    began = time.monotonic()
+    while peer.beat().running:
+        pass
+    assert time.monotonic() - began < 0.5
+    began = time.monotonic()
+    peer.beat()
+    assert time.monotonic() - began > 0.6
+
+
+@pytest.mark.parametrize(
+    ("hello", "reason"),
+    [
+        (encode(Hello(VERSION + 1, "beat", "test")), "version"),
+        (encode(Hello(VERSION, "data", "test")), "purpose"),
+        (b"GET / HTTP/1.1\r\n\r\n", "over the limit"),
+        (b"\x00\x00\x00\x02\xff\xff", "cannot read"),
+    ],
+)
+def test_a_wrong_greeting_is_refused_by_name(thread: BeatThread, hello: bytes, reason: str) -> None:
+    """Another version, another purpose, or another protocol: told so, then closed."""
+    peer = Peer(thread.address, hello)
+    refused = peer.next()
+    assert isinstance(refused, Refused)
+    assert reason in refused.reason
+    assert peer.next() is None
+
+
+def test_before_the_welcome_is_known_observers_are_asked_to_come_again(source: Source) -> None:
+    """A worker that is still starting refuses, and welcomes once it knows itself."""
+    thread = BeatThread(TcpAddress("127.0.0.1", 0), source)
+    thread.start()
+    try:
+        refused = Peer(thread.address).next()
+        assert isinstance(refused, Refused)
+        assert refused.code == "CannotConnect"
+        thread.set_welcome(welcome(thread))
+        assert isinstance(Peer(thread.address).next(), Welcome)
+    finally:
+        assert thread.stop()
+
+
+def test_observers_are_bounded_and_places_come_free(thread: BeatThread) -> None:
+    """One more than the bound is refused; when one leaves, another may come."""
+    peers = [Peer(thread.address) for _ in range(OBSERVERS_MAX)]
+    assert all(isinstance(peer.next(), Welcome) for peer in peers)
+    # Connected without a greeting, so that the refusal is not lost to a reset.
+    extra = Peer(thread.address, b"")
+    refused = extra.next()
+    assert isinstance(refused, Refused)
+    assert refused.code == "WorkerOverloaded"
+    peers[0].sock.close()
+    for _ in range(50):
+        if isinstance(Peer(thread.address).next(), Welcome):
+            return
+    pytest.fail("no place came free")
+
+
+def test_an_observer_that_does_not_read_is_dropped_and_holds_up_nobody(tmp_path: Path, source: Source) -> None:
+    """Its buffer full, it is dropped; the others' beats stay on time all the while."""
+    thread = BeatThread(UnixAddress(str(tmp_path / "b.sock")), source)
+    thread.start()
+    thread.set_welcome(welcome(thread))
+    source.now = replace(IDLE, running=1)
+    deaf, peer = Peer(thread.address), Peer(thread.address)
+    assert isinstance(peer.next(), Welcome)
+    peer.beat()
+    silent = min(thread._observers, key=lambda o: o.sock.fileno())  # the one that came first
+    with contextlib.suppress(BlockingIOError):  # fill its buffer, as an hour of beats would
+        while True:
+            silent.sock.send(b"\0" * 1024)
+    gaps = []
+    for _ in range(4):
+        began = time.monotonic()
+        peer.beat()
+        gaps.append(time.monotonic() - began)
+    assert max(gaps) < 1.0
+    assert silent not in thread._observers
+    deaf.sock.close()
+    assert thread.stop()
+    assert not os.path.exists(str(tmp_path / "b.sock"))
+
+
+def test_stop_is_quick_and_closes_every_connection(source: Source) -> None:
+    """After stop the thread is over, and its observers see the end."""
+    thread = BeatThread(TcpAddress("127.0.0.1", 0), source)
+    thread.start()
+    thread.set_welcome(welcome(thread))
+    peer = Peer(thread.address)
+    assert isinstance(peer.next(), Welcome)
+    began = time.monotonic()
+    assert thread.stop()
+    assert time.monotonic() - began < 1.0
+    while peer.next() is not None:
+        pass
+    assert "beat" not in {t.name for t in threading.enumerate()}
+    assert thread.stop()
+
+
+def test_a_socket_left_by_a_dead_worker_is_replaced(tmp_path: Path, source: Source) -> None:
+    """A path left over from a crash is no obstacle."""
+    address = UnixAddress(str(tmp_path / "b.sock"))
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(address.path)
+    left.close()
+    thread = BeatThread(address, source)
+    thread.start()
+    assert isinstance(Peer(address).next(), Refused)
+    assert thread.stop()
+
+
+def test_a_busy_port_is_told_to_the_caller(thread: BeatThread, source: Source) -> None:
+    """Binding fails in `start`, where the worker can say so."""
+    with pytest.raises(OSError, match="in use"):
+        BeatThread(thread.address, source).start()
