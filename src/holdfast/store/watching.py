@@ -1,8 +1,8 @@
 """The client's side of watches, shared by every kind of store.
 
 Always true of a queue: it is bounded in events and bytes; on overflow everything in it is dropped and, when its
-consumer next looks, a fresh snapshot is asked for; a snapshot replaces the changes queued before it. Always true of the
-hub: an outage is told once to every watch, and is over for a watch when it gets its next snapshot.
+consumer next looks, a fresh snapshot is asked for; a snapshot replaces the changes queued before it; between a `Lost`
+and the snapshot that ends it nothing is told. Always true of the hub: an outage is told once to every watch.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class WatchQueue:
         self._bytes = 0
         self._overflowed = False
         self._refetching = False
+        self._outage = False
         self._closed = False
         self._wake = asyncio.Event()
 
@@ -57,11 +58,11 @@ class WatchQueue:
         untold = [event for event in self._events if isinstance(event, Lost)][:1]
         self._events = deque([*untold, Snapshot(items)])
         self._bytes = 0
-        self._overflowed = self._refetching = False
+        self._overflowed = self._refetching = self._outage = False
         self._wake.set()
 
     def offer_change(self, event: Put | Deleted) -> None:
-        if self._overflowed:
+        if self._overflowed or self._outage:
             return
         self._bytes += _size(event)
         if len(self._events) >= self._events_max or self._bytes > QUEUE_BYTES_MAX:
@@ -74,8 +75,8 @@ class WatchQueue:
     def offer_lost(self, reason: str) -> None:
         if not (self._events and isinstance(self._events[-1], Lost)):
             self._events.append(Lost(reason))
-        # The answer to a refetch may be lost as well; the snapshot that ends the outage serves for it.
-        self._refetching = False
+        # The snapshot that ends the outage serves for an overflow as well.
+        self._outage, self._overflowed = True, False
         self._wake.set()
 
     def end(self) -> None:

@@ -1,5 +1,8 @@
 """What each running process writes down about itself, so that anyone can find it: `STATE_DIR/run/NAME.json`.
 
+Beside it the supervisor keeps what the process was started with (`NAME.launch`, readable by its owner only: there are
+keys in it), and writes the record itself while there is no process that could: one just started, one backing off.
+
 Always true: a record is written whole or not at all; it counts only while the process that wrote it lives (pid and
 start time both match, so a reused pid is never taken for it).
 """
@@ -26,12 +29,17 @@ class Record(msgspec.Struct, frozen=True):
     address: str = ""
     status: str = ""  # where its status page is
     instance: str = ""
+    state: str = "ready"  # the supervisor writes "starting" and "backing off"
+    note: str = ""
 
     @classmethod
     def of_this_process(cls, name: str, role: str, facts: dict[str, Any]) -> Record:
-        pid = os.getpid()
+        return cls.of_process(os.getpid(), name, role, **facts)
+
+    @classmethod
+    def of_process(cls, pid: int, name: str, role: str, **facts: Any) -> Record:
         stat = read_process(pid)
-        assert stat is not None, "a process can see itself"
+        assert stat is not None, "a process can see itself and its children"
         return cls(name, role, pid, stat.start_ticks, **facts)
 
     @property
@@ -45,24 +53,32 @@ def run_dir(state_dir: Path) -> Path:
 
 
 def write_record(state_dir: Path, record: Record) -> None:
-    folder = run_dir(state_dir)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = folder / f".{record.name}.{record.pid}"
+    _write(_record_path(state_dir, record.name), msgspec.json.encode(record))
+
+
+def write_first_record(state_dir: Path, record: Record) -> None:
+    """Write it unless there is one: the process itself may have been quicker, and knows more."""
+    path = _record_path(state_dir, record.name)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    temporary = path.with_name(f".{record.name}.first.{os.getpid()}")
     temporary.write_bytes(msgspec.json.encode(record))
-    temporary.rename(folder / f"{record.name}.json")
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        temporary.unlink()
 
 
-def remove_record(state_dir: Path, name: str) -> None:
-    """Take away this process's own record, not a successor's."""
+def remove_record(state_dir: Path, name: str, pid: int | None = None) -> None:
+    """Take away a process's own record (this one's, unless told), not a successor's."""
     record = read_record(state_dir, name)
-    if record is not None and record.pid == os.getpid():
-        with contextlib.suppress(FileNotFoundError):
-            (run_dir(state_dir) / f"{name}.json").unlink()
+    if record is not None and record.pid == (os.getpid() if pid is None else pid):
+        _record_path(state_dir, name).unlink(missing_ok=True)
 
 
 def read_record(state_dir: Path, name: str) -> Record | None:
     try:
-        return msgspec.json.decode((run_dir(state_dir) / f"{name}.json").read_bytes(), type=Record)
+        return msgspec.json.decode(_record_path(state_dir, name).read_bytes(), type=Record)
     except (OSError, msgspec.DecodeError):
         return None
 
@@ -71,3 +87,45 @@ def read_records(state_dir: Path) -> list[Record]:
     """All records, dead processes' too, in a steady order."""
     names = sorted(path.stem for path in run_dir(state_dir).glob("*.json"))
     return [record for name in names if (record := read_record(state_dir, name)) is not None]
+
+
+def launch_path(state_dir: Path, name: str) -> Path:
+    return run_dir(state_dir) / f"{name}.launch"
+
+
+def write_launch(state_dir: Path, name: str, settings: bytes) -> Path:
+    """Write down what a process is started with; where."""
+    path = launch_path(state_dir, name)
+    _write(path, settings)
+    return path
+
+
+def read_launch(state_dir: Path, name: str) -> bytes | None:
+    try:
+        return launch_path(state_dir, name).read_bytes()
+    except OSError:
+        return None
+
+
+def forget(state_dir: Path, name: str) -> None:
+    """A supervised process is over for good."""
+    forget_record(state_dir, name)
+    launch_path(state_dir, name).unlink(missing_ok=True)
+
+
+def forget_record(state_dir: Path, name: str) -> None:
+    """No process of this name lives."""
+    _record_path(state_dir, name).unlink(missing_ok=True)
+
+
+def _record_path(state_dir: Path, name: str) -> Path:
+    return run_dir(state_dir) / f"{name}.json"
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    temporary.rename(path)

@@ -6,7 +6,7 @@ Always true: a command is checked whole before anything changes, and a refusal n
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 
 # Each fault, and its field with the least and the greatest value it may have.
 FIELDS: dict[str, tuple[str, float, float] | None] = {
@@ -64,7 +64,7 @@ class Faults:
 
     def status(self) -> dict[str, object]:
         """The switches, for an answer or a log line."""
-        return {name: value for name, value in asdict(self).items() if name != "on_reset"}
+        return {part.name: getattr(self, part.name) for part in fields(self) if part.name != "on_reset"}
 
 
 def parse_fault(command: Mapping[str, object]) -> Fault:

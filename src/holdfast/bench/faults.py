@@ -1,0 +1,165 @@
+"""The fault matrix: 64 open streams, two workers, one of them hit in mid-stream, and what the clients saw.
+
+Each case runs in a deployment of its own: first unbroken, then broken, with the same requests and seeds. A stream
+survives if its tokens and its text equal the unbroken run's and it ended with `[DONE]`. The stall is the worst gap
+between two tokens of any stream, minus the unbroken run's worst gap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import uvloop
+
+from holdfast.bench.clients import Answer, ask, chat_body, read_answer
+from holdfast.bench.deployment import Deployment
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What runs while a worker is hit."""
+
+    streams: int = 64
+    tokens: int = 300
+    seed: int = 1
+
+    def body(self, number: int) -> tuple[str, dict[str, Any]]:
+        """Greedy and sampled, chat and raw, with stop strings, logprobs and penalties."""
+        kinds: list[dict[str, Any]] = [
+            {"temperature": 0},
+            {"temperature": 0.8, "top_p": 0.95},
+            {"temperature": 1.0, "stop": ["\u0001never"]},
+            {"temperature": 0.7, "frequency_penalty": 0.5, "presence_penalty": 0.2, "top_k": 10},
+            {"temperature": 0.9, "logprobs": True, "top_logprobs": 2},
+        ]
+        more = {"seed": self.seed * 1000 + number, "return_token_ids": True, **kinds[number % len(kinds)]}
+        body = chat_body(f"Tell me story number {number}.", self.tokens, **more)
+        if number % 7 != 6:
+            return "/v1/chat/completions", body
+        body["prompt"] = body.pop("messages")[0]["content"]
+        if body.pop("top_logprobs", None) is not None:
+            body["logprobs"] = 2
+        return "/v1/completions", body
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the clients saw."""
+
+    fault: str
+    streams: int
+    finished: int
+    same_tokens: int
+    same_text: int
+    same_logprobs: int
+    resumed: int
+    stall_ms: float
+    worst_gap_ms: float
+    unbroken_worst_gap_ms: float
+    errors: tuple[str, ...]
+
+    @property
+    def survived(self) -> bool:
+        return self.finished == self.same_tokens == self.same_text == self.same_logprobs == self.streams
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"survived": self.survived}
+
+
+Hit = Callable[[Deployment, str], None]
+
+HITS: dict[str, Hit] = {
+    "kill": lambda deployment, name: deployment.kill(name),
+    "stop": lambda deployment, name: deployment.signal(name, signal.SIGSTOP),
+    "wedge": lambda deployment, name: _ok(deployment.chaos(name, "wedge")),
+    "reset": lambda deployment, name: _ok(deployment.chaos(name, "reset")),
+    "terminate": lambda deployment, name: deployment.signal(name, signal.SIGTERM),
+    "error": lambda deployment, name: _ok(deployment.chaos(name, "error_after", tokens=3)),
+    "cut": lambda deployment, name: _ok(deployment.chaos(name, "cut")),
+}
+# Worst stall each fault may cause, in milliseconds (issue 2, "Must be true" 2).
+STALL_MS_MAX = {"kill": 150, "stop": 2000, "wedge": 2000, "reset": 150, "terminate": 150, "error": 150, "cut": 150}
+
+
+def _ok(answer: dict[str, Any]) -> None:
+    assert answer["ok"], answer
+
+
+async def run_streams(port: int, load: Load) -> list[Answer]:
+    """All streams at once, read when all are over."""
+    received = await asyncio.gather(*(ask(port, *load.body(number)) for number in range(load.streams)))
+    answers = []
+    for one in received:
+        if one.status != 200:
+            answers.append(_failed(f"status {one.status} {one.error} {one.body()[:200]!r}"))
+        else:
+            answers.append(read_answer(one))
+    return answers
+
+
+def _failed(why: str) -> Answer:
+    return Answer("", [], None, False, {"message": why}, 0, None, [], [], [], 0)
+
+
+async def hit_in_the_middle(deployment: Deployment, load: Load, hit: Callable[[], None]) -> list[Answer]:
+    """Run the load; once streams are well under way on every worker, hit."""
+    running = asyncio.ensure_future(run_streams(deployment.port, load))
+    loop = asyncio.get_running_loop()
+    await loop.run_in_executor(None, _wait_under_way, deployment, load)
+    await loop.run_in_executor(None, hit)
+    return await running
+
+
+def _wait_under_way(deployment: Deployment, load: Load) -> None:
+    enough = load.streams * load.tokens // 4
+    names = [name for name, process in deployment.processes.items() if name.startswith("worker")]
+    before = sum(deployment.worker_facts(name)["tokens_total"] for name in names)
+    deployment.wait_until(
+        lambda: sum(deployment.worker_facts(name)["tokens_total"] for name in names) - before > enough,
+        "streams to get under way",
+        30.0,
+    )
+
+
+def compare(fault: str, unbroken: list[Answer], broken: list[Answer]) -> Outcome:
+    pairs = list(zip(unbroken, broken, strict=True))
+    worst_s = max((max(answer.gaps_s, default=0.0) for answer in broken), default=0.0)
+    usual_s = max((max(answer.gaps_s, default=0.0) for answer in unbroken), default=0.0)
+    errors = [str(answer.error["message"]) for answer in broken if answer.error]
+    return Outcome(
+        fault=fault,
+        streams=len(broken),
+        finished=sum(answer.done and answer.finish == "length" and not answer.error for answer in broken),
+        same_tokens=sum(a.tokens == b.tokens and len(b.tokens) > 0 for a, b in pairs),
+        same_text=sum(a.text == b.text for a, b in pairs),
+        same_logprobs=sum(a.logprobs == b.logprobs for a, b in pairs),
+        resumed=sum(answer.resumed > 0 for answer in broken),
+        stall_ms=round((worst_s - usual_s) * 1000, 1),
+        worst_gap_ms=round(worst_s * 1000, 1),
+        unbroken_worst_gap_ms=round(usual_s * 1000, 1),
+        errors=tuple(sorted(set(errors))[:3]),
+    )
+
+
+def run_case(fault: str, load: Load | None = None, after: Callable[[Deployment], None] | None = None) -> Outcome:
+    """One row of the matrix."""
+    load = load or Load()
+    with Deployment(workers=2) as deployment:
+        unbroken = uvloop.run(run_streams(deployment.port, load))
+        broken = uvloop.run(hit_in_the_middle(deployment, load, lambda: HITS[fault](deployment, "worker-0")))
+        outcome = compare(fault, unbroken, broken)
+        if after is not None:
+            after(deployment)
+    return outcome
+
+
+def stopped_worker_returns(deployment: Deployment) -> None:
+    """SIGCONT after ten seconds: the worker comes back on probation and is trusted again."""
+    time.sleep(10.0)
+    deployment.signal("worker-0", signal.SIGCONT)
+    deployment.wait_until(lambda: len(deployment.alive_workers()) == 2, "the continued worker to be trusted again", 15.0)

@@ -1,0 +1,61 @@
+"""Ask a process's status page: one GET, one JSON object, a bound on time and size."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from holdfast.core.address import Address, TcpAddress
+from holdfast.core.ports import Network
+
+ANSWER_BYTES_MAX = 1024 * 1024  # facts of one process; a frontend lists its workers in them
+
+
+class _Answer(asyncio.Protocol):
+    """Collects what comes until the other side closes."""
+
+    def __init__(self) -> None:
+        self.received = bytearray()
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._transport: asyncio.BaseTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+        if len(self.received) > ANSWER_BYTES_MAX and self._transport is not None:
+            self._transport.close()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        if not self.over.done():
+            self.over.set_result(None)
+
+
+async def ask(address: Address, network: Network, bound_s: float, path: str = "/health") -> dict[str, Any] | None:
+    """The facts shown at `path`, or None if there was no such answer in time."""
+    host = f"{address.host}:{address.port}" if isinstance(address, TcpAddress) else "localhost"
+    request = f"GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n"
+    transport: asyncio.Transport | None = None
+    answer = _Answer()
+    try:
+        async with asyncio.timeout(bound_s):
+            transport = await network.connect(address, lambda: answer, bound_s)
+            transport.write(request.encode())
+            await answer.over
+    except (OSError, TimeoutError):
+        return None
+    finally:
+        if transport is not None:
+            transport.abort()
+    return _facts(bytes(answer.received))
+
+
+def _facts(answer: bytes) -> dict[str, Any] | None:
+    """The JSON object in an HTTP answer, whatever its status: "not ready" has facts too."""
+    try:
+        return msgspec.json.decode(answer.partition(b"\r\n\r\n")[2], type=dict[str, Any])
+    except msgspec.DecodeError:
+        return None

@@ -1,0 +1,273 @@
+"""The supervisor: starts jobs in order, hears at once when one ends, starts it again, adopts and replaces, stops all.
+
+Every decision about one process is `machine.step`; here its effects are carried out, synchronously, in one place.
+
+Always true: at most one process per job; what a process was started with is on disk before it starts, and who it is
+right after, so the next supervisor finds it whenever this one is killed; frontends leave before the workers they talk
+to, and the store leaves last, so that no stream breaks for want of a peer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from holdfast.supervise import machine
+from holdfast.supervise.machine import Life, Phase
+from holdfast.supervise.processes import Process, Processes, exit_words
+from holdfast.supervise.records import (
+    Record,
+    forget,
+    forget_record,
+    read_launch,
+    read_record,
+    read_records,
+    remove_record,
+    write_first_record,
+    write_launch,
+    write_record,
+)
+
+# Records are files: while something starts they are looked at this often. Adds at most this much to "ready" on the
+# screen, and nothing to the process's own readiness.
+READY_POLL_S = 0.05
+STORE_WAIT_S = 10.0  # workers start without a store too; waiting for it only spares their log a warning
+KERNEL_S = 5.0  # from SIGKILL to the end: the kernel tears down memory first (facts 4c)
+REPLACE_WAIT_S = 30.0  # for one replaced process to be ready before the next is taken down
+
+START_ORDER = (("store",), ("worker", "frontend"))
+STOP_ORDER = (("frontend",), ("worker",), ("store",))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One process that should run."""
+
+    name: str
+    role: str
+    settings: bytes = b""  # what it is started with; two jobs with equal settings are the same
+    stop_bound_s: float = 5.0  # SIGTERM to SIGKILL
+
+
+@dataclass(slots=True)
+class Slot:
+    """A job, its life, and its process while there is one."""
+
+    job: Job
+    life: Life = field(default_factory=Life)
+    process: Process | None = None
+    timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self.job.name} {self.life}, pid {self.life.pid}>"
+
+
+class Supervisor:
+    """Keeps jobs running until they are stopped. Use it inside one running event loop, in the main thread."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        jobs: Iterable[Job],
+        processes: Processes,
+        command: Callable[[Job, Path], Sequence[str]],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._state_dir = state_dir
+        self._processes = processes
+        self._command = command
+        self._tell = tell
+        self.slots = {job.name: Slot(job) for job in jobs}
+        self._changed = asyncio.Event()
+        self._polling: asyncio.TimerHandle | None = None
+
+    # -- starting
+
+    async def start(self) -> None:
+        """Adopt what runs, start the rest in order, then replace what has other settings. Does not wait for ready."""
+        outdated = self._adopt()
+        for roles in START_ORDER:
+            for slot in self._of(roles):
+                if slot.life.phase is Phase.IDLE:
+                    self._step(slot, machine.Start())
+            if "store" in roles:
+                await self.wait(lambda: not self._are("store", Phase.STARTING), STORE_WAIT_S)
+        for slot in outdated:
+            await self._replace(slot)
+
+    def adopt_everything(self) -> None:
+        """Take over every live process of this state directory, hand-started ones too: to stop them."""
+        for record in read_records(self._state_dir):
+            slot = self.slots.setdefault(record.name, Slot(Job(record.name, record.role)))
+            if not self._adopt_one(slot, record):
+                self.slots.pop(record.name)
+                forget(self._state_dir, record.name)
+
+    def _adopt(self) -> list[Slot]:
+        """Take over what an earlier supervisor left; returns those that were started with other settings."""
+        outdated: list[Slot] = []
+        for record in read_records(self._state_dir):
+            written = read_launch(self._state_dir, record.name)
+            if record.name not in self.slots:
+                self._drop_surplus(record, supervised=written is not None)
+                continue
+            slot = self.slots[record.name]
+            if self._adopt_one(slot, record) and written != slot.job.settings:
+                outdated.append(slot)
+        return outdated
+
+    def _adopt_one(self, slot: Slot, record: Record) -> bool:
+        process = self._processes.adopt(record)
+        if process is None:
+            return False
+        self._hold(slot, process)
+        self._step(slot, machine.Adopted(record.pid, record.state == "ready"))
+        return True
+
+    def _drop_surplus(self, record: Record, supervised: bool) -> None:
+        """Stop what an earlier `up` wanted and this one does not; a process started by hand is its starter's."""
+        slot = Slot(Job(record.name, record.role))
+        if not supervised:
+            if record.alive:
+                self._tell(f"{record.name} was started by hand, pid {record.pid}; left alone")
+            return
+        if not self._adopt_one(slot, record):
+            forget(self._state_dir, record.name)
+            return
+        self.slots[record.name] = slot
+        self._step(slot, machine.Stop(slot.job.stop_bound_s))
+
+    async def _replace(self, slot: Slot) -> None:
+        """One after the other, each ready before the next leaves (facts 21)."""
+        if slot.life.phase in (Phase.STARTING, Phase.READY, Phase.BACKING_OFF):
+            self._step(slot, machine.Replace(slot.job.stop_bound_s))
+        await self.wait(lambda: slot.life.phase in (Phase.READY, Phase.OVER), REPLACE_WAIT_S)
+
+    # -- waiting
+
+    async def wait(self, met: Callable[[], bool], bound_s: float | None = None) -> bool:
+        """Wait until `met`; False if the bound passed first."""
+        try:
+            async with asyncio.timeout(bound_s):
+                while not met():
+                    changed = self._changed
+                    await changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def all_ready(self) -> bool:
+        return all(slot.life.phase in (Phase.READY, Phase.OVER) for slot in self.slots.values())
+
+    # -- stopping
+
+    async def stop(self) -> None:
+        """Stop everything, peers last. Bounded by the sum of the stages' bounds."""
+        for roles in STOP_ORDER:
+            for slot in self._of(roles):
+                self._step(slot, machine.Stop(slot.job.stop_bound_s))
+            bound_s = max((slot.job.stop_bound_s for slot in self._of(roles)), default=0.0) + KERNEL_S
+            await self.wait(partial(self._are_over, roles), bound_s)
+
+    def kill(self) -> None:
+        """Stop everything now."""
+        for slot in self.slots.values():
+            self._step(slot, machine.KillNow())
+
+    # -- one step
+
+    def _of(self, roles: Sequence[str]) -> list[Slot]:
+        known = {role for group in STOP_ORDER for role in group}
+        return [s for s in self.slots.values() if (s.job.role if s.job.role in known else "worker") in roles]
+
+    def _are(self, role: str, phase: Phase) -> bool:
+        return any(slot.life.phase is phase for slot in self._of((role,)))
+
+    def _are_over(self, roles: Sequence[str]) -> bool:
+        return all(slot.life.phase is Phase.OVER for slot in self._of(roles))
+
+    def _step(self, slot: Slot, event: machine.Event) -> None:
+        loop = asyncio.get_running_loop()
+        slot.life, effects = machine.step(slot.life, event, loop.time())
+        if slot.timer is not None:
+            slot.timer.cancel()
+        deadline_s = slot.life.deadline_s
+        slot.timer = loop.call_at(deadline_s, self._step, slot, machine.Tick()) if deadline_s is not None else None
+        for effect in effects:
+            self._perform(slot, effect)
+        self._write_down(slot)
+        if slot.life.phase is Phase.STARTING:
+            self._poll_soon()
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _perform(self, slot: Slot, effect: machine.Effect) -> None:
+        match effect:
+            case machine.Spawn():
+                self._spawn(slot)
+            case machine.Terminate():
+                self._signal(slot, signal.SIGTERM)
+                self._signal(slot, signal.SIGCONT)  # a stopped process hears SIGTERM only once it runs again
+            case machine.Kill():
+                self._signal(slot, signal.SIGKILL)
+            case machine.Tell(text):
+                self._tell(f"{slot.job.name} {text}")
+
+    def _signal(self, slot: Slot, number: int) -> None:
+        if slot.process is not None:
+            slot.process.send(number)
+
+    def _spawn(self, slot: Slot) -> None:
+        job = slot.job
+        try:
+            forget_record(self._state_dir, job.name)  # "backing off", or a killed process's
+            path = write_launch(self._state_dir, job.name, job.settings)
+            process = self._processes.spawn(job.name, self._command(job, path))
+        except OSError as error:
+            why = f"could not be started: {error}"
+            asyncio.get_running_loop().call_soon(self._step, slot, machine.Exited(why))
+            return
+        self._hold(slot, process)
+        record = Record.of_process(process.pid, job.name, job.role, state="starting")
+        write_first_record(self._state_dir, record)
+        self._step(slot, machine.Spawned(process.pid))
+
+    def _hold(self, slot: Slot, process: Process) -> None:
+        slot.process = process
+        process.on_exit(lambda status: self._gone(slot, process, status))
+
+    def _gone(self, slot: Slot, process: Process, status: int | None) -> None:
+        assert slot.process is process, "one process per job"
+        slot.process = None
+        remove_record(self._state_dir, slot.job.name, process.pid)
+        last_line = self._processes.last_line(slot.job.name) if status else ""
+        self._step(slot, machine.Exited(exit_words(status, last_line)))
+
+    def _write_down(self, slot: Slot) -> None:
+        """What no process can say of itself: that it is gone for good, or why it waits to be started again."""
+        job, life = slot.job, slot.life
+        if life.phase is Phase.OVER:
+            forget(self._state_dir, job.name)
+        elif life.phase is Phase.BACKING_OFF:
+            write_record(self._state_dir, Record(job.name, job.role, 0, 0, state=str(life.phase), note=life.note))
+
+    # -- readiness
+
+    def _poll_soon(self) -> None:
+        if self._polling is None:
+            self._polling = asyncio.get_running_loop().call_later(READY_POLL_S, self._poll)
+
+    def _poll(self) -> None:
+        self._polling = None
+        for slot in self.slots.values():
+            if slot.life.phase is not Phase.STARTING:
+                continue
+            record = read_record(self._state_dir, slot.job.name)
+            if record is not None and record.pid == slot.life.pid and record.state == "ready":
+                self._step(slot, machine.BecameReady())
+            else:
+                self._poll_soon()

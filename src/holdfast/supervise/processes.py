@@ -1,0 +1,153 @@
+"""Processes of this machine behind a small port: start one, adopt one, signal it, hear of its end.
+
+Always true: a signal goes through a pidfd, so it never reaches a stranger who got the pid later; the end of a process
+is an event of the loop (2-14 ms after it, facts 30), never found by polling; a child has a session of its own, so that
+a terminal's Ctrl-C reaches only the supervisor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from holdfast.supervise.records import Record
+
+LOG_BYTES_MAX = 10 * 1024 * 1024  # a log this long is set aside (one generation) when its process starts again
+TAIL_BYTES = 4096  # enough for the last line of a log
+
+
+class Process(Protocol):
+    """One living process."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def send(self, number: int) -> None:
+        """Signal it; nothing happens if it is gone."""
+
+    def on_exit(self, told: Callable[[int | None], None]) -> None:
+        """Call `told` once, from the event loop, with the exit status (negative: the signal; None: not known)."""
+
+
+class Processes(Protocol):
+    """Where processes come from."""
+
+    def spawn(self, name: str, command: Sequence[str]) -> Process:
+        """Start one, or raise OSError."""
+
+    def adopt(self, record: Record) -> Process | None:
+        """The process a record speaks of, if it lives."""
+
+    def last_line(self, name: str) -> str:
+        """The last thing the process logged."""
+
+
+@dataclass(slots=True)
+class LocalProcess:
+    """A process of this machine, held by its pidfd."""
+
+    pid: int
+    pidfd: int
+    child: subprocess.Popen[bytes] | None = None  # None: adopted, so its exit status goes to another
+
+    def send(self, number: int) -> None:
+        if self.pidfd < 0:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def on_exit(self, told: Callable[[int | None], None]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def gone() -> None:
+            loop.remove_reader(self.pidfd)
+            os.close(self.pidfd)
+            self.pidfd = -1
+            told(self.child.wait() if self.child is not None else None)
+
+        loop.add_reader(self.pidfd, gone)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalProcesses:
+    """Real processes, whose output goes to `logs/NAME.log`."""
+
+    logs: Path
+    environ: dict[str, str] | None = field(default=None)
+
+    def spawn(self, name: str, command: Sequence[str]) -> LocalProcess:
+        """Must run in the main thread: the kernel ties a child's life to the *thread* that made it."""
+        with self._open_log(name) as log:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=self.environ,
+            )
+        return LocalProcess(child.pid, os.pidfd_open(child.pid), child)
+
+    def adopt(self, record: Record) -> LocalProcess | None:
+        if record.pid <= 0:
+            return None
+        try:
+            pidfd = os.pidfd_open(record.pid)
+        except OSError:
+            return None
+        # Asked after the pidfd was opened: a pid reused before or after has another start time.
+        if not record.alive:
+            os.close(pidfd)
+            return None
+        return LocalProcess(record.pid, pidfd)
+
+    def last_line(self, name: str) -> str:
+        try:
+            with self.path(name).open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
+                lines = log.read().decode(errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return lines[-1].strip() if lines else ""
+
+    def path(self, name: str) -> Path:
+        return self.logs / f"{name}.log"
+
+    def _open_log(self, name: str) -> _Log:
+        self.logs.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = self.path(name)
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_size > LOG_BYTES_MAX:
+                path.replace(path.with_suffix(".log.1"))
+        return _Log(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+
+
+@dataclass(slots=True)
+class _Log:
+    """An open log, closed here as soon as the child has its copy."""
+
+    descriptor: int
+
+    def __enter__(self) -> int:
+        return self.descriptor
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.descriptor)
+
+
+def exit_words(status: int | None, last_line: str) -> str:
+    """How a process ended, for people."""
+    if status is None:
+        return "ended"
+    if status < 0:
+        with contextlib.suppress(ValueError):
+            return signal.Signals(-status).name
+        return f"signal {-status}"
+    return f"exited with {status}: {last_line}" if status and last_line else f"exited with {status}"
