@@ -54,8 +54,7 @@ class _Process:
     process: subprocess.Popen[bytes]
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(10)
+        end(self.process)
 
     def freeze(self) -> None:
         """Return once every thread has stopped; the signal alone takes a moment."""
@@ -67,7 +66,7 @@ class _Process:
 
 
 class EmbeddedRig(_Process):
-    lease_gone_s = 1.0  # how soon a killed client's keys are gone
+    lease_gone_s = 2.0  # how soon a killed client's keys are gone
 
     def __init__(self, directory: Path, *, tcp: bool = False) -> None:
         self.directory = directory
@@ -86,7 +85,7 @@ class EmbeddedRig(_Process):
 
 
 class EtcdRig(_Process):
-    lease_gone_s = ETCD_TTL_S + 3.0
+    lease_gone_s = ETCD_TTL_S + 5.0
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

@@ -8,16 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from store_rigs import (
-    EmbeddedRig,
-    EtcdRig,
-    end,
-    registrant,
-    unavailable_within,
-    until,
-    until_snapshot,
-    upcoming,
-)
+from store_rigs import EmbeddedRig, EtcdRig, end, registrant, unavailable_within, until, until_snapshot, upcoming
 
 from holdfast.store import Deleted, Lost, Put, Snapshot, Store
 from holdfast.store.contract import WATCHES_MAX

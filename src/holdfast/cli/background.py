@@ -1,0 +1,52 @@
+"""The detached supervisor: `python -m holdfast.cli.background LOCK_FD STATE_DIR`, with its launches on stdin.
+
+Started by `holdfast up --detach`, which hands it the lock it already holds. It logs to `STATE_DIR/logs/up.log`. When it
+is killed its processes live on, and the next `up` adopts them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from holdfast.cli.launch import ROLES, Launch, role_of
+from holdfast.cli.plan import job_of
+from holdfast.cli.running import keep_up
+from holdfast.supervise.lock import Holder, sign
+
+
+def encode_launches(launches: list[Launch]) -> bytes:
+    return msgspec.json.encode([(role_of(launch), launch) for launch in launches])
+
+
+def decode_launches(data: bytes) -> list[Launch]:
+    pairs = msgspec.json.decode(data, type=list[tuple[str, msgspec.Raw]])
+    return [msgspec.json.decode(settings, type=ROLES[role]) for role, settings in pairs]
+
+
+def main(argv: list[str]) -> int:
+    lock, state_dir = int(argv[0]), Path(argv[1])
+    sign(lock, Holder(os.getpid(), detached=True))
+
+    async def up() -> None:
+        _log("everything is up")
+        sign(lock, Holder(os.getpid(), detached=True, up=True))
+
+    jobs = [job_of(launch) for launch in decode_launches(sys.stdin.buffer.read())]
+    trouble = asyncio.run(keep_up(state_dir, jobs, tied=False, tell=_log, shown=up))
+    if trouble:
+        print(trouble, file=sys.stderr)
+    return 1 if trouble else 0
+
+
+def _log(line: str) -> None:
+    print(time.strftime("%Y-%m-%d %H:%M:%S"), line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,57 @@
+"""What must be so on this machine before anything is started; each refusal is one line with its mend."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import sys
+from pathlib import Path
+
+from holdfast.core.address import TcpAddress
+from holdfast.core.errors import UserError
+from holdfast.supervise.records import read_records
+
+PYTHON_MIN = (3, 11)
+
+
+def check_machine(platform: str = sys.platform, version: tuple[int, int] = sys.version_info[:2]) -> None:
+    """Linux and a Python that is new enough."""
+    if not platform.startswith("linux"):
+        raise UserError(f"Holdfast needs Linux, this is {platform}; use a container or a Linux machine")
+    if version < PYTHON_MIN:
+        found, needed = (".".join(map(str, pair)) for pair in (version, PYTHON_MIN))
+        raise UserError(f"Holdfast needs Python {needed} or newer, this is {found}; make a venv with a newer one")
+
+
+def settle_port(host: str, port: int, state_dir: Path) -> int:
+    """The port to serve on: `port` if it is free or ours already; a free one for 0."""
+    wanted = str(TcpAddress(host, port))
+    ours = [r for r in read_records(state_dir) if r.role == "frontend" and r.address == wanted and r.alive]
+    return port if ours else _try_port(host, port)
+
+
+def _try_port(host: str, port: int) -> int:
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            # Not SO_REUSEPORT: two strangers sharing a port would each get half of the other's requests.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+            return int(probe.getsockname()[1])
+    except socket.gaierror as error:
+        raise UserError(f"--host {host!r} is not an address: {error.strerror}; try 127.0.0.1 or 0.0.0.0") from error
+    except OSError as error:
+        raise UserError(_explain(host, port, error)) from error
+
+
+def _explain(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"port {port} on {host} is in use (`ss -ltnp 'sport = :{port}'` shows by whom); "
+            f"stop that, or choose another: holdfast up --port {port + 1 if port < 65535 else 8000}"
+        )
+    if error.errno == errno.EACCES:
+        return f"no permission to listen on port {port}; choose one over 1023 with --port"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{host} is not an address of this machine; try --host 127.0.0.1 or --host 0.0.0.0"
+    return f"cannot listen on {host}:{port}: {error.strerror}"

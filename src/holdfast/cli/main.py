@@ -1,0 +1,23 @@
+"""The `holdfast` command's first lines: refuse what cannot work, then hand over to `cli.app`.
+
+Always true: a person's mistake ends in one line on stderr and status 1, never in a traceback. What is imported before
+the version check must load on any Python 3.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    if sys.version_info < (3, 11):  # noqa: UP036 - run from a source tree, pip has checked nothing
+        sys.exit(
+            "holdfast: needs Python 3.11 or newer, this is %d.%d; make a venv with a newer one" % sys.version_info[:2]
+        )
+    from holdfast.cli.app import app
+    from holdfast.core.errors import UserError
+
+    try:
+        app(prog_name="holdfast")
+    except UserError as error:
+        sys.exit(f"holdfast: {' '.join(str(error).split())}")

@@ -1,0 +1,142 @@
+"""`holdfast up`: start, or adopt, one deployment on this machine and keep it running."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from holdfast import __version__
+from holdfast.cli.background import encode_launches
+from holdfast.cli.launch import Launch
+from holdfast.cli.machine_checks import check_machine, settle_port
+from holdfast.cli.plan import UpOptions, job_of, plan
+from holdfast.cli.running import keep_up, log_dir
+from holdfast.cli.screen import Screen, chat_command, show_up
+from holdfast.core.address import TcpAddress
+from holdfast.core.errors import UserError
+from holdfast.supervise.lock import Holder, holder, sign, take_lock
+from holdfast.supervise.processes import LocalProcesses
+from holdfast.supervise.status import look, web_address
+from holdfast.wire.net import SocketNetwork
+
+DETACHED_START_S = 120.0  # a detached start that takes longer goes on by itself; `holdfast ps` shows it
+
+
+def run_up(state_dir: Path, options: UpOptions, detach: bool) -> int:
+    """Run it; the exit status. UserError before anything is started."""
+    check_machine()
+    plan(state_dir, options)  # every wish is checked before anything is touched
+    lock = take_lock(state_dir)
+    if lock is None:
+        raise UserError(_already(state_dir))
+    try:
+        port = settle_port(options.host, options.port, state_dir)
+        options = replace(options, port=port)
+        view = UpView(Screen(), state_dir, options, detach)
+        launches = plan(state_dir, options)
+        if detach:
+            child = _spawn_background(state_dir, launches, lock)
+            return asyncio.run(_watch_background(state_dir, child, launches, view))
+        sign(lock, Holder(os.getpid()))
+        return asyncio.run(_foreground(state_dir, launches, lock, view))
+    finally:
+        os.close(lock)
+
+
+def _already(state_dir: Path) -> str:
+    found = holder(state_dir)
+    who = f" (pid {found.pid})" if found is not None and found.pid else ""
+    return (
+        f"already running{who} in {state_dir}: see `holdfast ps`, stop it with `holdfast down`, "
+        "or set HOLDFAST_STATE_DIR to run another beside it"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class UpView:
+    """What `up` shows, in the foreground and detached alike."""
+
+    screen: Screen
+    state_dir: Path
+    options: UpOptions
+    detached: bool
+
+    async def show(self) -> None:
+        options = self.options
+        statuses = await look(self.state_dir, SocketNetwork())
+        title = f"Holdfast {__version__} is up: model {options.model}, deployment {options.deployment}"
+        url = web_address(str(TcpAddress(options.host, options.port)))
+        chat = chat_command(url, options.model, options.api_keys[0] if options.api_keys else "")
+        show_up(self.screen, title, statuses, chat, self.state_dir, self.detached)
+
+
+def _starting_text(launches: Sequence[Launch]) -> str:
+    return f"starting {', '.join(launch.name for launch in launches)} …"
+
+
+async def _foreground(state_dir: Path, launches: list[Launch], lock: int, view: UpView) -> int:
+    jobs = [job_of(launch) for launch in launches]
+    with contextlib.ExitStack() as spinner:
+        spinner.enter_context(view.screen.busy(_starting_text(launches)))
+
+        async def shown() -> None:
+            spinner.close()
+            sign(lock, Holder(os.getpid(), up=True))
+            await view.show()
+
+        trouble = await keep_up(state_dir, jobs, tied=True, tell=view.screen.event, shown=shown)
+    if trouble:
+        raise UserError(f"{trouble} (logs in {log_dir(state_dir)})")
+    view.screen.line("everything has stopped")
+    return 0
+
+
+def _spawn_background(state_dir: Path, launches: list[Launch], lock: int) -> subprocess.Popen[bytes]:
+    """Start the supervisor in a session of its own, with the lock in its hands."""
+    log_dir(state_dir).mkdir(parents=True, exist_ok=True, mode=0o700)
+    with LocalProcesses(log_dir(state_dir)).path("up").open("ab") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "holdfast.cli.background", str(lock), str(state_dir)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            pass_fds=(lock,),
+            cwd=state_dir,
+        )
+    assert child.stdin is not None
+    child.stdin.write(encode_launches(launches))
+    child.stdin.close()
+    return child
+
+
+async def _watch_background(
+    state_dir: Path, child: subprocess.Popen[bytes], launches: Sequence[Launch], view: UpView
+) -> int:
+    with view.screen.busy(_starting_text(launches)):
+        done = await _wait_until_up(state_dir, child)
+    if child.poll() is not None:
+        last_line = LocalProcesses(log_dir(state_dir)).last_line("up")
+        raise UserError(f"{last_line} (logs in {log_dir(state_dir)})")
+    await view.show()
+    if not done:
+        view.screen.line("Not everything is ready yet; it goes on starting by itself.")
+    return 0
+
+
+async def _wait_until_up(state_dir: Path, child: subprocess.Popen[bytes]) -> bool:
+    """Until the new supervisor says that all is up; False if it ended, or the bound passed."""
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + DETACHED_START_S
+    while loop.time() < until_s and child.poll() is None:
+        found = holder(state_dir)
+        if found is not None and found.pid == child.pid and found.up:
+            return True
+        await asyncio.sleep(0.05)  # files cannot be waited on without inotify; a person does not see 50 ms
+    return False
