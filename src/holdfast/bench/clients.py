@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from dataclasses import dataclass, field
@@ -112,7 +113,7 @@ def read_answer(received: Received, index: int = 0) -> Answer:
         elif text.startswith("data: {"):
             _read_chunk(answer, at_s, json.loads(text[6:]), index)
     times = answer.token_times_s
-    answer.gaps_s = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    answer.gaps_s = [later - earlier for earlier, later in itertools.pairwise(times)]
     return answer
 
 
@@ -151,9 +152,8 @@ class StreamClient(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received.pieces.append((time.perf_counter(), data))
-        if data.endswith(b"0\r\n\r\n") and (len(data) == 5 or data[-7:-5] == b"\r\n"):
-            self._finish()
-        elif b"content-length:" in self._received.pieces[0][1][:1024] and self._is_whole():
+        last_chunk = data.endswith(b"0\r\n\r\n") and (len(data) == 5 or data[-7:-5] == b"\r\n")
+        if last_chunk or (b"content-length:" in self._received.pieces[0][1][:1024] and self._is_whole()):
             self._finish()
 
     def _is_whole(self) -> bool:

@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from holdfast.core.errors import UserError
@@ -65,7 +64,7 @@ class Deployment:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     # -- processes
@@ -88,7 +87,11 @@ class Deployment:
         self._spawn("worker", name, settings | self._worker_settings)
 
     def start_frontend(self, name: str = "frontend") -> None:
-        settings: dict[str, Any] = {"store": self.store, "deployment": "bench", "address": f"tcp://127.0.0.1:{self.port}"}
+        settings: dict[str, Any] = {
+            "store": self.store,
+            "deployment": "bench",
+            "address": f"tcp://127.0.0.1:{self.port}",
+        }
         self._spawn("frontend", name, settings | self._frontend_settings)
 
     def _spawn(self, role: str, name: str, settings: dict[str, Any]) -> None:

@@ -146,20 +146,29 @@ def compare(fault: str, unbroken: list[Answer], broken: list[Answer]) -> Outcome
     )
 
 
-def run_case(fault: str, load: Load | None = None, after: Callable[[Deployment], None] | None = None) -> Outcome:
+def run_case(fault: str, load: Load | None = None) -> Outcome:
     """One row of the matrix."""
     load = load or Load()
     with Deployment(workers=2) as deployment:
         unbroken = uvloop.run(run_streams(deployment.port, load))
         broken = uvloop.run(hit_in_the_middle(deployment, load, lambda: HITS[fault](deployment, "worker-0")))
-        outcome = compare(fault, unbroken, broken)
-        if after is not None:
-            after(deployment)
-    return outcome
+        return compare(fault, unbroken, broken)
 
 
-def stopped_worker_returns(deployment: Deployment) -> None:
-    """SIGCONT after ten seconds: the worker comes back on probation and is trusted again."""
-    time.sleep(10.0)
-    deployment.signal("worker-0", signal.SIGCONT)
-    deployment.wait_until(lambda: len(deployment.alive_workers()) == 2, "the continued worker to be trusted again", 15.0)
+def run_stop_and_continue(load: Load, continue_after_s: float) -> tuple[Outcome, list[str]]:
+    """SIGSTOP, and SIGCONT while the moved streams still run: what the worker then sends must reach nobody.
+
+    Also tells the verdicts the frontend went through until it trusts the worker again."""
+
+    def hit() -> None:
+        deployment.signal("worker-0", signal.SIGSTOP)
+        time.sleep(continue_after_s)
+        deployment.signal("worker-0", signal.SIGCONT)
+
+    with Deployment(workers=2) as deployment:
+        unbroken = uvloop.run(run_streams(deployment.port, load))
+        broken = uvloop.run(hit_in_the_middle(deployment, load, hit))
+        deployment.wait_until(lambda: len(deployment.alive_workers()) == 2, "the worker to be trusted again", 20.0)
+        log = deployment.log("frontend").splitlines()
+    verdicts = [line.split(" -> ")[1].split(":")[0] for line in log if " -> " in line]
+    return compare("stop", unbroken, broken), verdicts[2:]

@@ -126,7 +126,11 @@ def frontend_killed(streams: int = 32) -> dict[str, Any]:
         cancelled_s = uvloop.run(load())
         deployment.start_frontend()
         back_s = deployment.wait_until(lambda: deployment.health().get("status") == "ready", "the frontend to be back")
-    return {"streams": streams, "orphans_cancelled_ms": round(cancelled_s * 1000), "restart_to_ready_s": round(back_s, 2)}
+    return {
+        "streams": streams,
+        "orphans_cancelled_ms": round(cancelled_s * 1000),
+        "restart_to_ready_s": round(back_s, 2),
+    }
 
 
 def _streams(deployment: Deployment) -> int:

@@ -11,6 +11,7 @@ import typer
 
 from holdfast import __version__
 from holdfast.cli import bench, roles
+from holdfast.cli import options as opt
 from holdfast.cli.options import environment
 
 RUN = "Run it"
@@ -43,45 +44,23 @@ def root(
     """Options of `holdfast` itself."""
 
 
-SERVING, SIM = "Serving", "The sim engine"
-
-
 @app.command(rich_help_panel=RUN)
 def up(
-    engine: Annotated[str, typer.Option(help="Which engine the workers host.")] = "sim",
-    workers: Annotated[int, typer.Option(help="How many workers.")] = 2,
-    frontends: Annotated[int, typer.Option(help="How many frontends share the port.")] = 1,
-    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 for everyone.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 picks a free port.")] = 8000,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Run in the background.")] = False,
-    model: Annotated[
-        str, typer.Option(help="The name clients ask for.", rich_help_panel=SERVING)
-    ] = "holdfast-sim",
-    deployment: Annotated[
-        str, typer.Option(help="The deployment's name; default $DYN_NAMESPACE or local.", rich_help_panel=SERVING)
-    ] = "",
-    store: Annotated[
-        str, typer.Option(help="A store to use, e.g. etcd://127.0.0.1:2379; default: our own.", rich_help_panel=SERVING)
-    ] = "",
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(help="A key clients must send; may be repeated. Also $HOLDFAST_API_KEYS.", rich_help_panel=SERVING),
-    ] = None,
-    hold_s: Annotated[
-        float, typer.Option(min=0, help="How long streams wait for a worker, seconds.", rich_help_panel=SERVING)
-    ] = 30.0,
-    drain_s: Annotated[
-        float, typer.Option(min=0, help="How long answers may finish after Ctrl-C, seconds.", rich_help_panel=SERVING)
-    ] = 4.0,
-    sim_ttft_ms: Annotated[
-        float, typer.Option(min=0, help="Time to the first token, milliseconds.", rich_help_panel=SIM)
-    ] = 50.0,
-    sim_tpot_ms: Annotated[
-        float, typer.Option(min=0, help="Time per token, milliseconds; 0 is full speed.", rich_help_panel=SIM)
-    ] = 20.0,
-    allow_chaos: Annotated[
-        bool, typer.Option("--allow-chaos", help="Let `holdfast chaos` break the workers.", rich_help_panel=SIM)
-    ] = False,
+    engine: opt.Engine = "sim",
+    workers: opt.Workers = 2,
+    frontends: opt.Frontends = 1,
+    host: opt.Host = "127.0.0.1",
+    port: opt.Port = 8000,
+    detach: opt.Detach = False,
+    model: opt.Model = "holdfast-sim",
+    deployment: opt.Deployment = "",
+    store: opt.Store = "",
+    api_key: opt.ApiKeys = None,
+    hold_s: opt.HoldS = 30.0,
+    drain_s: opt.DrainS = 4.0,
+    sim_ttft_ms: opt.SimTtftMs = 50.0,
+    sim_tpot_ms: opt.SimTpotMs = 20.0,
+    allow_chaos: opt.AllowChaos = False,
 ) -> None:
     """Start everything: store, workers and frontend. Ctrl-C stops it."""
     from holdfast.cli.launch import SimLaunch
@@ -89,22 +68,10 @@ def up(
     from holdfast.cli.up import run_up
 
     env = environment()
-    options = UpOptions(
-        deployment=deployment or env.deployment,
-        engine=engine,
-        model=model,
-        workers=workers,
-        frontends=frontends,
-        host=host,
-        port=port,
-        store=store,
-        hold_s=hold_s,
-        drain_s=drain_s,
-        allow_chaos=allow_chaos,
-        api_keys=tuple(api_key or env.api_keys),
-        sim=SimLaunch(ttft_ms=sim_ttft_ms, tpot_ms=sim_tpot_ms),
-        log_level=env.log_level,
-    )
+    keys = tuple(api_key or env.api_keys)
+    sim = SimLaunch(ttft_ms=sim_ttft_ms, tpot_ms=sim_tpot_ms)
+    serving = (deployment or env.deployment, engine, model, workers, frontends, host, port, store)
+    options = UpOptions(*serving, hold_s, drain_s, allow_chaos, keys, sim, env.log_level)
     raise typer.Exit(run_up(env.state_dir, options, detach))
 
 
@@ -117,9 +84,7 @@ def down() -> None:
 
 
 @app.command(rich_help_panel=RUN)
-def ps(
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON list on stdout, for programs.")] = False,
-) -> None:
+def ps(as_json: opt.Json = False) -> None:
     """Show what runs."""
     from holdfast.cli.ps import run_ps
 

@@ -148,7 +148,8 @@ async def _run_frontend(launch: FrontendLaunch, stop: asyncio.Event, on_ready: O
     from holdfast.frontend.process import FrontendSettings, run_frontend
     from holdfast.migration.dispatcher import HoldSettings
     from holdfast.store.opening import open_store
-    from holdfast.wire.http import HttpLimits
+    from holdfast.wire.http_request import HttpLimits
+    from holdfast.wire.http_server import HttpPatience
     from holdfast.wire.net import SocketNetwork
 
     rng = random.Random()
@@ -159,6 +160,7 @@ async def _run_frontend(launch: FrontendLaunch, stop: asyncio.Event, on_ready: O
         api_keys=frozenset(launch.api_keys),
         holds=HoldSettings(hold_s=launch.hold_s),
         limits=HttpLimits(body_bytes_max=launch.body_bytes_max),
+        patience=HttpPatience(request_s=launch.request_s, unread_s=launch.unread_s),
         drain_s=launch.drain_s,
     )
     store = open_store(launch.store, network, rng)

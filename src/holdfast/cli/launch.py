@@ -64,6 +64,8 @@ class FrontendLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drain_s: float = 30.0
     parent: int = 0
     log_level: str = "info"
+    request_s: float = 30.0  # for a client to send its request
+    unread_s: float = 60.0  # for a client that does not read
 
 
 Launch = StoreLaunch | WorkerLaunch | FrontendLaunch

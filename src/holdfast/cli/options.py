@@ -1,9 +1,63 @@
-"""What the subcommands share: the environment, read once per command."""
+"""What the subcommands share: options that several of them have, and the environment, read once per command."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from holdfast.core.errors import UserError
 from holdfast.settings import Environment, read_environment
+
+_SERVING = "Serving"
+_SIM = "The sim engine"
+
+Engine = Annotated[str, typer.Option(help="Which engine a worker hosts.")]
+Host = Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 for everyone.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 picks a free port.")]
+Workers = Annotated[int, typer.Option(help="How many workers.")]
+Frontends = Annotated[int, typer.Option(help="How many frontends share the port.")]
+Detach = Annotated[bool, typer.Option("--detach", "-d", help="Run in the background.")]
+Name = Annotated[str, typer.Option(help="How `holdfast ps` calls it; default: the next free name.")]
+Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, for programs.")]
+
+Model = Annotated[str, typer.Option(help="The name clients ask for.", rich_help_panel=_SERVING)]
+Deployment = Annotated[
+    str, typer.Option(help="The deployment's name; default $DYN_NAMESPACE or local.", rich_help_panel=_SERVING)
+]
+Store = Annotated[
+    str,
+    typer.Option(help="A store to use, e.g. etcd://127.0.0.1:2379; default: our own.", rich_help_panel=_SERVING),
+]
+ApiKeys = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--api-key", help="A key clients must send; may be repeated. Also $HOLDFAST_API_KEYS.", rich_help_panel=_SERVING
+    ),
+]
+HoldS = Annotated[
+    float, typer.Option(min=0, help="How long streams wait for a worker, seconds.", rich_help_panel=_SERVING)
+]
+DrainS = Annotated[
+    float,
+    typer.Option(min=0, help="How long answers may finish once asked to stop, seconds.", rich_help_panel=_SERVING),
+]
+
+SimTtftMs = Annotated[float, typer.Option(min=0, help="Time to the first token, milliseconds.", rich_help_panel=_SIM)]
+SimTpotMs = Annotated[
+    float, typer.Option(min=0, help="Time per token, milliseconds; 0 is full speed.", rich_help_panel=_SIM)
+]
+SimJitter = Annotated[
+    float, typer.Option(min=0, max=1, help="Share by which a step's time varies.", rich_help_panel=_SIM)
+]
+SimConcurrency = Annotated[int, typer.Option(min=1, help="Streams that run at once.", rich_help_panel=_SIM)]
+SimQueue = Annotated[int, typer.Option(min=0, help="Streams that may wait.", rich_help_panel=_SIM)]
+SimBlockSize = Annotated[int, typer.Option(min=1, help="Tokens per KV block.", rich_help_panel=_SIM)]
+SimKvBlocks = Annotated[int, typer.Option(min=1, help="KV blocks.", rich_help_panel=_SIM)]
+SimContext = Annotated[int, typer.Option(min=1, help="Prompt and answer together, tokens.", rich_help_panel=_SIM)]
+AllowChaos = Annotated[
+    bool, typer.Option("--allow-chaos", help="Let `holdfast chaos` break workers.", rich_help_panel=_SIM)
+]
 
 
 def environment() -> Environment:

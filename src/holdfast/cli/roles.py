@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from holdfast.cli import options as opt
 from holdfast.cli.options import environment
 from holdfast.core.errors import UserError
 from holdfast.settings import Environment
@@ -14,125 +15,81 @@ from holdfast.settings import Environment
 if TYPE_CHECKING:
     from holdfast.cli.launch import Launch
 
-SIM = "The sim engine"
 NAMES_MAX = 1024  # processes of one role in one state directory
 
-Store = Annotated[str, typer.Option(help="The store: unix://, tcp:// or etcd://; default: the state directory's own.")]
-Deployment = Annotated[str, typer.Option(help="The deployment's name; default $DYN_NAMESPACE or local.")]
-Name = Annotated[str, typer.Option(help="How `holdfast ps` calls it; default: the next free name.")]
+Address = Annotated[str, typer.Option(help="Where frontends connect; port 0 picks a free one.")]
+BeatAddress = Annotated[str, typer.Option(help="Where frontends hear its heartbeat.")]
+StatusAddress = Annotated[
+    str, typer.Option(help="Where /live, /health and /metrics are; default tcp://127.0.0.1:$DYN_SYSTEM_PORT.")
+]
+BodyBytesMax = Annotated[int, typer.Option(min=1, help="The largest request body, bytes.")]
+StoreAddress = Annotated[
+    str, typer.Option(help="Where to listen, unix:// or tcp://; default: a socket in the state directory.")
+]
 
 
 def worker(
-    store: Store = "",
-    deployment: Deployment = "",
-    name: Name = "",
-    engine: Annotated[str, typer.Option(help="Which engine it hosts.")] = "sim",
-    model: Annotated[str, typer.Option(help="The name clients ask for.")] = "holdfast-sim",
-    address: Annotated[str, typer.Option(help="Where frontends connect; port 0 picks a free one.")] = "tcp://127.0.0.1:0",
-    beat_address: Annotated[str, typer.Option(help="Where frontends hear its heartbeat.")] = "tcp://127.0.0.1:0",
-    status_address: Annotated[
-        str, typer.Option(help="Where /live, /health and /metrics are; default 127.0.0.1:$DYN_SYSTEM_PORT.")
-    ] = "",
-    drain_s: Annotated[float, typer.Option(min=0, help="SIGTERM to exit at most, seconds.")] = 5.0,
-    allow_chaos: Annotated[bool, typer.Option("--allow-chaos", help="Let `holdfast chaos` break it.")] = False,
-    sim_ttft_ms: Annotated[
-        float, typer.Option(min=0, help="Time to the first token, milliseconds.", rich_help_panel=SIM)
-    ] = 50.0,
-    sim_tpot_ms: Annotated[
-        float, typer.Option(min=0, help="Time per token, milliseconds; 0 is full speed.", rich_help_panel=SIM)
-    ] = 20.0,
-    sim_jitter: Annotated[
-        float, typer.Option(min=0, max=1, help="Share by which a step's time varies.", rich_help_panel=SIM)
-    ] = 0.10,
-    sim_concurrency: Annotated[int, typer.Option(min=1, help="Streams that run at once.", rich_help_panel=SIM)] = 256,
-    sim_queue: Annotated[int, typer.Option(min=0, help="Streams that may wait.", rich_help_panel=SIM)] = 256,
-    sim_block_size: Annotated[int, typer.Option(min=1, help="Tokens per KV block.", rich_help_panel=SIM)] = 16,
-    sim_kv_blocks: Annotated[int, typer.Option(min=1, help="KV blocks.", rich_help_panel=SIM)] = 65_536,
-    sim_context_tokens_max: Annotated[
-        int, typer.Option(min=1, help="Prompt and answer together, tokens.", rich_help_panel=SIM)
-    ] = 32_768,
+    store: opt.Store = "",
+    deployment: opt.Deployment = "",
+    name: opt.Name = "",
+    engine: opt.Engine = "sim",
+    model: opt.Model = "holdfast-sim",
+    address: Address = "tcp://127.0.0.1:0",
+    beat_address: BeatAddress = "tcp://127.0.0.1:0",
+    status_address: StatusAddress = "",
+    drain_s: opt.DrainS = 5.0,
+    allow_chaos: opt.AllowChaos = False,
+    sim_ttft_ms: opt.SimTtftMs = 50.0,
+    sim_tpot_ms: opt.SimTpotMs = 20.0,
+    sim_jitter: opt.SimJitter = 0.10,
+    sim_concurrency: opt.SimConcurrency = 256,
+    sim_queue: opt.SimQueue = 256,
+    sim_block_size: opt.SimBlockSize = 16,
+    sim_kv_blocks: opt.SimKvBlocks = 65_536,
+    sim_context_tokens_max: opt.SimContext = 32_768,
 ) -> None:
     """A worker: hosts an engine, registers in the store, serves frontends."""
     from holdfast.cli.launch import SimLaunch, WorkerLaunch
 
     env = environment()
-    launch = WorkerLaunch(
-        str(env.state_dir),
-        store or _own_store(env),
-        deployment or env.deployment,
-        _free_name(env.state_dir, "worker", name),
-        engine,
-        model,
-        address,
-        beat_address,
-        status_address or f"tcp://127.0.0.1:{env.status_port}",
-        drain_s,
-        allow_chaos,
-        SimLaunch(
-            sim_ttft_ms,
-            sim_tpot_ms,
-            sim_jitter,
-            sim_concurrency,
-            sim_queue,
-            sim_block_size,
-            sim_kv_blocks,
-            sim_context_tokens_max,
-        ),
-        log_level=env.log_level,
-    )
-    _run(launch)
+    name = _free_name(env.state_dir, "worker", name)
+    times = (sim_ttft_ms, sim_tpot_ms, sim_jitter)
+    sim = SimLaunch(*times, sim_concurrency, sim_queue, sim_block_size, sim_kv_blocks, sim_context_tokens_max)
+    status = status_address or f"tcp://127.0.0.1:{env.status_port}"
+    found_by = (str(env.state_dir), store or _own_store(env), deployment or env.deployment, name)
+    addresses = (address, beat_address, status)
+    _run(WorkerLaunch(*found_by, engine, model, *addresses, drain_s, allow_chaos, sim, log_level=env.log_level))
 
 
 def frontend(
-    store: Store = "",
-    deployment: Deployment = "",
-    name: Name = "",
-    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 for everyone.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 picks a free port.")] = 8000,
-    api_key: Annotated[
-        list[str] | None, typer.Option(help="A key clients must send; may be repeated. Also $HOLDFAST_API_KEYS.")
-    ] = None,
-    hold_s: Annotated[float, typer.Option(min=0, help="How long streams wait for a worker, seconds.")] = 30.0,
-    body_bytes_max: Annotated[int, typer.Option(min=1, help="The largest request body, bytes.")] = 16 * 1024 * 1024,
-    drain_s: Annotated[float, typer.Option(min=0, help="How long answers may finish after SIGTERM, seconds.")] = 30.0,
+    store: opt.Store = "",
+    deployment: opt.Deployment = "",
+    name: opt.Name = "",
+    host: opt.Host = "127.0.0.1",
+    port: opt.Port = 8000,
+    api_key: opt.ApiKeys = None,
+    hold_s: opt.HoldS = 30.0,
+    body_bytes_max: BodyBytesMax = 16 * 1024 * 1024,
+    drain_s: opt.DrainS = 30.0,
 ) -> None:
     """A frontend: the OpenAI-compatible HTTP server. Several may share one port."""
     from holdfast.cli.launch import FrontendLaunch
     from holdfast.core.address import TcpAddress
 
     env = environment()
-    launch = FrontendLaunch(
-        str(env.state_dir),
-        store or _own_store(env),
-        deployment or env.deployment,
-        _free_name(env.state_dir, "frontend", name),
-        str(TcpAddress(host, port)),
-        tuple(api_key or env.api_keys),
-        hold_s,
-        body_bytes_max,
-        drain_s,
-        log_level=env.log_level,
-    )
-    _run(launch)
+    name = _free_name(env.state_dir, "frontend", name)
+    found_by = (str(env.state_dir), store or _own_store(env), deployment or env.deployment, name)
+    where, keys = str(TcpAddress(host, port)), tuple(api_key or env.api_keys)
+    _run(FrontendLaunch(*found_by, where, keys, hold_s, body_bytes_max, drain_s, log_level=env.log_level))
 
 
-def store(
-    address: Annotated[
-        str, typer.Option(help="Where to listen, unix:// or tcp://; default: a socket in the state directory.")
-    ] = "",
-    name: Annotated[str, typer.Option(help="How `holdfast ps` calls it.")] = "store",
-) -> None:
+def store(address: StoreAddress = "", name: opt.Name = "store") -> None:
     """The embedded store: who serves what, for one machine or a few."""
     from holdfast.cli.launch import StoreLaunch
 
     env = environment()
-    launch = StoreLaunch(
-        str(env.state_dir),
-        address or _own_store(env),
-        _free_name(env.state_dir, "store", name),
-        log_level=env.log_level,
-    )
-    _run(launch)
+    name = _free_name(env.state_dir, "store", name)
+    _run(StoreLaunch(str(env.state_dir), address or _own_store(env), name, log_level=env.log_level))
 
 
 def _own_store(env: Environment) -> str:
@@ -140,7 +97,7 @@ def _own_store(env: Environment) -> str:
 
 
 def _free_name(state_dir: Path, role: str, name: str) -> str:
-    """`name` if nobody has it; without one, the first of role-1, role-2, … that is not a supervisor's or a live one's."""
+    """`name` if nobody has it; without one, the first of role-1, role-2, … that is nobody's."""
     from holdfast.supervise.records import launch_path, read_record
 
     def taken(candidate: str) -> bool:

@@ -92,16 +92,13 @@ def tilde(path: Path) -> str:
 
 
 def chat_command(url: str, model: str, api_key: str) -> str:
-    """A `curl` that streams an answer long enough to kill a worker in the middle of it."""
-    body = {
-        "model": model,
-        "stream": True,
-        "max_tokens": 600,
-        "messages": [{"role": "user", "content": "Tell me about the sea"}],
-    }
-    key = f" -H {shlex.quote(f'Authorization: Bearer {api_key}')}" if api_key else ""
-    data = shlex.quote(json.dumps(body))
-    return f"curl -N {url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\\n    -d {data}"
+    """A `curl` that streams an answer long enough to kill a worker in the middle of it; for a narrow screen."""
+    body = f'{{"model":{json.dumps(model)},"stream":true,"max_tokens":600,\n'
+    body += '         "messages":[{"role":"user","content":"Tell me about the sea"}]}'
+    lines = [f"curl -N {url}/v1/chat/completions", "    -H 'Content-Type: application/json'"]
+    if api_key:
+        lines.append(f"    -H {shlex.quote(f'Authorization: Bearer {api_key}')}")
+    return " \\\n".join([*lines, f"    -d {shlex.quote(body)}"])
 
 
 def show_up(screen: Screen, title: str, statuses: Sequence[Status], chat: str, state_dir: Path, detached: bool) -> None:
@@ -112,11 +109,12 @@ def show_up(screen: Screen, title: str, statuses: Sequence[Status], chat: str, s
     screen.table(statuses)
     screen.line()
     if chat:
-        screen.line("Talk to it:", style="bold")
+        screen.line("Talk to it, from another terminal:", style="bold")
         screen.line(f"  {chat}")
     worker = next((status for status in statuses if status.role == "worker" and status.pid), None)
     if worker is not None:
-        screen.line(f"Kill {worker.name} while it answers, from another terminal; the stream goes on:", style="bold")
+        screen.line()
+        screen.line("Kill a worker while it answers (`holdfast ps` shows which); the stream goes on:", style="bold")
         screen.line(f"  kill -9 {worker.pid}")
     screen.line()
     end = "`holdfast down` stops it" if detached else "Ctrl-C stops it"

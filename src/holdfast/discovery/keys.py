@@ -19,7 +19,9 @@ INSTANCES = "v1/instances/"
 CARDS = "v1/mdc/"
 REFUSALS = "v1/refused/"
 
-_NAME = re.compile(r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+# As `InstanceKey.path` writes it and no other way, so that an instance has one key.
+_HEX = re.compile(r"0|[1-9a-f][0-9a-f]{0,15}")
 _PLACEMENT_ONLY = frozenset({"replicas", "workers", "port", "ports", "host"})
 
 
@@ -40,16 +42,13 @@ class InstanceKey:
 def parse_key(prefix: str, key: str) -> InstanceKey | None:
     """The instance a key under `prefix` speaks of, or None if it is not such a key."""
     parts = key.removeprefix(prefix).split("/")
-    if not key.startswith(prefix) or len(parts) != 4:
+    if not key.startswith(prefix) or len(parts) != 4 or not _HEX.fullmatch(parts[3]):
         return None
-    try:
-        return InstanceKey(parts[0], parts[1], parts[2], int(parts[3], 16))
-    except ValueError:
-        return None
+    return InstanceKey(parts[0], parts[1], parts[2], int(parts[3], 16))
 
 
 def check_deployment_name(name: str) -> None:
-    if not _NAME.match(name):
+    if not _NAME.fullmatch(name):
         raise ValueError(f"deployment name {name!r} must be 1-63 of a-z, 0-9 and '-', with no '-' at either end")
 
 

@@ -69,35 +69,39 @@ class Registry:
         return changes
 
     def put(self, key: str, value: bytes) -> list[Change]:
-        if self._values.get(key) == value:
+        where = self._ours(key)
+        if where is None or self._values.get(key) == value:
             return []
         self._values[key] = value
-        return self._reconsider(key)
+        return self._reconsider(where)
 
     def deleted(self, key: str) -> list[Change]:
-        if self._values.pop(key, None) is None:
+        where = self._ours(key)
+        if where is None or self._values.pop(key, None) is None:
             return []
-        return self._reconsider(key)
+        return self._reconsider(where)
 
-    def _reconsider(self, key: str) -> list[Change]:
+    def _ours(self, key: str) -> InstanceKey | None:
+        """The instance a key speaks of; None for other deployments' keys, which are not even kept."""
         where = parse_key(INSTANCES, key) or parse_key(CARDS, key)
-        if where is None or not admits(self._deployment, where.namespace):
-            return []
+        return where if where is not None and admits(self._deployment, where.namespace) else None
+
+    def _reconsider(self, where: InstanceKey) -> list[Change]:
         old = self.instances.get(where)
         new = self._read(where)
-        if isinstance(new, NotAdmitted):
-            changed = self._refused.get(where) != new.reason
-            self._refused[where] = new.reason
-            self.instances.pop(where, None)
-            return [new] if changed else []
-        self._refused.pop(where, None)
+        if not isinstance(new, NotAdmitted):
+            self._refused.pop(where, None)
         if new == old:
             return []
         changes: list[Change] = []
         if old is not None:
             del self.instances[where]
             changes.append(Withdrawn(old))
-        if new is not None:
+        if isinstance(new, NotAdmitted):
+            if self._refused.get(where) != new.reason:
+                self._refused[where] = new.reason
+                changes.append(new)
+        elif new is not None:
             self.instances[where] = new
             changes.append(Appeared(new))
         return changes

@@ -9,20 +9,15 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import msgspec
-
 from holdfast.frontend.admission import Admission, too_busy
 from holdfast.frontend.api.chat import parse_chat
 from holdfast.frontend.api.completions import parse_completion
-from holdfast.frontend.api.errors import ApiError, model_not_found
+from holdfast.frontend.api.errors import ApiError
 from holdfast.frontend.api.request import ParsedRequest
-from holdfast.frontend.metrics import FrontendMetrics
 from holdfast.frontend.model_text import ModelText
+from holdfast.frontend.pages import OPEN_PATHS, Pages
 from holdfast.frontend.reply import Reply
-from holdfast.migration.dispatcher import Dispatcher
-from holdfast.migration.pool import WorkerPool
 from holdfast.migration.sets import ModelDirectory, WorkerSet
-from holdfast.wire import metrics
 from holdfast.wire.http import HttpConnection, HttpRequest
 
 log = logging.getLogger("holdfast.frontend")
@@ -32,7 +27,10 @@ PREPARING_MAX = 1024
 
 Parse = Callable[[bytes], ParsedRequest]
 Over = Callable[[Reply | None], None]
-_OPEN_PATHS = frozenset({"/health", "/live", "/metrics"})
+_GENERATING: dict[str, tuple[Parse, str]] = {
+    "/v1/chat/completions": (parse_chat, "chat"),
+    "/v1/completions": (parse_completion, "completions"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +45,10 @@ class AppSettings:
 class _Preparing:
     """Stands in as the responder until the reply exists, so that a client's leaving is noticed."""
 
-    gone: bool = False
-    task: asyncio.Task[None] | None = None
+    task: asyncio.Task[None]
 
     def client_gone(self) -> None:
-        self.gone = True
-        if self.task is not None:
-            self.task.cancel()
+        self.task.cancel()
 
     def client_writable(self) -> None:
         """Nothing has been written yet."""
@@ -65,13 +60,8 @@ class App:
 
     settings: AppSettings
     directory: ModelDirectory
-    dispatcher: Dispatcher
-    pool: WorkerPool
     admission: Admission
-    created: int
-    store_state: Callable[[], str]
-    metrics: FrontendMetrics = field(default_factory=FrontendMetrics)
-    draining: bool = False
+    pages: Pages
     inflight: int = 0
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _models_changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -93,30 +83,15 @@ class App:
             _refuse(connection, ApiError(500, "internal error; the log has the details", "server_error"))
 
     def _route(self, connection: HttpConnection, request: HttpRequest) -> None:
-        path, method = request.path, request.method
-        if path not in _OPEN_PATHS:
+        path = request.path
+        if path not in OPEN_PATHS:
             self._check_key(request)
-        if path in ("/v1/chat/completions", "/v1/completions"):
-            _only(method, "POST")
-            if path == "/v1/chat/completions":
-                self._generate(connection, request, parse_chat, "chat")
-            else:
-                self._generate(connection, request, parse_completion, "completions")
-            return
-        _only(method, "GET", "HEAD")
-        if path == "/v1/models":
-            cards = [self._card(name) for name in self.directory.models()]
-            connection.respond(200, msgspec.json.encode({"object": "list", "data": cards}))
-        elif path.startswith("/v1/models/"):
-            connection.respond(200, msgspec.json.encode(self._card(path.removeprefix("/v1/models/"))))
-        elif path == "/live":
-            connection.respond(200, b'{"status":"live"}')
-        elif path == "/health":
-            facts = self.facts()
-            connection.respond(200 if facts["status"] == "ready" else 503, msgspec.json.encode(facts))
-        elif path == "/metrics":
-            page = self.metrics.page(self.dispatcher.stats, self.pool, self._held())
-            connection.respond(200, page, metrics.CONTENT_TYPE)
+        if path in _GENERATING:
+            _only(request.method, "POST")
+            self._generate(connection, request, *_GENERATING[path])
+        elif self.pages.has(path):
+            _only(request.method, "GET", "HEAD")
+            self.pages.answer(connection, path, self.inflight)
         else:
             raise ApiError(404, f"unknown path {path[:200]!r}; see /v1/models, /v1/chat/completions, /v1/completions")
 
@@ -132,11 +107,15 @@ class App:
     # -- generating
 
     def _generate(self, connection: HttpConnection, request: HttpRequest, parse: Parse, endpoint: str) -> None:
-        if self.draining:
+        if self.pages.draining:
             connection.closing = True
             raise ApiError(503, "this frontend is shutting down", "server_error", None, "draining", retry_after_s=1.0)
         began_s = asyncio.get_running_loop().time()
-        parsed = parse(request.body)
+        try:
+            parsed = parse(request.body)
+        except ApiError:
+            self.pages.metrics.requests.labels("unknown", endpoint, "unknown", "error").inc()
+            raise
         over = self._begin(parsed, endpoint, began_s)
         try:
             workers = self.admission.find_set(parsed)
@@ -156,13 +135,12 @@ class App:
         if len(self._tasks) >= PREPARING_MAX:
             over(None)
             raise too_busy()
-        waiting = _Preparing()
-        connection.responder = waiting
-        waiting.task = self._spawn(self._prepare(connection, parsed, waiting, over))
+        task = self._spawn(self._prepare(connection, parsed, over))
+        # Not inside the task: one that is cancelled before its first step never gets to run a line of its own.
+        task.add_done_callback(lambda done: over(None) if done.cancelled() else None)
+        connection.responder = _Preparing(task)
 
-    async def _prepare(
-        self, connection: HttpConnection, parsed: ParsedRequest, waiting: _Preparing, over: Over
-    ) -> None:
+    async def _prepare(self, connection: HttpConnection, parsed: ParsedRequest, over: Over) -> None:
         """A request that could not be launched at once; the root of its task."""
         try:
             workers = await self._wait_for_set(parsed)
@@ -170,9 +148,6 @@ class App:
             prompts = self.admission.prompt_texts(parsed, text)
             tokens = await self.admission.encode(parsed, text, prompts)
             self.admission.launch(connection, parsed, workers, text, tokens, over)
-        except asyncio.CancelledError:
-            over(None)
-            raise
         except ApiError as error:
             over(None)
             _refuse(connection, error)
@@ -203,15 +178,15 @@ class App:
         model = parsed.model if self.directory.of_model(parsed.model) else "unknown"
         kind = "stream" if parsed.stream else "unary"
         self.inflight += 1
-        self.metrics.inflight.labels(model).inc()
+        self.pages.metrics.inflight.labels(model).inc()
 
         def over(reply: Reply | None) -> None:
             self.inflight -= 1
             if self.inflight == 0:
                 self._became_idle.set()
-            self.metrics.inflight.labels(model).dec()
+            self.pages.metrics.inflight.labels(model).dec()
             outcome = reply.outcome if reply is not None else "error"
-            self.metrics.requests.labels(model, endpoint, kind, outcome).inc()
+            self.pages.metrics.requests.labels(model, endpoint, kind, outcome).inc()
             if reply is not None:
                 self._count(reply, model, began_s)
 
@@ -220,7 +195,7 @@ class App:
     def _count(self, reply: Reply, model: str, began_s: float) -> None:
         now_s = asyncio.get_running_loop().time()
         made = reply.completion_token_count()
-        shown = self.metrics
+        shown = self.pages.metrics
         shown.duration.labels(model).observe(now_s - began_s)
         shown.input_tokens.labels(model).observe(reply.prompt_token_count())
         shown.output_tokens.labels(model).observe(made)
@@ -232,49 +207,6 @@ class App:
             gaps = made // len(reply.choices) - 1
             if gaps > 0:
                 shown.itl.labels(model).observe((now_s - reply.first_token_s) / gaps)
-
-    # -- facts
-
-    def _card(self, name: str) -> dict[str, Any]:
-        card = self.directory.models().get(name)
-        if card is None:
-            raise model_not_found(name[:200])
-        return {
-            "id": name,
-            "object": "model",
-            "created": self.created,
-            "owned_by": "holdfast",
-            "max_model_len": card.context_tokens_max,
-        }
-
-    def _held(self) -> dict[str, int]:
-        held: dict[str, int] = {}
-        for workers in self.directory.sets.values():
-            held[workers.card.name] = held.get(workers.card.name, 0) + len(workers.holds)
-        return held
-
-    def facts(self) -> dict[str, Any]:
-        """What /health shows."""
-        routable = sum(workers.table.routable_count for workers in self.directory.sets.values())
-        status = "draining" if self.draining else "ready" if routable else "no_worker"
-        return {
-            "status": status,
-            "role": "frontend",
-            "store": self.store_state(),
-            "streams": self.inflight,
-            "held": sum(self._held().values()),
-            "resumed_total": sum(self.dispatcher.stats.resumed.values()),
-            "models": sorted(self.directory.models()),
-            "workers": [
-                {
-                    "instance": f"{link.slot.name:x}",
-                    "verdict": str(watched.judge.verdict),
-                    "reason": link.reason if link.workers is None else watched.judge.reason,
-                    "streams": len(link.streams),
-                }
-                for link, watched in self.pool.watched.items()
-            ],
-        }
 
     # -- tasks
 
@@ -296,11 +228,23 @@ class App:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
+class _WrongMethod(ApiError):
+    def __init__(self, method: str, allowed: tuple[str, ...]) -> None:
+        super().__init__(405, f"method {method} is not allowed here; use {allowed[0]}")
+        self.allow = ", ".join(allowed).encode()
+
+
 def _only(method: str, *allowed: str) -> None:
     if method not in allowed:
-        raise ApiError(405, f"method {method} is not allowed here; use {allowed[0]}")
+        raise _WrongMethod(method, allowed)
 
 
 def _refuse(connection: HttpConnection, error: ApiError) -> None:
-    headers = ((b"retry-after", b"%d" % max(1, round(error.retry_after_s))),) if error.retry_after_s is not None else ()
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    if error.retry_after_s is not None:
+        headers = ((b"retry-after", b"%d" % max(1, round(error.retry_after_s))),)
+    elif isinstance(error, _WrongMethod):
+        headers = ((b"allow", error.allow),)
+    elif error.status == 401:
+        headers = ((b"www-authenticate", b"Bearer"),)
     connection.respond(error.status, error.body(), headers=headers)

@@ -49,7 +49,7 @@ class FrontendMetrics:
             "dynamo_migration_duration_seconds", "failure to next token", buckets=_SECONDS, registry=registry
         )
         self.workers = metrics.Gauge("holdfast_workers", "workers by verdict", ("verdict",), registry=registry)
-        self.verdicts = metrics.Gauge("holdfast_verdicts_total", "changes of verdict", ("verdict",), registry=registry)
+        self.verdicts = metrics.Counter("holdfast_verdicts", "changes of verdict", ("verdict",), registry=registry)
 
     def page(self, stats: DispatchStats, pool: WorkerPool, held: dict[str, int]) -> bytes:
         """Bring the numbers that live elsewhere up to date, and show all."""
@@ -63,14 +63,10 @@ class FrontendMetrics:
         self.workers.clear()
         for watched in pool.watched.values():
             self.workers.labels(str(watched.judge.verdict)).inc()
-        for verdict, count in pool.verdicts.items():
-            self.verdicts.labels(verdict).set(count)
+        _catch_up(self.verdicts, pool.verdicts)
         return metrics.page(self.registry)
 
 
 def _catch_up(counter: metrics.Counter, totals: dict[str, int]) -> None:
     for cause, total in totals.items():
-        child = counter.labels(cause)
-        behind = total - child._value.get()
-        if behind > 0:
-            child.inc(behind)
+        metrics.catch_up(counter.labels(cause), total)

@@ -17,11 +17,12 @@ from holdfast.discovery.registry import Registry
 from holdfast.frontend.admission import Admission, AdmissionSettings
 from holdfast.frontend.app import App, AppSettings
 from holdfast.frontend.model_text import TextMaker
+from holdfast.frontend.pages import Pages
 from holdfast.migration.dispatcher import Dispatcher, HoldSettings
 from holdfast.migration.pool import WorkerPool
 from holdfast.migration.sets import ModelDirectory
 from holdfast.store.contract import Deleted, Lost, Put, Snapshot, Store
-from holdfast.wire.http import HttpLimits
+from holdfast.wire.http_request import HttpLimits
 from holdfast.wire.http_server import HttpPatience, HttpServer
 
 log = logging.getLogger("holdfast.frontend")
@@ -57,8 +58,8 @@ async def run_frontend(
     peer = f"frontend-{rng.getrandbits(32):08x}"
     pool = WorkerPool(directory, dispatcher, network, rng, TextMaker().prepare, peer)
     admission = Admission(directory, dispatcher, AdmissionSettings(), rng, wall_clock)
-    app_settings = AppSettings(settings.api_keys, settings.holds.hold_s)
-    app = App(app_settings, directory, dispatcher, pool, admission, int(wall_clock()), lambda: store.state)
+    pages = Pages(directory, dispatcher, pool, int(wall_clock()), lambda: store.state)
+    app = App(AppSettings(settings.api_keys, settings.holds.hold_s), directory, admission, pages)
     pool.on_models_changed = app.models_changed
     server = HttpServer(app.handle, network, settings.limits, settings.patience)
     address = await server.start(settings.address, share_port=True)
@@ -101,11 +102,13 @@ async def _watch(store: Store, prefix: str, registry: Registry, pool: WorkerPool
 
 async def _drain(app: App, server: HttpServer, drain_s: float) -> None:
     """No new connections; answers under way go on for a bounded time."""
-    app.draining = True
+    app.pages.draining = True
     server.stop_accepting()
     log.info("draining: %d answers under way", app.inflight)
     try:
         async with asyncio.timeout(drain_s):
             await app.idle()
+            await server.emptied()  # an answer is out when its client has it, not when it is written
     except TimeoutError:
-        log.warning("%d answers were not finished in %g s and are cut off", app.inflight, drain_s)
+        left = f"{app.inflight} answers under way and {len(server.connections)} connections"
+        log.warning("cutting off %s: they were not finished in %g s", left, drain_s)

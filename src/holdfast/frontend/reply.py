@@ -16,6 +16,7 @@ from holdfast.frontend.api.errors import ApiError, of_failure
 from holdfast.frontend.choice import Choice
 from holdfast.frontend.shapes import (
     ChunkTemplate,
+    TextOffsets,
     chat_logprobs,
     completion_logprobs,
     encode,
@@ -61,6 +62,7 @@ class Reply:
         self.first_token_s = 0.0
         self.release: Callable[[], None] = lambda: None  # lets go of all streams still running
         self.now: Callable[[], float] = lambda: 0.0
+        self._offsets: dict[int, TextOffsets] = {}  # by choice; only for a completion's logprobs
 
     def client_gone(self) -> None:
         self._end("cancelled")
@@ -106,13 +108,13 @@ class Reply:
         exact = all(ledger.exact for ledger in ledgers) and (self.shape.deterministic or resumed == 0)
         return {"resumed": resumed, "exact": exact}
 
-    def _logprobs(self, choice: Choice, offset: int = 0) -> dict[str, Any] | None:
+    def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
         if not self.shape.logprobs:
             return None
         gathered, choice.logprobs = choice.logprobs, []
         if self.shape.chat:
             return chat_logprobs(gathered, self.table)
-        return completion_logprobs(gathered, self.table, offset)
+        return completion_logprobs(gathered, self.table, self._offsets.setdefault(choice.index, TextOffsets()))
 
     # -- for the two kinds
 
@@ -136,7 +138,6 @@ class StreamReply(Reply):
         self._templates: list[ChunkTemplate] = []
         self._greeted: set[int] = set()
         self._closed: set[int] = set()
-        self._sent_chars: dict[int, int] = {}
 
     def add(self, choice: Choice) -> None:
         shape = self.shape
@@ -189,12 +190,10 @@ class StreamReply(Reply):
 
     def _chunk(self, choice: Choice) -> bytes:
         template = self._templates[choice.index]
-        sent = self._sent_chars.get(choice.index, 0)
         ids = None
         if choice.keep_ids:
             ids, choice.token_ids = choice.token_ids, []
-        body = stream_choice(self.shape.chat, choice.text, self._logprobs(choice, sent), choice.finish, ids)
-        self._sent_chars[choice.index] = sent + len(choice.text)
+        body = stream_choice(self.shape.chat, choice.text, self._logprobs(choice), choice.finish, ids)
         choice.text = ""
         extra: dict[str, Any] = {}
         if choice.finish is not None:

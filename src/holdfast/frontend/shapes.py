@@ -6,6 +6,7 @@ as much (facts 33).
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from typing import Any
 
 import msgspec
@@ -82,19 +83,39 @@ def _labelled(token: int, logprob: float, table: TokenTable) -> dict[str, Any]:
     return {"token": text, "logprob": logprob, "bytes": list(data)}
 
 
-def completion_logprobs(gathered: Gathered, table: TokenTable, offset: int) -> dict[str, Any]:
-    """`offset`: characters of the text before these tokens."""
-    offsets: list[int] = []
-    texts = [table.label(token)[0] for token, _ in gathered]
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
+class TextOffsets:
+    """Where in a completion's text each token starts; a token inside a character starts where the character does."""
+
+    __slots__ = ("_decode", "_next")
+
+    def __init__(self) -> None:
+        self._decode = getincrementaldecoder("utf-8")("replace").decode
+        self._next = 0
+
+    def take(self, data: bytes) -> int:
+        start = self._next
+        self._next += len(self._decode(data))
+        return start
+
+
+def completion_logprobs(gathered: Gathered, table: TokenTable, offsets: TextOffsets) -> dict[str, Any]:
+    """The chosen token is always among the top ones, as OpenAI has it."""
     return {
-        "text_offset": offsets,
+        "text_offset": [offsets.take(table.bytes_of(token)) for token, _ in gathered],
         "token_logprobs": [entry.logprob for _, entry in gathered],
-        "tokens": texts,
-        "top_logprobs": [{table.label(other)[0]: value for other, value in entry.top} for _, entry in gathered],
+        "tokens": [_name(token, table) for token, _ in gathered],
+        "top_logprobs": [
+            {_name(other, table): value for other, value in (*entry.top, (token, entry.logprob))}
+            for token, entry in gathered
+        ],
     }
+
+
+def _name(token: int, table: TokenTable) -> str:
+    """A token as a completion's logprobs call it; OpenAI's way with one that is no text by itself, so that two such
+    tokens have two names."""
+    text, data = table.label(token)
+    return text if "\ufffd" not in text else "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:

@@ -9,13 +9,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from holdfast.core.errors import Code
 from holdfast.migration.flight import Flight
-from holdfast.migration.policy import Fail, after_failure
+from holdfast.migration.policy import BLAMELESS, Fail, after_failure
 from holdfast.migration.sets import ModelDirectory, WorkerSet
 from holdfast.routing.table import request_cost
 from holdfast.wire.messages import Cancel, Generate
+
+if TYPE_CHECKING:
+    from holdfast.migration.link import WorkerLink
 
 # Roughly when a queue of full workers has moved on; only a hint to clients.
 RETRY_AFTER_FULL_S = 1.0
@@ -57,7 +61,9 @@ class Dispatcher:
             return
         if flight.workers.table.all_full:
             self._refuse(flight, Code.WORKER_OVERLOADED, "every worker is full", RETRY_AFTER_FULL_S)
-        elif not self._hold(flight, resumed=False):
+            return
+        flight.workers = self._directory.current(flight.workers)  # it may have been forgotten since it was picked
+        if not self._hold(flight, resumed=False):
             why = "no worker is up and too many requests wait already"
             self._refuse(flight, Code.NO_WORKER, why, self._settings.hold_s)
 
@@ -66,6 +72,25 @@ class Dispatcher:
         if flight.ledger.end():
             flight.workers.holds.drop(flight)
             self._leave_link(flight, tell_worker=True)
+
+    # -- from the pool
+
+    def join(self, link: WorkerLink, workers: WorkerSet) -> None:
+        """A worker is connected; it gets work once its route is made."""
+        link.workers = workers
+        workers.links[link.slot.name] = link
+        workers.table.add(link.slot)
+
+    def leave(self, link: WorkerLink) -> None:
+        """Its connection is over: its streams go elsewhere."""
+        workers = link.workers
+        assert workers is not None, link
+        link.stop_routing()
+        link.fail_streams(Code.DISCONNECTED, "the worker's connection ended", tell_worker=False)
+        workers.table.remove(link.slot)
+        del workers.links[link.slot.name]
+        link.workers = None
+        self.workers_changed(workers)
 
     # -- from the links
 
@@ -92,10 +117,11 @@ class Dispatcher:
             return
         link = flight.link
         self._leave_link(flight, tell_worker=tell_worker, drain=False)
-        ledger.fail_attempt()
+        ledger.fail_attempt(blameless=code in BLAMELESS)
         verdict = after_failure(code, message, ledger.barren)
         if isinstance(verdict, Fail):
             self._lose(flight, verdict.code, verdict.message)
+            self._fill(flight.workers)
             return
         if verdict.avoid_worker and link is not None:
             flight.workers.table.set_aside(link.slot, self._clock())
@@ -107,11 +133,7 @@ class Dispatcher:
     def workers_changed(self, workers: WorkerSet) -> None:
         """A worker came, went, or has room: give it what waits."""
         workers.note_routable(self._clock())
-        while (flight := workers.holds.first()) is not None:
-            workers.holds.drop(flight)
-            if not self._send(flight):
-                self._hold(flight, resumed=flight.ledger.resumed > 0, first=True)
-                return
+        self._fill(workers)
 
     # -- time
 
@@ -125,7 +147,7 @@ class Dispatcher:
             if workers.empty_since_s and now_s - workers.empty_since_s > self._settings.stand_in_after_s:
                 self._move_to_stand_in(workers)
             for held in workers.holds.overdue(now_s):
-                waited = f"no worker came up within {self._settings.hold_s:g} s"
+                waited = f"no worker could take it within {self._settings.hold_s:g} s"
                 self._lose(held.stream, Code.NO_WORKER, waited)
         self._directory.forget_empty(now_s, linger_s=self._settings.hold_s)
 
@@ -153,13 +175,19 @@ class Dispatcher:
         link.send(Generate(flight.stream, ledger.request()))
         return True
 
-    def _hold(self, flight: Flight, *, resumed: bool, first: bool = False) -> bool:
+    def _fill(self, workers: WorkerSet) -> None:
+        """What waits takes the places that are free."""
+        while workers.table.has_ready and (flight := workers.holds.first()) is not None:
+            workers.holds.drop(flight)
+            self._send(flight)
+
+    def _hold(self, flight: Flight, *, resumed: bool) -> bool:
         now_s = self._clock()
         count = len(flight.ledger.tokens)
         if flight.hold_mark != count:
             flight.hold_mark = count
             flight.hold_deadline_s = now_s + self._settings.hold_s
-        return flight.workers.holds.hold(flight, now_s, flight.hold_deadline_s, resumed=resumed, first=first)
+        return flight.workers.holds.hold(flight, now_s, flight.hold_deadline_s, resumed=resumed)
 
     def _leave_link(self, flight: Flight, *, tell_worker: bool, drain: bool = True) -> None:
         link = flight.link
@@ -170,8 +198,8 @@ class Dispatcher:
         flight.workers.table.give_back(link.slot, flight.cost)
         if tell_worker:
             link.send(Cancel([flight.stream]))
-        if drain and len(flight.workers.holds):
-            self.workers_changed(flight.workers)
+        if drain:
+            self._fill(flight.workers)
 
     def _move_to_stand_in(self, workers: WorkerSet) -> None:
         others = self._directory.stand_ins(workers)
@@ -182,8 +210,7 @@ class Dispatcher:
             if flight.ledger.emitted or not same_prompt:
                 flight.ledger.exact = False
             flight.workers = other
-            if not self._send(flight):
-                self._hold(flight, resumed=True)
+            self._send(flight)  # a stand-in has a place, or it would not be one
             others = self._directory.stand_ins(workers)
 
     def _refuse(self, flight: Flight, code: Code, message: str, retry_after_s: float) -> None:

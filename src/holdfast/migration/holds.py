@@ -36,15 +36,13 @@ class HoldQueue(Generic[Stream]):
     def __contains__(self, stream: Stream) -> bool:
         return stream in self._resumed or stream in self._fresh
 
-    def hold(self, stream: Stream, now_s: float, deadline_s: float, *, resumed: bool, first: bool = False) -> bool:
-        """Keep a stream (`first`: back at the head); False if there is no room for another new one."""
+    def hold(self, stream: Stream, now_s: float, deadline_s: float, *, resumed: bool) -> bool:
+        """Keep a stream; False if there is no room for another new one."""
         assert stream not in self, "a stream is held once"
         if not resumed and len(self._fresh) >= self._fresh_max:
             return False
         queue = self._resumed if resumed else self._fresh
         queue[stream] = Held(stream, now_s, deadline_s, resumed)
-        if first:
-            queue.move_to_end(stream, last=False)
         return True
 
     def drop(self, stream: Stream) -> None:

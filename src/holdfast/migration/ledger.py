@@ -40,7 +40,7 @@ class Ledger:
         self.tier = request.tier
         self.attempt = 0  # 0: none begun
         self.resumed = 0  # attempts begun after tokens had been shown or an earlier attempt had failed
-        self.barren = 0  # attempts in a row that failed without adding a token
+        self.barren = 0  # attempts in a row that failed without adding a token, the blameless ones left out
         self.mark = len(request.tokens)  # length when the current attempt began
         self.exact = True
         self.ended = False
@@ -52,9 +52,12 @@ class Ledger:
         self.mark = len(self.tokens)
         return self.attempt
 
-    def fail_attempt(self) -> None:
+    def fail_attempt(self, *, blameless: bool = False) -> None:
         """The current attempt is over without an end; its later output is void too."""
-        self.barren = self.barren + 1 if len(self.tokens) == self.mark else 0
+        if len(self.tokens) > self.mark:
+            self.barren = 0
+        elif not blameless:
+            self.barren += 1
         self.resumed += 1
         self.attempt += 1
 

@@ -69,6 +69,18 @@ class WorkerLink:
         if self.data is not None:
             self.data.send(message)
 
+    def check(self, welcome: Welcome) -> None:
+        """The process behind an address must be the one the store spoke of."""
+        key = self.instance.key
+        expected = (key.instance, key.namespace, self.instance.record.checksum)
+        if (welcome.instance, welcome.namespace, welcome.checksum) != expected:
+            raise ConnectionError("another worker answers at its address")
+
+    def stop_routing(self) -> None:
+        """No more work for it from this moment on; what comes back from it must not go there again."""
+        if self.workers is not None:
+            self.workers.table.update(self.slot, routable=False)
+
     def fail_streams(self, code: Code, message: str, *, tell_worker: bool) -> None:
         """Every stream on this worker goes elsewhere."""
         for flight in list(self.streams.values()):
@@ -103,6 +115,11 @@ class _Framed(asyncio.Protocol):
             self.welcomed.exception()  # the waiter may have timed out; the failure is in `lost` as well
         if not self.lost.done():
             self.lost.set_result(why)
+
+    async def welcome(self, timeout_s: float) -> Welcome:
+        """The worker's answer; ConnectionError or TimeoutError if there is none."""
+        async with asyncio.timeout(timeout_s):
+            return await asyncio.shield(self.welcomed)
 
     def send(self, message: msgspec.Struct) -> None:
         if self.transport is None:
@@ -144,14 +161,19 @@ class DataConnection(_Framed):
     def __init__(self, link: WorkerLink, peer: str) -> None:
         super().__init__(peer)
         self._link = link
-        self.artefacts: dict[str, asyncio.Queue[ArtefactPart]] = {}
+        # Parts as they come, None when the connection is lost. Read as fast as they come; bounded by the reader.
+        self.artefacts: dict[str, asyncio.Queue[ArtefactPart | None]] = {}
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if self._link.data is self:
-            self._link.data = None
-        why = f"worker {self._link.slot.name:x}: {self.lost.result()}"
-        self._link.fail_streams(Code.DISCONNECTED, why, tell_worker=False)
+        for parts in self.artefacts.values():
+            parts.put_nowait(None)
+        link = self._link
+        if link.data is self:
+            link.data = None
+            link.stop_routing()
+            why = f"worker {link.slot.name:x}: {self.lost.result()}"
+            link.fail_streams(Code.DISCONNECTED, why, tell_worker=False)
 
     def data_received(self, data: bytes) -> None:
         link = self._link
@@ -175,6 +197,11 @@ class DataConnection(_Framed):
         events = self._link.events
         for output in step.outputs:
             flight = streams.get(output.stream)
+            failure = output.failure
+            if failure is not None and not output.tokens:  # nothing for the consumer: it may yet answer with a status
+                if flight is not None:
+                    events.attempt_failed(flight, failure.code, failure.message)
+                continue
             if flight is None or not flight.ledger.accept(flight.attempt, output.tokens):
                 continue
             if flight.first_output:
@@ -185,9 +212,9 @@ class DataConnection(_Framed):
                 consumer.dirty = True
                 dirty.append(consumer)
             if over or output.finish is not None:
-                events.stream_over(flight, tell_worker=output.finish is None and output.failure is None)
-            elif output.failure is not None:
-                events.attempt_failed(flight, output.failure.code, output.failure.message)
+                events.stream_over(flight, tell_worker=output.finish is None and failure is None)
+            elif failure is not None:
+                events.attempt_failed(flight, failure.code, failure.message)
 
     def _other(self, message: object) -> None:
         link = self._link
@@ -200,8 +227,7 @@ class DataConnection(_Framed):
         elif isinstance(message, Draining):
             link.draining = True
             link.reason = f"draining: {message.reason}"
-            if link.workers is not None:
-                link.workers.table.update(link.slot, routable=False)  # what comes back must not come here again
+            link.stop_routing()
         elif isinstance(message, ArtefactPart):
             parts = self.artefacts.get(message.sha256)
             if parts is not None:

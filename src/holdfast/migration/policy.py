@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from holdfast.core.errors import RESUMABLE, Code
 
+# Overload is a matter of time, not of the request: it waits as long as the hold allows.
+BLAMELESS = frozenset({Code.WORKER_OVERLOADED})
 # A request whose attempts fail this often in a row without one new token is itself the cause.
 BARREN_ATTEMPTS_MAX = 5
 
@@ -31,7 +33,6 @@ def after_failure(code: str, message: str, barren: int) -> Resume | Fail:
         return Fail(Code.ENGINE_SHUTDOWN, f"worker failed with unknown code {code!r}: {message}")
     if name not in RESUMABLE:
         return Fail(name, message)
-    # Overload is a matter of time, not of the request: it waits as long as the hold allows.
-    if name is not Code.WORKER_OVERLOADED and barren >= BARREN_ATTEMPTS_MAX:
+    if name not in BLAMELESS and barren >= BARREN_ATTEMPTS_MAX:
         return Fail(name, f"gave up after {barren} attempts without a token; the last: {message}")
     return Resume(avoid_worker=True)

@@ -6,6 +6,7 @@ replayed onto other weights without being flagged.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,8 @@ class WorkerSet:
         self.table = RouteTable(rng)
         self.holds: HoldQueue[Flight] = HoldQueue(fresh_holds_max)
         self.links: dict[int, WorkerLink] = {}  # by instance
+        self.sessions = 0  # data connections to its workers, with those that are not ready for work yet
+        self.text_lock = asyncio.Lock()  # whoever makes the text side; others wait for it
         self.text: object | None = None  # what the frontend made of the card's tokenizer and template
         self.empty_since_s = 0.0  # when the last routable worker went, 0 while there is one
 
@@ -74,6 +77,10 @@ class ModelDirectory:
             found = self.sets[key] = WorkerSet(namespace, card, self._rng, self._fresh_holds_max)
         return found
 
+    def current(self, workers: WorkerSet) -> WorkerSet:
+        """The set as it is known now; one that was forgotten is known again."""
+        return self.sets.setdefault((workers.namespace, workers.checksum), workers)
+
     def of_model(self, name: str) -> list[WorkerSet]:
         return [workers for workers in self.sets.values() if workers.card.name == name and workers.text is not None]
 
@@ -97,6 +104,7 @@ class ModelDirectory:
     def forget_empty(self, now_s: float, linger_s: float) -> None:
         """Drop sets that have had no worker at all for `linger_s` and hold nothing."""
         for key, workers in list(self.sets.items()):
+            workers.note_routable(now_s)  # also for one whose first worker never got as far as serving
             gone_s = now_s - workers.empty_since_s if workers.empty_since_s else 0.0
-            if not workers.links and not len(workers.holds) and gone_s > linger_s:
+            if not workers.sessions and not len(workers.holds) and gone_s > linger_s:
                 del self.sets[key]

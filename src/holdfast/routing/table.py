@@ -1,7 +1,7 @@
 """The route choice: least outstanding tokens among two random workers and the one that knows the prefix.
 
 Theory. Two random choices keep load even without a scan; outstanding tokens (prompt + what may still come) weigh
-requests by their work, not their number; a matched prefix is work saved, so it counts as credit. Everything is
+requests by their work, not their number; a matched prefix is work saved, so it counts as credit. A request costs
 O(1) in the number of workers: ready workers stand in a list with swap-removal, set-aside ones in a heap by time.
 
 Always true: `choose` only returns a worker that is routable, not full and not set aside. Pure; `now` and
@@ -74,15 +74,20 @@ class RouteTable:
     # -- membership
 
     def add(self, slot: Slot) -> None:
+        assert slot.name not in self.slots, slot
         self.slots[slot.name] = slot
+        if slot.aside_until_s:  # its time aside may have passed unseen while it was away
+            heapq.heappush(self._aside, (slot.aside_until_s, slot.name))
         self._place(slot)
 
     def remove(self, slot: Slot) -> None:
-        if self.slots.pop(slot.name, None) is not None:
+        if self.slots.get(slot.name) is slot:
+            del self.slots[slot.name]
             slot.routable = False
             self._place(slot)
 
     def update(self, slot: Slot, *, routable: bool, admit_max: int | None = None) -> None:
+        assert self.slots.get(slot.name) is slot, slot
         slot.routable = routable
         slot.admit_max = admit_max
         self._place(slot)
@@ -106,7 +111,7 @@ class RouteTable:
         while self._aside and self._aside[0][0] <= now_s:
             _, name = heapq.heappop(self._aside)
             slot = self.slots.get(name)
-            if slot is not None and slot.aside_until_s <= now_s:
+            if slot is not None and 0.0 < slot.aside_until_s <= now_s:
                 slot.aside_until_s = 0.0
                 self._place(slot)
                 returned = True

@@ -29,30 +29,43 @@ def frame(payload: bytes | bytearray) -> bytes:
 class FrameSplitter:
     """Cuts a byte stream into frames."""
 
-    __slots__ = ("_buffer",)
+    __slots__ = ("_parts", "_wanted_bytes", "held_bytes")
 
     def __init__(self) -> None:
-        self._buffer = b""
+        self._parts: list[bytes] = []  # of one unfinished frame; joined once, so a large one costs no copy per piece
+        self.held_bytes = 0
+        self._wanted_bytes = 0  # what the unfinished frame needs before it is worth another look
 
     def feed(self, data: bytes) -> list[memoryview]:
         """Take received bytes; return the frames they complete, in order."""
-        buffer = self._buffer + data if self._buffer else data
+        if self._parts:
+            self._parts.append(data)
+            self.held_bytes += len(data)
+            if self.held_bytes < self._wanted_bytes:
+                return []
+            data = b"".join(self._parts)
+            self._parts = []
         frames: list[memoryview] = []
-        view = memoryview(buffer)
-        start, end = 0, len(buffer)
+        view = memoryview(data)
+        start, end = 0, len(data)
+        wanted = HEADER_BYTES
         while end - start >= HEADER_BYTES:
-            (size,) = _HEADER.unpack_from(buffer, start)
+            (size,) = _HEADER.unpack_from(data, start)
             if size > FRAME_BYTES_MAX:
-                raise FrameError(_oversize(buffer[start : start + HEADER_BYTES], size))
+                raise FrameError(_oversize(data[start : start + HEADER_BYTES], size))
             stop = start + HEADER_BYTES + size
             if stop > end:
+                wanted += size
                 break
             frames.append(view[start + HEADER_BYTES : stop])
             start = stop
-        self._buffer = bytes(view[start:])
+        if start < end:
+            self._parts = [data[start:] if start else data]
+            self._wanted_bytes = wanted
+        self.held_bytes = end - start
         return frames
 
 
 def _oversize(header: bytes, size: int) -> str:
-    hint = " (it looks like text: is an HTTP client talking to a wire port?)" if header.isalpha() else ""
+    hint = " (it looks like text: is an HTTP client talking to a wire port?)" if header.strip().isalpha() else ""
     return f"frame header announces {size} bytes, over the limit of {FRAME_BYTES_MAX}{hint}"

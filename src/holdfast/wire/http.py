@@ -1,9 +1,9 @@
-"""An HTTP/1.1 server protocol on httptools: one synchronous call per request, raw writes for streams.
+"""An HTTP/1.1 server protocol: one synchronous call per request, raw writes for streams.
 
 Why not an ASGI server: on the per-token path every layer costs microseconds (facts 33; docs/decisions.md has
-our own measurement). Always true: headers and bodies are bounded; a malformed request gets a 400 and a close;
-one response at a time per connection, pipelined requests wait in order; whoever answers learns at once when
-the client is gone.
+our own measurement). Always true: one response at a time per connection, pipelined requests wait in order and are
+bounded; bytes that are no request get an answer too, in their turn, before the connection closes; whoever answers
+learns at once when the client is gone.
 """
 
 from __future__ import annotations
@@ -11,37 +11,23 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Protocol, cast
 
-import httptools
 import msgspec
 
+from holdfast.wire.http_request import HttpLimits, HttpRequest, RefusedRequest, RequestReader
 from holdfast.wire.net import set_nodelay
+
+__all__ = ["Handler", "HttpConnection", "HttpLimits", "HttpRequest", "Responder"]
 
 # Past this many unsent bytes a client counts as slow, and its stream waits in the ledger.
 WRITE_HIGH_BYTES = 64 * 1024
 # Requests a client may send ahead of their answers; browsers use 1, and memory must have a bound.
 PIPELINE_MAX = 16
-
-
-@dataclass(frozen=True, slots=True)
-class HttpLimits:
-    """Bounds of what a client may send."""
-
-    header_bytes_max: int = 32 * 1024
-    body_bytes_max: int = 16 * 1024 * 1024
-
-
-@dataclass(slots=True)
-class HttpRequest:
-    method: str
-    path: str
-    headers: dict[bytes, bytes]
-    body: bytes
-    keep_alive: bool
-    http10: bool
+# How long a client may go on sending after the last answer. Closing at once would reset the connection under what
+# is still on its way, and take the answer with it.
+LINGER_S = 2.0
 
 
 class Responder(Protocol):
@@ -63,26 +49,20 @@ class HttpConnection(asyncio.Protocol):
         self._limits = limits
         self._registry = registry
         self._loop = asyncio.get_running_loop()
-        self._parser = httptools.HttpRequestParser(self)
+        self._reader = RequestReader(limits, self._on_request, self._on_expect)
         self.transport: asyncio.Transport | None = None
         self.responder: Responder | None = None
         self.paused = False
         self.paused_since_s = 0.0
-        self.closing = False  # no further request is taken
+        self.closing = False  # the response under way, or the next one, is the last
         self.busy = False  # a request is being answered
         self.active_at_s = self._loop.time()
+        self.receiving_since_s = 0.0  # when the request that is arriving began to
         self._request: HttpRequest | None = None
         self._chunked = False
         self._waiting: deque[HttpRequest] = deque()
-        self._reset()
-
-    def _reset(self) -> None:
-        self._url = b""
-        self._headers: dict[bytes, bytes] = {}
-        self._header_bytes = 0
-        self._body: list[bytes] = []
-        self._body_bytes = 0
-        self._receiving = False
+        self._refusal: RefusedRequest | None = None  # what ended the reading; answered after all that came before it
+        self._linger: asyncio.TimerHandle | None = None
 
     # -- asyncio.Protocol
 
@@ -96,6 +76,8 @@ class HttpConnection(asyncio.Protocol):
         self.transport = None
         self._registry.discard(self)
         self._waiting.clear()
+        if self._linger is not None:
+            self._linger.cancel()
         responder, self.responder = self.responder, None
         if responder is not None:
             responder.client_gone()
@@ -110,83 +92,58 @@ class HttpConnection(asyncio.Protocol):
             self.responder.client_writable()
 
     def data_received(self, data: bytes) -> None:
-        if self.closing and not self.busy:
-            return
+        if self._refusal is not None or self._linger is not None:
+            return  # read on, so that the client's leaving is noticed, and its last bytes reset nothing
         self.active_at_s = self._loop.time()
+        begun = self._reader.begun
         try:
-            self._parser.feed_data(data)
-        except _Refused as refused:
-            self._refuse(refused.status, refused.message)
-        except httptools.HttpParserUpgrade:
-            self._refuse(400, "protocol upgrades are not supported")
-        except httptools.HttpParserError as error:
-            inner = error.__context__
-            if isinstance(inner, _Refused):
-                self._refuse(inner.status, inner.message)
-            else:
-                self._refuse(400, f"malformed HTTP request: {error}")
+            self._reader.feed(data)
+        except RefusedRequest as refused:
+            self.refuse(refused)
+        if self._reader.begun != begun:
+            self.receiving_since_s = self.active_at_s
 
-    # -- httptools callbacks
+    # -- requests
 
-    def on_message_begin(self) -> None:
-        self._reset()
-        self._receiving = True
+    @property
+    def receiving(self) -> bool:
+        """A request has begun to arrive and is not complete."""
+        return self._reader.receiving and self._refusal is None
 
-    def on_url(self, url: bytes) -> None:
-        self._url += url
-        self._count_header(len(url))
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_header(len(name) + len(value))
-        self._headers[name.lower()] = value
-
-    def _count_header(self, size: int) -> None:
-        self._header_bytes += size
-        if self._header_bytes > self._limits.header_bytes_max:
-            raise _Refused(431, f"request headers are over {self._limits.header_bytes_max} bytes")
-
-    def on_headers_complete(self) -> None:
-        length = self._headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._limits.body_bytes_max:
-            limit = self._limits.body_bytes_max
-            raise _Refused(413, f"request body of {int(length)} bytes is over the limit of {limit}")
-        if self._headers.get(b"expect", b"").lower() == b"100-continue" and self.transport is not None:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    def on_body(self, body: bytes) -> None:
-        self._body_bytes += len(body)
-        if self._body_bytes > self._limits.body_bytes_max:
-            raise _Refused(413, f"request body is over the limit of {self._limits.body_bytes_max} bytes")
-        self._body.append(body)
-
-    def on_message_complete(self) -> None:
-        path = self._url.partition(b"?")[0].decode("latin-1")
-        http10 = self._parser.get_http_version() == "1.0"
-        request = HttpRequest(
-            self._parser.get_method().decode("latin-1"),
-            path,
-            self._headers,
-            b"".join(self._body),
-            self._parser.should_keep_alive(),
-            http10,
-        )
-        self._reset()
-        if self.busy:
-            if len(self._waiting) >= PIPELINE_MAX:
-                raise _Refused(429, f"more than {PIPELINE_MAX} requests sent ahead on one connection")
-            self._waiting.append(request)
-        else:
+    def _on_request(self, request: HttpRequest) -> None:
+        if not self.busy and not self._waiting:
             self._serve(request)
+            return
+        ahead_bytes = len(request.body) + sum(len(waiting.body) for waiting in self._waiting)
+        if len(self._waiting) >= PIPELINE_MAX or ahead_bytes > self._limits.body_bytes_max:
+            limit = f"{PIPELINE_MAX} requests or {self._limits.body_bytes_max} bytes"
+            raise RefusedRequest(429, f"more than {limit} sent ahead on one connection")
+        self._waiting.append(request)
+
+    def _on_expect(self) -> None:
+        """Between two responses only; in the middle of one the client must do without, as it may have to anyway."""
+        if self.transport is not None and not self.busy and not self._waiting:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _serve(self, request: HttpRequest) -> None:
         self.busy = True
         self._request = request
         self._handler(self, request)
 
-    @property
-    def receiving(self) -> bool:
-        """A request has begun to arrive and is not complete."""
-        return self._receiving
+    def _serve_waiting(self) -> None:
+        if self._waiting and not self.busy and self.transport is not None:
+            self._serve(self._waiting.popleft())
+
+    def refuse(self, refusal: RefusedRequest) -> None:
+        """Read nothing more; answer with the refusal when its turn comes, then close."""
+        self._refusal = refusal
+        if not self.busy and not self._waiting:
+            self._answer_refusal(refusal)
+
+    def _answer_refusal(self, refusal: RefusedRequest) -> None:
+        self._request = None
+        error = {"message": refusal.message, "type": "invalid_request_error", "param": None, "code": None}
+        self.respond(refusal.status, msgspec.json.encode({"error": error}))
 
     # -- answering
 
@@ -233,9 +190,9 @@ class HttpConnection(asyncio.Protocol):
             self.transport.abort()
 
     def close_when_idle(self) -> None:
-        """Take no further request; close now if none is being answered."""
+        """Take no further request than those begun; close now if there is none."""
         self.closing = True
-        if not self.busy and self.transport is not None:
+        if not (self.busy or self._waiting or self.receiving) and self.transport is not None:
             self.transport.close()
 
     def _head(self, status: int, content_type: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
@@ -257,34 +214,23 @@ class HttpConnection(asyncio.Protocol):
         if self.transport is None:
             return
         if self.closing:
-            self.transport.close()
+            self._hang_up()
         elif self._waiting:
             # Through the loop, so that a long pipeline does not become a deep stack.
             self._loop.call_soon(self._serve_waiting)
+        elif self._refusal is not None:
+            self._answer_refusal(self._refusal)
 
-    def _serve_waiting(self) -> None:
-        if self._waiting and not self.busy and self.transport is not None:
-            self._serve(self._waiting.popleft())
-
-    def _refuse(self, status: int, message: str) -> None:
-        """Answer bytes that are not a request we can take, then close: the parser's place is lost."""
-        self.closing = True
+    def _hang_up(self) -> None:
+        """Say that nothing more comes; close when the client has closed, or soon."""
+        assert self.transport is not None
         self._waiting.clear()
-        if self.transport is None:
-            return
-        if self.busy:
-            self.transport.pause_reading()  # the response under way goes out, then the connection closes
-            return
-        self._request = None
-        error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
-        self.respond(status, msgspec.json.encode({"error": error}))
+        self.transport.write_eof()
+        self._linger = self._loop.call_later(LINGER_S, self._end_linger)
 
-
-class _Refused(Exception):
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
+    def _end_linger(self) -> None:
+        if self.transport is not None:
+            self.transport.close()  # what is not sent yet still goes out; the sweep ends a client that does not read
 
 
 _status_lines: dict[int, bytes] = {}
@@ -293,5 +239,7 @@ _status_lines: dict[int, bytes] = {}
 def _status_line(status: int) -> bytes:
     line = _status_lines.get(status)
     if line is None:
-        line = _status_lines[status] = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode()
+        known = status in HTTPStatus._value2member_map_  # 499 is not in the book
+        phrase = HTTPStatus(status).phrase if known else "Error"
+        line = _status_lines[status] = f"HTTP/1.1 {status} {phrase}\r\n".encode()
     return line

@@ -1,4 +1,4 @@
-"""A listening HTTP server: connections of `wire.http`, and one sweep that drops clients who stopped taking part."""
+"""A listening HTTP server: connections of `wire.http`, and one sweep over clients who stopped taking part."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 from holdfast.core.address import Address
 from holdfast.core.ports import Listener, Network
-from holdfast.wire.http import Handler, HttpConnection, HttpLimits
+from holdfast.wire.http import Handler, HttpConnection
+from holdfast.wire.http_request import HttpLimits, RefusedRequest
 
 
 @dataclass(frozen=True, slots=True)
 class HttpPatience:
     """How long a client may do nothing."""
 
-    request_s: float = 30.0  # to send a request it has begun
+    request_s: float = 30.0  # to send a request it has begun, however many pieces it comes in
     idle_s: float = 300.0  # between requests; longer than common proxies', so that they close first
     unread_s: float = 60.0  # without reading what was sent
 
@@ -47,7 +48,7 @@ class HttpServer:
         return HttpConnection(self._handler, self._limits, self.connections)
 
     def stop_accepting(self) -> None:
-        """Close the listening socket and every connection that is not being answered."""
+        """Close the listening socket and every connection that has no request under way."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -61,19 +62,28 @@ class HttpServer:
         for connection in list(self.connections):
             connection.abort()
 
+    async def emptied(self) -> None:
+        """Wait until the last answer has left and the last connection is closed; the caller bounds it."""
+        while self.connections:  # noqa: ASYNC110 - once in a process's life; an event would cost every connection
+            await asyncio.sleep(0.01)
+
     def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         for connection in list(self.connections):
-            if self._overdue(connection, now_s):
-                connection.abort()
-        interval_s = min(5.0, self._patience.unread_s / 4)
+            self._judge(connection, now_s)
+        patience = self._patience
+        interval_s = min(5.0, patience.unread_s / 4, patience.request_s / 4)
         self._sweep_handle = loop.call_later(interval_s, self._sweep)
 
-    def _overdue(self, connection: HttpConnection, now_s: float) -> bool:
-        if connection.paused and now_s - connection.paused_since_s > self._patience.unread_s:
-            return True
-        if connection.busy:
-            return False
-        quiet_s = now_s - connection.active_at_s
-        return quiet_s > (self._patience.request_s if connection.receiving else self._patience.idle_s)
+    def _judge(self, connection: HttpConnection, now_s: float) -> None:
+        patience = self._patience
+        if connection.paused and now_s - connection.paused_since_s > patience.unread_s:
+            connection.abort()
+        elif connection.busy:
+            return
+        elif connection.receiving:
+            if now_s - connection.receiving_since_s > patience.request_s:
+                connection.refuse(RefusedRequest(408, f"the request did not arrive within {patience.request_s:g} s"))
+        elif now_s - connection.active_at_s > patience.idle_s:
+            connection.abort()

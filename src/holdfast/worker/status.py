@@ -26,25 +26,30 @@ class StatusPage:
                 ("streams", "streams on this worker"),
                 ("running", "streams the engine advances now"),
                 ("waiting", "streams admitted and not yet running"),
-                ("steps_total", "engine steps since the start"),
-                ("tokens_total", "tokens made since the start"),
-                ("requests_total", "requests taken since the start"),
                 ("step_ms_p99", "recent engine steps, 99th percentile, milliseconds"),
+            )
+        }
+        self._counters = {
+            f"{name}_total": metrics.Counter(f"holdfast_worker_{name}", text, registry=self._registry)
+            for name, text in (
+                ("steps", "engine steps since the start"),
+                ("tokens", "tokens made since the start"),
+                ("requests", "requests taken since the start"),
             )
         }
 
     def handle(self, connection: HttpConnection, request: HttpRequest) -> None:
-        if request.method not in ("GET", "HEAD"):
-            connection.respond(405, b'{"error":"only GET"}', headers=((b"allow", b"GET, HEAD"),))
+        if request.path not in ("/live", "/health", "/metrics"):
+            connection.respond(404, _error(f"unknown path {request.path[:200]!r}; try /live, /health or /metrics"))
+        elif request.method not in ("GET", "HEAD"):
+            connection.respond(405, _error("only GET is allowed here"), headers=((b"allow", b"GET, HEAD"),))
         elif request.path == "/live":
             connection.respond(200, b'{"status":"live"}')
         elif request.path == "/health":
             facts = self._facts()
             connection.respond(200 if facts["status"] == "ready" else 503, msgspec.json.encode(facts))
-        elif request.path == "/metrics":
-            connection.respond(200, self._metrics(), metrics.CONTENT_TYPE)
         else:
-            connection.respond(404, b'{"error":"try /live, /health or /metrics"}')
+            connection.respond(200, self._metrics(), metrics.CONTENT_TYPE)
 
     def _metrics(self) -> bytes:
         facts = self._facts()
@@ -52,4 +57,12 @@ class StatusPage:
         self._status.labels(facts["status"]).set(1)
         for name, gauge in self._gauges.items():
             gauge.set(facts[name])
+        for name, counter in self._counters.items():
+            metrics.catch_up(counter, facts[name])
         return metrics.page(self._registry)
+
+
+def _error(message: str) -> bytes:
+    """In the shape the frontend's errors have."""
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+    return msgspec.json.encode({"error": error})

@@ -1,0 +1,67 @@
+# Everything a fresh machine needs, in one command each. `make help` lists them.
+# The venv is .venv; stamps inside it make the second time quick.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help up test lint clean prove-data-path
+
+# python3 if it is new enough, else the newest that is. Override: make up PYTHON=/path/to/python3.12
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
+SEED ?= $(shell date +%s)
+ARGS ?=
+
+VENV := .venv
+PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt
+# One line per package, so that a person sees that something happens.
+PROGRESS := sed -un -e 's/^Collecting \([^ ]*\).*/      \1/p' -e '/^ERROR/p'
+
+help: ## Show this.
+	@echo "make TARGET [ARGS=\"…\"] [PYTHON=…]"
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | column -t -s '|' 2>/dev/null \
+		|| sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1  \2/p' Makefile
+
+up: $(VENV)/.installed ## Install what is needed, then serve on http://127.0.0.1:8000 (ARGS: options of `holdfast up`).
+	@echo "3/3 starting"
+	@exec $(VENV)/bin/holdfast up $(ARGS)
+
+test: $(VENV)/.installed-dev ## Run the tests (ARGS: options of pytest; SEED: repeat a run's random choices).
+	@echo "3/3 testing with seed $(SEED); the same choices again: make test SEED=$(SEED)"
+	@HOLDFAST_TEST_SEED=$(SEED) $(VENV)/bin/python -m pytest --hypothesis-seed=$(SEED) $(ARGS)
+
+lint: $(VENV)/.installed-dev ## Check style, types, imports between rooms, and sizes.
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/python -m pytest tests/test_tidy.py
+
+prove-data-path: $(VENV)/.installed-dev ## Break a running deployment in every way we promise to survive, and show the figures.
+	@$(VENV)/bin/python -m holdfast.bench.prove $(ARGS)
+
+clean: ## Remove everything these targets made, the venv too.
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "2/3 installing holdfast into $(VENV)"
+	@$(PIP) -e . | $(PROGRESS)
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "2/3 installing holdfast and its test tools into $(VENV)"
+	@$(PIP) -e '.[dev]' | $(PROGRESS)
+	@touch $@ $(VENV)/.installed
+
+# Each refusal is one line with its mend.
+refuse = { echo "make: $(1)" >&2; exit 1; }
+
+$(VENV)/bin/python:
+	@[ "$$(uname -s)" = Linux ] \
+		|| $(call refuse,Holdfast needs Linux and this is $$(uname -s); use a container or a Linux machine)
+	@[ -n "$(PYTHON)" ] && "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+		|| $(call refuse,Holdfast needs Python 3.11 or newer; install one or name it with PYTHON=/path/to/python3.12)
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null \
+		|| $(call refuse,$(PYTHON) has no venv module; install it with apt-get install python3-venv)
+	@echo "1/3 creating $(VENV) with $$("$(PYTHON)" --version)"
+	@"$(PYTHON)" -m venv $(VENV) || { rm -rf $(VENV); exit 1; }

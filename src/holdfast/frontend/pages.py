@@ -1,0 +1,97 @@
+"""What a frontend shows of itself: models, liveness, health, metrics. All GET, all answered on the spot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+
+from holdfast.frontend.api.errors import model_not_found
+from holdfast.frontend.metrics import FrontendMetrics
+from holdfast.migration.dispatcher import Dispatcher
+from holdfast.migration.pool import WorkerPool
+from holdfast.migration.sets import ModelDirectory
+from holdfast.wire import metrics
+from holdfast.wire.http import HttpConnection
+
+# Answered without a key: probes and scrapers have none.
+OPEN_PATHS = frozenset({"/health", "/live", "/metrics"})
+_MODELS = "/v1/models"
+
+
+@dataclass(slots=True)
+class Pages:
+    """Answers from facts asked for at that moment."""
+
+    directory: ModelDirectory
+    dispatcher: Dispatcher
+    pool: WorkerPool
+    created: int
+    store_state: Callable[[], str]
+    metrics: FrontendMetrics = field(default_factory=FrontendMetrics)
+    draining: bool = False
+
+    @staticmethod
+    def has(path: str) -> bool:
+        return path in OPEN_PATHS or path == _MODELS or path.startswith(f"{_MODELS}/")
+
+    def answer(self, connection: HttpConnection, path: str, streams: int) -> None:
+        """A page that `has` said yes to; ApiError for a model that is not there."""
+        if path == "/live":
+            connection.respond(200, b'{"status":"live"}')
+        elif path == "/health":
+            facts = self.facts(streams)
+            connection.respond(200 if facts["status"] == "ready" else 503, msgspec.json.encode(facts))
+        elif path == "/metrics":
+            page = self.metrics.page(self.dispatcher.stats, self.pool, self._held())
+            connection.respond(200, page, metrics.CONTENT_TYPE)
+        elif path == _MODELS:
+            cards = [self._card(name) for name in self.directory.models()]
+            connection.respond(200, msgspec.json.encode({"object": "list", "data": cards}))
+        else:
+            name = unquote(path.removeprefix(f"{_MODELS}/"))  # clients write "org/name" as org%2Fname
+            connection.respond(200, msgspec.json.encode(self._card(name)))
+
+    def _card(self, name: str) -> dict[str, Any]:
+        card = self.directory.models().get(name)
+        if card is None:
+            raise model_not_found(name[:200])
+        return {
+            "id": name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "holdfast",
+            "max_model_len": card.context_tokens_max,
+        }
+
+    def _held(self) -> dict[str, int]:
+        held: dict[str, int] = {}
+        for workers in self.directory.sets.values():
+            held[workers.card.name] = held.get(workers.card.name, 0) + len(workers.holds)
+        return held
+
+    def facts(self, streams: int) -> dict[str, Any]:
+        """What /health shows."""
+        routable = sum(workers.table.routable_count for workers in self.directory.sets.values())
+        status = "draining" if self.draining else "ready" if routable else "no_worker"
+        return {
+            "status": status,
+            "role": "frontend",
+            "store": self.store_state(),
+            "streams": streams,
+            "held": sum(self._held().values()),
+            "resumed_total": sum(self.dispatcher.stats.resumed.values()),
+            "models": sorted(self.directory.models()),
+            "workers": [
+                {
+                    "instance": f"{link.slot.name:x}",
+                    "verdict": str(watched.judge.verdict),
+                    "reason": link.reason if link.workers is None else watched.judge.reason,
+                    "streams": len(link.streams),
+                }
+                for link, watched in self.pool.watched.items()
+            ],
+        }

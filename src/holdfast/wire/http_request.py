@@ -1,0 +1,167 @@
+"""Bytes to whole HTTP/1.x requests, on httptools. Pure: no sockets, no clock.
+
+Always true: line, headers and body are bounded while they arrive, not after; whatever the bytes, they become requests
+in the order they came or one `RefusedRequest`, after which the reader's place is lost and nothing more is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import httptools
+
+# Dropped when a request is read again as if it had not asked for another protocol.
+_UPGRADE_HEADERS = frozenset({b"connection", b"upgrade", b"http2-settings"})
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """Bounds of what a client may send."""
+
+    header_bytes_max: int = 32 * 1024
+    body_bytes_max: int = 16 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class HttpRequest:
+    method: str
+    path: str
+    headers: dict[bytes, bytes]
+    body: bytes
+    keep_alive: bool
+    http10: bool
+
+
+class RefusedRequest(Exception):
+    """Bytes that are not a request we can take: the status and the sentence to answer with."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class RequestReader:
+    """One connection's requests. `on_request` is called for each; `on_expect` when a client waits for leave to send."""
+
+    def __init__(
+        self, limits: HttpLimits, on_request: Callable[[HttpRequest], None], on_expect: Callable[[], None]
+    ) -> None:
+        self._limits = limits
+        self._on_request = on_request
+        self._on_expect = on_expect
+        self._parser = httptools.HttpRequestParser(self)
+        self.begun = 0  # requests that have begun to arrive
+        self._reset()
+
+    def _reset(self) -> None:
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._header_bytes = 0  # of lines that are complete
+        self._head_bytes = 0  # of an unfinished head
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._in_head = False
+        self.receiving = False  # a request has begun to arrive and is not complete
+
+    def feed(self, data: bytes) -> None:
+        """Take received bytes; RefusedRequest ends it."""
+        rest = memoryview(data)
+        while rest:
+            rest = self._feed_parser(rest)
+
+    def _feed_parser(self, data: memoryview) -> memoryview:
+        """Parse; returns what the parser has not taken."""
+        idle, begun = not self.receiving, self.begun
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._read_without_upgrade()
+            return data[upgrade.args[0] :]
+        except httptools.HttpParserCallbackError as error:
+            raise error.__context__ or error from None
+        except httptools.HttpParserError as error:
+            raise RefusedRequest(400, f"malformed HTTP request: {error}") from None
+        if self._in_head and self.begun == begun + idle:
+            # httptools keeps an unfinished header line to itself: all of this head's bytes are counted here as well.
+            self._head_bytes += len(data)
+            self._check_head(self._head_bytes)
+        return data[:0]
+
+    def _read_without_upgrade(self) -> None:
+        """A server may ignore the wish for another protocol (some clients add it to every request), but the parser
+        stops at it: read the head again without it."""
+        method = self._parser.get_method()
+        if method == b"CONNECT":
+            raise RefusedRequest(405, "this is not a proxy: CONNECT is not allowed")
+        lines = [name + b": " + value for name, value in self._headers.items() if name not in _UPGRADE_HEADERS]
+        head = b"\r\n".join([method + b" " + self._url + b" HTTP/1.1", *lines, b"", b""])
+        self._parser = httptools.HttpRequestParser(self)
+        self._feed_parser(memoryview(head))
+
+    # -- httptools' callbacks
+
+    def on_message_begin(self) -> None:
+        self._reset()
+        self.begun += 1
+        self.receiving = self._in_head = True
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+        self._count_header(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_header(len(name) + len(value))
+        if self._in_head:  # what trails a chunked body changes nothing
+            self._headers[name.lower()] = value
+
+    def _count_header(self, size: int) -> None:
+        self._header_bytes += size
+        self._check_head(self._header_bytes)
+
+    def _check_head(self, size: int) -> None:
+        if size > self._limits.header_bytes_max:
+            raise RefusedRequest(431, f"request line and headers are over {self._limits.header_bytes_max} bytes")
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        version = self._parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            raise RefusedRequest(400, f"HTTP/{version} is not spoken here; use HTTP/1.1")
+        if self._parser.should_upgrade():
+            return  # it will be read again
+        length = self._headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._limits.body_bytes_max:
+            limit = self._limits.body_bytes_max
+            raise RefusedRequest(413, f"request body of {int(length)} bytes is over the limit of {limit}")
+        if version == "1.1" and self._headers.get(b"expect", b"").lower() == b"100-continue":
+            self._on_expect()
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        if self._body_bytes > self._limits.body_bytes_max:
+            raise RefusedRequest(413, f"request body is over the limit of {self._limits.body_bytes_max} bytes")
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._parser.should_upgrade():
+            return
+        request = HttpRequest(
+            self._parser.get_method().decode("latin-1"),
+            _path(self._url),
+            self._headers,
+            b"".join(self._body),
+            self._parser.should_keep_alive(),
+            self._parser.get_http_version() == "1.0",
+        )
+        self._reset()
+        self._on_request(request)
+
+
+def _path(url: bytes) -> str:
+    """The path alone: no query, and no scheme and host where a client writes them out as for a proxy."""
+    path = url.partition(b"?")[0]
+    if not path.startswith(b"/") and b"://" in path:
+        path = b"/" + path.partition(b"://")[2].partition(b"/")[2]
+    return path.decode("latin-1")

@@ -1,0 +1,116 @@
+"""What the command says: help, refusals, and the plan behind `up`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.launch import FrontendLaunch, StoreLaunch, WorkerLaunch
+from holdfast.cli.machine_checks import check_machine
+from holdfast.cli.plan import UpOptions, job_of, plan
+from holdfast.cli.screen import chat_command
+from holdfast.core.errors import UserError
+
+STATE = Path("/tmp/hf-words")
+
+
+def holdfast(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "holdfast", *words]
+    base = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "HOLDFAST_STATE_DIR": str(STATE)}
+    return subprocess.run(command, env=base | env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_help_names_every_command() -> None:
+    """`holdfast --help` lists the commands in groups, and loads no room for it."""
+    done = holdfast("--help")
+    assert done.returncode == 0
+    for command in ("up", "down", "ps", "worker", "frontend", "store", "chaos", "bench"):
+        assert f"{command} " in done.stdout
+    slow = {"uvloop", "tokenizers", "jinja2", "aiohttp", "prometheus_client"}
+    code = "import sys, holdfast.cli.app; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not slow & set(loaded)
+
+
+def test_version() -> None:
+    """`--version` is one line."""
+    assert holdfast("--version").stdout == "holdfast 0.1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (("up", "--workers", "many"), 2, "--workers"),
+        (("up", "--workers", "-1"), 1, "--workers must be 0 to 256"),
+        (("up", "--deployment", "Not A Name"), 1, "deployment name"),
+        (("up", "--store", "etcd"), 1, "etcd://127.0.0.1:2379"),
+        (("up", "--host", "256.1.1.1"), 1, "is not an address"),
+        (("up", "--host", "192.0.2.1"), 1, "not an address of this machine"),
+        (("fly",), 2, "fly"),
+    ],
+)
+def test_mistakes_get_one_line(words: tuple[str, ...], status: int, said: str) -> None:
+    """A wrong wish is refused with its name: status 2 for wrong usage, one line and status 1 for the rest."""
+    done = holdfast(*words)
+    assert done.returncode == status
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    if status == 1:
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_wrong_environment_is_named() -> None:
+    """A variable with a wrong value is named in one line."""
+    done = holdfast("ps", HOLDFAST_LOG="loud")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "HOLDFAST_LOG" in done.stderr
+
+
+def test_a_long_state_directory_is_refused() -> None:
+    """A state directory too long for Unix sockets is refused with the mend."""
+    done = holdfast("up", HOLDFAST_STATE_DIR="/tmp/" + "x" * 100)
+    assert done.returncode == 1
+    assert "set HOLDFAST_STATE_DIR to one of at most" in done.stderr
+    assert not Path("/tmp/" + "x" * 100).exists()
+
+
+def test_other_machines_are_refused() -> None:
+    """Not Linux, or a Python that is too old: one line each, with the mend."""
+    with pytest.raises(UserError, match="needs Linux, this is darwin; use a container"):
+        check_machine(platform="darwin")
+    with pytest.raises(UserError, match=r"needs Python 3\.11 or newer, this is 3\.10; make a venv"):
+        check_machine(version=(3, 10))
+
+
+def test_the_plan_is_steady() -> None:
+    """The same wishes give the same settings, byte for byte; another port changes the frontend alone."""
+    first, again = (list(map(job_of, plan(STATE, UpOptions("local")))) for _ in range(2))
+    other = list(map(job_of, plan(STATE, UpOptions("local", port=8001))))
+    assert first == again
+    assert [job.name for job in first] == ["store", "worker-1", "worker-2", "frontend"]
+    assert [one.settings == two.settings for one, two in zip(first, other, strict=True)] == [True, True, True, False]
+
+
+def test_an_outside_store_replaces_our_own() -> None:
+    """With --store no store is started, and everyone is told the given one."""
+    launches = plan(STATE, UpOptions("local", workers=1, frontends=2, store="etcd://127.0.0.1:2379"))
+    assert [type(launch) for launch in launches] == [WorkerLaunch, FrontendLaunch, FrontendLaunch]
+    assert {launch.store for launch in launches if not isinstance(launch, StoreLaunch)} == {"etcd://127.0.0.1:2379"}
+
+
+def test_stopping_everything_is_bounded() -> None:
+    """The longest way down, stage after stage, stays within ten seconds with default settings."""
+    bounds = {job.role: job.stop_bound_s for job in map(job_of, plan(STATE, UpOptions("local")))}
+    assert sum(bounds.values()) <= 10.0
+
+
+def test_the_shown_curl_survives_a_shell() -> None:
+    """Names and keys with quotes and spaces are quoted, so that the shown command does what it says."""
+    command = chat_command("http://127.0.0.1:1", "it's a \"model\"", "key with 'quotes'")
+    shown = command.replace("curl ", "printf '%s\\n' ")
+    words = subprocess.run(["sh", "-c", shown], capture_output=True, text=True, check=True).stdout
+    assert 'Authorization: Bearer key with \'quotes\'\n' in words
+    assert '"model":"it\'s a \\"model\\"","stream":true' in words

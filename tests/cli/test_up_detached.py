@@ -1,0 +1,189 @@
+"""`holdfast up --detach` with real processes: it serves, heals, outlives its supervisor, and is stopped whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from collections.abc import Iterator
+
+import pytest
+from up_rig import Place, until
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Place]:
+    """One deployment for the tests that leave it serving."""
+    place = Place()
+    done = place.up("--api-key", "sesame-1", "--api-key", "sesame-2")
+    assert done.returncode == 0, done.stderr
+    place.first_screen = done.stdout  # type: ignore[attr-defined]
+    yield place
+    place.close()
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    made = Place()
+    yield made
+    made.close()
+
+
+def test_the_screen_says_how_to_talk_and_what_to_kill(shared: Place) -> None:
+    """The screen ends with a curl for this port, model and key, and a kill -9 of a real worker."""
+    screen = shared.first_screen  # type: ignore[attr-defined]
+    assert f"curl -N http://127.0.0.1:{shared.port}/v1/chat/completions" in screen
+    assert '"model":"holdfast-sim"' in screen
+    assert "Authorization: Bearer sesame-1" in screen
+    assert any(f"kill -9 {shared.record(name)['pid']}" in screen for name in ("worker-1", "worker-2"))
+    assert "\x1b" not in screen, "no terminal, no colours"
+
+
+def test_keys_are_secret(shared: Place) -> None:
+    """No API key shows in a command line, and what is on disk is its owner's alone."""
+    for pid in shared.pids():
+        with open(f"/proc/{pid}/cmdline", "rb") as command:
+            assert b"sesame" not in command.read()
+    assert stat.S_IMODE((shared.state_dir / "run" / "frontend.launch").stat().st_mode) == 0o600
+    assert stat.S_IMODE((shared.state_dir / "run").stat().st_mode) == 0o700
+
+
+def test_ps_json_is_a_list_of_processes(shared: Place) -> None:
+    """Each process has its role, name, pid, state, address and streams; the store comes first."""
+    processes = shared.ps()
+    assert [p["role"] for p in processes.values()] == ["store", "worker", "worker", "frontend"]
+    for name, process in processes.items():
+        assert {"role", "name", "pid", "state", "address", "streams"} <= set(process)
+        assert process["state"] == "ready", name
+        assert process["streams"] == 0
+        os.kill(process["pid"], 0)
+    assert processes["frontend"]["address"] == f"tcp://127.0.0.1:{shared.port}"
+
+
+def test_a_stopped_process_shows_as_stopped(shared: Place) -> None:
+    """SIGSTOP is seen within a second's asking, and the others are still asked."""
+    pid = shared.record("worker-2")["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        processes = shared.ps()
+        assert processes["worker-2"]["state"] == "stopped"
+        assert processes["worker-1"]["state"] == "ready"
+        assert "stopped" in shared.run("ps").stdout
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_second_up_says_so(shared: Place) -> None:
+    """A second `up` on the same place is refused in one line that names the first and the mend."""
+    for words in ((), ("--detach",)):
+        done = shared.run("up", *words)
+        assert done.returncode == 1
+        assert done.stderr.count("\n") == 1
+        assert f"already running (pid {shared.lock()['pid']})" in done.stderr
+        assert "holdfast down" in done.stderr
+
+
+def test_a_busy_port_is_refused_before_anything_starts(shared: Place, place: Place) -> None:
+    """Another deployment on a port in use gets one line with the port and the mend, and starts nothing."""
+    place.port = shared.port
+    done = place.up()
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert f"port {shared.port} " in done.stderr
+    assert "--port" in done.stderr
+    assert place.pids() == set()
+
+
+def test_chaos_needs_leave(shared: Place) -> None:
+    """A worker without --allow-chaos cannot be broken, and a worker that isn't there is named."""
+    done = shared.run("chaos", "worker-1", "wedge")
+    assert done.returncode == 1
+    assert "--allow-chaos" in done.stderr
+    done = shared.run("chaos", "worker-7", "wedge")
+    assert "worker-1, worker-2" in done.stderr
+
+
+def test_a_killed_frontend_is_back_at_once(shared: Place, record_property: pytest.RecordProperty) -> None:
+    """kill -9 of the frontend: /health says ready again within a second (3 s on a loaded machine)."""
+    until(lambda: shared.health().get("status") == "ready", "the frontend to have a worker")
+    before = shared.record("frontend")["pid"]
+    os.kill(before, signal.SIGKILL)
+    until(lambda: not shared.health(), "the old frontend to be gone", 5.0)
+    took_s = until(lambda: shared.health().get("status") == "ready", "the frontend to be back")
+    record_property("frontend_back_s", round(took_s, 3))
+    print(f"frontend back after {took_s:.2f} s")
+    assert took_s <= 3.0
+    assert shared.record("frontend")["pid"] != before
+
+
+def test_faults_are_sent(place: Place) -> None:
+    """With --allow-chaos a fault reaches the worker: a crashed one is started again, a wrong one is refused by name."""
+    assert place.up("--workers", "1", "--allow-chaos").returncode == 0
+    before = place.record("worker-1")["pid"]
+    done = place.run("chaos", "worker-1", "slow", "--factor", "3")
+    assert (done.returncode, done.stdout) == (0, f"worker-1 (pid {before}): slow 3.0\n")
+    done = place.run("chaos", "worker-1", "sing")
+    assert done.returncode == 1
+    assert "crash, stop, wedge" in done.stderr
+    assert place.run("chaos", "worker-1", "crash").returncode == 0
+    until(lambda: place.back("worker-1", before), "the worker to be back")
+
+
+def test_it_serves_heals_outlives_its_supervisor_and_goes(place: Place) -> None:
+    """Serve; a killed worker is back; a killed supervisor harms nobody; the next one adopts; `down` ends all."""
+    assert place.up().returncode == 0
+    assert place.chat().endswith("data: [DONE]\n\n")
+    killed = place.record("worker-1")["pid"]
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: place.back("worker-1", killed), "worker-1 to be back")
+
+    names = ("store", "worker-1", "worker-2", "frontend")
+    pids = {name: place.record(name)["pid"] for name in names}
+    supervisor = place.lock()["pid"]
+    os.kill(supervisor, signal.SIGKILL)
+    until(lambda: supervisor not in place.pids(), "the supervisor to be gone", 5.0)
+    assert set(pids.values()) <= place.pids()
+    assert place.chat().endswith("data: [DONE]\n\n")
+    assert "no supervisor" in place.run("ps").stdout
+
+    assert place.up().returncode == 0
+    assert {name: place.record(name)["pid"] for name in names} == pids
+    adopted = place.record("worker-2")["pid"]
+    os.kill(adopted, signal.SIGKILL)
+    until(lambda: place.back("worker-2", adopted), "an adopted worker to be restarted")
+
+    done = place.run("down")
+    assert done.returncode == 0
+    assert all(f"{name} stopped" in done.stdout for name in names)
+    assert place.pids() == set()
+    assert place.ps() == {}
+    again = place.run("down")
+    assert again.returncode == 0
+    assert "nothing runs" in again.stdout
+
+
+def test_down_needs_no_supervisor(place: Place) -> None:
+    """With the supervisor dead and a worker stopped, `down` still ends every process."""
+    assert place.up().returncode == 0
+    os.kill(place.lock()["pid"], signal.SIGKILL)
+    os.kill(place.record("worker-1")["pid"], signal.SIGSTOP)
+    done = place.run("down")
+    assert done.returncode == 0, done.stderr
+    assert "worker-1 stopped" in done.stdout
+    until(lambda: not place.pids(), "every process to be gone", 2.0)
+
+
+def test_other_settings_replace_what_runs(place: Place) -> None:
+    """A new `up` keeps the processes whose settings are the same, replaces the others and drops surplus ones."""
+    assert place.up("--workers", "2").returncode == 0
+    before = {name: place.record(name)["pid"] for name in ("store", "worker-1", "frontend")}
+    os.kill(place.lock()["pid"], signal.SIGKILL)
+    until(lambda: place.lock()["pid"] not in place.pids(), "the supervisor to be gone", 5.0)
+    assert place.up("--workers", "1", "--model", "other-name").returncode == 0
+    assert place.record("store")["pid"] == before["store"]
+    assert place.record("frontend")["pid"] == before["frontend"]
+    assert place.record("worker-1")["pid"] != before["worker-1"]
+    until(lambda: set(place.ps()) == {"store", "worker-1", "frontend"}, "worker-2 to be dropped", 10.0)
+    until(lambda: "other-name" in place.health().get("models", []), "the new model", 10.0)

@@ -1,0 +1,105 @@
+"""`holdfast up` in the foreground: it tells what happens, stops whole, and nothing outlives it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+from up_rig import Place, until
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    made = Place()
+    yield made
+    made.close()
+
+
+def test_ctrl_c_stops_all(place: Place) -> None:
+    """SIGINT stops every process with a line each, exits 0 and leaves none behind; deaths before were told."""
+    up = place.up_here()
+    worker = place.record("worker-1")["pid"]
+    os.kill(worker, signal.SIGKILL)
+    until(lambda: "worker-1 is back as pid" in place.screen(), "worker-1 to be back")
+    up.send_signal(signal.SIGINT)
+    assert up.wait(15) == 0
+    out = place.screen()
+    assert place.pids() == set()
+    assert "worker-1 died (SIGKILL); starting it again" in out
+    for name in ("store", "worker-1", "worker-2", "frontend"):
+        assert f"{name} stopped (exited with 0)" in out
+    assert out.index("frontend stopped") < out.index("worker-1 stopped") < out.index("store stopped")
+    assert "Ctrl-C stops it" in out
+
+
+def test_nothing_outlives_a_killed_up(place: Place) -> None:
+    """SIGKILL of a foreground `up`: every process is gone within 2 s."""
+    up = place.up_here()
+    assert len(place.pids()) == 5
+    up.kill()
+    up.wait(5)
+    until(lambda: not place.pids(), "every process to be gone", 2.0)
+
+
+def test_what_was_adopted_does_not_outlive_it_either(place: Place) -> None:
+    """A foreground `up` adopts a dead supervisor's processes, same pids; SIGKILL of it takes them along."""
+    assert place.up().returncode == 0
+    names = ("store", "worker-1", "worker-2", "frontend")
+    pids = {name: place.record(name)["pid"] for name in names}
+    os.kill(place.lock()["pid"], signal.SIGKILL)
+    until(lambda: place.lock()["pid"] not in place.pids(), "the supervisor to be gone", 5.0)
+    up = place.up_here()
+    assert {name: place.record(name)["pid"] for name in names} == pids
+    up.kill()
+    up.wait(5)
+    until(lambda: not place.pids(), "every process to be gone", 2.0)
+
+
+def test_answers_finish_before_it_stops(place: Place) -> None:
+    """SIGTERM in the middle of an answer: the answer is finished, then everything stops."""
+    up = place.up_here()
+    answers: list[str] = []
+    client = threading.Thread(target=lambda: answers.append(place.chat(200)))
+    client.start()
+    until(lambda: place.health().get("streams"), "the stream to run", 10.0)
+    up.send_signal(signal.SIGTERM)
+    assert up.wait(15) == 0
+    client.join(5)
+    assert answers[0].endswith("data: [DONE]\n\n")
+    assert "everything has stopped" in place.screen()
+
+
+def test_asking_twice_kills(place: Place) -> None:
+    """A second SIGINT does not wait for answers."""
+    up = place.up_here("--drain-s", "30")
+
+    def ask() -> None:
+        with contextlib.suppress(Exception):
+            place.chat(5000)
+
+    client = threading.Thread(target=ask)
+    client.start()
+    until(lambda: place.health().get("streams"), "the stream to run", 10.0)
+    up.send_signal(signal.SIGINT)
+    until(lambda: not place.health() or place.health().get("status") == "draining", "draining", 5.0)
+    up.send_signal(signal.SIGINT)
+    up.wait(5)
+    client.join(5)
+    assert "killing everything" in place.screen()
+    assert place.pids() == set()
+
+
+def test_what_cannot_start_says_why(place: Place) -> None:
+    """A worker that fails at once three times ends `up` with one line that has the cause, and leaves nothing."""
+    for words in ((), ("--detach",)):
+        done = place.run("up", "--engine", "nonesuch", "--port", str(place.port), *words)
+        assert done.returncode == 1
+        assert done.stderr.count("\n") == 1, done.stderr
+        assert "unknown engine 'nonesuch'" in done.stderr
+        until(lambda: not place.pids(), "every process to be gone", 2.0)

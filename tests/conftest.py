@@ -1,0 +1,20 @@
+"""One deployment of real processes for all tests that only talk to it; whoever kills things starts one of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.bench.deployment import Deployment
+
+
+@pytest.fixture(scope="session")
+def deployment() -> Iterator[Deployment]:
+    """A store, one quick worker and a frontend with small bounds, so that they can be reached."""
+    with Deployment(
+        workers=1,
+        sim={"ttft_ms": 5, "tpot_ms": 1},
+        frontend={"body_bytes_max": 1024 * 1024, "request_s": 2.0, "unread_s": 4.0},
+    ) as started:
+        yield started

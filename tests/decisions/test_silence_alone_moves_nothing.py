@@ -1,0 +1,50 @@
+"""Decision: silence makes a suspect, and a suspect only gets no new work. Streams move on the kernel's word that the
+process does not run, not on a clock: what is merely starved is never taken for dead (facts 31)."""
+
+from __future__ import annotations
+
+from holdfast.health.liveness import STARVED_TICKS_MAX, TICK_S, Judge
+from holdfast.health.verdicts import MoveStreams, ProbeResult, Verdict
+
+
+def silent(judge: Judge, seconds: float, probe: ProbeResult, began_s: float) -> list[object]:
+    """What the judge answers to that much silence with open streams, looked at in every tick."""
+    effects: list[object] = []
+    for index in range(1, round(seconds / TICK_S) + 1):
+        now_s = began_s + index * TICK_S
+        effects += judge.on_tick(now_s, streams_open=True)
+        effects += judge.on_probe(now_s, probe)
+    return effects
+
+
+def moves(effects: list[object]) -> bool:
+    return any(isinstance(effect, MoveStreams) for effect in effects)
+
+
+def test_silence_alone_moves_nothing() -> None:
+    """Nine seconds without a sign from a process that is able to run: suspected, starved, and left alone."""
+    judge = Judge("w")
+    judge.on_connected(0.0, local=True)
+    judge.on_tick(0.0, streams_open=True)
+    runnable = ProbeResult(gone=False, state="R", thread_state="R")
+    assert not moves(silent(judge, STARVED_TICKS_MAX * TICK_S - 1.0, runnable, 0.0))
+    assert judge.verdict is Verdict.STARVED
+    assert not judge.routable
+
+
+def test_the_kernels_word_moves_streams_at_once() -> None:
+    """The same silence from a stopped process moves its streams as soon as it is a suspect."""
+    judge = Judge("w")
+    judge.on_connected(0.0, local=True)
+    judge.on_tick(0.0, streams_open=True)
+    assert moves(silent(judge, 0.7, ProbeResult(gone=False, state="T", thread_state="T"), 0.0))
+    assert judge.verdict is Verdict.STOPPED
+
+
+def test_an_observer_that_was_held_up_itself_counts_nothing() -> None:
+    """Ticks that come late prove that the observer was starved, so they say nothing about the worker."""
+    judge = Judge("w")
+    judge.on_connected(0.0, local=False)
+    effects = [effect for index in range(20) for effect in judge.on_tick(index * 1.0, streams_open=True)]
+    assert effects == []
+    assert judge.verdict is Verdict.ALIVE

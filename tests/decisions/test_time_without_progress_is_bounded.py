@@ -1,0 +1,42 @@
+"""Decision: a stream waits for a worker for a bounded time, and being tried does not start that time anew; only a new
+token does. Else a worker that takes and drops it would keep its client waiting for ever."""
+
+from __future__ import annotations
+
+from migration_rig import Cluster
+
+from holdfast.core.errors import Code
+from holdfast.migration.dispatcher import HoldSettings
+
+
+def test_time_without_progress_is_bounded() -> None:
+    """A worker says it is overloaded again and again: the stream is failed when the hold is over, not later."""
+    cluster = Cluster(HoldSettings(hold_s=6))
+    worker = cluster.worker("a")
+    client = cluster.ask("s1")
+    began_s = cluster.now_s
+    while client.failure is None and cluster.now_s - began_s < 60:
+        if client.flight.link is not None:
+            worker.say("s1", [], fail=Code.WORKER_OVERLOADED)
+        cluster.wait(0.1)
+    assert client.failure is not None
+    assert client.failure[0] is Code.NO_WORKER
+    assert cluster.now_s - began_s <= 6.2
+
+
+def test_a_token_starts_the_time_anew() -> None:
+    """A stream that makes progress between two losses has the whole hold again."""
+    cluster = Cluster(HoldSettings(hold_s=6))
+    worker = cluster.worker("a")
+    client = cluster.ask("s1")
+    worker.say("s1", [10])
+    worker.die()
+    cluster.wait(5)
+    worker.connect()
+    cluster.wait(0.1)
+    worker.say("s1", [11])
+    worker.die()
+    cluster.wait(5)
+    assert client.failure is None
+    cluster.wait(1.1)
+    assert client.failure is not None

@@ -1,0 +1,57 @@
+"""The frontend's metrics page: it parses, and its numbers follow what clients did."""
+
+from __future__ import annotations
+
+from http_rig import Raw, chat
+from prometheus_client.parser import text_string_to_metric_families
+
+from holdfast.bench.deployment import Deployment
+
+CHAT = "/v1/chat/completions"
+Samples = dict[tuple[str, tuple[str, ...]], float]
+
+
+def scrape(deployment: Deployment) -> Samples:
+    with Raw(deployment.port) as raw:
+        reply = raw.get("/metrics").reply()
+    assert reply.status == 200
+    assert reply.headers["content-type"].startswith("text/plain")
+    found: Samples = {}
+    for family in text_string_to_metric_families(reply.body.decode()):
+        for sample in family.samples:
+            found[sample.name, tuple(sorted(sample.labels.values()))] = sample.value
+    return found
+
+
+def moved(before: Samples, after: Samples, name: str, *labels: str) -> float:
+    key = (name, tuple(sorted(labels)))
+    return after[key] - before.get(key, 0.0)
+
+
+def test_counts_follow_what_clients_did(deployment: Deployment) -> None:
+    """Answers by kind and outcome, tokens, times, and clients that left."""
+    before = scrape(deployment)
+    with Raw(deployment.port) as raw:
+        for stream in (True, False):
+            assert raw.post(CHAT, chat(stream=stream, max_tokens=10, ignore_eos=True)).reply().status == 200
+        assert raw.post("/v1/completions", {"model": "holdfast-sim", "prompt": "x", "max_tokens": 3}).reply().status == 200
+        assert raw.post(CHAT, chat(model="made-up")).reply().status == 404
+        assert raw.post(CHAT, {"model": 5}).reply().status == 400
+    with Raw(deployment.port) as leaver:
+        leaver.post(CHAT, chat(stream=True, max_tokens=20_000, ignore_eos=True)).until(b"data: ")
+    deployment.wait_until(lambda: deployment.health()["streams"] == 0, "the leaver to be noticed", 5)
+    after = scrape(deployment)
+    requests, model = "dynamo_frontend_requests_total", "holdfast-sim"
+    assert moved(before, after, requests, model, "chat", "stream", "success") == 1
+    assert moved(before, after, requests, model, "chat", "unary", "success") == 1
+    assert moved(before, after, requests, model, "completions", "unary", "success") == 1
+    assert moved(before, after, requests, model, "chat", "stream", "cancelled") == 1
+    assert moved(before, after, requests, "unknown", "chat", "unary", "error") == 1
+    assert moved(before, after, requests, "unknown", "chat", "unknown", "error") == 1
+    assert not any("made-up" in labels for _, labels in after)
+    assert moved(before, after, "dynamo_frontend_disconnected_clients_total") == 1
+    assert moved(before, after, "dynamo_frontend_output_tokens_total", model) >= 23
+    for histogram in ("time_to_first_token_seconds", "request_duration_seconds", "input_sequence_tokens"):
+        assert moved(before, after, f"dynamo_frontend_{histogram}_count", model) == 4
+    assert after["dynamo_frontend_inflight_requests", (model,)] == 0
+    assert after["holdfast_workers", ("alive",)] == 1

@@ -1,0 +1,178 @@
+"""Clients that leave, clients that do not read, and a frontend that is asked to leave: real sockets, real signals."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from http_rig import Raw, chat, fds, rss_bytes, wait_fds
+
+from holdfast.bench.deployment import Deployment
+
+CHAT = "/v1/chat/completions"
+CANCEL_S = 0.1  # the promise
+SLACK_S = 0.4  # for a machine with more to do than this
+
+
+def long_chat(words: str = "hello", tokens: int = 20_000, **more: Any) -> dict[str, Any]:
+    return chat(words, max_tokens=tokens, ignore_eos=True, **more)
+
+
+def running(deployment: Deployment) -> int:
+    return int(deployment.worker_facts("worker-0")["running"])
+
+
+def wait_gone(deployment: Deployment, what: str, left: int = 0) -> None:
+    """Wait until the engine has dropped the work, and hold the time against the promise."""
+    took_s = deployment.wait_until(lambda: running(deployment) <= left, f"the engine to drop {what}", 5)
+    print(f"{what}: cancelled on the engine after {took_s * 1000:.0f} ms")
+    assert took_s < CANCEL_S + SLACK_S
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("n", [1, 5])
+@pytest.mark.parametrize("abrupt", [True, False])
+def test_a_client_that_goes_away_frees_the_engine(deployment: Deployment, stream: bool, n: int, abrupt: bool) -> None:
+    """Closed or reset, streaming or not, all its choices: the engine's work ends at once."""
+    with Raw(deployment.port) as raw:
+        raw.post(CHAT, long_chat(stream=stream, n=n))
+        deployment.wait_until(lambda: running(deployment) == n, "the streams to run")
+        if stream:
+            raw.until(b"data: ")
+        if abrupt:
+            raw.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    wait_gone(deployment, f"stream={stream} n={n} abrupt={abrupt}")
+    deployment.wait_until(lambda: deployment.health()["streams"] == 0, "the frontend to let go", 5)
+
+
+def test_leaving_with_requests_sent_ahead_frees_everything(deployment: Deployment) -> None:
+    """Neither the stream under way nor those that wait behind it, nor nonsense behind them, hold anything."""
+    before = fds(deployment.pid("frontend"))
+    with Raw(deployment.port) as raw:
+        for _ in range(4):
+            raw.post(CHAT, long_chat(stream=True))
+        raw.until(b"data: ")
+        raw.send(b"nonsense\r\n\r\n")
+    wait_gone(deployment, "a pipeline")
+    assert wait_fds(deployment.pid("frontend"), before) <= before
+
+
+def test_leaving_while_a_long_prompt_is_prepared_frees_everything(deployment: Deployment) -> None:
+    """Gone before its prompt is tokenized, it never reaches the engine, and is not counted for ever."""
+    for _ in range(20):
+        with Raw(deployment.port) as raw:
+            raw.post(CHAT, long_chat("word " * 20_000, tokens=5000, stream=True))
+            raw.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    deployment.wait_until(lambda: deployment.health()["streams"] == 0, "the frontend to let go", 10)
+    deployment.wait_until(lambda: running(deployment) == 0, "the engine to be idle", 5)
+
+
+def unread(deployment: Deployment, tokens: int) -> Raw:
+    """A client that asks for much, has a small buffer, and does not read."""
+    raw = Raw(deployment.port, receive_bytes=4096)
+    raw.post(CHAT, long_chat("slow", tokens, stream=True, seed=7, logprobs=True, top_logprobs=5, return_token_ids=True))
+    return raw
+
+
+def test_a_client_that_pauses_reading_misses_nothing(deployment: Deployment) -> None:
+    """While it does not read, others go on at full pace and memory stays small; when it reads, all of it is there."""
+    pid, tokens = deployment.pid("frontend"), 1500
+    with unread(deployment, tokens) as raw:
+        before = rss_bytes(pid)
+        deployment.wait_until(lambda: running(deployment) == 0, "the engine to finish without being read", 20)
+        with Raw(deployment.port) as other:
+            began_s = time.monotonic()
+            assert other.post(CHAT, long_chat("other", 50, stream=True)).reply().events()[-1] == "[DONE]"
+            assert time.monotonic() - began_s < 2.0
+        assert deployment.health()["streams"] == 1
+        assert rss_bytes(pid) - before < 40 * 1024 * 1024
+        reply = raw.reply()
+    events = reply.events()
+    assert events[-1] == "[DONE]"
+    ids = [token for event in events[:-1] for token in event["choices"][0].get("token_ids") or []]
+    assert len(ids) == tokens
+    logprobs = [entry for event in events[:-1] for entry in (event["choices"][0]["logprobs"] or {}).get("content", [])]
+    assert len(logprobs) == tokens
+    with Raw(deployment.port) as again:
+        whole = again.post(CHAT, long_chat("slow", tokens, seed=7, return_token_ids=True)).reply().json()["choices"][0]
+    assert ids == whole["token_ids"]
+    assert "".join(event["choices"][0]["delta"].get("content", "") for event in events[:-1]) == whole["message"]["content"]
+
+
+def test_a_client_that_never_reads_is_cut_off(deployment: Deployment) -> None:
+    """After its time is up its work is cancelled and its connection closed, and nothing of it is left."""
+    before = fds(deployment.pid("frontend"))
+    with unread(deployment, 30_000) as raw:
+        deployment.wait_until(lambda: running(deployment) == 1, "the stream to run")
+        took_s = deployment.wait_until(lambda: running(deployment) == 0, "the silent client to be cut off", 15)
+        assert took_s > 2.0
+        assert wait_fds(deployment.pid("frontend"), before) <= before
+        with pytest.raises((ConnectionError, AssertionError)):
+            raw.reply()
+    assert deployment.health()["streams"] == 0
+
+
+# -- leaving
+
+
+@pytest.fixture
+def leaving() -> Iterator[Deployment]:
+    """A deployment of its own, whose frontend may be asked to leave."""
+    with Deployment(workers=1, sim={"ttft_ms": 5, "tpot_ms": 10}) as started:
+        yield started
+
+
+def test_sigterm_lets_answers_finish_and_a_second_frontend_take_over(leaving: Deployment) -> None:
+    """The open stream and the request that is half sent are answered; new connections go to the other; exit status 0."""
+    port = leaving.port
+    with Raw(port) as stream, Raw(port) as idle, Raw(port) as half:
+        stream.post(CHAT, long_chat("drain", 100, stream=True))
+        stream.until(b"data: ")
+        assert idle.get("/live").reply().status == 200
+        half.send(b"POST /v1/chat/completions HTTP/1.1\r\ncontent-length: 2\r\n")
+        leaving.start_frontend("frontend-2")
+        leaving.wait_until(lambda: "frontend-2" in leaving.log("frontend-2"), "the second to come up")
+        record = leaving.folder / "run" / "frontend-2.json"
+        leaving.wait_until(record.exists, "the second to listen")
+        leaving.signal("frontend", signal.SIGTERM)
+        assert idle.at_end()
+        for _ in range(20):
+            with Raw(port) as new:
+                assert new.post(CHAT, chat("new")).reply().status == 200
+        assert half.send(b"\r\n{}").reply().status == 503
+        rest = stream.until(b"0\r\n\r\n")
+        assert b"[DONE]" in rest
+        assert b'"finish_reason":"length"' in rest
+        assert stream.at_end()
+    assert leaving.processes["frontend"].wait(10) == 0
+
+
+def test_sigterm_refuses_new_connections_and_sends_what_is_written(leaving: Deployment) -> None:
+    """A client that reads slowly has its whole answer although the last token was made long before it read it."""
+    with Raw(leaving.port, receive_bytes=4096) as slow:
+        slow.post(CHAT, long_chat("slow", 600, logprobs=True, top_logprobs=20))
+        leaving.wait_until(lambda: leaving.health()["streams"] == 1, "the request to run")
+        leaving.wait_until(lambda: leaving.health()["streams"] == 0, "the answer to be written", 30)
+        leaving.signal("frontend", signal.SIGTERM)
+        leaving.wait_until(lambda: "draining" in leaving.log("frontend"), "the drain to begin")
+        with pytest.raises(ConnectionRefusedError):
+            Raw(leaving.port)
+        reply = slow.reply()
+        assert len(reply.json()["choices"][0]["logprobs"]["content"]) == 600
+    assert leaving.processes["frontend"].wait(10) == 0
+
+
+def test_an_idle_frontend_leaves_at_once(leaving: Deployment) -> None:
+    """Connections without a request do not hold it up."""
+    with Raw(leaving.port) as idle:
+        assert idle.get("/live").reply().status == 200
+        began_s = time.monotonic()
+        leaving.signal("frontend", signal.SIGTERM)
+        assert leaving.processes["frontend"].wait(10) == 0
+        assert time.monotonic() - began_s < 3.0
+        assert idle.at_end()

@@ -1,0 +1,137 @@
+"""The route table against a naive model of itself: every worker looked at, every time."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from holdfast.routing.table import PREFIX_BLOCK_TOKENS, RouteTable, Slot
+
+PICK = st.integers(0, 10_000)
+PROMPTS = [[1], [5] * 3 * PREFIX_BLOCK_TOKENS, [5] * 2 * PREFIX_BLOCK_TOKENS + [6] * PREFIX_BLOCK_TOKENS]
+
+
+class Naive:
+    """What should be true of one worker, without any list or heap."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.present = True
+        self.routable = False
+        self.admit_max: int | None = None
+        self.aside_until_s = 0.0
+        self.costs: list[int] = []
+
+    def ready(self) -> bool:
+        bound = self.capacity if self.admit_max is None else min(self.capacity, self.admit_max)
+        return self.present and self.routable and not self.aside_until_s and len(self.costs) < bound
+
+
+class RouteMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = RouteTable(random.Random(1))
+        self.slots: dict[int, Slot] = {}
+        self.naive: dict[int, Naive] = {}
+        self.now_s = 1.0
+
+    def pick(self, pick: int, *, present: bool = True) -> tuple[Slot, Naive] | None:
+        names = [name for name, naive in self.naive.items() if naive.present is present]
+        if not names:
+            return None
+        name = names[pick % len(names)]
+        return self.slots[name], self.naive[name]
+
+    @precondition(lambda self: len(self.slots) < 6)
+    @rule(capacity=st.integers(0, 3))
+    def add(self, capacity: int) -> None:
+        name = len(self.slots)
+        self.slots[name], self.naive[name] = Slot(name, capacity), Naive(capacity)
+        self.table.add(self.slots[name])
+
+    @rule(pick=PICK)
+    def remove(self, pick: int) -> None:
+        """As the pool does it: its requests are given back before it goes."""
+        if found := self.pick(pick):
+            slot, naive = found
+            for cost in naive.costs:
+                self.table.give_back(slot, cost)
+            self.table.remove(slot)
+            naive.present, naive.routable, naive.costs = False, False, []
+
+    @rule(pick=PICK)
+    def come_back(self, pick: int) -> None:
+        if found := self.pick(pick, present=False):
+            self.table.add(found[0])
+            found[1].present = True
+
+    @rule(pick=PICK, routable=st.booleans(), admit_max=st.sampled_from([None, 0, 1, 2]))
+    def update(self, pick: int, routable: bool, admit_max: int | None) -> None:
+        if found := self.pick(pick):
+            self.table.update(found[0], routable=routable, admit_max=admit_max)
+            found[1].routable, found[1].admit_max = routable, admit_max
+
+    @rule(pick=PICK)
+    def set_aside(self, pick: int) -> None:
+        if found := self.pick(pick):
+            self.table.set_aside(found[0], self.now_s)
+            found[1].aside_until_s = found[1].aside_until_s or found[0].aside_until_s
+
+    @rule(seconds=st.sampled_from([0.1, 0.5, 3.0, 20.0]))
+    def tick(self, seconds: float) -> None:
+        self.now_s += seconds
+        back = [n for n in self.naive.values() if n.present and 0 < n.aside_until_s <= self.now_s]
+        assert self.table.tick(self.now_s) is bool(back)
+        for naive in back:
+            naive.aside_until_s = 0.0
+
+    @rule(prompt=st.sampled_from(PROMPTS), cost=st.integers(1, 500))
+    def choose_and_take(self, prompt: list[int], cost: int) -> None:
+        slot = self.table.choose(prompt)
+        ready = [name for name, naive in self.naive.items() if naive.ready()]
+        assert (slot is None) is (not ready)
+        if slot is not None:
+            assert slot.name in ready
+            self.table.take(slot, cost, prompt)
+            self.naive[slot.name].costs.append(cost)
+
+    @rule(pick=PICK, finished=st.booleans())
+    def give_back(self, pick: int, finished: bool) -> None:
+        if (found := self.pick(pick)) and found[1].costs:
+            self.table.give_back(found[0], found[1].costs.pop())
+            if finished:
+                self.table.praise(found[0])
+
+    @invariant()
+    def counts_are_right(self) -> None:
+        for name, naive in self.naive.items():
+            slot = self.slots[name]
+            assert slot.inflight == len(naive.costs)
+            assert slot.outstanding == sum(naive.costs)
+            assert slot.inflight >= 0
+
+    @invariant()
+    def ready_list_is_right(self) -> None:
+        ready = {name for name, naive in self.naive.items() if naive.ready()}
+        assert {slot.name for slot in self.table._ready} == ready
+        assert len(self.table._ready) == len(ready)
+        assert all(self.table._ready[slot.place] is slot for slot in self.table._ready)
+        assert self.table.has_ready is bool(ready)
+
+    @invariant()
+    def facts_are_right(self) -> None:
+        routable = [naive for naive in self.naive.values() if naive.present and naive.routable]
+        assert self.table.routable_count == len(routable)
+        full = [
+            naive
+            for naive in routable
+            if len(naive.costs) >= min(naive.capacity, naive.capacity if naive.admit_max is None else naive.admit_max)
+        ]
+        assert self.table.all_full is (bool(routable) and len(full) == len(routable))
+
+
+RouteMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestRouteMachine = RouteMachine.TestCase

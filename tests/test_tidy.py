@@ -1,0 +1,254 @@
+"""The style that can be counted: sizes, sentences, and where the outside world may be touched (style.md).
+
+Every exception stands here with its reason; one that is no longer used must go.
+"""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SRC = ROOT / "src" / "holdfast"
+TESTS = ROOT / "tests"
+FILE_LINES_MAX = 300
+FUNCTION_LINES_MAX = 70
+
+MEASURES = "measures and breaks real processes in real time"
+OPERATOR = "a command waits for real processes, with no event loop"
+# file or folder -> why it may
+CLOCK = {
+    "worker/beat.py": "beats come from a thread of its own, not from the event loop (facts 31)",
+    "frontend/process.py": "wall time for `created`, handed down from here",
+    "frontend/model_text.py": "the date for chat templates, handed down from here",
+    "cli/": OPERATOR,
+    "bench/": MEASURES,
+}
+SOCKETS = {
+    "wire/net.py": "the real network behind the port",
+    "worker/beat.py": "beats come from a thread of its own, not from the event loop (facts 31)",
+    "engines/sim/chaos_server.py": "the fault socket, outside of what it breaks",
+    "store/keepalive.py": "options of a socket the network made",
+    "cli/": "looks whether a port is free before it starts anything",
+    "bench/": MEASURES,
+}
+ROOTS = {
+    "frontend/app.py": "the root of a request: a bug becomes a 500 and a log line",
+    "frontend/text/tokenizer.py": "the binding raises bare Exception, and nothing narrower",
+    "migration/pool.py": "the root of a worker's task: a bug costs one session",
+    "store/client.py": "the root of the client's task",
+    "store/etcd_client.py": "the root of the client's task",
+}
+ENVIRONMENT = {"settings.py": "the only reader"}
+
+TIME = {
+    "time": {"time", "monotonic", "perf_counter", "process_time", "sleep", "time_ns", "monotonic_ns"},
+    "datetime": {"now", "utcnow", "today"},
+    "date": {"today"},
+}
+RANDOM_ALLOWED = {"Random", "SystemRandom"}
+CONNECTING = {"open_connection", "open_unix_connection", "start_server", "start_unix_server"}
+# Rooms where each contract's outside libraries may be imported.
+HOMES = {
+    "wire-libraries": {"wire"},
+    "store-libraries": {"store"},
+    "text-libraries": {"frontend"},
+    "screen-libraries": {"cli"},
+    "loop-library": {"cli", "bench"},
+    "environment": {"cli"},
+}
+
+
+@cache
+def trees(folder: Path) -> dict[str, ast.Module]:
+    """Every Python file under a folder, read once."""
+    return {str(path.relative_to(folder)): ast.parse(path.read_text()) for path in sorted(folder.rglob("*.py"))}
+
+
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def violations(found: Callable[[ast.AST], str | None], allowed: dict[str, str]) -> list[str]:
+    """What is found in files that may not, and exceptions that are not used any more."""
+    wrong: list[str] = []
+    used: set[str] = set()
+    for name, tree in trees(SRC).items():
+        reason = next(
+            (entry for entry in allowed if name == entry or (entry[-1] == "/" and name.startswith(entry))), ""
+        )
+        for node in ast.walk(tree):
+            what = found(node)
+            if what and reason:
+                used.add(reason)
+            elif what:
+                wrong.append(f"{name}:{getattr(node, 'lineno', 0)}: {what}")
+    return wrong + [f"exception no longer used: {entry}" for entry in allowed if entry not in used]
+
+
+def member(node: ast.AST) -> tuple[str, str]:
+    """("time", "monotonic") for `time.monotonic` and for `from time import monotonic`; else two empty strings."""
+    if isinstance(node, ast.Attribute):
+        value = node.value
+        owner = value.id if isinstance(value, ast.Name) else value.attr if isinstance(value, ast.Attribute) else ""
+        return owner, node.attr
+    return "", ""
+
+
+def imported(node: ast.AST, module: str) -> set[str]:
+    if isinstance(node, ast.ImportFrom) and node.module == module:
+        return {alias.name for alias in node.names}
+    return set()
+
+
+# -- sizes
+
+
+@pytest.mark.parametrize("name", trees(SRC))
+def test_a_file_is_one_idea(name: str) -> None:
+    """No source file is longer than the bound: past it, it is usually two ideas."""
+    assert len((SRC / name).read_text().splitlines()) <= FILE_LINES_MAX
+
+
+@pytest.mark.parametrize("name", trees(SRC))
+def test_a_function_can_be_read_at_once(name: str) -> None:
+    """No function is longer than the hard bound."""
+    long = {
+        function.name: size
+        for function in functions(trees(SRC)[name])
+        if (size := (function.end_lineno or 0) - function.lineno + 1) > FUNCTION_LINES_MAX
+    }
+    assert not long
+
+
+# -- sentences
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    """Sources and tests open with a docstring."""
+    silent = [name for folder in (SRC, TESTS) for name, tree in trees(folder).items() if not ast.get_docstring(tree)]
+    assert not silent
+
+
+def test_every_test_says_what_must_be_true() -> None:
+    """A test's docstring is its sentence."""
+    silent = [
+        f"{name}: {function.name}"
+        for name, tree in trees(TESTS).items()
+        for function in functions(tree)
+        if function.name.startswith("test_") and not ast.get_docstring(function)
+    ]
+    assert not silent
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    """They are imported by their base name."""
+    names = Counter(Path(name).name for name in trees(TESTS) if not name.endswith("conftest.py"))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_nothing_is_left_for_later_and_nothing_names_a_machine() -> None:
+    """No marks of unfinished work, no paths of the machine something was written on."""
+    marks = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")) + r")\b|/(work|home|Users|root)/")
+    found = [
+        f"{path.relative_to(ROOT)}: {match.group()}"
+        for folder in (SRC, TESTS)
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in (".py", ".txt", ".jinja", ".toml") and path != Path(__file__)
+        for match in marks.finditer(path.read_text())
+    ]
+    assert not found
+
+
+# -- where the world may be touched
+
+
+def test_time_comes_from_the_event_loop() -> None:
+    """Clocks and sleeps of the outside world are read in named files only."""
+
+    def found(node: ast.AST) -> str | None:
+        owner, attribute = member(node)
+        if attribute in TIME.get(owner, ()):
+            return f"{owner}.{attribute}"
+        return "from time import" if imported(node, "time") & TIME["time"] else None
+
+    assert violations(found, CLOCK) == []
+
+
+def test_randomness_is_injected() -> None:
+    """Nobody draws from the module's own generator, or from the system's."""
+
+    def found(node: ast.AST) -> str | None:
+        owner, attribute = member(node)
+        if owner == "random" and attribute not in RANDOM_ALLOWED:
+            return f"random.{attribute}"
+        if (owner, attribute) in {("os", "urandom"), ("uuid", "uuid4")} or owner == "secrets":
+            return f"{owner}.{attribute}"
+        return "from random import" if imported(node, "random") - RANDOM_ALLOWED else None
+
+    # `self.random.x` would read the same: an injected generator is named rng.
+    assert violations(found, {}) == []
+
+
+def test_connections_come_through_the_port() -> None:
+    """Sockets are opened in named files only."""
+
+    def found(node: ast.AST) -> str | None:
+        owner, attribute = member(node)
+        if owner == "socket" or (owner == "asyncio" and attribute in CONNECTING):
+            return f"{owner}.{attribute}"
+        return "from socket import" if imported(node, "socket") else None
+
+    assert violations(found, SOCKETS) == []
+
+
+def test_the_environment_is_read_once() -> None:
+    """In settings.py."""
+
+    def found(node: ast.AST) -> str | None:
+        owner, attribute = member(node)
+        if owner == "os" and attribute in ("environ", "getenv", "environb"):
+            return f"os.{attribute}"
+        return "from os import environ" if imported(node, "os") & {"environ", "getenv"} else None
+
+    assert violations(found, ENVIRONMENT) == []
+
+
+def test_everything_is_caught_at_the_root_of_a_task_only() -> None:
+    """`except Exception` in named places; `except BaseException` only to clean up and raise again; never bare."""
+
+    def found(node: ast.AST) -> str | None:
+        if not isinstance(node, ast.ExceptHandler):
+            return None
+        names = {getattr(part, "id", "") for part in ast.walk(node.type)} if node.type is not None else {"bare except"}
+        raises = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
+        if names & {"bare except", "BaseException"} and not raises:
+            return "catches everything and does not raise it again"
+        return "except Exception" if "Exception" in names else None
+
+    assert violations(found, ROOTS) == []
+
+
+# -- the import contracts
+
+
+def rooms() -> set[str]:
+    return {path.parent.name for path in SRC.glob("*/__init__.py")}
+
+
+def test_the_import_contracts_know_every_room() -> None:
+    """A new room is bound by every contract from its first day on."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / ".importlinter")
+    for contract, homes in HOMES.items():
+        listed = config[f"importlinter:contract:{contract}"]["source_modules"].split()
+        bound = {name.removeprefix("holdfast.") for name in listed} - {"settings"}
+        assert bound | homes == rooms(), contract
+        assert not bound & homes, contract

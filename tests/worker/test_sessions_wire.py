@@ -1,0 +1,270 @@
+"""Sessions over a real socket, with an engine that does what the test says: artefacts, places, hand-back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.address import UnixAddress
+from holdfast.core.errors import Code, HoldfastError
+from holdfast.core.requests import GenerateRequest, Output, Sampling
+from holdfast.engines.contract import ClosedSink, Limits, Progress, StepSink
+from holdfast.wire.frames import FrameSplitter
+from holdfast.wire.messages import (
+    VERSION,
+    ArtefactPart,
+    Closed,
+    Draining,
+    Generate,
+    GetArtefact,
+    Hello,
+    Message,
+    NotTaken,
+    ProcessIdentity,
+    Refused,
+    Step,
+    Welcome,
+    decode_to_frontend,
+    encode,
+)
+from holdfast.wire.net import SocketNetwork
+from holdfast.worker.session import SESSIONS_MAX
+from holdfast.worker.sessions import Sessions
+
+WELCOME = Welcome(VERSION, 1, "ns", "sum", 4, 4, True, ProcessIdentity("", "", 1, 1, 1))
+TOKENIZER = bytes(range(256)) * 4096 * 40  # 40 MiB: more than may stay unsent
+SHA = hashlib.sha256(TOKENIZER).hexdigest()
+
+
+class Engine:
+    """Takes two streams and makes nothing by itself."""
+
+    limits = Limits(4, 4, 1000)
+    deterministic = True
+
+    def __init__(self) -> None:
+        self.streams: dict[int, GenerateRequest] = {}
+
+    async def start(self, sink: StepSink, closed: ClosedSink) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def submit(self, stream: int, request: GenerateRequest) -> None:
+        if len(self.streams) >= 2:
+            raise HoldfastError(Code.WORKER_OVERLOADED, "two are enough")
+        self.streams[stream] = request
+
+    def cancel(self, stream: int) -> None:
+        self.streams.pop(stream, None)
+
+    def progress(self) -> Progress:
+        return Progress(0, len(self.streams), 0, 0.0, 0.0, 0)
+
+
+class Worker:
+    """What sessions ask of their worker."""
+
+    def __init__(self) -> None:
+        self.welcome: Welcome | None = WELCOME
+        self.artefacts = {SHA: TOKENIZER}
+        self.draining = ""
+        self.not_taken = ""
+
+
+class Frontend:
+    """A connection to the sessions."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self.writer = reader, writer
+        self._splitter = FrameSplitter()
+        self._pending: list[Message] = []
+
+    def send(self, *messages: Message) -> None:
+        self.writer.write(b"".join(map(encode, messages)))
+
+    async def next(self) -> Message | None:
+        async with asyncio.timeout(20):
+            while not self._pending:
+                data = await self._reader.read(1 << 20)
+                if not data:
+                    return None
+                self._pending += [decode_to_frontend(payload) for payload in self._splitter.feed(data)]
+        return self._pending.pop(0)
+
+
+class Rig:
+    """Sessions that listen."""
+
+    def __init__(self, path: Path) -> None:
+        self.address = UnixAddress(str(path))
+        self.engine, self.worker = Engine(), Worker()
+        self.sessions = Sessions(self.engine, self.worker)
+
+    async def connect(self, *, greet: bool = True) -> Frontend:
+        frontend = Frontend(*await asyncio.open_unix_connection(self.address.path))
+        if greet:
+            frontend.send(Hello(VERSION, "data", "test"))
+            assert await frontend.next() == WELCOME
+        return frontend
+
+    async def until_streams(self, count: int) -> None:
+        async with asyncio.timeout(5):
+            while self.sessions.streams != count:
+                await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
+    made = Rig(tmp_path / "w.sock")
+    listener = await SocketNetwork().listen(made.address, made.sessions.connection)
+    yield made
+    listener.close()
+    made.sessions.reset_connections()
+
+
+def generate(stream: int) -> Generate:
+    return Generate(stream, GenerateRequest("r", [1], 1, Sampling(5, 1)))
+
+
+async def test_an_artefact_larger_than_the_send_bound_arrives_whole(rig: Rig) -> None:
+    """It goes out as the frontend reads it; a stream's tokens pass between its parts."""
+    frontend = await rig.connect()
+    frontend.send(generate(7), GetArtefact(SHA))
+    gathered, steps = bytearray(), 0
+    while len(gathered) < len(TOKENIZER):
+        message = await frontend.next()
+        if isinstance(message, Step):
+            steps += 1
+            continue
+        assert isinstance(message, ArtefactPart)
+        assert (message.sha256, message.offset, message.total) == (SHA, len(gathered), len(TOKENIZER))
+        gathered += message.data
+        if len(gathered) == 5 * 1024 * 1024:
+            rig.sessions.take_step([Output(next(iter(rig.engine.streams)), [5])])
+    assert hashlib.sha256(gathered).hexdigest() == SHA
+    assert steps == 1
+
+
+async def test_a_frontend_that_asks_and_does_not_read_costs_one_part(rig: Rig) -> None:
+    """Sixteen artefacts of 40 MiB asked for, and little of it waits in memory."""
+    frontend = await rig.connect()
+    frontend.send(*[GetArtefact(SHA)] * 10)
+    await frontend.writer.drain()
+    frontend.send(generate(1))
+    await rig.until_streams(1)
+    (session,) = rig.sessions.open
+    assert session.unsent_bytes < 3 * 1024 * 1024
+    frontend.writer.transport.abort()
+    await rig.until_streams(0)
+
+
+async def test_places_are_bounded_and_come_free(rig: Rig) -> None:
+    """One more than the bound is told so; when one leaves, the next gets in."""
+    frontends = [await rig.connect() for _ in range(SESSIONS_MAX)]
+    extra = await rig.connect(greet=False)
+    refused = await extra.next()
+    assert isinstance(refused, Refused)
+    assert refused.code == "WorkerOverloaded"
+    assert await extra.next() is None
+    frontends[0].writer.transport.abort()
+    async with asyncio.timeout(5):
+        while len(rig.sessions.open) >= SESSIONS_MAX:
+            await asyncio.sleep(0.005)
+    await rig.connect()
+    for frontend in frontends:
+        frontend.writer.transport.abort()
+
+
+async def test_an_engine_that_is_full_says_so_for_the_stream_alone(rig: Rig) -> None:
+    """The connection and its other streams go on."""
+    frontend = await rig.connect()
+    frontend.send(generate(1), generate(2), generate(3))
+    message = await frontend.next()
+    assert isinstance(message, Step)
+    assert [(output.stream, output.failure and output.failure.code) for output in message.outputs] == [(3, "WorkerOverloaded")]
+    assert rig.sessions.streams == 2
+
+
+async def test_a_refused_frontend_takes_its_streams_with_it_at_once(rig: Rig) -> None:
+    """Before its connection is down, and though it reads nothing."""
+    frontend = await rig.connect()
+    frontend.send(generate(1), generate(1))
+    await rig.until_streams(0)
+    assert rig.engine.streams == {}
+    message = await frontend.next()
+    assert isinstance(message, Refused)
+    assert await frontend.next() is None
+
+
+async def test_a_refused_frontend_that_stays_is_cut_off(rig: Rig) -> None:
+    """It neither reads nor leaves: soon it holds no place any more."""
+    frontend = await rig.connect()
+    frontend.send(generate(1), generate(1))
+    async with asyncio.timeout(8):
+        while rig.sessions.open:
+            await asyncio.sleep(0.02)
+    frontend.writer.transport.abort()
+
+
+async def test_draining_hands_every_stream_back_and_takes_no_more(rig: Rig) -> None:
+    """In-band, by name, to each frontend its own."""
+    first, second = await rig.connect(), await rig.connect()
+    first.send(generate(1))
+    second.send(generate(1))
+    await rig.until_streams(2)
+    rig.worker.draining = "asked to stop"
+    rig.sessions.hand_back("asked to stop")
+    second.send(generate(2))
+    for frontend, streams in ((first, [1]), (second, [1, 2])):
+        assert await frontend.next() == Draining("asked to stop")
+        for stream in streams:
+            message = await frontend.next()
+            assert isinstance(message, Step)
+            (output,) = message.outputs
+            assert output.stream == stream
+            assert output.failure is not None
+            assert output.failure.code == "EngineShutdown"
+    assert rig.engine.streams == {}
+    assert await rig.sessions.flushed(1.0)
+
+
+async def test_a_stream_the_engine_lost_is_told_closed(rig: Rig) -> None:
+    """By the frontend's own number."""
+    frontend = await rig.connect()
+    frontend.send(generate(41), generate(42))
+    await rig.until_streams(2)
+    rig.sessions.take_closed([*rig.engine.streams, 999])
+    assert await frontend.next() == Closed([41, 42])
+    assert rig.sessions.streams == 0
+
+
+async def test_what_a_peer_says_is_cut_to_what_can_be_shown(rig: Rig) -> None:
+    """A reason of megabytes does not become a log line or a health page of megabytes."""
+    frontend = await rig.connect()
+    frontend.send(NotTaken("no " * 1_000_000))
+    async with asyncio.timeout(5):
+        while not rig.worker.not_taken:
+            await asyncio.sleep(0.005)
+    assert len(rig.worker.not_taken) <= 200
+    stranger = await rig.connect(greet=False)
+    stranger.send(Hello(VERSION, "x" * 3000, ""))
+    refused = await stranger.next()
+    assert isinstance(refused, Refused)
+    assert len(refused.reason) < 400
+    with contextlib.suppress(ConnectionError):
+        assert await stranger.next() is None
+
+
+async def test_before_the_engine_is_ready_frontends_are_asked_to_come_again(rig: Rig) -> None:
+    """The socket is there before the worker is."""
+    rig.worker.welcome = None
+    frontend = await rig.connect(greet=False)
+    frontend.send(Hello(VERSION, "data", "early"))
+    refused = await frontend.next()
+    assert isinstance(refused, Refused)
+    assert refused.code == "CannotConnect"
