@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,9 @@ STATE = Path("/tmp/hf-words")
 
 def holdfast(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "holdfast", *words]
-    base = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "HOLDFAST_STATE_DIR": str(STATE)}
-    return subprocess.run(command, env=base | env, capture_output=True, text=True, timeout=60, check=False)
+    with tempfile.TemporaryDirectory(dir="/tmp") as state_dir:
+        base = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "HOLDFAST_STATE_DIR": state_dir}
+        return subprocess.run(command, env=base | env, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_help_names_every_command() -> None:

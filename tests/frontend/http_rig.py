@@ -54,7 +54,9 @@ class Raw:
     def __enter__(self) -> Raw:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.sock.close()
 
     def send(self, data: bytes) -> Raw:

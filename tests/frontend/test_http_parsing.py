@@ -60,7 +60,11 @@ def test_a_malformed_request_is_refused_and_the_connection_closed(port: int, dat
         [b"GET /v1/models HTTP/1.1\r\n"] + [b"x%d: %b\r\n" % (place, b"y" * 100) for place in range(400)],
         [b"GET /v1/models HTTP/1.1\r\nx: "] + [b"a" * 8000] * 6,
         [b"GET /v1/models HTTP/1.1\r\nx"] + [b"a" * 8000] * 6,
-        [b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nx: " + b"a" * 40_000 + b"\r\n\r\n"],
+        [
+            b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nx: "
+            + b"a" * 40_000
+            + b"\r\n\r\n"
+        ],
     ],
 )
 def test_headers_that_are_too_large_are_refused_while_they_arrive(port: int, pieces: list[bytes]) -> None:

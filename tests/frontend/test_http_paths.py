@@ -32,7 +32,9 @@ def guarded(deployment: Deployment) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "PATCH", "OPTIONS"])
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/", "/v1/modelsx", "/v1/embeddings", "/v1/chat/completions/", "//", "*"])
+@pytest.mark.parametrize(
+    "path", ["/", "/v1", "/v1/", "/v1/modelsx", "/v1/embeddings", "/v1/chat/completions/", "//", "*"]
+)
 def test_an_unknown_path_is_404_by_any_method(port: int, method: str, path: str) -> None:
     """Its name comes back in the message, with what there is instead."""
     with Raw(port) as raw:
@@ -64,7 +66,8 @@ def test_a_wrong_method_is_405_and_says_which_is_right(port: int, path: str, met
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/models?limit=1", "/live?", "http://example.org/live", "http://x/v1/models?a=b", "/health?x=/v1/models"]
+    "path",
+    ["/v1/models?limit=1", "/live?", "http://example.org/live", "http://x/v1/models?a=b", "/health?x=/v1/models"],
 )
 def test_query_strings_and_hosts_are_ignored(port: int, path: str) -> None:
     """What follows the path, and what a proxy puts before it, changes nothing."""
@@ -89,8 +92,14 @@ def test_a_model_is_found_by_its_escaped_name(port: int) -> None:
 
 @pytest.mark.parametrize(
     "header",
-    ["", "authorization: Bearer wrong\r\n", "authorization: Bearer \r\n", "authorization: first-key x\r\n",
-     "authorization: Bearer first-ke\r\n", "authorization: Bearer \xff\xfe\r\n"],
+    [
+        "",
+        "authorization: Bearer wrong\r\n",
+        "authorization: Bearer \r\n",
+        "authorization: first-key x\r\n",
+        "authorization: Bearer first-ke\r\n",
+        "authorization: Bearer \xff\xfe\r\n",
+    ],
 )
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions", "/nowhere"])
 def test_without_a_key_nothing_is_told(guarded: int, path: str, header: str) -> None:

@@ -54,7 +54,9 @@ def ask(client: OpenAI, **more: Any) -> ChatCompletion:
 
 
 def stream(client: OpenAI, **more: Any) -> list[ChatCompletionChunk]:
-    with client.chat.completions.create(model=MODEL, messages=HELLO, stream=True, **{"max_tokens": 20, **more}) as chunks:
+    with client.chat.completions.create(
+        model=MODEL, messages=HELLO, stream=True, **{"max_tokens": 20, **more}
+    ) as chunks:
         return [strict(chunk) for chunk in chunks]
 
 
@@ -189,9 +191,7 @@ def test_a_stop_string_that_does_not_come_withholds_nothing(client: OpenAI) -> N
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 def test_lengths(client: OpenAI, field: str) -> None:
     """Both names bound the answer."""
-    answer = client.chat.completions.create(
-        model=MODEL, messages=HELLO, extra_body={**LONG, field: 7}
-    )
+    answer = client.chat.completions.create(model=MODEL, messages=HELLO, extra_body={**LONG, field: 7})
     assert answer.usage is not None
     assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (7, "length")
 
@@ -215,7 +215,13 @@ def test_the_end_of_a_turn(client: OpenAI) -> None:
 
 def test_a_seed_repeats_and_no_seed_does_not(client: OpenAI) -> None:
     """Also with temperature, top_p and penalties; at temperature 0 seeds change nothing."""
-    more: Any = {"temperature": 1.3, "top_p": 0.9, "frequency_penalty": 0.5, "presence_penalty": 0.2, "extra_body": {**LONG, "top_k": 12}}
+    more: Any = {
+        "temperature": 1.3,
+        "top_p": 0.9,
+        "frequency_penalty": 0.5,
+        "presence_penalty": 0.2,
+        "extra_body": {**LONG, "top_k": 12},
+    }
 
     def text(**values: Any) -> str | None:
         return ask(client, **values).choices[0].message.content
@@ -259,7 +265,9 @@ def test_logprobs_in_completions(client: OpenAI) -> None:
     assert lists is not None
     count = len(choice.model_extra["token_ids"])
     assert len(lists.tokens) == len(lists.token_logprobs) == len(lists.top_logprobs) == len(lists.text_offset) == count
-    assert any(token.startswith("bytes:") for token in lists.tokens), "the text should hold characters of several tokens"
+    assert any(token.startswith("bytes:") for token in lists.tokens), (
+        "the text should hold characters of several tokens"
+    )
     for token, offset, logprob, top in zip(
         lists.tokens, lists.text_offset, lists.token_logprobs, lists.top_logprobs, strict=True
     ):
@@ -306,7 +314,10 @@ def test_characters_of_several_tokens(client: OpenAI, tokenizer: TextTokenizer, 
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages[0].content[0].type"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content[0].type",
+        ),
         ({"max_tokens": 40_000}, "max_tokens"),
         ({"extra_body": {"frobnicate": 1}}, "frobnicate"),
         ({"extra_body": {"guided_json": {}}}, "guided_json"),
@@ -348,7 +359,11 @@ def test_messages_of_every_kind(client: OpenAI) -> None:
         messages=[
             {"role": "system", "content": "be brief"},
             {"role": "developer", "content": "be kind"},
-            {"role": "user", "name": "ada", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
+            {
+                "role": "user",
+                "name": "ada",
+                "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}],
+            },
             first.to_dict(),  # type: ignore[list-item]
             {"role": "user", "content": "go on"},
         ],

@@ -31,7 +31,9 @@ anything = st.recursive(
     scalars,
     lambda inner: st.one_of(
         st.lists(inner, max_size=4),
-        st.dictionaries(st.one_of(st.sampled_from(["role", "content", "type", "text", "7"]), st.text(max_size=4)), inner, max_size=4),
+        st.dictionaries(
+            st.one_of(st.sampled_from(["role", "content", "type", "text", "7"]), st.text(max_size=4)), inner, max_size=4
+        ),
     ),
     max_leaves=8,
 )
@@ -40,7 +42,11 @@ base = {"model": "holdfast-sim", "max_tokens": 2}
 one_field = st.builds(
     lambda path, key, value, stream: (
         path,
-        {**base, "messages" if "chat" in path else "prompt": chat()["messages"] if "chat" in path else "x", "stream": stream}
+        {
+            **base,
+            "messages" if "chat" in path else "prompt": chat()["messages"] if "chat" in path else "x",
+            "stream": stream,
+        }
         | {key: value},
     ),
     st.sampled_from(PATHS),
@@ -69,7 +75,9 @@ class Held:
         assert threads(self.pid) <= self.threads + 4  # the default pool grows to its bound, once
         assert rss_bytes(self.pid) < self.rss_bytes + 64 * 1024 * 1024
         self.deployment.wait_until(lambda: self.deployment.health()["streams"] == 0, "all streams to end")
-        self.deployment.wait_until(lambda: self.deployment.worker_facts("worker-0")["streams"] == 0, "the worker to idle")
+        self.deployment.wait_until(
+            lambda: self.deployment.worker_facts("worker-0")["streams"] == 0, "the worker to idle"
+        )
         assert "bug while" not in self.deployment.log("frontend")
         assert "Traceback" not in self.deployment.log("frontend")
         assert "Traceback" not in self.deployment.log("worker-0")
@@ -175,7 +183,9 @@ def test_absurd_values_are_refused_by_field(held: Held, changes: dict[str, Any],
     assert reply.error["param"] == param
 
 
-@pytest.mark.parametrize("prompt", [[10**9], [-1], [], [[]], "", [[1], "x"], ["x", None], [1.5], {"a": 1}, [[1] * 40_000], None])
+@pytest.mark.parametrize(
+    "prompt", [[10**9], [-1], [], [[]], "", [[1], "x"], ["x", None], [1.5], {"a": 1}, [[1] * 40_000], None]
+)
 def test_absurd_prompts_are_refused_by_name(held: Held, prompt: Any) -> None:
     """Ids the model does not have, nothing at all, more than fits."""
     reply = held.connection.post(PATHS[1], {"model": "holdfast-sim", "prompt": prompt, "max_tokens": 1}).reply()

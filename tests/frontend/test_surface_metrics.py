@@ -34,7 +34,9 @@ def test_counts_follow_what_clients_did(deployment: Deployment) -> None:
     with Raw(deployment.port) as raw:
         for stream in (True, False):
             assert raw.post(CHAT, chat(stream=stream, max_tokens=10, ignore_eos=True)).reply().status == 200
-        assert raw.post("/v1/completions", {"model": "holdfast-sim", "prompt": "x", "max_tokens": 3}).reply().status == 200
+        assert (
+            raw.post("/v1/completions", {"model": "holdfast-sim", "prompt": "x", "max_tokens": 3}).reply().status == 200
+        )
         assert raw.post(CHAT, chat(model="made-up")).reply().status == 404
         assert raw.post(CHAT, {"model": 5}).reply().status == 400
     with Raw(deployment.port) as leaver:

@@ -101,7 +101,9 @@ def test_a_client_that_pauses_reading_misses_nothing(deployment: Deployment) -> 
     with Raw(deployment.port) as again:
         whole = again.post(CHAT, long_chat("slow", tokens, seed=7, return_token_ids=True)).reply().json()["choices"][0]
     assert ids == whole["token_ids"]
-    assert "".join(event["choices"][0]["delta"].get("content", "") for event in events[:-1]) == whole["message"]["content"]
+    assert (
+        "".join(event["choices"][0]["delta"].get("content", "") for event in events[:-1]) == whole["message"]["content"]
+    )
 
 
 def test_a_client_that_never_reads_is_cut_off(deployment: Deployment) -> None:

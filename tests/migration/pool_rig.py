@@ -66,6 +66,9 @@ async def until(true: Callable[[], object], what: str) -> None:
         await asyncio.sleep(0.005)
 
 
+SILENT = frozenset({"data", "beat"})
+
+
 class _Peer(asyncio.Protocol):
     """One frontend's connection, as the worker sees it."""
 
@@ -91,11 +94,14 @@ class _Peer(asyncio.Protocol):
         worker = self.worker
         worker.received.append(message)
         if isinstance(message, Hello) and (answer := worker.answer(self.purpose)) is not None:
-            self.transport.write(encode(answer))
-            self.welcomed = True
+            self.greet(answer)
         elif isinstance(message, GetArtefact):
             for part in worker.artefact_parts(message.sha256):
                 self.transport.write(encode(part))
+
+    def greet(self, answer: Message) -> None:
+        self.transport.write(encode(answer))
+        self.welcomed = True
 
 
 class ScriptedWorker:
@@ -109,7 +115,7 @@ class ScriptedWorker:
         self.welcome = Welcome(VERSION, number, NAMESPACE, self.card.checksum(), 4, 4, True, ELSEWHERE)
         self.beat_welcome: Welcome | None = None  # None: the same
         self.refusal: Refused | None = None
-        self.silent = False
+        self.silent: frozenset[str] = frozenset()  # the connections on which it does not answer
         self.beating = True
         self.tokenizer: bytes | None = TOKENIZER  # None: it never answers
         self.steps = 0
@@ -153,7 +159,7 @@ class ScriptedWorker:
             await asyncio.sleep(BEAT_S)
 
     def answer(self, purpose: str) -> Message | None:
-        if self.silent:
+        if purpose in self.silent:
             return None
         if self.refusal is not None:
             return self.refusal
@@ -285,8 +291,10 @@ class PoolRig:
 
 @contextlib.asynccontextmanager
 async def pool_rig(folder: Path, holds: HoldSettings | None = None) -> AsyncIterator[PoolRig]:
-    """A rig that must leave no task behind."""
+    """A rig that must leave no task behind, and nothing that only the loop's handler of lost exceptions hears of."""
     before = asyncio.all_tasks()
+    lost: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: lost.append(context))
     rig = PoolRig(folder, holds)
     try:
         yield rig
@@ -297,3 +305,4 @@ async def pool_rig(folder: Path, holds: HoldSettings | None = None) -> AsyncIter
     assert not rig.pool._tasks
     assert not rig.pool._notices
     await until(lambda: not any(worker.peers for worker in rig.workers), "all connections to be closed")
+    assert not lost

@@ -139,7 +139,7 @@ async def test_a_card_whose_text_side_cannot_be_made_is_told(tmp_path: Path) -> 
 
 
 def test_it_is_told_on_uvloop_too(tmp_path: Path) -> None:
-    """There a connection that is aborted right after a write loses what was written."""
+    """There a write leaves at the end of the loop's turn, and the connection is closed before that."""
     uvloop.run(tell_text_error(tmp_path))
 
 

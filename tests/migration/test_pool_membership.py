@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import msgspec
-from pool_rig import pool_rig, until
+from pool_rig import SILENT, TOKENIZER, pool_rig, until
 
 from holdfast.discovery.registry import Appeared, Withdrawn
 from holdfast.migration.dispatcher import HoldSettings
@@ -91,7 +91,7 @@ async def test_a_worker_withdrawn_while_it_is_connected_to_is_gone_at_once(tmp_p
     """It accepted and says nothing: with its key gone nobody waits for the timeout."""
     async with pool_rig(tmp_path) as rig:
         worker = await rig.worker(1)
-        worker.silent = True
+        worker.silent = SILENT
         rig.appear(worker)
         await until(lambda: worker.connects["data"], "the connection")
         rig.withdraw(worker)
@@ -103,11 +103,11 @@ async def test_a_key_that_goes_and_comes_in_one_breath_is_kept(tmp_path: Path) -
     """A store's restart shows both at once; a worker that was not connected just then must not be forgotten."""
     async with pool_rig(tmp_path) as rig:
         worker = await rig.worker(1)
-        worker.silent = True
+        worker.silent = SILENT
         rig.appear(worker)
         await until(lambda: worker.connects["data"], "the connection")
         rig.pool.apply([Withdrawn(worker.instance), Appeared(worker.instance)])
-        worker.silent = False
+        worker.silent = frozenset()
         await rig.joined(worker)
         assert len(rig.pool.watched) == len(rig.pool._tasks) == 1
 
@@ -171,7 +171,7 @@ async def test_closing_ends_everything_in_the_middle_of_anything(tmp_path: Path)
     async with pool_rig(tmp_path) as rig:
         await rig.serving(1)
         silent = await rig.worker(2)
-        silent.silent = True
+        silent.silent = SILENT
         other = await rig.worker(3, card=msgspec.structs.replace(silent.card, block_size=32))
         other.tokenizer = None
         unreachable = await rig.worker(4)
@@ -181,3 +181,38 @@ async def test_closing_ends_everything_in_the_middle_of_anything(tmp_path: Path)
         await until(lambda: silent.connects["data"] and other.received, "both to be under way")
         await asyncio.wait_for(rig.pool.close(), 2.0)
         assert not rig.pool.watched
+
+
+async def test_a_connection_lost_on_the_way_to_serving_never_serves(tmp_path: Path) -> None:
+    """The data connection breaks while the beat connection is opened: what waits is not thrown at it."""
+    async with pool_rig(tmp_path) as rig:
+        worker = await rig.worker(1)
+        worker.silent = frozenset({"beat"})
+        rig.appear(worker)
+        await until(lambda: worker.connects["beat"], "the beat connection")
+        flight, _ = rig.ask("s1", worker)
+        worker.reset("data")
+        await until(lambda: rig.link(worker).data is None, "the loss to be known")
+        [beat] = worker.peers
+        beat.greet(worker.welcome)
+        worker.silent = frozenset()
+        await rig.joined(worker)
+        await until(lambda: worker.generates, "the request")
+        assert flight.ledger.resumed == 0
+        assert len(worker.generates) == 1
+
+
+async def test_a_set_is_not_forgotten_while_its_first_worker_brings_its_tokenizer(tmp_path: Path) -> None:
+    """That may take longer than a set without workers is kept; the worker must not join what nobody can find."""
+    async with pool_rig(tmp_path, HoldSettings(hold_s=0.1)) as rig:
+        worker = await rig.worker(1)
+        worker.tokenizer = None
+        rig.appear(worker)
+        await until(lambda: rig.directory.sets, "the set")
+        ticks = rig.pool._ticks
+        await until(lambda: rig.pool._ticks > ticks + 4, "four ticks, several times the hold")
+        worker.tokenizer = TOKENIZER
+        for part in worker.artefact_parts(worker.card.tokenizer_sha256):
+            worker.send(part)
+        await rig.joined(worker)
+        assert list(rig.directory.models()) == ["m"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import msgspec
 from pool_rig import pool_rig, until
 
 from holdfast.health.verdicts import Verdict
-from holdfast.wire.messages import Cancel
+from holdfast.wire.messages import Beat, Cancel
 from holdfast.worker.procfs import own_identity
 
 
@@ -74,3 +75,22 @@ async def test_a_new_connection_begins_with_a_new_judge(tmp_path: Path) -> None:
         assert not watch._probing
         await rig.joined(worker)
         assert watch.judge.verdict is Verdict.ALIVE
+
+
+async def test_a_late_beat_does_not_revive_a_lost_connection(tmp_path: Path) -> None:
+    """A suspect's data connection breaks and a beat comes before anyone has noticed: no work may go there."""
+    async with pool_rig(tmp_path) as rig:
+        worker = await rig.serving(1)
+        link = rig.link(worker)
+        watch = rig.pool.watched[link]
+        rig.ask("s1", worker)
+        worker.beating = False
+        await until(lambda: watch.judge.verdict is Verdict.SUSPECT, "the suspicion")
+        assert link.data is not None
+        link.data.connection_lost(None)
+        assert watch._beat is not None
+        watch._beat.beats.append(Beat(1, 1, 0.0, 1.0, 0.0, 0, 0))
+        watch.tick(asyncio.get_running_loop().time())
+        assert watch.judge.routable
+        assert not link.slot.routable
+        worker.reset("data")

@@ -37,7 +37,9 @@ number = st.integers(-(2**63), 2**64 - 1)
 words = st.text(max_size=20)
 reals = st.floats(allow_nan=False)
 numbers = st.lists(number, max_size=20)
-sampling = st.builds(Sampling, max_tokens=number, seed=number, temperature=reals, logit_bias=st.none() | st.dictionaries(number, reals))
+sampling = st.builds(
+    Sampling, max_tokens=number, seed=number, temperature=reals, logit_bias=st.none() | st.dictionaries(number, reals)
+)
 outputs = st.builds(
     Output,
     number,

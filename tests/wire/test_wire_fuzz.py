@@ -97,7 +97,9 @@ class Target:
     def __init__(self, deployment: Deployment) -> None:
         self.deployment = deployment
         self.pid = deployment.pid("worker-0")
-        self.paths = {purpose: f"{deployment.folder}/run/worker-0.{end}" for purpose, end in (("data", "sock"), ("beat", "beat"))}
+        self.paths = {
+            purpose: f"{deployment.folder}/run/worker-0.{end}" for purpose, end in (("data", "sock"), ("beat", "beat"))
+        }
         self.held = self.count()
         self.rss = self.rss_bytes()
 
@@ -185,7 +187,14 @@ def test_the_wrong_purpose_for_each_socket_is_named(target: Target) -> None:
     assert "data" in target.peer("data").send(HELLO["beat"]).refusal().reason
 
 
-@pytest.mark.parametrize("name", [name for name in NOT_OURS if name not in ("cancel first", "generate first", "artefact first", "not taken first", "large before hello")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in NOT_OURS
+        if name not in ("cancel first", "generate first", "artefact first", "not taken first", "large before hello")
+    ],
+)
 def test_nonsense_after_a_greeting_is_refused_too(target: Target, name: str) -> None:
     """And the streams that were running on the connection end with it."""
     peer = target.greeted()
@@ -194,13 +203,17 @@ def test_nonsense_after_a_greeting_is_refused_too(target: Target, name: str) -> 
     peer.send(NOT_OURS[name] + encode(Generate(2, request())))
     assert peer.refusal().code == "InvalidRequest"
     peer.sock.close()
-    target.deployment.wait_until(lambda: target.deployment.worker_facts("worker-0")["streams"] == 0, "its streams to end", 5)
+    target.deployment.wait_until(
+        lambda: target.deployment.worker_facts("worker-0")["streams"] == 0, "its streams to end", 5
+    )
 
 
 def test_nothing_behind_a_refused_message_is_done(target: Target) -> None:
     """A peer that was refused starts no work, even with a message that came in the same packet."""
     before = target.deployment.worker_facts("worker-0")["requests_total"]
-    peer = target.peer("data").send(encode(Hello(VERSION + 1, "data", "x")) + HELLO["data"] + encode(Generate(1, request())))
+    peer = target.peer("data").send(
+        encode(Hello(VERSION + 1, "data", "x")) + HELLO["data"] + encode(Generate(1, request()))
+    )
     peer.refusal()
     assert target.deployment.worker_facts("worker-0")["requests_total"] == before
 

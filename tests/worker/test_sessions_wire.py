@@ -186,7 +186,9 @@ async def test_an_engine_that_is_full_says_so_for_the_stream_alone(rig: Rig) -> 
     frontend.send(generate(1), generate(2), generate(3))
     message = await frontend.next()
     assert isinstance(message, Step)
-    assert [(output.stream, output.failure and output.failure.code) for output in message.outputs] == [(3, "WorkerOverloaded")]
+    assert [(output.stream, output.failure and output.failure.code) for output in message.outputs] == [
+        (3, "WorkerOverloaded")
+    ]
     assert rig.sessions.streams == 2
 
 

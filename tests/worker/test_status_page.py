@@ -62,6 +62,8 @@ async def test_metrics_move_with_the_work(deployment: Deployment) -> None:
 
 def test_what_only_grows_is_a_counter(deployment: Deployment) -> None:
     """So that a scraper takes its rate, and knows a restart from a fall."""
-    kinds = {family.name: family.type for family in text_string_to_metric_families(get(deployment, "/metrics")[1].decode())}
+    kinds = {
+        family.name: family.type for family in text_string_to_metric_families(get(deployment, "/metrics")[1].decode())
+    }
     counters = {"holdfast_worker_steps", "holdfast_worker_tokens", "holdfast_worker_requests"}
     assert {name for name, kind in kinds.items() if kind == "counter"} == counters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import socket
 import sys
 from pathlib import Path
@@ -21,6 +22,12 @@ def check_machine(platform: str = sys.platform, version: tuple[int, int] = sys.v
     if version < PYTHON_MIN:
         found, needed = (".".join(map(str, pair)) for pair in (version, PYTHON_MIN))
         raise UserError(f"Holdfast needs Python {needed} or newer, this is {found}; make a venv with a newer one")
+
+
+def check_store(store: str) -> None:
+    """etcd needs a library that is not installed by default."""
+    if store.startswith("etcd://") and importlib.util.find_spec("aiohttp") is None:
+        raise UserError("etcd needs the package aiohttp; install it: pip install 'holdfast[etcd]'")
 
 
 def settle_port(host: str, port: int, state_dir: Path) -> int:

@@ -113,9 +113,10 @@ def _free_name(state_dir: Path, role: str, name: str) -> str:
 
 def _run(launch: Launch) -> None:
     from holdfast.cli.child import run
-    from holdfast.cli.machine_checks import check_machine
+    from holdfast.cli.machine_checks import check_machine, check_store
     from holdfast.cli.plan import check_state_dir
 
     check_machine()
+    check_store(getattr(launch, "store", ""))
     check_state_dir(Path(launch.state_dir))
     raise typer.Exit(run(launch))

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import shlex
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -79,11 +78,6 @@ def _address(status: Status) -> str:
     return status.address.replace(f"unix://{os.path.expanduser('~')}/", "~/").removeprefix("unix://")
 
 
-def fail(message: str) -> None:
-    """A person's mistake or a missing thing, in one line."""
-    print(f"holdfast: {' '.join(message.split())}", file=sys.stderr)
-
-
 def tilde(path: Path) -> str:
     """A path under the home directory as a shell writes it."""
     with contextlib.suppress(ValueError, RuntimeError):
@@ -108,6 +102,9 @@ def show_up(screen: Screen, title: str, statuses: Sequence[Status], chat: str, s
     screen.line()
     screen.table(statuses)
     screen.line()
+    if any(status.state != "ready" for status in statuses):
+        screen.line("Not everything is ready yet; it goes on by itself; `holdfast ps` shows more.", style="yellow")
+        screen.line()
     if chat:
         screen.line("Talk to it, from another terminal:", style="bold")
         screen.line(f"  {chat}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from holdfast import __version__
 from holdfast.cli.background import encode_launches
 from holdfast.cli.launch import Launch
-from holdfast.cli.machine_checks import check_machine, settle_port
+from holdfast.cli.machine_checks import check_machine, check_store, settle_port
 from holdfast.cli.plan import UpOptions, job_of, plan
 from holdfast.cli.running import keep_up, log_dir
 from holdfast.cli.screen import Screen, chat_command, show_up
@@ -31,6 +31,7 @@ DETACHED_START_S = 120.0  # a detached start that takes longer goes on by itself
 def run_up(state_dir: Path, options: UpOptions, detach: bool) -> int:
     """Run it; the exit status. UserError before anything is started."""
     check_machine()
+    check_store(options.store)
     plan(state_dir, options)  # every wish is checked before anything is touched
     lock = take_lock(state_dir)
     if lock is None:
@@ -120,23 +121,20 @@ async def _watch_background(
     state_dir: Path, child: subprocess.Popen[bytes], launches: Sequence[Launch], view: UpView
 ) -> int:
     with view.screen.busy(_starting_text(launches)):
-        done = await _wait_until_up(state_dir, child)
+        await _wait_until_up(state_dir, child)
     if child.poll() is not None:
         last_line = LocalProcesses(log_dir(state_dir)).last_line("up")
         raise UserError(f"{last_line} (logs in {log_dir(state_dir)})")
     await view.show()
-    if not done:
-        view.screen.line("Not everything is ready yet; it goes on starting by itself.")
     return 0
 
 
-async def _wait_until_up(state_dir: Path, child: subprocess.Popen[bytes]) -> bool:
-    """Until the new supervisor says that all is up; False if it ended, or the bound passed."""
+async def _wait_until_up(state_dir: Path, child: subprocess.Popen[bytes]) -> None:
+    """Until the new supervisor says that all is up, or it ended, or the bound passed."""
     loop = asyncio.get_running_loop()
     until_s = loop.time() + DETACHED_START_S
     while loop.time() < until_s and child.poll() is None:
         found = holder(state_dir)
         if found is not None and found.pid == child.pid and found.up:
-            return True
+            return
         await asyncio.sleep(0.05)  # files cannot be waited on without inotify; a person does not see 50 ms
-    return False

@@ -1,0 +1,209 @@
+"""The supervisor with real, tiny processes: a shell script stands in for a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from holdfast.supervise import processes as processes_module
+from holdfast.supervise.lock import Holder, holder, sign, take_lock
+from holdfast.supervise.loop import Job, Supervisor
+from holdfast.supervise.machine import Phase
+from holdfast.supervise.processes import LocalProcess, LocalProcesses, exit_words
+from holdfast.supervise.records import Record, launch_path, read_record, read_records, run_dir, write_record
+from holdfast.supervise.status import look
+from holdfast.wire.net import SocketNetwork
+
+# Its settings are a shell script; it is ready once it has replaced "starting" in its own record.
+BECOME_READY = 'f="$1/run/$2.json"; while ! [ -e "$f" ]; do sleep 0.01; done; sed -i s/starting/ready/ "$f"; '
+SERVE = BECOME_READY + "exec sleep 1000"
+SERVE_STUBBORNLY = "trap : TERM; " + BECOME_READY + "while :; do sleep 0.05; done"
+FAIL = "echo no such model; exit 7"
+
+
+class World:
+    """A state directory and supervisors in it."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.state_dir = state_dir
+        self.told: list[str] = []
+        self.made: list[Supervisor] = []
+        self.processes = LocalProcesses(state_dir / "logs")
+
+    def supervisor(self, *jobs: Job) -> Supervisor:
+        def command(job: Job, settings: Path) -> Sequence[str]:
+            return ["sh", str(settings), str(self.state_dir), job.name]
+
+        made = Supervisor(self.state_dir, jobs, self.processes, command, self.told.append)
+        self.made.append(made)
+        return made
+
+    async def up(self, *jobs: Job) -> Supervisor:
+        made = self.supervisor(*jobs)
+        await made.start()
+        assert await made.wait(made.all_ready, 10.0), self.told
+        return made
+
+    def lose(self, supervisor: Supervisor) -> None:
+        """As if it had been killed: it hears of nothing any more."""
+        self.made.remove(supervisor)
+        for slot in supervisor.slots.values():
+            assert isinstance(slot.process, LocalProcess)
+            asyncio.get_running_loop().remove_reader(slot.process.pidfd)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    made = World(tmp_path)
+    yield made
+    for supervisor in made.made:
+        supervisor.kill()
+        await supervisor.stop()
+
+
+def job(name: str, script: str, role: str = "worker", stop_bound_s: float = 5.0) -> Job:
+    return Job(name, role, script.encode(), stop_bound_s)
+
+
+async def test_a_killed_process_is_back_at_once(world: World) -> None:
+    """SIGKILL is noticed without polling: another process runs under the name well within a second."""
+    supervisor = await world.up(job("a", SERVE))
+    slot = supervisor.slots["a"]
+    before = slot.life.pid
+    began_s = asyncio.get_running_loop().time()
+    os.kill(before, signal.SIGKILL)
+    assert await supervisor.wait(lambda: slot.life.pid not in (0, before), 5.0)
+    assert asyncio.get_running_loop().time() - began_s < 1.0  # facts 30: 2-14 ms; the rest is for a loaded machine
+    assert await supervisor.wait(supervisor.all_ready, 10.0)
+    assert "a died (SIGKILL); starting it again" in world.told
+
+
+async def test_a_crash_loop_is_visible(world: World) -> None:
+    """A process that cannot live shows in `ps` as backing off, with its status and the last line it logged."""
+    supervisor = world.supervisor(job("a", FAIL))
+    await supervisor.start()
+    assert await supervisor.wait(lambda: supervisor.slots["a"].life.failures >= 3, 10.0)
+    (status,) = await look(world.state_dir, SocketNetwork())
+    assert (status.state, status.pid) == ("backing off", 0)
+    assert status.note == "backing off 0.2 s, exited with 7: no such model"
+
+
+async def test_one_that_will_not_leave_is_killed(world: World) -> None:
+    """SIGTERM that is ignored is followed by SIGKILL after the bound, and nothing stays on disk."""
+    supervisor = await world.up(job("a", SERVE_STUBBORNLY, stop_bound_s=0.2))
+    await supervisor.stop()
+    assert world.told[-2:] == ["a did not leave in time; killing it", "a stopped (SIGKILL)"]
+    assert list(run_dir(world.state_dir).iterdir()) == []
+
+
+async def test_a_stopped_process_can_be_stopped(world: World) -> None:
+    """A process under SIGSTOP hears SIGTERM too."""
+    supervisor = await world.up(job("a", SERVE, stop_bound_s=30.0))
+    os.kill(supervisor.slots["a"].life.pid, signal.SIGSTOP)
+    async with asyncio.timeout(5.0):
+        await supervisor.stop()
+    assert world.told[-1] == "a stopped (SIGTERM)"
+
+
+async def test_peers_leave_in_order(world: World) -> None:
+    """Frontends leave before workers, and the store last."""
+    roles = ("store", "worker", "frontend")
+    supervisor = await world.up(*(job(role, SERVE, role) for role in roles))
+    world.told.clear()
+    await supervisor.stop()
+    assert [line.split()[0] for line in world.told] == ["frontend", "worker", "store"]
+
+
+async def test_the_next_supervisor_adopts_and_replaces(world: World) -> None:
+    """Equal settings: the same pid. Other settings: another. No longer wanted: gone. Started by hand: left alone."""
+    first = await world.up(job("same", SERVE), job("other", SERVE), job("surplus", SERVE))
+    pids = {name: slot.life.pid for name, slot in first.slots.items()}
+    by_hand = Record.of_this_process("mine", "worker", {})
+    write_record(world.state_dir, by_hand)
+    world.lose(first)
+
+    second = await world.up(job("same", SERVE), job("other", "true; " + SERVE))
+    assert await second.wait(lambda: second.slots["surplus"].life.phase is Phase.OVER, 10.0)
+    assert f"mine was started by hand, pid {os.getpid()}; left alone" in world.told
+    assert second.slots["same"].life.pid == pids["same"]
+    assert second.slots["other"].life.pid != pids["other"]
+    assert "other has other settings now; replacing it" in world.told
+    assert read_record(world.state_dir, "surplus") is None
+
+
+async def test_one_just_started_is_found(world: World) -> None:
+    """A process has a record from the moment it exists, so a supervisor killed meanwhile leaves no stray."""
+    supervisor = world.supervisor(job("a", "exec sleep 1000"))
+    await supervisor.start()
+    record = read_record(world.state_dir, "a")
+    assert record is not None
+    assert (record.pid, record.state, record.alive) == (supervisor.slots["a"].life.pid, "starting", True)
+    assert launch_path(world.state_dir, "a").stat().st_mode & 0o777 == 0o600
+
+
+async def test_what_cannot_be_run_backs_off(world: World) -> None:
+    """A program that isn't there is a failure like any other, with its reason."""
+    supervisor = world.supervisor(job("a", SERVE))
+    supervisor._command = lambda _job, _path: ["/nonexistent/program"]
+    await supervisor.start()
+    assert await supervisor.wait(lambda: supervisor.slots["a"].life.phase is Phase.BACKING_OFF, 5.0)
+    assert "could not be started" in supervisor.slots["a"].life.note
+
+
+def test_a_reused_pid_is_not_adopted(tmp_path: Path) -> None:
+    """A record whose start time is another's is not taken for the process that has its pid now."""
+    ours = Record.of_this_process("a", "worker", {})
+    other = Record("a", "worker", ours.pid, ours.start_ticks - 1)
+    processes = LocalProcesses(tmp_path)
+    assert processes.adopt(other) is None
+    adopted = processes.adopt(ours)
+    assert adopted is not None
+    os.close(adopted.pidfd)
+
+
+async def test_a_long_log_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log over the bound is moved away when its process starts again; one generation is kept."""
+    monkeypatch.setattr(processes_module, "LOG_BYTES_MAX", 10)
+    processes = LocalProcesses(tmp_path)
+    gone = asyncio.Event()
+    for line in ("the first line", "the second"):
+        gone.clear()
+        processes.spawn("a", [sys.executable, "-c", f"print({line!r})"]).on_exit(lambda _status: gone.set())
+        async with asyncio.timeout(10.0):
+            await gone.wait()
+    assert processes.last_line("a") == "the second"
+    assert (tmp_path / "a.log.1").read_text() == "the first line\n"
+
+
+def test_exits_in_words() -> None:
+    """How a process ended is said as people say it."""
+    assert exit_words(-9, "x") == "SIGKILL"
+    assert exit_words(0, "bye") == "exited with 0"
+    assert exit_words(3, "oh no") == "exited with 3: oh no"
+    assert exit_words(None, "") == "ended"
+
+
+def test_the_lock_is_one(tmp_path: Path) -> None:
+    """Only one holds the lock; anyone can see who; it is free as soon as its holder closes it."""
+    assert holder(tmp_path) is None
+    lock = take_lock(tmp_path)
+    assert lock is not None
+    assert holder(tmp_path) == Holder(0), "not signed yet"
+    sign(lock, Holder(4711, detached=True))
+    assert holder(tmp_path) == Holder(4711, detached=True)
+    assert take_lock(tmp_path) is None
+    os.close(lock)
+    assert holder(tmp_path) is None
+
+
+def test_a_broken_record_is_no_record(tmp_path: Path) -> None:
+    """Half a file, or something else under the name, is not taken for a process."""
+    run_dir(tmp_path).mkdir()
+    (run_dir(tmp_path) / "a.json").write_text('{"name": "a"')
+    assert read_records(tmp_path) == []

@@ -1,0 +1,184 @@
+"""A real frontend against a worker that breaks the rules: it lives, its clients get an answer, nothing is left over."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from holdfast.bench.clients import Received, ask, read_answer
+from holdfast.bench.deployment import Deployment
+from holdfast.cli.engines import make_engine
+from holdfast.cli.launch import WorkerLaunch
+from holdfast.core.address import UnixAddress
+from holdfast.core.requests import Failure, GenerateRequest, Output, TokenLogprobs
+from holdfast.engines.contract import ClosedSink, Limits, Progress, StepSink
+from holdfast.store.opening import open_store
+from holdfast.wire.frames import frame
+from holdfast.wire.messages import Closed, Draining, Step, encode
+from holdfast.wire.net import SocketNetwork
+from holdfast.worker.process import Worker, WorkerSettings
+
+NAN = float("nan")
+
+
+class BadEngine:
+    """Says what the test tells it to say, once; without orders it answers two tokens and an end."""
+
+    limits = Limits(64, 64, 32_768)
+    deterministic = True
+
+    def __init__(self) -> None:
+        self.script: list[Output] = []
+        self.raw = b""  # written to every frontend instead of outputs
+        self.write_raw: Any = None
+        self._sink: StepSink = lambda outputs: True
+        self._steps = 0
+        self.running: set[int] = set()
+
+    async def start(self, sink: StepSink, closed: ClosedSink) -> None:
+        self._sink = sink
+
+    async def stop(self) -> None: ...
+
+    def submit(self, stream: int, request: GenerateRequest) -> None:
+        self.running.add(stream)
+        asyncio.get_running_loop().call_soon(self._say, stream)
+
+    def cancel(self, stream: int) -> None:
+        self.running.discard(stream)
+
+    def progress(self) -> Progress:
+        return Progress(self._steps, len(self.running), 0, 1.0, 50.0, 0)
+
+    def _say(self, stream: int) -> None:
+        script, self.script = self.script or [Output(0, [300]), Output(0, [301], "stop")], []
+        raw, self.raw = self.raw, b""
+        if raw:
+            self.write_raw(raw)
+            return
+        loop = asyncio.get_running_loop()
+        for place, output in enumerate(script):
+            output.stream = stream
+            loop.call_later(0.05 * place, self._sink, [output])  # apart, so that each is a packet of its own
+        self._steps += len(script)
+        self.running.discard(stream)
+
+
+class Rig:
+    def __init__(self, deployment: Deployment, worker: Worker, engine: BadEngine) -> None:
+        self.deployment, self.worker, self.engine = deployment, worker, engine
+
+    async def ask(self, **more: Any) -> Received:
+        body = {"model": "holdfast-sim", "prompt": "x", "max_tokens": 50, "return_token_ids": True, **more}
+        async with asyncio.timeout(30):
+            return await ask(self.deployment.port, "/v1/completions", body)
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    """A store and a frontend as processes, the worker in this one: real sockets, a rogue engine."""
+    with Deployment(workers=0, frontend={"hold_s": 5.0}) as deployment:
+        run = deployment.folder / "run"
+        launch = WorkerLaunch(str(deployment.folder), deployment.store, "bench")
+        rng, network, engine = random.Random(1), SocketNetwork(), BadEngine()
+        made = make_engine(launch, rng)
+        addresses = [UnixAddress(str(run / f"bad.{end}")) for end in ("sock", "beat", "status")]
+        store = open_store(deployment.store, network, rng)
+        await store.start()
+        worker = Worker(
+            engine, made.card, made.tokenizer, WorkerSettings(launch.namespace(), *addresses), store, network, rng
+        )
+        engine.write_raw = lambda data: [
+            session._transport.write(data) for session in worker.sessions.open if session._transport
+        ]
+        stop, ready = asyncio.Event(), asyncio.Event()
+        running = asyncio.create_task(worker.run(stop, lambda facts: ready.set()))
+        async with asyncio.timeout(20):
+            await ready.wait()
+            while not await asyncio.to_thread(deployment.alive_workers):
+                await asyncio.sleep(0.05)
+        yield Rig(deployment, worker, engine)
+        assert deployment.processes["frontend"].poll() is None
+        facts = await asyncio.to_thread(deployment.health)
+        log = deployment.log("frontend")
+        stop.set()
+        await running
+        await store.close()
+    assert facts["streams"] == 0
+    assert "Traceback" not in log, log
+
+
+async def test_odd_outputs_reach_the_client_as_well_as_they_can(rig: Rig) -> None:
+    """Ids outside the vocabulary, no tokens at all, logprobs that are missing, too few or not finite."""
+    for output in (
+        Output(0, [10**12, -5, 300], "stop"),
+        Output(0, [], "length"),
+        Output(0, [300, 301], "stop", [TokenLogprobs(NAN, [(10**12, NAN), (-1, float("-inf"))])]),
+        Output(0, [300], "stop", []),
+        Output(0, [300], "no such reason"),
+    ):
+        for stream in (True, False):
+            rig.engine.script = [output]
+            received = await rig.ask(stream=stream, logprobs=2)
+            assert received.status == 200, (output, received)
+            if stream:
+                assert read_answer(received).done
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [
+        (Failure("Cancelled", "changed my mind"), 499),
+        (Failure("InvalidRequest", "not this one"), 400),
+        (Failure("ResourceExhausted", "never fits"), 429),
+        (Failure("NoSuchCode", "x"), 503),
+        (Failure("", ""), 503),
+    ],
+)
+async def test_every_failure_becomes_an_answer(rig: Rig, failure: Failure, status: int) -> None:
+    """With a status while none has gone out, as an error event once a stream has begun; never as a false end."""
+    rig.engine.script = [Output(0, [], failure=failure)]
+    received = await rig.ask()
+    assert received.status == status
+    assert b'"error"' in received.body()
+    rig.engine.script = [Output(0, [300]), Output(0, [], failure=failure)]
+    answer = read_answer(await rig.ask(stream=True))
+    assert answer.error is not None
+    assert not answer.done
+
+
+async def test_outputs_after_the_end_and_for_nobody_are_dropped(rig: Rig) -> None:
+    """A stream ends once, and numbers nobody knows harm nobody."""
+    rig.engine.raw = encode(
+        Step([Output(10**9, [5]), Output(-1, [], "stop"), Output(2**63, [], failure=Failure("", ""))])
+    )
+    rig.engine.raw += encode(Closed([1000, -1, 2**63]))
+    asking = asyncio.create_task(rig.ask(stream=True))
+    async with asyncio.timeout(5):
+        while not rig.engine.running:
+            await asyncio.sleep(0.01)
+    (stream,) = rig.engine.running
+    rig.worker.sessions.take_step([Output(stream, [300]), Output(stream, [301], "stop"), Output(stream, [302], "stop")])
+    answer = read_answer(await asking)
+    assert (answer.tokens, answer.finish, answer.done) == ([300, 301], "stop", True)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"HTTP/1.1 200 OK\r\n\r\n",
+        frame(b"\x91" * 100_000),
+        frame(b""),
+        b"\xff\xff\xff\xff",
+        encode(Draining("no")) + b"\xff\xff\xff\xff",
+    ],
+)
+async def test_a_worker_that_loses_its_tongue_is_left_and_met_again(rig: Rig, raw: bytes) -> None:
+    """The connection breaks, the stream waits and goes on when the worker is met anew."""
+    rig.engine.raw = raw
+    answer = read_answer(await rig.ask(stream=True))
+    assert (answer.tokens, answer.done, answer.resumed) == ([300, 301], True, 1)
