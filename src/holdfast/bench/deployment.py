@@ -75,7 +75,7 @@ class Deployment:
         else:
             self._spawn("store", "store", {"address": self.store})
 
-    def start_worker(self, name: str) -> None:
+    def start_worker(self, name: str, **other: Any) -> None:
         settings: dict[str, Any] = {
             "store": self.store,
             "deployment": "bench",
@@ -84,7 +84,7 @@ class Deployment:
             "allow_chaos": True,
             "sim": self._sim,
         }
-        self._spawn("worker", name, settings | self._worker_settings)
+        self._spawn("worker", name, settings | self._worker_settings | other)
 
     def start_frontend(self, name: str = "frontend") -> None:
         settings: dict[str, Any] = {

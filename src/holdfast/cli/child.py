@@ -158,7 +158,7 @@ async def _run_frontend(launch: FrontendLaunch, stop: asyncio.Event, on_ready: O
         deployment=launch.deployment,
         address=parse_address(launch.address),
         api_keys=frozenset(launch.api_keys),
-        holds=HoldSettings(hold_s=launch.hold_s),
+        holds=HoldSettings(hold_s=launch.hold_s, stand_in_after_s=launch.stand_in_after_s),
         limits=HttpLimits(body_bytes_max=launch.body_bytes_max),
         patience=HttpPatience(request_s=launch.request_s, unread_s=launch.unread_s),
         drain_s=launch.drain_s,

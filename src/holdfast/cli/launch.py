@@ -66,6 +66,7 @@ class FrontendLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log_level: str = "info"
     request_s: float = 30.0  # for a client to send its request
     unread_s: float = 60.0  # for a client that does not read
+    stand_in_after_s: float = 10.0  # a set gone this long may be replaced by one with the same tokenizer, inexact
 
 
 Launch = StoreLaunch | WorkerLaunch | FrontendLaunch

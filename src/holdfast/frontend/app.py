@@ -9,10 +9,11 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from holdfast.core.errors import Code
 from holdfast.frontend.admission import Admission, too_busy
 from holdfast.frontend.api.chat import parse_chat
 from holdfast.frontend.api.completions import parse_completion
-from holdfast.frontend.api.errors import ApiError
+from holdfast.frontend.api.errors import ApiError, of_failure
 from holdfast.frontend.api.request import ParsedRequest
 from holdfast.frontend.model_text import ModelText
 from holdfast.frontend.pages import OPEN_PATHS, Pages
@@ -45,10 +46,15 @@ class AppSettings:
 class _Preparing:
     """Stands in as the responder until the reply exists, so that a client's leaving is noticed."""
 
+    connection: HttpConnection
     task: asyncio.Task[None]
 
     def client_gone(self) -> None:
         self.task.cancel()
+
+    def cut_off(self, why: str) -> None:
+        self.task.cancel()
+        _refuse(self.connection, of_failure(Code.ENGINE_SHUTDOWN, why, retry_after_s=1.0))
 
     def client_writable(self) -> None:
         """Nothing has been written yet."""
@@ -138,7 +144,7 @@ class App:
         task = self._spawn(self._prepare(connection, parsed, over))
         # Not inside the task: one that is cancelled before its first step never gets to run a line of its own.
         task.add_done_callback(lambda done: over(None) if done.cancelled() else None)
-        connection.responder = _Preparing(task)
+        connection.responder = _Preparing(connection, task)
 
     async def _prepare(self, connection: HttpConnection, parsed: ParsedRequest, over: Over) -> None:
         """A request that could not be launched at once; the root of its task."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -26,6 +27,9 @@ from holdfast.wire.http_request import HttpLimits
 from holdfast.wire.http_server import HttpPatience, HttpServer
 
 log = logging.getLogger("holdfast.frontend")
+
+# For the error events of answers that are cut off to reach their clients.
+LAST_WORDS_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +116,6 @@ async def _drain(app: App, server: HttpServer, drain_s: float) -> None:
     except TimeoutError:
         left = f"{app.inflight} answers under way and {len(server.connections)} connections"
         log.warning("cutting off %s: they were not finished in %g s", left, drain_s)
+        server.cut_off(f"this frontend is shutting down and the answer was not finished within {drain_s:g} s")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(server.emptied(), LAST_WORDS_S)

@@ -71,6 +71,9 @@ class Reply:
         for choice in self.choices:
             self.flush_choice(choice)
 
+    def cut_off(self, why: str) -> None:
+        self.choice_failed(self.choices[0], Code.ENGINE_SHUTDOWN, why, 1.0)
+
     def choice_failed(self, choice: Choice, code: Code, message: str, retry_after_s: float | None) -> None:
         if self.outcome:
             return

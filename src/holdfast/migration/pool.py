@@ -166,8 +166,6 @@ class WorkerPool:
     async def _serve(self, watch: Watch, workers: WorkerSet, data: DataConnection) -> None:
         """From the first beat to the data connection's end."""
         await watch.open_beats()
-        if data.lost.done():
-            raise ConnectionError(data.lost.result())
         beats = self._loop.create_task(watch.keep_beats())
         try:
             self._join(watch, workers)

@@ -37,6 +37,9 @@ class Responder(Protocol):
 
     def client_writable(self) -> None: ...
 
+    def cut_off(self, why: str) -> None:
+        """The server must end before the answer has: say so to the client, by name."""
+
 
 Handler = Callable[["HttpConnection", HttpRequest], None]
 

@@ -55,6 +55,12 @@ class HttpServer:
         for connection in list(self.connections):
             connection.close_when_idle()
 
+    def cut_off(self, why: str) -> None:
+        """End every answer under way with a named error rather than a silent close."""
+        for connection in list(self.connections):
+            if connection.responder is not None:
+                connection.responder.cut_off(why)
+
     def close(self) -> None:
         self.stop_accepting()
         if self._sweep_handle is not None:
