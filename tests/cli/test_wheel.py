@@ -40,7 +40,9 @@ def test_wheel_serves_from_an_empty_venv(tmp_path: Path) -> None:
         assert {process["role"] for process in running} >= {"store", "worker", "frontend"}
         body = {"model": "holdfast-sim", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
         request = urllib.request.Request(
-            f"http://127.0.0.1:{port}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+            f"http://127.0.0.1:{port}/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"content-type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=10) as response:
             answer = json.load(response)

@@ -40,7 +40,9 @@ async def test_requests_go_to_both_sets() -> None:
 async def test_a_set_that_is_gone_is_replaced_and_the_answer_says_so() -> None:
     """Its only worker dead for good, a stream is held, then goes on in the other set, flagged inexact, nothing lost."""
     with Deployment(workers=1, frontend={"stand_in_after_s": 1.0}) as deployment:
-        streaming = [asyncio.ensure_future(_chat(deployment, number, 150, return_token_ids=True)) for number in range(4)]
+        streaming = [
+            asyncio.ensure_future(_chat(deployment, number, 150, return_token_ids=True)) for number in range(4)
+        ]
         busy = lambda: deployment.worker_facts("worker-0")["tokens_total"] > 40  # noqa: E731
         await asyncio.to_thread(deployment.wait_until, busy, "the streams to be under way")
         deployment.start_worker("worker-other", sim=OTHER)

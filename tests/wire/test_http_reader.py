@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -51,7 +53,7 @@ def test_any_cut_gives_the_same_requests(made: list[bytes], cuts: list[int]) -> 
     """Byte by byte, all at once, or anything between: all of them, in order, and none refused."""
     data = b"".join(made)
     places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
-    pieces = [data[start:end] for start, end in zip(places, places[1:], strict=False)]
+    pieces = [data[start:end] for start, end in itertools.pairwise(places)]
     whole, status = read([data])
     assert (len(whole), status) == (len(made), 0)
     assert read(pieces) == (whole, 0)

@@ -99,8 +99,7 @@ async def rig() -> AsyncIterator[Rig]:
         running = asyncio.create_task(worker.run(stop, lambda facts: ready.set()))
         async with asyncio.timeout(20):
             await ready.wait()
-            while not await asyncio.to_thread(deployment.alive_workers):
-                await asyncio.sleep(0.05)
+        await asyncio.to_thread(deployment.wait_until, lambda: bool(deployment.alive_workers()), "the worker to be met")
         yield Rig(deployment, worker, engine)
         assert deployment.processes["frontend"].poll() is None
         facts = await asyncio.to_thread(deployment.health)
@@ -158,9 +157,7 @@ async def test_outputs_after_the_end_and_for_nobody_are_dropped(rig: Rig) -> Non
     )
     rig.engine.raw += encode(Closed([1000, -1, 2**63]))
     asking = asyncio.create_task(rig.ask(stream=True))
-    async with asyncio.timeout(5):
-        while not rig.engine.running:
-            await asyncio.sleep(0.01)
+    await asyncio.to_thread(rig.deployment.wait_until, lambda: bool(rig.engine.running), "the stream to come", 5)
     (stream,) = rig.engine.running
     rig.worker.sessions.take_step([Output(stream, [300]), Output(stream, [301], "stop"), Output(stream, [302], "stop")])
     answer = read_answer(await asking)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -112,10 +112,14 @@ class Rig:
             assert await frontend.next() == WELCOME
         return frontend
 
-    async def until_streams(self, count: int) -> None:
-        async with asyncio.timeout(5):
-            while self.sessions.streams != count:
+    async def until(self, true: Callable[[], bool]) -> None:
+        """Sessions tell nobody of their changes: look, often."""
+        async with asyncio.timeout(8):
+            while not true():
                 await asyncio.sleep(0.005)
+
+    async def until_streams(self, count: int) -> None:
+        await self.until(lambda: self.sessions.streams == count)
 
 
 @pytest.fixture
@@ -172,9 +176,7 @@ async def test_places_are_bounded_and_come_free(rig: Rig) -> None:
     assert refused.code == "WorkerOverloaded"
     assert await extra.next() is None
     frontends[0].writer.transport.abort()
-    async with asyncio.timeout(5):
-        while len(rig.sessions.open) >= SESSIONS_MAX:
-            await asyncio.sleep(0.005)
+    await rig.until(lambda: len(rig.sessions.open) < SESSIONS_MAX)
     await rig.connect()
     for frontend in frontends:
         frontend.writer.transport.abort()
@@ -207,9 +209,7 @@ async def test_a_refused_frontend_that_stays_is_cut_off(rig: Rig) -> None:
     """It neither reads nor leaves: soon it holds no place any more."""
     frontend = await rig.connect()
     frontend.send(generate(1), generate(1))
-    async with asyncio.timeout(8):
-        while rig.sessions.open:
-            await asyncio.sleep(0.02)
+    await rig.until(lambda: not rig.sessions.open)
     frontend.writer.transport.abort()
 
 
@@ -249,9 +249,7 @@ async def test_what_a_peer_says_is_cut_to_what_can_be_shown(rig: Rig) -> None:
     """A reason of megabytes does not become a log line or a health page of megabytes."""
     frontend = await rig.connect()
     frontend.send(NotTaken("no " * 1_000_000))
-    async with asyncio.timeout(5):
-        while not rig.worker.not_taken:
-            await asyncio.sleep(0.005)
+    await rig.until(lambda: rig.worker.not_taken != "")
     assert len(rig.worker.not_taken) <= 200
     stranger = await rig.connect(greet=False)
     stranger.send(Hello(VERSION, "x" * 3000, ""))

@@ -1,0 +1,177 @@
+"""The client's side of a connection to a vault: calls with bounded waits, notices, and loss.
+
+Always true: every call ends, with its answer, a refusal, a time-out or the connection's loss; a wait that is given up
+is cancelled at the vault too; descriptors that come with an answer nobody waits for are closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from holdfast.memory.errors import VaultRefused
+from holdfast.memory.fdsocket import FdConnection, Frame, close_all
+from holdfast.memory.protocol import (
+    READ_ERRORS,
+    VERSION,
+    CancelCall,
+    Failed,
+    Fence,
+    Hello,
+    MemoryLost,
+    Resume,
+    Slabs,
+    Superseded,
+    Welcome,
+    encode,
+    from_vault,
+)
+
+Notice = Superseded | Fence | MemoryLost
+# Beyond the vault's own time-out, for its answer to travel.
+GRACE_S = 2.0
+
+
+class VaultConnection:
+    """One connection; made by `open_connection`."""
+
+    def __init__(
+        self, sock: socket.socket, on_notice: Callable[[Notice], None], on_lost: Callable[[str], None]
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._numbers = itertools.count(1)
+        self._answers: dict[int, asyncio.Future[tuple[Any, list[int]]]] = {}
+        self._slabs: dict[int, tuple[list[int], list[int]]] = {}
+        self._on_notice = on_notice
+        self._on_lost = on_lost
+        self.welcome: asyncio.Future[Welcome] = self._loop.create_future()
+        self._connection = FdConnection(sock, self._take, self._lost)
+
+    @property
+    def open(self) -> bool:
+        return self._connection.open
+
+    def greet(self, client: str, engine_id: int, resume: Resume | None) -> None:
+        pidfd = os.pidfd_open(os.getpid())
+        try:
+            self._connection.send(encode(Hello(VERSION, client, engine_id, os.getpid(), resume)), [pidfd])
+        finally:
+            os.close(pidfd)
+
+    async def call(self, make: Callable[[int], msgspec.Struct], timeout_s: float, fds: list[int] | None = None) -> Any:
+        """Send what `make` makes of a call's number, and wait for its answer."""
+        answer, received = await self.call_for_fds(make, timeout_s, fds)
+        close_all(received)
+        return answer
+
+    async def call_for_fds(
+        self, make: Callable[[int], msgspec.Struct], timeout_s: float, fds: list[int] | None = None
+    ) -> tuple[Any, list[int]]:
+        number = next(self._numbers)
+        future: asyncio.Future[tuple[Any, list[int]]] = self._loop.create_future()
+        if not self.open:
+            raise ConnectionError("the connection to the vault is lost")
+        self._answers[number] = future
+        self._connection.send(encode(make(number)), fds)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except (TimeoutError, asyncio.CancelledError):
+            self._connection.send(encode(CancelCall(next(self._numbers), number)))
+            raise
+        finally:
+            del self._answers[number]
+
+    # -- receiving
+
+    def _take(self, frame: Frame) -> None:
+        try:
+            message = from_vault.decode(frame.body)
+        except READ_ERRORS:
+            frame.close_fds()
+            self.close("the vault sent what is not our protocol")
+            return
+        if isinstance(message, Welcome):
+            if not self.welcome.done():
+                self.welcome.set_result(message)
+        elif isinstance(message, Superseded | Fence | MemoryLost):
+            self._on_notice(message)
+        elif isinstance(message, Failed) and message.call == 0:
+            self._refused(message)
+        else:
+            self._answer(message, frame.fds)
+
+    def _refused(self, message: Failed) -> None:
+        if not self.welcome.done():
+            self.welcome.set_exception(VaultRefused(message.code, message.reason))
+            self.welcome.exception()  # it may be that nobody waits any more
+
+    def _answer(self, message: Any, fds: list[int]) -> None:
+        if isinstance(message, Slabs):
+            sizes, gathered = self._slabs.setdefault(message.call, ([], []))
+            sizes += message.sizes
+            gathered += fds
+            if message.more:
+                return
+            del self._slabs[message.call]
+            message, fds = Slabs(message.call, sizes, False), gathered
+        future = self._answers.get(message.call)
+        if future is None or future.done():
+            close_all(fds)
+        elif isinstance(message, Failed):
+            error = TimeoutError(message.reason) if message.code == "timeout" else None
+            future.set_exception(error or VaultRefused(message.code, message.reason))
+        else:
+            future.set_result((message, fds))
+
+    def close(self, why: str = "closed") -> None:
+        self._connection.close(why)
+
+    def _lost(self, why: str) -> None:
+        for _, fds in self._slabs.values():
+            close_all(fds)
+        for future in self._answers.values():
+            if not future.done():
+                future.set_exception(ConnectionError(f"the connection to the vault is lost: {why}"))
+        if not self.welcome.done():
+            self.welcome.set_exception(ConnectionError(f"the vault closed the connection: {why}"))
+            self.welcome.exception()
+        self._on_lost(why)
+
+
+async def open_connection(
+    path: str,
+    client: str,
+    engine_id: int,
+    timeout_s: float,
+    on_notice: Callable[[Notice], None],
+    on_lost: Callable[[str], None],
+    resume: Resume | None = None,
+) -> tuple[VaultConnection, Welcome]:
+    """Connect and greet; ConnectionError says whether the socket is missing, nobody listens, or it was refused."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(timeout_s):
+            await loop.sock_connect(sock, path)
+    except FileNotFoundError:
+        sock.close()
+        raise ConnectionError(f"there is no vault at {path}; start one with `holdfast memory serve`") from None
+    except BaseException:
+        sock.close()
+        raise
+    connection = VaultConnection(sock, on_notice, on_lost)
+    connection.greet(client, engine_id, resume)
+    try:
+        async with asyncio.timeout(timeout_s):
+            return connection, await asyncio.shield(connection.welcome)
+    except BaseException:
+        connection.close()
+        raise

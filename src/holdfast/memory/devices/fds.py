@@ -1,0 +1,116 @@
+"""What an fd is, judged by the kernel's word alone: for a vault, which keeps slabs' fds and maps none.
+
+Always true: nothing here maps memory, loads cuda or trusts what a client said of an fd. A host slab is a memfd whose
+size is sealed (no reader can be made to fault by truncation) and which has no holes (no reader's touch allocates).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import stat
+from enum import StrEnum
+
+from holdfast.memory.devices.contract import BusyError, WrongFd
+
+SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+ALL_SEALS = SIZE_SEALS | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+# The character device major that Linux assigns to NVIDIA's driver (devices.txt); an exported allocation is an open
+# /dev/nvidiactl. Judged by number, since a path means nothing across mount namespaces.
+_NVIDIA_MAJOR = 195
+_BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system
+_HOST_NAME = re.compile(r"host-\d+")
+
+
+class FdKind(StrEnum):
+    """What kinds of fd cross this room's sockets."""
+
+    MEMFD = "memfd"
+    CUDA = "cuda"  # an fd of NVIDIA's driver: only an import tells whether there is an allocation behind it
+    PIDFD = "pidfd"
+    SOCKET = "socket"
+    OTHER = "other"
+
+
+def is_host(device: str) -> bool:
+    """Whether a device's name means host memory."""
+    return _HOST_NAME.fullmatch(device) is not None
+
+
+def fd_kind(fd: int) -> FdKind:
+    """The kind of an open fd; OTHER for anything else, a closed fd included."""
+    try:
+        status = os.fstat(fd)
+        link = os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return FdKind.OTHER
+    if stat.S_ISSOCK(status.st_mode):
+        return FdKind.SOCKET
+    if stat.S_ISCHR(status.st_mode):
+        return FdKind.CUDA if os.major(status.st_rdev) == _NVIDIA_MAJOR else FdKind.OTHER
+    # Linux 6.9 gave pidfds a file system of their own; before, they are anonymous inodes.
+    if link == "anon_inode:[pidfd]" or link.startswith("pidfd:["):
+        return FdKind.PIDFD
+    if stat.S_ISREG(status.st_mode) and link.startswith("/memfd:") and _seals(fd) is not None:
+        return FdKind.MEMFD
+    return FdKind.OTHER
+
+
+def check_slab_fd(device: str, fd: int) -> int:
+    """The slab's size, or 0 for a GPU's, whose fds do not tell; WrongFd if it cannot be a slab of `device`."""
+    if is_host(device):
+        return check_memfd(fd)
+    kind = fd_kind(fd)
+    if kind is not FdKind.CUDA:
+        raise WrongFd(f"{device} keeps fds exported by cuda, and this one is of kind {kind}")
+    return 0
+
+
+def check_memfd(fd: int) -> int:
+    """The size of a memfd that readers can trust: size sealed, no holes, sealed against writing or sealable."""
+    kind = fd_kind(fd)
+    seals = _seals(fd)
+    if kind is not FdKind.MEMFD or seals is None:
+        raise WrongFd(f"a memfd is needed, and this fd is of kind {kind}")
+    if seals & SIZE_SEALS != SIZE_SEALS:
+        raise WrongFd("the memfd's size is not sealed", "add F_SEAL_SHRINK and F_SEAL_GROW when it has its size")
+    if not seals & fcntl.F_SEAL_WRITE:
+        if seals & fcntl.F_SEAL_SEAL:
+            raise WrongFd("the memfd can never be sealed against writing: its seals are sealed")
+        if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDWR:
+            raise WrongFd("the memfd cannot be sealed through a read-only fd", "hand over the fd it was made with")
+    status = os.fstat(fd)
+    if status.st_size == 0:
+        raise WrongFd("the memfd is empty")
+    if status.st_blocks * _BLOCK_BYTES < status.st_size:
+        raise WrongFd("the memfd has holes", "allocate all of it (posix_fallocate) before handing it over")
+    return status.st_size
+
+
+def is_sealed(fd: int) -> bool:
+    """Whether nobody can write to this memfd any more."""
+    seals = _seals(fd)
+    return seals is not None and bool(seals & fcntl.F_SEAL_WRITE)
+
+
+def seal_memfd(fd: int) -> None:
+    """Seal size and content for good; BusyError while any process has a writable mapping of it."""
+    if is_sealed(fd):
+        return
+    try:
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, ALL_SEALS)
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise BusyError(
+                "the slab is still mapped writable, or its pages are pinned", "unmap it, or make it read-only, first"
+            ) from error
+        raise WrongFd(f"the fd cannot be sealed ({error.strerror})") from error
+
+
+def _seals(fd: int) -> int | None:
+    try:
+        return fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError:
+        return None  # not a file of the kind that has seals

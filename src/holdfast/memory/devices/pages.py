@@ -1,0 +1,69 @@
+"""The kernel's calls on address ranges that Python's mmap cannot make: at a fixed address, with no object to own it.
+
+Always true: every failure is an OSError with the call's name; nothing here remembers anything.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+
+PROT_NONE = 0
+MAP_FIXED = 0x10  # these two are the same on x86-64 and aarch64
+MAP_NORESERVE = 0x4000
+MADV_HUGEPAGE = 14
+MADV_DONTFORK = 10
+MADV_POPULATE_WRITE = 23  # Linux 5.14: faults pages in, and fails where a touch would raise SIGBUS
+
+_FAILED = ctypes.c_void_p(-1).value
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def reserve(size: int, alignment: int) -> int:
+    """An aligned range that nothing may touch and that costs no memory."""
+    start = _mmap(None, size + alignment, PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE, -1)
+    address = -(-start // alignment) * alignment
+    if address > start:
+        unmap(start, address - start)
+    if address + size < start + size + alignment:
+        unmap(address + size, start + alignment - address)
+    return address
+
+
+def clear(address: int, size: int) -> None:
+    """Make a range untouchable again, in one step: at no instant can another mapping take its place."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED
+    _mmap(address, size, PROT_NONE, flags, -1)
+
+
+def map_fd(address: int, size: int, fd: int, *, writable: bool, offset: int = 0) -> None:
+    """Map a file over a reserved range, replacing in one step what was there."""
+    access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    _mmap(address, size, access, mmap.MAP_SHARED | MAP_FIXED, fd, offset)
+
+
+def unmap(address: int, size: int) -> None:
+    if _libc.munmap(address, size) != 0:
+        raise _failure("munmap")
+
+
+def advise(address: int, size: int, advice: int) -> None:
+    if _libc.madvise(address, size, advice) != 0:
+        raise _failure("madvise")
+
+
+def _mmap(address: int | None, size: int, access: int, flags: int, fd: int, offset: int = 0) -> int:
+    found: int | None = _libc.mmap(address, size, access, flags, fd, offset)
+    if found is None or found == _FAILED:
+        raise _failure("mmap")
+    return found
+
+
+def _failure(call: str) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, f"{call}: {os.strerror(number)}")

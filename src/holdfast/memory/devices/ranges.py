@@ -1,0 +1,106 @@
+"""The book of a device's addresses: which ranges are reserved and which slabs are mapped in them. Pure.
+
+Always true: mappings lie inside one reservation each, never overlap, and are changed whole; a question about bytes that
+are not mapped is an error here, instead of a fault in the kernel.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from dataclasses import dataclass
+
+from holdfast.memory.devices.contract import BusyError, DeviceError
+
+
+@dataclass(slots=True)
+class Mapping:
+    """One slab mapped at one address."""
+
+    address: int
+    size: int
+    writable: bool
+    fd: int = -1  # the host device's own fd of the slab; cuda needs none
+
+    @property
+    def end(self) -> int:
+        return self.address + self.size
+
+
+class Ranges:
+    """Reservations and mappings, by address."""
+
+    def __init__(self, granularity: int) -> None:
+        self.granularity = granularity
+        self.reserved: dict[int, int] = {}  # address -> size
+        self._reserved_at: list[int] = []  # sorted, for the search
+        self._mapped: dict[int, Mapping] = {}
+        self._mapped_at: list[int] = []
+
+    def check_size(self, size: int) -> None:
+        if size <= 0 or size % self.granularity:
+            raise DeviceError(f"a size of {size} bytes", f"sizes are multiples of {self.granularity}")
+
+    # -- reservations
+
+    def add_reserved(self, address: int, size: int) -> None:
+        self.reserved[address] = size
+        insort(self._reserved_at, address)
+
+    def check_release(self, address: int, size: int) -> None:
+        if self.reserved.get(address) != size:
+            raise DeviceError(f"{address:#x}+{size} is not a reserved range", "release what reserve gave, whole")
+        if self.within(address, size):
+            raise BusyError(f"slabs are mapped in {address:#x}+{size}", "unmap them first")
+
+    def drop_reserved(self, address: int) -> None:
+        del self.reserved[address]
+        self._reserved_at.remove(address)
+
+    # -- mappings
+
+    def check_free(self, address: int, size: int) -> None:
+        """Whether slabs of this size together can be mapped here."""
+        self.check_size(size)
+        position = bisect_right(self._reserved_at, address) - 1
+        start = self._reserved_at[position] if position >= 0 else 0
+        if position < 0 or address + size > start + self.reserved[start] or address % self.granularity:
+            raise DeviceError(f"{address:#x}+{size} is not inside a reserved range", "map inside what reserve gave")
+        if self.within(address, size):
+            raise BusyError(f"something is mapped in {address:#x}+{size} already", "unmap it first")
+
+    def add(self, mapping: Mapping) -> None:
+        self._mapped[mapping.address] = mapping
+        insort(self._mapped_at, mapping.address)
+
+    def remove(self, mapping: Mapping) -> None:
+        del self._mapped[mapping.address]
+        del self._mapped_at[bisect_left(self._mapped_at, mapping.address)]
+
+    def mappings(self) -> list[Mapping]:
+        return [self._mapped[address] for address in self._mapped_at]
+
+    def within(self, address: int, size: int) -> list[Mapping]:
+        """Every mapping in the range; one that reaches over its edge is an error."""
+        found = self._touching(address, size)
+        for mapping in found:
+            if mapping.address < address or mapping.end > address + size:
+                raise DeviceError(f"{address:#x}+{size} cuts through a mapped slab", "slabs are changed whole")
+        return found
+
+    def check_covered(self, address: int, size: int, *, writable: bool = False) -> None:
+        """Whether every byte of the range is mapped (and may be written)."""
+        reached = address
+        for mapping in self._touching(address, size):
+            if mapping.address > reached:
+                break
+            if writable and not mapping.writable:
+                raise DeviceError(f"{mapping.address:#x}+{mapping.size} is mapped read-only")
+            reached = mapping.end
+        if size <= 0 or reached < address + size:
+            raise DeviceError(f"not all of {address:#x}+{size} is mapped")
+
+    def _touching(self, address: int, size: int) -> list[Mapping]:
+        first = max(0, bisect_right(self._mapped_at, address) - 1)
+        last = bisect_left(self._mapped_at, address + size)
+        found = [self._mapped[at] for at in self._mapped_at[first:last]]
+        return [mapping for mapping in found if mapping.end > address]

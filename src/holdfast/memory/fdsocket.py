@@ -1,0 +1,222 @@
+"""Frames with file descriptors over a Unix socket: a 6-byte header (length, number of fds), then the body.
+
+asyncio's transports cannot carry descriptors, so this is a non-blocking socket on the event loop's readiness calls.
+Always true: received descriptors are close-on-exec; a truncated control message is an error, never silently fewer
+descriptors (fact 4d); descriptors nobody took are closed; lengths and counts are bounded before anything is kept.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+# The kernel's own bound on one message (SCM_MAX_FD).
+FDS_PER_FRAME_MAX = 253
+# 100,000 tensors with long names are some 20 MB; a layout is the largest thing that travels.
+FRAME_BYTES_MAX = 32 * 1024 * 1024
+# What a peer that does not read may leave here; a set of slabs is a few kB a frame.
+UNSENT_BYTES_MAX = 64 * 1024 * 1024
+
+_HEADER = struct.Struct(">IH")
+_RECEIVE_BYTES = 256 * 1024
+_CONTROL_BYTES = socket.CMSG_SPACE(FDS_PER_FRAME_MAX * array.array("i").itemsize)
+
+
+class FdProtocolError(Exception):
+    """The peer broke the framing; the connection is over."""
+
+
+@dataclass(slots=True)
+class Frame:
+    """One received frame; whoever handles it owns its descriptors and takes or closes them."""
+
+    body: bytes
+    fds: list[int]
+
+    def close_fds(self) -> None:
+        close_all(self.fds)
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    data: memoryview
+    fds: list[int] = field(default_factory=list)  # duplicates of ours, closed when sent
+
+
+class FdSplitter:
+    """Cuts received bytes and descriptors into frames. Pure but for closing what it refuses."""
+
+    __slots__ = ("_buffer", "_fds")
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._fds: deque[int] = deque()
+
+    def feed(self, data: bytes, fds: list[int]) -> list[Frame]:
+        self._fds.extend(fds)
+        self._buffer += data
+        frames: list[Frame] = []
+        try:
+            while len(self._buffer) >= _HEADER.size:
+                size, count = _HEADER.unpack_from(self._buffer)
+                if size > FRAME_BYTES_MAX or count > FDS_PER_FRAME_MAX:
+                    raise FdProtocolError(f"frame announces {size} bytes and {count} descriptors, over the limits")
+                end = _HEADER.size + size
+                if len(self._buffer) < end:
+                    break
+                if count > len(self._fds):
+                    raise FdProtocolError(f"frame announces {count} descriptors, {len(self._fds)} came")
+                frames.append(Frame(self._buffer[_HEADER.size : end], [self._fds.popleft() for _ in range(count)]))
+                self._buffer = self._buffer[end:]
+            if len(self._fds) > FDS_PER_FRAME_MAX:
+                raise FdProtocolError("more descriptors than any frame may have")
+        except FdProtocolError:
+            for frame in frames:
+                frame.close_fds()
+            raise
+        return frames
+
+    def close(self) -> None:
+        close_all(list(self._fds))
+        self._fds.clear()
+
+
+class FdConnection:
+    """One connection on the running loop. `on_frame` and `on_lost` are called from it, `on_lost` exactly once."""
+
+    def __init__(self, sock: socket.socket, on_frame: Callable[[Frame], None], on_lost: Callable[[str], None]) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._on_frame = on_frame
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._splitter = FdSplitter()
+        self._outgoing: deque[_Outgoing] = deque()
+        self._unsent_bytes = 0
+        self._writing = False
+        self.open = True
+        self._loop.add_reader(sock.fileno(), self._readable)
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def peer_uid(self) -> int:
+        credentials = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        return int(struct.unpack("3i", credentials)[1])
+
+    # -- receiving
+
+    def _readable(self) -> None:
+        try:
+            frames = self._splitter.feed(*receive(self._sock))
+        except (BlockingIOError, InterruptedError):
+            return
+        except FdProtocolError as error:
+            self.close(str(error))
+            return
+        except OSError as error:
+            self.close(f"connection lost: {error}")
+            return
+        except EOFError:
+            self.close("connection closed by the other side")
+            return
+        for frame in frames:
+            if self.open:
+                self._on_frame(frame)
+            else:
+                frame.close_fds()
+
+    # -- sending
+
+    def send(self, body: bytes, fds: list[int] | None = None) -> None:
+        """Queue a frame; descriptors are duplicated, so the caller keeps its own."""
+        if not self.open:
+            return
+        assert len(body) <= FRAME_BYTES_MAX
+        assert fds is None or len(fds) <= FDS_PER_FRAME_MAX
+        copies = [os.dup(fd) for fd in fds or ()]  # os.dup gives close-on-exec copies
+        data = _HEADER.pack(len(body), len(copies)) + body
+        self._outgoing.append(_Outgoing(memoryview(data), copies))
+        self._unsent_bytes += len(data)
+        if self._unsent_bytes > UNSENT_BYTES_MAX:
+            self.close("the other side does not read")
+        elif not self._writing:
+            self._writable()
+
+    def _writable(self) -> None:
+        while self._outgoing and self.open:
+            first = self._outgoing[0]
+            try:
+                sent = self._send_some(first)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError as error:
+                self.close(f"connection lost: {error}")
+                return
+            self._unsent_bytes -= sent
+            first.data = first.data[sent:]
+            if not first.data:
+                self._outgoing.popleft()
+        self._want_write(bool(self._outgoing))
+
+    def _send_some(self, outgoing: _Outgoing) -> int:
+        if not outgoing.fds:
+            return self._sock.send(outgoing.data)
+        rights = array.array("i", outgoing.fds)
+        sent = self._sock.sendmsg([outgoing.data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+        close_all(outgoing.fds)
+        outgoing.fds = []
+        return sent
+
+    def _want_write(self, wanted: bool) -> None:
+        if wanted is self._writing or not self.open:
+            return
+        self._writing = wanted
+        if wanted:
+            self._loop.add_writer(self._sock.fileno(), self._writable)
+        else:
+            self._loop.remove_writer(self._sock.fileno())
+
+    def close(self, why: str = "closed") -> None:
+        """Close now; frames not yet sent are dropped. Idempotent."""
+        if not self.open:
+            return
+        self.open = False
+        self._loop.remove_reader(self._sock.fileno())
+        if self._writing:
+            self._loop.remove_writer(self._sock.fileno())
+        for outgoing in self._outgoing:
+            close_all(outgoing.fds)
+        self._outgoing.clear()
+        self._splitter.close()
+        self._sock.close()
+        self._on_lost(why)
+
+
+def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
+    """One recvmsg; EOFError at the end, FdProtocolError when descriptors were cut off."""
+    data, control, flags, _ = sock.recvmsg(_RECEIVE_BYTES, _CONTROL_BYTES, socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for level, kind, payload in control:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+    if flags & socket.MSG_CTRUNC:
+        close_all(list(fds))
+        raise FdProtocolError("descriptors were cut off on the way (out of descriptors, or more than a frame may have)")
+    if not data:
+        close_all(list(fds))
+        raise EOFError
+    return data, list(fds)
+
+
+def close_all(fds: list[int]) -> None:
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)

@@ -1,0 +1,155 @@
+"""The vault's side of the keeper: records put, dropped and listed, each acknowledged; and a new keeper when it dies.
+
+Always true: what was acknowledged to a client is in a keeper (`put` calls back only then); after a keeper's death
+everything is put again into the next one before any new call is acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from holdfast.memory.fdsocket import FdConnection, Frame, close_all
+from holdfast.memory.keeper import Record, parts
+from holdfast.memory.protocol import READ_ERRORS, Drop, Kept, ListAll, Put, encode, from_keeper
+
+log = logging.getLogger("holdfast.vault")
+
+Then = Callable[[], None]
+# A keeper that cannot be started is tried again; a second is short against the chance of both dying in it.
+RESTART_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class VaultFds:
+    """What a vault is started with."""
+
+    listener: int
+    link: int
+    lifeline: int
+
+
+class KeptRecords:
+    """All records this vault has, here and in the keeper."""
+
+    def __init__(self, fds: VaultFds, vault_command: list[str]) -> None:
+        self._fds = fds
+        self._vault_command = vault_command
+        self._loop = asyncio.get_running_loop()
+        self._calls = itertools.count(1)
+        self._waiting: dict[int, Then] = {}
+        self._listed: asyncio.Future[None] | None = None
+        self._partial: dict[str, Record] = {}
+        self.records: dict[str, Record] = {}
+        self.ending = False
+        self._link = FdConnection(socket.socket(fileno=fds.link), self._take, self._keeper_lost)
+
+    async def load(self) -> None:
+        """Ask the keeper for everything; a fresh one has nothing."""
+        self._listed = self._loop.create_future()
+        self._link.send(encode(ListAll(0)))
+        await self._listed
+
+    def put(self, key: str, blob: bytes, fds: list[int], then: Then) -> None:
+        """Keep a record (the descriptors are this object's from now on) and call `then` once the keeper has it."""
+        old = self.records.get(key)
+        self.records[key] = Record(blob, fds)
+        if old is not None:
+            close_all([fd for fd in old.fds if fd not in fds])
+        self._send(key, self.records[key], then)
+
+    def drop(self, key: str) -> None:
+        record = self.records.pop(key, None)
+        if record is not None:
+            record.close()
+            self._link.send(encode(Drop(next(self._calls), key)))
+
+    def _send(self, key: str, record: Record, then: Then) -> None:
+        call = next(self._calls)
+        self._waiting[call] = then
+        for message, fds in parts(call, key, record.blob, record.fds):
+            self._link.send(encode(message), fds)
+
+    def _take(self, frame: Frame) -> None:
+        try:
+            message = from_keeper.decode(frame.body)
+        except READ_ERRORS:
+            frame.close_fds()
+            return
+        if isinstance(message, Put):
+            self._take_listed(message, frame.fds)
+        elif isinstance(message, Kept):
+            if message.call == 0 and self._listed is not None and not self._listed.done():
+                self._listed.set_result(None)
+            then = self._waiting.pop(message.call, None)
+            if then is not None:
+                then()
+
+    def _take_listed(self, message: Put, fds: list[int]) -> None:
+        partial = self._partial.setdefault(message.key, Record())
+        partial.blob += message.blob
+        partial.fds += fds
+        if not message.more:
+            self.records[message.key] = self._partial.pop(message.key)
+
+    # -- the keeper's death
+
+    def _keeper_lost(self, why: str) -> None:
+        if self.ending:
+            return
+        if self._listed is not None and not self._listed.done():
+            self._listed.set_result(None)  # it died before it had told all: what came is what there is
+        log.warning("the keeper is gone (%s): starting another", why)
+        self._start_keeper()
+
+    def _start_keeper(self) -> None:
+        if self.ending:
+            return
+        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        own = os.pidfd_open(os.getpid())
+        fds = (self._fds.listener, self._fds.lifeline, its.fileno(), own)
+        command = [sys.executable, "-m", "holdfast.memory.keeper", *map(str, fds), "--", *self._vault_command]
+        actions = [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in fds]
+        try:
+            os.posix_spawn(command[0], command, os.environ, file_actions=actions)
+        except OSError as error:
+            log.error("cannot start a keeper: %s", error)
+            mine.close()
+            self._loop.call_later(RESTART_S, self._start_keeper)
+            return
+        finally:
+            its.close()
+            os.close(own)
+        self._link = FdConnection(mine, self._take, self._keeper_lost)
+        waiting, self._waiting = list(self._waiting.values()), {}
+        self._put_everything_again(waiting)
+
+    def _put_everything_again(self, waiting: list[Then]) -> None:
+        """The new keeper gets all; those who waited for the old one's word get the new one's, after everything."""
+        for key, record in self.records.items():
+            self._send(key, record, lambda: None)
+        call = next(self._calls)
+        self._waiting[call] = partial(_call_all, waiting)
+        self._link.send(encode(Drop(call, "")))  # nothing has this key: it is acknowledged after all before it
+
+    def close(self) -> None:
+        self.ending = True
+        self._link.close()
+
+
+def _call_all(waiting: list[Then]) -> None:
+    for then in waiting:
+        then()
+
+
+def ignore_children() -> None:
+    """Keepers a vault has started are reaped by the kernel; nobody waits for them."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -1,0 +1,283 @@
+"""What every device must do, as one list of checks: the host's tests and the GPU's run the same."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import pytest
+from device_agent import Peer
+
+from holdfast.memory.devices import BusyError, Device, DeviceError, OutOfMemory, WrongFd, check_slab_fd
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """A device under test, how to start another process with it, and a slab's size."""
+
+    device: Device
+    peer: Callable[[], Peer]
+    size: int
+
+
+@contextmanager
+def slab(rig: Rig) -> Iterator[int]:
+    fd = rig.device.create(rig.size)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def mapped(rig: Rig, fd: int, *, writable: bool = True) -> Iterator[int]:
+    """The slab at an address of its own, for a while."""
+    address = rig.device.reserve(rig.size)
+    try:
+        rig.device.map(address, rig.size, fd, writable=writable)
+        yield address
+    finally:
+        rig.device.unmap(address, rig.size)
+        rig.device.release(address, rig.size)
+
+
+def open_fds() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+def a_new_slab_is_known_by_its_fd(rig: Rig) -> None:
+    with slab(rig) as fd:
+        assert fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+        assert rig.device.check_fd(fd) in (rig.size, 0)
+        assert check_slab_fd(rig.device.name, fd) == rig.device.check_fd(fd)
+
+
+def a_slab_has_the_same_bytes_at_every_address(rig: Rig) -> None:
+    with slab(rig) as fd, mapped(rig, fd) as one, mapped(rig, fd, writable=False) as other:
+        rig.device.write(one + 12345, b"the same pages")
+        assert one != other
+        assert rig.device.read(other + 12345, 14) == b"the same pages"
+
+
+def a_mapping_outlives_its_fd(rig: Rig) -> None:
+    fd = rig.device.create(rig.size)
+    address = rig.device.reserve(rig.size)
+    rig.device.map(address, rig.size, fd, writable=True)
+    os.close(fd)
+    rig.device.write(address, b"still here")
+    assert rig.device.read(address, 10) == b"still here"
+    rig.device.unmap(address, rig.size)
+    rig.device.release(address, rig.size)
+
+
+def addresses_stay_put_across_unmap_and_map(rig: Rig) -> None:
+    with slab(rig) as fd, mapped(rig, fd) as address:
+        rig.device.write(address, b"kept")
+        rig.device.unmap(address, rig.size)
+        others = [rig.device.reserve(rig.size) for _ in range(8)]
+        assert all(abs(other - address) >= rig.size for other in others)
+        rig.device.map(address, rig.size, fd, writable=False)
+        assert rig.device.read(address, 4) == b"kept"
+        for other in others:
+            rig.device.release(other, rig.size)
+
+
+def many_slabs_are_mapped_side_by_side(rig: Rig) -> None:
+    fds = [rig.device.create(rig.size) for _ in range(3)]
+    address = rig.device.reserve(4 * rig.size)
+    rig.device.map_many(address + rig.size, [(rig.size, fd) for fd in fds], writable=True)
+    across = b"over the edge of two slabs"
+    rig.device.write(address + 2 * rig.size - 7, across)
+    assert rig.device.read(address + 2 * rig.size - 7, len(across)) == across
+    rig.device.unmap(address, 4 * rig.size)
+    rig.device.map(address, rig.size, fds[1], writable=False)
+    assert rig.device.read(address, len(across) - 7) == across[7:]
+    rig.device.unmap(address, 4 * rig.size)
+    rig.device.release(address, 4 * rig.size)
+    for fd in fds:
+        os.close(fd)
+
+
+def one_bad_slab_among_many_maps_none(rig: Rig) -> None:
+    before = open_fds()
+    reading, writing = os.pipe()
+    with slab(rig) as fd:
+        address = rig.device.reserve(3 * rig.size)
+        with pytest.raises(WrongFd):
+            rig.device.map_many(address, [(rig.size, fd), (rig.size, reading), (rig.size, fd)], writable=True)
+        with pytest.raises(DeviceError):
+            rig.device.read(address, 1)
+        rig.device.map(address, rig.size, fd, writable=True)
+        rig.device.unmap(address, rig.size)
+        rig.device.release(address, 3 * rig.size)
+    os.close(reading)
+    os.close(writing)
+    assert open_fds() == before
+
+
+def what_is_no_slab_is_refused(rig: Rig) -> None:
+    address = rig.device.reserve(rig.size)
+    with tempfile.TemporaryFile() as file, socket.socket() as sock, open("/dev/null") as null:
+        file.truncate(rig.size)
+        pidfd, plain = os.pidfd_open(os.getpid()), os.memfd_create("plain")
+        os.posix_fallocate(plain, 0, rig.size)
+        for wrong in (file.fileno(), sock.fileno(), null.fileno(), pidfd, plain, 999_999):
+            with pytest.raises(WrongFd):
+                rig.device.check_fd(wrong)
+            with pytest.raises(WrongFd):
+                rig.device.map(address, rig.size, wrong, writable=False)
+        os.close(pidfd)
+        os.close(plain)
+    rig.device.release(address, rig.size)
+
+
+def places_that_are_not_free_are_refused(rig: Rig) -> None:
+    with slab(rig) as fd, mapped(rig, fd) as address:
+        with pytest.raises(BusyError):
+            rig.device.map(address, rig.size, fd, writable=True)
+        with pytest.raises(BusyError):
+            rig.device.release(address, rig.size)
+        with pytest.raises(DeviceError):
+            rig.device.map(address + 64 * rig.size, rig.size, fd, writable=True)
+        with pytest.raises(DeviceError):
+            rig.device.unmap(address, rig.size // 2)
+        with pytest.raises(DeviceError):
+            rig.device.release(address, rig.size // 2)
+        with pytest.raises(DeviceError):
+            rig.device.create(rig.device.granularity + 1)
+        with pytest.raises(DeviceError):
+            rig.device.read(address + rig.size - 1, 2)
+
+
+def access_can_be_taken_and_given_back(rig: Rig) -> None:
+    with slab(rig) as fd, mapped(rig, fd) as address:
+        rig.device.write(address, b"first")
+        rig.device.protect(address, rig.size, writable=False)
+        with pytest.raises(DeviceError):
+            rig.device.write(address, b"never")
+        assert rig.device.read(address, 5) == b"first"
+        rig.device.protect(address, rig.size, writable=True)
+        rig.device.write(address, b"after")
+        assert rig.device.read(address, 5) == b"after"
+
+
+def a_read_only_mapping_cannot_be_written_past_our_checks(rig: Rig) -> None:
+    """The process that tries dies, or its device tells it: the bytes are the same."""
+    with slab(rig) as fd, mapped(rig, fd) as address, rig.peer() as reader:
+        rig.device.write(address, b"read only")
+        reader.ask("reserve", sizes=[rig.size])
+        assert "error" not in reader.ask("map", [fd], writable=False)
+        with suppress(EOFError):
+            assert "error" in reader.ask("poke")
+        assert rig.device.read(address, 9) == b"read only"
+
+
+def a_sealed_slab_is_read_on(rig: Rig) -> None:
+    with slab(rig) as fd, mapped(rig, fd) as address:
+        rig.device.write(address, b"committed")
+        rig.device.synchronize()
+        rig.device.protect(address, rig.size, writable=False)
+        rig.device.seal(fd)
+        rig.device.seal(fd)
+        assert rig.device.read(address, 9) == b"committed"
+        with mapped(rig, fd, writable=False) as other:
+            assert rig.device.read(other, 9) == b"committed"
+
+
+def a_checksum_is_over_the_bytes(rig: Rig) -> None:
+    content = os.urandom(rig.size)
+    with slab(rig) as fd, mapped(rig, fd) as one, mapped(rig, fd, writable=False) as other:
+        rig.device.write(one, content)
+        expected = hashlib.blake2b(content, digest_size=16).hexdigest()
+        assert rig.device.checksum(one, rig.size) == rig.device.checksum(other, rig.size) == expected
+        rig.device.write(one + rig.size - 1, bytes([content[-1] ^ 1]))
+        assert rig.device.checksum(other, rig.size) != expected
+
+
+def too_much_is_refused_and_nothing_is_taken(rig: Rig) -> None:
+    before = open_fds()
+    free = rig.device.free_bytes()
+    with pytest.raises(OutOfMemory):
+        rig.device.create((free // rig.device.granularity + 1024) * rig.device.granularity)
+    assert rig.device.free_bytes() > free * 9 // 10
+    assert open_fds() == before
+
+
+def a_slab_takes_its_bytes_at_once_and_gives_them_back(rig: Rig) -> None:
+    size = 32 * rig.size
+    before = rig.device.free_bytes()
+    fd = rig.device.create(size)
+    # Others allocate and free meanwhile: half the slab tells it was really taken.
+    assert rig.device.free_bytes() < before - size // 2
+    os.close(fd)
+    assert rig.device.free_bytes() > before - size // 2
+
+
+def another_process_writes_what_we_read(rig: Rig) -> None:
+    with slab(rig) as fd, mapped(rig, fd, writable=False) as address, rig.peer() as writer:
+        writer.ask("reserve", sizes=[rig.size])
+        assert "error" not in writer.ask("map", [fd], writable=True)
+        before = rig.device.checksum(address, rig.size)
+        assert "error" not in writer.ask("fill", seed=7)
+        assert rig.device.checksum(address, rig.size) != before
+        assert writer.ask("verify", seed=7)["wrong"] == 0
+
+
+def slabs_survive_their_creators_sigkill(rig: Rig) -> None:
+    with rig.peer() as creator, rig.peer() as heir:
+        fds = creator.ask("create", count=3, size=rig.size, seed=11)["fds"]
+        creator.kill()
+        heir.ask("reserve", sizes=[rig.size] * 3)
+        assert "error" not in heir.ask("map", fds, writable=True)
+        assert heir.ask("verify", seed=11)["wrong"] == 0
+        heir.ask("fill", seed=12)
+        assert heir.ask("verify", seed=12)["wrong"] == 0
+    for fd in fds:
+        os.close(fd)
+
+
+def nothing_leaks(rig: Rig) -> None:
+    def once() -> None:
+        with slab(rig) as fd, mapped(rig, fd) as one, mapped(rig, fd) as _:
+            rig.device.protect(one, rig.size, writable=False)
+
+    def counts() -> tuple[set[str], int]:
+        with open("/proc/self/maps") as maps:
+            return open_fds(), len(maps.readlines())
+
+    once()
+    fds, maps = counts()
+    free = rig.device.free_bytes()
+    for _ in range(64):
+        once()
+    fds_after, maps_after = counts()
+    assert fds_after == fds
+    assert maps_after <= maps + 16  # Python's own arenas come and go
+    assert rig.device.free_bytes() > free - 32 * rig.size
+
+
+CHECKS: list[Callable[[Rig], None]] = [
+    a_new_slab_is_known_by_its_fd,
+    a_slab_has_the_same_bytes_at_every_address,
+    a_mapping_outlives_its_fd,
+    addresses_stay_put_across_unmap_and_map,
+    many_slabs_are_mapped_side_by_side,
+    one_bad_slab_among_many_maps_none,
+    what_is_no_slab_is_refused,
+    places_that_are_not_free_are_refused,
+    access_can_be_taken_and_given_back,
+    a_read_only_mapping_cannot_be_written_past_our_checks,
+    a_sealed_slab_is_read_on,
+    a_checksum_is_over_the_bytes,
+    too_much_is_refused_and_nothing_is_taken,
+    a_slab_takes_its_bytes_at_once_and_gives_them_back,
+    another_process_writes_what_we_read,
+    slabs_survive_their_creators_sigkill,
+    nothing_leaks,
+]

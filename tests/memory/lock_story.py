@@ -1,0 +1,224 @@
+"""Plays stories of engines, devices and locks against the real machines, on time it makes up itself.
+
+`NAME COMMAND …` is what an engine (or one rank of it) does. A process that dies closes its connections and lets go of
+the writer lock; that its pidfd is readable, and so its queued GPU work over, is said apart: `NAME over` (facts 1).
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from holdfast.memory import pool_machine as pool
+from holdfast.memory import weights_machine as weights
+from holdfast.memory.weights_words import Mode
+from holdfast.memory.writer_policy import Look, Watch, who_loads
+
+TIMEOUT_S = 30.0
+
+
+class Story:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.lines: list[str] = []
+        self.weights: dict[str, weights.Weights] = {}
+        self.pools: dict[str, pool.Pool] = {}
+        self.names: list[str] = []
+        self.lock: str | None = None
+        self.watches: dict[str, Watch] = {}
+
+    def play(self, command: str) -> list[str]:
+        self.lines = []
+        words = [word for word in command.split() if "=" not in word]
+        values = {key: value for key, _, value in (word.partition("=") for word in command.split() if "=" in word)}
+        if hasattr(self, f"do_{words[0]}"):
+            getattr(self, f"do_{words[0]}")(words[1:], values)
+        else:
+            getattr(self, f"engine_{words[1]}")(words[0], words[2:], values)
+        return self.lines
+
+    def say(self, text: str) -> None:
+        self.lines.append(f"    {self.now_s:5.1f}  {text}")
+
+    def session(self, name: str) -> int:
+        if name not in self.names:
+            self.names.append(name)
+        return self.names.index(name)
+
+    # -- the world
+
+    def do_devices(self, words: list[str], values: dict[str, str]) -> None:
+        for device in words:
+            self.weights[device], self.pools[device] = weights.Weights(), pool.Pool()
+
+    def do_hold(self, words: list[str], values: dict[str, str]) -> None:
+        """Vault and keeper both died: the device is empty, and not refilled for so many seconds."""
+        self.weights[words[0]], _ = weights.restore((), refill_from_s=self.now_s + float(words[1]))
+
+    def do_restart(self, words: list[str], values: dict[str, str]) -> None:
+        """The vault of a device is killed and started again from the keeper's records."""
+        for device in words:
+            was, pooled = self.weights[device], self.pools[device]
+            committed = [*was.superseded, *([] if was.current is None else [was.current])]
+            self.weights[device], effects = weights.restore(committed, was.readers, was.last_generation)
+            self.pools[device], dropped = pool.restore(pooled.last_epoch, pooled.pages, pooled.owner, pooled.seats)
+            self.tell(device, (*effects, *dropped))
+
+    def do_wait(self, words: list[str], values: dict[str, str]) -> None:
+        """Time passes; ticks come when the machines asked for them."""
+        until_s = self.now_s + float(words[0])
+        while True:
+            due = [t for w in self.weights.values() if (t := weights.next_deadline(w)) is not None]
+            due += [t for p in self.pools.values() if (t := pool.next_deadline(p)) is not None]
+            self.now_s = min([until_s, *due])
+            for device in self.weights:
+                self.step_weights(device, weights.Tick())
+                self.step_pool(device, pool.Tick())
+            if self.now_s >= until_s:
+                return
+
+    def do_status(self, words: list[str], values: dict[str, str]) -> None:
+        for device, state in self.weights.items():
+            self.say(f"{device} weights: {state!r}")
+            if self.pools[device] != pool.Pool():
+                self.say(f"{device} pool: {self.pools[device]!r}")
+        if self.lock is not None:
+            self.say(f"writer lock: {self.lock}")
+
+    # -- weights
+
+    def engine_asks(self, name: str, words: list[str], values: dict[str, str]) -> None:
+        device, mode = words[0], words[1]
+        deadline_s = self.now_s + float(values.get("timeout", TIMEOUT_S))
+        patient = "waiting" in words
+        ask = weights.Ask(self.session(name), cast(Mode, mode), deadline_s, patient, values.get("replace"))
+        self.step_weights(device, ask)
+        if ask in self.weights[device].waiters:
+            self.say(f"{device}: {name} waits")
+
+    def engine_commits(self, name: str, words: list[str], values: dict[str, str]) -> None:
+        self.step_weights(words[0], weights.Commit(self.session(name), words[1]))
+
+    def engine_donates(self, name: str, words: list[str], values: dict[str, str]) -> None:
+        self.step_weights(words[0], weights.Donate(self.session(name), words[1]))
+
+    def engine_releases(self, name: str, words: list[str], values: dict[str, str]) -> None:
+        """Give up what is held or waited for on a device; also how a wait is cancelled."""
+        self.step_weights(words[0], weights.Release(self.session(name)))
+
+    def engine_cancels(self, name: str, words: list[str], values: dict[str, str]) -> None:
+        """Stop waiting, for weights and pool."""
+        self.step_weights(words[0], weights.Release(self.session(name)))
+        self.step_pool(words[0], pool.Cancel(self.session(name)))
+
+    def engine_dies(self, name: str, words: list[str], values: dict[str, str]) -> None:
+        if self.lock == name:
+            self.lock = None
+            self.say("the writer lock is free")
+        for device in self.weights:
+            self.step_weights(device, weights.Gone(self.session(name)))
+            self.step_pool(device, pool.Gone(self.session(name)))
+
+    # -- the writer lock
+
+    def engine_takes(self, name: str, words: list[str], values: dict[str, str]) -> None:
+        if self.lock is None:
+            self.lock = name
+        self.say(f"{self.lock} has the writer lock" + ("" if self.lock == name else f", {name} has not"))
+
+    def engine_lets(self, name: str, words: list[str], values: dict[str, str]) -> None:
+        """`lets go`"""
+        assert self.lock == name, f"{name} does not have the writer lock"
+        self.lock = None
+
+    def engine_looks(self, name: str, words: list[str], values: dict[str, str]) -> None:
+        """What an engine decides from what it sees; `id=` its ENGINE_ID, the first time."""
+        watch = self.watches.get(name) or Watch(int(values.get("id", "0")))
+        phases = {device: state.phase for device, state in self.weights.items()}
+        self.watches[name], plan = who_loads(watch, Look(phases, self.lock, self.lock == name), self.now_s)
+        again = "" if plan.look_again_at_s is None else f", and looks again at {plan.look_again_at_s:.1f}"
+        self.say(f"{name}: {plan.action} ({plan.reason}){again}")
+
+    # -- the pool
+
+    def engine_joins(self, name: str, words: list[str], values: dict[str, str]) -> None:
+        epoch = int(values["epoch"]) if "epoch" in values else None
+        self.step_pool(words[0], pool.MapperJoined(self.session(name), epoch, self.session(name)))
+
+    def engine_acquires(self, name: str, words: list[str], values: dict[str, str]) -> None:
+        deadline_s = self.now_s + float(values.get("timeout", TIMEOUT_S))
+        event = pool.Acquire(self.session(name), int(values["epoch"]), values.get("geometry", "g1"), deadline_s)
+        self.step_pool(words[0], event)
+        if event in self.pools[words[0]].waiters:
+            self.say(f"{words[0]}: {name} waits")
+
+    def engine_made(self, name: str, words: list[str], values: dict[str, str]) -> None:
+        self.step_pool(words[0], pool.PoolMade(self.session(name), int(values["epoch"])))
+
+    def engine_quiesced(self, name: str, words: list[str], values: dict[str, str]) -> None:
+        self.step_pool(words[0], pool.Quiesced(self.session(name), int(values["epoch"])))
+
+    def engine_regives(self, name: str, words: list[str], values: dict[str, str]) -> None:
+        """The owner donates its pool after a total loss."""
+        event = pool.Donate(self.session(name), int(values["epoch"]), values.get("geometry", "g1"))
+        self.step_pool(words[0], event)
+
+    def engine_over(self, name: str, words: list[str], values: dict[str, str]) -> None:
+        """Its pidfd is readable."""
+        for device in self.pools:
+            self.step_pool(device, pool.ProcessOver(self.session(name)))
+
+    # -- telling
+
+    def step_weights(self, device: str, event: weights.Event) -> None:
+        self.weights[device], effects = weights.step(self.weights[device], event, self.now_s)
+        self.tell(device, effects)
+
+    def step_pool(self, device: str, event: pool.Event) -> None:
+        self.pools[device], effects = pool.step(self.pools[device], event, self.now_s)
+        self.tell(device, effects)
+
+    def tell(self, device: str, effects: tuple[Any, ...]) -> None:
+        for effect in effects:
+            name = self.names[effect.session] if hasattr(effect, "session") else ""
+            self.say(f"{device}: {words_of(effect, name)}")
+
+
+def words_of(effect: weights.Effect | pool.Effect, name: str) -> str:
+    """One effect as a person would say it."""
+    match effect:
+        case weights.GrantWrite(_, generation, replacing):
+            return f"{name} writes generation {generation}" + (f" beside {replacing}" if replacing else "")
+        case weights.GrantRead(_, generation, layout_hash):
+            return f"{name} reads generation {generation}, {layout_hash}"
+        case weights.Committed(_, generation, layout_hash):
+            return f"{name} has committed generation {generation}, {layout_hash}, and reads it"
+        case weights.Aborted(_, generation):
+            return f"generation {generation} of {name} is dropped, uncommitted"
+        case weights.Superseded(_, by_hash):
+            return f"{name} is told that {by_hash} is newer"
+        case weights.DropGeneration(generation):
+            return f"generation {generation} is dropped, superseded and unread"
+        case weights.AnswerEmpty():
+            return f"{name} is told: empty"
+        case weights.Refuse(_, code, reason) | pool.Refuse(_, code, reason):
+            return f"{name} is refused, {code}: {reason}"
+        case weights.TimedOut() | pool.TimedOut():
+            return f"{name} has waited long enough"
+        case _:
+            return words_of_pool(effect, name)
+
+
+def words_of_pool(effect: pool.Effect, name: str) -> str:
+    match effect:
+        case pool.GrantPool(_, epoch, adopt):
+            return f"{name} owns the pool, epoch {epoch}, {'adopting it' if adopt else 'and is to make it'}"
+        case pool.CpuFence(_, epoch):
+            return f"cpu fence before epoch {epoch} has passed"
+        case pool.GpuFence(_, epoch):
+            return f"{name} is told that the gpu fence before epoch {epoch} has passed"
+        case pool.Orphaned(epoch):
+            return f"the pool of epoch {epoch} is orphaned"
+        case pool.DropPool(epoch):
+            return f"the pool of epoch {epoch} is dropped"
+        case _:
+            raise AssertionError(effect)

@@ -1,0 +1,17 @@
+"""The worker under fire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from wire_rig import Target
+
+from holdfast.bench.deployment import Deployment
+
+
+@pytest.fixture(scope="module")
+def target(deployment: Deployment) -> Iterator[Target]:
+    made = Target(deployment)
+    yield made
+    made.judge()

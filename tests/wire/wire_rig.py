@@ -1,0 +1,117 @@
+"""A blocking peer of a worker's sockets, and what the worker under fire must still be afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from holdfast.bench.deployment import Deployment
+from holdfast.core.requests import GenerateRequest, Output, Sampling
+from holdfast.wire.frames import FrameSplitter
+from holdfast.wire.messages import (
+    VERSION,
+    Hello,
+    Message,
+    Refused,
+    Step,
+    Welcome,
+    decode_to_frontend,
+    encode,
+)
+
+HELLO = {"data": encode(Hello(VERSION, "data", "fuzz")), "beat": encode(Hello(VERSION, "beat", "fuzz"))}
+
+
+class Peer:
+    """A blocking client of one of the worker's sockets."""
+
+    def __init__(self, path: str) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(10)
+        self.sock.connect(path)
+        self._splitter = FrameSplitter()
+        self._pending: list[Message] = []
+
+    def send(self, data: bytes) -> Peer:
+        # It may be refused meanwhile; what it was told can still be read.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.sock.sendall(data)
+        return self
+
+    def next(self) -> Message | None:
+        """The next message, None at the connection's end."""
+        while not self._pending:
+            try:
+                data = self.sock.recv(65536)
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                return None
+            self._pending += [decode_to_frontend(payload) for payload in self._splitter.feed(data)]
+        return self._pending.pop(0)
+
+    def refusal(self) -> Refused:
+        """Whatever comes before it, the worker ends it with a reason and closes."""
+        messages = []
+        while (message := self.next()) is not None:
+            messages.append(message)
+        assert messages, "closed without a reason"
+        assert isinstance(messages[-1], Refused), messages
+        assert messages[-1].reason
+        return messages[-1]
+
+    def outputs(self, stream: int) -> Output:
+        """The last output of a stream."""
+        while True:
+            message = self.next()
+            assert isinstance(message, Step), message
+            for output in message.outputs:
+                if output.stream == stream and (output.finish or output.failure):
+                    return output
+
+
+class Target:
+    """The worker under fire, and what it held before."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self.deployment = deployment
+        self.pid = deployment.pid("worker-0")
+        self.paths = {
+            purpose: f"{deployment.folder}/run/worker-0.{end}" for purpose, end in (("data", "sock"), ("beat", "beat"))
+        }
+        self.held = self.count()
+        self.rss = self.rss_bytes()
+
+    def count(self) -> tuple[int, int]:
+        return len(os.listdir(f"/proc/{self.pid}/fd")), len(os.listdir(f"/proc/{self.pid}/task"))
+
+    def rss_bytes(self) -> int:
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def peer(self, purpose: str) -> Peer:
+        return Peer(self.paths[purpose])
+
+    def greeted(self) -> Peer:
+        peer = self.peer("data").send(HELLO["data"])
+        assert isinstance(peer.next(), Welcome)
+        return peer
+
+    def judge(self) -> None:
+        """Everything is as it was."""
+        deployment = self.deployment
+        assert deployment.processes["worker-0"].poll() is None
+        deployment.wait_until(lambda: self.count() <= self.held, f"descriptors and threads to be {self.held} again")
+        deployment.wait_until(lambda: deployment.worker_facts("worker-0")["streams"] == 0, "no stream to be left")
+        facts = deployment.worker_facts("worker-0")
+        assert (facts["status"], facts["running"], facts["waiting"]) == ("ready", 0, 0)
+        assert self.rss_bytes() < self.rss + 96 * 1024 * 1024
+        assert len(deployment.alive_workers()) == 1
+        assert "Traceback" not in deployment.log("worker-0")
+
+
+def request(**changes: Any) -> GenerateRequest:
+    fields: dict[str, Any] = {"request_id": "r", "tokens": [70, 71, 72], "prompt_len": 3, "sampling": Sampling(4, 1)}
+    return GenerateRequest(**(fields | changes))
