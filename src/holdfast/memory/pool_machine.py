@@ -4,9 +4,9 @@ Theory (facts 1, 4a, 4b). The pool outlives its owner: ABSENT, OWNED(epoch), ORP
 own it and gives each winner a larger epoch; the vault admits. Every process that maps the device has a *seat*: its
 connection, its pidfd and the epoch it works under, if any. The *CPU fence* of an epoch has passed when every seat of
 an earlier epoch has closed its connection or quiesced: nothing new can be queued. The *GPU fence* has passed when the
-processes of those seats are over too: nothing queued is left to land. A grant waits for the CPU fence; if the pool must
-be made anew in another geometry, for the GPU fence as well. Never for a time: a frozen owner that is still connected
-keeps the newcomer waiting until the newcomer's own deadline, and killing it is the supervisor's business.
+processes of those seats are over too: nothing queued is left to land. A grant waits for the CPU fence; if a pool must be
+made (none is there, or another geometry), for the GPU fence as well. Never for a time: a frozen owner that is still
+connected keeps the newcomer waiting until the newcomer's own deadline; killing it is the supervisor's business.
 
 A seat is taken under an epoch only while that epoch's owner is there, so once orphaned the seats that hold a fence
 closed can only become fewer. A pool counts as adoptable once its owner has said that it is complete.
@@ -62,7 +62,7 @@ Step = tuple[Pool, tuple[Effect, ...]]
 def restore(last_epoch: int, pages: Pages | None, owner: int | None, seats: Iterable[Seat]) -> Step:
     """A new vault's state from the keeper's records. A seat listed here is kept until its `Gone` and `ProcessOver`.
 
-    The owner is told again that the GPU fence has passed, at the first step after it has.
+    The owner is told again that the GPU fence has passed, by the first step after it has: step a `Tick` next.
     """
     state = _sweep(Pool(last_epoch=last_epoch, pages=pages, owner=owner, seats=tuple(seats)))
     assert owner is None or state.epoch_of(owner) == last_epoch, "the owner has no seat under its epoch"
@@ -222,12 +222,13 @@ def _grant(state: Pool) -> Step:
         return state, ()
     pages = state.pages
     dropped: tuple[Effect, ...] = ()
-    if pages is not None and pages.geometry_hash != top.geometry_hash:
+    if pages is None or pages.geometry_hash != top.geometry_hash:
+        # A pool made anew needs memory that the dead still hold, and what they queued must not land in it (facts 1, 4b).
         if state.gpu_blockers(top.epoch):
             return state, ()
-        pages, dropped = None, (DropPool(state.last_epoch),)
+        dropped = () if pages is None else (DropPool(state.last_epoch),)
+        pages = Pages(top.geometry_hash, made=False)
     state = replace(state, waiters=_without(state.waiters, top.session))
-    pages = Pages(top.geometry_hash, made=False) if pages is None else pages
     state, granted = _become_owned(state, top.session, top.epoch, pages)
     return state, (*dropped, *granted)
 

@@ -115,7 +115,7 @@ class CpuFence:
 
 @dataclass(frozen=True, slots=True)
 class GrantPool:
-    """The pool is this session's: the one that is here (`adopt`), or one it is to make."""
+    """The pool is this session's: the one that is here (`adopt`), or one it is to make, past both fences."""
 
     session: int
     epoch: int

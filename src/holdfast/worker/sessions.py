@@ -51,6 +51,7 @@ class Sessions:
         except HoldfastError as error:
             session.send_failure(stream, error.code, error.message)
             return
+        self._host.not_taken = ""  # whoever sends work has admitted this worker
         self.requests_total += 1
         self._owners[key] = (session, stream)
         session.streams[stream] = key

@@ -1,4 +1,4 @@
-"""A process with a device of its own, told what to do over a socket: an engine, or (device "none") one that keeps fds only.
+"""A process with a device, told what to do over a socket: an engine, or (device "none") one that only keeps fds.
 
 Run as a script it serves; imported it is `Peer`, the other end. Slabs cross by SCM_RIGHTS, close-on-exec, in batches.
 """

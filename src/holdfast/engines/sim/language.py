@@ -43,6 +43,7 @@ _parts = struct.Struct("<IIIIQ")
 _token_bytes = struct.Struct("<I").pack
 _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # spreads consecutive positions over 64 bits
+_ODD = 0xD6E8FEB86659FD93  # spreads every bit of seed and digest to the top ones, which decide
 
 
 class Sequence:
@@ -126,7 +127,7 @@ class Sequence:
                 assert self._eos_sums is not None
                 sums = self._eos_sums
             # Written out as in `pick` and `_uniform`: the two calls would be a third of the time.
-            u = (((chance ^ self._key) + self.length * _GOLDEN & _MASK) >> 11) * 2.0**-53
+            u = (((chance ^ self._key) * _ODD + self.length * _GOLDEN & _MASK) >> 11) * 2.0**-53
             rank = bisect_right(sums, u * sums[-1], 0, CANDIDATES - 1)
         if ends:
             if rank == 0:
@@ -198,7 +199,7 @@ class Sequence:
         return self.length < self._min_until and token in self._banned
 
     def _uniform(self, chance: int) -> float:
-        return (((chance ^ self._key) + self.length * _GOLDEN & _MASK) >> 11) * 2.0**-53
+        return (((chance ^ self._key) * _ODD + self.length * _GOLDEN & _MASK) >> 11) * 2.0**-53
 
     def _other(self, token: int) -> int:
         """A word that is not `token`: what a broken engine says instead."""

@@ -147,8 +147,8 @@ def settle(index: Index, found: Survey, epoch: int, by_key: dict[bytes, int] | N
 def claims(found: Survey) -> dict[bytes, int]:
     """Key → block of all that is yours."""
     blocks = np.flatnonzero(np.frombuffer(found.verdicts, np.uint8) == YOURS)
-    keys = found.keys
-    return {keys[block * KEY_BYTES : (block + 1) * KEY_BYTES]: block for block in blocks.tolist()}
+    keys = np.frombuffer(found.keys, f"V{KEY_BYTES}")[blocks]
+    return dict(zip(keys.tolist(), blocks.tolist(), strict=True))
 
 
 def _nothing(geometry: Geometry, owner: Owner | None) -> Survey:

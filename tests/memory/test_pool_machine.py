@@ -1,0 +1,337 @@
+"""The machine of the KV pool against a model that knows which processes could still write, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from holdfast.memory import pool_machine as machine
+from holdfast.memory.pool_machine import (
+    Acquire,
+    Cancel,
+    Code,
+    CpuFence,
+    Donate,
+    DropPool,
+    Gone,
+    GpuFence,
+    GrantPool,
+    MapperJoined,
+    Orphaned,
+    Pages,
+    Pool,
+    PoolMade,
+    ProcessOver,
+    Quiesced,
+    Refuse,
+    Seat,
+    Tick,
+    TimedOut,
+    next_deadline,
+    restore,
+    step,
+)
+
+
+@dataclass
+class Client:
+    """A real thing: one connection of one process, and what it has done to the device."""
+
+    session: int
+    process: int
+    epoch: int | None = None  # set: it may have queued work under this epoch
+    connected: bool = True
+
+
+class PoolModel(RuleBasedStateMachine):
+    """Processes connect, win elections, freeze, die in any order; two connections may belong to one process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = Pool()
+        self.now_s = 0.0
+        self.clients: dict[int, Client] = {}
+        self.over: set[int] = set()
+        self.waiting: dict[int, Acquire] = {}
+        self.owner: int | None = None
+        self.granted: list[int] = []
+        self.pool: tuple[str, bool] | None = None  # geometry, complete
+        self.fences: dict[int, list[str]] = {}
+
+    def some(self, pick: int, *, connected: bool = True) -> Client | None:
+        known = [c for c in self.clients.values() if c.connected or not connected]
+        return known[pick % len(known)] if known else None
+
+    # -- what happens
+
+    @rule(same_process=st.booleans(), pick=st.integers(0, 9))
+    def connect(self, same_process: bool, pick: int) -> None:
+        session = len(self.clients)
+        peer = self.some(pick) if same_process else None
+        process = session if peer is None or peer.process in self.over else peer.process
+        self.clients[session] = Client(session, process)
+        assert self.do(MapperJoined(session, None, process)) == ()
+
+    @rule(pick=st.integers(0, 9), back=st.integers(-1, 2))
+    def join_under_an_epoch(self, pick: int, back: int) -> None:
+        client = self.some(pick)
+        epoch = max(self.granted, default=0) - back
+        if client is None or client.epoch is not None:
+            return
+        effects = self.do(MapperJoined(client.session, epoch, client.process))
+        if self.owner is not None and back == 0:
+            assert effects == ()
+            client.epoch = epoch
+        else:
+            assert isinstance(effects[0], Refuse)
+
+    @rule(
+        pick=st.integers(0, 9),
+        ahead=st.integers(-1, 3),
+        geometry=st.sampled_from(["g1", "g1", "g2"]),
+        timeout_s=st.sampled_from([0.0, 2.0, 10.0]),
+    )
+    def acquire(self, pick: int, ahead: int, geometry: str, timeout_s: float) -> None:
+        client = self.some(pick)
+        if client is None:
+            return
+        event = Acquire(client.session, max(self.granted, default=0) + ahead, geometry, self.now_s + timeout_s)
+        may = client.epoch is None and client.session not in self.waiting and ahead > 0
+        if may:
+            self.waiting[client.session] = event
+        refused = [e for e in self.do(event) if isinstance(e, Refuse) and e.session == client.session]
+        assert bool(refused) == (not may) or (may and client.session not in self.waiting)
+
+    @precondition(lambda self: self.owner is not None)
+    @rule()
+    def finish_the_pool(self) -> None:
+        assert self.owner is not None
+        assert self.pool is not None
+        assert self.do(PoolMade(self.owner, self.granted[-1])) == ()
+        self.pool = (self.pool[0], True)
+
+    @rule(pick=st.integers(0, 9))
+    def disconnect(self, pick: int) -> None:
+        """The connection closes first; that the process is over shows later."""
+        client = self.some(pick)
+        if client is not None:
+            client.connected = False
+            self.waiting.pop(client.session, None)
+            self.do(Gone(client.session))
+
+    @rule(pick=st.integers(0, 9))
+    def process_over(self, pick: int) -> None:
+        """Also while a child still holds the connection (facts 4d)."""
+        client = self.some(pick, connected=False)
+        if client is not None:
+            self.over.add(client.process)
+            self.do(ProcessOver(client.process))
+
+    @rule(pick=st.integers(0, 9))
+    def quiesce(self, pick: int) -> None:
+        client = self.some(pick)
+        if client is None or client.epoch is None:
+            return
+        epoch, client.epoch = client.epoch, None
+        for other in self.clients.values():
+            if other.process == client.process and not other.connected and other.epoch == epoch:
+                other.epoch = None
+        self.do(Quiesced(client.session, epoch))
+
+    @rule(pick=st.integers(0, 9))
+    def cancel(self, pick: int) -> None:
+        client = self.some(pick)
+        if client is not None:
+            self.waiting.pop(client.session, None)
+            self.do(Cancel(client.session))
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, 5.0]))
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.do(Tick())
+
+    @rule()
+    def restart_the_vault(self) -> None:
+        """Waiters lose their connection; seats are in the records."""
+        self.waiting = {}
+        pages = None if self.pool is None else Pages(*self.pool)
+        seats = [
+            Seat(c.session, c.process, c.epoch, closed=not c.connected, over=c.process in self.over)
+            for c in self.clients.values()
+        ]
+        self.state, effects = restore(max(self.granted, default=0), pages, self.owner, seats)
+        assert effects == ()
+        if self.owner is not None:
+            self.fences[self.granted[-1]] = ["cpu"]
+        self.do(Tick())
+
+    # -- what is told
+
+    def do(self, event: machine.Event) -> tuple[machine.Effect, ...]:
+        self.state, effects = step(self.state, event, self.now_s)
+        for effect in effects:
+            self.hear(effect)
+        return effects
+
+    def can_queue(self, epoch: int) -> list[Client]:
+        return [c for c in self.clients.values() if c.connected and c.epoch is not None and c.epoch < epoch]
+
+    def can_land(self, epoch: int) -> list[Client]:
+        return [
+            c
+            for c in self.clients.values()
+            if c.epoch is not None and c.epoch < epoch and (c.connected or c.process not in self.over)
+        ]
+
+    def hear(self, effect: machine.Effect) -> None:
+        match effect:
+            case CpuFence(session, epoch):
+                assert not self.can_queue(epoch), "a predecessor can still queue work"
+                assert self.fences.setdefault(epoch, []) == []
+                self.fences[epoch].append("cpu")
+            case GrantPool(session, epoch, adopt):
+                self.hear_grant(session, epoch, adopt)
+            case GpuFence(session, epoch):
+                assert self.owner == session
+                assert epoch == self.granted[-1]
+                assert not self.can_land(epoch), "queued work can still land"
+                assert self.fences[epoch] == ["cpu"]
+                self.fences[epoch].append("gpu")
+            case Orphaned(epoch):
+                assert epoch == self.granted[-1]
+                assert self.pool is not None
+                assert self.pool[1]
+                self.owner = None
+            case DropPool(epoch):
+                assert epoch == self.granted[-1]
+                self.owner, self.pool = None, None
+            case TimedOut(session):
+                assert self.waiting.pop(session).deadline_s <= self.now_s
+            case Refuse(session, code):
+                if code is Code.STALE_EPOCH and session in self.waiting:
+                    assert self.waiting.pop(session).epoch <= self.granted[-1]
+
+    def hear_grant(self, session: int, epoch: int, adopt: bool) -> None:
+        ask = self.waiting.pop(session)
+        assert self.owner is None, "two owners"
+        assert epoch == ask.epoch > max(self.granted, default=0), "epochs must grow"
+        assert self.fences[epoch] == ["cpu"], "granted before the fence"
+        if adopt:
+            assert self.pool == (ask.geometry_hash, True)
+        else:
+            assert self.pool is None
+            assert not self.can_land(epoch)
+            self.pool = (ask.geometry_hash, False)
+        self.owner = session
+        self.granted.append(epoch)
+        self.clients[session].epoch = epoch
+
+    # -- what is always true
+
+    @invariant()
+    def nobody_waits_without_a_reason(self) -> None:
+        assert {waiter.session for waiter in self.state.waiters} == set(self.waiting)
+        if self.waiting:
+            top = max(self.waiting.values(), key=lambda ask: ask.epoch)
+            adoptable = self.pool is not None and self.pool[0] == top.geometry_hash
+            assert self.can_queue(top.epoch) if adoptable else self.can_land(top.epoch)
+            assert all(ask.epoch > max(self.granted, default=0) for ask in self.waiting.values())
+
+    @invariant()
+    def the_gpu_fence_is_told_as_soon_as_it_is_true(self) -> None:
+        if self.owner is not None:
+            epoch = self.granted[-1]
+            assert ("gpu" in self.fences[epoch]) == (not self.can_land(epoch))
+
+    @invariant()
+    def no_seat_outlives_its_use(self) -> None:
+        used = [c for c in self.clients.values() if c.connected or (c.epoch is not None and c.process not in self.over)]
+        assert len(self.state.seats) == len(used)
+
+    @invariant()
+    def the_phase_is_what_was_told(self) -> None:
+        expected = "OWNED" if self.owner is not None else "ABSENT" if self.pool is None else "ORPHANED"
+        assert repr(self.state).startswith(expected)
+        due_s = next_deadline(self.state)
+        assert due_s is None or due_s > self.now_s
+
+    def teardown(self) -> None:
+        """Every waiter comes to an end by time alone."""
+        for _ in range(len(self.waiting) + 1):
+            if (due_s := next_deadline(self.state)) is not None:
+                self.now_s = due_s
+                self.do(Tick())
+        assert not self.waiting
+
+
+TestPoolModel = PoolModel.TestCase
+TestPoolModel.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+
+
+def refusals(effects: tuple[machine.Effect, ...]) -> list[Code]:
+    return [effect.code for effect in effects if isinstance(effect, Refuse)]
+
+
+def test_a_process_may_vouch_for_a_connection_it_has_closed() -> None:
+    """An owner that reconnected instead of dying ends the wait for its own end by quiescing its old epoch."""
+    state, _ = step(Pool(), MapperJoined(1, None, 7), 0.0)
+    state, _ = step(state, Acquire(1, 100, "g1", 9.0), 0.0)
+    state, _ = step(state, PoolMade(1, 100), 0.0)
+    state, _ = step(state, Gone(1), 0.0)
+    state, _ = step(state, MapperJoined(2, None, 7), 0.0)
+    state, effects = step(state, Acquire(2, 101, "g2", 9.0), 0.0)
+    assert effects == ()
+    state, effects = step(state, Quiesced(2, 100), 0.0)
+    assert effects == (DropPool(100), CpuFence(2, 101), GrantPool(2, 101, adopt=False), GpuFence(2, 101))
+
+
+def test_everything_a_session_maps_with_counts_under_its_epoch() -> None:
+    """A process named later, and one named under the epoch, both keep the GPU fence closed until they are over."""
+    state, _ = step(Pool(), MapperJoined(1, None, 7), 0.0)
+    state, _ = step(state, Acquire(1, 100, "g1", 9.0), 0.0)
+    state, _ = step(state, PoolMade(1, 100), 0.0)
+    state, _ = step(state, MapperJoined(1, None, 8), 0.0)
+    state, _ = step(state, MapperJoined(1, 100, 9), 0.0)
+    state, _ = step(state, MapperJoined(2, None, 20), 0.0)
+    state, _ = step(state, Gone(1), 0.0)
+    state, effects = step(state, Acquire(2, 101, "g1", 9.0), 0.0)
+    assert effects == (CpuFence(2, 101), GrantPool(2, 101, adopt=True))
+    for process in (7, 9):
+        state, effects = step(state, ProcessOver(process), 0.0)
+        assert effects == ()
+    state, effects = step(state, ProcessOver(8), 0.0)
+    assert effects == (GpuFence(2, 101),)
+
+
+def test_seats_and_waiters_are_bounded() -> None:
+    """One more than the bound is refused by name."""
+    state = Pool()
+    for session in range(machine.SEATS_MAX):
+        state, _ = step(state, MapperJoined(session, None, session), 0.0)
+    assert refusals(step(state, MapperJoined(5000, None, 5000), 0.0)[1]) == [Code.TOO_MANY]
+    state, _ = step(state, Acquire(0, 1, "g1", 9.0), 0.0)
+    for session in range(1, machine.WAITERS_MAX + 1):
+        state, effects = step(state, Acquire(session, 1 + session, "g1", 9.0), 0.0)
+        assert effects == ()
+    assert refusals(step(state, Acquire(1000, 1000, "g1", 9.0), 0.0)[1]) == [Code.TOO_MANY]
+
+
+def test_a_donation_needs_an_empty_place_and_a_newer_epoch() -> None:
+    """After a total loss the owner goes on owning; with a pool here, or a larger epoch, it is told that it is over."""
+    state, _ = step(Pool(), MapperJoined(1, None, 7), 0.0)
+    assert refusals(step(state, Donate(2, 100, "g1"), 0.0)[1]) == [Code.NOT_REGISTERED]
+    owned, effects = step(state, Donate(1, 100, "g1"), 0.0)
+    assert effects == (CpuFence(1, 100), GrantPool(1, 100, adopt=True), GpuFence(1, 100))
+    owned, _ = step(owned, MapperJoined(2, None, 8), 0.0)
+    assert refusals(step(owned, Donate(2, 99, "g1"), 0.0)[1]) == [Code.STALE_EPOCH]
+    assert refusals(step(owned, Donate(2, 101, "g1"), 0.0)[1]) == [Code.POOL_HERE]
+
+
+def test_a_restored_pool_without_an_owner_must_be_complete() -> None:
+    """A vault and an owner that died together while the pool was being made: it is dropped, not adopted."""
+    state, effects = restore(100, Pages("g1", made=False), None, ())
+    assert effects == (DropPool(100),)
+    assert (state.phase, state.last_epoch) == ("ABSENT", 100)

@@ -1,0 +1,271 @@
+"""The lock machine of the weights against a model that knows only what it was told, and the whole table of admission."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from holdfast.memory import weights_machine as machine
+from holdfast.memory.weights_machine import (
+    Aborted,
+    AnswerEmpty,
+    Ask,
+    Commit,
+    Committed,
+    Donate,
+    DropGeneration,
+    Generation,
+    Gone,
+    GrantRead,
+    GrantWrite,
+    Reader,
+    Refuse,
+    Release,
+    Superseded,
+    Tick,
+    TimedOut,
+    Weights,
+    next_deadline,
+    restore,
+    step,
+)
+from holdfast.memory.weights_state import TABLE, Situation, Wish
+
+SESSIONS = st.integers(0, 5)
+HASHES = st.sampled_from(["h1", "h2", "h3"])
+
+
+class WeightsModel(RuleBasedStateMachine):
+    """Sessions do anything at any time. The model is built from effects alone; it never looks into the state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = Weights()
+        self.now_s = 0.0
+        self.held_until_s = 0.0
+        self.writer: tuple[int, int] | None = None  # session, generation
+        self.readers: dict[int, int] = {}
+        self.waiting: dict[int, Ask] = {}
+        self.kept: dict[int, str] = {}  # committed and not dropped: generation -> hash
+        self.current: int | None = None
+        self.numbers: list[int] = []
+
+    @initialize(held_s=st.sampled_from([0.0, 0.0, 5.0]))
+    def begin(self, held_s: float) -> None:
+        self.held_until_s = held_s
+        self.state, effects = restore((), refill_from_s=held_s if held_s else None)
+        assert effects == ()
+
+    # -- what happens
+
+    @rule(
+        session=SESSIONS,
+        mode=st.sampled_from(["rw", "ro", "rw_or_ro"]),
+        timeout_s=st.sampled_from([0.0, 1.0, 4.0, 20.0]),
+        patient=st.booleans(),
+        replace=st.none() | HASHES,
+    )
+    def ask(self, session: int, mode: Any, timeout_s: float, patient: bool, replace: str | None) -> None:
+        ask = Ask(session, mode, self.now_s + timeout_s, patient, replace)
+        busy = self.holds(session) or session in self.waiting
+        if not busy and (replace is None or mode == "rw"):
+            self.waiting[session] = ask
+        effects = self.do(ask)
+        if busy:
+            assert effects[0] == Refuse(session, machine.Code.BUSY, effects[0].reason)
+
+    @precondition(lambda self: self.writer is not None)
+    @rule(layout_hash=HASHES)
+    def commit(self, layout_hash: str) -> None:
+        assert self.writer is not None
+        self.do(Commit(self.writer[0], layout_hash))
+
+    @rule(session=SESSIONS)
+    def commit_by_anyone(self, session: int) -> None:
+        self.do(Commit(session, "h1"))
+
+    @rule(session=SESSIONS, layout_hash=HASHES)
+    def donate(self, session: int, layout_hash: str) -> None:
+        self.do(Donate(session, layout_hash))
+
+    @rule(session=SESSIONS, gone=st.booleans())
+    def leave(self, session: int, gone: bool) -> None:
+        self.waiting.pop(session, None)
+        self.readers.pop(session, None)
+        effects = self.do(Gone(session) if gone else Release(session))
+        assert not [e for e in effects if getattr(e, "session", None) == session and not isinstance(e, Aborted)]
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 1.0, 5.0]))
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.do(Tick())
+
+    @rule()
+    def restart_the_vault(self) -> None:
+        """Only what is recorded survives: generations and seats. Waiters and writer lost their connection."""
+        self.waiting, self.writer = {}, None
+        records = [Generation(number, layout_hash) for number, layout_hash in self.kept.items()]
+        seats = [Reader(session, number) for session, number in self.readers.items()]
+        self.state, effects = restore(records, seats, self.state.last_generation, self.state.refill_from_s)
+        assert effects == ()
+
+    # -- what is told
+
+    def do(self, event: machine.Event) -> tuple[machine.Effect, ...]:
+        before = self.state
+        self.state, effects = step(self.state, event, self.now_s)
+        assert step(before, event, self.now_s) == (self.state, effects)
+        for effect in effects:
+            self.hear(effect)
+        return effects
+
+    def holds(self, session: int) -> bool:
+        return session in self.readers or (self.writer is not None and self.writer[0] == session)
+
+    def answered(self, session: int) -> Ask:
+        ask = self.waiting.pop(session)
+        assert not self.holds(session)
+        return ask
+
+    def hear(self, effect: machine.Effect) -> None:
+        match effect:
+            case GrantWrite(session, generation, replacing):
+                ask = self.answered(session)
+                assert self.writer is None, "two writers"
+                assert ask.mode != "ro"
+                assert replacing == ask.replace == (None if self.current is None else self.kept[self.current])
+                assert generation > max(self.numbers, default=0)
+                self.numbers.append(generation)
+                self.writer = (session, generation)
+            case GrantRead(session, generation, layout_hash):
+                if session in self.waiting:
+                    assert self.answered(session).mode != "rw"
+                assert generation == self.current
+                assert self.kept[generation] == layout_hash, "a reader was granted what is not committed"
+                self.readers[session] = generation
+            case Committed(session, generation, layout_hash):
+                if self.writer == (session, generation):
+                    self.writer = None
+                else:  # a donation, into nothing
+                    assert self.current is None
+                    assert self.writer is None
+                    assert generation > max(self.numbers, default=0)
+                    self.numbers.append(generation)
+                self.told = [s for s, g in self.readers.items() if g == self.current]
+                self.kept[generation] = layout_hash
+                self.current = generation
+                self.readers[session] = generation
+            case Superseded(session, by_hash):
+                self.told.remove(session)
+                assert self.current is not None
+                assert by_hash == self.kept[self.current]
+            case Aborted(session, generation):
+                assert self.writer == (session, generation)
+                self.writer = None
+            case DropGeneration(generation):
+                assert generation != self.current, "the current generation was dropped"
+                assert generation not in self.readers.values(), "a generation was dropped under a reader"
+                del self.kept[generation]
+            case AnswerEmpty(session):
+                assert self.answered(session).mode == "ro"
+                assert self.current is None
+                assert self.writer is None
+            case TimedOut(session):
+                assert self.answered(session).deadline_s <= self.now_s
+            case Refuse(session, code):
+                if code in (machine.Code.STALE, machine.Code.COMMITTED) and session in self.waiting:
+                    self.answered(session)
+
+    # -- what is always true
+
+    def must_wait(self, ask: Ask) -> bool:
+        """Whether there is still a reason to wait, said without the table."""
+        if ask.deadline_s <= self.now_s:
+            return False
+        if ask.replace is not None:
+            return self.current is not None and self.kept[self.current] == ask.replace and self.writer is not None
+        if self.current is not None:
+            return False
+        if self.writer is not None or self.now_s < self.held_until_s:
+            return True
+        return ask.mode == "ro" and ask.wait_for_writer
+
+    @invariant()
+    def nobody_waits_without_a_reason(self) -> None:
+        assert all(self.must_wait(ask) for ask in self.waiting.values())
+        assert {ask.session for ask in self.state.waiters} == set(self.waiting)
+
+    @invariant()
+    def superseded_and_unread_is_dropped(self) -> None:
+        assert set(self.kept) == set(self.readers.values()) | ({self.current} if self.current is not None else set())
+
+    @invariant()
+    def the_next_deadline_is_ahead(self) -> None:
+        due_s = next_deadline(self.state)
+        assert (due_s is not None) == bool(self.waiting)
+        assert due_s is None or self.now_s < due_s <= min(ask.deadline_s for ask in self.waiting.values())
+
+    @invariant()
+    def the_status_line_can_be_read(self) -> None:
+        assert repr(self.state).startswith(self.state.phase)
+
+    def teardown(self) -> None:
+        """Every waiter comes to an end by time alone."""
+        for _ in range(len(self.waiting) + 2):
+            if (due_s := next_deadline(self.state)) is not None:
+                self.now_s = due_s
+                self.do(Tick())
+        assert not self.waiting
+
+
+TestWeightsModel = WeightsModel.TestCase
+TestWeightsModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_every_wish_has_an_answer_in_every_situation() -> None:
+    """The table is whole: no wish in any situation is left open."""
+    assert all(set(TABLE[wish]) == set(Situation) for wish in Wish)
+    assert set(TABLE) == set(Wish)
+
+
+def test_no_reader_is_ever_delayed_by_a_replacement() -> None:
+    """Whatever a wish to read gets on committed weights, it gets the same while they are being replaced."""
+    for wish in (Wish.READ, Wish.READ_WHEN_WRITTEN, Wish.EITHER):
+        assert TABLE[wish][Situation.REPLACING] == TABLE[wish][Situation.COMMITTED] == "read"
+
+
+def test_the_waiters_are_bounded() -> None:
+    """One more than the bound is refused by name, and those who wait are not touched."""
+    state, _ = step(Weights(), Ask(0, "rw", 100.0), 0.0)
+    for session in range(1, machine.WAITERS_MAX + 1):
+        state, effects = step(state, Ask(session, "ro", 100.0), 0.0)
+        assert effects == ()
+    full, effects = step(state, Ask(5000, "ro", 100.0), 0.0)
+    assert [(e.session, e.code) for e in effects if isinstance(e, Refuse)] == [(5000, machine.Code.TOO_MANY)]
+    assert full == state
+    state, effects = step(full, Commit(0, "h1"), 1.0)
+    assert [e.session for e in effects] == list(range(machine.WAITERS_MAX + 1)), "oldest first, all together"
+
+
+def test_a_late_commit_grants_nothing_to_whom_time_has_run_out() -> None:
+    """A waiter whose deadline has passed is timed out even if the commit is what tells the machine the time."""
+    state, _ = step(Weights(), Ask(0, "rw", 100.0), 0.0)
+    state, _ = step(state, Ask(1, "ro", 5.0), 0.0)
+    state, effects = step(state, Commit(0, "h1"), 5.0)
+    assert effects == (Committed(0, 1, "h1"), TimedOut(1))
+
+
+@pytest.mark.parametrize("order", itertools.permutations(range(3)))
+def test_restored_generations_nobody_reads_are_dropped(order: tuple[int, ...]) -> None:
+    """A vault that died between a commit's record and dropping the old one finishes that when it starts again."""
+    records = [Generation(1, "h1"), Generation(2, "h2"), Generation(4, "h4")]
+    state, effects = restore([records[i] for i in order], [Reader(7, 1)])
+    assert effects == (DropGeneration(2),)
+    assert (state.current, state.last_generation) == (Generation(4, "h4"), 4)
+    _, effects = step(state, Gone(7), 0.0)
+    assert effects == (DropGeneration(1),)
