@@ -1,4 +1,4 @@
-"""The lock machine of the weights against a model that knows only what it was told, and the whole table of admission."""
+"""The lock machine of the weights against a model that knows only what it was told; and its table."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ class WeightsModel(RuleBasedStateMachine):
             self.waiting[session] = ask
         effects = self.do(ask)
         if busy:
-            assert effects[0] == Refuse(session, machine.Code.BUSY, effects[0].reason)
+            assert isinstance(effects[0], Refuse)
+            assert effects[0].session == session
 
     @precondition(lambda self: self.writer is not None)
     @rule(layout_hash=HASHES)
@@ -260,7 +261,7 @@ def test_a_late_commit_grants_nothing_to_whom_time_has_run_out() -> None:
     assert effects == (Committed(0, 1, "h1"), TimedOut(1))
 
 
-@pytest.mark.parametrize("order", itertools.permutations(range(3)))
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_restored_generations_nobody_reads_are_dropped(order: tuple[int, ...]) -> None:
     """A vault that died between a commit's record and dropping the old one finishes that when it starts again."""
     records = [Generation(1, "h1"), Generation(2, "h2"), Generation(4, "h4")]

@@ -34,6 +34,8 @@ from holdfast.memory.protocol import (
 )
 
 Notice = Superseded | Fence | MemoryLost
+OnNotice = Callable[[Notice], None]
+OnLost = Callable[[str], None]
 # Beyond the vault's own time-out, for its answer to travel.
 GRACE_S = 2.0
 
@@ -150,8 +152,8 @@ async def open_connection(
     client: str,
     engine_id: int,
     timeout_s: float,
-    on_notice: Callable[[Notice], None],
-    on_lost: Callable[[str], None],
+    on_notice: OnNotice,
+    on_lost: OnLost,
     resume: Resume | None = None,
 ) -> tuple[VaultConnection, Welcome]:
     """Connect and greet; ConnectionError says whether the socket is missing, nobody listens, or it was refused."""

@@ -192,10 +192,14 @@ class Keeper:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
 
+async def _keep(fds: KeeperFds, vault_command: list[str]) -> None:
+    await Keeper(fds, vault_command).run()
+
+
 def main(argv: list[str]) -> int:
     """`python -m holdfast.memory.keeper LISTENER LIFELINE LINK VAULT_PIDFD -- VAULT COMMAND…`"""
     numbers, command = [int(text) for text in argv[:4]], argv[5:]
-    asyncio.run(Keeper(KeeperFds(*numbers), command).run())
+    asyncio.run(_keep(KeeperFds(*numbers), command))
     return 0
 
 

@@ -4,8 +4,8 @@ Theory (facts 1, 4a, 4b). The pool outlives its owner: ABSENT, OWNED(epoch), ORP
 own it and gives each winner a larger epoch; the vault admits. Every process that maps the device has a *seat*: its
 connection, its pidfd and the epoch it works under, if any. The *CPU fence* of an epoch has passed when every seat of
 an earlier epoch has closed its connection or quiesced: nothing new can be queued. The *GPU fence* has passed when the
-processes of those seats are over too: nothing queued is left to land. A grant waits for the CPU fence; if a pool must be
-made (none is there, or another geometry), for the GPU fence as well. Never for a time: a frozen owner that is still
+processes of those seats are over too: nothing queued is left to land. A grant waits for the CPU fence; if a pool must
+be made (none is there, or another geometry), for the GPU fence as well. Never for a time: a frozen owner that is still
 connected keeps the newcomer waiting until the newcomer's own deadline; killing it is the supervisor's business.
 
 A seat is taken under an epoch only while that epoch's owner is there, so once orphaned the seats that hold a fence
@@ -223,7 +223,7 @@ def _grant(state: Pool) -> Step:
     pages = state.pages
     dropped: tuple[Effect, ...] = ()
     if pages is None or pages.geometry_hash != top.geometry_hash:
-        # A pool made anew needs memory that the dead still hold, and what they queued must not land in it (facts 1, 4b).
+        # A new pool needs memory that the dead still hold, and what they queued must not land in it (facts 1, 4b).
         if state.gpu_blockers(top.epoch):
             return state, ()
         dropped = () if pages is None else (DropPool(state.last_epoch),)

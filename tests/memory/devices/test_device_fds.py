@@ -126,5 +126,5 @@ def test_importing_the_devices_loads_no_gpu_library() -> None:
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a GPU here: tests/memory/gpu")
 def test_without_a_gpu_opening_one_says_why() -> None:
     """By name, with the mend, and not by a missing symbol."""
-    with pytest.raises(Unsupported, match="cuda-bindings|driver"):
+    with pytest.raises(Unsupported, match=r"cuda-bindings|driver"):
         open_device("cuda-0")

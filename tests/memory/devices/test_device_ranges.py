@@ -26,7 +26,7 @@ def test_it_agrees_with_a_page_by_page_model(places: list[tuple[int, int]], aske
     """What may be mapped, what is within a range, and whether all of it is covered."""
     ranges, pages = book(), ["."] * PAGES
     for number, (start, length) in enumerate(places):
-        inside = 0 <= start and start + length <= PAGES and (start < 6) == (start + length <= 6)
+        inside = start >= 0 and start + length <= PAGES and (start < 6) == (start + length <= 6)
         free = inside and all(page == "." for page in pages[start : start + length])
         if free:
             ranges.check_free(start * PAGE, length * PAGE)

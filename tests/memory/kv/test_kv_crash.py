@@ -1,4 +1,4 @@
-"""The owner, or the adopter, dies after every single store there is; what survives is adopted. Enumerated, not drawn."""
+"""The owner, or the adopter, dies after every single store; what survives is adopted. Enumerated, not drawn."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ _MEANINGS: dict[str, tuple[type[DeviceError], str]] = {
     "CUDA_ERROR_DEVICE_UNAVAILABLE": (BusyError, "another process has the GPU for itself: nvidia-smi -c DEFAULT"),
     "CUDA_ERROR_ILLEGAL_ADDRESS": (DeviceError, "this process's GPU context is lost: restart it"),
 }
+_WITHOUT_MPS = "stop the MPS daemon (echo quit | nvidia-cuda-mps-control), or unset CUDA_MPS_PIPE_DIRECTORY"
 _MPS_CONTROL = Path("/tmp/nvidia-mps/control")
 
 
@@ -44,6 +45,8 @@ class Driver:
     def failure(self, function: str, result: Any) -> DeviceError:
         name = getattr(result, "name", str(result))
         kind, mend = _MEANINGS.get(name, (DeviceError, ""))
+        if name.startswith("CUDA_ERROR_MPS_"):
+            kind, mend = Unsupported, _WITHOUT_MPS
         return kind(f"{function}: {name}", mend)
 
     def attribute(self, device: Any, name: str, unknown: int = 0) -> int:
@@ -89,7 +92,7 @@ def refuse_unfit(driver: Driver, gpu: Any, name: str) -> None:
     if through_mps > 0 or (through_mps < 0 and _MPS_CONTROL.exists()):
         raise Unsupported(
             f"{name} is shared through MPS, where one engine's fault takes its neighbours with it",
-            "stop the MPS daemon (echo quit | nvidia-cuda-mps-control), or unset CUDA_MPS_PIPE_DIRECTORY",
+            _WITHOUT_MPS,
         )
     for attribute in ("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"):
         if not driver.attribute(gpu, attribute):

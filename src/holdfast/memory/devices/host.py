@@ -7,6 +7,7 @@ from a read-only fd, so that it is never in the way of sealing; a forked child h
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -130,7 +131,7 @@ class HostDevice:
         address = pages.reserve(size, HUGE_PAGE_BYTES)
         try:
             pages.map_fd(address, size, fd, writable=True, offset=start)
-            pages.advise(address, size, pages.MADV_HUGEPAGE)
+            _advise_huge(address, size)
             pages.advise(address, size, pages.MADV_POPULATE_WRITE)
         finally:
             pages.unmap(address, size)
@@ -206,7 +207,7 @@ class HostDevice:
                 os.close(reader)
         pages.advise(address, size, pages.MADV_DONTFORK)  # a child that never registered must not hold pages
         if self._transparent == "advise":
-            pages.advise(address, size, pages.MADV_HUGEPAGE)
+            _advise_huge(address, size)
 
     def protect(self, address: int, size: int, *, writable: bool) -> None:
         found = self._ranges.within(address, size)
@@ -265,6 +266,11 @@ class HostDevice:
         for address, size in list(self._ranges.reserved.items()):
             self.unmap(address, size)
             self.release(address, size)
+
+
+def _advise_huge(address: int, size: int) -> None:
+    with contextlib.suppress(OSError):  # advice: pages from the pool are huge already and may refuse it
+        pages.advise(address, size, pages.MADV_HUGEPAGE)
 
 
 def _same_file(one: int, other: int) -> bool:

@@ -25,7 +25,7 @@ class Follower:
     def __init__(self, index: Index) -> None:
         count = index.geometry.block_count
         self._index = index
-        self._epoch = 0  # of the owner by whom the entries below were judged
+        self._epoch = owner.epoch if (owner := index.owner) else 0  # by which the entries below were judged
         self._seen: Table = np.zeros((count, ENTRY_WORDS), np.uint64)
         self._verdicts = np.zeros(count, np.uint8)  # each row by itself, twins not yet refused
         self._keys: dict[int, bytes] = {}

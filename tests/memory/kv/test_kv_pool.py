@@ -1,0 +1,214 @@
+"""The owner's allocator: what is found, what is handed out, and what goes first when room is short."""
+
+from __future__ import annotations
+
+import pytest
+from kv_rig import KEYS, fresh, geometry
+
+from holdfast.memory.kv import adopt
+from holdfast.memory.kv.index import FREE, FULL, OPEN, Index, Misuse
+from holdfast.memory.kv.pool import NoRoom, Pool
+
+SHAPE = geometry(8)
+
+
+def new_pool(private_count: int = 0) -> Pool:
+    return Pool(Index(fresh(SHAPE), SHAPE), 10, private_count=private_count)
+
+
+def stream(pool: Pool, keys: list[bytes]) -> list[int]:
+    """A stream that finds its prefix and fills the rest."""
+    blocks = pool.lookup(keys)
+    for depth in range(len(blocks), len(keys)):
+        got = pool.allocate()
+        assert isinstance(got, list)
+        block, generation = got[0]
+        pool.publish(block, generation, keys[depth], depth)
+        blocks.append(block)
+    return blocks
+
+
+def successor(pool: Pool) -> Pool:
+    """The pool of whoever takes over."""
+    epoch = pool.epoch + 1
+    return Pool(pool.index, epoch, adoption=adopt.adopt(pool.index, epoch))
+
+
+def test_a_prefix_is_shared() -> None:
+    """Two streams with one prefix hold the same blocks; only the last to leave makes them evictable."""
+    pool = new_pool()
+    first, second = stream(pool, KEYS[:3]), stream(pool, KEYS[:2] + KEYS[9:10])
+    assert first[:2] == second[:2]
+    assert pool.match(KEYS[:5]) == 3
+    pool.release(first)
+    assert pool.cached_count == 1
+    pool.release(second)
+    assert pool.cached_count == 4
+    assert pool.match(KEYS[:3]) == 3
+
+
+def test_allocation_is_all_or_nothing() -> None:
+    """Too much is refused with the reason in numbers, and nothing changes."""
+    pool = new_pool()
+    held = stream(pool, KEYS[:3])
+    refused = pool.allocate(6)
+    assert refused == NoRoom(asked=6, free=5, evictable=0, quarantined=0)
+    pool.release(held)
+    got = pool.allocate(6)
+    assert isinstance(got, list)
+    assert len({block for block, _ in got}) == 6
+
+
+def test_the_longest_unused_goes_first_and_children_before_parents() -> None:
+    """Room is made from the tail of the stream that ended first."""
+    pool = new_pool()
+    old, new = stream(pool, KEYS[:3]), stream(pool, KEYS[10:13])
+    pool.release(old)
+    pool.release(new)
+    pool.allocate(2)
+    for left in (2, 1, 0):
+        pool.allocate(1)
+        assert pool.match(KEYS[:3]) == left
+        assert pool.match(KEYS[10:13]) == 3
+
+
+def test_an_evicted_block_is_withdrawn_before_it_is_used() -> None:
+    """The index never says FULL of a block that is handed out."""
+    pool = new_pool()
+    pool.release(stream(pool, KEYS[:8]))
+    got = pool.allocate(8)
+    assert isinstance(got, list)
+    assert all(pool.index.state(block) == OPEN for block, _ in got)
+    assert pool.match(KEYS[:8]) == 0
+
+
+def test_evict_makes_free_entries() -> None:
+    """Asked for more than there is, it says how many it made free."""
+    pool = new_pool()
+    pool.release(stream(pool, KEYS[:2]))
+    assert pool.evict(5) == 2
+    assert pool.free_count == 8
+    assert all(pool.index.state(block) == FREE for block in range(8))
+
+
+def test_a_second_block_of_one_key_stays_its_holders_own() -> None:
+    """It is not published; the first is held with it, so that what a resume needs is not evicted under the stream."""
+    pool = new_pool()
+    first = stream(pool, KEYS[:1])
+    got = pool.allocate()
+    assert isinstance(got, list)
+    block, generation = got[0]
+    assert pool.publish(block, generation, KEYS[0], 0) == first[0]
+    assert pool.index.state(block) == OPEN
+    pool.release(first)
+    assert pool.cached_count == 0
+    pool.release([block])
+    assert pool.cached_count == 1
+    assert pool.index.state(block) == FREE
+
+
+def test_a_block_written_again_is_withdrawn() -> None:
+    """Its only holder may reopen it; while others read it, not."""
+    pool = new_pool()
+    mine = stream(pool, KEYS[:1])
+    theirs = pool.lookup(KEYS[:1])
+    with pytest.raises(Misuse):
+        pool.reopen(mine[0])
+    pool.release(theirs)
+    generation = pool.reopen(mine[0])
+    assert pool.match(KEYS[:1]) == 0
+    pool.publish(mine[0], generation, KEYS[5], 0)
+    assert pool.lookup(KEYS[5:6]) == mine
+
+
+def test_adopted_blocks_are_found_and_open_ones_wait_for_the_fence() -> None:
+    """A successor resumes from what was published; what was open comes back at the GPU fence, not before."""
+    pool = new_pool()
+    blocks = stream(pool, KEYS[:3])
+    opened = pool.allocate(2)
+    assert isinstance(opened, list)
+    heir = successor(pool)
+    assert heir.lookup(KEYS[:4]) == blocks
+    assert heir.quarantined_count == 2
+    refused = heir.allocate(4)
+    assert refused == NoRoom(asked=4, free=3, evictable=0, quarantined=2)
+    assert heir.gpu_fence_passed() == 2
+    got = heir.allocate(5)
+    assert isinstance(got, list)
+    assert {block for block, _ in opened} <= {block for block, _ in got}
+
+
+def test_blocks_of_running_streams_go_last() -> None:
+    """At takeover the cached prefix of an ended stream goes before those of streams yet to resume, and of these the
+    deepest; what a resumed stream took is never evicted."""
+    pool = new_pool()
+    ended = stream(pool, KEYS[:3])
+    pool.release(ended)
+    late, early = stream(pool, KEYS[10:12]), stream(pool, KEYS[20:23])
+    heir = successor(pool)
+    assert heir.lookup(KEYS[20:23]) == early
+    assert isinstance(heir.allocate(3), list)
+    assert heir.match(KEYS[:3]) == 0
+    assert heir.match(KEYS[10:12]) == 2
+    assert isinstance(heir.allocate(1), list)
+    assert heir.match(KEYS[10:12]) == 1
+    assert heir.lookup(KEYS[10:11]) == late[:1]
+    assert heir.allocate(1) == NoRoom(asked=1, free=0, evictable=0, quarantined=0)
+
+
+def test_what_the_heir_releases_goes_before_what_is_awaited_and_after_what_was_cold() -> None:
+    """Order over two owners; once streams are no longer awaited, theirs is the oldest again."""
+    pool = new_pool()
+    pool.release(stream(pool, KEYS[:2]))
+    stream(pool, KEYS[10:13])
+    for resumed in (False, True):
+        copy = Index(bytearray(pool.index.view), SHAPE)
+        heir = Pool(copy, 11, adoption=adopt.adopt(copy, 11))
+        heir.release(stream(heir, KEYS[20:23]))
+        if resumed:
+            heir.streams_resumed()
+        heir.evict(2)
+        assert (heir.match(KEYS[:2]), heir.match(KEYS[10:13]), heir.match(KEYS[20:23])) == (0, 3, 3)
+        heir.evict(3)
+        expected = (0, 3) if resumed else (3, 0)
+        assert (heir.match(KEYS[10:13]), heir.match(KEYS[20:23])) == expected
+
+
+def test_a_key_damaged_in_the_index_leaves_no_block_findable_after_its_eviction() -> None:
+    """The pool's books are its own memory."""
+    pool = new_pool()
+    stream(pool, KEYS[:8])
+    heir = successor(pool)
+    for block in range(8):
+        heir.index.words[512 + block * 8 + 1] ^= 0xFF
+    assert isinstance(heir.allocate(8), list)
+    assert heir.match(KEYS[:1]) == 0
+
+
+def test_private_blocks_are_never_published() -> None:
+    """They lie behind the pool, have no entry, and the index refuses them by name."""
+    pool = new_pool(private_count=2)
+    assert list(pool.private) == [8, 9]
+    got = pool.allocate_private(2)
+    assert got == [8, 9]
+    assert isinstance(pool.allocate_private(), NoRoom)
+    with pytest.raises(Misuse, match="never published"):
+        pool.publish(8, 1, KEYS[0], 0)
+    pool.release_private([8])
+    with pytest.raises(Misuse):
+        pool.release_private([8])
+    with pytest.raises(Misuse):
+        pool.release_private([0])
+
+
+def test_only_the_owner_has_a_pool() -> None:
+    """An epoch that neither formatted nor adopted the index is refused, and so is giving back what nobody holds."""
+    pool = new_pool()
+    with pytest.raises(Misuse):
+        Pool(pool.index, 11)
+    with pytest.raises(Misuse):
+        pool.release([0])
+    assert pool.index.state(0) == FREE
+    assert repr(pool) == "<kv pool epoch 10: 8 free, 0 held, 0 cached, 0 quarantined>"
+    stream(pool, KEYS[:1])
+    assert FULL in {pool.index.state(block) for block in range(8)}
