@@ -81,8 +81,9 @@ class PoolModel(RuleBasedStateMachine):
         epoch = max(self.granted, default=0) - back
         if client is None or client.epoch is not None:
             return
+        may = self.owner is not None and back == 0 and client.session not in self.waiting
         effects = self.do(MapperJoined(client.session, epoch, client.process))
-        if self.owner is not None and back == 0:
+        if may:
             assert effects == ()
             client.epoch = epoch
         else:
@@ -211,8 +212,12 @@ class PoolModel(RuleBasedStateMachine):
             case TimedOut(session):
                 assert self.waiting.pop(session).deadline_s <= self.now_s
             case Refuse(session, code):
-                if code is Code.STALE_EPOCH and session in self.waiting:
-                    assert self.waiting.pop(session).epoch <= self.granted[-1]
+                # A refused join of one who waits answers the join, not the wait.
+                if code is Code.STALE_EPOCH and session in self.waiting and self.overtaken(session):
+                    del self.waiting[session]
+
+    def overtaken(self, session: int) -> bool:
+        return self.waiting[session].epoch <= max(self.granted, default=0)
 
     def hear_grant(self, session: int, epoch: int, adopt: bool) -> None:
         ask = self.waiting.pop(session)

@@ -5,22 +5,15 @@ Each row is measured in one run, side by side with what it is compared to. Exits
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
-import os
-import platform
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from holdfast.bench import calm, frontend, latency, outages
 from holdfast.bench.faults import HITS, STALL_MS_MAX, Load, run_case, run_stop_and_continue
+from holdfast.bench.results import Row, prove
 
 RESULTS = Path("bench/results/data-path.json")
-
-Row = dict[str, Any]
 
 
 def _stop_and_continue() -> Row:
@@ -106,36 +99,11 @@ ROWS: dict[str, Callable[[], Row]] = {
 }
 
 
+FIGURES = ("stall_ms", "finished", "resumed", "cpu_ms_per_1k_tokens", "ttft_added_ms_p50", "delay_ms", "broken")
+
+
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="prove-data-path", description=__doc__)
-    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"only these: {', '.join(ROWS)}")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where to write the results")
-    chosen = parser.parse_args(argv)
-    unknown = [name for name in chosen.rows if name not in ROWS]
-    if unknown:
-        parser.error(f"unknown row {unknown[0]}; there are: {', '.join(ROWS)}")
-    results: dict[str, Any] = json.loads(chosen.out.read_text())["rows"] if chosen.rows and chosen.out.exists() else {}
-    for name in chosen.rows or ROWS:
-        print(f"{name:24}", end=" ", flush=True)
-        results[name] = ROWS[name]()
-        print("met " if results[name]["met"] else "MISSED", _figures(results[name]), flush=True)
-    _write(chosen.out, results)
-    return 0 if all(row["met"] for row in results.values()) else 1
-
-
-def _figures(row: Row) -> str:
-    keys = ("stall_ms", "finished", "resumed", "cpu_ms_per_1k_tokens", "ttft_added_ms_p50", "delay_ms", "broken")
-    return ", ".join(f"{key} {row[key]}" for key in keys if key in row) + f"  ({row['bound']})"
-
-
-def _write(path: Path, results: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    about = {
-        "command": "make prove-data-path",
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
-    }
-    path.write_text(json.dumps({"about": about, "rows": results}, indent=1) + "\n")
+    return prove("prove-data-path", __doc__ or "", ROWS, RESULTS, FIGURES, argv)
 
 
 if __name__ == "__main__":

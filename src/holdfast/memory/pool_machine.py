@@ -128,6 +128,9 @@ def _join(state: Pool, event: MapperJoined) -> Step:
         return state, (Refuse(session, Code.NOT_GRANTED, f"epoch {epoch} owns nothing yet"),)
     if epoch is not None and (state.owner is None or epoch < state.last_epoch):
         return state, (Refuse(session, Code.STALE_EPOCH, f"epoch {epoch} is over: {state.phase}"),)
+    if epoch is not None and any(waiter.session == session for waiter in state.waiters):
+        # It would keep closed the very fence it waits for.
+        return state, (Refuse(session, Code.BUSY, "this session waits for an epoch of its own"),)
     # A session works under one epoch with everything it maps.
     epoch = state.epoch_of(session) if epoch is None else epoch
     seats = tuple(replace(s, epoch=epoch) if s.session == session else s for s in state.seats)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,14 @@ def test_without_limits_it_is_what_the_machine_has(tmp_path: Path) -> None:
     assert free_host_bytes(root=root) == 1000 * MIB
     v2(root / "sys/fs/cgroup/a", "max", 10)
     assert free_host_bytes(root=root) == 1000 * MIB
+
+
+def test_free_pages_kept_by_the_cpus_are_free(tmp_path: Path) -> None:
+    """What was just freed counts at once: it lies on a CPU's list, which MemAvailable does not count."""
+    root = machine(tmp_path, cgroup="", mountinfo="")
+    sets = "".join(f"    cpu: {cpu}\n              count:    100\n              high:     999\n" for cpu in range(2))
+    (root / "proc/zoneinfo").write_text(f"Node 0, zone      DMA\n  pages free     7\n  pagesets\n{sets}")
+    assert free_host_bytes(root=root) == 1000 * MIB + 200 * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_the_tightest_group_above_the_process_decides(tmp_path: Path) -> None:

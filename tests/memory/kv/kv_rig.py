@@ -34,6 +34,7 @@ class DyingWords:
         self.words = memoryview(buffer).cast("B").cast("Q")
         self.stores_left = stores_left
         self.stores = 0
+        self.last = -1  # where the last store went
 
     def __getitem__(self, at: int) -> int:
         return self.words[at]
@@ -42,6 +43,7 @@ class DyingWords:
         if self.stores_left is not None and self.stores == self.stores_left:
             raise Died
         self.stores += 1
+        self.last = at
         self.words[at] = value
 
 

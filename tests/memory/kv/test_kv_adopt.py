@@ -207,3 +207,28 @@ def test_a_follower_among_ranks() -> None:
     agreed = adopt.agree([follower.survey() for follower in followers])
     for world, follower, found in zip(worlds, followers, agreed, strict=True):
         assert believed(follower.adopt(world.index, 11, found)) == {KEYS[1]: 1}
+
+
+def test_a_follower_knows_which_of_two_blocks_comes_first() -> None:
+    """In whatever order it sees two blocks claim one key, and lose it, it believes the one a fresh reader would."""
+    world = world_of(0)
+    follower = Follower(world.index)
+    for block in (4, 2, 5, 1):
+        forge(world, block)
+        follower.poll()
+        assert follower.survey() == adopt.survey(world.index)
+    for block in (2, 1, 5):
+        world.free(block)
+        assert follower.survey() == adopt.survey(world.index)
+    assert believed(follower.adopt(world.index, 11)) == {KEYS[20]: 4}
+
+
+def test_a_follower_judges_anew_when_the_owner_changes() -> None:
+    """An entry is right up to its owner's epoch: when that moves, so may every verdict."""
+    world = world_of(1)
+    forge(world, 2, epoch=12)
+    follower = Follower(world.index)
+    follower.poll()
+    for epoch in (12, 9, 11):
+        world.index.store_owner(Owner(epoch, 0))
+        assert follower.survey() == adopt.survey(world.index)

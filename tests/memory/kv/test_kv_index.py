@@ -13,7 +13,18 @@ import pytest
 from kv_rig import BLOCK_TOKENS, KEYS, DyingWords, fresh, geometry
 
 from holdfast.memory.kv.geometry import Geometry, block_key, block_keys
-from holdfast.memory.kv.index import FREE, FULL, OPEN, Index, Misuse, Owner, index_bytes, owner_word, read_owner
+from holdfast.memory.kv.index import (
+    FREE,
+    FULL,
+    HEADER_WORDS,
+    OPEN,
+    Index,
+    Misuse,
+    Owner,
+    index_bytes,
+    owner_word,
+    read_owner,
+)
 
 SHAPE = geometry()
 
@@ -46,7 +57,7 @@ def test_open_and_free_are_one_store_each_and_publish_ends_with_its_word() -> No
     generation = index.open(0)
     assert words.stores == 1
     publish(index, 0, generation)
-    assert words.stores == 8
+    assert (words.stores, words.last) == (8, HEADER_WORDS)
     index.free(0)
     assert words.stores == 9
 

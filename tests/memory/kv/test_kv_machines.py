@@ -141,7 +141,12 @@ class FollowerMachine(RuleBasedStateMachine):
         self.index = Index(self.buffer, SHAPE)
         self.follower = Follower(self.index)
 
-    @rule(block=blocks, key=keys, epoch=st.integers(3, 7), tokens=st.sampled_from([BLOCK_TOKENS, 1]))
+    @rule(
+        block=blocks,
+        key=st.sampled_from(KEYS[:2]),
+        epoch=st.sampled_from([4, 5, 5, 6]),
+        tokens=st.sampled_from([BLOCK_TOKENS] * 4 + [1]),
+    )
     def fill(self, block: int, key: bytes, epoch: int, tokens: int) -> None:
         if self.index.state(block) == OPEN:
             self.index.free(block)
@@ -152,13 +157,16 @@ class FollowerMachine(RuleBasedStateMachine):
         if self.index.state(block) != OPEN:
             self.index.open(block)
 
-    @rule(word=st.integers(511, 511 + 8 * SHAPE.block_count), bit=st.integers(0, 63))
+    @rule(word=st.integers(512, 511 + 8 * SHAPE.block_count), bit=st.integers(0, 63))
     def damage(self, word: int, bit: int) -> None:
         self.index.words[word] ^= 1 << bit
 
-    @rule(epoch=st.integers(3, 8))
-    def new_owner(self, epoch: int) -> None:
-        self.index.store_owner(adopt.Owner(epoch, 0))
+    @rule(epoch=st.sampled_from([4, 5, 6, None]))
+    def new_owner(self, epoch: int | None) -> None:
+        if epoch is None:
+            self.index.words[511] = 0
+        else:
+            self.index.store_owner(adopt.Owner(epoch, 0))
 
     @rule()
     def poll(self) -> None:
@@ -193,10 +201,23 @@ class PoolMachine(RuleBasedStateMachine):
         assert [self.content[block] for block in held] == wanted[: len(held)]
         self.streams.append((held, None, start))
 
+    @rule(start=st.sampled_from([0, 8, 16]), length=st.integers(1, 3), ends=st.booleans())
+    def serve(self, start: int, length: int, ends: bool) -> None:
+        """A stream from its beginning to where it stands, or to its end."""
+        self.begin(start, length)
+        for _ in range(length - len(self.streams[-1][0])):
+            self.write_one(len(self.streams) - 1)
+            if self.streams[-1][1] is not None:
+                self.retire_one(len(self.streams) - 1)
+        if ends:
+            self.pool.release(self.streams.pop()[0])
+
     @precondition(lambda self: self.streams)
     @rule(data=st.data())
     def write(self, data: st.DataObject) -> None:
-        at = data.draw(st.integers(0, len(self.streams) - 1))
+        self.write_one(data.draw(st.integers(0, len(self.streams) - 1)))
+
+    def write_one(self, at: int) -> None:
         held, generation, start = self.streams[at]
         if generation is not None:
             return
@@ -214,7 +235,9 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def retire(self, data: st.DataObject) -> None:
         ready = [at for at, (_, generation, _) in enumerate(self.streams) if generation is not None]
-        at = data.draw(st.sampled_from(ready))
+        self.retire_one(data.draw(st.sampled_from(ready)))
+
+    def retire_one(self, at: int) -> None:
         held, generation, start = self.streams[at]
         assert generation is not None
         depth = len(held) - 1

@@ -156,6 +156,18 @@ def test_blocks_of_running_streams_go_last() -> None:
     assert heir.allocate(1) == NoRoom(asked=1, free=0, evictable=0, quarantined=0)
 
 
+def test_a_block_taken_after_the_order_was_made_is_passed_over() -> None:
+    """What a late resume holds is not evicted, wherever it stood in the order."""
+    pool = new_pool()
+    stream(pool, KEYS[:4])
+    late = stream(pool, KEYS[10:14])
+    heir = successor(pool)
+    assert heir.evict(1) == 1
+    assert heir.lookup(KEYS[10:14]) == late  # the next in the order is its deepest
+    assert heir.evict(8) == 3
+    assert (heir.match(KEYS[:4]), heir.match(KEYS[10:14])) == (0, 4)
+
+
 def test_what_the_heir_releases_goes_before_what_is_awaited_and_after_what_was_cold() -> None:
     """Order over two owners; once streams are no longer awaited, theirs is the oldest again."""
     pool = new_pool()
