@@ -139,7 +139,7 @@ def test_logprobs_in_completions(client: OpenAI) -> None:
 def test_characters_of_several_tokens(client: OpenAI, tokenizer: TextTokenizer, kind: str) -> None:
     """CJK and emoji come whole, never as replacement characters, streamed as unstreamed as detokenized."""
     words = "海風 and 🚀🎉 and été"
-    more: Any = {"model": MODEL, "seed": 21, "max_tokens": 600, "extra_body": LONG}
+    more: Any = {"model": MODEL, "seed": 9, "max_tokens": 600, "extra_body": LONG}
     if kind == "chat":
         more["messages"] = [{"role": "user", "content": words}]
         whole: Any = client.chat.completions.create(**more)

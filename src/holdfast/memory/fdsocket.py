@@ -23,6 +23,9 @@ FDS_PER_FRAME_MAX = 253
 FRAME_BYTES_MAX = 32 * 1024 * 1024
 # What a peer that does not read may leave here; a set of slabs is a few kB a frame.
 UNSENT_BYTES_MAX = 64 * 1024 * 1024
+UNSENT_FDS_MAX = 8192  # twice the slabs of the largest set
+# Frames of one peer handled before the others have their turn: some milliseconds.
+FRAMES_PER_TURN = 32
 
 _HEADER = struct.Struct(">IH")
 _RECEIVE_BYTES = 256 * 1024
@@ -56,7 +59,7 @@ class FdSplitter:
     __slots__ = ("_buffer", "_fds")
 
     def __init__(self) -> None:
-        self._buffer = b""
+        self._buffer = bytearray()
         self._fds: deque[int] = deque()
 
     def feed(self, data: bytes, fds: list[int]) -> list[Frame]:
@@ -64,24 +67,31 @@ class FdSplitter:
         self._buffer += data
         frames: list[Frame] = []
         try:
-            while len(self._buffer) >= _HEADER.size:
-                size, count = _HEADER.unpack_from(self._buffer)
-                if size > FRAME_BYTES_MAX or count > FDS_PER_FRAME_MAX:
-                    raise FdProtocolError(f"frame announces {size} bytes and {count} descriptors, over the limits")
-                end = _HEADER.size + size
-                if len(self._buffer) < end:
-                    break
-                if count > len(self._fds):
-                    raise FdProtocolError(f"frame announces {count} descriptors, {len(self._fds)} came")
-                frames.append(Frame(self._buffer[_HEADER.size : end], [self._fds.popleft() for _ in range(count)]))
-                self._buffer = self._buffer[end:]
+            used = self._cut(frames)
             if len(self._fds) > FDS_PER_FRAME_MAX:
                 raise FdProtocolError("more descriptors than any frame may have")
         except FdProtocolError:
             for frame in frames:
                 frame.close_fds()
             raise
+        del self._buffer[:used]  # once for all frames: a peer may send many small ones
         return frames
+
+    def _cut(self, frames: list[Frame]) -> int:
+        """Cut off every complete frame; how many bytes they were."""
+        at = 0
+        while len(self._buffer) - at >= _HEADER.size:
+            size, count = _HEADER.unpack_from(self._buffer, at)
+            if size > FRAME_BYTES_MAX or count > FDS_PER_FRAME_MAX:
+                raise FdProtocolError(f"frame announces {size} bytes and {count} descriptors, over the limits")
+            start = at + _HEADER.size
+            if len(self._buffer) < start + size:
+                break
+            if count > len(self._fds):
+                raise FdProtocolError(f"frame announces {count} descriptors, {len(self._fds)} came")
+            at = start + size
+            frames.append(Frame(bytes(self._buffer[start:at]), [self._fds.popleft() for _ in range(count)]))
+        return at
 
     def close(self) -> None:
         close_all(list(self._fds))
@@ -98,8 +108,11 @@ class FdConnection:
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._splitter = FdSplitter()
+        self._arrived: deque[Frame] = deque()
+        self._paused = False
         self._outgoing: deque[_Outgoing] = deque()
         self._unsent_bytes = 0
+        self._unsent_fds = 0
         self._writing = False
         self.open = True
         self._loop.add_reader(sock.fileno(), self._readable)
@@ -115,7 +128,7 @@ class FdConnection:
 
     def _readable(self) -> None:
         try:
-            frames = self._splitter.feed(*receive(self._sock))
+            self._arrived += self._splitter.feed(*receive(self._sock))
         except (BlockingIOError, InterruptedError):
             return
         except FdProtocolError as error:
@@ -127,11 +140,24 @@ class FdConnection:
         except EOFError:
             self.close("connection closed by the other side")
             return
-        for frame in frames:
-            if self.open:
-                self._on_frame(frame)
+        self._deliver()
+
+    def _deliver(self) -> None:
+        """Hand frames on, a few at a time; nothing more is read, not even the end, before all were."""
+        for _ in range(FRAMES_PER_TURN):
+            if not self.open or not self._arrived:
+                break
+            self._on_frame(self._arrived.popleft())
+        if not self.open:
+            return
+        if self._arrived:
+            self._loop.call_soon(self._deliver)
+        if bool(self._arrived) is not self._paused:
+            self._paused = bool(self._arrived)
+            if self._paused:
+                self._loop.remove_reader(self._sock.fileno())
             else:
-                frame.close_fds()
+                self._loop.add_reader(self._sock.fileno(), self._readable)
 
     # -- sending
 
@@ -141,11 +167,16 @@ class FdConnection:
             return
         assert len(body) <= FRAME_BYTES_MAX
         assert fds is None or len(fds) <= FDS_PER_FRAME_MAX
-        copies = [os.dup(fd) for fd in fds or ()]  # os.dup gives close-on-exec copies
+        try:
+            copies = copy_all(fds or [])
+        except OSError as error:
+            self.close(f"no descriptors left to send: {error}")
+            return
         data = _HEADER.pack(len(body), len(copies)) + body
         self._outgoing.append(_Outgoing(memoryview(data), copies))
         self._unsent_bytes += len(data)
-        if self._unsent_bytes > UNSENT_BYTES_MAX:
+        self._unsent_fds += len(copies)
+        if self._unsent_bytes > UNSENT_BYTES_MAX or self._unsent_fds > UNSENT_FDS_MAX:
             self.close("the other side does not read")
         elif not self._writing:
             self._writable()
@@ -172,6 +203,7 @@ class FdConnection:
         rights = array.array("i", outgoing.fds)
         sent = self._sock.sendmsg([outgoing.data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
         close_all(outgoing.fds)
+        self._unsent_fds -= len(outgoing.fds)
         outgoing.fds = []
         return sent
 
@@ -192,9 +224,10 @@ class FdConnection:
         self._loop.remove_reader(self._sock.fileno())
         if self._writing:
             self._loop.remove_writer(self._sock.fileno())
-        for outgoing in self._outgoing:
-            close_all(outgoing.fds)
+        for held in (*self._outgoing, *self._arrived):
+            close_all(held.fds)
         self._outgoing.clear()
+        self._arrived.clear()
         self._splitter.close()
         self._sock.close()
         self._on_lost(why)
@@ -214,6 +247,18 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
         close_all(list(fds))
         raise EOFError
     return data, list(fds)
+
+
+def copy_all(fds: list[int]) -> list[int]:
+    """Close-on-exec copies of all, or OSError and of none."""
+    copies: list[int] = []
+    try:
+        for fd in fds:
+            copies.append(os.dup(fd))  # one by one: what was copied must be known when one fails
+    except OSError:
+        close_all(copies)
+        raise
+    return copies
 
 
 def close_all(fds: list[int]) -> None:

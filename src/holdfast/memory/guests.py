@@ -1,7 +1,11 @@
-"""A connection to the vault from its first byte to its end; a session once it has said hello."""
+"""A connection to the vault from its first byte to its end; a session once it has said hello.
+
+Always true: who does not say hello in time, or says it wrongly, is told why and is gone.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Protocol
 
 from holdfast.memory.devices.fds import FdKind, fd_kind
@@ -12,12 +16,18 @@ from holdfast.memory.protocol import (
     AddPoolSlabs,
     AddSlabs,
     Donate,
+    DonatePool,
     Failed,
     Hello,
     encode,
     from_client,
 )
 from holdfast.memory.sessions import Session
+
+# A client says hello in the same breath as it connects; a busy machine may take its time.
+HELLO_S = 10.0
+# What a client may call itself; it is kept and logged.
+NAME_CHARS_MAX = 200
 
 
 class Host(Protocol):
@@ -29,14 +39,17 @@ class Host(Protocol):
 
     def session_lost(self, session: Session, why: str) -> None: ...
 
+    def guest_left(self, guest: Guest) -> None: ...
+
 
 class Guest:
-    """A connection from its first byte to its end; a session once it has said hello."""
+    """One connection. `connection` is set right after it is made."""
 
     def __init__(self, vault: Host) -> None:
         self._vault = vault
         self._session: Session | None = None
         self.connection: FdConnection | None = None
+        self._hello_due = asyncio.get_running_loop().call_later(HELLO_S, self.refuse, "silent", "no hello came")
 
     def take(self, frame: Frame) -> None:
         try:
@@ -48,7 +61,7 @@ class Guest:
         if self._session is None:
             self._greet(message, frame)
             return
-        if frame.fds and not isinstance(message, AddSlabs | AddPoolSlabs | Donate):
+        if frame.fds and not isinstance(message, AddSlabs | AddPoolSlabs | Donate | DonatePool):
             frame.close_fds()
         self._vault.take(self._session, message, frame.fds)
 
@@ -59,6 +72,8 @@ class Guest:
             why = "the first message must be a Hello"
         elif message.version != VERSION:
             why = f"protocol version {message.version} is spoken to a vault of version {VERSION}"
+        elif not 0 < len(message.client) <= NAME_CHARS_MAX:
+            why = f"a client's name has 1 to {NAME_CHARS_MAX} characters"
         elif len(frame.fds) != 1 or fd_kind(frame.fds[0]) is not FdKind.PIDFD:
             why = "a Hello comes with exactly one descriptor, the client's pidfd"
         if why is not None:
@@ -66,7 +81,11 @@ class Guest:
             self.refuse("bad_request", why)
             return
         assert isinstance(message, Hello)
+        self._hello_due.cancel()
+        self._vault.guest_left(self)
         self._session = self._vault.greet(message, frame.fds[0], self.connection)
+        if not self.connection.open:  # it left while it was being greeted
+            self._vault.session_lost(self._session, "connection lost")
 
     def refuse(self, code: str, reason: str) -> None:
         assert self.connection is not None
@@ -74,5 +93,7 @@ class Guest:
         self.connection.close(f"refused: {reason}")
 
     def lost(self, why: str) -> None:
+        self._hello_due.cancel()
+        self._vault.guest_left(self)
         if self._session is not None:
             self._vault.session_lost(self._session, why)

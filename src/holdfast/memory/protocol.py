@@ -114,6 +114,16 @@ class Donate(msgspec.Struct, frozen=True, array_like=True, tag=14):
     last: bool
 
 
+class DonatePool(msgspec.Struct, frozen=True, array_like=True, tag=15):
+    """Vault and keeper both died: the pool's owner gives index and pages back, in order, and goes on owning it."""
+
+    call: int
+    epoch: int
+    geometry: str
+    sizes: list[int]
+    last: bool
+
+
 FromClient = (
     Hello
     | AskWeights
@@ -129,6 +139,7 @@ FromClient = (
     | CancelCall
     | GetStatus
     | Donate
+    | DonatePool
 )
 
 # -- vault to client

@@ -9,15 +9,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.memory.devices.contract import DeviceError
-from holdfast.memory.devices.fds import check_slab_fd, is_host, seal_memfd
+from holdfast.memory.devices.fds import is_host
 from holdfast.memory.fdsocket import FDS_PER_FRAME_MAX, close_all
-from holdfast.memory.layout import SLABS_MAX, Layout
+from holdfast.memory.layout import Layout
 from holdfast.memory.protocol import (
     AddSlabs,
     AskWeights,
@@ -30,6 +28,7 @@ from holdfast.memory.protocol import (
     WeightsEmpty,
     WeightsGranted,
 )
+from holdfast.memory.vault_uploads import Budget, Upload, Why, cannot_seal, wrong_count, wrong_slab
 from holdfast.memory.weights_machine import next_deadline, restore, step
 from holdfast.memory.weights_state import Generation, Reader, Weights
 from holdfast.memory.weights_words import (
@@ -64,28 +63,20 @@ _decode_layout = msgspec.msgpack.Decoder(Layout).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
-@dataclass(slots=True)
-class Upload:
-    """What a writer has handed over so far."""
-
-    sizes: list[int] = field(default_factory=list)
-    fds: list[int] = field(default_factory=list)
-
-
 class VaultWeights:
     """Tag `weights`."""
 
     def __init__(
         self,
         device: str,
-        budget_bytes: int,
+        budget: Budget,
         kept: KeptRecords,
         sessions: dict[int, Session],
         clock: Callable[[], float],
         note: Callable[[str], None],
     ) -> None:
         self._device = device
-        self._budget_bytes = budget_bytes
+        self._budget = budget
         self._kept = kept
         self._sessions = sessions
         self._clock = clock
@@ -93,17 +84,19 @@ class VaultWeights:
         self.state = Weights()
         self.layouts: dict[int, Layout] = {}  # by generation
         self._uploads: dict[int, Upload] = {}  # by session
+        self._lost = False  # everything, and nobody has written anew: who still maps the weights may give them back
 
     # -- the vault's life
 
     def adopt(self, readers: list[Reader], refill_from_s: float | None) -> None:
-        """Take over what the keeper had."""
+        """Take over what the keeper had; with `refill_from_s` it had lost things, and mappers may give them back."""
         generations = []
         for key, record in self._kept.records.items():
             if key.startswith(PREFIX):
                 number = int(key.removeprefix(PREFIX))
                 self.layouts[number] = _decode_layout(record.blob)
                 generations.append(Generation(number, self.layouts[number].hash()))
+        self._lost = refill_from_s is not None and not generations
         known = {generation.number for generation in generations}
         seats = [reader for reader in readers if reader.generation in known]
         self.state, effects = restore(generations, seats, refill_from_s=None if generations else refill_from_s)
@@ -143,27 +136,15 @@ class VaultWeights:
         upload.fds += fds
         session.reply(Done(message.call))
 
-    def _cannot_add(self, session: Session, sizes: list[int], fds: list[int]) -> tuple[str, str] | None:
+    def _cannot_add(self, session: Session, sizes: list[int], fds: list[int]) -> Why | None:
         upload = self._uploads.get(session.number)
         if upload is None:
             return "not_writer", "only the session that holds rw hands over slabs"
-        if len(sizes) != len(fds):
-            return "bad_request", f"{len(sizes)} sizes came with {len(fds)} descriptors"
-        if len(upload.fds) + len(fds) > SLABS_MAX:
-            return "bad_request", f"more than {SLABS_MAX} slabs"
-        if self._budget_bytes and self.kept_bytes() + sum(sizes) > self._budget_bytes:
-            return "over_budget", f"the budget of {self._budget_bytes} bytes is used up; {self.kept_bytes()} are kept"
-        return self._wrong_fd(sizes, fds)
-
-    def _wrong_fd(self, sizes: list[int], fds: list[int]) -> tuple[str, str] | None:
-        for place, (size, fd) in enumerate(zip(sizes, fds, strict=True)):
-            try:
-                found = check_slab_fd(self._device, fd)
-            except DeviceError as error:
-                return "wrong_fd", f"slab {place}: {error}"
-            if found not in (0, size):
-                return "wrong_fd", f"slab {place} has {found} bytes, announced were {size}"
-        return None
+        return (
+            wrong_count(upload, sizes, fds)
+            or self._budget.exceeded(sizes)
+            or wrong_slab(self._device, sizes, fds, sealed=None)
+        )
 
     def commit(self, session: Session, message: CommitWeights) -> None:
         upload = self._uploads.get(session.number)
@@ -171,59 +152,68 @@ class VaultWeights:
         if upload is None or writer is None or writer.session != session.number:
             session.fail(message.call, "not_writer", "this session holds no write lock: nothing to commit")
             return
-        if list(message.layout.slab_sizes) != upload.sizes:
-            session.fail(message.call, "bad_layout", f"the layout's slabs are not the {len(upload.sizes)} handed over")
-            return
-        if (why := message.layout.problem()) is not None:
-            session.fail(message.call, "bad_layout", why)
-            return
-        if not self._sealed(session, message.call, upload):
+        layout, generation, call = message.layout, writer.generation, message.call
+        why = self._cannot_commit(layout, upload)
+        if why is not None:
+            session.fail(call, *why)
             return
         del self._uploads[session.number]
-        layout, generation, call = message.layout, writer.generation, message.call
         self.layouts[generation] = layout
 
         def kept() -> None:
-            session.weights_call = call
             if self.state.writer is not None and self.state.writer.generation == generation:
+                session.weights_call = call
+                self._lost = False
                 self.step(Commit(session.number, layout.hash()))
-            else:  # it died meanwhile
+            else:  # it let go meanwhile
                 self._forget(generation)
+                session.fail(call, "aborted", "the write lock was given up before the commit was done")
 
         self._kept.put(f"{PREFIX}{generation}", _encode(layout), upload.fds, kept)
 
-    def _sealed(self, session: Session, call: int, upload: Upload) -> bool:
-        if not is_host(self._device):
-            return True
-        try:
-            for fd in upload.fds:
-                seal_memfd(fd)
-        except DeviceError as error:
-            session.fail(call, "not_sealed", str(error))
-            return False
-        return True
+    def _cannot_commit(self, layout: Layout, upload: Upload) -> Why | None:
+        if list(layout.slab_sizes) != upload.sizes:
+            return "bad_layout", f"the layout's slabs are not the {len(upload.sizes)} handed over"
+        if (problem := layout.problem()) is not None:
+            return "bad_layout", problem
+        return cannot_seal(self._device, upload.fds)
 
     def donate(self, session: Session, message: Donate, fds: list[int]) -> None:
         """Everything was lost here: a mapped engine gives its set back, complete and with its hash, or not at all."""
         upload = session.donation = session.donation or Upload()
         upload.fds += fds
-        if not message.last:
-            session.reply(Done(message.call))
-            return
-        session.donation = None
         layout = message.layout
-        upload.sizes = list(layout.slab_sizes)
-        why = layout.problem()
-        wrong = self._wrong_fd(upload.sizes, upload.fds) if len(upload.sizes) == len(upload.fds) else ("incomplete", "")
-        if why is not None or wrong is not None or not self._sealed(session, message.call, upload):
+        why = self._cannot_donate(layout, upload, last=message.last)
+        if why is not None:
+            session.donation = None
             close_all(upload.fds)
-            session.fail(message.call, "bad_donation", why or f"not the complete set: {wrong}")
-            return
-        session.weights_call = message.call
+            session.fail(message.call, *why)
+        elif not message.last:
+            session.reply(Done(message.call))
+        else:
+            session.donation = None
+            self._take_donated(session, message.call, layout, upload.fds)
+
+    def _cannot_donate(self, layout: Layout, upload: Upload, *, last: bool) -> Why | None:
+        current = self.state.current
+        if len(upload.fds) > len(layout.slab_sizes):
+            return "bad_donation", f"{len(upload.fds)} descriptors came for {len(layout.slab_sizes)} slabs"
+        if (problem := layout.problem()) is not None:
+            return "bad_donation", problem
+        if not self._lost and (current is None or current.layout_hash != layout.hash()):
+            return "stale", f"nothing was lost here, and {'nothing' if current is None else current.layout_hash} is kept"
+        if not last:
+            return None
+        if len(upload.fds) < len(layout.slab_sizes):
+            return "bad_donation", f"only {len(upload.fds)} of {len(layout.slab_sizes)} slabs came"
+        return wrong_slab(self._device, list(layout.slab_sizes), upload.fds, sealed=True)
+
+    def _take_donated(self, session: Session, call: int, layout: Layout, fds: list[int]) -> None:
+        session.weights_call = call
         before = self.state.current
         number = self.state.last_generation + 1
         self.layouts[number] = layout
-        self._kept.put(f"{PREFIX}{number}", _encode(layout), upload.fds, lambda: None)
+        self._kept.put(f"{PREFIX}{number}", _encode(layout), fds, lambda: None)
         self.step(DonateEvent(session.number, layout.hash()))
         if self.state.current is before or self.state.current is None:
             self._forget(number)  # the same weights were here already, or they are being written anew
@@ -252,6 +242,7 @@ class VaultWeights:
     def gone(self, session: Session) -> None:
         if session.donation is not None:
             close_all(session.donation.fds)
+            session.donation = None
         self.step(Gone(session.number))
 
     def tick(self) -> None:
@@ -276,6 +267,8 @@ class VaultWeights:
         call = session.weights_call
         if not isinstance(effect, SupersededEffect):
             session.weights_call = 0
+        if isinstance(effect, GrantWrite | GrantRead):
+            session.weights_granted = call
         match effect:
             case GrantWrite():
                 self._uploads[session.number] = Upload()

@@ -1,0 +1,132 @@
+"""The owner's role in the load: own the KV pool under a new epoch, believe what is whole, write and publish, hand over.
+
+A page's bytes follow from its key, so an adopter can tell whether what the index vouches for is there. Every key is
+said before it is withdrawn and after it is published: the controller knows what must have survived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from dataclasses import dataclass
+
+from holdfast.bench.vault_load import PAUSE_S, WAIT_MS, Actor, content, reattached
+from holdfast.memory.client import RO, MemoryClient
+from holdfast.memory.devices import view
+from holdfast.memory.kv.adopt import QUARANTINED, YOURS, adopt
+from holdfast.memory.kv.geometry import Geometry
+from holdfast.memory.kv.index import FREE, FULL, OPEN, Index, index_bytes
+from holdfast.memory.pool_client import PoolClient, PoolMapping
+
+GEOMETRY = Geometry("kills", "uint8", block_tokens=16, layers=1, kv_heads=1, head_size=64, block_count=256)
+PAGES_BYTES = 2 * 1024 * 1024
+SLABS = 2  # the index and the pages
+STEP_BLOCKS = 4
+# An owner hands over after this many steps at most; a killed one does not get that far.
+STEPS_MAX = 150
+
+assert GEOMETRY.block_bytes * GEOMETRY.block_count <= PAGES_BYTES
+
+
+@dataclass(slots=True)
+class _Held:
+    """What an owner works on."""
+
+    index: Index
+    mapping: PoolMapping
+    epoch: int
+    quarantined: set[int]
+
+
+class Owner(Actor):
+    """Weights mapped as every engine has them, then the pool."""
+
+    async def round(self, client: MemoryClient) -> None:
+        if await client.acquire("ro", WAIT_MS, wait_for_writer=True) != RO:
+            self.say(empty=True)
+            return
+        self.verify(client)
+        pool = PoolClient(client, self.device)
+        epoch = time.time_ns() // 1_000_000
+        self.say(waits=epoch)
+        adopting = await pool.acquire(epoch, GEOMETRY.hash.hex(), WAIT_MS)
+        held: _Held | None = None
+        try:
+            held = await self._take(pool, epoch, adopting)
+            for _ in range(self.rng.randrange(1, STEPS_MAX)):
+                if not await self._still_owns(client, pool):
+                    return
+                await self._step(held, client, pool)
+            held.index.close()
+            held = None
+            await pool.quiesce()
+            self.say(handed_over=epoch)
+        finally:
+            if held is not None:
+                held.index.close()
+            pool.unmap()
+
+    async def _take(self, pool: PoolClient, epoch: int, adopting: bool) -> _Held:
+        if not adopting:
+            mapping = await pool.make(index_bytes(GEOMETRY), [PAGES_BYTES])
+            index = self._index(mapping)
+            index.format(epoch)
+            self.say(owns=epoch, fresh=True)
+            return _Held(index, mapping, epoch, set())
+        mapping = await pool.map(writable=True)
+        index = self._index(mapping)
+        if index.owner is None:  # its maker died between making and formatting it
+            index.format(epoch)
+            self.say(owns=epoch, fresh=False, keys=[], reason="never formatted")
+            return _Held(index, mapping, epoch, set())
+        adoption = adopt(index, epoch)
+        for key, block in adoption.by_key.items():
+            if self._page(mapping, block) != content(key.hex(), GEOMETRY.block_bytes):
+                self.say(wrong=f"the page of block {block} is not what its key {key.hex()} vouches for")
+        assert len(adoption.by_key) == adoption.verdicts.count(YOURS)
+        self.say(owns=epoch, fresh=False, keys=[key.hex() for key in adoption.by_key], reason=adoption.reason)
+        index.store_owner(type(index.owner)(epoch, 0))  # every page was checked: better than any canary
+        return _Held(index, mapping, epoch, set(adoption.blocks_of(QUARANTINED)))
+
+    def _index(self, mapping: PoolMapping) -> Index:
+        return Index(view(mapping.index_address, mapping.index_size, writable=True), GEOMETRY)
+
+    def _page(self, mapping: PoolMapping, block: int) -> bytes:
+        return self.device.read(mapping.pages_address + block * GEOMETRY.block_bytes, GEOMETRY.block_bytes)
+
+    async def _still_owns(self, client: MemoryClient, pool: PoolClient) -> bool:
+        """After a loss: the vault says whether this session has its pool still."""
+        if not self.lost.is_set():
+            return True
+        await reattached(client)
+        self.lost.clear()
+        facts = await client.status()
+        if f'"pool":"OWNED({client.epoch})"'.encode() in facts:
+            return True
+        self.say(pool_lost=client.epoch)
+        return False
+
+    async def _step(self, held: _Held, client: MemoryClient, pool: PoolClient) -> None:
+        """Open, write in two halves, publish a few blocks."""
+        index, size = held.index, GEOMETRY.block_bytes
+        if held.quarantined and pool.gpu_fence.is_set():
+            for block in held.quarantined:
+                if index.state(block) != FREE:
+                    index.free(block)
+            held.quarantined.clear()
+        usable = [block for block in range(GEOMETRY.block_count) if block not in held.quarantined]
+        blocks = self.rng.sample(usable, min(STEP_BLOCKS, len(usable)))
+        assert all(index.state(block) != OPEN for block in blocks)
+        self.say(withdrawing=[index.entry(block).key.hex() for block in blocks if index.state(block) == FULL])
+        generations = {block: index.open(block) for block in blocks}
+        keys = {block: hashlib.blake2b(self.rng.randbytes(16), digest_size=16).digest() for block in blocks}
+        for part in (slice(0, size // 2), slice(size // 2, size)):
+            for block in blocks:
+                at = held.mapping.pages_address + block * size + part.start
+                self.device.write(at, content(keys[block].hex(), size)[part])
+            await asyncio.sleep(0)
+        for block in blocks:
+            index.publish(block, generations[block], keys[block], epoch=held.epoch, depth=0, tokens=16)
+        self.say(published=[key.hex() for key in keys.values()], connected=client.connected)
+        await self.pause(PAUSE_S / 4)

@@ -1,0 +1,114 @@
+"""torch tensors over memory that torch did not allocate: at an address, on host or GPU, with no copy.
+
+Always true: nothing here copies but `copy_bytes`; a storage holds its owner for as long as a tensor uses it; what a
+tensor's elements lie between (`span_bytes`), gaps of its strides included, is what is kept of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from holdfast.memory.devices.contract import DeviceError, Unsupported
+from holdfast.memory.devices.fds import is_host
+
+# Copied at a stretch: some 50 ms of host memory's speed, so that the event loop is never away for longer.
+_PIECE_BYTES = 256 * 1024 * 1024
+
+
+class _CudaBytes:
+    """GPU memory as torch takes it from others. Bytes only: the interface knows neither bf16 nor fp8."""
+
+    def __init__(self, address: int, size: int, owner: object) -> None:
+        self.owner = owner
+        # Read-only memory is not known to torch: a write is the GPU's fault to raise.
+        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 2}
+
+
+def torch_device(name: str) -> torch.device:
+    """torch's name for a device of this room."""
+    if is_host(name):
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    for number in range(count):
+        if str(torch.cuda.get_device_properties(number).uuid) in name:
+            return torch.device("cuda", number)
+    if count == 1:  # a part of a GPU (MIG) is seen alone, under an id that torch does not show
+        return torch.device("cuda", 0)
+    raise Unsupported(f"torch does not see {name}", "install a build of torch for this GPU; see CUDA_VISIBLE_DEVICES")
+
+
+def storage_at(address: int, size: int, device: torch.device, owner: object) -> torch.UntypedStorage:
+    """A storage of `size` > 0 mapped bytes at an address."""
+    flat: torch.Tensor
+    if device.type == "cpu":
+        buffer: Any = (ctypes.c_ubyte * size).from_address(address)
+        buffer.owner = owner
+        flat = torch.frombuffer(buffer, dtype=torch.uint8)
+    else:
+        flat = torch.as_tensor(_CudaBytes(address, size, owner), device=device)
+    if flat.data_ptr() != address:
+        raise DeviceError(f"torch copied {address:#x}+{size} to {device} instead of using it")
+    return flat.untyped_storage()
+
+
+def tensor_in(
+    storage: torch.UntypedStorage, dtype: torch.dtype, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]
+) -> torch.Tensor:
+    """A tensor that starts `offset` bytes into a storage."""
+    whole, rest = divmod(offset, dtype.itemsize)
+    assert rest == 0, "a tensor starts at a multiple of its element's size"
+    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, whole, shape, stride)
+
+
+def span_bytes(tensor: torch.Tensor) -> int:
+    """From the first to the last byte of a tensor's elements; 0 where there are none."""
+    if tensor.numel() == 0:
+        return 0
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's span as flat bytes, without a copy."""
+    start = tensor.storage_offset() * tensor.element_size()
+    return tensor_in(tensor.untyped_storage(), torch.uint8, start, (span_bytes(tensor),), (1,))
+
+
+async def copy_bytes(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy flat bytes, piece by piece, across devices if they differ; other tasks run in between."""
+    for at in range(0, source.numel(), _PIECE_BYTES):
+        target[at : at + _PIECE_BYTES].copy_(source[at : at + _PIECE_BYTES])
+        await asyncio.sleep(0)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def dtype_of(name: str) -> torch.dtype | None:
+    """The dtype of a name in a layout; None if this torch has none."""
+    found = getattr(torch, name, None)
+    return found if isinstance(found, torch.dtype) else None
+
+
+def unfit(tensor: torch.Tensor) -> str | None:
+    """Why a tensor is not plain bytes at an address, or None."""
+    if is_lazy(tensor):
+        return "is not initialised yet"
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return f"has the layout {tensor.layout}"
+    if tensor.is_quantized:
+        return "is quantised by torch, with a scale outside its bytes"
+    if is_traceable_wrapper_subclass(tensor):
+        return f"is a {type(tensor).__name__}, which wraps other tensors"
+    if tensor.is_conj() or tensor.is_neg():
+        return "is a view that conjugates or negates"
+    if tensor.device.type not in ("cpu", "cuda", "meta"):
+        return f"is on {tensor.device}"
+    return None
