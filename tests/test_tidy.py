@@ -28,6 +28,7 @@ CLOCK = {
     "worker/beat.py": "beats come from a thread of its own, not from the event loop (facts 31)",
     "frontend/process.py": "wall time for `created`, handed down from here",
     "frontend/model_text.py": "the date for chat templates, handed down from here",
+    "memory/server.py": "wall time for the history that people read",
     "cli/": OPERATOR,
     "bench/": MEASURES,
 }
@@ -36,6 +37,7 @@ SOCKETS = {
     "worker/beat.py": "beats come from a thread of its own, not from the event loop (facts 31)",
     "engines/sim/chaos_server.py": "the fault socket, outside of what it breaks",
     "store/keepalive.py": "options of a socket the network made",
+    "memory/": "descriptors travel over Unix sockets only, which no simulated network can carry",
     "cli/": "looks whether a port is free before it starts anything",
     "bench/": MEASURES,
 }
@@ -46,7 +48,11 @@ ROOTS = {
     "store/client.py": "the root of the client's task",
     "store/etcd_client.py": "the root of the client's task",
 }
-ENVIRONMENT = {"settings.py": "the only reader"}
+ENVIRONMENT = {
+    "settings.py": "the only reader",
+    "memory/keeper.py": "handed on, unread, to the vault it starts",
+    "memory/kept.py": "handed on, unread, to the keeper it starts",
+}
 
 TIME = {
     "time": {"time", "monotonic", "perf_counter", "process_time", "sleep", "time_ns", "monotonic_ns"},

@@ -17,6 +17,7 @@ class Environment:
     api_keys: tuple[str, ...]  # HOLDFAST_API_KEYS: comma-separated; none: everyone may ask
     status_port: int  # DYN_SYSTEM_PORT: a worker's status server; default 0, a free one
     log_level: str  # HOLDFAST_LOG: debug, info, warning or error; default info
+    gms_socket_dir: Path  # GMS_SOCKET_DIR: where vaults listen, one socket per device; default "gms" in the state dir
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
@@ -35,4 +36,5 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         api_keys=tuple(key.strip() for key in env.get("HOLDFAST_API_KEYS", "").split(",") if key.strip()),
         status_port=int(port),
         log_level=level,
+        gms_socket_dir=Path(env.get("GMS_SOCKET_DIR") or os.path.join(state_dir, "gms")).absolute(),
     )

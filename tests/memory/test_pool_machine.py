@@ -107,6 +107,23 @@ class PoolModel(RuleBasedStateMachine):
         assert bool(refused) == (not may) or (may and client.session not in self.waiting)
 
     @precondition(lambda self: self.owner is not None)
+    @rule(pick=st.integers(0, 9))
+    def a_rank_joins_the_owner(self, pick: int) -> None:
+        self.join_under_an_epoch(pick, 0)
+
+    @precondition(lambda self: self.owner is not None)
+    @rule()
+    def the_owner_disconnects(self) -> None:
+        assert self.owner is not None
+        self.close(self.clients[self.owner])
+
+    @precondition(lambda self: self.owner is not None)
+    @rule(pick=st.integers(0, 9), ahead=st.integers(1, 3))
+    def a_standby_wins_the_election(self, pick: int, ahead: int) -> None:
+        assert self.pool is not None
+        self.acquire(pick, ahead, self.pool[0], 10.0)
+
+    @precondition(lambda self: self.owner is not None)
     @rule()
     def finish_the_pool(self) -> None:
         assert self.owner is not None
@@ -119,9 +136,12 @@ class PoolModel(RuleBasedStateMachine):
         """The connection closes first; that the process is over shows later."""
         client = self.some(pick)
         if client is not None:
-            client.connected = False
-            self.waiting.pop(client.session, None)
-            self.do(Gone(client.session))
+            self.close(client)
+
+    def close(self, client: Client) -> None:
+        client.connected = False
+        self.waiting.pop(client.session, None)
+        self.do(Gone(client.session))
 
     @rule(pick=st.integers(0, 9))
     def process_over(self, pick: int) -> None:

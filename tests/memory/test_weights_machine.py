@@ -36,7 +36,7 @@ from holdfast.memory.weights_machine import (
 )
 from holdfast.memory.weights_state import TABLE, Situation, Wish
 
-SESSIONS = st.integers(0, 5)
+SESSIONS = st.integers(0, 4)
 HASHES = st.sampled_from(["h1", "h2", "h3"])
 
 
@@ -86,10 +86,37 @@ class WeightsModel(RuleBasedStateMachine):
         assert self.writer is not None
         self.do(Commit(self.writer[0], layout_hash))
 
+    @precondition(lambda self: self.current is not None)
+    @rule(session=SESSIONS, timeout_s=st.sampled_from([4.0, 20.0]))
+    def ask_to_replace_what_is_here(self, session: int, timeout_s: float) -> None:
+        assert self.current is not None
+        self.ask(session, "rw", timeout_s, False, self.kept[self.current])
+
+    @precondition(lambda self: self.waiting)
+    @rule(pick=st.integers(0, 4), gone=st.booleans())
+    def a_waiter_leaves(self, pick: int, gone: bool) -> None:
+        self.leave(sorted(self.waiting)[pick % len(self.waiting)], gone)
+
+    @precondition(lambda self: self.writer is not None)
+    @rule(gone=st.booleans())
+    def the_writer_leaves(self, gone: bool) -> None:
+        assert self.writer is not None
+        self.leave(self.writer[0], gone)
+
+    @precondition(lambda self: self.current is not None)
+    @rule(held_s=st.sampled_from([0.0, 5.0]))
+    def lose_everything(self, held_s: float) -> None:
+        """Vault and keeper die together: without this, weights once committed would be there for ever."""
+        self.waiting, self.readers, self.kept, self.current, self.writer = {}, {}, {}, None, None
+        self.held_until_s = self.now_s + held_s
+        number = self.state.last_generation
+        self.state, _ = restore((), (), number, self.held_until_s if held_s else None)
+
     @rule(session=SESSIONS)
     def commit_by_anyone(self, session: int) -> None:
         self.do(Commit(session, "h1"))
 
+    @precondition(lambda self: self.now_s < self.held_until_s or self.current is not None)
     @rule(session=SESSIONS, layout_hash=HASHES)
     def donate(self, session: int, layout_hash: str) -> None:
         self.do(Donate(session, layout_hash))
@@ -225,7 +252,7 @@ class WeightsModel(RuleBasedStateMachine):
 
 
 TestWeightsModel = WeightsModel.TestCase
-TestWeightsModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestWeightsModel.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
 
 
 def test_every_wish_has_an_answer_in_every_situation() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from holdfast.core.errors import UserError
 from holdfast.memory.devices import is_host
 from holdfast.memory.launch import VaultProcesses
-from holdfast.memory.server import VaultSettings
+from holdfast.memory.vault_settings import VaultSettings
 
 GIB = 1024**3
 MIB = 1024**2

@@ -114,7 +114,7 @@ class Actor:
                 self.say(retry=f"{type(error).__name__}: {error}")
                 await asyncio.sleep(PAUSE_S)
             except VaultRefused as error:
-                if error.code not in ("stale", "stale_epoch", "committed"):
+                if error.code not in ("stale", "stale_epoch", "aborted"):
                     raise
                 self.say(retry=str(error))
             finally:
@@ -130,8 +130,9 @@ class Reader(Actor):
 
     async def round(self, client: MemoryClient) -> None:
         for _ in range(self.rng.randrange(1, 6)):
+            asked_s = time.monotonic()
             if await client.acquire("ro", WAIT_MS) == EMPTY:
-                self.say(empty=True)
+                self.say(empty=True, asked_s=asked_s)
                 return
             self.verify(client)
             act = self.rng.choice((self._remap, self._stay, self._release))
@@ -146,9 +147,10 @@ class Reader(Actor):
         address = client.mapped.address
         await client.unmap()
         await self.pause()
+        asked_s = time.monotonic()
         with contextlib.suppress(StaleMemoryLayoutError):  # replaced meanwhile: as it should be
             if await client.remap(WAIT_MS) == EMPTY:
-                self.say(empty=True)
+                self.say(empty=True, asked_s=asked_s)
             elif client.mapped.address != address:
                 self.say(wrong=f"remapped at {client.mapped.address:#x}, was at {address:#x}")
             else:
@@ -198,6 +200,31 @@ class Writer(Actor):
             client.device.write(addresses[spec.name], content(f"{identity}/{spec.name}", spec.size_bytes))
 
 
+class Checker(Actor):
+    """For each line on stdin: import as an engine that was not there before, and say what it got."""
+
+    async def for_ever(self) -> None:
+        loop = asyncio.get_running_loop()
+        while line := await loop.run_in_executor(None, sys.stdin.readline):
+            while not await self._import(line.strip()):  # noqa: ASYNC110 - the vault may be away
+                await asyncio.sleep(PAUSE_S)
+
+    async def _import(self, asked: str) -> bool:
+        client = self.client()
+        try:
+            await client.connect()
+            if await client.acquire("ro", WAIT_MS) != RO:
+                return False
+            self.verify(client)
+            assert client.mapped is not None
+            self.say(imported=client.mapped.layout.identity, asked=asked)
+        except LOST:
+            return False
+        finally:
+            await client.close()
+        return True
+
+
 async def reattached(client: MemoryClient) -> None:
     """Wait until a client that lost its vault is back; it does that by itself."""
     deadline_s = time.monotonic() + WAIT_MS / 1000
@@ -211,7 +238,7 @@ def main() -> int:
     settings = json.loads(sys.argv[1])
 
     async def play() -> None:
-        roles: dict[str, type[Actor]] = {"reader": Reader, "writer": Writer}
+        roles: dict[str, type[Actor]] = {"reader": Reader, "writer": Writer, "checker": Checker}
         if settings["role"] == "owner":
             from holdfast.bench.vault_owner import Owner
 

@@ -42,14 +42,15 @@ class _Held:
 class Owner(Actor):
     """Weights mapped as every engine has them, then the pool."""
 
+    _asked_s = 0.0
+
     async def round(self, client: MemoryClient) -> None:
-        if await client.acquire("ro", WAIT_MS, wait_for_writer=True) != RO:
-            self.say(empty=True)
-            return
+        assert await client.acquire("ro", WAIT_MS, wait_for_writer=True) == RO
         self.verify(client)
         pool = PoolClient(client, self.device)
         epoch = time.time_ns() // 1_000_000
         self.say(waits=epoch)
+        self._asked_s = time.monotonic()
         adopting = await pool.acquire(epoch, GEOMETRY.hash.hex(), WAIT_MS)
         held: _Held | None = None
         try:
@@ -72,20 +73,26 @@ class Owner(Actor):
             mapping = await pool.make(index_bytes(GEOMETRY), [PAGES_BYTES])
             index = self._index(mapping)
             index.format(epoch)
-            self.say(owns=epoch, fresh=True)
+            self.say(owns=epoch, asked_s=self._asked_s, fresh=True)
             return _Held(index, mapping, epoch, set())
         mapping = await pool.map(writable=True)
         index = self._index(mapping)
         if index.owner is None:  # its maker died between making and formatting it
             index.format(epoch)
-            self.say(owns=epoch, fresh=False, keys=[], reason="never formatted")
+            self.say(owns=epoch, asked_s=self._asked_s, fresh=False, keys=[], reason="never formatted")
             return _Held(index, mapping, epoch, set())
         adoption = adopt(index, epoch)
         for key, block in adoption.by_key.items():
             if self._page(mapping, block) != content(key.hex(), GEOMETRY.block_bytes):
                 self.say(wrong=f"the page of block {block} is not what its key {key.hex()} vouches for")
         assert len(adoption.by_key) == adoption.verdicts.count(YOURS)
-        self.say(owns=epoch, fresh=False, keys=[key.hex() for key in adoption.by_key], reason=adoption.reason)
+        self.say(
+            owns=epoch,
+            asked_s=self._asked_s,
+            fresh=False,
+            keys=[key.hex() for key in adoption.by_key],
+            reason=adoption.reason,
+        )
         index.store_owner(type(index.owner)(epoch, 0))  # every page was checked: better than any canary
         return _Held(index, mapping, epoch, set(adoption.blocks_of(QUARANTINED)))
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from holdfast.memory.errors import VaultRefused
-from holdfast.memory.fdsocket import FdConnection, Frame, close_all
+from holdfast.memory.fdsocket import FDS_PER_FRAME_MAX, FdConnection, Frame, close_all
 from holdfast.memory.protocol import (
     READ_ERRORS,
     VERSION,
@@ -36,8 +36,15 @@ from holdfast.memory.protocol import (
 Notice = Superseded | Fence | MemoryLost
 OnNotice = Callable[[Notice], None]
 OnLost = Callable[[str], None]
-# Beyond the vault's own time-out, for its answer to travel.
-GRACE_S = 2.0
+# Beyond the vault's own time-out, for its answer to travel: a tenth of it, and never less or more than this.
+GRACE_S = (0.2, 2.0)
+
+
+def patience_s(timeout_ms: int) -> float:
+    """How long to wait for the answer to something the vault itself gives up after `timeout_ms`."""
+    timeout_s = max(0, timeout_ms) / 1000
+    shortest_s, longest_s = GRACE_S
+    return timeout_s + min(longest_s, max(shortest_s, timeout_s / 10))
 
 
 class VaultConnection:
@@ -85,10 +92,25 @@ class VaultConnection:
             async with asyncio.timeout(timeout_s):
                 return await future
         except (TimeoutError, asyncio.CancelledError):
+            if future.done() and not future.cancelled() and future.exception() is None:
+                close_all(future.result()[1])  # the answer came in the very moment
             self._connection.send(encode(CancelCall(next(self._numbers), number)))
             raise
         finally:
             del self._answers[number]
+
+    async def hand_over(
+        self, make: Callable[[int, slice, bool], msgspec.Struct], timeout_s: float, fds: list[int]
+    ) -> None:
+        """Calls with as many descriptors each as a frame may have, made of (number, which ones, whether the last)."""
+        for start in range(0, len(fds), FDS_PER_FRAME_MAX):
+            which = slice(start, start + FDS_PER_FRAME_MAX)
+            last = which.stop >= len(fds)
+            await self.call(lambda n, which=which, last=last: make(n, which, last), timeout_s, fds[which])  # type: ignore[misc]
+
+    def tell(self, make: Callable[[int], msgspec.Struct]) -> None:
+        """A call whose answer nobody waits for."""
+        self._connection.send(encode(make(next(self._numbers))))
 
     # -- receiving
 

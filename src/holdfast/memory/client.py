@@ -1,23 +1,26 @@
 """An engine's view of a vault: ask for the weights, write or map them, give the mapping up and get it back.
 
-Always true: virtual addresses stay where they were across unmap and remap; no wait is longer than its time-out; a lost
-vault is told at once (`on_lost`) while everything mapped stays usable, and the client reattaches by itself; when the
-vault has lost everything, the client gives its descriptors back.
+Always true: virtual addresses stay where they were across unmap and remap; no wait is longer than its time-out; a wait
+that was cancelled holds nothing; a lost vault is told at once (`on_lost`) while everything mapped stays usable, and the
+client reattaches by itself; when the vault has lost everything, the client gives its descriptors back, but never
+weights that were not committed: their writer is told `aborted`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from random import SystemRandom
 
-from holdfast.memory.calls import GRACE_S, Notice, VaultConnection, open_connection
+from holdfast.memory.calls import Notice, VaultConnection, open_connection, patience_s
 from holdfast.memory.devices.contract import Device, OutOfMemory
 from holdfast.memory.errors import StaleMemoryLayoutError, VaultRefused
-from holdfast.memory.fdsocket import FDS_PER_FRAME_MAX, close_all
+from holdfast.memory.fdsocket import close_all
 from holdfast.memory.layout import Layout
+from holdfast.memory.mapped import Mapped as Mapped
+from holdfast.memory.mapped import map_layout
 from holdfast.memory.packing import TensorSpec, plan
 from holdfast.memory.protocol import (
     AddSlabs,
@@ -27,8 +30,11 @@ from holdfast.memory.protocol import (
     FetchSlabs,
     GetStatus,
     Mapping,
+    MemoryLost,
     ReleaseWeights,
     Resume,
+    SlabSum,
+    SumSlab,
     WeightsEmpty,
     WeightsGranted,
 )
@@ -46,29 +52,6 @@ EMPTY = "empty"
 
 
 @dataclass(slots=True)
-class Mapped:
-    """Weights in this process: one address range, slabs one after the other."""
-
-    layout: Layout
-    address: int
-    size: int
-    fds: list[int]  # kept, to be given back if vault and keeper are both lost
-    present: bool = True  # False between unmap and remap
-
-    def offsets(self) -> list[int]:
-        starts, total = [], 0
-        for size in self.layout.slab_sizes:
-            starts.append(total)
-            total += size
-        return starts
-
-    def addresses(self) -> dict[str, int]:
-        """Where each tensor is."""
-        starts = self.offsets()
-        return {place.name: self.address + starts[place.slab] + place.offset for place in self.layout.tensors}
-
-
-@dataclass(slots=True)
 class MemoryClient:
     """One engine process at one vault. Use `connect`."""
 
@@ -78,10 +61,14 @@ class MemoryClient:
     slab_bytes: int = SLAB_BYTES
     on_lost: Callable[[str], None] = lambda why: None
     on_notice: Callable[[Notice], None] = lambda notice: None
-    name: str = field(default_factory=lambda: os.urandom(8).hex())
+    name: str = field(default_factory=lambda: f"{SystemRandom().getrandbits(64):016x}")
     mapped: Mapped | None = None
     epoch: int | None = None
+    on_reattached: Callable[[], Awaitable[None]] | None = None  # the pool's own way back after a total loss
+    _registered: bool = False  # as a mapper of the device
+    _writing: VaultConnection | None = None  # the connection the write lock was got on, and ends with
     _connection: VaultConnection | None = None
+    _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
     _reattaching: asyncio.Task[None] | None = None
     _closed: bool = False
 
@@ -89,17 +76,34 @@ class MemoryClient:
 
     async def connect(self, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
         """Raises ConnectionError, TimeoutError or VaultRefused."""
-        await self._open(timeout_s, resume=None)
+        await self._open(timeout_s)
 
-    async def _open(self, timeout_s: float, resume: Resume | None) -> bool:
-        self._connection, welcome = await open_connection(
-            self.path, self.name, self.engine_id, timeout_s, self._noticed, self._lost, resume
-        )
-        return welcome.resumed
+    async def _open(self, timeout_s: float) -> bool:
+        """Whether the vault still has what is mapped here; connected already: nothing is done."""
+        async with asyncio.timeout(timeout_s), self._opening:
+            if self.connected:
+                return True
+            mapped = self.mapped
+            held = mapped.layout.hash() if mapped is not None and mapped.can_be_given_back else None
+            resume = Resume(held, self.epoch) if held is not None or self._registered else None
+            self._connection, welcome = await open_connection(
+                self.path, self.name, self.engine_id, timeout_s, self._noticed, self._lost, resume
+            )
+            if resume is not None and not welcome.resumed:
+                try:
+                    await self._give_back()
+                except BaseException:
+                    self._connection.close("it could not all be given back")
+                    raise
+            return welcome.resumed
 
     @property
     def connected(self) -> bool:
         return self._connection is not None and self._connection.open
+
+    @property
+    def _has_a_seat(self) -> bool:
+        return self._registered or (self.mapped is not None and self.mapped.can_be_given_back)
 
     def _noticed(self, notice: Notice) -> None:
         self.on_notice(notice)
@@ -109,29 +113,32 @@ class MemoryClient:
             return
         self._connection = None
         self.on_lost(why)
-        if self.mapped is not None and (self._reattaching is None or self._reattaching.done()):
+        if self._has_a_seat and (self._reattaching is None or self._reattaching.done()):
             self._reattaching = asyncio.get_running_loop().create_task(self._reattach())
 
     async def _reattach(self) -> None:
         """Come back to a restarted vault without unmapping anything; bounded only by this process's life."""
         tries = 0
-        while not self._closed and self.mapped is not None and not self.connected:
+        while not self._closed and self._has_a_seat and not self.connected:
             await asyncio.sleep(REATTACH_S[min(tries, len(REATTACH_S) - 1)])
             tries += 1
             with contextlib.suppress(OSError, VaultRefused):
-                resume = Resume(self.mapped.layout.hash(), self.epoch)
-                if not await self._open(CONNECT_TIMEOUT_S, resume):
-                    await self._give_back()
+                await self._open(CONNECT_TIMEOUT_S)
 
     async def _give_back(self) -> None:
-        """The vault lost everything: hand it the record and the descriptors of what is mapped here."""
-        mapped = self.mapped
-        if mapped is None:
-            return
-        batches = [mapped.fds[at : at + FDS_PER_FRAME_MAX] for at in range(0, len(mapped.fds), FDS_PER_FRAME_MAX)]
-        for place, batch in enumerate(batches):
-            last = place == len(batches) - 1
-            await self.link().call(lambda n, last=last: Donate(n, mapped.layout, last), CALL_TIMEOUT_S, batch)  # type: ignore[misc]
+        """The vault does not have what is mapped here: hand it records and descriptors; if it has no use, say so."""
+        try:
+            mapped = self.mapped
+            if mapped is not None and mapped.can_be_given_back:
+                await self.link().hand_over(
+                    lambda n, _, last: Donate(n, mapped.layout, last), CALL_TIMEOUT_S, mapped.fds
+                )
+            if self._registered:
+                await self.link().call(lambda n: Mapping(n, None), CALL_TIMEOUT_S)
+            if self.on_reattached is not None:
+                await self.on_reattached()
+        except VaultRefused as refused:
+            self.on_notice(MemoryLost(f"the vault does not take back what is mapped here: {refused}"))
 
     def link(self) -> VaultConnection:
         if self._connection is None:
@@ -140,8 +147,7 @@ class MemoryClient:
 
     async def status(self) -> bytes:
         """The vault's facts, as JSON."""
-        answer = await self.link().call(GetStatus, CALL_TIMEOUT_S)
-        facts: bytes = answer.facts
+        facts: bytes = (await self.link().call(GetStatus, CALL_TIMEOUT_S)).facts
         return facts
 
     async def close(self) -> None:
@@ -162,32 +168,38 @@ class MemoryClient:
     ) -> str:
         """Ask for the weights: RW (write them, then `commit`), RO (mapped now), or EMPTY. TimeoutError when it takes
         too long, VaultRefused when it may not be."""
-        ask = await self.link().call(
-            lambda n: AskWeights(n, mode, timeout_ms, wait_for_writer, replace), timeout_ms / 1000 + GRACE_S
-        )
+        if self.mapped is not None and not self.mapped.committed:
+            self._forget_mapping()  # half-written, and the lock it was written under is gone
+        ask = await self._ask(mode, timeout_ms, wait_for_writer=wait_for_writer, replace=replace)
         if isinstance(ask, WeightsEmpty):
             return EMPTY
-        assert isinstance(ask, WeightsGranted)
-        if ask.mode == "rw":
+        if ask.mode == RW:
+            self._writing = self.link()
             return RW
         assert ask.layout is not None
-        await self._map(ask.layout)
+        await self._map(ask.layout, CALL_TIMEOUT_S)
         return RO
 
-    async def _map(self, layout: Layout) -> None:
-        """Fetch the slabs granted and map them, at the old addresses if there were any."""
-        slabs, fds = await self.link().call_for_fds(FetchSlabs, CALL_TIMEOUT_S)
-        sizes = list(slabs.sizes)
-        old = self.mapped
-        address = old.address if old is not None else self.device.reserve(sum(sizes))
+    async def _ask(
+        self, mode: str, timeout_ms: int, *, wait_for_writer: bool = False, replace: str | None = None
+    ) -> WeightsGranted | WeightsEmpty:
+        answer = await self.link().call(
+            lambda n: AskWeights(n, mode, timeout_ms, wait_for_writer, replace), patience_s(timeout_ms)
+        )
+        assert isinstance(answer, WeightsGranted | WeightsEmpty)
+        return answer
+
+    async def _map(self, layout: Layout, timeout_s: float) -> None:
+        """Fetch the slabs granted and map them, at the old addresses if there were any; else let go of them."""
+        link = self.link()
+        fds: list[int] = []
         try:
-            self.device.map_many(address, list(zip(sizes, fds, strict=True)), writable=False)
+            _, fds = await link.call_for_fds(FetchSlabs, timeout_s)
+            self.mapped = map_layout(self.device, layout, fds, self.mapped, writable=False)
         except BaseException:
             close_all(fds)
-            if old is None:
-                self.device.release(address, sum(sizes))
+            link.tell(ReleaseWeights)
             raise
-        self.mapped = Mapped(layout, address, sum(sizes), fds)
 
     async def allocate(
         self, specs: list[TensorSpec], identity: str, meta: dict[str, str] | None = None
@@ -202,31 +214,41 @@ class MemoryClient:
         try:
             for size in layout.slab_sizes:
                 fds.append(self.device.create(size))
-            address = self.device.reserve(total)
-            self.device.map_many(address, list(zip(layout.slab_sizes, fds, strict=True)), writable=True)
-            self.mapped = Mapped(layout, address, total, fds)
-            await self._hand_over(layout, fds)
+            self.mapped = map_layout(self.device, layout, fds, self.mapped, writable=True)
         except BaseException:
-            if self.mapped is None:
-                close_all(fds)
+            close_all(fds)
+            raise
+        try:
+            await self.link().hand_over(
+                lambda n, which, _: AddSlabs(n, list(layout.slab_sizes[which])), CALL_TIMEOUT_S, fds
+            )
+        except BaseException:
             self._forget_mapping()
             raise
         return self.mapped.addresses()
 
-    async def _hand_over(self, layout: Layout, fds: list[int]) -> None:
-        for start in range(0, len(fds), FDS_PER_FRAME_MAX):
-            sizes = list(layout.slab_sizes[start : start + FDS_PER_FRAME_MAX])
-            batch = fds[start : start + FDS_PER_FRAME_MAX]
-            await self.link().call(lambda n, sizes=sizes: AddSlabs(n, sizes), CALL_TIMEOUT_S, batch)  # type: ignore[misc]
-
     async def commit(self, timeout_s: float = CALL_TIMEOUT_S) -> str:
-        """Everything is written: seal it and let others read. The layout's hash."""
+        """Everything is written: seal it and let others read. The layout's hash. VaultRefused `aborted` if the vault
+        was lost since the write lock was got: `acquire` and write again."""
         mapped = self.mapped
-        assert mapped is not None, "allocate before commit"
+        if mapped is None or mapped.committed or self._writing is not self._connection or self._writing is None:
+            raise VaultRefused("aborted", "the write lock this was written under is gone: nothing to commit")
         self.device.synchronize()
         self.device.protect(mapped.address, mapped.size, writable=False)
-        await self.link().call(lambda n: CommitWeights(n, mapped.layout), timeout_s)
+        link = self.link()
+        try:
+            await link.call(lambda n: CommitWeights(n, mapped.layout), timeout_s)
+        except (TimeoutError, asyncio.CancelledError):
+            link.tell(ReleaseWeights)  # whether it was committed or not: nothing of it is held
+            raise
+        mapped.committed = True
         return mapped.layout.hash()
+
+    async def slab_checksum(self, slab: int) -> str:
+        """Of one slab of the weights this client reads, as the vault itself reads it."""
+        answer = await self.link().call(lambda n: SumSlab(n, slab), CALL_TIMEOUT_S)
+        assert isinstance(answer, SlabSum)
+        return answer.digest
 
     async def release(self) -> None:
         """Unmap and let go of the weights; the connection stays."""
@@ -237,12 +259,9 @@ class MemoryClient:
 
     async def unmap(self) -> None:
         """Drop the mapping and the lock; the addresses stay reserved."""
-        mapped = self.mapped
-        assert mapped is not None, "nothing is mapped"
+        assert self.mapped is not None, "nothing is mapped"
         self.device.synchronize()
-        self.device.unmap(mapped.address, mapped.size)
-        close_all(mapped.fds)
-        mapped.fds, mapped.present = [], False
+        self.mapped.drop(self.device)
         if self.connected:
             await self.link().call(ReleaseWeights, CALL_TIMEOUT_S)
 
@@ -254,31 +273,28 @@ class MemoryClient:
         assert not mapped.present, "unmap before remap"
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_ms / 1000
-        if not self.connected:
-            await self._open(timeout_ms / 1000, resume=None)
-        left_ms = max(0, round((deadline_s - loop.time()) * 1000))
-        ask = await self.link().call(lambda n: AskWeights(n, "ro", left_ms), left_ms / 1000 + GRACE_S)
+        await self._open(timeout_ms / 1000)
+        ask = await self._ask(RO, max(0, round((deadline_s - loop.time()) * 1000)))
         if isinstance(ask, WeightsEmpty):
             return EMPTY
+        assert ask.layout is not None
         if ask.layout.hash() != mapped.layout.hash():
-            await self.link().call(ReleaseWeights, CALL_TIMEOUT_S)
+            self.link().tell(ReleaseWeights)
             raise StaleMemoryLayoutError(
                 f"the vault keeps {ask.layout.identity} ({ask.layout.hash()}), "
                 f"mapped before were {mapped.layout.identity} ({mapped.layout.hash()})"
             )
-        await self._map(mapped.layout)
+        await self._map(mapped.layout, patience_s(round((deadline_s - loop.time()) * 1000)))
         return RO
 
     async def register_mapping(self, epoch: int | None = None) -> None:
         """Say that this process maps the device's pages: the fences count it from now on."""
         await self.link().call(lambda n: Mapping(n, epoch), CALL_TIMEOUT_S)
-        self.epoch = epoch
+        self._registered = True
+        if epoch is not None:
+            self.epoch = epoch
 
     def _forget_mapping(self) -> None:
         mapped, self.mapped = self.mapped, None
-        if mapped is None:
-            return
-        if mapped.present:
-            self.device.unmap(mapped.address, mapped.size)
-        self.device.release(mapped.address, mapped.size)
-        close_all(mapped.fds)
+        if mapped is not None:
+            mapped.forget(self.device)

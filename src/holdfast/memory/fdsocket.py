@@ -224,8 +224,10 @@ class FdConnection:
         self._loop.remove_reader(self._sock.fileno())
         if self._writing:
             self._loop.remove_writer(self._sock.fileno())
-        for held in (*self._outgoing, *self._arrived):
-            close_all(held.fds)
+        for outgoing in self._outgoing:
+            close_all(outgoing.fds)
+        for frame in self._arrived:
+            frame.close_fds()
         self._outgoing.clear()
         self._arrived.clear()
         self._splitter.close()

@@ -151,9 +151,16 @@ class Keeper:
         fds = (self._fds.listener, its.fileno(), self._fds.lifeline)
         command = [*self._vault_command, *map(str, fds)]
         actions = [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in fds]  # the same number without close-on-exec
-        pid = os.posix_spawn(command[0], command, os.environ, file_actions=actions)
-        its.close()
-        self._watch_vault(os.pidfd_open(pid), mine)
+        try:
+            pid = os.posix_spawn(command[0], command, os.environ, file_actions=actions)
+        except OSError as error:  # no memory or no processes left: what is kept stays kept, and it is tried again
+            print(f"cannot start a vault: {error}", file=sys.stderr, flush=True)
+            mine.close()
+            self._vault_gone.set()
+        else:
+            self._watch_vault(os.pidfd_open(pid), mine)
+        finally:
+            its.close()
 
     def _watch_vault(self, pidfd: int, sock: socket.socket) -> None:
         self._vault_gone.clear()
@@ -198,6 +205,7 @@ async def _keep(fds: KeeperFds, vault_command: list[str]) -> None:
 
 def main(argv: list[str]) -> int:
     """`python -m holdfast.memory.keeper LISTENER LIFELINE LINK VAULT_PIDFD -- VAULT COMMAND…`"""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a vault that started this keeper ignored it
     numbers, command = [int(text) for text in argv[:4]], argv[5:]
     asyncio.run(_keep(KeeperFds(*numbers), command))
     return 0

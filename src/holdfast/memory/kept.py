@@ -1,7 +1,8 @@
 """The vault's side of the keeper: records put, dropped and listed, each acknowledged; and a new keeper when it dies.
 
 Always true: what was acknowledged to a client is in a keeper (`put` calls back only then); after a keeper's death
-everything is put again into the next one before any new call is acknowledged.
+everything is put again into the next one before any new call is acknowledged, and last of all the mark that this is
+everything: a vault that finds records without the mark knows that some are missing.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ from holdfast.memory.protocol import READ_ERRORS, Drop, Kept, ListAll, Put, enco
 log = logging.getLogger("holdfast.vault")
 
 Then = Callable[[], None]
-# A keeper that cannot be started is tried again; a second is short against the chance of both dying in it.
-RESTART_S = 1.0
+# The key of the mark that a keeper has all there is.
+WHOLE = "whole"
+# A keeper that dies again at once is started more and more slowly; after a quiet minute the count is forgotten.
+RESTART_S = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+QUIET_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,11 @@ class KeptRecords:
         self._listed: asyncio.Future[None] | None = None
         self._partial: dict[str, Record] = {}
         self.records: dict[str, Record] = {}
+        self.whole = False  # whether the keeper had everything when this vault began
+        self._marked = False
         self.ending = False
+        self._keeper_deaths = 0
+        self._keeper_born_s = self._loop.time()
         self._link = FdConnection(socket.socket(fileno=fds.link), self._take, self._keeper_lost)
 
     async def load(self) -> None:
@@ -57,6 +65,12 @@ class KeptRecords:
         self._listed = self._loop.create_future()
         self._link.send(encode(ListAll(0)))
         await self._listed
+        self.whole = self.records.pop(WHOLE, None) is not None
+
+    def mark_whole(self) -> None:
+        """From now on the keeper is known to have all there is."""
+        self._marked = True
+        self._send(WHOLE, Record(), _nothing)
 
     def put(self, key: str, blob: bytes, fds: list[int], then: Then) -> None:
         """Keep a record (the descriptors are this object's from now on) and call `then` once the keeper has it."""
@@ -108,7 +122,17 @@ class KeptRecords:
         if self._listed is not None and not self._listed.done():
             self._listed.set_result(None)  # it died before it had told all: what came is what there is
         log.warning("the keeper is gone (%s): starting another", why)
-        self._start_keeper()
+        if self._loop.time() - self._keeper_born_s > QUIET_S:
+            self._keeper_deaths = 0
+        self._start_keeper_later()
+
+    def _start_keeper_later(self) -> None:
+        pause_s = RESTART_S[min(self._keeper_deaths, len(RESTART_S) - 1)]
+        self._keeper_deaths += 1
+        if pause_s:
+            self._loop.call_later(pause_s, self._start_keeper)
+        else:
+            self._start_keeper()
 
     def _start_keeper(self) -> None:
         if self.ending:
@@ -123,11 +147,12 @@ class KeptRecords:
         except OSError as error:
             log.error("cannot start a keeper: %s", error)
             mine.close()
-            self._loop.call_later(RESTART_S, self._start_keeper)
+            self._start_keeper_later()
             return
         finally:
             its.close()
             os.close(own)
+        self._keeper_born_s = self._loop.time()
         self._link = FdConnection(mine, self._take, self._keeper_lost)
         waiting, self._waiting = list(self._waiting.values()), {}
         self._put_everything_again(waiting)
@@ -135,7 +160,9 @@ class KeptRecords:
     def _put_everything_again(self, waiting: list[Then]) -> None:
         """The new keeper gets all; those who waited for the old one's word get the new one's, after everything."""
         for key, record in self.records.items():
-            self._send(key, record, lambda: None)
+            self._send(key, record, _nothing)
+        if self._marked:
+            self.mark_whole()
         call = next(self._calls)
         self._waiting[call] = partial(_call_all, waiting)
         self._link.send(encode(Drop(call, "")))  # nothing has this key: it is acknowledged after all before it
@@ -143,6 +170,10 @@ class KeptRecords:
     def close(self) -> None:
         self.ending = True
         self._link.close()
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""
 
 
 def _call_all(waiting: list[Then]) -> None:

@@ -1,9 +1,16 @@
-"""Start a vault with its keeper: bind the socket, make the lifeline, start the keeper, which starts the vault."""
+"""Start a vault with its keeper, and start both again when both are gone; the listening socket stays open here.
+
+The lifeline is a socket pair. Keeper and vault have one end: when the other is shut or closed, they end. This process
+has the other, and reads its end once nobody holds the first: vault and keeper are both gone, whoever had started them.
+Always true: while this object is started, clients' connections wait in the socket's backlog, never find nobody.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -12,10 +19,13 @@ from pathlib import Path
 import msgspec
 
 from holdfast.core.errors import UserError
-from holdfast.memory.server import VaultSettings
+from holdfast.memory.vault_settings import VaultSettings
 
 BACKLOG = 1024
 END_S = 5.0
+# A pair that dies again at once is started more and more slowly; after a quiet minute the count is forgotten.
+RESTART_S = (0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+QUIET_S = 60.0
 
 
 class VaultProcesses:
@@ -24,14 +34,19 @@ class VaultProcesses:
     def __init__(self, settings: VaultSettings, log_path: Path | None = None) -> None:
         self.settings = settings
         self._log_path = log_path
-        self._lifeline = -1
+        self._lifeline: socket.socket | None = None
+        self._listener: socket.socket | None = None
         self.keeper: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        listener = self._bind()
-        read_end, self._lifeline = os.pipe()
+        self._listener = self._bind()
+        self._start_pair()
+
+    def _start_pair(self) -> None:
+        assert self._listener is not None
+        self._lifeline, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         vault = [sys.executable, "-m", "holdfast.memory.server", msgspec.json.encode(self.settings).decode()]
-        fds = (listener.fileno(), read_end)
+        fds = (self._listener.fileno(), theirs.fileno())
         command = [sys.executable, "-m", "holdfast.memory.keeper", *map(str, fds), "-1", "-1", "--", *vault]
         try:
             with contextlib.ExitStack() as stack:
@@ -40,8 +55,48 @@ class VaultProcesses:
                     command, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
                 )
         finally:
-            listener.close()
-            os.close(read_end)
+            theirs.close()
+
+    # -- both gone
+
+    def gone(self) -> bool:
+        """Whether neither vault nor keeper lives."""
+        assert self._lifeline is not None
+        readable, _, _ = select.select([self._lifeline], [], [], 0)
+        return bool(readable)
+
+    def ensure(self) -> bool:
+        """Start both again if both are gone; True if that was so. Weights and pool come back from whoever maps them."""
+        if self._listener is None or self._lifeline is None or not self.gone():
+            return False
+        self._lifeline.close()
+        if self.keeper is not None:
+            self.keeper.wait()  # it is gone: this only reaps it
+        self._start_pair()
+        return True
+
+    async def watch(self) -> None:
+        """`ensure`, as soon as it is needed, until cancelled."""
+        loop = asyncio.get_running_loop()
+        deaths, born_s = 0, loop.time()
+        while True:
+            await self._until_gone()
+            deaths = 0 if loop.time() - born_s > QUIET_S else deaths
+            await asyncio.sleep(RESTART_S[min(deaths, len(RESTART_S) - 1)])
+            deaths, born_s = deaths + 1, loop.time()
+            self.ensure()
+
+    async def _until_gone(self) -> None:
+        loop = asyncio.get_running_loop()
+        gone, lifeline = asyncio.Event(), self._lifeline
+        assert lifeline is not None
+        loop.add_reader(lifeline, gone.set)
+        try:
+            await gone.wait()
+        finally:
+            loop.remove_reader(lifeline)
+
+    # -- the socket
 
     def _bind(self) -> socket.socket:
         path = self.settings.socket_path
@@ -54,22 +109,29 @@ class VaultProcesses:
             os.unlink(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(path)
-        os.chmod(path, 0o600)
+        # The vault asks the kernel for each peer's uid; the mode only keeps out those whom nobody allowed.
+        os.chmod(path, 0o666 if self.settings.allowed_uids else 0o600)
         listener.listen(BACKLOG)
         return listener
 
     def stop(self) -> None:
-        """Close the lifeline and wait; nothing is started again."""
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
-        if self.keeper is not None:
-            try:
-                self.keeper.wait(END_S)
-            except subprocess.TimeoutExpired:
+        """Shut the lifeline and wait until both are gone; nothing is started again."""
+        if self._listener is None or self._lifeline is None:
+            return
+        self._listener.close()
+        self._lifeline.settimeout(END_S)
+        with contextlib.suppress(OSError):
+            self._lifeline.shutdown(socket.SHUT_WR)
+        try:
+            with contextlib.suppress(ConnectionError):
+                self._lifeline.recv(1)
+        except TimeoutError:
+            if self.keeper is not None:
                 self.keeper.kill()
-                self.keeper.wait(END_S)
-            self.keeper = None
+        if self.keeper is not None:
+            self.keeper.wait(END_S)
+        self._lifeline.close()
+        self._listener = self._lifeline = self.keeper = None
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.settings.socket_path)
 

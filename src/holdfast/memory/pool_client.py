@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from holdfast.memory.calls import GRACE_S, Notice
+from holdfast.memory.calls import Notice, patience_s
 from holdfast.memory.client import CALL_TIMEOUT_S, MemoryClient
 from holdfast.memory.devices.contract import Device
-from holdfast.memory.fdsocket import FDS_PER_FRAME_MAX, close_all
-from holdfast.memory.protocol import AcquirePool, AddPoolSlabs, Fence, FetchPool, PoolGranted, Quiesced
+from holdfast.memory.fdsocket import close_all
+from holdfast.memory.protocol import AcquirePool, AddPoolSlabs, DonatePool, Fence, FetchPool, PoolGranted, Quiesced
 
 
 @dataclass(slots=True)
@@ -37,6 +37,7 @@ class PoolClient:
     mapping: PoolMapping | None = None
     cpu_fence: asyncio.Event = field(default_factory=asyncio.Event)
     gpu_fence: asyncio.Event = field(default_factory=asyncio.Event)
+    geometry: str = ""
 
     def __post_init__(self) -> None:
         before = self.client.on_notice
@@ -47,6 +48,7 @@ class PoolClient:
             before(notice)
 
         self.client.on_notice = noticed
+        self.client.on_reattached = self._give_back
 
     async def acquire(self, epoch: int, geometry: str, timeout_ms: int) -> bool:
         """Own the pool; True if there is one to adopt. Returns past the CPU fence of every earlier epoch.
@@ -55,15 +57,16 @@ class PoolClient:
         await self.client.register_mapping(None)
         self.cpu_fence.clear()
         self.gpu_fence.clear()
-        self.client.epoch = epoch  # before the answer: its fences come just ahead of it
+        before, self.client.epoch = self.client.epoch, epoch  # before the answer: its fences come just ahead of it
         try:
             granted = await self.client.link().call(
-                lambda n: AcquirePool(n, epoch, geometry, timeout_ms), timeout_ms / 1000 + GRACE_S
+                lambda n: AcquirePool(n, epoch, geometry, timeout_ms), patience_s(timeout_ms)
             )
         except BaseException:
-            self.client.epoch = None
+            self.client.epoch = before
             raise
         assert isinstance(granted, PoolGranted)
+        self.geometry = geometry
         return granted.adopt
 
     async def make(self, index_size: int, page_sizes: list[int]) -> PoolMapping:
@@ -74,7 +77,10 @@ class PoolClient:
         try:
             for size in page_sizes:
                 fds.append(self.client.device.create(size))
-            await self._hand_over([index_size, *page_sizes], fds)
+            sizes = [index_size, *page_sizes]
+            await self.client.link().hand_over(
+                lambda n, which, last: AddPoolSlabs(n, sizes[which], last), CALL_TIMEOUT_S, fds
+            )
             self.mapping = self._map([index_size, *page_sizes], fds, writable=True)
         except BaseException:
             if self.mapping is None:
@@ -126,9 +132,12 @@ class PoolClient:
         device.map_many(pages_address, list(zip(pages, fds[1:], strict=True)), writable=writable)
         return PoolMapping(index_address, index_size, pages_address, pages, fds)
 
-    async def _hand_over(self, sizes: list[int], fds: list[int]) -> None:
-        for start in range(0, len(fds), FDS_PER_FRAME_MAX):
-            end = start + FDS_PER_FRAME_MAX
-            part, batch, last = sizes[start:end], fds[start:end], end >= len(fds)
-            call = self.client.link().call
-            await call(lambda n, part=part, last=last: AddPoolSlabs(n, part, last), CALL_TIMEOUT_S, batch)  # type: ignore[misc]
+    async def _give_back(self) -> None:
+        """Vault and keeper were lost: the owner hands its pool over again, and goes on owning it."""
+        mapping, epoch = self.mapping, self.client.epoch
+        if mapping is None or epoch is None:
+            return
+        sizes = [mapping.index_size, *mapping.page_sizes]
+        await self.client.link().hand_over(
+            lambda n, which, last: DonatePool(n, epoch, self.geometry, sizes[which], last), CALL_TIMEOUT_S, mapping.fds
+        )

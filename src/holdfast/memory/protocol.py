@@ -124,6 +124,13 @@ class DonatePool(msgspec.Struct, frozen=True, array_like=True, tag=15):
     last: bool
 
 
+class SumSlab(msgspec.Struct, frozen=True, array_like=True, tag=16):
+    """A reader asks for the checksum of one slab of its generation."""
+
+    call: int
+    slab: int
+
+
 FromClient = (
     Hello
     | AskWeights
@@ -140,6 +147,7 @@ FromClient = (
     | GetStatus
     | Donate
     | DonatePool
+    | SumSlab
 )
 
 # -- vault to client
@@ -200,6 +208,11 @@ class Status(msgspec.Struct, frozen=True, array_like=True, tag=108):
     facts: bytes  # JSON
 
 
+class SlabSum(msgspec.Struct, frozen=True, array_like=True, tag=109):
+    call: int
+    digest: str  # blake2b, 128 bits, in hex
+
+
 class Superseded(msgspec.Struct, frozen=True, array_like=True, tag=120):
     """Notice to readers: newer weights are committed beside yours."""
 
@@ -228,6 +241,7 @@ FromVault = (
     | Slabs
     | PoolGranted
     | Status
+    | SlabSum
     | Superseded
     | Fence
     | MemoryLost

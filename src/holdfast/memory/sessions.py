@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.memory.fdsocket import close_all, copy_all
-from holdfast.memory.protocol import Failed, Hello, encode
+from holdfast.memory.fdsocket import FDS_PER_FRAME_MAX, close_all, copy_all
+from holdfast.memory.protocol import Failed, Hello, Slabs, encode
+from holdfast.memory.vault_uploads import Upload
 
 if TYPE_CHECKING:
     from holdfast.memory.fdsocket import FdConnection
     from holdfast.memory.kept import KeptRecords
     from holdfast.memory.processes import Processes
-    from holdfast.memory.vault_uploads import Upload
 
 PREFIX = "client/"
 
@@ -60,6 +60,7 @@ class Session:
         self.weights_granted = 0  # the call that was granted last: its waiter may have left meanwhile
         self.pool_granted = 0
         self.donation: Upload | None = None
+        self.pool_donation = Upload()
         self._unacknowledged = 0
         self._unsaid: deque[tuple[msgspec.Struct, list[int]]] = deque()
 
@@ -76,6 +77,12 @@ class Session:
             self._unsaid.append((message, copy_all(fds or [])))
         except OSError as error:
             self.connection.close(f"no descriptors left: {error}")
+
+    def reply_slabs(self, call: int, sizes: list[int], fds: list[int]) -> None:
+        """Descriptors, in as few frames as can be."""
+        for start in range(0, max(1, len(sizes)), FDS_PER_FRAME_MAX):
+            end = start + FDS_PER_FRAME_MAX
+            self.reply(Slabs(call, sizes[start:end], more=end < len(sizes)), fds[start:end])
 
     def fail(self, call: int, code: str, reason: str) -> None:
         self.reply(Failed(call, code, reason))

@@ -1,71 +1,35 @@
 """A torch module's parameters and buffers in the vault: written once, bound elsewhere without a copy.
 
 `publish` moves a loaded module in; `stage` gives a module built on the meta device writable vault memory to load into,
-before `MemoryClient.commit`; `materialise` binds what was imported. Always true: after the commit the tensors are
-read-only, here too: a write to them is no error but a fault (SIGSEGV on the host, a lost context on a GPU), so they
-need no grad any more; memory that tensors of the writer share is shared by the reader's, and what lies in the same
-place is the same tensor object; strides are kept; a call that fails has left the module as it was.
+before `MemoryClient.commit`; `materialise` binds what was imported. Always true: what is committed is read-only, for
+the writer too: a write to it is no error but a fault (SIGSEGV on the host, a lost context on a GPU), so it needs no
+grad any more; tensors that share memory at the writer share it at the reader, and those in the same place are the same
+object; strides are kept; a call that fails has changed nothing in the module.
 
-The tensors are as good as the client's mapping: valid again at the same addresses after `unmap` and `remap`, not to be
-touched in between, nor after `release` or `close`, nor in a forked child. Buffers that are not persistent, and names
-given as private, never go to the vault. Tensors that a module keeps as plain attributes are not known to it, nor here.
+The tensors are as good as the client's mapping: valid again, at the same addresses, after `unmap` and `remap`; not to
+be touched in between, nor after `release` or `close`, nor in a forked child. Private (never in the vault) are buffers
+that are not persistent and the names given as such. Tensors kept as plain attributes of a module are not seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
-from holdfast.memory.client import MemoryClient
+from holdfast.memory.client import Mapped, MemoryClient
 from holdfast.memory.layout import TensorPlace
 from holdfast.memory.overlaps import Group, Span, overlapping
-from holdfast.memory.packing import TensorSpec
-from holdfast.memory.torch_tensors import (
-    bytes_of,
-    copy_bytes,
-    dtype_name,
-    dtype_of,
-    span_bytes,
-    storage_at,
-    tensor_in,
-    torch_device,
-    unfit,
-)
+from holdfast.memory.torch_modules import ModuleMismatch, Slot, misfits, refuse, slots_of, specs_of, specs_of_slots
+from holdfast.memory.torch_tensors import bytes_of, copy_bytes, dtype_of, storage_at, tensor_in, torch_device
 
+__all__ = ["ModuleMismatch", "materialise", "publish", "specs_of", "stage"]
+
+# Makes a private tensor of a name, like the one (on the meta device) given.
 Fresh = Callable[[str, torch.Tensor], torch.Tensor]
+# Told bytes copied and bytes in all.
 OnProgress = Callable[[int, int], None]
-NOBODY: frozenset[str] = frozenset()
-
-
-class ModuleMismatch(Exception):
-    """A module and the vault do not fit each other; `problems` has a line for every name that does not."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("; ".join(problems))
-        self.problems = tuple(problems)
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """A name in a module that holds a tensor. Tied tensors have several."""
-
-    name: str
-    holder: nn.Module
-    attribute: str
-    tensor: torch.Tensor
-    is_parameter: bool
-    private: bool
-
-
-# -- what the brief calls for, in the order of a module's life
-
-
-def specs_of(module: nn.Module, private: frozenset[str] = NOBODY) -> list[TensorSpec]:
-    """What the vault is to keep of a module. Raises ModuleMismatch for what cannot be kept."""
-    return _specs(_slots(module, private))
 
 
 async def publish(
@@ -73,23 +37,22 @@ async def publish(
     module: nn.Module,
     identity: str,
     *,
-    private: frozenset[str] = NOBODY,
+    private: frozenset[str] = frozenset(),
     on_progress: OnProgress = lambda done, total: None,
 ) -> str:
-    """Copy a loaded module into the vault (held `rw`), commit, and bind the module to the copy; its own is freed.
+    """Copy a loaded module into the vault (held `rw`), commit, bind the module to the copy; its own memory is freed.
 
-    Returns the layout's hash. Takes the module's size once more until it ends; `stage` does not.
+    Returns the layout's hash. Until it returns, the weights are there twice: on a GPU that cannot hold that, `stage`.
     """
-    slots = _slots(module, private)
-    empty = [f"{slot.name} is on the meta device: there is nothing to publish" for slot in slots if slot.tensor.is_meta]
-    if empty:
-        raise ModuleMismatch(empty)
-    places = await _allocate(client, slots, identity)
-    await _fill(client, places, {slot.name: slot.tensor for slot in slots}, on_progress)
-    name = await client.commit()
-    _bind(client, slots, places)
-    _place_private(client, slots, _no_recipe)
-    return name
+    slots = slots_of(module, private)
+    refuse([f"{slot.name} is on the meta device and has no values" for slot in slots if slot.tensor.is_meta])
+    await client.allocate(specs_of_slots(slots), identity)
+    mapped = _mapped(client)
+    moved = _fresh_private(client, slots, None)
+    await _fill(client, mapped, {slot.name: slot.tensor for slot in slots}, on_progress)
+    layout_hash = await client.commit()
+    _bind(slots, _kept(client, mapped) | moved)
+    return layout_hash
 
 
 async def stage(
@@ -97,139 +60,140 @@ async def stage(
     module: nn.Module,
     identity: str,
     *,
-    private: frozenset[str] = NOBODY,
+    private: frozenset[str] = frozenset(),
     fresh: Fresh | None = None,
 ) -> None:
-    """Bind a module to vault memory (held `rw`) that is still writable and has no values: load, then `commit`."""
-    slots = _slots(module, private)
-    _check_private(slots, fresh)
-    places = await _allocate(client, slots, identity)
-    _place_private(client, slots, fresh or _no_recipe)
-    _bind(client, slots, places)
+    """Bind a module to vault memory (held `rw`) that is writable and has no values yet: load into it, then `commit`."""
+    slots = slots_of(module, private)
+    specs = specs_of_slots(slots)
+    made = _fresh_private(client, slots, fresh)
+    await client.allocate(specs, identity)
+    _bind(slots, _kept(client, _mapped(client)) | made)
 
 
 def materialise(
-    client: MemoryClient, module: nn.Module, *, private: frozenset[str] = NOBODY, fresh: Fresh | None = None
+    client: MemoryClient, module: nn.Module, *, private: frozenset[str] = frozenset(), fresh: Fresh | None = None
 ) -> None:
     """Bind a module, on the meta device or real, to the weights mapped here. Raises ModuleMismatch naming all misfits.
 
-    Private tensors stay as they are; one on the meta device is made by `fresh(name, meta tensor)`.
+    Private tensors keep their values; those on the meta device have none, and are what `fresh` makes of their names.
     """
-    slots = _slots(module, private)
-    mapped = client.mapped
-    if mapped is None or not mapped.present:
-        raise ModuleMismatch(["no weights are mapped: acquire them first"])
+    slots = slots_of(module, private)
+    mapped = _mapped(client)
+    refuse(misfits(slots, {place.name: place for place in mapped.layout.tensors}))
+    _bind(slots, _fresh_private(client, slots, fresh) | _kept(client, mapped))
+
+
+def _mapped(client: MemoryClient) -> Mapped:
+    if client.mapped is None or not client.mapped.present:
+        raise ModuleMismatch(["no weights are mapped: acquire or remap them first"])
+    return client.mapped
+
+
+def _groups(mapped: Mapped) -> tuple[list[Group], dict[str, TensorPlace]]:
     places = {place.name: place for place in mapped.layout.tensors}
-    problems = _misfits(slots, places)
-    if problems:
-        raise ModuleMismatch(problems)
-    _check_private(slots, fresh)
-    _place_private(client, slots, fresh or _no_recipe)
-    _bind(client, slots, places)
+    spans = [
+        Span(name, address, places[name].size_bytes, _dtype(places[name]).itemsize)
+        for name, address in mapped.addresses().items()
+    ]
+    return overlapping(spans), places
 
 
-# -- looking at a module
+def _dtype(place: TensorPlace) -> torch.dtype:
+    dtype = dtype_of(place.dtype)
+    assert dtype is not None, "checked before"
+    return dtype
 
 
-def _slots(module: nn.Module, private: frozenset[str]) -> list[Slot]:
-    """Every name of a parameter or buffer, tied ones too."""
-    slots: list[Slot] = []
-    for prefix, holder in module.named_modules(remove_duplicate=False):
-        for is_parameter, held in ((True, holder._parameters), (False, holder._buffers)):
-            for attribute, tensor in held.items():
-                if tensor is None:
-                    continue
-                name = f"{prefix}.{attribute}" if prefix else attribute
-                alone = name in private or attribute in holder._non_persistent_buffers_set
-                slots.append(Slot(name, holder, attribute, tensor, is_parameter, alone))
-    problems = [f"{name} is private and not in the module" for name in sorted(private - {slot.name for slot in slots})]
-    public = [slot for slot in slots if not slot.private]
-    problems += [f"{slot.name} {why}" for slot in public if (why := unfit(slot.tensor))]
-    if not problems:
-        problems = _half_private(slots)
-    if problems:
-        raise ModuleMismatch(problems)
-    return slots
+# -- bytes
 
 
-def _half_private(slots: list[Slot]) -> list[str]:
-    """Names that are private and share their bytes with one that is not: the two would part."""
-    private = {slot.name for slot in slots if slot.private}
-    problems = []
-    for group in _groups(slots):
-        names = {span.name for span in group.spans}
-        if names & private and names - private:
-            alone, others = ", ".join(sorted(names & private)), ", ".join(sorted(names - private))
-            problems.append(f"{alone} is private and shares memory with {others}, which is not")
-    return problems
+async def _fill(
+    client: MemoryClient, mapped: Mapped, sources: dict[str, torch.Tensor], on_progress: OnProgress
+) -> None:
+    """Copy spans byte by byte: exact for every dtype, and for tensors whose elements overlap (expanded ones)."""
+    device = torch_device(client.device.name)
+    spans = [span for group in _groups(mapped)[0] for span in group.cover()]
+    done, total = 0, sum(span.size for span in spans)
+    for span in spans:
+        target = storage_at(span.start, span.size, device, client)
+        await copy_bytes(tensor_in(target, torch.uint8, 0, (span.size,), (1,)), bytes_of(sources[span.name]))
+        done += span.size
+        on_progress(done, total)
 
 
-def _groups(slots: Iterable[Slot]) -> list[Group]:
-    """Which names share memory, and how. On the meta device there are no addresses, but storages are shared there too."""
-    spaces: dict[object, list[Span]] = {}
-    for slot in slots:
-        tensor = slot.tensor
-        if unfit(tensor):
-            continue  # only a private one can be, and it does not go anywhere
-        size, item = span_bytes(tensor), tensor.element_size()
-        if tensor.is_meta:
-            start = tensor.storage_offset() * item
-            spaces.setdefault(tensor.untyped_storage()._cdata, []).append(Span(slot.name, start, size, item))
-        else:
-            spaces.setdefault(tensor.device, []).append(Span(slot.name, tensor.data_ptr(), size, item))
-    return [group for spans in spaces.values() for group in overlapping(spans)]
+# -- tensors
 
 
-def _specs(slots: list[Slot]) -> list[TensorSpec]:
-    public = [slot for slot in slots if not slot.private]
-    shared: dict[str, tuple[str, int]] = {}
-    problems: list[str] = []
-    for group in _groups(public):
+def _kept(client: MemoryClient, mapped: Mapped) -> dict[str, torch.Tensor]:
+    """A tensor over the mapping for each name; one storage for each group that shares memory, and no larger."""
+    device = torch_device(client.device.name)
+    groups, places = _groups(mapped)
+    made: dict[tuple[object, ...], torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    for group in groups:
+        storage = storage_at(group.start, group.size, device, client)
         for span in group.spans:
-            shared[span.name] = (group.spans[0].name, span.start - group.start)
-            if (span.start - group.start) % span.item_bytes:
-                problems.append(f"{span.name} lies askew in memory that it shares with {group.spans[0].name}")
-    if not public:
-        problems.append("the module has no tensors to publish")
-    if problems:
-        raise ModuleMismatch(problems)
-    return [_spec(slot, *shared.get(slot.name, ("", 0))) for slot in public]
+            place = places[span.name]
+            key = (span.start, place.dtype, place.shape, place.stride)
+            if key not in made:
+                made[key] = tensor_in(storage, _dtype(place), span.start - group.start, place.shape, place.stride)
+            tensors[span.name] = made[key]
+    for name, place in places.items():
+        if not place.size_bytes:
+            tensors[name] = torch.empty_strided(place.shape, place.stride, dtype=_dtype(place), device=device)
+    return tensors
 
 
-def _spec(slot: Slot, shared: str, shared_at: int) -> TensorSpec:
-    tensor = slot.tensor
-    shape, stride = tuple(tensor.shape), tuple(tensor.stride())
-    return TensorSpec(slot.name, shape, stride, dtype_name(tensor.dtype), span_bytes(tensor), shared, shared_at)
+def _fresh_private(client: MemoryClient, slots: list[Slot], fresh: Fresh | None) -> dict[str, torch.Tensor]:
+    """The private tensors, on the device of the others, where they are not there already."""
+    device = torch_device(client.device.name)
+    problems: list[str] = []
+    made: dict[int, torch.Tensor] = {}  # tied ones once
+    for slot in slots:
+        like = slot.tensor
+        if not slot.private or id(like) in made or (not like.is_meta and like.device == device):
+            continue
+        if not like.is_meta:
+            made[id(like)] = like.detach().to(device)
+        elif fresh is None:
+            problems.append(f"{slot.name} is private and on the meta device: tell how to make it (fresh)")
+        else:
+            value = fresh(slot.name, like).detach().to(device)
+            if value.shape != like.shape or value.dtype is not like.dtype:
+                problems.append(f"{slot.name} was made as {value.dtype} {tuple(value.shape)}, not as it is")
+            made[id(like)] = value
+    refuse(problems)
+    return {slot.name: made[id(slot.tensor)] for slot in slots if slot.private and id(slot.tensor) in made}
 
 
-# -- comparing it with what is mapped
+def _bind(slots: list[Slot], tensors: dict[str, torch.Tensor]) -> None:
+    """Put the tensors under their names. The same tensor under several names becomes the same object under them."""
+    bound: dict[tuple[int, bool], torch.Tensor] = {}
+    for slot in slots:
+        tensor = tensors.get(slot.name)
+        if tensor is None:
+            continue  # private, and where it should be
+        # A parameter and a buffer in one place stay two objects: a module takes neither for the other.
+        key = (id(tensor) if tensor.numel() else id(slot.tensor), slot.is_parameter)
+        if key not in bound:
+            bound[key] = _rebound(slot, tensor)
+        if getattr(slot.holder, slot.attribute) is not bound[key]:
+            setattr(slot.holder, slot.attribute, bound[key])  # not into the dict: some modules keep lists beside it
 
 
-def _misfits(slots: list[Slot], places: dict[str, TensorPlace]) -> list[str]:
-    public = {slot.name: slot for slot in slots if not slot.private}
-    private = {slot.name for slot in slots if slot.private}
-    problems = [f"{name} is not in the vault" for name in public if name not in places]
-    for name in places:
-        if name not in public:
-            problems.append(f"{name} is in the vault and {'private' if name in private else 'not in the module'}")
-    one_place: dict[int, tuple[str, tuple[object, ...]]] = {}
-    for name in public.keys() & places.keys():
-        tensor, place = public[name].tensor, places[name]
-        if tuple(tensor.shape) != place.shape:
-            problems.append(f"{name} has shape {tuple(tensor.shape)}, in the vault {place.shape}")
-        if tensor.dtype is not dtype_of(place.dtype):
-            problems.append(f"{name} is {dtype_name(tensor.dtype)}, in the vault {place.dtype}")
-        where = (place.slab, place.offset, place.stride)
-        first, expected = one_place.setdefault(id(tensor), (name, where))
-        if where != expected and place.size_bytes:
-            problems.append(f"{first} and {name} are one tensor in the module and two in the vault")
-    return problems
-
-
-# -- moving it
-
-
-async def _allocate(client: MemoryClient, slots: list[Slot], identity: str) -> dict[str, TensorPlace]:
-    await client.allocate(_specs(slots), identity)
-    assert client.mapped is not None
-    return {place.name: place for place in client.mapped.layout.tensors}
+def _rebound(slot: Slot, tensor: torch.Tensor) -> torch.Tensor:
+    """The object to stand under a name: the old one, over other memory, where torch can (others may hold it too)."""
+    old = slot.tensor
+    needs_grad = slot.private and old.requires_grad
+    if not old.is_meta and old.is_leaf:
+        old.requires_grad_(needs_grad)
+        old.grad = None
+        old.data = tensor
+        return old
+    if not slot.is_parameter:
+        return tensor
+    new = nn.Parameter(tensor, requires_grad=needs_grad)
+    new.__dict__.update(old.__dict__)  # what loaders hang on parameters
+    object.__setattr__(new, "__class__", type(old))  # and what they derive from it
+    return new

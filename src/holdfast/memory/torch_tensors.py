@@ -76,7 +76,7 @@ def span_bytes(tensor: torch.Tensor) -> int:
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's span as flat bytes, without a copy."""
-    start = tensor.storage_offset() * tensor.element_size()
+    start = int(tensor.storage_offset()) * tensor.element_size()
     return tensor_in(tensor.untyped_storage(), torch.uint8, start, (span_bytes(tensor),), (1,))
 
 

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.memory.devices.contract import DeviceError
-from holdfast.memory.devices.fds import FdKind, check_slab_fd, fd_kind
-from holdfast.memory.fdsocket import FDS_PER_FRAME_MAX, close_all
-from holdfast.memory.layout import SLABS_MAX
+from holdfast.memory.fdsocket import close_all
 from holdfast.memory.pool_machine import (
     Acquire,
     Cancel,
     CpuFence,
+    Donate,
     DropPool,
     Effect,
     Event,
@@ -40,28 +38,25 @@ from holdfast.memory.pool_machine import (
     restore,
     step,
 )
-from holdfast.memory.protocol import AcquirePool, AddPoolSlabs, Done, Failed, Fence, Mapping, PoolGranted, Slabs
+from holdfast.memory.pool_record import KEY, PoolRecord, decode_pool
+from holdfast.memory.protocol import (
+    AcquirePool,
+    AddPoolSlabs,
+    DonatePool,
+    Done,
+    Failed,
+    Fence,
+    Mapping,
+    MemoryLost,
+    PoolGranted,
+)
 from holdfast.memory.protocol import Quiesced as QuiescedCall
+from holdfast.memory.vault_uploads import Budget, Upload, Why, wrong_pool_slab
 from holdfast.memory.vault_weights import TIMEOUT_MS_MAX
 
 if TYPE_CHECKING:
     from holdfast.memory.kept import KeptRecords
     from holdfast.memory.sessions import Session
-
-KEY = "pool"
-
-
-class PoolRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What a restarted vault must know; the descriptors beside it are the index's and then the pages'."""
-
-    last_epoch: int
-    geometry: str | None
-    made: bool
-    owner: int | None
-    sizes: list[int]
-
-
-_decode = msgspec.msgpack.Decoder(PoolRecord).decode
 
 
 class VaultPool:
@@ -70,26 +65,31 @@ class VaultPool:
     def __init__(
         self,
         device: str,
+        budget: Budget,
         kept: KeptRecords,
         sessions: dict[int, Session],
         clock: Callable[[], float],
         note: Callable[[str], None],
     ) -> None:
         self._device = device
+        self._budget = budget
         self._kept = kept
         self._sessions = sessions
         self._clock = clock
         self._note = note
         self.state = Pool()
         self.sizes: list[int] = []  # the index, then the pages
-        self._uploaded: list[int] = []  # descriptors of a pool being made; then they are the record's
+        self._upload = Upload()  # of a pool being made or given back
+        self._donated: list[int] = []
+        self._lost = False  # everything: an owner that lives may give its pool back
 
-    def adopt(self, seats: list[Seat]) -> None:
+    def adopt(self, seats: list[Seat], *, lost: bool) -> None:
         """Take over what the keeper had; the owner's seat is among `seats` if its process lives."""
         kept = self._kept.records.get(KEY)
+        self._lost = lost and kept is None
         if kept is None:
             return
-        record = _decode(kept.blob)
+        record = decode_pool(kept.blob)
         self.sizes = list(record.sizes)
         pages = Pages(record.geometry, record.made) if record.geometry is not None else None
         seated = {seat.session for seat in seats if seat.epoch == record.last_epoch}
@@ -98,15 +98,19 @@ class VaultPool:
         self._perform(effects)
 
     def kept_bytes(self) -> int:
-        return sum(self.sizes)
+        return sum(self.sizes) + sum(self._upload.sizes)
 
     def deadline_s(self) -> float | None:
         return next_deadline(self.state)
 
+    def has_seat(self, session: Session) -> bool:
+        """Whether it is counted by the fences."""
+        return any(seat.session == session.number for seat in self.state.seats)
+
     # -- calls
 
     def join(self, session: Session, message: Mapping) -> None:
-        if self._refused(session, message.call, MapperJoined(session.number, message.epoch, session.number)):
+        if self._refused(session, message.call, MapperJoined(session.number, message.epoch, session.process)):
             return
         self._seat(session)
         session.reply(Done(message.call))
@@ -120,35 +124,56 @@ class VaultPool:
         self.step(Acquire(session.number, message.epoch, message.geometry, deadline_s))
 
     def add_slabs(self, session: Session, message: AddPoolSlabs, fds: list[int]) -> None:
-        why = self._cannot_add(session, message.sizes, fds)
+        why = self._cannot_add(session, message, fds)
         if why is not None:
             close_all(fds)
             session.fail(message.call, *why)
             return
-        self.sizes += message.sizes
-        self._uploaded += fds
+        self._upload.sizes += message.sizes
+        self._upload.fds += fds
         if message.last:
             self.step(PoolMade(session.number, self.state.last_epoch))
-            uploaded, self._uploaded = self._uploaded, []
-            self._remember(session, uploaded)
+            upload, self._upload = self._upload, Upload()
+            self.sizes = upload.sizes
+            self._remember(session, upload.fds)
         session.reply(Done(message.call))
 
-    def _cannot_add(self, session: Session, sizes: list[int], fds: list[int]) -> tuple[str, str] | None:
+    def _cannot_add(self, session: Session, message: AddPoolSlabs, fds: list[int]) -> Why | None:
         pages = self.state.pages
         if self.state.owner != session.number or pages is None or pages.made:
             return "not_owner", "only the owner of a fresh pool hands over its pages"
-        if len(sizes) != len(fds) or len(self._uploaded) + len(fds) > SLABS_MAX:
-            return "bad_request", f"{len(sizes)} sizes came with {len(fds)} descriptors; at most {SLABS_MAX} slabs"
-        for place, fd in enumerate(fds):
-            is_index = not self._uploaded and place == 0
-            try:
-                if is_index and fd_kind(fd) is not FdKind.MEMFD:
-                    return "wrong_fd", "the first descriptor is the index's, a memfd"
-                if not is_index:
-                    check_slab_fd(self._device, fd)
-            except DeviceError as error:
-                return "wrong_fd", f"slab {place}: {error}"
-        return None
+        return wrong_pool_slab(
+            self._device, self._upload, message.sizes, fds, last=message.last
+        ) or self._budget.exceeded(message.sizes)
+
+    def donate(self, session: Session, message: DonatePool, fds: list[int]) -> None:
+        """Everything was lost here: the owner, alive all the time, gives its pool back and goes on owning it."""
+        if self.state.owner == session.number and session.epoch == message.epoch:
+            close_all(fds)  # it was not lost after all
+            session.reply(Done(message.call))
+            return
+        upload = session.pool_donation
+        why: Why | None = None
+        if not self._lost or self.state.pages is not None:
+            why = "stale", f"nothing was lost here: the pool is {self.state.phase}"
+        why = why or wrong_pool_slab(self._device, upload, message.sizes, fds, last=message.last)
+        upload.sizes += message.sizes
+        upload.fds += fds
+        if why is None and not message.last:
+            session.reply(Done(message.call))
+            return
+        session.pool_donation = Upload()
+        if why is not None:
+            close_all(upload.fds)
+            session.fail(message.call, *why)
+            return
+        self.sizes, self._donated = upload.sizes, upload.fds  # the grant's record takes them
+        if self._refused(session, message.call, Donate(session.number, message.epoch, message.geometry)):
+            self.sizes = []
+            close_all(upload.fds)
+        else:
+            session.reply(Done(message.call))
+        self._donated = []
 
     def fetch(self, session: Session, call: int) -> None:
         """Index and pages, for the owner and for mappers of the device (a standby keeps them mapped)."""
@@ -158,10 +183,7 @@ class VaultPool:
         if self.state.pages is None or not self.state.pages.made:
             session.fail(call, "absent", "there is no pool here")
             return
-        fds = self._kept.records[KEY].fds
-        for start in range(0, len(self.sizes), FDS_PER_FRAME_MAX):
-            end = start + FDS_PER_FRAME_MAX
-            session.reply(Slabs(call, self.sizes[start:end], more=end < len(self.sizes)), fds[start:end])
+        session.reply_slabs(call, self.sizes, self._kept.records[KEY].fds)
 
     def quiesce(self, session: Session, message: QuiescedCall) -> None:
         if self._refused(session, message.call, Quiesced(session.number, message.epoch)):
@@ -173,9 +195,29 @@ class VaultPool:
         session.pool_call = 0
         self.step(Cancel(session.number))
 
+    def give_up(self, session: Session) -> None:
+        """It was granted an epoch that it does not know of, and so has touched nothing."""
+        session.pool_granted = 0
+        if session.epoch is not None:
+            self.step(Quiesced(session.number, session.epoch))
+            self._seat(session)
+
+    def come_back(self, session: Session, epoch: int | None) -> None:
+        """Connected again after a restart of the vault: what it works under, and what it may not have heard."""
+        if epoch != session.epoch:
+            if epoch is not None:
+                session.reply(MemoryLost(f"the pool of epoch {epoch} is not kept: {self.state.phase}"))
+            self.give_up(session)
+        elif self.state.owner == session.number and epoch is not None:
+            session.reply(Fence("cpu", epoch))
+            if self.state.gpu_fence_told:
+                session.reply(Fence("gpu", epoch))
+
     # -- events and effects
 
     def gone(self, session: Session) -> None:
+        close_all(session.pool_donation.fds)
+        session.pool_donation = Upload()
         self.step(Gone(session.number))
 
     def process_over(self, number: int) -> None:
@@ -200,8 +242,8 @@ class VaultPool:
     def _perform(self, effects: tuple[Effect, ...]) -> None:
         for effect in effects:
             if isinstance(effect, DropPool):
-                close_all(self._uploaded)
-                self.sizes, self._uploaded = [], []
+                close_all(self._upload.fds)
+                self.sizes, self._upload = [], Upload()
                 self._remember(None, [])
                 self._note(f"the pool of epoch {effect.epoch} is dropped")
             elif isinstance(effect, Orphaned):
@@ -216,7 +258,8 @@ class VaultPool:
         call = session.pool_call
         match effect:
             case GrantPool():
-                session.pool_call = 0
+                session.pool_call, session.pool_granted = 0, call
+                self._lost = False
                 self._seat(session)
                 self._remember(session)
                 session.reply(PoolGranted(call, effect.epoch, effect.adopt))
@@ -235,7 +278,7 @@ class VaultPool:
                 session.reply(Failed(call, effect.code, effect.reason))
 
     def _seat(self, session: Session) -> None:
-        session.maps = any(seat.session == session.number for seat in self.state.seats)
+        session.maps = self.has_seat(session)
         session.epoch = self.state.epoch_of(session.number)
         session.remember()
 
@@ -244,7 +287,7 @@ class VaultPool:
         state = self.state
         if fds is None:
             old = self._kept.records.get(KEY)
-            fds = old.fds if old is not None else []
+            fds = old.fds if old is not None else self._donated
         geometry = state.pages.geometry_hash if state.pages is not None else None
         made = state.pages is not None and state.pages.made
         record = PoolRecord(state.last_epoch, geometry, made, state.owner, self.sizes if made else [])

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 
 from holdfast.memory.devices.contract import DeviceError, WrongFd
 from holdfast.memory.devices.fds import check_slab_fd, is_host, is_sealed, seal_memfd
-from holdfast.memory.layout import SLABS_MAX
+from holdfast.memory.layout import SLABS_MAX, Layout
 
 # A refusal: its code and its reason.
 Why = tuple[str, str]
+# A pool's index is host memory on every device.
+INDEX_DEVICE = "host-0"
 
 
 @dataclass(slots=True)
@@ -63,12 +65,39 @@ def wrong_slab(device: str, sizes: list[int], fds: list[int], *, sealed: bool | 
     return None
 
 
-def cannot_seal(device: str, fds: list[int]) -> Why | None:
-    """Seal all slabs for good, where a device's slabs can be."""
+def wrong_pool_slab(device: str, upload: Upload, sizes: list[int], fds: list[int], *, last: bool) -> Why | None:
+    """The first slab of all is the index; with the last ones the pool is complete."""
+    why = wrong_count(upload, sizes, fds)
+    if why is not None:
+        return why
+    if last and len(upload.fds) + len(fds) < 2:
+        return "bad_request", "a pool is an index and at least one slab of pages"
+    index = 0 if upload.fds else 1
+    return wrong_slab(INDEX_DEVICE, sizes[:index], fds[:index], sealed=False) or wrong_slab(
+        device, sizes[index:], fds[index:], sealed=False
+    )
+
+
+def wrong_donation(device: str, layout: Layout, upload: Upload, *, last: bool) -> Why | None:
+    """A set is given back complete and as it was committed, or not at all."""
+    if (problem := layout.problem()) is not None:
+        return "bad_donation", problem
+    came, wanted = len(upload.fds), len(layout.slab_sizes)
+    if came > wanted or (last and came < wanted):
+        return "bad_donation", f"{came} descriptors came for {wanted} slabs"
+    return wrong_slab(device, list(layout.slab_sizes), upload.fds, sealed=True) if last else None
+
+
+def cannot_commit(device: str, layout: Layout, upload: Upload) -> Why | None:
+    """None: the layout fits what was handed over, and host slabs are sealed for good."""
+    if list(layout.slab_sizes) != upload.sizes:
+        return "bad_layout", f"the layout's slabs are not the {len(upload.sizes)} handed over"
+    if (problem := layout.problem()) is not None:
+        return "bad_layout", problem
     if not is_host(device):
         return None
     try:
-        for fd in fds:
+        for fd in upload.fds:
             seal_memfd(fd)
     except DeviceError as error:
         return "not_sealed", str(error)

@@ -6,15 +6,14 @@ host slabs are sealed by the vault itself before that; an uncommitted writer's s
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from holdfast.memory import weights_words as words
 from holdfast.memory.devices.fds import is_host
-from holdfast.memory.fdsocket import FDS_PER_FRAME_MAX, close_all
+from holdfast.memory.fdsocket import close_all
 from holdfast.memory.layout import Layout
 from holdfast.memory.protocol import (
     AddSlabs,
@@ -23,33 +22,16 @@ from holdfast.memory.protocol import (
     Donate,
     Done,
     Failed,
-    Slabs,
+    SlabSum,
+    SumSlab,
     Superseded,
     WeightsEmpty,
     WeightsGranted,
 )
-from holdfast.memory.vault_uploads import Budget, Upload, Why, cannot_seal, wrong_count, wrong_slab
+from holdfast.memory.slab_sums import SlabSums
+from holdfast.memory.vault_uploads import Budget, Upload, Why, cannot_commit, wrong_count, wrong_donation, wrong_slab
 from holdfast.memory.weights_machine import next_deadline, restore, step
 from holdfast.memory.weights_state import Generation, Reader, Weights
-from holdfast.memory.weights_words import (
-    Aborted,
-    AnswerEmpty,
-    Ask,
-    Commit,
-    Committed,
-    DropGeneration,
-    Effect,
-    Event,
-    Gone,
-    GrantRead,
-    GrantWrite,
-    Refuse,
-    Release,
-    Tick,
-    TimedOut,
-)
-from holdfast.memory.weights_words import Donate as DonateEvent
-from holdfast.memory.weights_words import Superseded as SupersededEffect
 
 if TYPE_CHECKING:
     from holdfast.memory.kept import KeptRecords
@@ -81,6 +63,7 @@ class VaultWeights:
         self._sessions = sessions
         self._clock = clock
         self._note = note
+        self._sums = SlabSums()
         self.state = Weights()
         self.layouts: dict[int, Layout] = {}  # by generation
         self._uploads: dict[int, Upload] = {}  # by session
@@ -106,6 +89,18 @@ class VaultWeights:
         committed = sum(sum(layout.slab_sizes) for layout in self.layouts.values())
         return committed + sum(sum(upload.sizes) for upload in self._uploads.values())
 
+    def facts(self) -> dict[str, object]:
+        current = self.state.current
+        layout = self.layouts.get(current.number) if current is not None else None
+        return {
+            "weights": self.state.phase,
+            "layout_hash": current.layout_hash if current is not None else None,
+            "identity": layout.identity if layout is not None else None,
+            "tensors": len(layout.tensors) if layout is not None else 0,
+            "readers": len(self.state.readers),
+            "weights_bytes": self.kept_bytes(),
+        }
+
     def deadline_s(self) -> float | None:
         return next_deadline(self.state)
 
@@ -122,7 +117,7 @@ class VaultWeights:
         session.weights_call = message.call
         mode = message.mode
         deadline_s = self._clock() + timeout_ms / 1000
-        self.step(Ask(session.number, mode, deadline_s, message.wait_for_writer, message.replace))  # type: ignore[arg-type]
+        self.step(words.Ask(session.number, mode, deadline_s, message.wait_for_writer, message.replace))  # type: ignore[arg-type]
 
     def add_slabs(self, session: Session, message: AddSlabs, fds: list[int]) -> None:
         """Take a writer's slabs; refused ones are closed and change nothing."""
@@ -153,7 +148,7 @@ class VaultWeights:
             session.fail(message.call, "not_writer", "this session holds no write lock: nothing to commit")
             return
         layout, generation, call = message.layout, writer.generation, message.call
-        why = self._cannot_commit(layout, upload)
+        why = cannot_commit(self._device, layout, upload)
         if why is not None:
             session.fail(call, *why)
             return
@@ -164,19 +159,12 @@ class VaultWeights:
             if self.state.writer is not None and self.state.writer.generation == generation:
                 session.weights_call = call
                 self._lost = False
-                self.step(Commit(session.number, layout.hash()))
+                self.step(words.Commit(session.number, layout.hash()))
             else:  # it let go meanwhile
                 self._forget(generation)
                 session.fail(call, "aborted", "the write lock was given up before the commit was done")
 
         self._kept.put(f"{PREFIX}{generation}", _encode(layout), upload.fds, kept)
-
-    def _cannot_commit(self, layout: Layout, upload: Upload) -> Why | None:
-        if list(layout.slab_sizes) != upload.sizes:
-            return "bad_layout", f"the layout's slabs are not the {len(upload.sizes)} handed over"
-        if (problem := layout.problem()) is not None:
-            return "bad_layout", problem
-        return cannot_seal(self._device, upload.fds)
 
     def donate(self, session: Session, message: Donate, fds: list[int]) -> None:
         """Everything was lost here: a mapped engine gives its set back, complete and with its hash, or not at all."""
@@ -196,17 +184,12 @@ class VaultWeights:
 
     def _cannot_donate(self, layout: Layout, upload: Upload, *, last: bool) -> Why | None:
         current = self.state.current
-        if len(upload.fds) > len(layout.slab_sizes):
-            return "bad_donation", f"{len(upload.fds)} descriptors came for {len(layout.slab_sizes)} slabs"
-        if (problem := layout.problem()) is not None:
-            return "bad_donation", problem
         if not self._lost and (current is None or current.layout_hash != layout.hash()):
-            return "stale", f"nothing was lost here, and {'nothing' if current is None else current.layout_hash} is kept"
-        if not last:
-            return None
-        if len(upload.fds) < len(layout.slab_sizes):
-            return "bad_donation", f"only {len(upload.fds)} of {len(layout.slab_sizes)} slabs came"
-        return wrong_slab(self._device, list(layout.slab_sizes), upload.fds, sealed=True)
+            return (
+                "stale",
+                f"nothing was lost here, and {'nothing' if current is None else current.layout_hash} is kept",
+            )
+        return wrong_donation(self._device, layout, upload, last=last)
 
     def _take_donated(self, session: Session, call: int, layout: Layout, fds: list[int]) -> None:
         session.weights_call = call
@@ -214,16 +197,20 @@ class VaultWeights:
         number = self.state.last_generation + 1
         self.layouts[number] = layout
         self._kept.put(f"{PREFIX}{number}", _encode(layout), fds, lambda: None)
-        self.step(DonateEvent(session.number, layout.hash()))
+        self.step(words.Donate(session.number, layout.hash()))
         if self.state.current is before or self.state.current is None:
             self._forget(number)  # the same weights were here already, or they are being written anew
 
     def release(self, session: Session, call: int) -> None:
-        self.step(Release(session.number))
-        session.weights_call = 0
-        session.generation = None
-        session.remember()
+        self.let_go(session)
         session.reply(Done(call))
+
+    def let_go(self, session: Session) -> None:
+        """Whatever it held or waited for."""
+        session.weights_call = session.weights_granted = 0
+        session.generation = None
+        self.step(words.Release(session.number))
+        session.remember()
 
     def fetch(self, session: Session, call: int) -> None:
         """Descriptors of what this session reads, in as few frames as can be."""
@@ -231,11 +218,16 @@ class VaultWeights:
         if generation is None:
             session.fail(call, "not_reader", "this session holds no weights to fetch")
             return
-        record = self._kept.records[f"{PREFIX}{generation}"]
-        sizes = list(self.layouts[generation].slab_sizes)
-        for start in range(0, max(1, len(sizes)), FDS_PER_FRAME_MAX):
-            end = start + FDS_PER_FRAME_MAX
-            session.reply(Slabs(call, sizes[start:end], more=end < len(sizes)), record.fds[start:end])
+        fds = self._kept.records[f"{PREFIX}{generation}"].fds
+        session.reply_slabs(call, list(self.layouts[generation].slab_sizes), fds)
+
+    def sum_slab(self, session: Session, message: SumSlab) -> None:
+        generation = self.state.generation_of(session.number)
+        fds = self._kept.records[f"{PREFIX}{generation}"].fds if generation is not None else []
+        if not is_host(self._device) or not 0 <= message.slab < len(fds):
+            session.fail(message.call, "bad_request", "sums are made of host slabs, for those who read them")
+        elif not self._sums.ask(fds[message.slab], lambda digest: session.reply(SlabSum(message.call, digest))):
+            session.fail(message.call, "too_many", "too many sums are waited for")
 
     # -- events and effects
 
@@ -243,57 +235,57 @@ class VaultWeights:
         if session.donation is not None:
             close_all(session.donation.fds)
             session.donation = None
-        self.step(Gone(session.number))
+        self.step(words.Gone(session.number))
 
     def tick(self) -> None:
-        self.step(Tick())
+        self.step(words.Tick())
 
-    def step(self, event: Event) -> None:
+    def step(self, event: words.Event) -> None:
         self.state, effects = step(self.state, event, self._clock())
         self._perform(effects)
 
-    def _perform(self, effects: tuple[Effect, ...]) -> None:
+    def _perform(self, effects: tuple[words.Effect, ...]) -> None:
         for effect in effects:
-            if isinstance(effect, DropGeneration):
+            if isinstance(effect, words.DropGeneration):
                 self._forget(effect.generation)
-            elif isinstance(effect, Aborted):
+            elif isinstance(effect, words.Aborted):
                 self._abort(effect)
             else:
                 session = self._sessions.get(effect.session)
                 if session is not None:
                     self._tell(session, effect)
 
-    def _tell(self, session: Session, effect: Effect) -> None:
+    def _tell(self, session: Session, effect: words.Effect) -> None:
         call = session.weights_call
-        if not isinstance(effect, SupersededEffect):
+        if not isinstance(effect, words.Superseded):
             session.weights_call = 0
-        if isinstance(effect, GrantWrite | GrantRead):
+        if isinstance(effect, words.GrantWrite | words.GrantRead):
             session.weights_granted = call
         match effect:
-            case GrantWrite():
+            case words.GrantWrite():
                 self._uploads[session.number] = Upload()
                 session.reply(WeightsGranted(call, "rw", effect.generation))
                 self._note(f"{session!r} writes generation {effect.generation}")
-            case GrantRead():
+            case words.GrantRead():
                 layout = self.layouts[effect.generation]
                 session.generation = effect.generation
                 session.remember()
                 session.reply(WeightsGranted(call, "ro", effect.generation, layout))
-            case Committed():
+            case words.Committed():
                 session.generation = effect.generation
                 session.remember()
                 session.reply(Done(call))
                 self._note(f"{session!r} committed generation {effect.generation} ({effect.layout_hash})")
-            case AnswerEmpty():
+            case words.AnswerEmpty():
                 session.reply(WeightsEmpty(call))
-            case TimedOut():
+            case words.TimedOut():
                 session.reply(Failed(call, "timeout", "nobody committed weights in time"))
-            case Refuse():
+            case words.Refuse():
                 session.reply(Failed(call, effect.code, effect.reason))
-            case SupersededEffect():
+            case words.Superseded():
                 session.reply(Superseded(effect.by_hash))
 
-    def _abort(self, effect: Aborted) -> None:
+    def _abort(self, effect: words.Aborted) -> None:
         upload = self._uploads.pop(effect.session, None)
         if upload is not None:
             close_all(upload.fds)
@@ -303,15 +295,3 @@ class VaultWeights:
         self.layouts.pop(generation, None)
         self._kept.drop(f"{PREFIX}{generation}")
         self._note(f"generation {generation} is dropped")
-
-    def slab_checksum(self, place: int) -> str | None:
-        """Over one slab of the current host weights, read without mapping it."""
-        if self.state.current is None or not is_host(self._device):
-            return None
-        fd = self._kept.records[f"{PREFIX}{self.state.current.number}"].fds[place]
-        digest = hashlib.blake2b(digest_size=16)
-        offset = 0
-        while piece := os.pread(fd, 1024 * 1024, offset):
-            digest.update(piece)
-            offset += len(piece)
-        return digest.hexdigest()

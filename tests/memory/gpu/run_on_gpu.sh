@@ -7,7 +7,7 @@ cd "$(dirname "$0")/../../.."
 OUT="${OUT:-$(mktemp -d)}"
 PYTHON="${PYTHON:-python3}"
 export PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-export HOLDFAST_GPU_RESULTS="$OUT/memory_gpu.json"
+export HOLDFAST_GPU_RESULTS="$OUT/memory_gpu.json" HOLDFAST_GPU_VAULT_RESULTS="$OUT/vault_gpu.json"
 ulimit -n 20000 2>/dev/null || ulimit -n "$(ulimit -Hn)"
 
 {
@@ -31,6 +31,7 @@ test_it() { # label, arguments
 status=0
 {
   test_it "cuda" tests/memory/gpu/test_gpu_devices.py --durations=8 || status=1
+  test_it "vault" tests/memory/gpu/test_gpu_vault.py --durations=8 || status=1
 
   # Host slabs on each kind of page. Only a machine of our own may be changed, and it is changed back.
   pool=/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages
