@@ -28,7 +28,7 @@ CLOCK = {
     "worker/beat.py": "beats come from a thread of its own, not from the event loop (facts 31)",
     "frontend/process.py": "wall time for `created`, handed down from here",
     "frontend/model_text.py": "the date for chat templates, handed down from here",
-    "memory/server.py": "wall time for the history that people read",
+    "memory/vault.py": "wall time for the history that people read",
     "cli/": OPERATOR,
     "bench/": MEASURES,
 }
@@ -69,6 +69,7 @@ HOMES = {
     "screen-libraries": {"cli"},
     "loop-library": {"cli", "bench"},
     "environment": {"cli"},
+    "torch-library": {"memory"},
 }
 
 

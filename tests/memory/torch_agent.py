@@ -17,8 +17,8 @@ _FIELDS = re.compile(r"^(Rss|Pss):\s+(\d+) kB$", re.MULTILINE)
 class Engine:
     """The test's side of an agent."""
 
-    def __init__(self, path: str, width: int) -> None:
-        command = [sys.executable, __file__, path, str(width)]
+    def __init__(self, path: str, width: int, device: str = "host-0") -> None:
+        command = [sys.executable, __file__, path, str(width), device]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, command: str) -> Any:
@@ -47,13 +47,13 @@ def slab_kib(pid: str = "self") -> dict[str, int]:
     return total
 
 
-async def serve(path: str, width: int) -> None:
+async def serve(path: str, width: int, device: str) -> None:
     import torch_story as story
 
     from holdfast.memory.torch_glue import materialise, publish
 
     loop = asyncio.get_running_loop()
-    client = story.MemoryClient(path, story.open_device("host-0"), 0)
+    client = story.MemoryClient(path, story.open_device(device), 0)
     await client.connect()
     model = story.on_meta(width)
 
@@ -79,6 +79,7 @@ async def serve(path: str, width: int) -> None:
         elif command == "write":
             with story.torch.no_grad():
                 model.mix.weight.zero_()
+            client.device.synchronize()  # a GPU tells of its faults when asked
         return "done"
 
     while line := await loop.run_in_executor(None, sys.stdin.readline):
@@ -86,4 +87,4 @@ async def serve(path: str, width: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1], int(sys.argv[2])))
+    asyncio.run(serve(sys.argv[1], int(sys.argv[2]), sys.argv[3]))

@@ -36,6 +36,8 @@ RECOVER_S = 40.0
 # A round of any actor is shorter, so that the next kill falls anywhere in it.
 INSTANT_S_MAX = 0.15
 POLL_S = 0.01
+# What is done this soon after a kill may have been done before anyone noticed.
+NOTICE_S = 0.05
 
 Told = Callable[[str], None]
 
@@ -162,6 +164,8 @@ class Campaign:
     def _stop_all(self) -> None:
         for actor in self._actors.values():
             actor.kill()
+        self._listen()
+        for actor in self._actors.values():
             actor.close()
             self.watch.died(actor.name)
         self._actors.clear()
@@ -194,13 +198,13 @@ class Campaign:
         while (left_s := until_s - time.monotonic()) > 0:
             self._listen()
             time.sleep(min(POLL_S, left_s))
-        killed_s = time.monotonic()
         if category in ("vault", "keeper", "both"):
             self._kill_servers(category)
+            killed_s = time.monotonic() + NOTICE_S
         else:
             name = self._victim(category)
-            self._actors[name].kill()
             killed_s = time.monotonic()
+            self._actors[name].kill()
             self._listen()
             self.watch.died(name)
             self._spawn(name)

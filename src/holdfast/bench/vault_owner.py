@@ -25,6 +25,8 @@ SLABS = 2  # the index and the pages
 STEP_BLOCKS = 4
 # An owner hands over after this many steps at most; a killed one does not get that far.
 STEPS_MAX = 150
+# As long as a vault that lost everything waits for what engines still have.
+GIVEN_BACK_S = 3.0
 
 assert GEOMETRY.block_bytes * GEOMETRY.block_count <= PAGES_BYTES
 
@@ -56,11 +58,12 @@ class Owner(Actor):
         try:
             held = await self._take(pool, epoch, adopting)
             for _ in range(self.rng.randrange(1, STEPS_MAX)):
-                if not await self._still_owns(client, pool):
+                if not await self._still_owns(client):
                     return
                 await self._step(held, client, pool)
             held.index.close()
             held = None
+            self.say(handing_over=epoch)
             await pool.quiesce()
             self.say(handed_over=epoch)
         finally:
@@ -102,15 +105,17 @@ class Owner(Actor):
     def _page(self, mapping: PoolMapping, block: int) -> bytes:
         return self.device.read(mapping.pages_address + block * GEOMETRY.block_bytes, GEOMETRY.block_bytes)
 
-    async def _still_owns(self, client: MemoryClient, pool: PoolClient) -> bool:
-        """After a loss: the vault says whether this session has its pool still."""
+    async def _still_owns(self, client: MemoryClient) -> bool:
+        """After a loss: the vault says whether this session has its pool still, or has given it back."""
         if not self.lost.is_set():
             return True
-        await reattached(client)
-        self.lost.clear()
-        facts = await client.status()
-        if f'"pool":"OWNED({client.epoch})"'.encode() in facts:
-            return True
+        deadline_s = time.monotonic() + GIVEN_BACK_S
+        while time.monotonic() < deadline_s:
+            await reattached(client)
+            self.lost.clear()
+            if f'"pool":"OWNED({client.epoch})"'.encode() in await client.status():
+                return True
+            await asyncio.sleep(PAUSE_S)
         self.say(pool_lost=client.epoch)
         return False
 

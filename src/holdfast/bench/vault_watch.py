@@ -26,7 +26,8 @@ class Watch:
     heard_s: dict[str, float] = field(default_factory=dict)  # actor -> its last act that needs a vault and went well
     imported: tuple[str, str] = ("", "")  # the checker's last answer: what it was asked, which weights it got
     owner: str = ""  # the actor that owns the pool now
-    _pool_may_be_fresh: bool = True  # nobody has made it yet, or vault and keeper were both killed
+    _pool_may_be_fresh: bool = True  # nobody has made it, or vault and keeper were killed and nobody owned it
+    _leaving: bool = False  # the owner steps back: whether it would still give the pool back nobody can say
     _lost_s: float = 0.0  # when they were; whoever asked before may have been granted before
     _first_commit_s: float = float("inf")
     _offered: dict[str, int] = field(default_factory=dict)  # identity -> its place in the order of commits
@@ -37,7 +38,7 @@ class Watch:
     def total_loss(self, at_s: float) -> None:
         """Vault and keeper are killed together: what follows begins with what engines still have mapped."""
         self._acknowledged = (-1, 0.0)
-        self._pool_may_be_fresh = True
+        self._pool_may_be_fresh = not self.owner or self._leaving
         self._lost_s = at_s
 
     def newest(self) -> int:
@@ -72,6 +73,8 @@ class Watch:
             self._owns(actor, said)
         elif "withdrawing" in said or "published" in said:
             self._changed(actor, said, at_s)
+        elif "handing_over" in said:
+            self._leaving = True
         elif "handed_over" in said or "pool_lost" in said:
             # Its successor may have spoken first; one that lost its pool had one until somebody else got a fresh one.
             self.owner = "" if self.owner == actor else self.owner
@@ -102,7 +105,7 @@ class Watch:
             self._published = set(said["keys"])
         if said["asked_s"] > self._lost_s:
             self._pool_may_be_fresh = False
-        self.owner = actor
+        self.owner, self._leaving = actor, False
         self.did["fresh pool" if said["fresh"] else "adopt"] += 1
 
     def _changed(self, actor: str, said: dict[str, Any], at_s: float) -> None:

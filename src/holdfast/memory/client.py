@@ -87,7 +87,7 @@ class MemoryClient:
             held = mapped.layout.hash() if mapped is not None and mapped.can_be_given_back else None
             resume = Resume(held, self.epoch) if held is not None or self._registered else None
             self._connection, welcome = await open_connection(
-                self.path, self.name, self.engine_id, timeout_s, self._noticed, self._lost, resume
+                self.path, self.name, self.engine_id, timeout_s, lambda notice: self.on_notice(notice), self._lost, resume
             )
             if resume is not None and not welcome.resumed:
                 try:
@@ -104,9 +104,6 @@ class MemoryClient:
     @property
     def _has_a_seat(self) -> bool:
         return self._registered or (self.mapped is not None and self.mapped.can_be_given_back)
-
-    def _noticed(self, notice: Notice) -> None:
-        self.on_notice(notice)
 
     def _lost(self, why: str) -> None:
         if self._closed or self._connection is None:
@@ -126,19 +123,23 @@ class MemoryClient:
                 await self._open(CONNECT_TIMEOUT_S)
 
     async def _give_back(self) -> None:
-        """The vault does not have what is mapped here: hand it records and descriptors; if it has no use, say so."""
-        try:
-            mapped = self.mapped
-            if mapped is not None and mapped.can_be_given_back:
-                await self.link().hand_over(
-                    lambda n, _, last: Donate(n, mapped.layout, last), CALL_TIMEOUT_S, mapped.fds
-                )
-            if self._registered:
-                await self.link().call(lambda n: Mapping(n, None), CALL_TIMEOUT_S)
-            if self.on_reattached is not None:
-                await self.on_reattached()
-        except VaultRefused as refused:
-            self.on_notice(MemoryLost(f"the vault does not take back what is mapped here: {refused}"))
+        """The vault does not have what is mapped here: hand it over, part by part; what it refuses is lost to it."""
+        for give in (self._give_weights_back, self._give_pool_back):
+            try:
+                await give()
+            except VaultRefused as refused:
+                self.on_notice(MemoryLost(f"the vault does not take back what is mapped here: {refused}"))
+
+    async def _give_weights_back(self) -> None:
+        mapped = self.mapped
+        if mapped is not None and mapped.can_be_given_back:
+            await self.link().hand_over(lambda n, _, last: Donate(n, mapped.layout, last), CALL_TIMEOUT_S, mapped.fds)
+
+    async def _give_pool_back(self) -> None:
+        if self._registered:
+            await self.link().call(lambda n: Mapping(n, None), CALL_TIMEOUT_S)
+        if self.on_reattached is not None:
+            await self.on_reattached()
 
     def link(self) -> VaultConnection:
         if self._connection is None:

@@ -70,7 +70,7 @@ class KeptRecords:
     def mark_whole(self) -> None:
         """From now on the keeper is known to have all there is."""
         self._marked = True
-        self._send(WHOLE, Record(), _nothing)
+        self._send(WHOLE, Record(), nothing)
 
     def put(self, key: str, blob: bytes, fds: list[int], then: Then) -> None:
         """Keep a record (the descriptors are this object's from now on) and call `then` once the keeper has it."""
@@ -160,7 +160,7 @@ class KeptRecords:
     def _put_everything_again(self, waiting: list[Then]) -> None:
         """The new keeper gets all; those who waited for the old one's word get the new one's, after everything."""
         for key, record in self.records.items():
-            self._send(key, record, _nothing)
+            self._send(key, record, nothing)
         if self._marked:
             self.mark_whole()
         call = next(self._calls)
@@ -172,7 +172,7 @@ class KeptRecords:
         self._link.close()
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """Nobody waits for it."""
 
 

@@ -36,7 +36,7 @@ def torch_device(name: str) -> torch.device:
         return torch.device("cpu")
     count = torch.cuda.device_count()
     for number in range(count):
-        if str(torch.cuda.get_device_properties(number).uuid) in name:
+        if str(torch.cuda.get_device_properties(number).uuid).lower() in name.lower():
             return torch.device("cuda", number)
     if count == 1:  # a part of a GPU (MIG) is seen alone, under an id that torch does not show
         return torch.device("cuda", 0)
@@ -71,7 +71,7 @@ def span_bytes(tensor: torch.Tensor) -> int:
     if tensor.numel() == 0:
         return 0
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()
+    return int((last + 1) * tensor.element_size())
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:

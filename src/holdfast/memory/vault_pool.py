@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.memory.fdsocket import close_all
+from holdfast.memory.kept import nothing
 from holdfast.memory.pool_machine import (
     Acquire,
     Cancel,
@@ -293,9 +294,5 @@ class VaultPool:
         record = PoolRecord(state.last_epoch, geometry, made, state.owner, self.sizes if made else [])
         if session is not None:
             session.wait_for_keeper()
-        then = session.acknowledge if session is not None else _nothing
+        then = session.acknowledge if session is not None else nothing
         self._kept.put(KEY, msgspec.msgpack.encode(record), fds if made else [], then)
-
-
-def _nothing() -> None:
-    """Nobody waits for it."""

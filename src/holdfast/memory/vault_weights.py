@@ -14,6 +14,7 @@ import msgspec
 from holdfast.memory import weights_words as words
 from holdfast.memory.devices.fds import is_host
 from holdfast.memory.fdsocket import close_all
+from holdfast.memory.kept import nothing
 from holdfast.memory.layout import Layout
 from holdfast.memory.protocol import (
     AddSlabs,
@@ -196,7 +197,7 @@ class VaultWeights:
         before = self.state.current
         number = self.state.last_generation + 1
         self.layouts[number] = layout
-        self._kept.put(f"{PREFIX}{number}", _encode(layout), fds, lambda: None)
+        self._kept.put(f"{PREFIX}{number}", _encode(layout), fds, nothing)
         self.step(words.Donate(session.number, layout.hash()))
         if self.state.current is before or self.state.current is None:
             self._forget(number)  # the same weights were here already, or they are being written anew

@@ -32,6 +32,7 @@ status=0
 {
   test_it "cuda" tests/memory/gpu/test_gpu_devices.py --durations=8 || status=1
   test_it "vault" tests/memory/gpu/test_gpu_vault.py --durations=8 || status=1
+  test_it "torch" tests/memory/gpu/test_gpu_torch_glue.py || status=1
 
   # Host slabs on each kind of page. Only a machine of our own may be changed, and it is changed back.
   pool=/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages

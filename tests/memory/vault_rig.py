@@ -1,0 +1,374 @@
+"""Real vaults and real engines for the vault's tests: vaults of a directory of their own, engines as child processes.
+
+An engine child (`python vault_rig.py DIRECTORY ENGINE_ID`) takes orders as JSON lines and answers each one; orders run
+side by side, so that one may wait while the next comes. What it writes follows from a seed: anybody can say what the
+bytes must be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from holdfast.memory.client import MemoryClient
+from holdfast.memory.devices import open_device
+from holdfast.memory.launch import VaultProcesses
+from holdfast.memory.packing import TensorSpec
+from holdfast.memory.pool_client import PoolClient
+from holdfast.memory.server import VaultSettings
+from holdfast.memory.writer_lock import WriterLock
+from holdfast.memory.writer_policy import Action, Look, Watch, who_loads
+
+MIB = 1024 * 1024
+BOUND_S = 20.0  # for anything that should be quick
+
+
+class EngineError(Exception):
+    """What an engine's order ended with; `kind` is the error's class there."""
+
+    def __init__(self, kind: str, text: str, code: str) -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind = kind
+        self.code = code
+
+
+# -- vaults
+
+
+class Rig:
+    """Vaults of some devices in one socket directory."""
+
+    def __init__(self, devices: tuple[str, ...] = ("host-0",), **settings: Any) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="vault-"))
+        self.log = self.directory / "log"
+        self.vaults = {
+            device: VaultProcesses(VaultSettings(device, self.path(device), **settings), self.log) for device in devices
+        }
+
+    def path(self, device: str = "host-0") -> str:
+        return str(self.directory / f"gms_{device}.sock")
+
+    def __enter__(self) -> Rig:
+        for vault in self.vaults.values():
+            vault.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for vault in self.vaults.values():
+            vault.stop()
+        text = self.log.read_text() if self.log.exists() else ""
+        shutil.rmtree(self.directory)
+        assert "Traceback" not in text, text[-3000:]
+
+    def pids(self, kind: str, device: str = "host-0") -> list[int]:
+        """Living processes of a vault: `kind` is "server" or "keeper"."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_text().split("\0") if entry.name.isdigit() else []
+                if f"holdfast.memory.{kind}" in words[:3] and any(self.path(device) in word for word in words):
+                    found.append(int(entry.name))
+        return found
+
+    def kill(self, *kinds: str, device: str = "host-0") -> None:
+        """SIGKILL, all in one breath."""
+        for pid in [pid for kind in kinds for pid in self.pids(kind, device)]:
+            os.kill(pid, signal.SIGKILL)
+
+    @contextlib.asynccontextmanager
+    async def client(self, engine_id: int = 0, device: str = "host-0", **options: Any) -> AsyncIterator[MemoryClient]:
+        """A connected client in this process."""
+        client = MemoryClient(self.path(device), open_device(device), engine_id, **options)
+        await client.connect()
+        try:
+            yield client
+        finally:
+            await client.close()
+
+    @contextlib.asynccontextmanager
+    async def engine(self, engine_id: int = 0) -> AsyncIterator[Engine]:
+        engine = Engine(self.directory, engine_id)
+        await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.kill()
+
+
+async def until(seen: Callable[[], Any], what: str, bound_s: float = BOUND_S) -> Any:
+    """Look again and again until there is something to see; a bound, and words for the failure."""
+    async with asyncio.timeout(bound_s):
+        while True:
+            found = seen()
+            if asyncio.iscoroutine(found):
+                found = await found
+            if found:
+                return found
+            await asyncio.sleep(0.01)
+    raise AssertionError(what)
+
+
+async def facts(client: MemoryClient) -> dict[str, Any]:
+    return json.loads(await client.status())
+
+
+def fd_count(pid: int | str = "self") -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+# -- what is written
+
+
+def specs(count: int = 3, size: int = MIB // 2) -> list[TensorSpec]:
+    return [TensorSpec(f"t{place}", (size,), (1,), "uint8", size) for place in range(count)]
+
+
+def content(seed: int, name: str, size: int) -> bytes:
+    return random.Random(f"{seed}/{name}").randbytes(size)
+
+
+def expected(seed: int, count: int = 3, size: int = MIB // 2) -> str:
+    """The digest of what `load` writes."""
+    digest = hashlib.blake2b(digest_size=16)
+    for spec in specs(count, size):
+        digest.update(content(seed, spec.name, spec.size_bytes))
+    return digest.hexdigest()
+
+
+async def load(client: MemoryClient, seed: int = 1, identity: str | None = None, count: int = 3) -> None:
+    """What a writer does between grant and commit."""
+    addresses = await client.allocate(specs(count), identity or f"weights {seed}")
+    for name, address in addresses.items():
+        client.device.write(address, content(seed, name, MIB // 2))
+
+
+def digest(client: MemoryClient) -> str:
+    """Over the bytes mapped, tensor by tensor."""
+    assert client.mapped is not None
+    hashed = hashlib.blake2b(digest_size=16)
+    addresses = client.mapped.addresses()
+    for place in client.mapped.layout.tensors:
+        hashed.update(client.device.read(addresses[place.name], place.size_bytes))
+    return hashed.hexdigest()
+
+
+# -- an engine, seen from the test
+
+
+class Engine:
+    """A child process that carries out orders."""
+
+    def __init__(self, directory: Path, engine_id: int) -> None:
+        self._directory = directory
+        self._engine_id = engine_id
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = iter(range(1, 1_000_000))
+        self._process: asyncio.subprocess.Process | None = None
+        self._listening: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, __file__, str(self._directory), str(self._engine_id)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        self._listening = asyncio.create_task(self._listen())
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def order(self, name: str, **arguments: Any) -> asyncio.Future[Any]:
+        """Give an order; its answer is to be awaited."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        number = next(self._numbers)
+        self._answers[number] = asyncio.get_running_loop().create_future()
+        self._process.stdin.write(json.dumps([number, name, arguments]).encode() + b"\n")
+        return self._answers[number]
+
+    async def do(self, name: str, **arguments: Any) -> Any:
+        async with asyncio.timeout(BOUND_S):
+            return await self.order(name, **arguments)
+
+    async def _listen(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            number, result, error = json.loads(line)
+            future = self._answers.pop(number)
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(EngineError(*error))
+        for future in self._answers.values():
+            if not future.done():
+                future.set_exception(EngineError("Died", "the engine has ended", ""))
+                future.exception()
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    async def kill(self) -> None:
+        """SIGKILL, and wait until it is over."""
+        assert self._process is not None
+        assert self._listening is not None
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+        await self._listening
+
+
+# -- an engine, from inside
+
+
+class Agent:
+    """What an engine child can do; one method per order."""
+
+    def __init__(self, directory: Path, engine_id: int) -> None:
+        self._directory = directory
+        self._engine_id = engine_id
+        self._clients: dict[str, MemoryClient] = {}
+        self._pools: dict[str, PoolClient] = {}
+        self._lost: list[str] = []
+
+    async def open(self, device: str = "host-0") -> None:
+        path = str(self._directory / f"gms_{device}.sock")
+        client = MemoryClient(path, open_device(device), self._engine_id, on_lost=self._lost.append)
+        await client.connect()
+        self._clients[device] = client
+        self._pools[device] = PoolClient(client, open_device("host-0"))
+
+    async def acquire(self, mode: str, timeout_ms: int = 10_000, device: str = "host-0", **options: Any) -> str:
+        return await self._clients[device].acquire(mode, timeout_ms, **options)
+
+    async def load(self, seed: int = 1, device: str = "host-0") -> None:
+        await load(self._clients[device], seed)
+
+    async def commit(self, device: str = "host-0") -> str:
+        return await self._clients[device].commit()
+
+    async def digest(self, device: str = "host-0") -> str:
+        return digest(self._clients[device])
+
+    async def facts(self, device: str = "host-0") -> dict[str, Any]:
+        return await facts(self._clients[device])
+
+    async def connected(self, device: str = "host-0") -> bool:
+        return self._clients[device].connected
+
+    async def lost(self) -> list[str]:
+        return self._lost
+
+    async def fork_holding_all(self) -> int:
+        """A child that outlives this process with every descriptor and does nothing: its pid."""
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+            os._exit(0)
+        return child
+
+    # -- the pool
+
+    async def own(self, epoch: int, geometry: str = "g", timeout_ms: int = 10_000) -> bool:
+        return await self._pools["host-0"].acquire(epoch, geometry, timeout_ms)
+
+    async def make(self, text: str) -> None:
+        mapping = await self._pools["host-0"].make(MIB, [2 * MIB, 2 * MIB])
+        self._clients["host-0"].device.write(mapping.pages_address, text.encode())
+
+    async def map_pool(self, size: int = 5, writable: bool = True) -> str:
+        mapping = await self._pools["host-0"].map(writable=writable)
+        return self._clients["host-0"].device.read(mapping.pages_address, size).decode()
+
+    async def join(self, epoch: int | None) -> None:
+        await self._clients["host-0"].register_mapping(epoch)
+
+    async def fences(self) -> list[bool]:
+        pool = self._pools["host-0"]
+        return [pool.cpu_fence.is_set(), pool.gpu_fence.is_set()]
+
+    async def quiesce(self) -> None:
+        await self._pools["host-0"].quiesce()
+
+    # -- a whole start over several devices, by roles and writer lock
+
+    async def become_ready(
+        self, devices: list[str], grace_s: float = 0.5, die_after: str = "", init: bool = True
+    ) -> str:
+        """Load or read every device, as writer_policy says. `die_after` a device is committed: SIGKILL; with
+        `init` False it dies while it loads. What it did."""
+        for device in devices:
+            await self.open(device)
+        lock = WriterLock(self._directory, f"engine {self._engine_id}")
+        watch, held, wrote = Watch(self._engine_id, grace_s), set[str](), []
+        try:
+            while held != set(devices):
+                owner = None if lock.held else lock.owner()
+                phases = {device: (await self.facts(device))["weights"] for device in devices}
+                watch, plan = who_loads(watch, Look(phases, owner, lock.held), asyncio.get_running_loop().time())
+                if plan.action is Action.TAKE_LOCK:
+                    lock.try_acquire()
+                    continue
+                mode = "rw_or_ro" if plan.action is Action.LOAD else "ro"
+                for device in [device for device in devices if device not in held]:
+                    got = await self._try(mode, device)
+                    if got == "rw" and not init:
+                        await asyncio.sleep(0.3)  # so that the others see who has the lock
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    if got == "rw":
+                        await load(self._clients[device], seed=7)
+                        await self._clients[device].commit()
+                        wrote.append(device)
+                    if got != "empty":
+                        held.add(device)
+                    if device == die_after:
+                        os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            lock.release()
+        return f"wrote {','.join(sorted(wrote))}"
+
+    async def _try(self, mode: str, device: str) -> str:
+        try:
+            return await self._clients[device].acquire(mode, 100, wait_for_writer=True)
+        except TimeoutError:
+            return "empty"
+
+
+async def _obey(directory: Path, engine_id: int) -> None:
+    agent = Agent(directory, engine_id)
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def carry_out(number: int, name: str, arguments: dict[str, Any]) -> None:
+        result, error = None, None
+        try:
+            result = await getattr(agent, name)(**arguments)
+        except Exception as failed:  # the root of an order: its giver is told
+            error = [type(failed).__name__, str(failed), getattr(failed, "code", "")]
+        print(json.dumps([number, result, error]), flush=True)
+
+    while line := await reader.readline():
+        task = asyncio.create_task(carry_out(*json.loads(line)))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+
+if __name__ == "__main__":
+    asyncio.run(_obey(Path(sys.argv[1]), int(sys.argv[2])))
