@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up test lint clean prove-data-path
+.PHONY: help up test lint clean prove-data-path prove-vault
 
 # python3 if it is new enough, else the newest that is. Override: make up PYTHON=/path/to/python3.12
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -38,6 +38,9 @@ lint: $(VENV)/.installed-dev ## Check style, types, imports between rooms, and s
 
 prove-data-path: $(VENV)/.installed-dev ## Break a running deployment in every way we promise to survive, and show the figures.
 	@$(VENV)/bin/python -m holdfast.bench.prove $(ARGS)
+
+prove-vault: $(VENV)/.installed-dev ## Kill the vault and everyone around it 300 times under load, and show the figures.
+	@$(VENV)/bin/python -m holdfast.bench.prove_vault $(ARGS)
 
 clean: ## Remove everything these targets made, the venv too.
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info

@@ -5,7 +5,6 @@ Run with HOLDFAST_WRITE_TRANSCRIPTS=1 to write the answers anew, then read the d
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,9 @@ import pytest
 from holdfast.health.liveness import TICK_S, Judge
 from holdfast.health.verdicts import Effect, Judged, LivenessError, MoveStreams, ProbeResult, StartProbe
 from holdfast.wire.messages import Beat
+from transcript_book import must_go_as_written, transcripts
 
-TRANSCRIPTS = sorted((Path(__file__).parent.parent / "transcripts").glob("liveness_*.txt"))
+TRANSCRIPTS = transcripts("liveness")
 
 
 class Story:
@@ -112,25 +112,10 @@ class Story:
         self.lines.append(f"  {self.now:5.1f}  {self.judge.verdict}, {routable}, admit {self.judge.admit_max}")
 
 
-def tell(text: str) -> str:
-    """The same transcript, with the answers the judge gives today."""
-    story = Story()
-    told = []
-    for line in text.splitlines():
-        if line.startswith("> "):
-            told += [line, *story.play(line[2:])]
-        elif not line.startswith("  "):
-            told.append(line)
-    return "\n".join(told) + "\n"
-
-
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda p: p.stem)
 def test_the_story_goes_as_written(path: Path) -> None:
     """Every transcript's answers are exactly those the judge gives."""
-    told = tell(path.read_text())
-    if os.environ.get("HOLDFAST_WRITE_TRANSCRIPTS") == "1":
-        path.write_text(told)
-    assert told == path.read_text()
+    must_go_as_written(path, Story)
 
 
 def test_there_are_stories() -> None:

@@ -240,6 +240,7 @@ class PoolModel(RuleBasedStateMachine):
         return self.waiting[session].epoch <= max(self.granted, default=0)
 
     def hear_grant(self, session: int, epoch: int, adopt: bool) -> None:
+        assert epoch == max(ask.epoch for ask in self.waiting.values()), "the election's last word was not heard"
         ask = self.waiting.pop(session)
         assert self.owner is None, "two owners"
         assert epoch == ask.epoch > max(self.granted, default=0), "epochs must grow"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 from collections.abc import AsyncIterator
@@ -91,8 +92,6 @@ async def test_remap_of_a_frozen_vault_ends_in_time(rig: Rig) -> None:
     """Even where nobody answers at all: never a hang."""
     client = await sleeper_of(rig)
     vault = rig.pids("server")[0]
-    import os
-
     os.kill(vault, signal.SIGSTOP)
     try:
         begun_s = asyncio.get_running_loop().time()

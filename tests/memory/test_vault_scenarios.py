@@ -43,8 +43,7 @@ async def test_without_roles_and_lock_two_engines_wait_for_each_other() -> None:
             assert [type(one) for one in stuck] == [TimeoutError, TimeoutError]
 
 
-@pytest.mark.parametrize("orders", [("01", "10"), ("01", "01"), ("10", "01")])
-@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize(("orders", "first"), [(("01", "10"), 0), (("01", "10"), 1), (("10", "01"), 1)])
 async def test_with_roles_and_lock_two_engines_on_two_devices_both_get_ready(
     orders: tuple[str, str], first: int
 ) -> None:

@@ -207,7 +207,9 @@ class WeightsModel(RuleBasedStateMachine):
                 assert self.answered(session).deadline_s <= self.now_s
             case Refuse(session, code):
                 if code in (machine.Code.STALE, machine.Code.COMMITTED) and session in self.waiting:
-                    self.answered(session)
+                    here = None if self.current is None else self.kept[self.current]
+                    asked = self.answered(session).replace
+                    assert (asked != here) if code is machine.Code.STALE else (asked is None and here is not None)
 
     # -- what is always true
 

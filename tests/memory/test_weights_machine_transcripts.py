@@ -5,34 +5,20 @@ Run with HOLDFAST_WRITE_TRANSCRIPTS=1 to write the outcomes anew, then read the 
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 from lock_story import Story
 
-TRANSCRIPTS = sorted((Path(__file__).parent.parent / "transcripts").glob("memory_*.txt"))
+from transcript_book import must_go_as_written, transcripts
 
-
-def tell(text: str) -> str:
-    """The same transcript, with what comes of it today."""
-    story = Story()
-    told = []
-    for line in text.splitlines():
-        if line.startswith("> "):
-            told += [line, *story.play(line[2:])]
-        elif not line.startswith("    "):
-            told.append(line)
-    return "\n".join(told) + "\n"
+TRANSCRIPTS = transcripts("memory")
 
 
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda p: p.stem)
 def test_the_memory_story_goes_as_written(path: Path) -> None:
     """Every transcript's outcomes are exactly those of today's lock machines."""
-    told = tell(path.read_text())
-    if os.environ.get("HOLDFAST_WRITE_TRANSCRIPTS") == "1":
-        path.write_text(told)
-    assert told == path.read_text()
+    must_go_as_written(path, Story)
 
 
 def test_there_are_memory_stories() -> None:

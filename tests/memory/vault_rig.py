@@ -82,9 +82,11 @@ class Rig:
         return found
 
     def kill(self, *kinds: str, device: str = "host-0") -> None:
-        """SIGKILL, all in one breath."""
-        for pid in [pid for kind in kinds for pid in self.pids(kind, device)]:
-            os.kill(pid, signal.SIGKILL)
+        """SIGKILL, all in one breath: stopped first, so that none can start another one in between."""
+        found = [pid for kind in kinds for pid in self.pids(kind, device)]
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in found:
+                os.kill(pid, number)
 
     @contextlib.asynccontextmanager
     async def client(self, engine_id: int = 0, device: str = "host-0", **options: Any) -> AsyncIterator[MemoryClient]:
@@ -274,14 +276,6 @@ class Agent:
     async def lost(self) -> list[str]:
         return self._lost
 
-    async def fork_holding_all(self) -> int:
-        """A child that outlives this process with every descriptor and does nothing: its pid."""
-        child = os.fork()
-        if child == 0:
-            signal.pause()
-            os._exit(0)
-        return child
-
     # -- the pool
 
     async def own(self, epoch: int, geometry: str = "g", timeout_ms: int = 10_000) -> bool:
@@ -294,6 +288,16 @@ class Agent:
     async def map_pool(self, size: int = 5, writable: bool = True) -> str:
         mapping = await self._pools["host-0"].map(writable=writable)
         return self._clients["host-0"].device.read(mapping.pages_address, size).decode()
+
+    async def pool_text(self, size: int = 5) -> str:
+        mapping = self._pools["host-0"].mapping
+        assert mapping is not None
+        return self._clients["host-0"].device.read(mapping.pages_address, size).decode()
+
+    async def hang_up(self, device: str = "host-0") -> None:
+        """Close the connection and live on."""
+        client = self._clients.pop(device)
+        await client.close()
 
     async def join(self, epoch: int | None) -> None:
         await self._clients["host-0"].register_mapping(epoch)

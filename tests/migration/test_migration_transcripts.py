@@ -5,7 +5,6 @@ Run with HOLDFAST_WRITE_TRANSCRIPTS=1 to write the outcomes anew, then read the 
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,9 @@ from migration_rig import Cluster, make_card
 
 from holdfast.migration.dispatcher import HoldSettings
 from holdfast.migration.sets import WorkerSet
+from transcript_book import must_go_as_written, transcripts
 
-TRANSCRIPTS = sorted((Path(__file__).parent.parent / "transcripts").glob("migration_*.txt"))
+TRANSCRIPTS = transcripts("migration")
 
 
 class Story:
@@ -108,25 +108,10 @@ class Story:
         self.cluster.workers[name].route(routable=True, admit_max=2 if words == ["probation"] else None)
 
 
-def tell(text: str) -> str:
-    """The same transcript, with what comes of it today."""
-    story = Story()
-    told = []
-    for line in text.splitlines():
-        if line.startswith("> "):
-            told += [line, *story.play(line[2:])]
-        elif not line.startswith("    "):
-            told.append(line)
-    return "\n".join(told) + "\n"
-
-
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda p: p.stem)
 def test_the_migration_story_goes_as_written(path: Path) -> None:
     """Every transcript's outcomes are exactly those of today's dispatcher."""
-    told = tell(path.read_text())
-    if os.environ.get("HOLDFAST_WRITE_TRANSCRIPTS") == "1":
-        path.write_text(told)
-    assert told == path.read_text()
+    must_go_as_written(path, Story)
 
 
 def test_there_are_migration_stories() -> None:

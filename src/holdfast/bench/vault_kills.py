@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.bench.vault_census import Census, census, pair
-from holdfast.bench.vault_watch import Watch
+from holdfast.bench.vault_census import Census, census, pair, processes_of
+from holdfast.bench.vault_watch import NOTICE_S, Watch
 from holdfast.memory.launch import VaultProcesses
 from holdfast.memory.vault_settings import VaultSettings
 
@@ -36,8 +36,6 @@ RECOVER_S = 40.0
 # A round of any actor is shorter, so that the next kill falls anywhere in it.
 INSTANT_S_MAX = 0.15
 POLL_S = 0.01
-# What is done this soon after a kill may have been done before anyone noticed.
-NOTICE_S = 0.05
 
 Told = Callable[[str], None]
 
@@ -55,12 +53,14 @@ class Outcome:
     did: dict[str, int] = field(default_factory=dict)
     before: Census | None = None
     after: Census | None = None
+    left: dict[int, str] = field(default_factory=dict)  # processes that outlived the vault's clean end
 
     @property
     def leaked(self) -> list[str]:
         if self.before is None or self.after is None:
             return ["not counted"]
-        return self.after.more_than(self.before)
+        outlived = [f"the {role} with pid {pid} outlived its end" for pid, role in self.left.items()]
+        return self.after.more_than(self.before) + outlived
 
     def row(self, category: str) -> dict[str, Any]:
         took = self.recover_ms[category]
@@ -128,6 +128,7 @@ class Campaign:
         self._rng.shuffle(plan)
         try:
             self._vault.start()
+            self._start_all()  # until there are weights and a pool
             self.outcome.before = self._rest()
             self._start_all()
             for place, category in enumerate(plan):
@@ -140,6 +141,7 @@ class Campaign:
         finally:
             self._stop_all()
             self._vault.stop()
+            self.outcome.left = processes_of(self._path)
             self.outcome.wrong = self.watch.wrong
             self.outcome.did = dict(self.watch.did)
             if self.watch.wrong:
@@ -171,8 +173,7 @@ class Campaign:
         self._actors.clear()
 
     def _rest(self) -> Census:
-        """Let the load run until there are weights and a pool, end it, and count what is left."""
-        self._start_all()
+        """End the load, and count what is left."""
         self._stop_all()
         return census(self._path, RECOVER_S)
 
@@ -187,8 +188,10 @@ class Campaign:
         self._later.sort(key=lambda one: float(one[1]["at_s"]))
         ripe = [one for one in self._later if one[1]["at_s"] <= until_s]
         self._later = self._later[len(ripe) :]
-        for name, said in ripe:
-            self.watch.take(name, said)
+        with (self._folder / "said.jsonl").open("a") as story:  # kept if something was wrong
+            for name, said in ripe:
+                story.write(json.dumps({"who": name, **said}) + "\n")
+                self.watch.take(name, said)
 
     # -- kills
 
@@ -198,6 +201,7 @@ class Campaign:
         while (left_s := until_s - time.monotonic()) > 0:
             self._listen()
             time.sleep(min(POLL_S, left_s))
+        self._later.append(("campaign", {"at_s": time.monotonic(), "kills": category}))
         if category in ("vault", "keeper", "both"):
             self._kill_servers(category)
             killed_s = time.monotonic() + NOTICE_S

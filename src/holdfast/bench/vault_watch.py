@@ -15,6 +15,8 @@ from typing import Any
 WRONG_MAX = 50  # enough to see what is wrong
 # A role holds a few sockets and pipes; between its rounds it has let go of everything else.
 OPEN_FDS_SLACK = 2
+# What is done this soon after a kill may have been done before anyone noticed.
+NOTICE_S = 0.05
 
 
 @dataclass(slots=True)
@@ -28,30 +30,33 @@ class Watch:
     owner: str = ""  # the actor that owns the pool now
     _pool_may_be_fresh: bool = True  # nobody has made it, or vault and keeper were killed and nobody owned it
     _leaving: bool = False  # the owner steps back: whether it would still give the pool back nobody can say
+    _given_back: bool = True  # after such a loss: the owner has gone on, so the vault has its pool again
     _lost_s: float = 0.0  # when they were; whoever asked before may have been granted before
     _first_commit_s: float = float("inf")
-    _offered: dict[str, int] = field(default_factory=dict)  # identity -> its place in the order of commits
-    _acknowledged: tuple[int, float] = (-1, 0.0)  # the newest, and when
+    _offered: dict[str, tuple[int, float]] = field(default_factory=dict)  # identity -> place in the order, when
+    _acknowledged: int = -1  # the newest one's place
     _published: set[str] = field(default_factory=set)
     _open_fds: dict[str, int] = field(default_factory=dict)
 
     def total_loss(self, at_s: float) -> None:
         """Vault and keeper are killed together: what follows begins with what engines still have mapped."""
-        self._acknowledged = (-1, 0.0)
+        self._acknowledged = -1
         self._pool_may_be_fresh = not self.owner or self._leaving
+        self._given_back = False
         self._lost_s = at_s
 
     def newest(self) -> int:
         """The place of the newest acknowledged commit: nobody who asks from now on may see an older one."""
-        return self._acknowledged[0]
+        return self._acknowledged
 
     def place(self, identity: str) -> int:
-        return self._offered.get(identity, -1)
+        return self._offered.get(identity, (-1, 0.0))[0]
 
     def died(self, actor: str) -> None:
         """Its successor counts its descriptors anew."""
         self._open_fds.pop(actor, None)
         if self.owner == actor:
+            self._leaves()
             self.owner = ""
 
     def take(self, actor: str, said: dict[str, Any]) -> None:
@@ -63,11 +68,12 @@ class Watch:
         elif "imported" in said:
             self.imported = (said["asked"], said["imported"])
         elif "committing" in said:
-            self._offered[said["committing"]] = len(self._offered)
+            self._offered[said["committing"]] = (len(self._offered), at_s)
         elif "committed" in said:
             self._first_commit_s = min(self._first_commit_s, at_s)
-            if at_s > self._lost_s:
-                self._acknowledged = max(self._acknowledged, (self._offered[said["committed"]], at_s))
+            place, offered_s = self._offered[said["committed"]]
+            if offered_s > self._lost_s:  # else it was acknowledged before the loss
+                self._acknowledged = max(self._acknowledged, place)
             self._did(actor, "commit", at_s)
         elif "owns" in said:
             self._owns(actor, said)
@@ -75,6 +81,7 @@ class Watch:
             self._changed(actor, said, at_s)
         elif "handing_over" in said:
             self._leaving = True
+            self._leaves()
         elif "handed_over" in said or "pool_lost" in said:
             # Its successor may have spoken first; one that lost its pool had one until somebody else got a fresh one.
             self.owner = "" if self.owner == actor else self.owner
@@ -85,7 +92,7 @@ class Watch:
             self.did["empty"] += 1
             if said["asked_s"] > self._first_commit_s:
                 self._add(actor, "was told that there are no weights")
-        else:
+        elif "kills" not in said:
             self.did["gave up" if "gave_up" in said else "waits" if "waits" in said else "retry"] += 1
 
     def _saw(self, actor: str, said: dict[str, Any], at_s: float) -> None:
@@ -105,8 +112,12 @@ class Watch:
             self._published = set(said["keys"])
         if said["asked_s"] > self._lost_s:
             self._pool_may_be_fresh = False
-        self.owner, self._leaving = actor, False
+        self.owner, self._leaving, self._given_back = actor, False, True
         self.did["fresh pool" if said["fresh"] else "adopt"] += 1
+
+    def _leaves(self) -> None:
+        """The owner ends before it could give back what vault and keeper had lost: then nobody has it."""
+        self._pool_may_be_fresh = self._pool_may_be_fresh or not self._given_back
 
     def _changed(self, actor: str, said: dict[str, Any], at_s: float) -> None:
         """Only the owner's pages count; one that lost its pool writes on until it notices."""
@@ -114,6 +125,7 @@ class Watch:
             self._published -= set(said.get("withdrawing", ()))
             self._published |= set(said.get("published", ()))
         if "published" in said:
+            self._given_back = self._given_back or at_s > self._lost_s + NOTICE_S
             self._did(actor, "publish", at_s if said["connected"] else 0.0)
 
     def _count_fds(self, actor: str, count: int) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from holdfast import __version__
-from holdfast.cli import bench, roles
+from holdfast.cli import bench, memory, roles
 from holdfast.cli import options as opt
 from holdfast.cli.options import environment
 
@@ -125,4 +125,5 @@ def chaos(
     raise typer.Exit(run_chaos(environment().state_dir, worker, fault, values))
 
 
+app.add_typer(memory.app, name="memory", rich_help_panel=PARTS)
 app.add_typer(bench.app, name="bench", rich_help_panel=BREAK)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from holdfast.core.errors import UserError
 
 app = typer.Typer(help="Measure it; every published figure comes from here.", no_args_is_help=True)
 
@@ -28,6 +30,29 @@ def frontend(
     from holdfast.bench.frontend import FrontendBench, run
 
     result = run(FrontendBench(streams, pace_ms, requests, workers))
+    _show(result, as_json)
+
+
+@app.command()
+def memory(
+    device: Annotated[str, typer.Option(help="host-0, a GPU's UUID (nvidia-smi -L), or cuda-0.")] = "host-0",
+    gib: Annotated[float, typer.Option(min=0.002, help="How much weights, GiB.")] = 2.0,
+    slab_mib: Annotated[int, typer.Option(min=2, help="Size of a slab, MiB; remap costs by their number.")] = 1024,
+    rounds: Annotated[int, typer.Option(min=1, help="How often to unmap and remap.")] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object on stdout, for programs.")] = False,
+) -> None:
+    """What sharing weights through a vault costs: remap and unmap against their floor, and the memory used."""
+    from holdfast.bench.memory import MemoryBench, run
+    from holdfast.cli.progress import loading
+
+    if slab_mib % 2:
+        raise UserError(f"--slab-mib must be a multiple of 2, the granularity of every device; got {slab_mib}")
+    with loading(f"writing {gib:g} GiB to {device}") as progress:
+        result = run(MemoryBench(device, gib, slab_mib, rounds), progress)
+    _show(result, as_json)
+
+
+def _show(result: dict[str, Any], as_json: bool) -> None:
     if as_json:
         sys.stdout.write(json.dumps(result) + "\n")
         return

@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from random import SystemRandom
 
-from holdfast.memory.calls import Notice, VaultConnection, open_connection, patience_s
+from holdfast.memory.calls import Notice, OnNotice, VaultConnection, open_connection, patience_s
 from holdfast.memory.devices.contract import Device, OutOfMemory
-from holdfast.memory.errors import StaleMemoryLayoutError, VaultRefused
+from holdfast.memory.errors import VaultRefused
 from holdfast.memory.fdsocket import close_all
 from holdfast.memory.layout import Layout
 from holdfast.memory.mapped import Mapped as Mapped
@@ -86,8 +86,9 @@ class MemoryClient:
             mapped = self.mapped
             held = mapped.layout.hash() if mapped is not None and mapped.can_be_given_back else None
             resume = Resume(held, self.epoch) if held is not None or self._registered else None
+            on_notice: OnNotice = lambda notice: self.on_notice(notice)  # noqa: E731 - whose it is may change later
             self._connection, welcome = await open_connection(
-                self.path, self.name, self.engine_id, timeout_s, lambda notice: self.on_notice(notice), self._lost, resume
+                self.path, self.name, self.engine_id, timeout_s, on_notice, self._lost, resume
             )
             if resume is not None and not welcome.resumed:
                 try:
@@ -148,8 +149,7 @@ class MemoryClient:
 
     async def status(self) -> bytes:
         """The vault's facts, as JSON."""
-        facts: bytes = (await self.link().call(GetStatus, CALL_TIMEOUT_S)).facts
-        return facts
+        return bytes((await self.link().call(GetStatus, CALL_TIMEOUT_S)).facts)
 
     async def close(self) -> None:
         """Unmap everything and let go of every lock."""
@@ -274,17 +274,17 @@ class MemoryClient:
         assert not mapped.present, "unmap before remap"
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_ms / 1000
-        await self._open(timeout_ms / 1000)
-        ask = await self._ask(RO, max(0, round((deadline_s - loop.time()) * 1000)))
+        try:
+            ask = await self._ask(RO, timeout_ms)
+        except ConnectionError:  # lost before, or while it slept without noticing: there may be a vault again
+            await self._open(timeout_ms / 1000)
+            ask = await self._ask(RO, max(0, round((deadline_s - loop.time()) * 1000)))
         if isinstance(ask, WeightsEmpty):
             return EMPTY
         assert ask.layout is not None
         if ask.layout.hash() != mapped.layout.hash():
             self.link().tell(ReleaseWeights)
-            raise StaleMemoryLayoutError(
-                f"the vault keeps {ask.layout.identity} ({ask.layout.hash()}), "
-                f"mapped before were {mapped.layout.identity} ({mapped.layout.hash()})"
-            )
+            raise mapped.stale(ask.layout)
         await self._map(mapped.layout, patience_s(round((deadline_s - loop.time()) * 1000)))
         return RO
 

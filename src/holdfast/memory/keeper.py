@@ -1,9 +1,9 @@
 """The keeper: holds a vault's descriptors and records, and starts the vault again when it dies. No policy.
 
-It understands three words (`Put`, `Drop`, `ListAll`), never looks into a record, and never maps a page. Always true:
-a record counts only once its last part has come, so a vault that dies in the middle of a `Put` leaves the old record; a
-restarted vault gets exactly what was acknowledged; when the lifeline closes, vault and keeper end and nothing
-is started again.
+It understands four words (`Put`, `Drop`, `ListAll`, `End`), never looks into a record, and never maps a page. Always
+true: a record counts only once its last part has come, so a vault that dies in the middle of a `Put` leaves the old
+record; a restarted vault gets exactly what was acknowledged; when the lifeline closes, or one of them gets SIGTERM,
+vault and keeper end and nothing is started again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 from dataclasses import dataclass, field
 
 from holdfast.memory.fdsocket import FDS_PER_FRAME_MAX, FdConnection, Frame, close_all
-from holdfast.memory.protocol import READ_ERRORS, Drop, Kept, ListAll, Put, encode, to_keeper
+from holdfast.memory.protocol import READ_ERRORS, Drop, End, Kept, ListAll, Put, encode, to_keeper
 
 # A vault that dies again at once is started more and more slowly; after a quiet minute the count is forgotten.
 RESTART_S = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -42,18 +42,20 @@ class Records:
         self.kept: dict[str, Record] = {}
         self._partial: dict[str, Record] = {}
 
-    def take(self, frame: Frame, connection: FdConnection) -> None:
-        """Carry out one message of the vault's."""
+    def take(self, frame: Frame, connection: FdConnection) -> bool:
+        """Carry out one message of the vault's; True if all is to end."""
         try:
             message = to_keeper.decode(frame.body)
         except READ_ERRORS:
             frame.close_fds()
             connection.close("the vault sent what is not our protocol")
-            return
+            return False
         if isinstance(message, Put):
             self._put(message, frame.fds, connection)
-            return
+            return False
         frame.close_fds()
+        if isinstance(message, End):
+            return True
         if isinstance(message, Drop):
             dropped = self.kept.pop(message.key, None)
             if dropped is not None:
@@ -63,6 +65,7 @@ class Records:
                 for part in parts(message.call, key, record.blob, record.fds):
                     connection.send(encode(part[0]), part[1])
         connection.send(encode(Kept(message.call)))
+        return False
 
     def _put(self, message: Put, fds: list[int], connection: FdConnection) -> None:
         partial = self._partial.setdefault(message.key, Record())
@@ -109,6 +112,7 @@ class Keeper:
         self._records = Records()
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
+        self._vault_knows = False  # that all is to end
         self._vault_gone = asyncio.Event()
         self._link: FdConnection | None = None
         self._pidfd = -1
@@ -117,7 +121,7 @@ class Keeper:
         """Until the lifeline closes or SIGTERM comes."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._over.set)
-        self._loop.add_reader(self._fds.lifeline, self._over.set)
+        self._loop.add_reader(self._fds.lifeline, self._all_end)
         if self._fds.link >= 0:
             self._watch_vault(self._fds.vault_pidfd, socket.socket(fileno=self._fds.link))
         else:
@@ -132,6 +136,10 @@ class Keeper:
             deaths, born_s = deaths + 1, self._loop.time()
             self._start_vault()
         await self._end_vault()
+
+    def _all_end(self) -> None:
+        self._vault_knows = True
+        self._over.set()
 
     async def _vault_died(self) -> bool:
         """Wait for the vault's death; False if everything is to end first."""
@@ -171,8 +179,8 @@ class Keeper:
     def _take(self, frame: Frame) -> None:
         if self._link is None:
             frame.close_fds()
-        else:
-            self._records.take(frame, self._link)
+        elif self._records.take(frame, self._link):
+            self._all_end()
 
     def _vault_over(self) -> None:
         self._loop.remove_reader(self._pidfd)
@@ -190,8 +198,9 @@ class Keeper:
         """The vault sees the same lifeline; only one that does not leave is killed."""
         if self._pidfd < 0:
             return
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+        if not self._vault_knows:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
         try:
             async with asyncio.timeout(VAULT_END_S):
                 await self._vault_gone.wait()

@@ -20,7 +20,7 @@ from functools import partial
 
 from holdfast.memory.fdsocket import FdConnection, Frame, close_all
 from holdfast.memory.keeper import Record, parts
-from holdfast.memory.protocol import READ_ERRORS, Drop, Kept, ListAll, Put, encode, from_keeper
+from holdfast.memory.protocol import READ_ERRORS, Drop, End, Kept, ListAll, Put, encode, from_keeper
 
 log = logging.getLogger("holdfast.vault")
 
@@ -168,7 +168,9 @@ class KeptRecords:
         self._link.send(encode(Drop(call, "")))  # nothing has this key: it is acknowledged after all before it
 
     def close(self) -> None:
+        """A clean end: the keeper is not to start another vault."""
         self.ending = True
+        self._link.send(encode(End()))
         self._link.close()
 
 

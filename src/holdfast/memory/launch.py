@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.core.errors import UserError
-from holdfast.memory.vault_settings import VaultSettings
+from holdfast.memory.vault_settings import ENDED, VaultSettings
 
 BACKLOG = 1024
 END_S = 5.0
@@ -40,6 +40,8 @@ class VaultProcesses:
 
     def start(self) -> None:
         self._listener = self._bind()
+        if self.settings.marked(ENDED):
+            self.settings.marker.unlink()
         self._start_pair()
 
     def _start_pair(self) -> None:
@@ -66,8 +68,8 @@ class VaultProcesses:
         return bool(readable)
 
     def ensure(self) -> bool:
-        """Start both again if both are gone; True if that was so. Weights and pool come back from whoever maps them."""
-        if self._listener is None or self._lifeline is None or not self.gone():
+        """Start both again if both died; True if that was so. Weights and pool come back from whoever maps them."""
+        if self._listener is None or self._lifeline is None or not self.gone() or self.settings.marked(ENDED):
             return False
         self._lifeline.close()
         if self.keeper is not None:
@@ -76,7 +78,7 @@ class VaultProcesses:
         return True
 
     async def watch(self) -> None:
-        """`ensure`, as soon as it is needed, until cancelled."""
+        """`ensure`, as soon as it is needed, until cancelled or until both have ended as they were told to."""
         loop = asyncio.get_running_loop()
         deaths, born_s = 0, loop.time()
         while True:
@@ -84,7 +86,8 @@ class VaultProcesses:
             deaths = 0 if loop.time() - born_s > QUIET_S else deaths
             await asyncio.sleep(RESTART_S[min(deaths, len(RESTART_S) - 1)])
             deaths, born_s = deaths + 1, loop.time()
-            self.ensure()
+            if not self.ensure():
+                return
 
     async def _until_gone(self) -> None:
         loop = asyncio.get_running_loop()
@@ -132,8 +135,8 @@ class VaultProcesses:
             self.keeper.wait(END_S)
         self._lifeline.close()
         self._listener = self._lifeline = self.keeper = None
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.settings.socket_path)
+        for left in (Path(self.settings.socket_path), self.settings.marker):
+            left.unlink(missing_ok=True)
 
 
 def _answers(path: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.memory.devices.contract import Device
+from holdfast.memory.errors import StaleMemoryLayoutError
 from holdfast.memory.fdsocket import close_all
 from holdfast.memory.layout import Layout
 
@@ -39,6 +40,13 @@ class Mapped:
     @property
     def can_be_given_back(self) -> bool:
         return self.present and self.committed
+
+    def stale(self, kept: Layout) -> StaleMemoryLayoutError:
+        """The error for a vault that keeps something else than was mapped here."""
+        return StaleMemoryLayoutError(
+            f"the vault keeps {kept.identity} ({kept.hash()}), "
+            f"mapped before were {self.layout.identity} ({self.layout.hash()})"
+        )
 
     def drop(self, device: Device) -> None:
         """Unmap; the addresses stay reserved."""

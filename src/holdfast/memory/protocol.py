@@ -274,7 +274,11 @@ class Kept(msgspec.Struct, frozen=True, array_like=True, tag=204):
     call: int
 
 
-ToKeeper = Put | Drop | ListAll
+class End(msgspec.Struct, frozen=True, array_like=True, tag=205):
+    """The vault ends for good: the keeper is to end too."""
+
+
+ToKeeper = Put | Drop | ListAll | End
 FromKeeper = Put | Kept
 
 _encoder = msgspec.msgpack.Encoder()

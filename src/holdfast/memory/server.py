@@ -20,6 +20,8 @@ from holdfast.memory.kept import KeptRecords, VaultFds, ignore_children
 from holdfast.memory.vault import Vault
 from holdfast.memory.vault_settings import VaultSettings
 
+log = logging.getLogger("holdfast.vault")
+
 __all__ = ["Vault", "VaultSettings", "main", "serve"]
 
 
@@ -36,9 +38,21 @@ async def serve(settings: VaultSettings, fds: VaultFds, command: list[str]) -> N
     await kept.load()
     vault = Vault(settings, kept, socket.socket(fileno=fds.listener))
     vault.start()
+    if settings.status_address:
+        await _show_status(settings, vault)
     await over.wait()
     loop.remove_reader(fds.lifeline)
     vault.end()
+
+
+async def _show_status(settings: VaultSettings, vault: Vault) -> None:
+    """The page is a convenience: a vault whose address is taken serves memory without it."""
+    from holdfast.memory.status_page import serve_status  # not needed otherwise, and not small
+
+    try:
+        vault.status_address = await serve_status(settings.status_address, settings.device, vault.facts)
+    except (OSError, ValueError) as error:
+        log.error("no status page at %s: %s", settings.status_address, error)
 
 
 def raise_fd_limit() -> None:
@@ -50,9 +64,10 @@ def raise_fd_limit() -> None:
 
 def main(argv: list[str]) -> int:
     """`python -m holdfast.memory.server JSON LISTENER LINK LIFELINE`"""
-    logging.basicConfig(level="INFO", format="%(asctime)s vault %(levelname)s %(message)s", stream=sys.stderr)
-    raise_fd_limit()
     settings = msgspec.json.decode(argv[0], type=VaultSettings)
+    form = f"%(asctime)s {settings.device} %(levelname)s %(message)s"
+    logging.basicConfig(level="INFO", format=form, datefmt="%H:%M:%S", stream=sys.stderr)
+    raise_fd_limit()
     fds = VaultFds(*(int(text) for text in argv[1:4]))
     asyncio.run(serve(settings, fds, [sys.executable, "-m", "holdfast.memory.server", argv[0]]))
     return 0

@@ -80,11 +80,10 @@ class StatusPage:
         return metrics.page(self._registry)
 
 
-async def serve_status(address: str, device: str, facts: Callable[[], dict[str, Any]]) -> tuple[HttpServer, str]:
-    """Listen; the address really bound comes back. Raises OSError or ValueError for one that cannot be."""
+async def serve_status(address: str, device: str, facts: Callable[[], dict[str, Any]]) -> str:
+    """Listen until the loop ends; the address really bound. Raises OSError or ValueError for one that cannot be."""
     server = HttpServer(StatusPage(device, facts).handle, SocketNetwork())
-    bound = await server.start(parse_address(address))
-    return server, str(bound)
+    return str(await server.start(parse_address(address)))
 
 
 def _error(message: str) -> bytes:

@@ -28,7 +28,7 @@ from holdfast.memory.protocol import VERSION, GetStatus, Hello, Quiesced, Status
 from holdfast.memory.sessions import PREFIX, ClientRecord, Session, decode_client
 from holdfast.memory.vault_calls import dispatch
 from holdfast.memory.vault_pool import VaultPool
-from holdfast.memory.vault_settings import VaultSettings
+from holdfast.memory.vault_settings import ENDED, LIVE, VaultSettings
 from holdfast.memory.vault_uploads import Budget
 from holdfast.memory.vault_weights import VaultWeights
 from holdfast.memory.weights_state import Reader
@@ -59,6 +59,7 @@ class Vault:
         self._processes = Processes(self._process_over)
         self._guests: set[Guest] = set()
         self.id = SystemRandom().randbytes(8).hex()
+        self.status_address = ""  # where the status page really is
         self.sessions: dict[int, Session] = {}
         self._ended: dict[int, Session] = {}  # connection closed, process alive, epoch not quiesced
         self.history: deque[tuple[float, str]] = deque(maxlen=HISTORY_MAX)
@@ -71,8 +72,8 @@ class Vault:
 
     def start(self) -> None:
         """Adopt what the keeper has, then accept."""
-        lost = self._settings.marker.exists() and not self._kept.whole
-        self._settings.marker.touch()
+        lost = self._settings.marked(LIVE) and not self._kept.whole
+        self._settings.marker.write_text(LIVE)
         readers, seats = self._expect_clients()
         self.weights.adopt(readers, self._loop.time() + DONATION_S if lost else None)
         self.pool.adopt(seats, lost=lost)
@@ -115,7 +116,7 @@ class Vault:
 
     def end(self) -> None:
         """A clean end: nothing is to come back."""
-        self._settings.marker.unlink(missing_ok=True)
+        self._settings.marker.write_text(ENDED)
         self._loop.remove_reader(self._listener.fileno())
         self._kept.close()
         for session in list(self.sessions.values()):
@@ -174,7 +175,8 @@ class Vault:
         """End of file: no thread of that process queues work any more (the CPU fence's evidence)."""
         if session.connection is None:
             return
-        self._note(f"{session!r}: {why}")
+        if session.engine_id >= 0:  # else somebody who only asked for the status
+            self._note(f"{session!r}: {why}")
         session.connection = None
         self._end_session(session)
 
@@ -258,7 +260,10 @@ class Vault:
             "pool_bytes": self.pool.kept_bytes(),
             "mappers": len(self.pool.state.seats),
             "waiting": len(self.weights.state.waiters) + len(self.pool.state.waiters),
+            "pool_epoch": self.pool.state.last_epoch,
             "budget_bytes": self._settings.budget_bytes,
+            "status_address": self.status_address,
+            "counts": self.weights.counts + self.pool.counts,
             "clients": [repr(session) for session in (*self.sessions.values(), *self._ended.values())],
             "history": [{"at": at, "what": what} for at, what in list(self.history)[-50:]],
         }

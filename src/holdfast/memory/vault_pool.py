@@ -6,6 +6,7 @@ owner; a pool of another geometry is dropped before the new owner may make its o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -79,6 +80,7 @@ class VaultPool:
         self._clock = clock
         self._note = note
         self.state = Pool()
+        self.counts: Counter[str] = Counter()  # effects by name, for the metrics
         self.sizes: list[int] = []  # the index, then the pages
         self._upload = Upload()  # of a pool being made or given back
         self._donated: list[int] = []
@@ -241,6 +243,7 @@ class VaultPool:
         return bool(mine)
 
     def _perform(self, effects: tuple[Effect, ...]) -> None:
+        self.counts.update(type(effect).__name__ for effect in effects)
         for effect in effects:
             if isinstance(effect, DropPool):
                 close_all(self._upload.fds)
@@ -250,10 +253,8 @@ class VaultPool:
             elif isinstance(effect, Orphaned):
                 self._remember(None)
                 self._note(f"the pool is orphaned: the owner of epoch {effect.epoch} has ended")
-            else:
-                session = self._sessions.get(effect.session)
-                if session is not None:
-                    self._tell(session, effect)
+            elif (session := self._sessions.get(effect.session)) is not None:
+                self._tell(session, effect)
 
     def _tell(self, session: Session, effect: Effect) -> None:
         call = session.pool_call

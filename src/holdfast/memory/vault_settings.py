@@ -6,6 +6,9 @@ from pathlib import Path
 
 import msgspec
 
+LIVE = "live"
+ENDED = "ended"
+
 
 class VaultSettings(msgspec.Struct, frozen=True):
     """One device's vault."""
@@ -14,8 +17,15 @@ class VaultSettings(msgspec.Struct, frozen=True):
     socket_path: str
     budget_bytes: int = 0  # for weights and pool together; 0: whatever the writers can allocate
     allowed_uids: tuple[int, ...] = ()  # besides the vault's own
+    status_address: str = ""  # where /metrics is served; empty: nowhere
 
     @property
     def marker(self) -> Path:
-        """There while a vault of this socket has not ended cleanly: tells a first start from a total loss."""
-        return Path(self.socket_path + ".live")
+        """Says LIVE once a vault has served and ENDED after a clean end: tells a first start from a total loss."""
+        return Path(self.socket_path + ".state")
+
+    def marked(self, text: str) -> bool:
+        try:
+            return self.marker.read_text() == text
+        except FileNotFoundError:
+            return False

@@ -6,6 +6,7 @@ host slabs are sealed by the vault itself before that; an uncommitted writer's s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,7 @@ class VaultWeights:
         self._note = note
         self._sums = SlabSums()
         self.state = Weights()
+        self.counts: Counter[str] = Counter()  # effects by name, for the metrics
         self.layouts: dict[int, Layout] = {}  # by generation
         self._uploads: dict[int, Upload] = {}  # by session
         self._lost = False  # everything, and nobody has written anew: who still maps the weights may give them back
@@ -246,15 +248,14 @@ class VaultWeights:
         self._perform(effects)
 
     def _perform(self, effects: tuple[words.Effect, ...]) -> None:
+        self.counts.update(type(effect).__name__ for effect in effects)
         for effect in effects:
             if isinstance(effect, words.DropGeneration):
                 self._forget(effect.generation)
             elif isinstance(effect, words.Aborted):
                 self._abort(effect)
-            else:
-                session = self._sessions.get(effect.session)
-                if session is not None:
-                    self._tell(session, effect)
+            elif (session := self._sessions.get(effect.session)) is not None:
+                self._tell(session, effect)
 
     def _tell(self, session: Session, effect: words.Effect) -> None:
         call = session.weights_call

@@ -1,0 +1,176 @@
+"""What `holdfast memory` does: run vaults until asked to stop, and ask the running ones.
+
+Always true: when `serve` ends, however it ends, its vaults and keepers end; a vault that does not answer within a
+second is shown as silent and delays nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from holdfast.cli.screen import Screen, tilde
+from holdfast.core.address import TcpAddress, parse_address
+from holdfast.core.errors import UserError
+from holdfast.memory.calls import open_connection
+from holdfast.memory.errors import VaultRefused
+from holdfast.memory.finding import socket_path
+from holdfast.memory.launch import VaultProcesses
+from holdfast.memory.protocol import GetStatus
+from holdfast.memory.vault_settings import VaultSettings
+
+ASK_S = 1.0
+READY_S = 10.0
+PAGE_S = 0.5
+SHOWN_MAX = 30  # lines of history per vault
+
+Facts = dict[str, Any]
+
+
+# -- serve
+
+
+def run_serve(devices: list[str], folder: Path, budget_bytes: int, uids: tuple[int, ...], status_address: str) -> int:
+    """In the foreground; the vaults' own lines appear here, one per event."""
+    _check_status_address(status_address, len(devices))
+    settings = [
+        VaultSettings(name, socket_path(folder, name), budget_bytes, uids, status_address=status_address)
+        for name in devices
+    ]
+    return asyncio.run(_serve([VaultProcesses(one) for one in settings], Screen()))
+
+
+def _check_status_address(text: str, devices: int) -> None:
+    if not text:
+        return
+    try:
+        address = parse_address(text)
+    except ValueError as error:
+        raise UserError(f"--status-address: {error}") from error
+    if devices > 1 and not (isinstance(address, TcpAddress) and address.port == 0):
+        raise UserError(f"{devices} vaults cannot all listen on {text}; use port 0, each picks its own")
+
+
+async def _serve(vaults: list[VaultProcesses], screen: Screen) -> int:
+    over = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, over.set)
+    watching: list[asyncio.Task[None]] = []
+    try:
+        for vault in vaults:
+            vault.start()
+            watching.append(loop.create_task(vault.watch()))
+        for vault in vaults:
+            await _ready(vault, screen, over)
+        if not over.is_set():
+            screen.line("Ctrl-C ends it and lets go of the memory; `holdfast memory status` shows it.", style="dim")
+        await over.wait()
+    finally:
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
+        for vault in vaults:
+            vault.stop()
+            screen.event(f"{vault.settings.device}: vault and keeper have ended")
+    return 0
+
+
+async def _ready(vault: VaultProcesses, screen: Screen, over: asyncio.Event) -> None:
+    """Say that it answers, or that it does not."""
+    path = vault.settings.socket_path
+    facts = await _ask(path, READY_S)
+    if vault.settings.status_address and not facts.get("status_address"):
+        await asyncio.sleep(PAGE_S)  # the page comes a moment after the vault
+        facts = await _ask(path, READY_S)
+    if over.is_set():
+        return
+    if "error" in facts:
+        raise UserError(f"{vault.settings.device} has no vault: {facts['error']}; the lines above say why")
+    page = f", metrics at {facts['status_address']}" if facts.get("status_address") else ""
+    screen.event(f"{vault.settings.device}: vault ready, pid {facts['pid']}, socket {tilde(Path(path))}{page}")
+
+
+# -- status
+
+
+def run_status(folder: Path, history: bool, as_json: bool) -> int:
+    found = asyncio.run(ask_all(sorted(str(path) for path in folder.glob("gms_*.sock"))))
+    if as_json:
+        if not history:
+            for facts in found:
+                facts.pop("history", None)
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        return 0
+    screen = Screen()
+    if not found:
+        screen.line(f"no vault in {tilde(folder)}; start one with `holdfast memory serve --device host-0`")
+        return 0
+    _table(found)
+    for facts in found if history else ():
+        screen.line(f"\n{facts['device']}", style="bold")
+        for event in facts.get("history", ())[-SHOWN_MAX:]:
+            screen.line(f"{time.strftime('%H:%M:%S', time.localtime(event['at']))} {event['what']}")
+    return 0
+
+
+async def ask_all(paths: list[str]) -> list[Facts]:
+    """Every vault's facts, asked at once; one that is silent has an `error` instead."""
+    return list(await asyncio.gather(*(_ask(path, ASK_S) for path in paths)))
+
+
+async def _ask(path: str, within_s: float) -> Facts:
+    device = Path(path).name.removeprefix("gms_").removesuffix(".sock")
+    connection = None
+    try:
+        async with asyncio.timeout(within_s):
+            connection, _ = await open_connection(
+                path, f"status-{os.getpid()}", -1, within_s, lambda notice: None, lambda why: None
+            )
+            answer = await connection.call(GetStatus, within_s)
+        facts: Facts = json.loads(answer.facts)
+        return facts | {"socket": path}
+    except TimeoutError:
+        return {"device": device, "socket": path, "error": f"no answer within {within_s:g} s"}
+    except (OSError, VaultRefused) as error:
+        refused = isinstance(error, ConnectionRefusedError)
+        why = "nobody listens: its vault was killed and nobody started it again" if refused else str(error)
+        return {"device": device, "socket": path, "error": why}
+    finally:
+        if connection is not None:
+            connection.close()
+
+
+def _table(found: list[Facts]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("device", "weights", "identity", "GiB", "readers", "waiting", "pool", "pool GiB", "pid"):
+        right = title in ("GiB", "readers", "waiting", "pool GiB", "pid")
+        table.add_column(title, justify="right" if right else "left", no_wrap=True)
+    for facts in found:
+        if "error" in facts:
+            table.add_row(facts["device"], f"[red]{facts['error']}[/red]")
+        else:
+            table.add_row(
+                facts["device"],
+                facts["weights"],
+                facts["identity"] or "",
+                f"{facts['weights_bytes'] / 1024**3:.2f}",
+                str(facts["readers"]),
+                str(facts["waiting"]),
+                facts["pool"],
+                f"{facts['pool_bytes'] / 1024**3:.2f}",
+                str(facts["pid"]),
+            )
+    console = Console(highlight=False)
+    with contextlib.suppress(OSError):
+        console.print(table, crop=False, soft_wrap=False, width=None if console.is_terminal else 200)

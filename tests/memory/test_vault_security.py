@@ -1,0 +1,355 @@
+"""Who may do what at a vault: uids, locks, seals and descriptors, each tried from the wrong side."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import fcntl
+import mmap
+import os
+import socket
+import struct
+import sys
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+import pytest
+from vault_rig import MIB, Rig, digest, expected, facts, fd_count, load, until
+
+from holdfast.memory import protocol
+from holdfast.memory.client import MemoryClient
+from holdfast.memory.devices import open_device
+from holdfast.memory.errors import VaultRefused
+from holdfast.memory.fdsocket import close_all
+from holdfast.memory.layout import Layout
+from holdfast.memory.pool_client import PoolClient
+
+pytestmark = pytest.mark.processes
+NOBODY = 65534
+AS_NOBODY = """
+import array, os, socket, sys
+from holdfast.memory import protocol
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+sock = socket.socket(socket.AF_UNIX); sock.settimeout(10); sock.connect(sys.argv[1])
+hello = protocol.encode(protocol.Hello(protocol.VERSION, "nobody", 0, os.getpid()))
+header = len(hello).to_bytes(4, "big") + (1).to_bytes(2, "big")
+try:
+    socket.send_fds(sock, [header + hello], [os.pidfd_open(os.getpid())])
+except BrokenPipeError:
+    pass
+answer = protocol.from_vault.decode(sock.recv(65536)[6:])
+print(getattr(answer, "code", type(answer).__name__))
+"""
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    with Rig() as started:
+        yield started
+
+
+async def as_nobody(rig: Rig) -> str:
+    rig.directory.chmod(0o755)
+    os.chmod(rig.path(), 0o666)
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", AS_NOBODY, rig.path()), stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await child.communicate()
+    return said.decode().strip()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+async def test_another_uid_is_refused_and_an_allowed_one_is_served(rig: Rig) -> None:
+    """By the kernel's word for who connected, whatever the socket's mode is."""
+    assert await as_nobody(rig) == "forbidden"
+    with Rig(allowed_uids=(NOBODY,)) as other:
+        assert await as_nobody(other) == "Welcome"
+
+
+# -- without the lock
+
+
+def empty_layout(identity: str = "x") -> Layout:
+    return Layout(identity, (), ())
+
+
+WITHOUT_RIGHT: list[tuple[Callable[[int], msgspec.Struct], bool, str]] = [
+    (lambda n: protocol.AddSlabs(n, [2 * MIB]), True, "not_writer"),
+    (lambda n: protocol.CommitWeights(n, empty_layout()), False, "not_writer"),
+    (lambda n: protocol.FetchSlabs(n), False, "not_reader"),
+    (lambda n: protocol.SumSlab(n, 0), False, "bad_request"),
+    (lambda n: protocol.AskWeights(n, "rw", 0), False, "committed"),
+    (lambda n: protocol.AskWeights(n, "rw", 0, replace="f" * 32), False, "stale"),
+    (lambda n: protocol.AskWeights(n, "root", 0), False, "bad_request"),
+    (lambda n: protocol.Donate(n, empty_layout(), True), False, "stale"),
+    (lambda n: protocol.Donate(n, Layout("x", (2 * MIB,), ()), False), True, "stale"),
+    (lambda n: protocol.AcquirePool(n, 99, "g", 0), False, "not_registered"),
+    (lambda n: protocol.AddPoolSlabs(n, [2 * MIB], True), True, "not_owner"),
+    (lambda n: protocol.FetchPool(n), False, "not_registered"),
+    (lambda n: protocol.Mapping(n, 99), False, "not_granted"),
+    (lambda n: protocol.Mapping(n, 1), False, "stale_epoch"),
+    (lambda n: protocol.Quiesced(n, 10), False, "not_registered"),
+    (lambda n: protocol.DonatePool(n, 99, "g", [2 * MIB], True), True, "stale"),
+    (lambda n: protocol.ReleaseWeights(n), False, ""),
+    (lambda n: protocol.CancelCall(n, 1), False, ""),
+]
+
+
+async def test_client_that_holds_no_lock_changes_nothing(rig: Rig) -> None:
+    """Every message there is, sent without the right to it, is refused by name and leaves all as it was."""
+    async with rig.client(0) as writer, rig.client(0) as owner, rig.client(1) as stranger:
+        await writer.acquire("rw", 1000)
+        await load(writer)
+        await writer.commit()
+        pool = PoolClient(owner, open_device("host-0"))
+        await pool.acquire(10, "g", 1000)
+        await pool.make(MIB, [2 * MIB])
+        before, fds = shown(await facts(writer)), fd_count(rig.pids("server")[0])
+        for make, with_fd, code in WITHOUT_RIGHT:
+            slab = [stranger.device.create(2 * MIB)] if with_fd else []
+            assert await refusal(stranger, make, slab) == code, make(0)
+            close_all(slab)
+            assert shown(await facts(writer)) == before, make(0)
+        assert fd_count(rig.pids("server")[0]) == fds
+        assert digest(writer) == expected(1)
+        pool.unmap()
+
+
+async def refusal(client: MemoryClient, make: Callable[[int], msgspec.Struct], fds: list[int]) -> str:
+    """The code a call is refused with; empty: it was not."""
+    try:
+        await client.link().call(make, 5.0, fds)
+    except VaultRefused as refused:
+        return refused.code
+    return ""
+
+
+def shown(seen: dict[str, Any]) -> dict[str, Any]:
+    return {key: seen[key] for key in seen if key not in ("history", "uptime_s")}
+
+
+async def test_nobody_else_touches_what_a_writer_writes(rig: Rig) -> None:
+    """While one writes, another session neither adds to it, nor commits it, nor sees it."""
+    async with rig.client(0) as writer, rig.client(1) as stranger:
+        await writer.acquire("rw", 1000)
+        await load(writer)
+        assert writer.mapped is not None
+        layout = writer.mapped.layout
+        for make in (
+            lambda n: protocol.CommitWeights(n, layout),
+            lambda n: protocol.FetchSlabs(n),
+            lambda n: protocol.AddSlabs(n, []),
+        ):
+            with pytest.raises(VaultRefused):
+                await stranger.link().call(make, 5.0)
+        await stranger.link().call(protocol.ReleaseWeights, 5.0)
+        assert (await facts(stranger))["weights"] == "RW"
+        await writer.commit()
+        assert digest(writer) == expected(1)
+
+
+async def test_unsealed_set_is_not_taken_as_a_donation(rig: Rig) -> None:
+    """After a total loss anyone may come; what was never committed is not sealed, and is refused."""
+    async with rig.client(0):
+        pass
+    rig.kill("keeper", "server")
+    await until(rig.vaults["host-0"].gone, "both are gone")
+    assert rig.vaults["host-0"].ensure()
+    async with rig.client(0) as liar:
+        slab = liar.device.create(2 * MIB)
+        with pytest.raises(VaultRefused) as refused:
+            await liar.link().call(lambda n: protocol.Donate(n, Layout("x", (2 * MIB,), ()), True), 5.0, [slab])
+        assert refused.value.code == "wrong_fd"
+        os.close(slab)
+        assert (await facts(liar))["weights"] == "EMPTY"
+
+
+# -- committed slabs
+
+
+async def test_committed_host_slabs_cannot_be_written_by_any_path(rig: Rig) -> None:
+    """Neither through the descriptors, nor through /proc (the vault's own too), nor by mapping or truncating."""
+    async with rig.client(0) as writer, rig.client(1) as reader:
+        await writer.acquire("rw", 1000)
+        await load(writer)
+        await writer.commit()
+        await reader.acquire("ro", 1000)
+        assert reader.mapped is not None
+        assert writer.mapped is not None
+        paths = [f"/proc/self/fd/{fd}" for fd in (*reader.mapped.fds, *writer.mapped.fds)]
+        for pid in (*rig.pids("server"), *rig.pids("keeper")):
+            folder = f"/proc/{pid}/fd"
+            paths += [f"{folder}/{name}" for name in os.listdir(folder) if "memfd:" in os.readlink(f"{folder}/{name}")]
+        assert len(paths) >= 4
+        for path in paths:
+            try_to_write(path)
+        assert digest(reader) == digest(writer) == expected(1)
+
+
+def try_to_write(path: str) -> None:
+    fd = os.open(path, os.O_RDWR)
+    try:
+        for attack in (
+            lambda: os.pwrite(fd, b"evil", 0),
+            lambda: os.ftruncate(fd, 0),
+            lambda: os.ftruncate(fd, 1 << 30),
+            lambda: mmap.mmap(fd, 4096, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE),
+            lambda: fcntl.fcntl(fd, fcntl.F_ADD_SEALS, 0x20),
+        ):
+            with pytest.raises(PermissionError):
+                attack()
+    finally:
+        os.close(fd)
+
+
+async def test_commit_is_refused_while_a_writable_mapping_lives(rig: Rig) -> None:
+    """A writer that keeps a hand in the slab cannot commit it."""
+    async with rig.client(0) as writer:
+        await writer.acquire("rw", 1000)
+        await load(writer)
+        assert writer.mapped is not None
+        kept = mmap.mmap(writer.mapped.fds[0], 4096)
+        with pytest.raises(VaultRefused) as refused:
+            await writer.commit()
+        assert refused.value.code == "not_sealed"
+        assert (await facts(writer))["weights"] == "RW"
+        kept.close()
+        await writer.commit()
+
+
+# -- descriptors
+
+
+def wrong_fds() -> dict[str, int]:
+    """Everything that is not a slab."""
+    pipe, _ = os.pipe()
+    bare = os.memfd_create("bare", os.MFD_ALLOW_SEALING)
+    os.posix_fallocate(bare, 0, 2 * MIB)
+    holes = os.memfd_create("holes", os.MFD_ALLOW_SEALING)
+    os.ftruncate(holes, 2 * MIB)
+    fcntl.fcntl(holes, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    never = os.memfd_create("never", os.MFD_ALLOW_SEALING)
+    os.posix_fallocate(never, 0, 2 * MIB)
+    fcntl.fcntl(never, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    good = open_device("host-0").create(2 * MIB)
+    small = open_device("host-0").create(4 * MIB)
+    return {
+        "socket": socket.socket(socket.AF_UNIX).detach(),
+        "pipe": pipe,
+        "plain file": os.open(__file__, os.O_RDONLY),
+        "device": os.open("/dev/null", os.O_RDWR),
+        "pidfd": os.pidfd_open(os.getpid()),
+        "eventfd": os.eventfd(0),
+        "unsealed memfd": bare,
+        "memfd with holes": holes,
+        "memfd never sealable": never,
+        "read-only memfd": os.open(f"/proc/self/fd/{good}", os.O_RDONLY),
+        "other size": small,
+    }
+
+
+async def test_wrong_descriptors_are_refused_by_name(rig: Rig) -> None:
+    """As weights and as pool; the vault keeps none of them, and the writer can go on with the right ones."""
+    async with rig.client(0) as writer, rig.client(0) as owner:
+        await writer.acquire("rw", 1000)
+        await owner.register_mapping(None)
+        await owner.link().call(lambda n: protocol.AcquirePool(n, 10, "g", 1000), 5.0)
+        before = fd_count(rig.pids("server")[0])
+        for name, fd in wrong_fds().items():
+            for client, make in (
+                (writer, lambda n: protocol.AddSlabs(n, [2 * MIB])),
+                (owner, lambda n: protocol.AddPoolSlabs(n, [2 * MIB], False)),
+            ):
+                with pytest.raises(VaultRefused) as refused:
+                    await client.link().call(make, 5.0, [fd])
+                assert refused.value.code == "wrong_fd", name
+            os.close(fd)
+        for sizes in ([], [2 * MIB, 2 * MIB], [-2 * MIB], [0]):
+            slab = writer.device.create(2 * MIB)
+            with pytest.raises(VaultRefused) as refused:
+                await writer.link().call(lambda n, sizes=sizes: protocol.AddSlabs(n, sizes), 5.0, [slab])
+            assert refused.value.code == "bad_request"
+            os.close(slab)
+        assert fd_count(rig.pids("server")[0]) == before
+        await load(writer)
+        await writer.commit()
+
+
+# -- the first words
+
+
+def hello(version: int = protocol.VERSION) -> bytes:
+    return protocol.encode(protocol.Hello(version, "someone", 0, os.getpid()))
+
+
+def framed(body: bytes, count: int) -> bytes:
+    return struct.pack(">IH", len(body), count) + body
+
+
+@pytest.mark.parametrize(
+    ("data", "fds", "code"),
+    [
+        (framed(hello(), 0), [], "bad_request"),
+        (framed(hello(), 1), ["pipe"], "bad_request"),
+        (framed(hello(), 2), ["pidfd", "pidfd"], "bad_request"),
+        (framed(hello(version=99), 1), ["pidfd"], "bad_request"),
+        (framed(protocol.encode(protocol.GetStatus(1)), 0), [], "bad_request"),
+        (framed(b"\xc1", 0), [], "bad_request"),
+        (struct.pack(">IH", 2**32 - 1, 0), [], None),
+        (struct.pack(">IH", 10, 2**16 - 1), [], None),
+        (framed(hello(), 1), [], None),
+    ],
+)
+async def test_wrong_first_words_end_the_connection(rig: Rig, data: bytes, fds: list[str], code: str | None) -> None:
+    """A refusal with its reason where the frame can be read, the end of the connection in any case."""
+    async with rig.client(0) as witness:
+        before = fd_count(rig.pids("server")[0])
+        said = await asyncio.to_thread(speak, rig.path(), data, fds)
+        if code is not None:
+            answer = protocol.from_vault.decode(said[6:])
+            assert isinstance(answer, protocol.Failed)
+            assert answer.code == code
+        await until(lambda: fd_count(rig.pids("server")[0]) == before, "nothing is left of it")
+        assert witness.connected
+
+
+def speak(path: str, data: bytes, kinds: list[str]) -> bytes:
+    """Say something and hear everything until the vault hangs up."""
+    made = [os.pidfd_open(os.getpid()) if kind == "pidfd" else os.open("/dev/null", os.O_RDONLY) for kind in kinds]
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(5)
+        sock.connect(path)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", made))] if made else []
+        sock.sendmsg([data], rights)
+        close_all(made)
+        said = b""
+        while part := sock.recv(65536):
+            said += part
+        return said
+
+
+async def test_silent_connections_take_nothing_from_those_who_are_here(rig: Rig) -> None:
+    """Hundreds that never say hello are bounded; whoever is served already does not notice."""
+    async with rig.client(0) as writer:
+        await writer.acquire("rw", 1000)
+        silent = [socket.socket(socket.AF_UNIX) for _ in range(300)]
+        for sock in silent:
+            sock.connect(rig.path())
+        await load(writer)
+        await writer.commit()
+        assert fd_count(rig.pids("server")[0]) < 290
+        for sock in silent:
+            sock.close()
+        late = MemoryClient(rig.path(), open_device("host-0"), 1)
+        await until(lambda: _connects(late), "there is room again")
+        assert await late.acquire("ro", 1000) == "ro"
+        await late.close()
+
+
+async def _connects(client: MemoryClient) -> bool:
+    try:
+        await client.connect()
+    except VaultRefused:
+        return False
+    return True
