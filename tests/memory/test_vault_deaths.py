@@ -29,10 +29,11 @@ async def write(client: MemoryClient, seed: int = 1) -> None:
     await client.commit()
 
 
-async def restarted(rig: Rig) -> None:
-    """Vault and keeper killed in one breath, and started again by whoever serves."""
+async def restarted(rig: Rig, *clients: MemoryClient) -> None:
+    """Vault and keeper killed in one breath, and started again by whoever serves once the clients have noticed."""
     rig.kill("keeper", "server")
     await until(rig.vaults["host-0"].gone, "both are gone")
+    await until(lambda: not any(client.connected for client in clients), "all notice")
     assert rig.vaults["host-0"].ensure()
 
 
@@ -100,6 +101,7 @@ async def test_killed_keeper_is_replaced_and_the_next_one_has_everything(rig: Ri
         assert await reader.slab_checksum(0), "the vault serves on"
         async with rig.client(2) as third:  # acknowledged only once the new keeper has all
             assert await third.acquire("ro", 5000) == "ro"
+        await until(lambda: _readers(reader, 2), "the third has left")
         rig.kill("server")
         await until(lambda: not reader.connected, "it notices")
         await until(lambda: reader.connected and writer.connected, "both are back")
@@ -109,12 +111,16 @@ async def test_killed_keeper_is_replaced_and_the_next_one_has_everything(rig: Ri
             assert digest(late) == expected(1)
 
 
+async def _readers(client: MemoryClient, count: int) -> bool:
+    return (await facts(client))["readers"] == count
+
+
 async def test_engines_give_the_weights_back_after_both_died(rig: Rig) -> None:
     """Committed bytes outlive vault and keeper as long as one engine maps them."""
     async with rig.client(0) as writer, rig.client(1) as reader:
         await write(writer)
         await reader.acquire("ro", 1000)
-        await restarted(rig)
+        await restarted(rig, reader, writer)
         await until(lambda: reader.connected and writer.connected, "both are back")
         async with rig.client(2) as late:
             assert await late.acquire("rw_or_ro", 5000) == "ro"
@@ -150,7 +156,7 @@ async def test_memory_nobody_maps_is_gone_with_both_and_everyone_is_told(rig: Ri
     async with rig.client(0, on_lost=told.append) as writer:
         await write(writer)
         await writer.unmap()
-        await restarted(rig)
+        await restarted(rig, writer)
         begun_s = asyncio.get_running_loop().time()
         assert await writer.remap(30_000) == "empty"
         assert asyncio.get_running_loop().time() - begun_s < 4.5

@@ -90,6 +90,20 @@ async def test_gpu_fence_waits_for_the_process_not_for_the_connection(rig: Rig) 
         await until(lambda: _fenced(second), "the GPU fence passes")
 
 
+async def test_gpu_fence_is_not_passed_with_somebody_elses_pidfd(rig: Rig) -> None:
+    """A process that sends the pidfd of one that is over is known by the kernel's word for who connected."""
+    async with rig.engine(0) as liar, rig.engine(1) as second:
+        await liar.do("open_as_the_dead")
+        assert await liar.do("own", epoch=10) is False
+        await liar.do("make", text="pages")
+        await second.do("open")
+        await liar.do("hang_up")
+        assert await second.do("own", epoch=11) is True
+        assert await second.do("fences") == [True, False]
+        await liar.kill()
+        await until(lambda: _fenced(second), "the GPU fence passes")
+
+
 async def _reconnected(engine: Engine, rig: Rig) -> bool:
     return bool(await engine.do("lost")) and await engine.do("connected")
 
@@ -203,7 +217,7 @@ async def test_pool_comes_back_from_its_owner_after_vault_and_keeper_died(rig: R
         mapping = await pool.make(MIB, [2 * MIB])
         client.device.write(mapping.pages_address, b"alive")
         rig.kill("keeper", "server")
-        await until(lambda: rig.vaults["host-0"].gone(), "both are gone")
+        await until(lambda: rig.vaults["host-0"].gone() and not client.connected, "both are gone")
         assert rig.vaults["host-0"].ensure()
         await until(lambda: client.connected, "it is back")
         assert (await facts(client))["pool"] == "OWNED(10)"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 
 import pytest
 from vault_rig import EngineError, Rig, digest, expected, facts, fd_count, load, until
 
+from holdfast.memory.client import MemoryClient
 from holdfast.memory.errors import VaultRefused
 
 pytestmark = pytest.mark.processes
@@ -190,7 +190,7 @@ async def test_cancelled_waits_leak_nothing() -> None:
                 await asyncio.sleep(0)
                 waiting.cancel()
                 await asyncio.gather(waiting, return_exceptions=True)
-            assert (await facts(looker))["waiting"] == 0
+            await until(lambda: _nobody_waits(looker), "the queue is empty")
             assert (fd_count(), fd_count(vault)) == before
             await load(writer)
             await writer.commit()
@@ -208,8 +208,12 @@ async def test_cancelled_waits_leak_nothing() -> None:
             assert await waiter.acquire("ro", 1000) == "ro"
 
 
-async def _one_reader(looker: object) -> bool:
-    return (await facts(looker))["readers"] == 1  # type: ignore[arg-type]
+async def _nobody_waits(looker: MemoryClient) -> bool:
+    return (await facts(looker))["waiting"] == 0
+
+
+async def _one_reader(looker: MemoryClient) -> bool:
+    return (await facts(looker))["readers"] == 1
 
 
 async def test_many_connections_leave_nothing_behind() -> None:
@@ -220,7 +224,6 @@ async def test_many_connections_leave_nothing_behind() -> None:
             await load(writer)
             await writer.commit()
             vault, keeper = rig.pids("server")[0], rig.pids("keeper")[0]
-            await until(lambda: len(os.listdir(f"/proc/{keeper}/fd")), "the keeper lives")
             before = (fd_count(vault), fd_count(keeper))
             for _ in range(30):
                 async with rig.client(1) as reader:

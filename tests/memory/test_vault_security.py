@@ -10,7 +10,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -45,6 +45,13 @@ print(getattr(answer, "code", type(answer).__name__))
 
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
+    with Rig() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def shared_rig() -> Iterator[Rig]:
+    """For those who change nothing."""
     with Rig() as started:
         yield started
 
@@ -126,7 +133,7 @@ async def refusal(client: MemoryClient, make: Callable[[int], msgspec.Struct], f
 
 
 def shown(seen: dict[str, Any]) -> dict[str, Any]:
-    return {key: seen[key] for key in seen if key not in ("history", "uptime_s")}
+    return {key: seen[key] for key in seen if key not in ("history", "uptime_s", "counts")}
 
 
 async def test_nobody_else_touches_what_a_writer_writes(rig: Rig) -> None:
@@ -301,8 +308,11 @@ def framed(body: bytes, count: int) -> bytes:
         (framed(hello(), 1), [], None),
     ],
 )
-async def test_wrong_first_words_end_the_connection(rig: Rig, data: bytes, fds: list[str], code: str | None) -> None:
+async def test_wrong_first_words_end_the_connection(
+    shared_rig: Rig, data: bytes, fds: list[str], code: str | None
+) -> None:
     """A refusal with its reason where the frame can be read, the end of the connection in any case."""
+    rig = shared_rig
     async with rig.client(0) as witness:
         before = fd_count(rig.pids("server")[0])
         said = await asyncio.to_thread(speak, rig.path(), data, fds)

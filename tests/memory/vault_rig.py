@@ -1,8 +1,6 @@
 """Real vaults and real engines for the vault's tests: vaults of a directory of their own, engines as child processes.
 
-An engine child (`python vault_rig.py DIRECTORY ENGINE_ID`) takes orders as JSON lines and answers each one; orders run
-side by side, so that one may wait while the next comes. What it writes follows from a seed: anybody can say what the
-bytes must be.
+What is written follows from a seed: anybody can say what the bytes must be.
 """
 
 from __future__ import annotations
@@ -25,12 +23,10 @@ from holdfast.memory.client import MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.memory.launch import VaultProcesses
 from holdfast.memory.packing import TensorSpec
-from holdfast.memory.pool_client import PoolClient
 from holdfast.memory.server import VaultSettings
-from holdfast.memory.writer_lock import WriterLock
-from holdfast.memory.writer_policy import Action, Look, Watch, who_loads
 
 MIB = 1024 * 1024
+AGENT = Path(__file__).with_name("vault_agent.py")
 BOUND_S = 20.0  # for anything that should be quick
 
 
@@ -181,7 +177,7 @@ class Engine:
 
     async def start(self) -> None:
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, __file__, str(self._directory), str(self._engine_id)),
+            *(sys.executable, str(AGENT), str(self._directory), str(self._engine_id)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
@@ -233,146 +229,3 @@ class Engine:
             self._process.kill()
         await self._process.wait()
         await self._listening
-
-
-# -- an engine, from inside
-
-
-class Agent:
-    """What an engine child can do; one method per order."""
-
-    def __init__(self, directory: Path, engine_id: int) -> None:
-        self._directory = directory
-        self._engine_id = engine_id
-        self._clients: dict[str, MemoryClient] = {}
-        self._pools: dict[str, PoolClient] = {}
-        self._lost: list[str] = []
-
-    async def open(self, device: str = "host-0") -> None:
-        path = str(self._directory / f"gms_{device}.sock")
-        client = MemoryClient(path, open_device(device), self._engine_id, on_lost=self._lost.append)
-        await client.connect()
-        self._clients[device] = client
-        self._pools[device] = PoolClient(client, open_device("host-0"))
-
-    async def acquire(self, mode: str, timeout_ms: int = 10_000, device: str = "host-0", **options: Any) -> str:
-        return await self._clients[device].acquire(mode, timeout_ms, **options)
-
-    async def load(self, seed: int = 1, device: str = "host-0") -> None:
-        await load(self._clients[device], seed)
-
-    async def commit(self, device: str = "host-0") -> str:
-        return await self._clients[device].commit()
-
-    async def digest(self, device: str = "host-0") -> str:
-        return digest(self._clients[device])
-
-    async def facts(self, device: str = "host-0") -> dict[str, Any]:
-        return await facts(self._clients[device])
-
-    async def connected(self, device: str = "host-0") -> bool:
-        return self._clients[device].connected
-
-    async def lost(self) -> list[str]:
-        return self._lost
-
-    # -- the pool
-
-    async def own(self, epoch: int, geometry: str = "g", timeout_ms: int = 10_000) -> bool:
-        return await self._pools["host-0"].acquire(epoch, geometry, timeout_ms)
-
-    async def make(self, text: str) -> None:
-        mapping = await self._pools["host-0"].make(MIB, [2 * MIB, 2 * MIB])
-        self._clients["host-0"].device.write(mapping.pages_address, text.encode())
-
-    async def map_pool(self, size: int = 5, writable: bool = True) -> str:
-        mapping = await self._pools["host-0"].map(writable=writable)
-        return self._clients["host-0"].device.read(mapping.pages_address, size).decode()
-
-    async def pool_text(self, size: int = 5) -> str:
-        mapping = self._pools["host-0"].mapping
-        assert mapping is not None
-        return self._clients["host-0"].device.read(mapping.pages_address, size).decode()
-
-    async def hang_up(self, device: str = "host-0") -> None:
-        """Close the connection and live on."""
-        client = self._clients.pop(device)
-        await client.close()
-
-    async def join(self, epoch: int | None) -> None:
-        await self._clients["host-0"].register_mapping(epoch)
-
-    async def fences(self) -> list[bool]:
-        pool = self._pools["host-0"]
-        return [pool.cpu_fence.is_set(), pool.gpu_fence.is_set()]
-
-    async def quiesce(self) -> None:
-        await self._pools["host-0"].quiesce()
-
-    # -- a whole start over several devices, by roles and writer lock
-
-    async def become_ready(
-        self, devices: list[str], grace_s: float = 0.5, die_after: str = "", init: bool = True
-    ) -> str:
-        """Load or read every device, as writer_policy says. `die_after` a device is committed: SIGKILL; with
-        `init` False it dies while it loads. What it did."""
-        for device in devices:
-            await self.open(device)
-        lock = WriterLock(self._directory, f"engine {self._engine_id}")
-        watch, held, wrote = Watch(self._engine_id, grace_s), set[str](), []
-        try:
-            while held != set(devices):
-                owner = None if lock.held else lock.owner()
-                phases = {device: (await self.facts(device))["weights"] for device in devices}
-                watch, plan = who_loads(watch, Look(phases, owner, lock.held), asyncio.get_running_loop().time())
-                if plan.action is Action.TAKE_LOCK:
-                    lock.try_acquire()
-                    continue
-                mode = "rw_or_ro" if plan.action is Action.LOAD else "ro"
-                for device in [device for device in devices if device not in held]:
-                    got = await self._try(mode, device)
-                    if got == "rw" and not init:
-                        await asyncio.sleep(0.3)  # so that the others see who has the lock
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    if got == "rw":
-                        await load(self._clients[device], seed=7)
-                        await self._clients[device].commit()
-                        wrote.append(device)
-                    if got != "empty":
-                        held.add(device)
-                    if device == die_after:
-                        os.kill(os.getpid(), signal.SIGKILL)
-        finally:
-            lock.release()
-        return f"wrote {','.join(sorted(wrote))}"
-
-    async def _try(self, mode: str, device: str) -> str:
-        try:
-            return await self._clients[device].acquire(mode, 100, wait_for_writer=True)
-        except TimeoutError:
-            return "empty"
-
-
-async def _obey(directory: Path, engine_id: int) -> None:
-    agent = Agent(directory, engine_id)
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def carry_out(number: int, name: str, arguments: dict[str, Any]) -> None:
-        result, error = None, None
-        try:
-            result = await getattr(agent, name)(**arguments)
-        except Exception as failed:  # the root of an order: its giver is told
-            error = [type(failed).__name__, str(failed), getattr(failed, "code", "")]
-        print(json.dumps([number, result, error]), flush=True)
-
-    while line := await reader.readline():
-        task = asyncio.create_task(carry_out(*json.loads(line)))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-
-if __name__ == "__main__":
-    asyncio.run(_obey(Path(sys.argv[1]), int(sys.argv[2])))

@@ -21,6 +21,7 @@ from typing import Any
 from holdfast.core.errors import UserError
 from holdfast.memory.devices import is_host
 from holdfast.memory.launch import VaultProcesses
+from holdfast.memory.layout import SLABS_MAX
 from holdfast.memory.vault_settings import VaultSettings
 
 GIB = 1024**3
@@ -45,6 +46,10 @@ class MemoryBench:
     def total_bytes(self) -> int:
         """In whole pieces of the granularity every device has."""
         return max(1, round(self.gib * GIB / (2 * MIB))) * 2 * MIB
+
+    @property
+    def slabs(self) -> int:
+        return -(-self.total_bytes // (self.slab_mib * MIB))
 
 
 class Child:
@@ -93,6 +98,8 @@ class Child:
 
 def run(bench: MemoryBench, progress: Progress = lambda done, total: None) -> dict[str, Any]:
     """Everything, in a folder of its own; nothing is left behind."""
+    if bench.slabs > SLABS_MAX:
+        raise UserError(f"{bench.slabs} slabs are more than the {SLABS_MAX} a vault keeps; use a larger --slab-mib")
     folder = Path(tempfile.mkdtemp(prefix="hf-bench-", dir="/tmp"))
     path = str(folder / "gms.sock")
     vault = VaultProcesses(VaultSettings(bench.device, path), folder / "vault.log")
@@ -143,7 +150,7 @@ def _figures(bench: MemoryBench, took: dict[str, list[float]]) -> dict[str, Any]
         "device": bench.device,
         "gib": round(bench.total_bytes / GIB, 3),
         "slab_mib": bench.slab_mib,
-        "slabs": -(-bench.total_bytes // (bench.slab_mib * MIB)),
+        "slabs": bench.slabs,
         "rounds": bench.rounds,
         "remap_ms_p50": round(p50["remap_ms"], 3),
         "unmap_ms_p50": round(p50["unmap_ms"], 3),

@@ -54,7 +54,12 @@ def _kills(category: str) -> Callable[[], Row]:
 
 def _leaks() -> Row:
     outcome = _campaign()
-    row: dict[str, Any] = {"leaked": outcome.leaked, "bound": "as many as before", "met": not outcome.leaked}
+    row: dict[str, Any] = {
+        "seed": outcome.seed,
+        "leaked": outcome.leaked,
+        "bound": "as many as before",
+        "met": not outcome.leaked,
+    }
     did = outcome.did
     row |= {"commits": did.get("commit"), "adoptions": did.get("adopt"), "verified": did.get("verify")}
     if outcome.before is not None and outcome.after is not None:

@@ -48,6 +48,7 @@ class Stuck(Exception):
 class Outcome:
     """Of all kills."""
 
+    seed: int
     recover_ms: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in CATEGORIES})
     wrong: list[str] = field(default_factory=list)
     did: dict[str, int] = field(default_factory=dict)
@@ -120,7 +121,7 @@ class Campaign:
         self._later: list[tuple[str, dict[str, Any]]] = []
         self._questions = itertools.count(1)
         self.watch = Watch()
-        self.outcome = Outcome()
+        self.outcome = Outcome(seed)
 
     def run(self, kills: int) -> Outcome:
         """`kills` in all, as many of each category as can be; the folder stays if something was wrong."""

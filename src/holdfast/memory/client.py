@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from random import SystemRandom
 
-from holdfast.memory.calls import Notice, OnNotice, VaultConnection, open_connection, patience_s
+from holdfast.memory.calls import Notice, VaultConnection, open_connection, patience_s
 from holdfast.memory.devices.contract import Device, OutOfMemory
 from holdfast.memory.errors import VaultRefused
 from holdfast.memory.fdsocket import close_all
@@ -33,7 +33,6 @@ from holdfast.memory.protocol import (
     MemoryLost,
     ReleaseWeights,
     Resume,
-    SlabSum,
     SumSlab,
     WeightsEmpty,
     WeightsGranted,
@@ -68,6 +67,7 @@ class MemoryClient:
     _registered: bool = False  # as a mapper of the device
     _writing: VaultConnection | None = None  # the connection the write lock was got on, and ends with
     _connection: VaultConnection | None = None
+    _attached: bool = False
     _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
     _reattaching: asyncio.Task[None] | None = None
     _closed: bool = False
@@ -78,29 +78,31 @@ class MemoryClient:
         """Raises ConnectionError, TimeoutError or VaultRefused."""
         await self._open(timeout_s)
 
-    async def _open(self, timeout_s: float) -> bool:
-        """Whether the vault still has what is mapped here; connected already: nothing is done."""
+    async def _open(self, timeout_s: float) -> None:
+        """Connect, unless that is so already, and see that the vault has what is mapped here."""
         async with asyncio.timeout(timeout_s), self._opening:
             if self.connected:
-                return True
+                return
             mapped = self.mapped
             held = mapped.layout.hash() if mapped is not None and mapped.can_be_given_back else None
             resume = Resume(held, self.epoch) if held is not None or self._registered else None
-            on_notice: OnNotice = lambda notice: self.on_notice(notice)  # noqa: E731 - whose it is may change later
-            self._connection, welcome = await open_connection(
-                self.path, self.name, self.engine_id, timeout_s, on_notice, self._lost, resume
+            self._attached = False
+            connection, welcome = await open_connection(
+                self.path, self.name, self.engine_id, timeout_s, lambda n: self.on_notice(n), self._lost, resume
             )
-            if resume is not None and not welcome.resumed:
-                try:
+            self._connection = connection
+            try:
+                if resume is not None and not welcome.resumed:
                     await self._give_back()
-                except BaseException:
-                    self._connection.close("it could not all be given back")
-                    raise
-            return welcome.resumed
+            except BaseException:
+                connection.close("it could not all be given back")
+                raise
+            self._attached = True
 
     @property
     def connected(self) -> bool:
-        return self._connection is not None and self._connection.open
+        """And all that is mapped here known to the vault."""
+        return self._connection is not None and self._connection.open and self._attached
 
     @property
     def _has_a_seat(self) -> bool:
@@ -207,8 +209,7 @@ class MemoryClient:
     ) -> dict[str, int]:
         """The writer's memory: slabs made, mapped writable, handed to the vault; where each tensor is to be written."""
         layout = plan(specs, self.slab_bytes, self.device.granularity, identity, meta)
-        total = sum(layout.slab_sizes)
-        free = self.device.free_bytes()
+        total, free = sum(layout.slab_sizes), self.device.free_bytes()
         if total > free:
             raise OutOfMemory(f"the weights take {total} bytes, {free} are free", "free memory or use fewer bits")
         fds: list[int] = []
@@ -247,9 +248,7 @@ class MemoryClient:
 
     async def slab_checksum(self, slab: int) -> str:
         """Of one slab of the weights this client reads, as the vault itself reads it."""
-        answer = await self.link().call(lambda n: SumSlab(n, slab), CALL_TIMEOUT_S)
-        assert isinstance(answer, SlabSum)
-        return answer.digest
+        return str((await self.link().call(lambda n: SumSlab(n, slab), CALL_TIMEOUT_S)).digest)
 
     async def release(self) -> None:
         """Unmap and let go of the weights; the connection stays."""

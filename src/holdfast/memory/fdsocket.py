@@ -28,6 +28,7 @@ UNSENT_FDS_MAX = 8192  # twice the slabs of the largest set
 FRAMES_PER_TURN = 32
 
 _HEADER = struct.Struct(">IH")
+_SO_PEERPIDFD = 77  # Python has no name for it yet
 _RECEIVE_BYTES = 256 * 1024
 _CONTROL_BYTES = socket.CMSG_SPACE(FDS_PER_FRAME_MAX * array.array("i").itemsize)
 
@@ -123,6 +124,13 @@ class FdConnection:
     def peer_uid(self) -> int:
         credentials = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         return int(struct.unpack("3i", credentials)[1])
+
+    def peer_pidfd(self) -> list[int]:
+        """A pidfd of the process that connected, where the kernel (6.5) and its life allow one."""
+        try:
+            return [self._sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)]
+        except OSError:
+            return []
 
     # -- receiving
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from holdfast.memory.pool_state import Pool
+
 KEY = "pool"
 
 
@@ -18,3 +20,11 @@ class PoolRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 decode_pool = msgspec.msgpack.Decoder(PoolRecord).decode
+
+
+def record_of(state: Pool, sizes: list[int]) -> PoolRecord:
+    """A pool that is not complete has no pages yet."""
+    pages = state.pages
+    if pages is None:
+        return PoolRecord(state.last_epoch, None, False, state.owner, [])
+    return PoolRecord(state.last_epoch, pages.geometry_hash, pages.made, state.owner, sizes if pages.made else [])

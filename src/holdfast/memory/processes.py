@@ -1,5 +1,8 @@
 """The registry of client processes: each known by its pidfd and watched until it is over.
 
+A session names a process by the pidfd it sends; the kernel names the one that connected (`SO_PEERPIDFD`). Usually they
+are the same. Where they are not, the session is of both: nobody gets past a fence by sending somebody else's pidfd.
+
 Always true: connections of one process count as one process (by the pidfd's inode, where the kernel gives each process
 its own), so what a process vouches for covers its earlier connections; a process with no member left is not watched.
 """
@@ -12,6 +15,8 @@ import os
 import select
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from holdfast.memory.fdsocket import copy_all
 
 
 @dataclass(slots=True)
@@ -30,8 +35,11 @@ class Processes:
         self._numbers = itertools.count(1)
         self._known: dict[int, _Process] = {}
 
-    def join(self, session: int, pidfd: int) -> int:
-        """A session is of this process; the pidfd is the registry's from now on. The process's number."""
+    def join(self, session: int, pidfds: list[int]) -> tuple[int, ...]:
+        """A session is of these processes; the pidfds are the registry's from now on. The processes' numbers."""
+        return tuple(dict.fromkeys(self._join(session, pidfd) for pidfd in pidfds))
+
+    def _join(self, session: int, pidfd: int) -> int:
         identity = _identity(pidfd)
         for number, process in self._known.items():
             if identity is not None and process.identity == identity:
@@ -43,22 +51,28 @@ class Processes:
         self._loop.add_reader(pidfd, self._ended, number)
         return number
 
-    def lives(self, number: int) -> bool:
-        return number in self._known
+    def live(self, numbers: tuple[int, ...]) -> bool:
+        """Whether any of them is not over."""
+        return any(number in self._known for number in numbers)
 
-    def copy(self, number: int) -> list[int]:
-        """A pidfd of its own for a record; none if the process is over."""
-        process = self._known.get(number)
-        return [] if process is None else [os.dup(process.pidfd)]
+    def has(self, numbers: tuple[int, ...], pidfd: int) -> bool:
+        """Whether a pidfd is of one of them; True where the kernel cannot tell."""
+        identity = _identity(pidfd)
+        known = [self._known[number].identity for number in numbers if number in self._known]
+        return identity is None or None in known or identity in known
 
-    def leave(self, session: int, number: int) -> None:
-        """Nothing depends on this session's process any more."""
-        process = self._known.get(number)
-        if process is None:
-            return
-        process.members.discard(session)
-        if not process.members:
-            self._forget(number)
+    def copies(self, numbers: tuple[int, ...]) -> list[int]:
+        """Pidfds of their own for a record, of those that are not over."""
+        return copy_all([self._known[number].pidfd for number in numbers if number in self._known])
+
+    def leave(self, session: int, numbers: tuple[int, ...]) -> None:
+        """Nothing depends on this session's processes any more."""
+        for number in numbers:
+            process = self._known.get(number)
+            if process is not None:
+                process.members.discard(session)
+                if not process.members:
+                    self._forget(number)
 
     def _ended(self, number: int) -> None:
         self._over(number, self._forget(number).members)

@@ -24,7 +24,7 @@ PREFIX = "client/"
 
 
 class ClientRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What a restarted vault must know of a client; its pidfd is kept beside it."""
+    """What a restarted vault must know of a client; its pidfds are kept beside it."""
 
     number: int
     client: str
@@ -42,13 +42,15 @@ decode_client = msgspec.msgpack.Decoder(ClientRecord).decode
 class Session:
     """A client, connected or (after a vault's restart) expected back."""
 
-    def __init__(self, number: int, hello: Hello, process: int, processes: Processes, kept: KeptRecords) -> None:
+    def __init__(
+        self, number: int, hello: Hello, processes: tuple[int, ...], registry: Processes, kept: KeptRecords
+    ) -> None:
         self.number = number
         self.client = hello.client
         self.engine_id = hello.engine_id
         self.pid = hello.pid
-        self.process = process
-        self._processes = processes
+        self.processes = processes
+        self._registry = registry
         self._kept = kept
         self.connection: FdConnection | None = None
         self.generation: int | None = None
@@ -108,19 +110,22 @@ class Session:
             self._kept.drop(key)
             return
         kept = self._kept.records.get(key)
-        pidfd = kept.fds if kept is not None else self._processes.copy(self.process)
-        if not pidfd:
+        pidfds = kept.fds if kept is not None else self._registry.copies(self.processes)
+        if not pidfds:
             return  # its process is over; only somebody who inherited the connection still speaks
         record = ClientRecord(
             self.number, self.client, self.engine_id, self.pid, self.generation, self.maps, self.epoch, self.closed
         )
         self.wait_for_keeper()
-        self._kept.put(key, msgspec.msgpack.encode(record), pidfd, self.acknowledge)
+        self._kept.put(key, msgspec.msgpack.encode(record), pidfds, self.acknowledge)
+
+    def lives(self, process: int) -> bool:
+        return self._registry.live((process,))
 
     def forget(self) -> None:
         """Nothing of it is to be remembered: its process is over, or it held nothing."""
         self._kept.drop(f"{PREFIX}{self.number}")
-        self._processes.leave(self.number, self.process)
+        self._registry.leave(self.number, self.processes)
 
     def drop_unsaid(self) -> None:
         """It is not there to hear it."""

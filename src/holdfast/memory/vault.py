@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.memory.fdsocket import FdConnection
+from holdfast.memory.fdsocket import FdConnection, copy_all
 from holdfast.memory.guests import Guest
 from holdfast.memory.kept import KeptRecords
 from holdfast.memory.pool_machine import Seat
@@ -94,21 +94,22 @@ class Vault:
         for key, kept in list(self._kept.records.items()):
             if not key.startswith(PREFIX):
                 continue
-            if is_over(kept.fds[0]):
+            living = [fd for fd in kept.fds if not is_over(fd)]
+            if not living:
                 self._kept.drop(key)
                 continue
-            session = self._known_before(decode_client(kept.blob), kept.fds[0])
+            session = self._known_before(decode_client(kept.blob), living)
             if session.generation is not None:
                 readers.append(Reader(session.number, session.generation))
             if session.maps:
-                seats.append(Seat(session.number, session.process, session.epoch, closed=session.closed))
+                seats += [Seat(session.number, p, session.epoch, closed=session.closed) for p in session.processes]
         self._numbers = itertools.count(max([*self.sessions, *self._ended], default=0) + 1)
         return readers, seats
 
-    def _known_before(self, record: ClientRecord, pidfd: int) -> Session:
+    def _known_before(self, record: ClientRecord, pidfds: list[int]) -> Session:
         hello = Hello(VERSION, record.client, record.engine_id, record.pid)
-        process = self._processes.join(record.number, os.dup(pidfd))
-        session = Session(record.number, hello, process, self._processes, self._kept)
+        processes = self._processes.join(record.number, copy_all(pidfds))
+        session = Session(record.number, hello, processes, self._processes, self._kept)
         session.generation, session.maps, session.epoch = record.generation, record.maps, record.epoch
         session.closed = record.closed
         (self._ended if record.closed else self.sessions)[record.number] = session
@@ -147,6 +148,8 @@ class Vault:
     def greet(self, hello: Hello, pidfd: int, connection: FdConnection) -> Session:
         """A client has said who it is; one that was here before the vault's restart gets its seat back."""
         before = next((s for s in self.sessions.values() if s.client == hello.client and s.connection is None), None)
+        if before is not None and not self._processes.has(before.processes, pidfd):
+            before = None  # another process of that name
         if before is not None and hello.resume is not None:
             os.close(pidfd)
             self._come_back(before, hello, connection)
@@ -154,8 +157,8 @@ class Vault:
         if before is not None:
             self._end_session(before)  # it has nothing of what it had
         number = next(self._numbers)
-        process = self._processes.join(number, pidfd)
-        session = self.sessions[number] = Session(number, hello, process, self._processes, self._kept)
+        processes = self._processes.join(number, [pidfd, *connection.peer_pidfd()])
+        session = self.sessions[number] = Session(number, hello, processes, self._processes, self._kept)
         session.connection = connection
         session.reply(Welcome(VERSION, self._settings.device, self.id, resumed=False))
         return session
@@ -186,7 +189,7 @@ class Vault:
         self.weights.gone(session)
         self.pool.gone(session)
         session.generation = None
-        if self._processes.lives(session.process) and self.pool.has_seat(session):
+        if self._processes.live(session.processes) and self.pool.has_seat(session):
             session.closed = True  # its queued GPU work is not over: a restarted vault must know of it
             self._ended[session.number] = session
             session.remember()
@@ -199,9 +202,11 @@ class Vault:
     def _process_over(self, process: int, members: set[int]) -> None:
         for number in members:
             session = self.sessions.get(number)
-            if session is not None and session.connection is None:
+            if session is None or self._processes.live(session.processes):
+                continue
+            if session.connection is None:
                 self._end_session(session)  # it was expected back, and will not come
-            elif session is not None:
+            else:
                 session.forget()
         self.pool.process_over(process)
         self._forget_fenced()

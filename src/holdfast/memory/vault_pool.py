@@ -40,7 +40,7 @@ from holdfast.memory.pool_machine import (
     restore,
     step,
 )
-from holdfast.memory.pool_record import KEY, PoolRecord, decode_pool
+from holdfast.memory.pool_record import KEY, decode_pool, record_of
 from holdfast.memory.protocol import (
     AcquirePool,
     AddPoolSlabs,
@@ -113,8 +113,11 @@ class VaultPool:
     # -- calls
 
     def join(self, session: Session, message: Mapping) -> None:
-        if self._refused(session, message.call, MapperJoined(session.number, message.epoch, session.process)):
-            return
+        for process in session.processes:
+            if self._refused(session, message.call, MapperJoined(session.number, message.epoch, process)):
+                return
+            if not session.lives(process):
+                self.process_over(process)
         self._seat(session)
         session.reply(Done(message.call))
 
@@ -290,10 +293,8 @@ class VaultPool:
         if fds is None:
             old = self._kept.records.get(KEY)
             fds = old.fds if old is not None else self._donated
-        geometry = state.pages.geometry_hash if state.pages is not None else None
-        made = state.pages is not None and state.pages.made
-        record = PoolRecord(state.last_epoch, geometry, made, state.owner, self.sizes if made else [])
+        record = record_of(state, self.sizes)
         if session is not None:
             session.wait_for_keeper()
         then = session.acknowledge if session is not None else nothing
-        self._kept.put(KEY, msgspec.msgpack.encode(record), fds if made else [], then)
+        self._kept.put(KEY, msgspec.msgpack.encode(record), fds if record.made else [], then)
