@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -223,6 +224,7 @@ async def test_vault_and_keeper_end_with_whoever_serves() -> None:
     serving.kill()
     await serving.wait()
     await until(lambda: not rig.pids("server") and not rig.pids("keeper"), "both are gone")
+    shutil.rmtree(rig.directory)
 
 
 async def test_vault_that_cannot_live_is_started_more_and_more_slowly() -> None:

@@ -7,6 +7,7 @@ socket exchange of the same descriptors plus the same map calls, taken in turn w
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -157,4 +158,6 @@ def _figures(bench: MemoryBench, took: dict[str, list[float]]) -> dict[str, Any]
         "floor_ms_p50": round(p50["floor_ms"], 3),
         "remap_over_floor": round(p50["remap_ms"] / p50["floor_ms"], 1),
         "remap_ms_max": round(max(took["remap_ms"]), 3),
+        # Remap is answered by other processes, the floor by nobody: on a busy machine their ratio grows.
+        "load_1m": round(os.getloadavg()[0], 1),
     }
