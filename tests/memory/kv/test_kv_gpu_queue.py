@@ -52,7 +52,7 @@ def play_queue(orders: int, retired: int, pages: mmap.mmap) -> None:
         written = content(which)
         half = PAGE_BYTES // 2
         pages[block * PAGE_BYTES : block * PAGE_BYTES + half] = written[:half]
-        pause.poll(1)  # a kernel takes a while; between the halves the block is torn
+        pause.poll(3)  # a kernel takes a while; between the halves the block is torn
         pages[block * PAGE_BYTES + half : (block + 1) * PAGE_BYTES] = written[half:]
         with contextlib.suppress(BrokenPipeError):
             os.write(retired, order)
@@ -149,7 +149,7 @@ def test_what_a_dead_owner_had_queued_is_never_believed(by_follower: bool) -> No
             late_writes += one_death(deployment, steps, by_follower)
         finally:
             deployment.close()
-    assert late_writes > 2  # else nothing was put to the test; how many land is up to the scheduler
+    assert late_writes > 0  # else nothing was put to the test; how many land is up to the scheduler
 
 
 def one_death(deployment: Deployment, steps: int, by_follower: bool) -> int:
