@@ -56,7 +56,7 @@ class Registry:
         self._deployment = deployment
         self._values: dict[str, bytes] = {}
         self.instances: dict[InstanceKey, Instance] = {}
-        self._refused: dict[InstanceKey, str] = {}
+        self.refused: dict[InstanceKey, str] = {}  # why, for those that get no work
 
     def snapshot(self, prefix: str, items: dict[str, bytes]) -> list[Change]:
         """The store's whole truth under `prefix` (INSTANCES or CARDS)."""
@@ -90,7 +90,7 @@ class Registry:
         old = self.instances.get(where)
         new = self._read(where)
         if not isinstance(new, NotAdmitted):
-            self._refused.pop(where, None)
+            self.refused.pop(where, None)
         if new == old:
             return []
         changes: list[Change] = []
@@ -98,8 +98,8 @@ class Registry:
             del self.instances[where]
             changes.append(Withdrawn(old))
         if isinstance(new, NotAdmitted):
-            if self._refused.get(where) != new.reason:
-                self._refused[where] = new.reason
+            if self.refused.get(where) != new.reason:
+                self.refused[where] = new.reason
                 changes.append(new)
         elif new is not None:
             self.instances[where] = new

@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast.core.address import Address
 from holdfast.core.ports import Network
-from holdfast.discovery.keys import CARDS, INSTANCES, check_deployment_name
+from holdfast.discovery.keys import CARDS, INSTANCES, REFUSALS, InstanceKey, check_deployment_name
 from holdfast.discovery.registry import Registry
 from holdfast.frontend.admission import Admission, AdmissionSettings
 from holdfast.frontend.app import App, AppSettings
@@ -22,7 +22,7 @@ from holdfast.frontend.pages import Pages
 from holdfast.migration.dispatcher import Dispatcher, HoldSettings
 from holdfast.migration.pool import WorkerPool
 from holdfast.migration.sets import ModelDirectory
-from holdfast.store.contract import Deleted, Lost, Put, Snapshot, Store
+from holdfast.store.contract import Deleted, Lost, Put, Registration, Snapshot, Store
 from holdfast.wire.http_request import HttpLimits
 from holdfast.wire.http_server import HttpPatience, HttpServer
 
@@ -69,7 +69,8 @@ async def run_frontend(
     address = await server.start(settings.address, share_port=True)
     pool.start()
     registry = Registry(settings.deployment)
-    watches = [loop.create_task(_watch(store, prefix, registry, pool)) for prefix in (CARDS, INSTANCES)]
+    refusals = Refusals(store, registry)
+    watches = [loop.create_task(_watch(store, prefix, registry, pool, refusals)) for prefix in (CARDS, INSTANCES)]
     try:
         on_ready({"address": str(address), "status": str(address)})
         await _until(stop, watches)
@@ -92,7 +93,28 @@ async def _until(stop: asyncio.Event, watches: list[asyncio.Task[None]]) -> None
         task.result()
 
 
-async def _watch(store: Store, prefix: str, registry: Registry, pool: WorkerPool) -> None:
+class Refusals:
+    """Which workers are not admitted, and why, for all to read in the store; gone with this frontend."""
+
+    def __init__(self, store: Store, registry: Registry) -> None:
+        self._store = store
+        self._registry = registry
+        self._shown: dict[InstanceKey, tuple[str, Registration]] = {}
+
+    async def show(self) -> None:
+        """Bring the store's keys up to what the registry says now."""
+        refused = self._registry.refused
+        for key, reason in refused.items():
+            if key not in self._shown:
+                self._shown[key] = (reason, self._store.register(REFUSALS + key.path, reason.encode()))
+            elif self._shown[key][0] != reason:
+                self._shown[key][1].update(reason.encode())
+                self._shown[key] = (reason, self._shown[key][1])
+        for key in [key for key in self._shown if key not in refused]:
+            await self._shown.pop(key)[1].withdraw()
+
+
+async def _watch(store: Store, prefix: str, registry: Registry, pool: WorkerPool, refusals: Refusals) -> None:
     async for event in store.watch(prefix):
         if isinstance(event, Snapshot):
             pool.apply(registry.snapshot(prefix, event.items))
@@ -102,6 +124,7 @@ async def _watch(store: Store, prefix: str, registry: Registry, pool: WorkerPool
             pool.apply(registry.deleted(event.key))
         elif isinstance(event, Lost):
             log.warning("store lost: %s; serving goes on with what is known", event.reason)
+        await refusals.show()
 
 
 async def _drain(app: App, server: HttpServer, drain_s: float) -> None:
