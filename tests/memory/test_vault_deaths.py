@@ -216,7 +216,7 @@ async def test_vault_and_keeper_end_with_whoever_serves() -> None:
     rig = Rig()
     code = (
         "import sys, time\nfrom holdfast.memory.launch import VaultProcesses\n"
-        "from holdfast.memory.server import VaultSettings\n"
+        "from holdfast.memory.vault_settings import VaultSettings\n"
         "VaultProcesses(VaultSettings('host-0', sys.argv[1])).start()\ntime.sleep(60)"
     )
     serving = await asyncio.create_subprocess_exec(sys.executable, "-c", code, rig.path())

@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 from holdfast.memory.client import MemoryClient  # noqa: E402
 from holdfast.memory.devices import open_device  # noqa: E402
 from holdfast.memory.launch import VaultProcesses  # noqa: E402
-from holdfast.memory.server import VaultSettings  # noqa: E402
+from holdfast.memory.vault_settings import VaultSettings  # noqa: E402
 
 SLAB_BYTES = 4 << 20
 SEED = 7

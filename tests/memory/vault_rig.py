@@ -23,7 +23,7 @@ from holdfast.memory.client import MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.memory.launch import VaultProcesses
 from holdfast.memory.packing import TensorSpec
-from holdfast.memory.server import VaultSettings
+from holdfast.memory.vault_settings import VaultSettings
 
 MIB = 1024 * 1024
 AGENT = Path(__file__).with_name("vault_agent.py")

@@ -21,7 +21,6 @@ from holdfast.memory.pool_client import PoolClient, PoolMapping
 
 GEOMETRY = Geometry("kills", "uint8", block_tokens=16, layers=1, kv_heads=1, head_size=64, block_count=256)
 PAGES_BYTES = 2 * 1024 * 1024
-SLABS = 2  # the index and the pages
 STEP_BLOCKS = 4
 # An owner hands over after this many steps at most; a killed one does not get that far.
 STEPS_MAX = 150

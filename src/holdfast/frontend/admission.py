@@ -14,7 +14,7 @@ from functools import partial
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.requests import SEED_MAX, GenerateRequest
-from holdfast.frontend.api.errors import ApiError, invalid, model_not_found, of_failure
+from holdfast.frontend.api.errors import SERVER, ApiError, invalid, model_not_found, of_failure
 from holdfast.frontend.api.params import CONTEXT_LENGTH_EXCEEDED, build_sampling, check_token_ids
 from holdfast.frontend.api.request import CHOICES_MAX, ParsedRequest
 from holdfast.frontend.choice import Choice
@@ -173,4 +173,4 @@ class Admission:
 
 
 def too_busy() -> ApiError:
-    return ApiError(503, "too many requests are being prepared", "server_error", None, "overloaded", retry_after_s=1.0)
+    return ApiError(503, "too many requests are being prepared", SERVER, None, "overloaded", retry_after_s=1.0)

@@ -13,7 +13,7 @@ from holdfast.core.errors import Code
 from holdfast.frontend.admission import Admission, too_busy
 from holdfast.frontend.api.chat import parse_chat
 from holdfast.frontend.api.completions import parse_completion
-from holdfast.frontend.api.errors import ApiError, of_failure
+from holdfast.frontend.api.errors import SERVER, ApiError, of_failure
 from holdfast.frontend.api.request import ParsedRequest
 from holdfast.frontend.model_text import ModelText
 from holdfast.frontend.pages import OPEN_PATHS, Pages
@@ -86,7 +86,7 @@ class App:
             _refuse(connection, error)
         except Exception:
             log.exception("bug while answering %s %s", request.method, request.path)
-            _refuse(connection, ApiError(500, "internal error; the log has the details", "server_error"))
+            _refuse(connection, ApiError(500, "internal error; the log has the details", SERVER))
 
     def _route(self, connection: HttpConnection, request: HttpRequest) -> None:
         path = request.path
@@ -115,7 +115,7 @@ class App:
     def _generate(self, connection: HttpConnection, request: HttpRequest, parse: Parse, endpoint: str) -> None:
         if self.pages.draining:
             connection.closing = True
-            raise ApiError(503, "this frontend is shutting down", "server_error", None, "draining", retry_after_s=1.0)
+            raise ApiError(503, "this frontend is shutting down", SERVER, None, "draining", retry_after_s=1.0)
         began_s = asyncio.get_running_loop().time()
         try:
             parsed = parse(request.body)
@@ -160,7 +160,7 @@ class App:
         except Exception:
             log.exception("bug while preparing a request")
             over(None)
-            _refuse(connection, ApiError(500, "internal error; the log has the details", "server_error"))
+            _refuse(connection, ApiError(500, "internal error; the log has the details", SERVER))
 
     async def _wait_for_set(self, parsed: ParsedRequest) -> WorkerSet:
         """The set, waiting for a first worker if none has ever come."""
@@ -176,7 +176,7 @@ class App:
                     await changed.wait()
             except TimeoutError:
                 message = f"no worker has come up within {self.settings.model_wait_s:g} s"
-                raise ApiError(503, message, "server_error", None, "NoWorker", retry_after_s=10.0) from None
+                raise ApiError(503, message, SERVER, None, "NoWorker", retry_after_s=10.0) from None
 
     def _begin(self, parsed: ParsedRequest, endpoint: str, began_s: float) -> Over:
         """Count a request in; what is returned counts it out, with its reply or None for a refusal."""

@@ -19,8 +19,7 @@ from holdfast.memory.devices.contract import Device, OutOfMemory
 from holdfast.memory.errors import VaultRefused
 from holdfast.memory.fdsocket import close_all
 from holdfast.memory.layout import Layout
-from holdfast.memory.mapped import Mapped as Mapped
-from holdfast.memory.mapped import map_layout
+from holdfast.memory.mapped import Mapped, map_layout
 from holdfast.memory.packing import TensorSpec, plan
 from holdfast.memory.protocol import (
     AddSlabs,

@@ -22,8 +22,6 @@ from holdfast.memory.vault_settings import VaultSettings
 
 log = logging.getLogger("holdfast.vault")
 
-__all__ = ["Vault", "VaultSettings", "main", "serve"]
-
 
 async def serve(settings: VaultSettings, fds: VaultFds, command: list[str]) -> None:
     """Run a vault until the lifeline closes or SIGTERM comes."""

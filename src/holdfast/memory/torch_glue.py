@@ -18,8 +18,9 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from holdfast.memory.client import Mapped, MemoryClient
+from holdfast.memory.client import MemoryClient
 from holdfast.memory.layout import TensorPlace
+from holdfast.memory.mapped import Mapped
 from holdfast.memory.overlaps import Group, Span, overlapping
 from holdfast.memory.torch_modules import ModuleMismatch, Slot, misfits, refuse, slots_of, specs_of, specs_of_slots
 from holdfast.memory.torch_tensors import bytes_of, copy_bytes, dtype_of, storage_at, tensor_in, torch_device

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from holdfast.memory.launch import VaultProcesses
-from holdfast.memory.server import VaultSettings
+from holdfast.memory.vault_settings import VaultSettings
 
 pytestmark = [
     pytest.mark.gpu,

@@ -39,10 +39,8 @@ WORD, KEY_LOW, KEY_HIGH, EPOCH, SHAPE, SUM, HEAT = range(7)
 FREE, OPEN, FULL = 0x0000, 0x3C5A, 0xC3A5
 STATE_BITS = 16
 STATE_MASK = (1 << STATE_BITS) - 1
-STATES = {FREE: "FREE", OPEN: "OPEN", FULL: "FULL"}
 
 LIVE = 1 << 63  # in the heat: a running stream holds this block
-HEAT_MASK = LIVE - 1
 U64 = (1 << 64) - 1
 MIX = 0x9E3779B97F4A7C15  # odd, so a multiplication loses nothing
 EPOCH_MAX = (1 << 48) - 1  # unix milliseconds fit until the year 10,889
