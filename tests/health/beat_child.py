@@ -14,7 +14,7 @@ from holdfast.core.address import parse_address
 from holdfast.engines.contract import Progress
 from holdfast.wire.messages import VERSION, Welcome
 from holdfast.worker.beat import BeatThread
-from holdfast.worker.procfs import own_identity
+from holdfast.worker.identity import own_identity
 
 
 class Engine:

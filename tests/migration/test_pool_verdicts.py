@@ -11,7 +11,7 @@ from pool_rig import pool_rig, until
 
 from holdfast.health.verdicts import Verdict
 from holdfast.wire.messages import Beat, Cancel
-from holdfast.worker.procfs import own_identity
+from holdfast.worker.identity import own_identity
 
 
 async def test_a_silent_host_loses_its_streams_and_returns_on_probation(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ import threading
 
 import pytest
 
+from holdfast.core.procfs import ThreadTimes, read_own_thread, read_process
 from holdfast.engines.contract import Progress
 from holdfast.worker.beat import StuckMeter
-from holdfast.worker.procfs import ThreadTimes, own_identity, read_own_thread, read_process
+from holdfast.worker.identity import own_identity
 
 MS = 1_000_000
 

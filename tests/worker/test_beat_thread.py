@@ -18,7 +18,7 @@ from holdfast.engines.contract import Progress
 from holdfast.wire.frames import FrameSplitter
 from holdfast.wire.messages import VERSION, Beat, Hello, Message, Refused, Welcome, decode_to_frontend, encode
 from holdfast.worker.beat import OBSERVERS_MAX, BeatThread
-from holdfast.worker.procfs import own_identity
+from holdfast.worker.identity import own_identity
 
 IDLE = Progress(steps=0, running=0, waiting=0, step_ms_p99=0.0, budget_ms=0.0, thread=0)
 

@@ -16,6 +16,7 @@ import msgspec
 from holdfast.discovery.card import canonical_hash
 
 INSTANCES = "v1/instances/"
+STANDBYS = "v1/standbys/"  # engines that stand by: known, connected to, never routed to
 CARDS = "v1/mdc/"
 REFUSALS = "v1/refused/"
 

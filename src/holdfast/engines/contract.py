@@ -8,8 +8,9 @@ the unbroken one would, where `deterministic` is true. An engine may be several 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from asyncio import Event
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from holdfast.core.requests import GenerateRequest, Output
@@ -19,6 +20,9 @@ StepSink = Callable[[list[Output]], bool]
 
 # Takes streams that ended inside the engine without a last output (its own bookkeeping lost them).
 ClosedSink = Callable[[list[int]], None]
+
+# Takes what no step can mend (a sticky device error, a lost rank): the process exits at once.
+FatalSink = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +69,60 @@ class Engine(Protocol):
 
     async def stop(self) -> None:
         """Stop stepping and free everything; streams still running get no further output."""
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """A request whose answer is known: greedy, short, and the same on every engine of these weights."""
+
+    request: GenerateRequest
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """What a waking engine found. `marks`: when, on the monotonic clock in seconds, by name ("fence", "adopted")."""
+
+    blocks: int  # whole KV blocks taken over
+    reason: str = ""  # why none were believed; empty: what was whole is ours
+    marks: Mapping[str, float] = field(default_factory=dict)
+
+
+class ShadowEngine(Engine, Protocol):
+    """An engine whose weights and KV live in a vault, so that another can go on where it ended.
+
+    `load`, then `start`, then any number of (`wake`, …, `rest`). Before `wake` it writes private memory only; between
+    `load` and `wake` everything is mapped and warm (unless it was made to sleep unmapped), so that a wake makes
+    no driver call, no allocation, no import (fact 4a).
+    """
+
+    canary: Canary
+    gpu_fence: Event  # set while no earlier owner's queued work can land any more; cleared by `wake`
+    on_fatal: FatalSink
+    on_owner_gone: Callable[[], None]  # the vault saw the pool's owner go: the election is worth a look
+    on_memory: Callable[[str], None]  # why the memory cannot be vouched for now; "" once it was verified (again)
+
+    @property
+    def last_epoch(self) -> int:
+        """The newest epoch the vault has told of, 0 before any."""
+
+    @property
+    def recomputed_tokens_max(self) -> int:
+        """Of resumed streams since the last wake: the most KV positions one of them had to compute again."""
+
+    async def load(self) -> None:
+        """Have the weights mapped, loading them if that falls to this engine; warm up. TimeoutError, OSError,
+        VaultRefused and StaleMemoryLayoutError are fatal to the process."""
+
+    async def check(self) -> bool:
+        """Run the canary beside the shared pool, in private memory; whether its answer was right."""
+
+    async def wake(self, epoch: int, pass_fds: tuple[int, ...] = ()) -> Woken:
+        """Own the pool under `epoch`: returns past the CPU fence, ready for work. Raises as `load` does; the caller
+        bounds it. `pass_fds` go to processes it starts."""
+
+    def canary_passed(self) -> None:
+        """A canary that read adopted KV's pool was right: the next adopter may believe it again."""
+
+    async def rest(self) -> None:
+        """A planned handover: drain the device, drop write access, tell the vault; stand by again."""

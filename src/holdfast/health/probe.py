@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from functools import cache
 
+from holdfast.core.procfs import boot_id, pid_namespace, read_process, read_text
 from holdfast.health.verdicts import ProbeResult
 from holdfast.wire.messages import ProcessIdentity
-from holdfast.worker.procfs import boot_id, pid_namespace, read_process, read_text
 
 
 def is_local(identity: ProcessIdentity) -> bool:

@@ -13,7 +13,7 @@ import select
 import signal
 import sys
 
-from holdfast.worker.procfs import read_process
+from holdfast.core.procfs import read_process
 
 
 def main(argv: list[str]) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.worker.procfs import read_process
+from holdfast.core.procfs import read_process
 
 
 class Record(msgspec.Struct, frozen=True):

@@ -14,9 +14,9 @@ import msgspec
 
 from holdfast.core.address import TcpAddress, parse_address
 from holdfast.core.ports import Network
+from holdfast.core.procfs import read_process
 from holdfast.supervise.asking import ask
 from holdfast.supervise.records import Record, read_records
-from holdfast.worker.procfs import read_process
 
 ANSWER_S = 1.0  # a live process answers in milliseconds; a person waits at most this long
 

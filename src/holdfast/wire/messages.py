@@ -43,6 +43,9 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=2):
     queue: int
     deterministic: bool
     process: ProcessIdentity
+    active: bool = True  # False: a standby; it gets work once it says `Active`
+    epoch: int = 0  # of the leader it is, 0 without a group
+    group: str = ""  # engines of one group take over from each other; only one of them is active
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=3):
@@ -111,8 +114,14 @@ class NotTaken(msgspec.Struct, frozen=True, array_like=True, tag=12):
     reason: str
 
 
+class Active(msgspec.Struct, frozen=True, array_like=True, tag=13):
+    """A standby took over: it leads its group under this epoch and takes work from now on."""
+
+    epoch: int
+
+
 ToWorker = Hello | Generate | Cancel | GetArtefact | NotTaken
-ToFrontend = Welcome | Refused | Step | Closed | Draining | Beat | ArtefactPart
+ToFrontend = Welcome | Refused | Step | Closed | Draining | Beat | ArtefactPart | Active
 Message = ToWorker | ToFrontend
 
 _encoder = msgspec.msgpack.Encoder()

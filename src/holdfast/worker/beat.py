@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 
 from holdfast.core.address import Address, TcpAddress, UnixAddress
 from holdfast.core.errors import Code
+from holdfast.core.procfs import ThreadTimes, read_own_thread
 from holdfast.engines.contract import Progress
 from holdfast.wire.frames import FrameError, FrameSplitter
 from holdfast.wire.messages import VERSION, Beat, Hello, Refused, Welcome, decode_to_worker, encode
-from holdfast.worker.procfs import ThreadTimes, read_own_thread
 
 BEAT_S = 0.2
 IDLE_BEAT_S = 1.0

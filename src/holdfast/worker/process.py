@@ -23,7 +23,7 @@ from holdfast.store.contract import Registration, Store
 from holdfast.wire.http_server import HttpServer
 from holdfast.wire.messages import VERSION, Welcome
 from holdfast.worker.beat import BeatThread
-from holdfast.worker.procfs import own_identity
+from holdfast.worker.identity import own_identity
 from holdfast.worker.sessions import Sessions
 from holdfast.worker.status import StatusPage
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from holdfast.wire.messages import ProcessIdentity
-
 # Field 22 of /proc/<pid>/stat, counted from the state (field 3), which follows the name's closing bracket.
 _START_TICKS_FIELD = 22 - 3
 
@@ -30,19 +28,6 @@ class ThreadTimes:
     state: str
     cpu_ns: int
     run_delay_ns: int
-
-
-def own_identity(beat_thread: int) -> ProcessIdentity:
-    """Where an observer on this machine can look at this process. `beat_thread` is a native thread id."""
-    stat = read_process(os.getpid())
-    assert stat is not None, "/proc is not mounted, or does not show this process"
-    return ProcessIdentity(
-        boot_id=boot_id(),
-        pid_namespace=pid_namespace(),
-        pid=os.getpid(),
-        start_ticks=stat.start_ticks,
-        beat_thread=beat_thread,
-    )
 
 
 def boot_id() -> str:
