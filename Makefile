@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up test lint clean prove-data-path prove-vault
+.PHONY: help up test lint clean prove-data-path prove-vault prove-failover
 
 # python3 if it is new enough, else the newest that is. Override: make up PYTHON=/path/to/python3.12
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -41,6 +41,9 @@ prove-data-path: $(VENV)/.installed-dev ## Break a running deployment in every w
 
 prove-vault: $(VENV)/.installed-dev ## Kill the vault and everyone around it 300 times under load, and show the figures.
 	@$(VENV)/bin/python -m holdfast.bench.prove_vault $(ARGS)
+
+prove-failover: $(VENV)/.installed-dev ## End the active engine in every way we promise to survive, 200 times and more, and show the figures.
+	@$(VENV)/bin/python -m holdfast.bench.prove_failover $(ARGS)
 
 clean: ## Remove everything these targets made, the venv too.
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info

@@ -26,6 +26,13 @@ OPERATOR = "a command waits for real processes, with no event loop"
 # file or folder -> why it may
 CLOCK = {
     "worker/beat.py": "beats come from a thread of its own, not from the event loop (facts 31)",
+    "worker/status.py": "wall time for the state's timestamp, which scrapers read",
+    "worker/shadow.py": "epochs are wall time; a takeover's marks are on the one clock all processes share",
+    "failover/identity.py": "wall time of a grant, for people",
+    "failover/lock_serve.py": "wall time for the record that people read",
+    "failover/lost_event.py": "a lock's end by the kernel's clock: the loop's stands still inside a callback",
+    "engines/vault_memory.py": "a takeover's marks, on the one clock all processes share",
+    "failover/journal.py": "when a leader last sent, on the one clock all processes share",
     "frontend/process.py": "wall time for `created`, handed down from here",
     "frontend/model_text.py": "the date for chat templates, handed down from here",
     "memory/vault.py": "wall time for the history that people read",
@@ -35,7 +42,8 @@ CLOCK = {
 SOCKETS = {
     "wire/net.py": "the real network behind the port",
     "worker/beat.py": "beats come from a thread of its own, not from the event loop (facts 31)",
-    "engines/sim/chaos_server.py": "the fault socket, outside of what it breaks",
+    "engines/sim/": "descriptors for an engine's ranks, and the fault socket, outside of what it breaks",
+    "failover/lock_peer.py": "options of a socket the network made",
     "store/keepalive.py": "options of a socket the network made",
     "memory/": "descriptors travel over Unix sockets only, which no simulated network can carry",
     "cli/": "looks whether a port is free before it starts anything",
@@ -44,12 +52,14 @@ SOCKETS = {
 ROOTS = {
     "frontend/app.py": "the root of a request: a bug becomes a 500 and a log line",
     "frontend/text/tokenizer.py": "the binding raises bare Exception, and nothing narrower",
+    "worker/status.py": "the root of an operator's action: a bug becomes a 500 and a log line",
     "migration/pool.py": "the root of a worker's task: a bug costs one session",
     "store/client.py": "the root of the client's task",
     "store/etcd_client.py": "the root of the client's task",
 }
 ENVIRONMENT = {
     "settings.py": "the only reader",
+    "bench/supervised.py": "handed on to `holdfast up`, with a state directory of its own",
     "memory/keeper.py": "handed on, unread, to the vault it starts",
     "memory/kept.py": "handed on, unread, to the keeper it starts",
 }

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+# The words that Dynamo takes for them.
+YES = dict.fromkeys(("true", "1", "yes", "on"), True)
+NO = dict.fromkeys(("false", "0", "no", "off"), False)
+STARTING = {"ready": True, "notready": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +21,12 @@ class Environment:
     state_dir: Path  # HOLDFAST_STATE_DIR: sockets, logs and records of one deployment; default ~/.holdfast
     deployment: str  # DYN_NAMESPACE: the deployment's name; default "local"
     api_keys: tuple[str, ...]  # HOLDFAST_API_KEYS: comma-separated; none: everyone may ask
-    status_port: int  # DYN_SYSTEM_PORT: a worker's status server; default 0, a free one
+    status_port: int  # DYN_SYSTEM_PORT: a worker's status server; default 0, a free one; -1: none
+    status_enabled: bool  # DYN_SYSTEM_ENABLED: whether there is one; default true, unless the port is -1
+    starting_ready: bool  # DYN_SYSTEM_STARTING_HEALTH_STATUS: "ready" or "notready" while loading; default notready
+    ready_endpoints: tuple[str, ...]  # DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS: '["generate"]'; default [], all there are
+    engine_id: int  # ENGINE_ID: which of its group an engine is; 0, the default, may write weights first
+    failover_lock: str  # FAILOVER_LOCK_PATH: a path, or a lock's address; default "", no election
     log_level: str  # HOLDFAST_LOG: debug, info, warning or error; default info
     gms_socket_dir: Path  # GMS_SOCKET_DIR: where vaults listen, one socket per device; default "gms" in the state dir
 
@@ -23,9 +34,7 @@ class Environment:
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     """Read it once; a ValueError names the variable that is wrong."""
     env = os.environ if environ is None else environ
-    port = env.get("DYN_SYSTEM_PORT", "0")
-    if not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"DYN_SYSTEM_PORT must be a port number, got {port!r}")
+    port = _whole_number(env, "DYN_SYSTEM_PORT", "a port number, or -1 for none", -1, 65535)
     level = env.get("HOLDFAST_LOG", "info").lower()
     if level not in ("debug", "info", "warning", "error"):
         raise ValueError(f"HOLDFAST_LOG must be debug, info, warning or error, got {level!r}")
@@ -34,7 +43,42 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         state_dir=Path(state_dir).absolute(),
         deployment=env.get("DYN_NAMESPACE", "local"),
         api_keys=tuple(key.strip() for key in env.get("HOLDFAST_API_KEYS", "").split(",") if key.strip()),
-        status_port=int(port),
+        status_port=max(port, 0),
+        status_enabled=_one_of(env, "DYN_SYSTEM_ENABLED", {**YES, **NO}, "true") and port >= 0,
+        starting_ready=_one_of(env, "DYN_SYSTEM_STARTING_HEALTH_STATUS", STARTING, "notready"),
+        ready_endpoints=_names(env, "DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS"),
+        engine_id=_whole_number(env, "ENGINE_ID", "a whole number from 0 up", 0, 65535),
+        failover_lock=env.get("FAILOVER_LOCK_PATH", ""),
         log_level=level,
         gms_socket_dir=Path(env.get("GMS_SOCKET_DIR") or os.path.join(state_dir, "gms")).absolute(),
     )
+
+
+# An empty variable is an unset one: that is how manifests leave one out.
+
+
+def _whole_number(env: Mapping[str, str], name: str, what: str, least: int, most: int) -> int:
+    text = env.get(name) or "0"
+    digits = text.removeprefix("-")
+    # Six digits are more than any of them has; a thousand would be another error of int().
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 6 and least <= int(text) <= most):
+        raise ValueError(f"{name} must be {what}, got {text!r}")
+    return int(text)
+
+
+def _one_of(env: Mapping[str, str], name: str, words: Mapping[str, bool], default: str) -> bool:
+    text = env.get(name) or default
+    if text.lower() not in words:
+        raise ValueError(f"{name} must be {' or '.join(words)}, got {text!r}")
+    return words[text.lower()]
+
+
+def _names(env: Mapping[str, str], name: str) -> tuple[str, ...]:
+    text = env.get(name) or "[]"
+    try:
+        names = json.loads(text)
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not all(isinstance(one, str) and one for one in names):
+        raise ValueError(f"{name} must be a JSON list of names, e.g. [\"generate\"], got {text!r}")
+    return tuple(names)

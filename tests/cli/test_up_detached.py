@@ -63,16 +63,30 @@ def test_ps_json_is_a_list_of_processes(shared: Place) -> None:
 
 
 def test_a_stopped_process_shows_as_stopped(shared: Place) -> None:
-    """SIGSTOP is seen within a second's asking, and the others are still asked."""
-    pid = shared.record("worker-2")["pid"]
+    """SIGSTOP is seen within a second's asking, and the others are still asked. (The store: it is not watched.)"""
+    pid = shared.record("store")["pid"]
     os.kill(pid, signal.SIGSTOP)
     try:
         processes = shared.ps()
-        assert processes["worker-2"]["state"] == "stopped"
+        assert processes["store"]["state"] == "stopped"
         assert processes["worker-1"]["state"] == "ready"
         assert "stopped" in shared.run("ps").stdout
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+def test_a_stopped_worker_is_killed_and_replaced(shared: Place, record_property: pytest.RecordProperty) -> None:
+    """SIGSTOP of an idle worker: killed after ~2 s (6 s on a loaded machine), told as stopped, and another is there."""
+    until(lambda: shared.health().get("status") == "ready", "the frontend to have a worker")
+    before = shared.record("worker-2")["pid"]
+    os.kill(before, signal.SIGSTOP)
+    took_s = until(lambda: not (pid := shared.record("worker-2").get("pid")) or pid != before, "it to be killed", 20.0)
+    record_property("stopped_killed_s", round(took_s, 3))
+    print(f"killed after {took_s:.2f} s")
+    assert took_s <= 6.0
+    until(lambda: shared.back("worker-2", before), "another worker-2")
+    told = (shared.state_dir / "logs" / "up.log").read_text()
+    assert f"worker-2 is stopped: its process is stopped (state T); killing pid {before}" in told
 
 
 def test_a_second_up_says_so(shared: Place) -> None:

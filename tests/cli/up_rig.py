@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 START_S = 60.0  # a loaded CI machine
+# Workers without vaults and election: quicker, where that is not the point.
+PLAIN = ("--standbys", "0", "--workers", "2")
 
 
 def free_port() -> int:
@@ -38,10 +40,11 @@ def until(true: Callable[[], Any], what: str, bound_s: float = START_S) -> float
 class Place:
     """Where one deployment lives."""
 
-    def __init__(self) -> None:
+    def __init__(self, *shape: str) -> None:
+        self.shape = shape or PLAIN
         self.state_dir = Path(tempfile.mkdtemp(prefix="hfup-", dir="/tmp"))
         self.port = free_port()
-        unwanted = ("HOLDFAST_", "DYN_")
+        unwanted = ("HOLDFAST_", "DYN_", "GMS_", "ENGINE_ID", "FAILOVER_")
         self.env = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
         self.env["HOLDFAST_STATE_DIR"] = str(self.state_dir)
         self.started: list[subprocess.Popen[bytes]] = []
@@ -58,13 +61,13 @@ class Place:
 
     def up(self, *words: str) -> subprocess.CompletedProcess[str]:
         """`holdfast up --detach`."""
-        return self.run("up", "--detach", "--port", str(self.port), "--sim-tpot-ms", "5", *words)
+        return self.run("up", "--detach", "--port", str(self.port), "--sim-tpot-ms", "5", *self.shape, *words)
 
     def up_here(self, *words: str) -> subprocess.Popen[bytes]:
         """`holdfast up` in the foreground of a session of its own, its screen shown in full."""
         with (self.state_dir / "screen").open("wb") as screen:
             process = subprocess.Popen(
-                self.command("up", "--port", str(self.port), "--sim-tpot-ms", "5", *words),
+                self.command("up", "--port", str(self.port), "--sim-tpot-ms", "5", *self.shape, *words),
                 env=self.env,
                 stdout=screen,
                 stderr=screen,

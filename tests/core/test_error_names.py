@@ -19,6 +19,7 @@ def test_the_names_are_those_of_the_design() -> None:
         "InvalidRequest",
         "ResourceExhausted",
         "NoWorker",
+        "PoisonedRequest",
     }
 
 
@@ -29,6 +30,7 @@ def test_what_is_resumed_is_what_the_design_says() -> None:
         Code.INVALID_REQUEST,
         Code.RESOURCE_EXHAUSTED,
         Code.NO_WORKER,
+        Code.POISONED,
     }
 
 

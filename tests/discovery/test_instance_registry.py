@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.discovery.card import ModelCard, WeightsIdentity, encode_card
-from holdfast.discovery.keys import CARDS, INSTANCES, InstanceKey, InstanceRecord, encode_record
+from holdfast.discovery.keys import CARDS, INSTANCES, STANDBYS, InstanceKey, InstanceRecord, encode_record
 from holdfast.discovery.registry import Appeared, Instance, NotAdmitted, Registry, Withdrawn
 
 KEY = InstanceKey("d-00000000", "worker", "generate", 0x1F)
@@ -146,7 +148,7 @@ VALUES = st.sampled_from(
         b"junk",
     ]
 )
-EVENTS = st.lists(st.tuples(st.sampled_from([INSTANCES, CARDS]), KEYS, st.none() | VALUES), max_size=40)
+EVENTS = st.lists(st.tuples(st.sampled_from([INSTANCES, STANDBYS, CARDS]), KEYS, st.none() | VALUES), max_size=40)
 
 
 @settings(deadline=None)
@@ -170,6 +172,55 @@ def test_what_is_told_adds_up_to_what_is_known(events: list[tuple[str, InstanceK
                 assert change.instance.key not in alive
                 alive[change.instance.key] = change.instance
         assert alive == registry.instances
-    for prefix in (INSTANCES, CARDS):
+    for prefix in (INSTANCES, STANDBYS, CARDS):
         under = {key: value for key, value in store.items() if key.startswith(prefix)}
         assert registry.snapshot(prefix, under) == []
+
+
+STANDBY = {STANDBYS + KEY.path: encode_record(RECORD)}
+SERVING = {INSTANCES + KEY.path: encode_record(RECORD)}
+
+
+def test_a_standby_is_known_like_any_other() -> None:
+    """By its own key, the same record and the same card; gone with its card."""
+    registry = Registry("d")
+    assert put_all(registry, STANDBY) == []
+    assert registry.put(CARDS + KEY.path, encode_card(CARD)) == [Appeared(INSTANCE)]
+    assert registry.instances == {KEY: INSTANCE}
+    assert registry.deleted(STANDBYS + KEY.path) + registry.deleted(CARDS + KEY.path) == [Withdrawn(INSTANCE)]
+    assert registry._values == {} == registry._moving
+
+
+@pytest.mark.parametrize("put_first", [True, False])
+def test_a_standby_that_becomes_an_instance_has_not_changed(put_first: bool) -> None:
+    """The two keys are watched apart, so the old one may be seen to go before the new one comes: nothing is told."""
+    registry = Registry("d")
+    put_all(registry, STANDBY | {CARDS + KEY.path: encode_card(CARD)})
+    moves = [lambda: put_all(registry, SERVING), lambda: registry.deleted(STANDBYS + KEY.path)]
+    for move in moves if put_first else reversed(moves):
+        assert move() == []
+    assert registry.instances == {KEY: INSTANCE}
+    assert registry.deleted(INSTANCES + KEY.path) == [Withdrawn(INSTANCE)]
+    assert registry._moving == {}
+
+
+def test_a_standby_whose_keys_all_went_in_a_stores_absence_is_gone() -> None:
+    """Snapshots come per prefix, in any order: once all are in, it is withdrawn, once."""
+    for order in itertools.permutations((CARDS, INSTANCES, STANDBYS)):
+        registry = Registry("d")
+        put_all(registry, STANDBY | {CARDS + KEY.path: encode_card(CARD)})
+        changes = [change for prefix in order for change in registry.snapshot(prefix, {})]
+        assert changes == [Withdrawn(INSTANCE)]
+        assert registry._moving == {}
+
+
+def test_an_instance_that_stood_by_at_another_address_is_a_new_one() -> None:
+    """The record among the instances counts."""
+    registry = Registry("d")
+    put_all(registry, STANDBY | {CARDS + KEY.path: encode_card(CARD)})
+    moved = msgspec.structs.replace(RECORD, address="unix:///elsewhere")
+    assert registry.put(INSTANCES + KEY.path, encode_record(moved)) == [
+        Withdrawn(INSTANCE),
+        Appeared(Instance(KEY, moved, CARD)),
+    ]
+    assert registry.deleted(STANDBYS + KEY.path) == []

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from holdfast.memory import pool_machine as pool
+from holdfast.memory import pool_news
 from holdfast.memory import weights_machine as weights
 from holdfast.memory.weights_words import Mode
 from holdfast.memory.writer_policy import Look, Watch, who_loads
@@ -52,7 +53,9 @@ class Story:
 
     def do_hold(self, words: list[str], values: dict[str, str]) -> None:
         """Vault and keeper both died: the device is empty, and not refilled for so many seconds."""
-        self.weights[words[0]], _ = weights.restore((), refill_from_s=self.now_s + float(words[1]))
+        refill_from_s = self.now_s + float(words[1])
+        self.weights[words[0]], _ = weights.restore((), refill_from_s=refill_from_s)
+        self.pools[words[0]], _ = pool.restore(0, None, None, (), refill_from_s)
 
     def do_restart(self, words: list[str], values: dict[str, str]) -> None:
         """The vault of a device is killed and started again from the keeper's records."""
@@ -62,6 +65,11 @@ class Story:
             self.weights[device], effects = weights.restore(committed, was.readers, was.last_generation)
             self.pools[device], dropped = pool.restore(pooled.last_epoch, pooled.pages, pooled.owner, pooled.seats)
             self.tell(device, (*effects, *dropped))
+
+    def engine_returns(self, name: str, words: list[str], values: dict[str, str]) -> None:
+        """It has reconnected to the restarted vault of a device, which tells it what it may have missed."""
+        heard = [f"{news.kind} {news.epoch}" for news in pool_news.missed(self.pools[words[0]])]
+        self.say(f"{words[0]}: {name} hears {', '.join(heard) or 'nothing'}")
 
     def do_wait(self, words: list[str], values: dict[str, str]) -> None:
         """Time passes; ticks come when the machines asked for them."""
@@ -79,7 +87,7 @@ class Story:
     def do_status(self, words: list[str], values: dict[str, str]) -> None:
         for device, state in self.weights.items():
             self.say(f"{device} weights: {state!r}")
-            if self.pools[device] != pool.Pool():
+            if self.pools[device] != pool.Pool(refill_from_s=self.pools[device].refill_from_s):
                 self.say(f"{device} pool: {self.pools[device]!r}")
         if self.lock is not None:
             self.say(f"writer lock: {self.lock}")
@@ -159,7 +167,9 @@ class Story:
 
     def engine_regives(self, name: str, words: list[str], values: dict[str, str]) -> None:
         """The owner donates its pool after a total loss."""
-        event = pool.Donate(self.session(name), int(values["epoch"]), values.get("geometry", "g1"))
+        epoch = int(values["epoch"])
+        made_epoch = int(values.get("made", epoch))
+        event = pool.Donate(self.session(name), epoch, values.get("geometry", "g1"), made_epoch)
         self.step_pool(words[0], event)
 
     def engine_over(self, name: str, words: list[str], values: dict[str, str]) -> None:
@@ -180,7 +190,9 @@ class Story:
     def tell(self, device: str, effects: tuple[Any, ...]) -> None:
         for effect in effects:
             name = self.names[effect.session] if hasattr(effect, "session") else ""
-            self.say(f"{device}: {words_of(effect, name)}")
+            news = pool_news.news_of(effect)
+            told = "" if news is None else f"; news: {news.kind} {news.epoch}"
+            self.say(f"{device}: {words_of(effect, name)}{told}")
 
 
 def words_of(effect: weights.Effect | pool.Effect, name: str) -> str:
@@ -210,8 +222,11 @@ def words_of(effect: weights.Effect | pool.Effect, name: str) -> str:
 
 def words_of_pool(effect: pool.Effect, name: str) -> str:
     match effect:
-        case pool.GrantPool(_, epoch, adopt):
-            return f"{name} owns the pool, epoch {epoch}, {'adopting it' if adopt else 'and is to make it'}"
+        case pool.GrantPool(_, epoch, made_epoch):
+            how = f"adopting the one of epoch {made_epoch}" if made_epoch else "and is to make it"
+            return f"{name} owns the pool, epoch {epoch}, {how}"
+        case pool.Made(epoch):
+            return f"the pool of epoch {epoch} is complete"
         case pool.CpuFence(_, epoch):
             return f"cpu fence before epoch {epoch} has passed"
         case pool.GpuFence(_, epoch):

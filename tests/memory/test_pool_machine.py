@@ -18,6 +18,7 @@ from holdfast.memory.pool_machine import (
     Gone,
     GpuFence,
     GrantPool,
+    Made,
     MapperJoined,
     Orphaned,
     Pages,
@@ -57,7 +58,7 @@ class PoolModel(RuleBasedStateMachine):
         self.waiting: dict[int, Acquire] = {}
         self.owner: int | None = None
         self.granted: list[int] = []
-        self.pool: tuple[str, bool] | None = None  # geometry, complete
+        self.pool: tuple[str, int] | None = None  # geometry, and the epoch it was made under: 0 until complete
         self.fences: dict[int, list[str]] = {}
 
     def some(self, pick: int, *, connected: bool = True) -> Client | None:
@@ -143,8 +144,10 @@ class PoolModel(RuleBasedStateMachine):
     def finish_the_pool(self) -> None:
         assert self.owner is not None
         assert self.pool is not None
-        assert self.do(PoolMade(self.owner, self.granted[-1])) == ()
-        self.pool = (self.pool[0], True)
+        geometry, made_epoch = self.pool
+        effects = self.do(PoolMade(self.owner, self.granted[-1]))
+        assert effects == (() if made_epoch else (Made(self.granted[-1]),))
+        self.pool = (geometry, made_epoch or self.granted[-1])
 
     @rule(pick=st.integers(0, 9))
     def disconnect(self, pick: int) -> None:
@@ -229,8 +232,8 @@ class PoolModel(RuleBasedStateMachine):
                 assert not self.can_queue(epoch), "a predecessor can still queue work"
                 assert self.fences.setdefault(epoch, []) == []
                 self.fences[epoch].append("cpu")
-            case GrantPool(session, epoch, adopt):
-                self.hear_grant(session, epoch, adopt)
+            case GrantPool(session, epoch, made_epoch):
+                self.hear_grant(session, epoch, made_epoch)
             case GpuFence(session, epoch):
                 assert self.owner == session
                 assert epoch == self.granted[-1]
@@ -239,12 +242,12 @@ class PoolModel(RuleBasedStateMachine):
                 self.fences[epoch].append("gpu")
             case Orphaned(epoch):
                 assert epoch == self.granted[-1]
-                assert self.pool is not None
-                assert self.pool[1]
+                assert self.owner is not None, "it is told once"
                 self.owner = None
             case DropPool(epoch):
                 assert epoch == self.granted[-1]
-                self.owner, self.pool = None, None
+                assert self.owner is None, "its end must be told first"
+                self.pool = None
             case TimedOut(session):
                 assert self.waiting.pop(session).deadline_s <= self.now_s
             case Refuse(session, code):
@@ -255,18 +258,18 @@ class PoolModel(RuleBasedStateMachine):
     def overtaken(self, session: int) -> bool:
         return self.waiting[session].epoch <= max(self.granted, default=0)
 
-    def hear_grant(self, session: int, epoch: int, adopt: bool) -> None:
+    def hear_grant(self, session: int, epoch: int, made_epoch: int) -> None:
         assert epoch == max(ask.epoch for ask in self.waiting.values()), "the election's last word was not heard"
         ask = self.waiting.pop(session)
         assert self.owner is None, "two owners"
         assert epoch == ask.epoch > max(self.granted, default=0), "epochs must grow"
         assert self.fences[epoch] == ["cpu"], "granted before the fence"
-        if adopt:
-            assert self.pool == (ask.geometry_hash, True)
+        if made_epoch:
+            assert self.pool == (ask.geometry_hash, made_epoch)
         else:
             assert self.pool is None
             assert not self.can_land(epoch)
-            self.pool = (ask.geometry_hash, False)
+            self.pool = (ask.geometry_hash, 0)
         self.owner = session
         self.granted.append(epoch)
         self.clients[session].epoch = epoch

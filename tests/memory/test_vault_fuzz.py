@@ -161,7 +161,7 @@ class Fuzzer:
                 protocol.CancelCall(call, rng.choice([0, 1, 7])),
                 protocol.GetStatus(call),
                 protocol.Donate(call, layout, yes),
-                protocol.DonatePool(call, number, text, sizes, yes),
+                protocol.DonatePool(call, number, text, sizes, yes, rng.choice([0, 1, number])),
                 protocol.SumSlab(call, number),
                 protocol.Put(call, "weights/1", b"", False),
                 protocol.Done(call),

@@ -13,7 +13,7 @@ from vault_rig import Engine, EngineError, Rig, facts, until
 from holdfast.memory.devices import open_device
 from holdfast.memory.errors import VaultRefused
 from holdfast.memory.pool_client import PoolClient
-from holdfast.memory.protocol import MemoryLost
+from holdfast.memory.protocol import MemoryLost, PoolGranted, PoolNews
 
 pytestmark = pytest.mark.processes
 MIB = 1024 * 1024
@@ -188,24 +188,27 @@ async def test_owner_killed_before_its_pool_is_complete_leaves_none(rig: Rig) ->
         assert await first.do("own", epoch=10) is False
         await first.kill()
         pool = PoolClient(client, open_device("host-0"))
-        assert await pool.acquire(11, "g", 2000) is False
+        assert not (await pool.acquire(11, "g", 2000)).adopt
         assert (await facts(client))["pool"] == "OWNED(11)"
 
 
 async def test_answer_lost_with_the_vault_is_given_up(rig: Rig) -> None:
     """Granted, but the vault died before the answer arrived: the asker owns nothing, and may ask with a new epoch."""
     async with rig.client(0) as client:
-        pool = PoolClient(client, open_device("host-0"))
-        vault = rig.pids("server")[0]
+        news: list[PoolNews] = []
+        pool = PoolClient(client, open_device("host-0"), on_news=news.append)
         await client.register_mapping(None)
+        keeper = rig.pids("keeper")[0]
+        os.kill(keeper, signal.SIGSTOP)  # no answer before it knows
         asking = asyncio.ensure_future(pool.acquire(10, "g", 5000))
-        await asyncio.sleep(0)
-        client.link().close("cut by the test")  # whatever the vault answers does not arrive
+        await until(lambda: PoolNews("granted", 10) in news, "the vault has granted it")
+        rig.kill("server")
+        os.kill(keeper, signal.SIGCONT)
         with pytest.raises(ConnectionError):
             await asking
-        os.kill(vault, signal.SIGKILL)
-        await until(lambda: client.connected, "it is back")
-        assert await pool.acquire(11, "g", 2000) is False
+        assert client.connected
+        assert client.last_epoch == 10
+        assert not (await pool.acquire(11, "g", 2000)).adopt
 
 
 async def test_pool_comes_back_from_its_owner_after_vault_and_keeper_died(rig: Rig) -> None:
@@ -213,7 +216,7 @@ async def test_pool_comes_back_from_its_owner_after_vault_and_keeper_died(rig: R
     noticed: list[object] = []
     async with rig.engine(1) as second, rig.client(0, on_notice=noticed.append) as client:
         pool = PoolClient(client, open_device("host-0"))
-        assert await pool.acquire(10, "g", 2000) is False
+        assert not (await pool.acquire(10, "g", 2000)).adopt
         mapping = await pool.make(MIB, [2 * MIB])
         client.device.write(mapping.pages_address, b"alive")
         rig.kill("keeper", "server")
@@ -238,7 +241,7 @@ async def test_pool_that_was_not_lost_cannot_be_donated(rig: Rig) -> None:
         await pool.acquire(10, "g", 2000)
         await pool.make(MIB, [2 * MIB])
         await thief.map(writable=False)
-        other.epoch, thief.geometry = 99, "g"
+        thief.granted, thief.geometry = PoolGranted(0, 99, True, 10), "g"
         with pytest.raises(VaultRefused) as refused:
             await thief._give_back()
         assert refused.value.code == "stale"

@@ -72,7 +72,7 @@ class Agent:
     # -- the pool
 
     async def own(self, epoch: int, geometry: str = "g", timeout_ms: int = 10_000) -> bool:
-        return await self._pools["host-0"].acquire(epoch, geometry, timeout_ms)
+        return (await self._pools["host-0"].acquire(epoch, geometry, timeout_ms)).adopt
 
     async def make(self, text: str) -> None:
         mapping = await self._pools["host-0"].make(MIB, [2 * MIB, 2 * MIB])

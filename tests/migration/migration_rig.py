@@ -21,7 +21,20 @@ from holdfast.migration.ledger import Ledger
 from holdfast.migration.link import DataConnection, WorkerLink
 from holdfast.migration.sets import ModelDirectory, WorkerSet
 from holdfast.wire.frames import FrameSplitter
-from holdfast.wire.messages import Cancel, Closed, Draining, Generate, Message, Step, decode_to_worker, encode
+from holdfast.wire.messages import (
+    VERSION,
+    Active,
+    Cancel,
+    Closed,
+    Draining,
+    Generate,
+    Message,
+    ProcessIdentity,
+    Step,
+    Welcome,
+    decode_to_worker,
+    encode,
+)
 
 SEED = 7
 TICK_S = 0.1
@@ -120,8 +133,13 @@ class Client:
 class Worker:
     """The far end of a link."""
 
-    def __init__(self, name: str, number: int, places: int, workers: WorkerSet, cluster: Cluster) -> None:
+    def __init__(
+        self, name: str, number: int, places: int, workers: WorkerSet, cluster: Cluster, **says: Any
+    ) -> None:
         self.name = name
+        process = ProcessIdentity("", "", 0, 0, 0)
+        sums = (workers.namespace, workers.checksum)
+        self.welcome = Welcome(VERSION, number, *sums, places, 0, True, process, **says)
         self.cluster = cluster
         self.places = places
         self.sent: list[Message] = []
@@ -138,14 +156,17 @@ class Worker:
         self.data = self.cluster.connection(self.link)
         self.transport = RecordingTransport(self)
         self.data.connection_made(self.transport)
+        self.data.data_received(encode(self.welcome))
         self.link.data = self.data
-        self.link.draining = False
+        self.workers = self.cluster.directory.current(self.workers)
+        self.workers.sessions += 1
         self.cluster.dispatcher.join(self.link, self.workers)
         self.route(routable=True)
 
     def route(self, *, routable: bool, admit_max: int | None = None) -> None:
-        self.workers.table.update(self.link.slot, routable=routable, admit_max=admit_max)
-        self.cluster.dispatcher.workers_changed(self.workers)
+        """As a judge says it."""
+        self.link.trusted, self.link.admit_max = routable, admit_max
+        self.cluster.dispatcher.reroute(self.link)
 
     def received(self, message: Message) -> None:
         self.sent.append(message)
@@ -178,10 +199,15 @@ class Worker:
         back = [Output(stream, [], failure=failure) for stream in self.link.streams]
         self.data.data_received(encode(Draining("asked to stop")) + encode(Step(back)))
 
+    def take_over(self, epoch: int) -> None:
+        """A standby becomes active."""
+        self.data.data_received(encode(Active(epoch)))
+
     def die(self) -> None:
         """The connection breaks, then the pool hears of it."""
         self.data.connection_lost(None)
         self.cluster.dispatcher.leave(self.link)
+        self.workers.sessions -= 1
 
     def judged_lost(self, reason: str = "its process is stopped (state T)") -> None:
         self.route(routable=False)
@@ -220,8 +246,9 @@ class Cluster:
         workers.text = "ready"
         return workers
 
-    def worker(self, name: str, places: int = 8, workers: WorkerSet | None = None) -> Worker:
-        made = Worker(name, len(self.workers) + 1, places, workers or self.set(), self)
+    def worker(self, name: str, places: int = 8, workers: WorkerSet | None = None, **says: Any) -> Worker:
+        """`says`: fields of its Welcome (`active`, `epoch`, `group`)."""
+        made = Worker(name, len(self.workers) + 1, places, workers or self.set(), self, **says)
         self.workers[name] = made
         return made
 

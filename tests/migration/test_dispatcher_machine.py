@@ -15,6 +15,7 @@ from migration_rig import Client, Cluster, Worker
 
 from holdfast.core.errors import RESUMABLE, Code
 from holdfast.migration.dispatcher import HoldSettings
+from holdfast.routing.table import Standing
 from holdfast.wire.messages import Generate
 
 TOKENS_MAX = 6
@@ -32,6 +33,7 @@ class DispatcherMachine(RuleBasedStateMachine):
         self.cluster = Cluster(HoldSettings(hold_s=5.0, fresh_max=3, stand_in_after_s=60.0))
         self.names = itertools.count(1)
         self.left: set[str] = set()
+        self.epoch = 0
 
     # -- pieces
 
@@ -47,6 +49,13 @@ class DispatcherMachine(RuleBasedStateMachine):
         ]
 
     # -- what happens
+
+    @precondition(lambda self: len(self.living()) < 3)
+    @rule(places=st.integers(1, 3), standby=st.booleans())
+    def worker_of_a_group_comes(self, places: int, standby: bool) -> None:
+        self.epoch += 1
+        says = {"active": not standby, "epoch": 0 if standby else self.epoch}
+        self.cluster.worker(f"w{next(self.names)}", places, group="g", **says)
 
     @precondition(lambda self: len(self.living()) < 3)
     @rule(places=st.integers(1, 3))
@@ -99,6 +108,20 @@ class DispatcherMachine(RuleBasedStateMachine):
     @rule(pick=PICK, how=st.sampled_from(["die", "drain", "judged_lost"]))
     def worker_fails(self, pick: int, how: str) -> None:
         getattr(self.living()[pick % len(self.living())], how)()
+
+    @precondition(lambda self: self.living())
+    @rule(places=st.integers(1, 3))
+    def engines_die_and_one_comes(self, places: int) -> None:
+        """Twice in a row without a token makes suspects of all."""
+        for worker in self.living():
+            worker.die()
+        self.worker_comes(places)
+
+    @precondition(lambda self: self.living())
+    @rule(pick=PICK, newer=st.sampled_from([-1, 1, 1]))
+    def worker_takes_over(self, pick: int, newer: int) -> None:
+        self.epoch += 1
+        self.living()[pick % len(self.living())].take_over(self.epoch if newer > 0 else self.epoch - 2)
 
     @precondition(lambda self: self.living())
     @rule(pick=PICK, admit_max=st.sampled_from([None, 1]))
@@ -160,13 +183,34 @@ class DispatcherMachine(RuleBasedStateMachine):
         for worker in self.cluster.workers.values():
             slot, streams = worker.link.slot, worker.link.streams
             assert slot.inflight == len(streams) <= worker.places
+            unproven = [flight for flight in streams.values() if flight.first_output]
+            assert slot.unproven == len(unproven)
+            assert slot.trial is any(flight.standing is Standing.SUSPECT for flight in unproven)
             assert slot.outstanding == sum(flight.cost for flight in streams.values())
 
     @invariant()
     def nobody_waits_for_a_free_place(self) -> None:
         for workers in self.cluster.directory.sets.values():
-            assert not (len(workers.holds) and workers.table.has_ready)
+            for held in workers.holds:
+                behind = held.standing is Standing.FRESH and workers.holds.suspects
+                assert behind or not workers.table.has_place(held.standing), held.stream
+
+    @invariant()
+    def a_group_has_one_leader(self) -> None:
+        serving = [worker.link for worker in self.living() if worker.link.slot.routable]
+        assert all(link.active and not link.draining for link in serving)
+        leaders = [link for link in serving if link.group == "g"]
+        assert len(leaders) <= 1
+        for worker in self.living():
+            if worker.link.group == "g" and self.cluster.dispatcher.objection(worker.link).startswith("superseded"):
+                assert not worker.link.streams
+
+    @invariant()
+    def a_suspect_is_tried_alone(self) -> None:
+        for worker in self.living():
+            if worker.link.slot.trial:
+                assert worker.link.slot.unproven == 1
 
 
-DispatcherMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+DispatcherMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestDispatcherMachine = DispatcherMachine.TestCase

@@ -98,6 +98,18 @@ def test_barren_attempts_are_counted_in_a_row() -> None:
     assert ledger.barren == 0
 
 
+def test_deaths_are_counted_in_a_row_and_apart() -> None:
+    """A death is not a barren attempt nor the other way round; one token of its own clears both."""
+    ledger = Ledger(make_request("r", [1]))
+    for died in (True, False, True):
+        ledger.begin_attempt()
+        ledger.fail_attempt(died=died)
+    assert (ledger.deaths, ledger.barren) == (2, 1)
+    ledger.accept(ledger.begin_attempt(), [5])
+    ledger.fail_attempt(died=True)
+    assert (ledger.deaths, ledger.barren) == (0, 0)
+
+
 def test_a_failed_attempt_is_void_at_once() -> None:
     """Between an attempt's failure and the next one's beginning nobody may speak."""
     ledger = Ledger(make_request("r", [1]))

@@ -54,7 +54,10 @@ class Story:
         self.sets[words[0]] = self.cluster.set(card)
 
     def do_worker(self, words: list[str], values: dict[str, str]) -> None:
-        self.cluster.worker(words[0], int(values.get("places", "8")), self.sets.get(values.get("set", "")))
+        """`worker a` takes work; `worker a standby` does not yet; both may have `group=` and `epoch=`."""
+        says = {"active": words[1:] != ["standby"], "epoch": int(values.get("epoch", "0"))}
+        places, workers = int(values.get("places", "8")), self.sets.get(values.get("set", ""))
+        self.cluster.worker(words[0], places, workers, group=values.get("group", ""), **says)
 
     def do_ask(self, words: list[str], values: dict[str, str]) -> None:
         stop = int(values["stop"]) if "stop" in values else None
@@ -81,11 +84,22 @@ class Story:
             exact = "exact" if ledger.exact else "inexact"
             cluster.tell(f"{name}: {place}, {ledger.emitted} tokens, resumed {ledger.resumed}, {exact}")
 
+    def do_workers(self, words: list[str], values: dict[str, str]) -> None:
+        """Who gets work, and why not."""
+        for name, worker in self.cluster.workers.items():
+            link = worker.link
+            why = "not connected" if link.workers is None else self.cluster.dispatcher.objection(link)
+            trial = ", on trial" if link.slot.trial else ""
+            self.cluster.tell(f"{name}: {why or 'serves'}, {len(link.streams)} streams{trial}")
+
     # -- what workers do
 
     def worker_says(self, name: str, words: list[str], values: dict[str, str]) -> None:
         tokens = [int(token) for token in words[1:]]
         self.cluster.workers[name].say(words[0], tokens, values.get("finish"), values.get("fail"))
+
+    def worker_leads(self, name: str, words: list[str], values: dict[str, str]) -> None:
+        self.cluster.workers[name].take_over(int(values["epoch"]))
 
     def worker_dies(self, name: str, words: list[str], values: dict[str, str]) -> None:
         self.cluster.workers[name].die()

@@ -5,7 +5,18 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.errors import RESUMABLE, Code
-from holdfast.migration.policy import BARREN_ATTEMPTS_MAX, BLAMELESS, Fail, Resume, after_failure
+from holdfast.migration.policy import (
+    BARREN_ATTEMPTS_MAX,
+    BLAMELESS,
+    DEATHS,
+    POISON_DEATHS,
+    SUSPECT_DEATHS,
+    Fail,
+    Resume,
+    after_failure,
+    standing_of,
+)
+from holdfast.routing.table import Standing
 
 RESUMED = {
     Code.CANNOT_CONNECT: True,
@@ -19,6 +30,7 @@ RESUMED = {
     Code.INVALID_REQUEST: False,
     Code.RESOURCE_EXHAUSTED: False,
     Code.NO_WORKER: False,
+    Code.POISONED: False,
 }
 
 
@@ -35,13 +47,24 @@ def test_every_code_is_decided(code: Code) -> None:
 
 @pytest.mark.parametrize("code", sorted(RESUMABLE))
 def test_fruitless_attempts_end_by_name(code: Code) -> None:
-    """At the bound a resumable failure fails the stream, with its name and the count; overload never does."""
+    """At the bound a resumable failure fails the stream, with its name and the count; overload never does, and a
+    death has a count of its own."""
     assert after_failure(code, "why", BARREN_ATTEMPTS_MAX - 1) == Resume(avoid_worker=True)
     verdict = after_failure(code, "why", BARREN_ATTEMPTS_MAX)
-    if code in BLAMELESS:
+    if code in BLAMELESS | DEATHS:
         assert verdict == Resume(avoid_worker=True)
     else:
         assert verdict == Fail(code, f"gave up after {BARREN_ATTEMPTS_MAX} attempts without a token; the last: why")
+
+
+def test_the_third_barren_death_is_the_last() -> None:
+    """Two make a suspect, which is tried again; the third fails it under its own name."""
+    assert [standing_of(1, deaths) for deaths in range(3)] == [Standing.RESUMED, Standing.RESUMED, Standing.SUSPECT]
+    assert standing_of(0, 0) is Standing.FRESH
+    assert after_failure(Code.DISCONNECTED, "why", 0, SUSPECT_DEATHS) == Resume(avoid_worker=True)
+    verdict = after_failure(Code.DISCONNECTED, "why", 0, POISON_DEATHS)
+    told = "3 engines died while they worked on this request, the last time it was tried alone"
+    assert verdict == Fail(Code.POISONED, told)
 
 
 def test_an_unknown_code_fails_and_is_quoted() -> None:

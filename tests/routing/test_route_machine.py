@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from holdfast.routing.table import PREFIX_BLOCK_TOKENS, RouteTable, Slot
+from holdfast.routing.table import PREFIX_BLOCK_TOKENS, RouteTable, Slot, Standing
 
 PICK = st.integers(0, 10_000)
 PROMPTS = [[1], [5] * 3 * PREFIX_BLOCK_TOKENS, [5] * 2 * PREFIX_BLOCK_TOKENS + [6] * PREFIX_BLOCK_TOKENS]
@@ -24,9 +24,12 @@ class Naive:
         self.admit_max: int | None = None
         self.aside_until_s = 0.0
         self.costs: list[int] = []
+        self.unproven: list[Standing] = []  # of those without a token yet
 
-    def ready(self) -> bool:
+    def ready(self, standing: Standing = Standing.FRESH) -> bool:
         bound = self.capacity if self.admit_max is None else min(self.capacity, self.admit_max)
+        if Standing.SUSPECT in self.unproven or (standing is Standing.SUSPECT and self.unproven):
+            return False
         return self.present and self.routable and not self.aside_until_s and len(self.costs) < bound
 
 
@@ -57,10 +60,12 @@ class RouteMachine(RuleBasedStateMachine):
         """As the pool does it: its requests are given back before it goes."""
         if found := self.pick(pick):
             slot, naive = found
+            for standing in naive.unproven:
+                self.table.settle(slot, standing)
             for cost in naive.costs:
                 self.table.give_back(slot, cost)
             self.table.remove(slot)
-            naive.present, naive.routable, naive.costs = False, False, []
+            naive.present, naive.routable, naive.costs, naive.unproven = False, False, [], []
 
     @rule(pick=PICK)
     def come_back(self, pick: int) -> None:
@@ -80,6 +85,12 @@ class RouteMachine(RuleBasedStateMachine):
             self.table.set_aside(found[0], self.now_s)
             found[1].aside_until_s = found[1].aside_until_s or found[0].aside_until_s
 
+    @rule(pick=PICK)
+    def forgive(self, pick: int) -> None:
+        if found := self.pick(pick):
+            self.table.forgive(found[0])
+            found[1].aside_until_s = 0.0
+
     @rule(seconds=st.sampled_from([0.1, 0.5, 3.0, 20.0]))
     def tick(self, seconds: float) -> None:
         self.now_s += seconds
@@ -88,19 +99,26 @@ class RouteMachine(RuleBasedStateMachine):
         for naive in back:
             naive.aside_until_s = 0.0
 
-    @rule(prompt=st.sampled_from(PROMPTS), cost=st.integers(1, 500))
-    def choose_and_take(self, prompt: list[int], cost: int) -> None:
-        slot = self.table.choose(prompt)
-        ready = [name for name, naive in self.naive.items() if naive.ready()]
+    @rule(prompt=st.sampled_from(PROMPTS), cost=st.integers(1, 500), standing=st.sampled_from(Standing))
+    def choose_and_take(self, prompt: list[int], cost: int, standing: Standing) -> None:
+        slot = self.table.choose(prompt, standing)
+        ready = [name for name, naive in self.naive.items() if naive.ready(standing)]
         assert (slot is None) is (not ready)
+        assert self.table.has_place(standing) is bool(ready)
         if slot is not None:
             assert slot.name in ready
-            self.table.take(slot, cost, prompt)
+            self.table.take(slot, cost, prompt, standing)
             self.naive[slot.name].costs.append(cost)
+            self.naive[slot.name].unproven.append(standing)
+
+    @rule(pick=PICK)
+    def first_token(self, pick: int) -> None:
+        if (found := self.pick(pick)) and found[1].unproven:
+            self.table.settle(found[0], found[1].unproven.pop())
 
     @rule(pick=PICK, finished=st.booleans())
     def give_back(self, pick: int, finished: bool) -> None:
-        if (found := self.pick(pick)) and found[1].costs:
+        if (found := self.pick(pick)) and len(found[1].costs) > len(found[1].unproven):
             self.table.give_back(found[0], found[1].costs.pop())
             if finished:
                 self.table.praise(found[0])
@@ -112,6 +130,8 @@ class RouteMachine(RuleBasedStateMachine):
             assert slot.inflight == len(naive.costs)
             assert slot.outstanding == sum(naive.costs)
             assert slot.inflight >= 0
+            assert slot.unproven == len(naive.unproven)
+            assert slot.trial is (Standing.SUSPECT in naive.unproven)
 
     @invariant()
     def ready_list_is_right(self) -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.supervise import processes as processes_module
+from holdfast.supervise.jobs import Job
+from holdfast.supervise.life import Phase
 from holdfast.supervise.lock import Holder, holder, sign, take_lock
-from holdfast.supervise.loop import Job, Supervisor
-from holdfast.supervise.machine import Phase
+from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.processes import LocalProcess, LocalProcesses, exit_words
 from holdfast.supervise.records import Record, launch_path, read_record, read_records, run_dir, write_record
 from holdfast.supervise.status import look
@@ -84,7 +85,7 @@ async def test_a_killed_process_is_back_at_once(world: World) -> None:
     assert "a died (SIGKILL); starting it again" in world.told
 
 
-async def test_a_crash_loop_is_visible(world: World) -> None:
+async def test_backing_off_is_visible(world: World) -> None:
     """A process that cannot live shows in `ps` as backing off, with its status and the last line it logged."""
     supervisor = world.supervisor(job("a", FAIL))
     await supervisor.start()
@@ -92,6 +93,44 @@ async def test_a_crash_loop_is_visible(world: World) -> None:
     (status,) = await look(world.state_dir, SocketNetwork())
     assert (status.state, status.pid) == ("backing off", 0)
     assert status.note == "backing off 0.2 s, exited with 7: no such model"
+
+
+async def test_a_crash_loop_is_visible_and_heals(world: World) -> None:
+    """After five failures `ps` says so, how often, the last words and when the next try is; that one may succeed."""
+    mended = world.state_dir / "mended"
+    supervisor = world.supervisor(job("a", f"[ -e {mended} ] || {{ {FAIL}; }}; {SERVE}"))
+    await supervisor.start()
+    slot = supervisor.slots["a"]
+    assert await supervisor.wait(lambda: slot.life.phase is Phase.CRASH_LOOP, 10.0)
+    (status,) = await look(world.state_dir, SocketNetwork())
+    assert (status.state, status.pid, status.failures) == ("crash loop", 0, 5)
+    assert status.note == "failed 5 times in a row, exited with 7: no such model"
+    assert status.retry_in_s is not None
+    assert 0.0 < status.retry_in_s <= 0.8
+    mended.touch()
+    assert await supervisor.wait(lambda: slot.life.phase is Phase.READY, 10.0)
+    (status,) = await look(world.state_dir, SocketNetwork())
+    assert (status.state, status.retry_in_s) == ("ready", None)
+
+
+async def test_a_task_that_succeeded_is_not_run_again(world: World) -> None:
+    """`on-failure`: status 0 is the end, and nothing of it stays on disk."""
+    supervisor = world.supervisor(Job("a", "worker", b"exit 0", restart="on-failure"))
+    await supervisor.start()
+    assert await supervisor.wait(lambda: supervisor.slots["a"].life.phase is Phase.OVER, 10.0)
+    assert world.told == ["a ended (exited with 0); it is not started again"]
+    assert list(run_dir(world.state_dir).iterdir()) == []
+
+
+async def test_vaults_are_there_before_their_workers(world: World) -> None:
+    """Store and vault are ready before a worker or frontend is started at all."""
+    seen = []
+    for role in ("store", "vault"):
+        seen.append(f'grep -q ready "$1/run/{role}.json" || exit 9; ')
+    checked = "".join(seen) + SERVE
+    roles = {"frontend": checked, "worker": checked, "vault": "sleep 0.3; " + SERVE, "store": SERVE}
+    supervisor = await world.up(*(job(role, script, role) for role, script in roles.items()))
+    assert all(slot.life.failures == 0 for slot in supervisor.slots.values()), world.told
 
 
 async def test_one_that_will_not_leave_is_killed(world: World) -> None:
@@ -112,12 +151,12 @@ async def test_a_stopped_process_can_be_stopped(world: World) -> None:
 
 
 async def test_peers_leave_in_order(world: World) -> None:
-    """Frontends leave before workers, and the store last."""
-    roles = ("store", "worker", "frontend")
+    """Frontends leave before workers, those before their vault, and the store last."""
+    roles = ("store", "vault", "worker", "frontend")
     supervisor = await world.up(*(job(role, SERVE, role) for role in roles))
     world.told.clear()
     await supervisor.stop()
-    assert [line.split()[0] for line in world.told] == ["frontend", "worker", "store"]
+    assert [line.split()[0] for line in world.told] == ["frontend", "worker", "vault", "store"]
 
 
 async def test_the_next_supervisor_adopts_and_replaces(world: World) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.supervise import machine as m
-from holdfast.supervise.machine import Life, Phase, step
+from holdfast.supervise import life as m
+from holdfast.supervise import machine
+from holdfast.supervise.life import Life, Phase, Policy, Restart
+from holdfast.supervise.machine import step
 
 
 def grow(*events: tuple[float, m.Event]) -> tuple[Life, list[m.Effect]]:
@@ -45,9 +47,9 @@ def test_further_restarts_back_off() -> None:
     now_s, pauses = 0.0, []
     for _ in range(12):
         life, _ = step(life, m.Exited("exited with 1: no such model"), now_s)
-        if life.phase is Phase.BACKING_OFF:
+        if life.phase in (Phase.BACKING_OFF, Phase.CRASH_LOOP):
             assert life.deadline_s is not None
-            assert str(life).endswith("s, exited with 1: no such model)")
+            assert str(life).endswith(", exited with 1: no such model)")
             pauses.append(round(life.deadline_s - now_s, 3))
             now_s = life.deadline_s
             life, effects = step(life, m.Tick(), now_s)
@@ -57,17 +59,20 @@ def test_further_restarts_back_off() -> None:
 
 
 def test_a_steady_life_forgets_failures() -> None:
-    """After 30 s of life the next restart is immediate again."""
-    life = Life(Phase.READY, pid=9, started_s=100.0, failures=7, was_ready=True)
-    short, _ = step(life, m.Exited("SIGSEGV"), 129.9)
-    steady, _ = step(life, m.Exited("SIGSEGV"), 130.0)
-    assert (short.phase, short.failures) == (Phase.BACKING_OFF, 8)
-    assert (steady.phase, steady.failures) == (Phase.STARTING, 1)
+    """Ready for as long as it took to get there, and two seconds: the next restart is immediate again; not before."""
+    for took_s, enough_s in ((30.0, 30.0), (0.5, machine.STEADY_S)):
+        life = Life(Phase.READY, pid=9, started_s=0.0, ready_s=took_s, failures=7, was_ready=True)
+        short, _ = step(life, m.Exited("SIGSEGV"), took_s + enough_s - 0.1)
+        steady, _ = step(life, m.Exited("SIGSEGV"), took_s + enough_s)
+        assert (short.phase, short.failures) == (Phase.CRASH_LOOP, 8)
+        assert (steady.phase, steady.failures) == (Phase.STARTING, 1)
+    slow, _ = step(Life(Phase.STARTING, pid=9, started_s=0.0, failures=7), m.Exited("SIGSEGV"), 500.0)
+    assert (slow.phase, slow.failures) == (Phase.CRASH_LOOP, 8)
 
 
 def test_pauses_never_overflow() -> None:
     """However often it has failed, the pause is the greatest one."""
-    assert m.pause_s(1_000_000) == m.PAUSE_S_MAX
+    assert machine.pause_s(1_000_000) == machine.PAUSE_S_MAX
 
 
 def test_stopping_is_bounded() -> None:
@@ -78,7 +83,7 @@ def test_stopping_is_bounded() -> None:
     assert (early, effects) == (life, ())
     late, effects = step(life, m.Tick(), 13.0)
     assert m.Kill() in effects
-    assert late.deadline_s is None
+    assert (late.phase, late.deadline_s) == (Phase.KILLED, 13.0 + machine.KERNEL_S)
     over, _ = step(late, m.Exited("SIGKILL"), 13.1)
     assert over.phase is Phase.OVER
 
@@ -99,7 +104,7 @@ def test_everything_can_be_stopped_and_killed(phase: Phase) -> None:
     """Whatever a process is doing, `Stop` and `KillNow` are understood and never spawn."""
     for event in (m.Stop(1.0), m.KillNow()):
         life, effects = step(Life(phase, pid=3), event, 1.0)
-        assert life.phase in (Phase.STOPPING, Phase.OVER)
+        assert life.phase in (Phase.STOPPING, Phase.KILLED, Phase.UNKILLABLE, Phase.OVER)
         assert not life.wanted or phase is Phase.OVER
         assert m.Spawn() not in effects
 
@@ -108,3 +113,97 @@ def test_what_is_not_in_the_table_is_a_bug() -> None:
     """An event that cannot happen is refused loudly."""
     with pytest.raises(AssertionError, match="BecameReady while over"):
         step(Life(Phase.OVER), m.BecameReady(), 0.0)
+
+
+# -- condemned, late, crash-looping, not restarted
+
+
+@pytest.mark.parametrize("events", [STARTED, READY], ids=["starting", "ready"])
+def test_a_condemned_process_is_killed_and_comes_back(events: tuple[tuple[float, m.Event], ...]) -> None:
+    """Killed once, with the reason told; after its end it is started like one that died."""
+    life, done = grow(*events, (9.0, m.Condemned("is stopped: state T")))
+    assert life.phase is Phase.KILLED
+    assert done[-2:] == [m.Tell("is stopped: state T; killing pid 11"), m.Kill()]
+    back, effects = step(life, m.Exited("SIGKILL"), 9.1)
+    assert (back.phase, back.failures) == (Phase.STARTING, 1)
+    assert effects == (m.Tell("died (killed: it is stopped: state T); starting it again"), m.Spawn())
+
+
+def test_the_startup_bound() -> None:
+    """Not ready in time is killed; ready in time is never asked again; without a bound it may take for ever."""
+    late = Life(policy=Policy(startup_s=120.0))
+    late, _ = step(late, m.Start(), 0.0)
+    late, _ = step(late, m.Spawned(5), 0.0)
+    assert late.deadline_s == 120.0
+    assert step(late, m.Tick(), 119.9) == (late, ())
+    killed, effects = step(late, m.Tick(), 120.0)
+    assert (killed.phase, effects[-1]) == (Phase.KILLED, m.Kill())
+    ready, _ = step(late, m.BecameReady(), 3.0)
+    assert ready.deadline_s is None
+    unbounded, _ = grow(*STARTED)
+    assert unbounded.deadline_s is None
+
+
+def test_an_adopted_one_that_is_not_ready_has_the_bound_too() -> None:
+    """The next supervisor gives it the whole bound again, and no more."""
+    life, _ = step(Life(policy=Policy(startup_s=7.0)), m.Adopted(4, ready=False), 100.0)
+    assert (life.phase, life.deadline_s) == (Phase.STARTING, 107.0)
+    ready, _ = step(Life(policy=Policy(startup_s=7.0)), m.Adopted(4, ready=True), 100.0)
+    assert (ready.phase, ready.deadline_s) == (Phase.READY, None)
+
+
+def test_one_that_does_not_end_is_called_so_and_never_doubled() -> None:
+    """Past the kernel's bound it is unkillable; nothing is spawned beside it; its end brings the next."""
+    life, _ = grow(*READY, (9.0, m.Condemned("is stopped")))
+    assert step(life, m.Tick(), 9.0 + machine.KERNEL_S - 0.1) == (life, ())
+    stuck, effects = step(life, m.Tick(), 9.0 + machine.KERNEL_S)
+    assert stuck.phase is Phase.UNKILLABLE
+    assert effects == (m.Tell("failover impossible here: pid 11 does not end after SIGKILL"),)
+    over, effects = step(step(stuck, m.Stop(1.0), 20.0)[0], m.Exited("SIGKILL"), 21.0)
+    assert (over.phase, m.Spawn() in effects) == (Phase.OVER, False)
+    back, effects = step(stuck, m.Exited("SIGKILL"), 21.0)
+    assert (back.phase, effects[-1]) == (Phase.STARTING, m.Spawn())
+
+
+@pytest.mark.parametrize(("failures", "phase"), [(3, Phase.BACKING_OFF), (4, Phase.CRASH_LOOP), (40, Phase.CRASH_LOOP)])
+def test_a_crash_loop_is_called_one(failures: int, phase: Phase) -> None:
+    """From the fifth failure in a row on, with how often, the last words, and a next try within the longest pause."""
+    life = Life(Phase.STARTING, pid=3, failures=failures)
+    after, _ = step(life, m.Exited("exited with 7: no such model"), 1.0)
+    assert (after.phase, after.failures) == (phase, failures + 1)
+    assert after.deadline_s is not None
+    assert after.deadline_s <= 1.0 + machine.PAUSE_S_MAX
+    if phase is Phase.CRASH_LOOP:
+        assert after.note == f"failed {failures + 1} times in a row, exited with 7: no such model"
+        again, effects = step(after, m.Tick(), after.deadline_s)
+        assert (again.phase, effects) == (Phase.STARTING, (m.Spawn(),))
+
+
+@pytest.mark.parametrize(
+    ("restart", "clean", "comes_back"),
+    [
+        (Restart.ALWAYS, True, True),
+        (Restart.ALWAYS, False, True),
+        (Restart.ON_FAILURE, True, False),
+        (Restart.ON_FAILURE, False, True),
+        (Restart.NEVER, True, False),
+        (Restart.NEVER, False, False),
+    ],
+)
+def test_the_restart_policy(restart: Restart, clean: bool, comes_back: bool) -> None:
+    """A kubelet's three words."""
+    life = Life(Phase.READY, pid=3, policy=Policy(restart))
+    after, effects = step(life, m.Exited("exited", clean=clean), 100.0)
+    assert after.phase is (Phase.STARTING if comes_back else Phase.OVER)
+    assert (m.Spawn() in effects) is comes_back
+
+
+def test_no_phase_spawns_beside_a_process() -> None:
+    """Whatever happens in any phase that has a process, only its end can lead to a new one."""
+    events: list[m.Event] = [m.Tick(), m.Stop(1.0), m.KillNow(), m.Replace(1.0), m.Condemned("x"), m.BecameReady()]
+    for phase in (Phase.STARTING, Phase.READY, Phase.KILLED, Phase.UNKILLABLE, Phase.STOPPING):
+        for event in events:
+            if (phase, type(event)) not in machine.TABLE:
+                continue
+            life = Life(phase, pid=3, deadline_s=0.0, policy=Policy(startup_s=1.0))
+            assert m.Spawn() not in step(life, event, 100.0)[1], (phase, event)

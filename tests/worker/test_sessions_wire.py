@@ -72,7 +72,7 @@ class Worker:
     def __init__(self) -> None:
         self.welcome: Welcome | None = WELCOME
         self.artefacts = {SHA: TOKENIZER}
-        self.draining = ""
+        self.refusing = ""
         self.not_taken = ""
 
 
@@ -219,7 +219,7 @@ async def test_draining_hands_every_stream_back_and_takes_no_more(rig: Rig) -> N
     first.send(generate(1))
     second.send(generate(1))
     await rig.until_streams(2)
-    rig.worker.draining = "asked to stop"
+    rig.worker.refusing = "asked to stop"
     rig.sessions.hand_back("asked to stop")
     second.send(generate(2))
     for frontend, streams in ((first, [1]), (second, [1, 2])):

@@ -149,7 +149,7 @@ class Deployment:
 
     def alive_workers(self) -> list[str]:
         workers = self.health().get("workers", [])
-        return [worker["instance"] for worker in workers if worker["verdict"] == "alive"]
+        return [worker["instance"] for worker in workers if worker["verdict"] == "alive" and worker["active"]]
 
     def worker_facts(self, name: str) -> dict[str, Any]:
         """A worker's own /health."""

@@ -52,10 +52,10 @@ class Owner(Actor):
         epoch = time.time_ns() // 1_000_000
         self.say(waits=epoch)
         self._asked_s = time.monotonic()
-        adopting = await pool.acquire(epoch, GEOMETRY.hash.hex(), WAIT_MS)
+        granted = await pool.acquire(epoch, GEOMETRY.hash.hex(), WAIT_MS)
         held: _Held | None = None
         try:
-            held = await self._take(pool, epoch, adopting)
+            held = await self._take(pool, epoch, granted.adopt)
             for _ in range(self.rng.randrange(1, STEPS_MAX)):
                 if not await self._still_owns(client):
                     return

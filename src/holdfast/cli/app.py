@@ -5,7 +5,7 @@ Rooms are imported inside the commands, so that `holdfast --help` is quick.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -47,7 +47,8 @@ def root(
 @app.command(rich_help_panel=RUN)
 def up(
     engine: opt.Engine = "sim",
-    workers: opt.Workers = 2,
+    workers: opt.Workers = 1,
+    standbys: opt.Standbys = 1,
     frontends: opt.Frontends = 1,
     host: opt.Host = "127.0.0.1",
     port: opt.Port = 8000,
@@ -58,20 +59,26 @@ def up(
     api_key: opt.ApiKeys = None,
     hold_s: opt.HoldS = 30.0,
     drain_s: opt.DrainS = 4.0,
+    standby: opt.Standby = opt.StandbyKind.MAPPED,
+    kv: opt.Kv = opt.KvKind.VAULT,
+    vault_gib: opt.VaultGib = None,
     sim_ttft_ms: opt.SimTtftMs = 50.0,
     sim_tpot_ms: opt.SimTpotMs = 20.0,
+    sim_ranks: opt.SimRanks = 1,
     allow_chaos: opt.AllowChaos = False,
 ) -> None:
-    """Start everything: store, workers and frontend. Ctrl-C stops it."""
+    """Start everything: store, vaults, workers with their standbys, and frontend. Ctrl-C stops it."""
     from holdfast.cli.launch import SimLaunch
     from holdfast.cli.plan import UpOptions
     from holdfast.cli.up import run_up
 
     env = environment()
     keys = tuple(api_key or env.api_keys)
-    sim = SimLaunch(ttft_ms=sim_ttft_ms, tpot_ms=sim_tpot_ms)
+    memory: dict[str, Any] = {} if vault_gib is None else {"vault_gib": vault_gib}
+    sim = SimLaunch(ttft_ms=sim_ttft_ms, tpot_ms=sim_tpot_ms, ranks=sim_ranks, **memory)
+    failover = (standbys, standby.value, kv.value, env.gms_socket_dir)
     serving = (deployment or env.deployment, engine, model, workers, frontends, host, port, store)
-    options = UpOptions(*serving, hold_s, drain_s, allow_chaos, keys, sim, env.log_level)
+    options = UpOptions(*serving, hold_s, drain_s, allow_chaos, keys, sim, env.log_level, *failover)
     raise typer.Exit(run_up(env.state_dir, options, detach))
 
 

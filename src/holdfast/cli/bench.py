@@ -52,6 +52,22 @@ def memory(
     _show(result, as_json)
 
 
+@app.command()
+def failover(
+    rounds: Annotated[int, typer.Option(min=1, help="How often the active engine is ended.")] = 200,
+    streams: Annotated[int, typer.Option(min=1, help="How many clients ask all the time.")] = 16,
+    tokens: Annotated[int, typer.Option(min=1, help="How long each answer is.")] = 200,
+    vault_gib: Annotated[float, typer.Option(min=0.01, help="Weights and KV pool of the engine, GiB.")] = 0.25,
+    seed: Annotated[int, typer.Option(help="When and how it is ended.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object on stdout, for programs.")] = False,
+) -> None:
+    """End the active engine again and again under load: what clients lost, saw wrong, or waited for."""
+    from holdfast.bench.failover import FailoverBench, run
+
+    bench = FailoverBench(rounds, streams, tokens, vault_gib=vault_gib, seed=seed)
+    _show(run(bench, lambda text: print(text, file=sys.stderr, flush=True)), as_json)
+
+
 def _show(result: dict[str, Any], as_json: bool) -> None:
     if as_json:
         sys.stdout.write(json.dumps(result) + "\n")

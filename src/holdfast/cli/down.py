@@ -38,7 +38,7 @@ def run_down(state_dir: Path) -> int:
 
 
 def _say_gone(running: list[Record], screen: Screen) -> None:
-    order = ["frontend", "worker"]
+    order = ["frontend", "worker", "vault"]
     for record in sorted(running, key=lambda r: order.index(r.role) if r.role in order else len(order)):
         if not record.alive:
             screen.line(f"{record.name} stopped, pid {record.pid}")

@@ -20,6 +20,9 @@ class SimLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     block_size: int = 16
     kv_blocks: int = 65_536
     context_tokens_max: int = 32_768
+    vault_gib: float = 0.0625
+    ranks: int = 1
+    poison_token: int = -1
 
 
 class StoreLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,6 +30,18 @@ class StoreLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: str  # unix:// or tcp://
     name: str = "store"
     parent: int = 0  # die with this process; 0: live on
+    log_level: str = "info"
+
+
+class VaultLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A vault with its keeper (`memory.launch.VaultProcesses`), for one device."""
+
+    state_dir: str
+    device: str  # host-1, or a GPU's UUID
+    socket_path: str
+    budget_bytes: int = 0  # 0: what there is
+    name: str = "vault"
+    parent: int = 0
     log_level: str = "info"
 
 
@@ -45,6 +60,18 @@ class WorkerLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sim: SimLaunch = SimLaunch()
     parent: int = 0
     log_level: str = "info"
+    vault_socket: str = ""  # the vault its memory is in; empty: memory of its own
+    device: str = "host-0"
+    engine_id: int = 0
+    lock: str = ""  # the election's lock; set: it stands by until it has it
+    lock_token: str = ""  # for a lock server over TCP
+    group: str = ""  # shared by the engines that take over from each other
+    standby: str = "mapped"  # or "unmapped": give the addresses' contents up while standing by
+    kv: str = "vault"  # or "direct": KV in memory of its own, lost with it
+    wake_s: float = 30.0
+    starting_ready: bool = False  # what probes are answered while it loads
+    health_endpoints: tuple[str, ...] = ()
+    core_dumps: bool = False
 
     def namespace(self) -> str:
         """Where its instances stand: the same for every worker that would answer alike."""
@@ -69,9 +96,14 @@ class FrontendLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stand_in_after_s: float = 10.0  # a set gone this long may be replaced by one with the same tokenizer, inexact
 
 
-Launch = StoreLaunch | WorkerLaunch | FrontendLaunch
+Launch = StoreLaunch | VaultLaunch | WorkerLaunch | FrontendLaunch
 
-ROLES: dict[str, type[Launch]] = {"store": StoreLaunch, "worker": WorkerLaunch, "frontend": FrontendLaunch}
+ROLES: dict[str, type[Launch]] = {
+    "store": StoreLaunch,
+    "vault": VaultLaunch,
+    "worker": WorkerLaunch,
+    "frontend": FrontendLaunch,
+}
 
 
 def role_of(launch: Launch) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -10,12 +11,29 @@ from holdfast.core.errors import UserError
 from holdfast.settings import Environment, read_environment
 
 _SERVING = "Serving"
+_FAILOVER = "Failover"
 _SIM = "The sim engine"
+
+
+class StandbyKind(StrEnum):
+    """How a standby waits."""
+
+    MAPPED = "mapped"
+    UNMAPPED = "unmapped"
+
+
+class KvKind(StrEnum):
+    """Where the KV pool lies."""
+
+    VAULT = "vault"
+    DIRECT = "direct"
+
 
 Engine = Annotated[str, typer.Option(help="Which engine a worker hosts.")]
 Host = Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 for everyone.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 picks a free port.")]
-Workers = Annotated[int, typer.Option(help="How many workers.")]
+Workers = Annotated[int, typer.Option(help="How many workers; each is an active engine with its standbys.")]
+Standbys = Annotated[int, typer.Option(help="Standbys of each worker; 0: plain workers, without vaults.")]
 Frontends = Annotated[int, typer.Option(help="How many frontends share the port.")]
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Run in the background.")]
 Name = Annotated[str, typer.Option(help="How `holdfast ps` calls it; default: the next free name.")]
@@ -43,6 +61,37 @@ DrainS = Annotated[
     typer.Option(min=0, help="How long answers may finish once asked to stop, seconds.", rich_help_panel=_SERVING),
 ]
 
+Standby = Annotated[
+    StandbyKind, typer.Option(help="A standby's memory: mapped and ready, or given back.", rich_help_panel=_FAILOVER)
+]
+Kv = Annotated[
+    KvKind, typer.Option(help="KV in the vault, where it survives, or the engine's own.", rich_help_panel=_FAILOVER)
+]
+VaultGib = Annotated[
+    float | None, typer.Option(min=0, help="A sim engine's memory in the vault, GiB.", rich_help_panel=_FAILOVER)
+]
+VaultSocket = Annotated[
+    str, typer.Option(help="The vault's socket; default: none, memory of its own.", rich_help_panel=_FAILOVER)
+]
+Device = Annotated[str, typer.Option(help="The device the vault serves, e.g. host-0.", rich_help_panel=_FAILOVER)]
+Lock = Annotated[
+    str,
+    typer.Option(help="The lock that elects the active; default $FAILOVER_LOCK_PATH.", rich_help_panel=_FAILOVER),
+]
+EngineId = Annotated[
+    int | None,
+    typer.Option(min=0, help="Which of its group this engine is; default $ENGINE_ID or 0.", rich_help_panel=_FAILOVER),
+]
+Group = Annotated[
+    str, typer.Option(help="The name that this engine and its standbys share.", rich_help_panel=_FAILOVER)
+]
+WakeS = Annotated[
+    float, typer.Option(min=0, help="How long taking over may take, seconds.", rich_help_panel=_FAILOVER)
+]
+CoreDumps = Annotated[
+    bool, typer.Option("--core-dumps", help="Allow core dumps; they delay a failover.", rich_help_panel=_FAILOVER)
+]
+
 SimTtftMs = Annotated[float, typer.Option(min=0, help="Time to the first token, milliseconds.", rich_help_panel=_SIM)]
 SimTpotMs = Annotated[
     float, typer.Option(min=0, help="Time per token, milliseconds; 0 is full speed.", rich_help_panel=_SIM)
@@ -55,6 +104,7 @@ SimQueue = Annotated[int, typer.Option(min=0, help="Streams that may wait.", ric
 SimBlockSize = Annotated[int, typer.Option(min=1, help="Tokens per KV block.", rich_help_panel=_SIM)]
 SimKvBlocks = Annotated[int, typer.Option(min=1, help="KV blocks.", rich_help_panel=_SIM)]
 SimContext = Annotated[int, typer.Option(min=1, help="Prompt and answer together, tokens.", rich_help_panel=_SIM)]
+SimRanks = Annotated[int, typer.Option(min=1, max=64, help="Processes of one engine.", rich_help_panel=_SIM)]
 AllowChaos = Annotated[
     bool, typer.Option("--allow-chaos", help="Let `holdfast chaos` break workers.", rich_help_panel=_SIM)
 ]

@@ -10,19 +10,24 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.cli.launch import FrontendLaunch, Launch, SimLaunch, StoreLaunch, WorkerLaunch, role_of
+from holdfast.cli.launch import FrontendLaunch, Launch, SimLaunch, StoreLaunch, VaultLaunch, WorkerLaunch, role_of
 from holdfast.core.address import UNIX_PATH_BYTES_MAX, TcpAddress
 from holdfast.core.errors import UserError
 from holdfast.discovery.keys import check_deployment_name
-from holdfast.supervise.loop import Job
+from holdfast.memory.finding import socket_path
+from holdfast.supervise.jobs import Job
+from holdfast.supervise.probes import Probes
 
 WORKERS_MAX = 256  # processes on one machine; more is a typing mistake
 FRONTENDS_MAX = 64
+STANDBYS_MAX = 8  # per pair; each is a whole engine, and one is enough to outlive one death
+ENGINE_LETTERS = "abcdefghi"  # worker-1a, worker-1b, …: the active by chance of the lock, not by its letter
 
-# SIGTERM to SIGKILL. A worker hands its streams back in milliseconds; together with the frontends' drain and the
-# store's bound this keeps a whole Ctrl-C under ten seconds.
+# SIGTERM to SIGKILL. A worker hands its streams back in milliseconds; together with the frontends' drain, the vaults'
+# and the store's bound this keeps a whole Ctrl-C at ten seconds. A killed vault's memory goes with its lifeline.
 WORKER_STOP_S = 3.0
 STORE_STOP_S = 1.0
+VAULT_STOP_S = 1.0
 FRONTEND_GRACE_S = 1.0  # on top of its own drain
 
 
@@ -33,7 +38,7 @@ class UpOptions:
     deployment: str
     engine: str = "sim"
     model: str = "holdfast-sim"
-    workers: int = 2
+    workers: int = 1  # pairs, or plain workers where there are no standbys
     frontends: int = 1
     host: str = "127.0.0.1"
     port: int = 8000
@@ -44,6 +49,10 @@ class UpOptions:
     api_keys: tuple[str, ...] = ()
     sim: SimLaunch = field(default_factory=SimLaunch)
     log_level: str = "info"
+    standbys: int = 1  # per pair; 0: plain workers, without vaults and election
+    standby: str = "mapped"  # or "unmapped": how a standby waits
+    kv: str = "vault"  # or "direct": where the KV pool lies
+    vault_dir: Path | None = None  # None: "gms" in the state directory
 
 
 def plan(state_dir: Path, options: UpOptions) -> list[Launch]:
@@ -54,10 +63,35 @@ def plan(state_dir: Path, options: UpOptions) -> list[Launch]:
     launches: list[Launch] = []
     if not options.store:
         launches.append(StoreLaunch(str(state_dir), store, log_level=options.log_level))
-    launches += [_worker(state_dir, store, f"worker-{place}", options) for place in range(1, options.workers + 1)]
+    for place in range(1, options.workers + 1):
+        launches += _pair(state_dir, store, place, options)
     names = ["frontend", *(f"frontend-{place}" for place in range(2, options.frontends + 1))]
     launches += [_frontend(state_dir, store, name, options) for name in names]
     return launches
+
+
+def _pair(state_dir: Path, store: str, place: int, options: UpOptions) -> list[Launch]:
+    """A vault and the engines that share its memory, of which the lock makes one the active; or one plain worker."""
+    group = f"worker-{place}"
+    if not options.standbys:
+        return [_worker(state_dir, store, group, options)]
+    device = f"host-{place}"
+    socket = socket_path(_vault_dir(state_dir, options), device)
+    vault = VaultLaunch(str(state_dir), device, socket, name=f"vault-{place}", log_level=options.log_level)
+    engines = [
+        msgspec.structs.replace(
+            _worker(state_dir, store, f"{group}{letter}", options),
+            vault_socket=socket,
+            device=device,
+            engine_id=engine_id,
+            lock=f"flock://{state_dir}/run/{group}.lock",
+            group=group,
+            standby=options.standby,
+            kv=options.kv,
+        )
+        for engine_id, letter in enumerate(ENGINE_LETTERS[: options.standbys + 1])
+    ]
+    return [vault, *engines]
 
 
 def _worker(state_dir: Path, store: str, name: str, options: UpOptions) -> WorkerLaunch:
@@ -93,10 +127,17 @@ def _frontend(state_dir: Path, store: str, name: str, options: UpOptions) -> Fro
 def job_of(launch: Launch) -> Job:
     """The launch as the supervisor sees it."""
     assert launch.parent == 0, "who the parent is does not belong to the settings"
-    bound_s = {"store": STORE_STOP_S, "worker": WORKER_STOP_S}.get(role_of(launch), 0.0)
+    bounds_s = {"store": STORE_STOP_S, "vault": VAULT_STOP_S, "worker": WORKER_STOP_S}
+    bound_s = bounds_s.get(role_of(launch), 0.0)
     if isinstance(launch, FrontendLaunch):
         bound_s = launch.drain_s + FRONTEND_GRACE_S
-    return Job(launch.name, role_of(launch), msgspec.json.encode(launch), bound_s)
+    beats = launch.beat_address if isinstance(launch, WorkerLaunch) else ""
+    settings = msgspec.json.encode(launch)
+    return Job(launch.name, role_of(launch), settings, bound_s, probes=Probes(), beat_address=beats)
+
+
+def _vault_dir(state_dir: Path, options: UpOptions) -> Path:
+    return options.vault_dir or state_dir / "gms"
 
 
 def _check(state_dir: Path, options: UpOptions) -> None:
@@ -105,8 +146,11 @@ def _check(state_dir: Path, options: UpOptions) -> None:
     except ValueError as error:
         raise UserError(str(error)) from error
     check_state_dir(state_dir)
+    _check_vault_dir(state_dir, options)
     if not 0 <= options.workers <= WORKERS_MAX:
         raise UserError(f"--workers must be 0 to {WORKERS_MAX}, got {options.workers}")
+    if not 0 <= options.standbys <= STANDBYS_MAX:
+        raise UserError(f"--standbys must be 0 to {STANDBYS_MAX}, got {options.standbys}")
     if not 1 <= options.frontends <= FRONTENDS_MAX:
         raise UserError(f"--frontends must be 1 to {FRONTENDS_MAX}, got {options.frontends}")
     if options.store and "://" not in options.store:
@@ -115,10 +159,21 @@ def _check(state_dir: Path, options: UpOptions) -> None:
 
 def check_state_dir(state_dir: Path) -> None:
     """Sockets live in it, and the kernel bounds their paths."""
-    longest = len(str(state_dir / "run" / f"worker-{WORKERS_MAX}.chaos").encode())
+    longest = len(str(state_dir / "run" / f"worker-{WORKERS_MAX}{ENGINE_LETTERS[-1]}.chaos").encode())
     if longest > UNIX_PATH_BYTES_MAX:
         room = UNIX_PATH_BYTES_MAX - (longest - len(str(state_dir).encode()))
         raise UserError(
             f"the state directory's path is too long for Unix sockets ({state_dir}); "
             f"set HOLDFAST_STATE_DIR to one of at most {room} bytes"
+        )
+
+
+def _check_vault_dir(state_dir: Path, options: UpOptions) -> None:
+    folder = _vault_dir(state_dir, options)
+    longest = len(str(folder / f"gms_host-{WORKERS_MAX}.sock").encode())
+    if options.standbys and longest > UNIX_PATH_BYTES_MAX:
+        room = UNIX_PATH_BYTES_MAX - (longest - len(str(folder).encode()))
+        raise UserError(
+            f"the vaults' directory is too long for Unix sockets ({folder}); "
+            f"set GMS_SOCKET_DIR to one of at most {room} bytes"
         )

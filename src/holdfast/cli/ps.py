@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from holdfast.cli.failovers import group_lines
 from holdfast.cli.screen import Screen, tilde
 from holdfast.supervise.lock import holder
-from holdfast.supervise.status import look
+from holdfast.supervise.records import read_launch
+from holdfast.supervise.standing import groups_of, with_groups
+from holdfast.supervise.status import Status, look
 from holdfast.wire.net import SocketNetwork
 
 
+class _Grouped(msgspec.Struct):
+    """What of a launch says where a process belongs, whether or not it can be asked."""
+
+    group: str = ""
+
+
 def run_ps(state_dir: Path, as_json: bool) -> int:
-    statuses = asyncio.run(look(state_dir, SocketNetwork()))
+    statuses = asyncio.run(look_at_all(state_dir))
     if as_json:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(statuses), indent=2).decode() + "\n")
         return 0
@@ -24,9 +34,33 @@ def run_ps(state_dir: Path, as_json: bool) -> int:
         screen.line(f"nothing runs in {tilde(state_dir)}; start with `holdfast up`")
         return 0
     screen.table(statuses)
+    show_groups(screen, statuses)
     found = holder(state_dir)
     if found is None:
         screen.line("\nno supervisor: nothing is restarted until `holdfast up` adopts these", style="yellow")
     else:
         screen.line(f"\nsupervised by pid {found.pid}{', detached' if found.detached else ''}", style="dim")
     return 0
+
+
+async def look_at_all(state_dir: Path) -> list[Status]:
+    """Every process, engines with the group they belong to and what became of it."""
+    statuses = await look(state_dir, SocketNetwork())
+    return with_groups(statuses, {status.name: _group_of(state_dir, status.name) for status in statuses})
+
+
+def _group_of(state_dir: Path, name: str) -> str:
+    try:
+        return msgspec.json.decode(read_launch(state_dir, name) or b"{}", type=_Grouped).group
+    except msgspec.DecodeError:
+        return ""
+
+
+def show_groups(screen: Screen, statuses: Sequence[Status]) -> None:
+    """Below the table: who leads each group, and its last failover."""
+    groups = groups_of(statuses)
+    if groups:
+        screen.line()
+    for group in groups:
+        for line in group_lines(group):
+            screen.line(line)

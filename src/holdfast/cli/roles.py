@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -38,6 +38,16 @@ def worker(
     beat_address: BeatAddress = "tcp://127.0.0.1:0",
     status_address: StatusAddress = "",
     drain_s: opt.DrainS = 5.0,
+    vault_socket: opt.VaultSocket = "",
+    device: opt.Device = "host-0",
+    lock: opt.Lock = "",
+    engine_id: opt.EngineId = None,
+    group: opt.Group = "",
+    standby: opt.Standby = opt.StandbyKind.MAPPED,
+    kv: opt.Kv = opt.KvKind.VAULT,
+    wake_s: opt.WakeS = 30.0,
+    core_dumps: opt.CoreDumps = False,
+    vault_gib: opt.VaultGib = None,
     allow_chaos: opt.AllowChaos = False,
     sim_ttft_ms: opt.SimTtftMs = 50.0,
     sim_tpot_ms: opt.SimTpotMs = 20.0,
@@ -54,11 +64,38 @@ def worker(
     env = environment()
     name = _free_name(env.state_dir, "worker", name)
     times = (sim_ttft_ms, sim_tpot_ms, sim_jitter)
-    sim = SimLaunch(*times, sim_concurrency, sim_queue, sim_block_size, sim_kv_blocks, sim_context_tokens_max)
-    status = status_address or f"tcp://127.0.0.1:{env.status_port}"
+    sizes = (sim_concurrency, sim_queue, sim_block_size, sim_kv_blocks, sim_context_tokens_max)
+    memory: dict[str, Any] = {} if vault_gib is None else {"vault_gib": vault_gib}
     found_by = (str(env.state_dir), store or _own_store(env), deployment or env.deployment, name)
-    addresses = (address, beat_address, status)
-    _run(WorkerLaunch(*found_by, engine, model, *addresses, drain_s, allow_chaos, sim, log_level=env.log_level))
+    addresses = (address, beat_address, status_address or _status_address(env))
+    _run(
+        WorkerLaunch(
+            *found_by,
+            engine,
+            model,
+            *addresses,
+            drain_s,
+            allow_chaos,
+            SimLaunch(*times, *sizes, **memory),
+            log_level=env.log_level,
+            vault_socket=vault_socket,
+            device=device,
+            engine_id=env.engine_id if engine_id is None else engine_id,
+            lock=lock or env.failover_lock,
+            group=group,
+            standby=standby.value,
+            kv=kv.value,
+            wake_s=wake_s,
+            starting_ready=env.starting_ready,
+            health_endpoints=env.ready_endpoints,
+            core_dumps=core_dumps,
+        )
+    )
+
+
+def _status_address(env: Environment) -> str:
+    """Empty: the environment wants no status server."""
+    return f"tcp://127.0.0.1:{env.status_port}" if env.status_enabled and env.status_port >= 0 else ""
 
 
 def frontend(

@@ -16,9 +16,11 @@ from pathlib import Path
 
 from holdfast.core.address import parse_address
 from holdfast.supervise.asking import ask
-from holdfast.supervise.loop import Job, Supervisor
+from holdfast.supervise.jobs import Job
+from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.processes import LocalProcesses
 from holdfast.supervise.records import Record, read_record
+from holdfast.supervise.watching import Watching
 from holdfast.wire.net import SocketNetwork
 
 # A process that ended this often without ever being ready will not be ready the next time either.
@@ -45,6 +47,7 @@ async def keep_up(
     """Run until stopped; what went wrong at the start, or "". `tied`: nothing may outlive this process."""
     command = child_command(os.getpid() if tied else 0)
     supervisor = Supervisor(state_dir, jobs, LocalProcesses(log_dir(state_dir)), command, tell)
+    watching = Watching(supervisor, SocketNetwork())
     stop = asyncio.Event()
     trouble: list[str] = []
 
@@ -67,9 +70,10 @@ async def keep_up(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, asked)
     async with asyncio.TaskGroup() as tasks:
-        starting = tasks.create_task(start())
+        running = [tasks.create_task(start()), tasks.create_task(watching.run())]
         await stop.wait()
-        starting.cancel()
+        for task in running:
+            task.cancel()
     await supervisor.stop()
     return "".join(trouble)
 

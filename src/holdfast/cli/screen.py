@@ -17,9 +17,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from holdfast.supervise.standing import Group, groups_of
 from holdfast.supervise.status import Status, web_address
 
-_STATE_COLOURS = {"ready": "green", "dead": "red", "stopped": "red", "silent": "red", "backing off": "red"}
+_GOOD = ("ready", "active", "standby")
+_BAD = ("dead", "stopped", "silent", "backing off", "crash loop", "unkillable", "unhealthy")
+_STATE_COLOURS = dict.fromkeys(_GOOD, "green") | dict.fromkeys(_BAD, "red")
+PLAIN_WIDTH = 200  # where there is no terminal to fit
+_STREAMING = ("worker", "frontend")
 
 
 class Screen:
@@ -27,6 +32,8 @@ class Screen:
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False, soft_wrap=True)
+        if console is None and not self._console.is_terminal:
+            self._console.width = PLAIN_WIDTH
 
     def line(self, text: str = "", style: str = "") -> None:
         # The terminal may be gone; what is supervised must not be.
@@ -35,8 +42,8 @@ class Screen:
 
     def event(self, text: str) -> None:
         """Something happened to a process."""
-        bad = " died" in text or "cannot" in text or "did not" in text
-        good = " ready" in text or " back as " in text or " adopted" in text
+        bad = any(word in text for word in (" died", "cannot", "did not", "killing", "impossible", "not ready"))
+        good = " ready," in text or " back as " in text or " adopted" in text
         with contextlib.suppress(OSError):
             colour = "red" if bad else "green" if good else "default"
             at = time.strftime("%H:%M:%S")
@@ -55,21 +62,33 @@ class Screen:
     def table(self, statuses: Sequence[Status]) -> None:
         """One line per process."""
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for title in ("role", "name", "pid", "state", "streams", "address"):
-            table.add_column(title, justify="right" if title in ("pid", "streams") else "left", no_wrap=True)
+        epochs = any(status.epoch for status in statuses)
+        for title in ("role", "name", "pid", "state", *(["epoch"] if epochs else []), "streams", "address"):
+            right = title in ("pid", "epoch", "streams")
+            # On a narrow screen only the address gives way.
+            whole = title != "address"
+            table.add_column(title, justify="right" if right else "left", no_wrap=whole, overflow="ellipsis")
         for status in statuses:
-            table.add_row(*_row(status))
+            table.add_row(*_row(status, epochs))
         with contextlib.suppress(OSError):
-            self._console.print(table, crop=False, soft_wrap=False, width=None if self._console.is_terminal else 200)
+            self._console.print(table, crop=False, soft_wrap=False)
 
 
-def _row(status: Status) -> tuple[str, ...]:
+def _row(status: Status, epochs: bool) -> tuple[str, ...]:
     colour = _STATE_COLOURS.get(status.state, "yellow")
     state = f"[{colour}]{escape(status.state)}[/{colour}]"
-    if status.note:
-        state += f" [dim]{escape(status.note[:100])}[/dim]"
-    streams = "" if status.role == "store" else str(status.streams)
-    return status.role, status.name, str(status.pid or ""), state, streams, _address(status)
+    if note := _note(status):
+        state += f" [dim]{escape(note)}[/dim]"
+    streams = str(status.streams) if status.role in _STREAMING else ""
+    epoch = [str(status.epoch or "")] if epochs else []
+    return status.role, status.name, str(status.pid or ""), state, *epoch, streams, _address(status)
+
+
+def _note(status: Status) -> str:
+    note = status.note[:100]
+    if status.state == "crash loop" and status.retry_in_s is not None:
+        note += f"; next try in {status.retry_in_s:.1f} s"
+    return note
 
 
 def _address(status: Status) -> str:
@@ -102,17 +121,31 @@ def show_up(screen: Screen, title: str, statuses: Sequence[Status], chat: str, s
     screen.line()
     screen.table(statuses)
     screen.line()
-    if any(status.state != "ready" for status in statuses):
+    groups = groups_of(statuses)
+    for group in groups:
+        screen.line(str(group))
+    if groups:
+        screen.line()
+    if any(status.state not in _GOOD for status in statuses):
         screen.line("Not everything is ready yet; it goes on by itself; `holdfast ps` shows more.", style="yellow")
         screen.line()
     if chat:
         screen.line("Talk to it, from another terminal:", style="bold")
         screen.line(f"  {chat}")
-    worker = next((status for status in statuses if status.role == "worker" and status.pid), None)
-    if worker is not None:
-        screen.line()
-        screen.line("Kill a worker while it answers (`holdfast ps` shows which); the stream goes on:", style="bold")
-        screen.line(f"  kill -9 {worker.pid}")
+    _show_what_to_kill(screen, statuses, groups)
     screen.line()
     end = "`holdfast down` stops it" if detached else "Ctrl-C stops it"
     screen.line(f"Logs are in {tilde(state_dir / 'logs')}. `holdfast ps` shows what runs; {end}.")
+
+
+def _show_what_to_kill(screen: Screen, statuses: Sequence[Status], groups: Sequence[Group]) -> None:
+    active = next((group.active for group in groups if group.active is not None), None)
+    worker = active or next((status for status in statuses if status.role == "worker" and status.pid), None)
+    if worker is None:
+        return
+    screen.line()
+    if active is not None:
+        screen.line("Kill the active engine while it answers; its standby goes on:", style="bold")
+    else:
+        screen.line("Kill a worker while it answers (`holdfast ps` shows which); the stream goes on:", style="bold")
+    screen.line(f"  kill -9 {worker.pid}")

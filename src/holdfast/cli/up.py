@@ -16,14 +16,14 @@ from holdfast.cli.background import encode_launches
 from holdfast.cli.launch import Launch
 from holdfast.cli.machine_checks import check_machine, check_store, settle_port
 from holdfast.cli.plan import UpOptions, job_of, plan
+from holdfast.cli.ps import look_at_all
 from holdfast.cli.running import keep_up, log_dir
 from holdfast.cli.screen import Screen, chat_command, show_up
 from holdfast.core.address import TcpAddress
 from holdfast.core.errors import UserError
 from holdfast.supervise.lock import Holder, holder, sign, take_lock
 from holdfast.supervise.processes import LocalProcesses
-from holdfast.supervise.status import look, web_address
-from holdfast.wire.net import SocketNetwork
+from holdfast.supervise.status import web_address
 
 DETACHED_START_S = 120.0  # a detached start that takes longer goes on by itself; `holdfast ps` shows it
 
@@ -70,7 +70,7 @@ class UpView:
 
     async def show(self) -> None:
         options = self.options
-        statuses = await look(self.state_dir, SocketNetwork())
+        statuses = await look_at_all(self.state_dir)
         title = f"Holdfast {__version__} is up: model {options.model}, deployment {options.deployment}"
         url = web_address(str(TcpAddress(options.host, options.port)))
         chat = chat_command(url, options.model, options.api_keys[0] if options.api_keys else "")

@@ -23,6 +23,7 @@ class Code(StrEnum):
     INVALID_REQUEST = "InvalidRequest"
     RESOURCE_EXHAUSTED = "ResourceExhausted"
     NO_WORKER = "NoWorker"
+    POISONED = "PoisonedRequest"  # engines die of it; never tried again
 
 
 RESUMABLE = frozenset(

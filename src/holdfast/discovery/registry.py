@@ -1,9 +1,9 @@
 """What the store says is there: a pure machine from watch events to changes of instances.
 
-Always true: an instance is known once its key and its card are both there and the card can be admitted; a
-changed address or card is a new instance under the old key; a key's disappearance is reported as
-`Withdrawn`, and what that means for a worker whose own connection is alive is the receiver's to decide (it
-means nothing).
+Always true: an instance is known once its key and its card are both there and the card can be admitted; its key may
+stand among the instances or among the standbys, and moving from there to here is no change; a changed address or card
+is a new instance under the old key; a key's disappearance is reported as `Withdrawn`, and what that means for a worker
+whose own connection is alive is the receiver's to decide (it means nothing).
 """
 
 from __future__ import annotations
@@ -13,7 +13,16 @@ from dataclasses import dataclass
 import msgspec
 
 from holdfast.discovery.card import ModelCard, decode_card
-from holdfast.discovery.keys import CARDS, INSTANCES, InstanceKey, InstanceRecord, admits, decode_record, parse_key
+from holdfast.discovery.keys import (
+    CARDS,
+    INSTANCES,
+    STANDBYS,
+    InstanceKey,
+    InstanceRecord,
+    admits,
+    decode_record,
+    parse_key,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +64,14 @@ class Registry:
     def __init__(self, deployment: str) -> None:
         self._deployment = deployment
         self._values: dict[str, bytes] = {}
+        # Records of standbys whose key went while their card stayed: on the way to being instances. The two prefixes
+        # are watched apart, so the old key's end may be heard of first. At most one per card.
+        self._moving: dict[InstanceKey, bytes] = {}
         self.instances: dict[InstanceKey, Instance] = {}
         self.refused: dict[InstanceKey, str] = {}  # why, for those that get no work
 
     def snapshot(self, prefix: str, items: dict[str, bytes]) -> list[Change]:
-        """The store's whole truth under `prefix` (INSTANCES or CARDS)."""
+        """The store's whole truth under `prefix` (INSTANCES, STANDBYS or CARDS)."""
         gone = [key for key in self._values if key.startswith(prefix) and key not in items]
         changes: list[Change] = []
         for key in gone:
@@ -73,17 +85,24 @@ class Registry:
         if where is None or self._values.get(key) == value:
             return []
         self._values[key] = value
+        if not key.startswith(CARDS):
+            self._moving.pop(where, None)
         return self._reconsider(where)
 
     def deleted(self, key: str) -> list[Change]:
         where = self._ours(key)
-        if where is None or self._values.pop(key, None) is None:
+        value = self._values.pop(key, None) if where is not None else None
+        if where is None or value is None:
             return []
+        if key.startswith(STANDBYS) and CARDS + where.path in self._values:
+            self._moving[where] = value
+        else:
+            self._moving.pop(where, None)
         return self._reconsider(where)
 
     def _ours(self, key: str) -> InstanceKey | None:
         """The instance a key speaks of; None for other deployments' keys, which are not even kept."""
-        where = parse_key(INSTANCES, key) or parse_key(CARDS, key)
+        where = parse_key(INSTANCES, key) or parse_key(STANDBYS, key) or parse_key(CARDS, key)
         return where if where is not None and admits(self._deployment, where.namespace) else None
 
     def _reconsider(self, where: InstanceKey) -> list[Change]:
@@ -107,7 +126,8 @@ class Registry:
         return changes
 
     def _read(self, where: InstanceKey) -> Instance | NotAdmitted | None:
-        record_bytes = self._values.get(INSTANCES + where.path)
+        values = self._values
+        record_bytes = values.get(INSTANCES + where.path, values.get(STANDBYS + where.path, self._moving.get(where)))
         card_bytes = self._values.get(CARDS + where.path)
         if record_bytes is None or card_bytes is None:
             return None

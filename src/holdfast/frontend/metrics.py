@@ -49,6 +49,12 @@ class FrontendMetrics:
             "dynamo_migration_duration_seconds", "failure to next token", buckets=_SECONDS, registry=registry
         )
         self.workers = metrics.Gauge("holdfast_workers", "workers by verdict", ("verdict",), registry=registry)
+        self.standbys = metrics.Gauge(
+            "holdfast_frontend_standbys", "connected workers that stand by", registry=registry
+        )
+        self.takeovers = metrics.Counter(
+            "holdfast_frontend_takeovers", "standbys that said they are active now", registry=registry
+        )
         self.verdicts = metrics.Counter("holdfast_verdicts", "changes of verdict", ("verdict",), registry=registry)
 
     def page(self, stats: DispatchStats, pool: WorkerPool, held: dict[str, int]) -> bytes:
@@ -64,6 +70,8 @@ class FrontendMetrics:
         for watched in pool.watched.values():
             self.workers.labels(str(watched.judge.verdict)).inc()
         _catch_up(self.verdicts, pool.verdicts)
+        self.standbys.set(len(pool.standbys))
+        metrics.catch_up(self.takeovers, stats.takeovers)
         return metrics.page(self.registry)
 
 

@@ -14,6 +14,7 @@ from holdfast.frontend.metrics import FrontendMetrics
 from holdfast.migration.dispatcher import Dispatcher
 from holdfast.migration.pool import WorkerPool
 from holdfast.migration.sets import ModelDirectory
+from holdfast.migration.watch import Watch
 from holdfast.wire import metrics
 from holdfast.wire.http import HttpConnection
 
@@ -79,19 +80,32 @@ class Pages:
         status = "draining" if self.draining else "ready" if routable else "no_worker"
         return {
             "status": status,
+            "reason": self._waiting_for() if status == "no_worker" else "",
             "role": "frontend",
             "store": self.store_state(),
             "streams": streams,
             "held": sum(self._held().values()),
             "resumed_total": sum(self.dispatcher.stats.resumed.values()),
             "models": sorted(self.directory.models()),
-            "workers": [
-                {
-                    "instance": f"{link.slot.name:x}",
-                    "verdict": str(watched.judge.verdict),
-                    "reason": link.reason if link.workers is None else watched.judge.reason,
-                    "streams": len(link.streams),
-                }
-                for link, watched in self.pool.watched.items()
-            ],
+            "workers": [self._worker(watch) for watch in self.pool.watched.values()],
         }
+
+    def _worker(self, watch: Watch) -> dict[str, Any]:
+        link = watch.link
+        objection = link.reason if link.workers is None else self.dispatcher.objection(link)
+        return {
+            "instance": f"{link.slot.name:x}",
+            "verdict": str(watch.judge.verdict),
+            "reason": objection or watch.judge.reason,
+            "streams": len(link.streams),
+            "active": not objection,
+            "epoch": link.epoch,
+            "group": link.group,
+        }
+
+    def _waiting_for(self) -> str:
+        """Why nobody can serve just now, naming who may soon."""
+        standbys = ", ".join(f"{link.slot.name:x}" for link in self.pool.standbys)
+        if standbys:
+            return f"no active worker; {standbys} stands by to take over"
+        return "no worker that can serve" if self.pool.watched else "no worker is known"

@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast.core.address import Address
 from holdfast.core.ports import Network
-from holdfast.discovery.keys import CARDS, INSTANCES, REFUSALS, InstanceKey, check_deployment_name
+from holdfast.discovery.keys import CARDS, INSTANCES, REFUSALS, STANDBYS, InstanceKey, check_deployment_name
 from holdfast.discovery.registry import Registry
 from holdfast.frontend.admission import Admission, AdmissionSettings
 from holdfast.frontend.app import App, AppSettings
@@ -70,7 +70,8 @@ async def run_frontend(
     pool.start()
     registry = Registry(settings.deployment)
     refusals = Refusals(store, registry)
-    watches = [loop.create_task(_watch(store, prefix, registry, pool, refusals)) for prefix in (CARDS, INSTANCES)]
+    prefixes = (CARDS, INSTANCES, STANDBYS)
+    watches = [loop.create_task(_watch(store, prefix, registry, pool, refusals)) for prefix in prefixes]
     try:
         on_ready({"address": str(address), "status": str(address)})
         await _until(stop, watches)

@@ -25,6 +25,7 @@ from holdfast.memory.protocol import (
     Fence,
     Hello,
     MemoryLost,
+    PoolNews,
     Resume,
     Slabs,
     Superseded,
@@ -33,7 +34,7 @@ from holdfast.memory.protocol import (
     from_vault,
 )
 
-Notice = Superseded | Fence | MemoryLost
+Notice = Superseded | Fence | MemoryLost | PoolNews
 OnNotice = Callable[[Notice], None]
 OnLost = Callable[[str], None]
 # Beyond the vault's own time-out, for its answer to travel: a tenth of it, and never less or more than this.
@@ -124,7 +125,7 @@ class VaultConnection:
         if isinstance(message, Welcome):
             if not self.welcome.done():
                 self.welcome.set_result(message)
-        elif isinstance(message, Superseded | Fence | MemoryLost):
+        elif isinstance(message, Notice):
             self._on_notice(message)
         elif isinstance(message, Failed) and message.call == 0:
             self._refused(message)
@@ -144,7 +145,7 @@ class VaultConnection:
             if message.more:
                 return
             del self._slabs[message.call]
-            message, fds = Slabs(message.call, sizes, False), gathered
+            message, fds = Slabs(message.call, sizes, False, message.made_epoch), gathered
         future = self._answers.get(message.call)
         if future is None or future.done():
             close_all(fds)

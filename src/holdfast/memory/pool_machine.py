@@ -9,11 +9,13 @@ be made (none is there, or another geometry), for the GPU fence as well. Never f
 connected keeps the newcomer waiting until the newcomer's own deadline; killing it is the supervisor's business.
 
 A seat is taken under an epoch only while that epoch's owner is there, so once orphaned the seats that hold a fence
-closed can only become fewer. A pool counts as adoptable once its owner has said that it is complete.
+closed can only become fewer. A pool counts as adoptable once its owner has said that it is complete; from then on it is
+known by the epoch it was *made* under, through all its owners, so whoever mapped it ahead knows whether it still is it.
 
 Always true: granted epochs strictly grow; at most one owner; no grant while a seat of an earlier epoch is connected
 and has not quiesced; for each grant the CPU fence comes first and the GPU fence at most once, after it; a seat without
-epoch (a standby) fences nobody; a total loss forgets the seats, so only the owner itself may donate its pool.
+epoch (a standby) fences nobody; a total loss forgets the seats, so only the owner itself may donate its pool, and has
+some time for it before another one is made.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from holdfast.memory.pool_words import (
     Gone,
     GpuFence,
     GrantPool,
+    Made,
     MapperJoined,
     Orphaned,
     PoolMade,
@@ -47,8 +50,8 @@ from holdfast.memory.pool_words import (
 # The words are to be had here too: a shell needs one import.
 __all__ = [
     "Acquire", "Cancel", "Code", "CpuFence", "Donate", "DropPool", "Effect", "Event", "Gone", "GpuFence", "GrantPool",
-    "MapperJoined", "Orphaned", "Pages", "Pool", "PoolMade", "ProcessOver", "Quiesced", "Refuse", "Seat", "Tick",
-    "TimedOut", "next_deadline", "restore", "step",
+    "Made", "MapperJoined", "Orphaned", "Pages", "Pool", "PoolMade", "ProcessOver", "Quiesced", "Refuse", "Seat",
+    "Tick", "TimedOut", "next_deadline", "restore", "step",
 ]  # fmt: skip
 
 # An election has one winner; a few that lost it may not know yet.
@@ -59,12 +62,15 @@ SEATS_MAX = 1024
 Step = tuple[Pool, tuple[Effect, ...]]
 
 
-def restore(last_epoch: int, pages: Pages | None, owner: int | None, seats: Iterable[Seat]) -> Step:
+def restore(
+    last_epoch: int, pages: Pages | None, owner: int | None, seats: Iterable[Seat], refill_from_s: float = 0.0
+) -> Step:
     """A new vault's state from the keeper's records. A seat listed here is kept until its `Gone` and `ProcessOver`.
 
+    With `refill_from_s` all was lost: until then an owner that lives may give its pool back, and none is made anew.
     The owner is told again that the GPU fence has passed, by the first step after it has: step a `Tick` next.
     """
-    state = _sweep(Pool(last_epoch=last_epoch, pages=pages, owner=owner, seats=tuple(seats)))
+    state = _sweep(Pool(last_epoch, pages, owner, seats=tuple(seats), refill_from_s=refill_from_s))
     assert owner is None or state.epoch_of(owner) == last_epoch, "the owner has no seat under its epoch"
     if owner is None and pages is not None and not pages.made:
         return replace(state, pages=None), (DropPool(last_epoch),)
@@ -73,11 +79,14 @@ def restore(last_epoch: int, pages: Pages | None, owner: int | None, seats: Iter
 
 def next_deadline(state: Pool) -> float | None:
     """When a `Tick` is due, if nothing else happens before."""
-    return min((waiter.deadline_s for waiter in state.waiters), default=None)
+    refill = (state.refill_from_s,) if state.waiters and state.refill_from_s else ()
+    return min((*refill, *(waiter.deadline_s for waiter in state.waiters)), default=None)
 
 
 def step(state: Pool, event: Event, now_s: float) -> Step:
     """What becomes of an event. Effects are to be carried out in their order."""
+    if state.refill_from_s <= now_s:
+        state = replace(state, refill_from_s=0.0)
     state, applied = _apply(state, event)
     # Past its deadline nobody is granted anything; but who asks with no time at all is still judged once.
     state, late = _expire(state, now_s, spare=event if isinstance(event, Acquire) else None)
@@ -168,20 +177,22 @@ def _orphan(state: Pool, session: int) -> Step:
     """If it was the owner that ended: the pool stays if it was complete."""
     if state.owner != session:
         return state, ()
+    orphaned = Orphaned(state.last_epoch)
     if state.pages is not None and state.pages.made:
-        return replace(state, owner=None), (Orphaned(state.last_epoch),)
-    return replace(state, owner=None, pages=None), (DropPool(state.last_epoch),)
+        return replace(state, owner=None), (orphaned,)
+    return replace(state, owner=None, pages=None), (orphaned, DropPool(state.last_epoch))
 
 
 # -- ownership
 
 
-def _refusal(state: Pool, session: int, epoch: int) -> Refuse | None:
+def _refusal(state: Pool, session: int, epoch: int, donated: int | None = None) -> Refuse | None:
+    """Why an epoch is not to be had; a donor may still be known to work under the one it owns."""
     if all(seat.session != session for seat in state.seats):
         return Refuse(session, Code.NOT_REGISTERED, "name the process that maps the device first")
     if any(waiter.session == session for waiter in state.waiters):
         return Refuse(session, Code.BUSY, "this session waits already")
-    if (works_under := state.epoch_of(session)) is not None:
+    if (works_under := state.epoch_of(session)) not in (None, donated):
         return Refuse(session, Code.BUSY, f"this session works under epoch {works_under}: quiesce first")
     if epoch <= state.last_epoch:
         return Refuse(session, Code.STALE_EPOCH, f"epoch {epoch} is not newer than {state.last_epoch}")
@@ -200,16 +211,22 @@ def _acquire(state: Pool, event: Acquire) -> Step:
 def _made(state: Pool, event: PoolMade) -> Step:
     if state.owner != event.session or state.last_epoch != event.epoch or state.pages is None:
         return state, (Refuse(event.session, Code.NOT_OWNER, f"the pool is {state.phase}"),)
-    return replace(state, pages=replace(state.pages, made=True)), ()
+    if state.pages.made:
+        return state, ()  # it stays the pool that it is
+    return replace(state, pages=replace(state.pages, made_epoch=event.epoch)), (Made(event.epoch),)
 
 
 def _donate(state: Pool, event: Donate) -> Step:
-    refusal = _refusal(state, event.session, event.epoch)
+    refusal = _refusal(state, event.session, event.epoch, donated=event.epoch)
     if refusal is None and (state.pages is not None or state.cpu_blockers(event.epoch)):
         refusal = Refuse(event.session, Code.POOL_HERE, f"another pool is here: {state.phase}")
+    if refusal is None and not 0 < event.made_epoch <= event.epoch:
+        refusal = Refuse(event.session, Code.NOT_GRANTED, f"epoch {event.made_epoch} made no pool of {event.epoch}")
     if refusal is not None:
         return state, (refusal,)
-    return _become_owned(state, event.session, event.epoch, Pages(event.geometry_hash, made=True))
+    pages = Pages(event.geometry_hash, event.made_epoch)
+    state, effects = _become_owned(state, event.session, event.epoch, pages)
+    return state, (*effects, Made(event.made_epoch))
 
 
 def _expire(state: Pool, now_s: float, spare: Acquire | None = None) -> Step:
@@ -227,10 +244,10 @@ def _grant(state: Pool) -> Step:
     dropped: tuple[Effect, ...] = ()
     if pages is None or pages.geometry_hash != top.geometry_hash:
         # A new pool needs memory that the dead still hold, and what they queued must not land in it (facts 1, 4b).
-        if state.gpu_blockers(top.epoch):
+        if state.gpu_blockers(top.epoch) or state.refill_from_s:
             return state, ()
         dropped = () if pages is None else (DropPool(state.last_epoch),)
-        pages = Pages(top.geometry_hash, made=False)
+        pages = Pages(top.geometry_hash)
     state = replace(state, waiters=_without(state.waiters, top.session))
     state, granted = _become_owned(state, top.session, top.epoch, pages)
     return state, (*dropped, *granted)
@@ -240,11 +257,12 @@ def _become_owned(state: Pool, session: int, epoch: int, pages: Pages) -> Step:
     assert state.owner is None, f"two owners: {state!r}"
     assert epoch > state.last_epoch, f"epoch {epoch} after {state!r}"
     seats = tuple(replace(s, epoch=epoch) if s.session == session else s for s in state.seats)
-    state = replace(state, last_epoch=epoch, pages=pages, owner=session, gpu_fence_told=False, seats=seats)
+    state = replace(state, last_epoch=epoch, pages=pages, owner=session, seats=seats)
+    state = replace(state, gpu_fence_told=False, refill_from_s=0.0)
     stale = tuple(waiter for waiter in state.waiters if waiter.epoch <= epoch)
     state = replace(state, waiters=tuple(waiter for waiter in state.waiters if waiter.epoch > epoch))
     refusals = (Refuse(w.session, Code.STALE_EPOCH, f"epoch {w.epoch} is not newer than {epoch}") for w in stale)
-    return state, (CpuFence(session, epoch), GrantPool(session, epoch, pages.made), *refusals)
+    return state, (CpuFence(session, epoch), GrantPool(session, epoch, pages.made_epoch), *refusals)
 
 
 def _tell_gpu_fence(state: Pool) -> Step:

@@ -24,7 +24,11 @@ class Seat:
 @dataclass(frozen=True, slots=True)
 class Pages:
     geometry_hash: str
-    made: bool
+    made_epoch: int = 0  # under which they were made; 0: not complete yet (no epoch that is granted is 0)
+
+    @property
+    def made(self) -> bool:
+        return self.made_epoch > 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -37,6 +41,7 @@ class Pool:
     gpu_fence_told: bool = False  # to this owner
     seats: tuple[Seat, ...] = ()
     waiters: tuple[Acquire, ...] = ()
+    refill_from_s: float = 0.0  # after a total loss no fresh pool is granted before; 0: no such wait
 
     def __repr__(self) -> str:
         fence = "" if self.owner is None else f", gpu fence {'passed' if self.gpu_fence_told else 'pending'}"

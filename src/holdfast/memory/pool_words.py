@@ -63,6 +63,7 @@ class Donate:
     session: int
     epoch: int
     geometry_hash: str
+    made_epoch: int  # under which its pages were made
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +116,22 @@ class CpuFence:
 
 @dataclass(frozen=True, slots=True)
 class GrantPool:
-    """The pool is this session's: the one that is here (`adopt`), or one it is to make, past both fences."""
+    """The pool is this session's: the one made under `made_epoch`, or (0) one it is to make, past both fences."""
 
     session: int
     epoch: int
-    adopt: bool
+    made_epoch: int
+
+    @property
+    def adopt(self) -> bool:
+        return self.made_epoch > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """The pool made under this epoch is complete: it can be mapped, and adopted later."""
+
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +144,7 @@ class GpuFence:
 
 @dataclass(frozen=True, slots=True)
 class Orphaned:
-    """The owner has ended or stepped back; pages and index stay."""
+    """The owner has ended or stepped back; pages and index stay, if the pool was complete (else `DropPool` follows)."""
 
     epoch: int
 
@@ -156,4 +168,4 @@ class TimedOut:
     session: int
 
 
-Effect = CpuFence | GrantPool | GpuFence | Orphaned | DropPool | Refuse | TimedOut
+Effect = CpuFence | GrantPool | Made | GpuFence | Orphaned | DropPool | Refuse | TimedOut

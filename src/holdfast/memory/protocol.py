@@ -122,6 +122,7 @@ class DonatePool(msgspec.Struct, frozen=True, array_like=True, tag=15):
     geometry: str
     sizes: list[int]
     last: bool
+    made_epoch: int = 0  # under which its pages were made
 
 
 class SumSlab(msgspec.Struct, frozen=True, array_like=True, tag=16):
@@ -132,23 +133,9 @@ class SumSlab(msgspec.Struct, frozen=True, array_like=True, tag=16):
 
 
 FromClient = (
-    Hello
-    | AskWeights
-    | AddSlabs
-    | CommitWeights
-    | ReleaseWeights
-    | FetchSlabs
-    | AcquirePool
-    | AddPoolSlabs
-    | FetchPool
-    | Mapping
-    | Quiesced
-    | CancelCall
-    | GetStatus
-    | Donate
-    | DonatePool
-    | SumSlab
-)
+    Hello | AskWeights | AddSlabs | CommitWeights | ReleaseWeights | FetchSlabs | AcquirePool | AddPoolSlabs
+    | FetchPool | Mapping | Quiesced | CancelCall | GetStatus | Donate | DonatePool | SumSlab
+)  # fmt: skip
 
 # -- vault to client
 
@@ -160,6 +147,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=101):
     device: str
     vault: str  # this vault process's own id
     resumed: bool
+    pool_epoch: int = 0  # the last one granted, as far as this vault knows
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=102):
@@ -188,19 +176,21 @@ class WeightsEmpty(msgspec.Struct, frozen=True, array_like=True, tag=105):
 
 
 class Slabs(msgspec.Struct, frozen=True, array_like=True, tag=106):
-    """Some of the slabs asked for, in order, one descriptor each."""
+    """Some of the slabs asked for, in order, one descriptor each; a pool's with the epoch it was made under."""
 
     call: int
     sizes: list[int]
     more: bool
+    made_epoch: int = 0
 
 
 class PoolGranted(msgspec.Struct, frozen=True, array_like=True, tag=107):
-    """`adopt`: pages and index of the last owner are there."""
+    """`adopt`: pages and index of the last owner are there, made under `made_epoch` (0: they are to be made)."""
 
     call: int
     epoch: int
     adopt: bool
+    made_epoch: int
 
 
 class Status(msgspec.Struct, frozen=True, array_like=True, tag=108):
@@ -232,20 +222,24 @@ class MemoryLost(msgspec.Struct, frozen=True, array_like=True, tag=122):
     reason: str
 
 
+# The kinds of `PoolNews`.
+OWNER_GONE = "owner_gone"  # the owner of `epoch` has ended or stepped back
+MADE = "made"  # the pool is complete and can be fetched; made under `epoch`
+GRANTED = "granted"  # `epoch` owns it
+DROPPED = "dropped"  # there is none any more
+
+
+class PoolNews(msgspec.Struct, frozen=True, array_like=True, tag=123):
+    """Notice to everyone with a mapper's seat, also upon taking it. A hint, ahead of the keeper: ask before acting."""
+
+    kind: str
+    epoch: int
+
+
 FromVault = (
-    Welcome
-    | Failed
-    | Done
-    | WeightsGranted
-    | WeightsEmpty
-    | Slabs
-    | PoolGranted
-    | Status
-    | SlabSum
-    | Superseded
-    | Fence
-    | MemoryLost
-)
+    Welcome | Failed | Done | WeightsGranted | WeightsEmpty | Slabs | PoolGranted | Status | SlabSum
+    | Superseded | Fence | MemoryLost | PoolNews
+)  # fmt: skip
 
 # -- vault and keeper
 

@@ -1,7 +1,8 @@
 """One client of a vault: its connection, its process, and what it waits for.
 
-Always true: what the vault says to a client goes out in the order it was said, and not before the keeper has every
-record that was put before; only what a restarted vault must know is recorded: weights it reads, a seat it has.
+Always true: what the vault answers a client goes out in the order it was said, and not before the keeper has every
+record that was put before (hints do not wait); only what a restarted vault must know is recorded: weights it reads, a
+seat it has.
 """
 
 from __future__ import annotations
@@ -80,11 +81,16 @@ class Session:
         except OSError as error:
             self.connection.close(f"no descriptors left: {error}")
 
-    def reply_slabs(self, call: int, sizes: list[int], fds: list[int]) -> None:
+    def tell_at_once(self, hint: msgspec.Struct) -> None:
+        """Say something that nothing rests on, ahead of what waits for the keeper."""
+        if self.connection is not None:
+            self.connection.send(encode(hint))
+
+    def reply_slabs(self, call: int, sizes: list[int], fds: list[int], made_epoch: int = 0) -> None:
         """Descriptors, in as few frames as can be."""
         for start in range(0, max(1, len(sizes)), FDS_PER_FRAME_MAX):
             end = start + FDS_PER_FRAME_MAX
-            self.reply(Slabs(call, sizes[start:end], more=end < len(sizes)), fds[start:end])
+            self.reply(Slabs(call, sizes[start:end], end < len(sizes), made_epoch), fds[start:end])
 
     def fail(self, call: int, code: str, reason: str) -> None:
         self.reply(Failed(call, code, reason))

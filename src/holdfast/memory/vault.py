@@ -160,8 +160,11 @@ class Vault:
         processes = self._processes.join(number, [pidfd, *connection.peer_pidfd()])
         session = self.sessions[number] = Session(number, hello, processes, self._processes, self._kept)
         session.connection = connection
-        session.reply(Welcome(VERSION, self._settings.device, self.id, resumed=False))
+        session.reply(self._welcome(resumed=False))
         return session
+
+    def _welcome(self, *, resumed: bool) -> Welcome:
+        return Welcome(VERSION, self._settings.device, self.id, resumed, self.pool.state.last_epoch)
 
     def _come_back(self, session: Session, hello: Hello, connection: FdConnection) -> None:
         assert hello.resume is not None
@@ -170,7 +173,7 @@ class Vault:
         if not resumed:
             self.weights.let_go(session)
         session.connection = connection
-        session.reply(Welcome(VERSION, self._settings.device, self.id, resumed))
+        session.reply(self._welcome(resumed=resumed))
         self.pool.come_back(session, hello.resume.epoch)
         self._rearm()
 
@@ -186,8 +189,8 @@ class Vault:
     def _end_session(self, session: Session) -> None:
         session.drop_unsaid()
         self.sessions.pop(session.number, None)
+        self.pool.gone(session)  # first: if it was the pool's owner, a standby waits for this very news
         self.weights.gone(session)
-        self.pool.gone(session)
         session.generation = None
         if self._processes.live(session.processes) and self.pool.has_seat(session):
             session.closed = True  # its queued GPU work is not over: a restarted vault must know of it

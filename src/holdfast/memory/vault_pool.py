@@ -1,114 +1,78 @@
-"""The KV pool of one device, as the vault serves it: the pool machine's effects carried out.
+"""The KV pool of one device, as the vault serves it: its clients' calls, and what else happens to them.
 
-Always true: the pool is granted to one epoch only, and not before the keeper knows; pages and index survive their
-owner; a pool of another geometry is dropped before the new owner may make its own.
+Always true: pages and index survive their owner; a pool of another geometry is dropped before the new owner may make
+its own; who takes a mapper's seat, or comes back to it, is told how the pool stands.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from holdfast.memory.fdsocket import close_all
-from holdfast.memory.kept import nothing
+from holdfast.memory.pool_effects import PoolEffects
 from holdfast.memory.pool_machine import (
     Acquire,
     Cancel,
-    CpuFence,
     Donate,
-    DropPool,
-    Effect,
-    Event,
     Gone,
-    GpuFence,
-    GrantPool,
     MapperJoined,
-    Orphaned,
-    Pages,
-    Pool,
     PoolMade,
     ProcessOver,
     Quiesced,
-    Refuse,
     Seat,
     Tick,
-    TimedOut,
     next_deadline,
     restore,
-    step,
 )
-from holdfast.memory.pool_record import KEY, decode_pool, record_of
-from holdfast.memory.protocol import (
-    AcquirePool,
-    AddPoolSlabs,
-    DonatePool,
-    Done,
-    Failed,
-    Fence,
-    Mapping,
-    MemoryLost,
-    PoolGranted,
-)
+from holdfast.memory.pool_news import missed
+from holdfast.memory.pool_record import KEY, PAGES_KEY, PoolRecord, decode_pages, decode_pool
+from holdfast.memory.protocol import AcquirePool, AddPoolSlabs, DonatePool, Done, Fence, Mapping, MemoryLost
 from holdfast.memory.protocol import Quiesced as QuiescedCall
-from holdfast.memory.vault_uploads import Budget, Upload, Why, wrong_pool_slab
+from holdfast.memory.vault_uploads import Upload, Why, wrong_pool_slab
 from holdfast.memory.vault_weights import TIMEOUT_MS_MAX
 
 if TYPE_CHECKING:
-    from holdfast.memory.kept import KeptRecords
     from holdfast.memory.sessions import Session
 
 
-class VaultPool:
-    """Tag `kv_cache`."""
+# After a loss of vault and keeper together, how long an owner that lives has to give its pool back before another one
+# is made. It reattaches as soon as the socket answers; and if it died too, its streams stand still for just as long.
+DONATION_S = 1.0
 
-    def __init__(
-        self,
-        device: str,
-        budget: Budget,
-        kept: KeptRecords,
-        sessions: dict[int, Session],
-        clock: Callable[[], float],
-        note: Callable[[str], None],
-    ) -> None:
-        self._device = device
-        self._budget = budget
-        self._kept = kept
-        self._sessions = sessions
-        self._clock = clock
-        self._note = note
-        self.state = Pool()
-        self.counts: Counter[str] = Counter()  # effects by name, for the metrics
-        self.sizes: list[int] = []  # the index, then the pages
-        self._upload = Upload()  # of a pool being made or given back
-        self._donated: list[int] = []
-        self._lost = False  # everything: an owner that lives may give its pool back
+
+class VaultPool(PoolEffects):
+    """Tag `kv_cache`."""
 
     def adopt(self, seats: list[Seat], *, lost: bool) -> None:
         """Take over what the keeper had; the owner's seat is among `seats` if its process lives."""
-        kept = self._kept.records.get(KEY)
-        self._lost = lost and kept is None
-        if kept is None:
-            return
-        record = decode_pool(kept.blob)
-        self.sizes = list(record.sizes)
-        pages = Pages(record.geometry, record.made) if record.geometry is not None else None
+        record = self._record()
+        self._lost = lost and record is None
+        refill_from_s = self._clock() + DONATION_S if self._lost else 0.0
+        record = record or PoolRecord()  # seats there may be all the same
+        if not record.made_epoch:
+            self._drop_pages()
         seated = {seat.session for seat in seats if seat.epoch == record.last_epoch}
         owner = record.owner if record.owner in seated else None
-        self.state, effects = restore(record.last_epoch, pages, owner, seats)
+        self.state, effects = restore(record.last_epoch, record.pages(), owner, seats, refill_from_s)
         self._perform(effects)
+
+    def _record(self) -> PoolRecord | None:
+        """What the keeper knows, if it knows all of it."""
+        kept, pages = self._kept.records.get(KEY), self._kept.records.get(PAGES_KEY)
+        record = decode_pool(kept.blob) if kept is not None else None
+        if record is None or not record.made_epoch:
+            return record
+        known = decode_pages(pages.blob) if pages is not None else None
+        if known is None or known.made_epoch != record.made_epoch:
+            return None
+        self.sizes = known.sizes
+        return record
 
     def kept_bytes(self) -> int:
         return sum(self.sizes) + sum(self._upload.sizes)
 
     def deadline_s(self) -> float | None:
         return next_deadline(self.state)
-
-    def has_seat(self, session: Session) -> bool:
-        """Whether it is counted by the fences."""
-        return any(seat.session == session.number for seat in self.state.seats)
 
     # -- calls
 
@@ -119,6 +83,7 @@ class VaultPool:
             if not session.lives(process):
                 self.process_over(process)
         self._seat(session)
+        self._tell_missed(session)
         session.reply(Done(message.call))
 
     def acquire(self, session: Session, message: AcquirePool) -> None:
@@ -138,10 +103,10 @@ class VaultPool:
         self._upload.sizes += message.sizes
         self._upload.fds += fds
         if message.last:
-            self.step(PoolMade(session.number, self.state.last_epoch))
             upload, self._upload = self._upload, Upload()
-            self.sizes = upload.sizes
-            self._remember(session, upload.fds)
+            self._keep_pages(upload, self.state.last_epoch)
+            self.step(PoolMade(session.number, self.state.last_epoch))
+            self._remember(session)
         session.reply(Done(message.call))
 
     def _cannot_add(self, session: Session, message: AddPoolSlabs, fds: list[int]) -> Why | None:
@@ -173,13 +138,12 @@ class VaultPool:
             close_all(upload.fds)
             session.fail(message.call, *why)
             return
-        self.sizes, self._donated = upload.sizes, upload.fds  # the grant's record takes them
-        if self._refused(session, message.call, Donate(session.number, message.epoch, message.geometry)):
-            self.sizes = []
-            close_all(upload.fds)
+        self._keep_pages(upload, message.made_epoch)
+        event = Donate(session.number, message.epoch, message.geometry, message.made_epoch)
+        if self._refused(session, message.call, event):
+            self._drop_pages()
         else:
             session.reply(Done(message.call))
-        self._donated = []
 
     def fetch(self, session: Session, call: int) -> None:
         """Index and pages, for the owner and for mappers of the device (a standby keeps them mapped)."""
@@ -189,7 +153,10 @@ class VaultPool:
         if self.state.pages is None or not self.state.pages.made:
             session.fail(call, "absent", "there is no pool here")
             return
-        session.reply_slabs(call, self.sizes, self._kept.records[KEY].fds)
+        # Not before the keeper has the pool: else its owner, not told that it is made, may make another under the
+        # same epoch at the next vault, and what was mapped would pass for that one.
+        self._remember(session)
+        session.reply_slabs(call, self.sizes, self._kept.records[PAGES_KEY].fds, self.state.pages.made_epoch)
 
     def quiesce(self, session: Session, message: QuiescedCall) -> None:
         if self._refused(session, message.call, Quiesced(session.number, message.epoch)):
@@ -218,8 +185,14 @@ class VaultPool:
             session.reply(Fence("cpu", epoch))
             if self.state.gpu_fence_told:
                 session.reply(Fence("gpu", epoch))
+        if self.has_seat(session):
+            self._tell_missed(session)
 
-    # -- events and effects
+    def _tell_missed(self, session: Session) -> None:
+        for news in missed(self.state):
+            session.tell_at_once(news)
+
+    # -- events
 
     def gone(self, session: Session) -> None:
         close_all(session.pool_donation.fds)
@@ -231,70 +204,3 @@ class VaultPool:
 
     def tick(self) -> None:
         self.step(Tick())
-
-    def step(self, event: Event) -> None:
-        self.state, effects = step(self.state, event, self._clock())
-        self._perform(effects)
-
-    def _refused(self, session: Session, call: int, event: Event) -> bool:
-        """Step an event that is a call; answer and tell if it was refused."""
-        self.state, effects = step(self.state, event, self._clock())
-        mine = [effect for effect in effects if isinstance(effect, Refuse) and effect.session == session.number]
-        self._perform(tuple(effect for effect in effects if effect not in mine))
-        for refusal in mine:
-            session.fail(call, refusal.code, refusal.reason)
-        return bool(mine)
-
-    def _perform(self, effects: tuple[Effect, ...]) -> None:
-        self.counts.update(type(effect).__name__ for effect in effects)
-        for effect in effects:
-            if isinstance(effect, DropPool):
-                close_all(self._upload.fds)
-                self.sizes, self._upload = [], Upload()
-                self._remember(None, [])
-                self._note(f"the pool of epoch {effect.epoch} is dropped")
-            elif isinstance(effect, Orphaned):
-                self._remember(None)
-                self._note(f"the pool is orphaned: the owner of epoch {effect.epoch} has ended")
-            elif (session := self._sessions.get(effect.session)) is not None:
-                self._tell(session, effect)
-
-    def _tell(self, session: Session, effect: Effect) -> None:
-        call = session.pool_call
-        match effect:
-            case GrantPool():
-                session.pool_call, session.pool_granted = 0, call
-                self._lost = False
-                self._seat(session)
-                self._remember(session)
-                session.reply(PoolGranted(call, effect.epoch, effect.adopt))
-                self._note(f"{session!r} owns the pool, epoch {effect.epoch}, {'adopted' if effect.adopt else 'fresh'}")
-            case CpuFence():
-                self._seat(session)
-                session.reply(Fence("cpu", effect.epoch))
-            case GpuFence():
-                session.reply(Fence("gpu", effect.epoch))
-                self._note(f"gpu fence of epoch {effect.epoch} has passed")
-            case TimedOut():
-                session.pool_call = 0
-                session.reply(Failed(call, "timeout", f"an earlier owner is still connected: {self.state!r}"))
-            case Refuse():
-                session.pool_call = 0
-                session.reply(Failed(call, effect.code, effect.reason))
-
-    def _seat(self, session: Session) -> None:
-        session.maps = self.has_seat(session)
-        session.epoch = self.state.epoch_of(session.number)
-        session.remember()
-
-    def _remember(self, session: Session | None, fds: list[int] | None = None) -> None:
-        """Put the pool's record (with new descriptors, or those it has); what `session` is told next waits for it."""
-        state = self.state
-        if fds is None:
-            old = self._kept.records.get(KEY)
-            fds = old.fds if old is not None else self._donated
-        record = record_of(state, self.sizes)
-        if session is not None:
-            session.wait_for_keeper()
-        then = session.acknowledge if session is not None else nothing
-        self._kept.put(KEY, msgspec.msgpack.encode(record), fds if record.made else [], then)

@@ -12,17 +12,17 @@ never removed.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import fcntl
 import os
 from pathlib import Path
+
+from holdfast.core.flock import is_at_path, open_lock_file, read_signature, sign, try_flock
 
 FILE_NAME = "writer.lock"
 # flock has no wait that can be cancelled. A load takes seconds: this delay does not show, and costs 50 opens a second.
 POLL_S = 0.02
 # Between open and flock the file can be made anew; twice in a row is no accident, and the next poll tries again.
 TRIES_MAX = 3
-OWNER_BYTES_MAX = 4096
 
 
 class WriterLock:
@@ -50,17 +50,15 @@ class WriterLock:
         """Take it if it is free. Somebody's look at the owner, in this very moment, reads as not free."""
         if self.held:
             return True
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         for _ in range(TRIES_MAX):
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            descriptor = open_lock_file(self.path)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if self._is_at_path(descriptor):
-                    self._sign(descriptor)
+                if not try_flock(descriptor):
+                    return False
+                if is_at_path(descriptor, self.path):
+                    sign(descriptor, f"{self.who}\n".encode())
                     self._descriptor, self._pid = descriptor, os.getpid()
                     return True
-            except BlockingIOError:
-                return False
             finally:
                 if self._descriptor != descriptor:
                     os.close(descriptor)
@@ -88,29 +86,11 @@ class WriterLock:
 
     def is_good(self) -> bool:
         """Held, and the file is still the one others would lock."""
-        return self._descriptor is not None and self._is_at_path(self._descriptor)
+        return self._descriptor is not None and is_at_path(self._descriptor, self.path)
 
     def owner(self) -> str | None:
         """Who has the lock, in words; None: nobody."""
-        try:
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
+        text = read_signature(self.path)
+        if text is None:
             return None
-        try:
-            # A shared lock, for the blink of an eye: two who look do not see each other.
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            text = os.pread(descriptor, OWNER_BYTES_MAX, 0).decode(errors="replace").strip()
-            return text or "somebody who has not signed yet"
-        finally:
-            os.close(descriptor)
-        return None
-
-    def _is_at_path(self, descriptor: int) -> bool:
-        with contextlib.suppress(FileNotFoundError):
-            return os.path.samestat(os.fstat(descriptor), os.stat(self.path))
-        return False
-
-    def _sign(self, descriptor: int) -> None:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{self.who}\n".encode(), 0)
+        return text.decode(errors="replace").strip() or "somebody who has not signed yet"

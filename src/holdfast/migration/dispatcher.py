@@ -1,25 +1,29 @@
 """Puts streams on workers, and puts them on others when those fail: the one place where a stream changes hands.
 
 Every method is synchronous and leaves each flight in exactly one of three places: on a link, held by its set, or
-over. Policy is in `policy`, `holds` and `routing.table`; this shell sends frames and tells consumers.
+over. Policy is in `policy`, `holds`, `groups` and `routing.table`; this shell sends frames and tells consumers.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from holdfast.core.errors import Code
 from holdfast.migration.flight import Flight
-from holdfast.migration.policy import BLAMELESS, Fail, after_failure
+from holdfast.migration.groups import Groups
+from holdfast.migration.policy import BLAMELESS, DEATHS, Fail, after_failure, standing_of
 from holdfast.migration.sets import ModelDirectory, WorkerSet
-from holdfast.routing.table import request_cost
+from holdfast.routing.table import Standing, request_cost
 from holdfast.wire.messages import Cancel, Generate
 
 if TYPE_CHECKING:
     from holdfast.migration.link import WorkerLink
+
+log = logging.getLogger("holdfast.workers")
 
 # Roughly when a queue of full workers has moved on; only a hint to clients.
 RETRY_AFTER_FULL_S = 1.0
@@ -41,6 +45,7 @@ class DispatchStats:
     resumed: dict[str, int] = field(default_factory=dict)  # by the failure's name
     lost: dict[str, int] = field(default_factory=dict)
     pauses_s: list[float] = field(default_factory=list)  # failure to next token; drained by the metrics page
+    takeovers: int = 0  # a standby said that it is active now
 
 
 class Dispatcher:
@@ -51,19 +56,21 @@ class Dispatcher:
         self._settings = settings
         self._clock = clock
         self._numbers = itertools.count(1)
+        self._groups = Groups()
         self.stats = DispatchStats()
 
     # -- from the frontend
 
     def launch(self, flight: Flight) -> None:
         """A new stream: onto a worker, held if its set has none, refused if all are full."""
-        if self._send(flight):
+        # Suspects go first: else a stream of new requests would never leave them a worker to be tried alone on.
+        if not flight.workers.holds.suspects and self._send(flight):
             return
         if flight.workers.table.all_full:
             self._refuse(flight, Code.WORKER_OVERLOADED, "every worker is full", RETRY_AFTER_FULL_S)
             return
         flight.workers = self._directory.current(flight.workers)  # it may have been forgotten since it was picked
-        if not self._hold(flight, resumed=False):
+        if not self._hold(flight):
             why = "no worker is up and too many requests wait already"
             self._refuse(flight, Code.NO_WORKER, why, self._settings.hold_s)
 
@@ -72,14 +79,32 @@ class Dispatcher:
         if flight.ledger.end():
             flight.workers.holds.drop(flight)
             self._leave_link(flight, tell_worker=True)
+            self._fill(flight.workers)  # who was held may have held others up
 
     # -- from the pool
 
     def join(self, link: WorkerLink, workers: WorkerSet) -> None:
-        """A worker is connected; it gets work once its route is made."""
+        """A worker is connected; it gets work once it is active and its judge trusts it."""
         link.workers = workers
         workers.links[link.slot.name] = link
         workers.table.add(link.slot)
+        if link.active:
+            self._lead(link)
+
+    def reroute(self, link: WorkerLink) -> None:
+        """What it, its group or its judge says has changed."""
+        workers = link.workers
+        if workers is None or link.data is None:
+            return
+        routable = link.trusted and not self.objection(link)
+        workers.table.update(link.slot, routable=routable, admit_max=link.admit_max if routable else None)
+        self.workers_changed(workers)
+
+    def objection(self, link: WorkerLink) -> str:
+        """Why a connected worker gets no work whatever its judge says; "" if nothing speaks against it."""
+        if not link.active:
+            return "standing by"
+        return link.reason if link.draining else self._groups.objection(link.claim)
 
     def leave(self, link: WorkerLink) -> None:
         """Its connection is over: its streams go elsewhere."""
@@ -89,14 +114,40 @@ class Dispatcher:
         link.fail_streams(Code.DISCONNECTED, "the worker's connection ended", tell_worker=False)
         workers.table.remove(link.slot)
         del workers.links[link.slot.name]
-        link.workers = None
+        link.workers, link.trusted = None, False
         self.workers_changed(workers)
 
     # -- from the links
 
+    def took_over(self, link: WorkerLink) -> None:
+        """It says that it is active now: what waits is on its way to it when this returns."""
+        self.stats.takeovers += 1
+        if link.workers is None:
+            return  # it is told as active when it joins
+        link.workers.table.forgive(link.slot)
+        self._lead(link)
+        log.info("worker %x is active, epoch %d: %d streams", link.slot.name, link.epoch, len(link.streams))
+
+    def _lead(self, link: WorkerLink) -> None:
+        """Whoever led its group before is over, whether it knows it or not."""
+        if not self._groups.hear(link.claim):
+            log.warning("worker %x is not taken as active: %s", link.slot.name, self.objection(link))
+        group = [*(self._directory.group_of(link) if link.group else []), link]
+        for other in group:  # the new leader last: when it is routable, nobody else is
+            self.reroute(other)
+        for other in group:
+            if other.active and (why := self._groups.objection(other.claim)):
+                other.fail_streams(Code.ENGINE_SHUTDOWN, why, tell_worker=True)
+
     def output_began(self, flight: Flight) -> None:
         """The first output of an attempt has come."""
+        ledger, link = flight.ledger, flight.link
+        if len(ledger.tokens) == ledger.mark or link is None:
+            return  # no token in it: nothing is proved yet
         flight.first_output = False
+        flight.workers.table.settle(link.slot, flight.standing)
+        if flight.standing is Standing.SUSPECT or flight.workers.holds.suspects:
+            self._fill(flight.workers)
         if flight.failed_at_s:
             if len(self.stats.pauses_s) < 65_536:  # bounded if nobody scrapes
                 self.stats.pauses_s.append(self._clock() - flight.failed_at_s)
@@ -117,8 +168,9 @@ class Dispatcher:
             return
         link = flight.link
         self._leave_link(flight, tell_worker=tell_worker, drain=False)
-        ledger.fail_attempt(blameless=code in BLAMELESS)
-        verdict = after_failure(code, message, ledger.barren)
+        ledger.fail_attempt(blameless=code in BLAMELESS, died=code in DEATHS)
+        flight.standing = standing_of(ledger.resumed, ledger.deaths)
+        verdict = after_failure(code, message, ledger.barren, ledger.deaths)
         if isinstance(verdict, Fail):
             self._lose(flight, verdict.code, verdict.message)
             self._fill(flight.workers)
@@ -128,7 +180,7 @@ class Dispatcher:
         self.stats.resumed[code] = self.stats.resumed.get(code, 0) + 1
         flight.failed_at_s = flight.failed_at_s or self._clock()
         if not self._send(flight):
-            self._hold(flight, resumed=True)
+            self._hold(flight)
 
     def workers_changed(self, workers: WorkerSet) -> None:
         """A worker came, went, or has room: give it what waits."""
@@ -149,6 +201,7 @@ class Dispatcher:
             for held in workers.holds.overdue(now_s):
                 waited = f"no worker could take it within {self._settings.hold_s:g} s"
                 self._lose(held.stream, Code.NO_WORKER, waited)
+            self._fill(workers)
         self._directory.forget_empty(now_s, linger_s=self._settings.hold_s)
 
     def remind_waiting(self) -> None:
@@ -161,7 +214,7 @@ class Dispatcher:
 
     def _send(self, flight: Flight) -> bool:
         ledger, workers = flight.ledger, flight.workers
-        slot = workers.table.choose(ledger.tokens)
+        slot = workers.table.choose(ledger.tokens, flight.standing)
         if slot is None:
             return False
         link = workers.links[slot.name]  # a slot is in the table only while its link is in the set
@@ -170,24 +223,25 @@ class Dispatcher:
         flight.stream = next(self._numbers)
         flight.link = link
         flight.first_output = True
-        workers.table.take(slot, flight.cost, ledger.tokens)
+        workers.table.take(slot, flight.cost, ledger.tokens, flight.standing)
         link.streams[flight.stream] = flight
         link.send(Generate(flight.stream, ledger.request()))
         return True
 
     def _fill(self, workers: WorkerSet) -> None:
-        """What waits takes the places that are free."""
-        while workers.table.has_ready and (flight := workers.holds.first()) is not None:
-            workers.holds.drop(flight)
-            self._send(flight)
+        """What waits takes the places that are free; who has no place now holds up those behind it."""
+        while len(workers.holds) and (held := workers.holds.first()) is not None:
+            if not self._send(held.stream):
+                return
+            workers.holds.drop(held.stream)
 
-    def _hold(self, flight: Flight, *, resumed: bool) -> bool:
+    def _hold(self, flight: Flight) -> bool:
         now_s = self._clock()
         count = len(flight.ledger.tokens)
         if flight.hold_mark != count:
             flight.hold_mark = count
             flight.hold_deadline_s = now_s + self._settings.hold_s
-        return flight.workers.holds.hold(flight, now_s, flight.hold_deadline_s, resumed=resumed)
+        return flight.workers.holds.hold(flight, now_s, flight.hold_deadline_s, flight.standing)
 
     def _leave_link(self, flight: Flight, *, tell_worker: bool, drain: bool = True) -> None:
         link = flight.link
@@ -195,6 +249,9 @@ class Dispatcher:
             return
         flight.link = None
         del link.streams[flight.stream]
+        if flight.first_output:
+            flight.first_output = False
+            flight.workers.table.settle(link.slot, flight.standing)
         flight.workers.table.give_back(link.slot, flight.cost)
         if tell_worker:
             link.send(Cancel([flight.stream]))
@@ -202,8 +259,11 @@ class Dispatcher:
             self._fill(flight.workers)
 
     def _move_to_stand_in(self, workers: WorkerSet) -> None:
-        others = self._directory.stand_ins(workers)
-        while others and (flight := workers.holds.first()) is not None:
+        while (held := workers.holds.first()) is not None:
+            flight = held.stream
+            others = self._directory.stand_ins(workers, flight.standing)
+            if not others:
+                return
             workers.holds.drop(flight)
             other = others[0]
             same_prompt = other.card.chat_template == workers.card.chat_template
@@ -211,7 +271,6 @@ class Dispatcher:
                 flight.ledger.exact = False
             flight.workers = other
             self._send(flight)  # a stand-in has a place, or it would not be one
-            others = self._directory.stand_ins(workers)
 
     def _refuse(self, flight: Flight, code: Code, message: str, retry_after_s: float) -> None:
         if flight.ledger.end():

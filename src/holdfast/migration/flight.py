@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from holdfast.core.errors import Code
 from holdfast.core.requests import Output
 from holdfast.migration.ledger import Ledger
+from holdfast.routing.table import Standing
 
 if TYPE_CHECKING:
     from holdfast.migration.link import WorkerLink
@@ -44,6 +45,7 @@ class Flight:
         "hold_mark",
         "ledger",
         "link",
+        "standing",
         "stream",
         "workers",
     )
@@ -56,7 +58,8 @@ class Flight:
         self.stream = 0  # its number on the link, fresh for every attempt
         self.attempt = 0
         self.cost = 0
-        self.first_output = False  # the current attempt has yet to say something
+        self.first_output = False  # the current attempt has yet to make a token
+        self.standing = Standing.FRESH  # as it was placed, or is held
         self.failed_at_s = 0.0  # when the last attempt failed, 0 once the stream moves again
         self.hold_deadline_s = 0.0
         self.hold_mark = -1  # tokens known when that deadline was set: it stands until there are more

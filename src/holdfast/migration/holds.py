@@ -1,6 +1,6 @@
-"""Streams waiting for a worker: resumed ones before new ones, each for a bounded time. Pure; `now` comes in.
+"""Streams waiting for a worker: resumed ones, then suspects, then new ones, each for a bounded time. Pure.
 
-Always true: a resumed stream is never refused a place; new ones are refused beyond `fresh_max`; every held
+Always true: a stream that ran before is never refused a place; new ones are refused beyond `fresh_max`; every held
 stream leaves by being taken, cancelled or overdue.
 """
 
@@ -11,6 +11,8 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from holdfast.routing.table import Standing
+
 Stream = TypeVar("Stream", bound=Hashable)
 
 
@@ -19,7 +21,7 @@ class Held(Generic[Stream]):
     stream: Stream
     since_s: float
     deadline_s: float
-    resumed: bool
+    standing: Standing
 
 
 class HoldQueue(Generic[Stream]):
@@ -27,34 +29,35 @@ class HoldQueue(Generic[Stream]):
 
     def __init__(self, fresh_max: int) -> None:
         self._fresh_max = fresh_max
-        self._resumed: OrderedDict[Stream, Held[Stream]] = OrderedDict()
-        self._fresh: OrderedDict[Stream, Held[Stream]] = OrderedDict()
+        self._queues: tuple[OrderedDict[Stream, Held[Stream]], ...] = tuple(OrderedDict() for _ in Standing)
 
     def __len__(self) -> int:
-        return len(self._resumed) + len(self._fresh)
+        resumed, suspects, fresh = self._queues
+        return len(resumed) + len(suspects) + len(fresh)
 
     def __contains__(self, stream: Stream) -> bool:
-        return stream in self._resumed or stream in self._fresh
+        return any(stream in queue for queue in self._queues)
 
-    def hold(self, stream: Stream, now_s: float, deadline_s: float, *, resumed: bool) -> bool:
+    def hold(self, stream: Stream, now_s: float, deadline_s: float, standing: Standing) -> bool:
         """Keep a stream; False if there is no room for another new one."""
         assert stream not in self, "a stream is held once"
-        if not resumed and len(self._fresh) >= self._fresh_max:
+        queue = self._queues[standing]
+        if standing is Standing.FRESH and len(queue) >= self._fresh_max:
             return False
-        queue = self._resumed if resumed else self._fresh
-        queue[stream] = Held(stream, now_s, deadline_s, resumed)
+        queue[stream] = Held(stream, now_s, deadline_s, standing)
         return True
 
     def drop(self, stream: Stream) -> None:
-        self._resumed.pop(stream, None)
-        self._fresh.pop(stream, None)
+        for queue in self._queues:
+            queue.pop(stream, None)
 
-    def first(self) -> Stream | None:
+    def first(self) -> Held[Stream] | None:
         """Who is next, still held."""
-        for queue in (self._resumed, self._fresh):
-            if queue:
-                return next(iter(queue))
-        return None
+        return next((next(iter(queue.values())) for queue in self._queues if queue), None)
+
+    @property
+    def suspects(self) -> int:
+        return len(self._queues[Standing.SUSPECT])
 
     def overdue(self, now_s: float) -> list[Held[Stream]]:
         """Take out all whose time is up."""
@@ -64,5 +67,5 @@ class HoldQueue(Generic[Stream]):
         return late
 
     def __iter__(self) -> Iterator[Held[Stream]]:
-        yield from list(self._resumed.values())
-        yield from list(self._fresh.values())
+        for queue in self._queues:
+            yield from list(queue.values())

@@ -19,6 +19,7 @@ class Ledger:
     __slots__ = (
         "attempt",
         "barren",
+        "deaths",
         "ended",
         "exact",
         "mark",
@@ -41,6 +42,7 @@ class Ledger:
         self.attempt = 0  # 0: none begun
         self.resumed = 0  # attempts begun after tokens had been shown or an earlier attempt had failed
         self.barren = 0  # attempts in a row that failed without adding a token, the blameless ones left out
+        self.deaths = 0  # attempts in a row whose engine died before they added a token
         self.mark = len(request.tokens)  # length when the current attempt began
         self.exact = True
         self.ended = False
@@ -52,10 +54,12 @@ class Ledger:
         self.mark = len(self.tokens)
         return self.attempt
 
-    def fail_attempt(self, *, blameless: bool = False) -> None:
+    def fail_attempt(self, *, blameless: bool = False, died: bool = False) -> None:
         """The current attempt is over without an end; its later output is void too."""
         if len(self.tokens) > self.mark:
-            self.barren = 0
+            self.barren = self.deaths = 0
+        elif died:
+            self.deaths += 1
         elif not blameless:
             self.barren += 1
         self.resumed += 1

@@ -2,12 +2,14 @@
 
 The hot path is `DataConnection.data_received`: from a received frame to every client's write in one synchronous
 pass (facts 33). A broken connection fails all its streams at once; a judge's verdict moves them while the
-connection stands. Whatever an old attempt still sends finds no entry in `streams` and is dropped.
+connection stands. Whatever an old attempt still sends finds no entry in `streams` and is dropped. A standby's `Active`
+is as hot: from its frame to the held requests it is sent there is no task and no timer.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, cast
 
 import msgspec
@@ -15,10 +17,12 @@ import msgspec
 from holdfast.core.errors import Code
 from holdfast.discovery.registry import Instance
 from holdfast.migration.flight import Consumer, Flight
+from holdfast.migration.groups import Claim
 from holdfast.routing.table import Slot
 from holdfast.wire.frames import FrameError, FrameSplitter
 from holdfast.wire.messages import (
     VERSION,
+    Active,
     ArtefactPart,
     Beat,
     Closed,
@@ -47,6 +51,8 @@ class LinkEvents(Protocol):
 
     def attempt_failed(self, flight: Flight, code: str, message: str, *, tell_worker: bool = False) -> None: ...
 
+    def took_over(self, link: WorkerLink) -> None: ...
+
 
 class WorkerLink:
     """A worker and the streams that run on it."""
@@ -61,6 +67,12 @@ class WorkerLink:
         self.data: DataConnection | None = None
         self.withdrawn = False  # its key is gone from the store
         self.draining = False
+        self.active = False  # by its own word: it takes work; False: it stands by
+        self.epoch = 0
+        self.group = ""
+        self.trusted = False  # the judge's word, as last told: it may get work,
+        self.admit_max: int | None = None  # and at most so many streams
+        self.on_word: Callable[[], None] = lambda: None  # told of a sign of life that cannot wait for the next tick
         self.heard = False  # something came on the data connection since the last tick
         self.reason = "connecting"
 
@@ -68,6 +80,15 @@ class WorkerLink:
         """Queue a message; a connection that cannot take it is broken."""
         if self.data is not None:
             self.data.send(message)
+
+    @property
+    def claim(self) -> Claim:
+        return Claim(self.instance.key.namespace, self.group, self.epoch, self.slot.name)
+
+    def greeted(self, welcome: Welcome) -> None:
+        """What it says of itself on a new connection; whatever was said on the old one is void."""
+        self.active, self.epoch, self.group = welcome.active, welcome.epoch, welcome.group
+        self.draining = False
 
     def check(self, welcome: Welcome) -> None:
         """The process behind an address must be the one the store spoke of."""
@@ -175,6 +196,12 @@ class DataConnection(_Framed):
             why = f"worker {link.slot.name:x}: {self.lost.result()}"
             link.fail_streams(Code.DISCONNECTED, why, tell_worker=False)
 
+    def _first(self, message: object) -> None:
+        fresh = not self.welcomed.done()
+        super()._first(message)
+        if fresh and isinstance(message, Welcome):
+            self._link.greeted(message)  # at once: an Active or Draining may stand in the same batch
+
     def data_received(self, data: bytes) -> None:
         link = self._link
         link.heard = True
@@ -228,6 +255,11 @@ class DataConnection(_Framed):
             link.draining = True
             link.reason = f"draining: {message.reason}"
             link.stop_routing()
+        elif isinstance(message, Active):
+            link.active, link.epoch, link.draining = True, message.epoch, False
+            link.reason = "serving"
+            link.on_word()
+            link.events.took_over(link)
         elif isinstance(message, ArtefactPart):
             parts = self.artefacts.get(message.sha256)
             if parts is not None:

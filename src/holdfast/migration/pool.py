@@ -1,7 +1,8 @@
 """All workers a frontend knows: from what discovery tells to connected, judged, routable links.
 
 Always true: a worker leaves only when its own connection is down *and* its key is gone from the store; a key's
-disappearance alone means nothing; a worker gets work only once its card's text side is ready.
+disappearance alone means nothing; a worker gets work only once its card's text side is ready. A standby is connected,
+judged and joined to its set like any other, so that nothing but its own word is missing when it takes over.
 """
 
 from __future__ import annotations
@@ -59,6 +60,11 @@ class WorkerPool:
         self.watched: dict[WorkerLink, Watch] = {}
         self.verdicts: dict[str, int] = {}  # changes of verdict, by the new one
         self.on_models_changed: Callable[[], None] = lambda: None
+
+    @property
+    def standbys(self) -> list[WorkerLink]:
+        """Connected and ready, and not active by their own word."""
+        return [link for link in self.watched if link.workers is not None and not link.active]
 
     def start(self) -> None:
         self._timer = self._loop.call_later(TICK_S, self._tick)
@@ -152,7 +158,7 @@ class WorkerPool:
             await self._network.connect(parse_address(link.instance.record.address), lambda: data, CONNECT_TIMEOUT_S)
             welcome = await data.welcome(CONNECT_TIMEOUT_S)
             link.check(welcome)
-            link.data, link.welcome, link.draining = data, welcome, False
+            link.data, link.welcome = data, welcome
             workers = self._directory.set_for(link.instance.key.namespace, link.instance.card)
             workers.sessions += 1
             await self._ready_text(link, workers, data)
@@ -181,11 +187,13 @@ class WorkerPool:
         if older is not None:  # the same worker, by what its record said before
             self._retire(older)
         link.slot.capacity = link.welcome.concurrency + link.welcome.queue
-        link.reason = "serving"
         self._dispatcher.join(link, workers)
         self._update_route(watch)
         self.on_models_changed()
-        log.info("worker %x serves %s (%s)", link.slot.name, workers.card.name, workers.namespace)
+        objection = self._dispatcher.objection(link)
+        link.reason = objection or "serving"
+        state = f"does not serve yet: {objection}" if objection else "serves"
+        log.info("worker %x of %s (%s) %s", link.slot.name, workers.card.name, workers.namespace, state)
 
     def _retire(self, link: WorkerLink) -> None:
         data, link.data = link.data, None
@@ -233,10 +241,5 @@ class WorkerPool:
         log.info("worker %s: %s -> %s: %s", watch.judge.name, judged.before, judged.after, judged.reason)
 
     def _update_route(self, watch: Watch) -> None:
-        link, judge = watch.link, watch.judge
-        workers = link.workers
-        if workers is None or link.data is None:
-            return
-        routable = judge.routable and not link.draining
-        workers.table.update(link.slot, routable=routable, admit_max=judge.admit_max if routable else None)
-        self._dispatcher.workers_changed(workers)
+        watch.link.trusted, watch.link.admit_max = watch.judge.routable, watch.judge.admit_max
+        self._dispatcher.reroute(watch.link)

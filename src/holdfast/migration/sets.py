@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from holdfast.discovery.card import ModelCard
 from holdfast.migration.flight import Flight
 from holdfast.migration.holds import HoldQueue
-from holdfast.routing.table import RouteTable
+from holdfast.routing.table import RouteTable, Standing
 
 if TYPE_CHECKING:
     from holdfast.migration.link import WorkerLink
@@ -98,8 +98,22 @@ class ModelDirectory:
             return max(sets, key=lambda workers: workers.empty_since_s)
         return self._rng.choices(sets, weights)[0]
 
-    def stand_ins(self, workers: WorkerSet) -> list[WorkerSet]:
-        return [other for other in self.sets.values() if other.can_stand_in_for(workers) and other.table.has_ready]
+    def stand_ins(self, workers: WorkerSet, standing: Standing) -> list[WorkerSet]:
+        """Sets with a place for a stream of `workers` that nobody of their own waits for."""
+        return [
+            other
+            for other in self.sets.values()
+            if other.can_stand_in_for(workers)
+            and not (standing is Standing.FRESH and other.holds.suspects)
+            and other.table.has_place(standing)
+        ]
+
+    def group_of(self, link: WorkerLink) -> list[WorkerLink]:
+        """The connected workers of a link's group, without itself."""
+        namespace = link.instance.key.namespace
+        sets = [workers for workers in self.sets.values() if workers.namespace == namespace]
+        links = [other for workers in sets for other in workers.links.values()]
+        return [other for other in links if other is not link and other.group == link.group]
 
     def forget_empty(self, now_s: float, linger_s: float) -> None:
         """Drop sets that have had no worker at all for `linger_s` and hold nothing."""

@@ -36,6 +36,7 @@ class Watch:
         self._loop = asyncio.get_running_loop()
         self._beat: BeatConnection | None = None
         self._probing = False
+        link.on_word = self._hear
 
     async def open_beats(self) -> None:
         """Connect to the worker's beat thread; OSError or TimeoutError if it does not answer."""
@@ -71,6 +72,10 @@ class Watch:
             self._beat = None
         self._probing = False
         self.judge = Judge(self.judge.name)
+
+    def _hear(self) -> None:
+        """A sign of life on the data connection that is told at once: one that was doubted gets work in this moment."""
+        self._perform(self.judge.on_traffic(self._loop.time()))
 
     def tick(self, now_s: float) -> None:
         """The observer's own tick."""

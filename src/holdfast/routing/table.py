@@ -4,8 +4,11 @@ Theory. Two random choices keep load even without a scan; outstanding tokens (pr
 requests by their work, not their number; a matched prefix is work saved, so it counts as credit. A request costs
 O(1) in the number of workers: ready workers stand in a list with swap-removal, set-aside ones in a heap by time.
 
-Always true: `choose` only returns a worker that is routable, not full and not set aside. Pure; `now` and
-randomness come in.
+A request that may be what kills engines (a *suspect*) is tried alone: on a worker where all others have made a token
+since they came, and which takes nothing else until the suspect has made one too. Then a death says who it was.
+
+Always true: `choose` only returns a worker that is routable, not full, not set aside and not on trial. Pure; `now`
+and randomness come in.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import OrderedDict
+from enum import IntEnum
 
 # What a request is taken to cost beyond its prompt when it may generate a lot: most end earlier.
 OUTPUT_TOKENS_ASSUMED_MAX = 512
@@ -23,6 +27,14 @@ PREFIX_ENTRIES_MAX = 65_536
 # A worker that failed a request waits this long for the next one, doubling while it goes on failing.
 ASIDE_S_MIN = 0.5
 ASIDE_S_MAX = 8.0
+
+
+class Standing(IntEnum):
+    """What a request is to whoever places it; those that wait are served in this order."""
+
+    RESUMED = 0  # it ran before: its client is watching
+    SUSPECT = 1  # engines died under it before it made a token: it is tried alone
+    FRESH = 2  # it never ran
 
 
 class Slot:
@@ -38,6 +50,8 @@ class Slot:
         "outstanding",
         "place",
         "routable",
+        "trial",
+        "unproven",
     )
 
     def __init__(self, name: int, capacity: int) -> None:
@@ -47,6 +61,8 @@ class Slot:
         self.inflight = 0
         self.outstanding = 0
         self.routable = False
+        self.unproven = 0  # requests that have yet to make their first token here
+        self.trial = False  # one of those is a suspect
         self.aside_until_s = 0.0
         self.aside_s = 0.0
         self.place = -1  # index in the ready list, -1: not in it
@@ -101,6 +117,11 @@ class RouteTable:
         heapq.heappush(self._aside, (slot.aside_until_s, slot.name))
         self._place(slot)
 
+    def forgive(self, slot: Slot) -> None:
+        """It begins anew (it leads again): it takes work at once, whatever it failed before."""
+        slot.aside_until_s = slot.aside_s = 0.0
+        self._place(slot)
+
     def praise(self, slot: Slot) -> None:
         """It finished a request: its failures are forgotten."""
         slot.aside_s = 0.0
@@ -118,7 +139,7 @@ class RouteTable:
         return returned
 
     def _place(self, slot: Slot) -> None:
-        ready = slot.routable and slot.aside_until_s == 0.0 and not slot.full
+        ready = slot.routable and slot.aside_until_s == 0.0 and not slot.full and not slot.trial
         if ready and slot.place < 0:
             slot.place = len(self._ready)
             self._ready.append(slot)
@@ -147,8 +168,17 @@ class RouteTable:
 
     # -- requests
 
-    def choose(self, tokens: list[int]) -> Slot | None:
+    def has_place(self, standing: Standing) -> bool:
+        """Whether `choose` would find one."""
+        return bool(self._trial_places() if standing is Standing.SUSPECT else self._ready)
+
+    def _trial_places(self) -> list[Slot]:
+        return [slot for slot in self._ready if slot.unproven == 0]  # a scan: suspects are few and rare
+
+    def choose(self, tokens: list[int], standing: Standing = Standing.FRESH) -> Slot | None:
         """The worker for a request with these tokens, or None if none can take it now."""
+        if standing is Standing.SUSPECT:
+            return min(self._trial_places(), key=_load, default=None)
         ready = self._ready
         count = len(ready)
         if count == 0:
@@ -165,13 +195,25 @@ class RouteTable:
             return affine
         return best
 
-    def take(self, slot: Slot, cost: int, tokens: list[int]) -> None:
+    def take(self, slot: Slot, cost: int, tokens: list[int], standing: Standing = Standing.FRESH) -> None:
         """The request goes to `slot`."""
         slot.inflight += 1
+        slot.unproven += 1
+        if standing is Standing.SUSPECT:
+            assert slot.unproven == 1, slot
+            slot.trial = True
         slot.outstanding += cost
         self._place(slot)
         if len(tokens) >= PREFIX_BLOCK_TOKENS:
             self._remember(tokens, slot.name)
+
+    def settle(self, slot: Slot, standing: Standing) -> None:
+        """The request made its first token on `slot`, or leaves without one: once for every `take`."""
+        slot.unproven -= 1
+        assert slot.unproven >= 0, slot
+        if standing is Standing.SUSPECT:
+            slot.trial = False
+            self._place(slot)
 
     def give_back(self, slot: Slot, cost: int) -> None:
         """The request is over on `slot`."""

@@ -36,6 +36,17 @@ class _Answer(asyncio.Protocol):
 
 async def ask(address: Address, network: Network, bound_s: float, path: str = "/health") -> dict[str, Any] | None:
     """The facts shown at `path`, or None if there was no such answer in time."""
+    answer = await _get(address, network, bound_s, path)
+    return None if answer is None else _facts(answer)
+
+
+async def ask_status(address: Address, network: Network, bound_s: float, path: str) -> int | None:
+    """The status code at `path`, or None if no answer came in time."""
+    words = (await _get(address, network, bound_s, path) or b"").partition(b"\r\n")[0].split()
+    return int(words[1]) if len(words) > 1 and words[0].startswith(b"HTTP/") and words[1].isdigit() else None
+
+
+async def _get(address: Address, network: Network, bound_s: float, path: str) -> bytes | None:
     host = f"{address.host}:{address.port}" if isinstance(address, TcpAddress) else "localhost"
     request = f"GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n"
     transport: asyncio.Transport | None = None
@@ -50,7 +61,7 @@ async def ask(address: Address, network: Network, bound_s: float, path: str = "/
     finally:
         if transport is not None:
             transport.abort()
-    return _facts(bytes(answer.received))
+    return bytes(answer.received)
 
 
 def _facts(answer: bytes) -> dict[str, Any] | None:

@@ -14,14 +14,21 @@ import signal
 import sys
 
 from holdfast.core.procfs import read_process
+from holdfast.supervise.groups import kill_group, leads_session
 
 
 def main(argv: list[str]) -> int:
     owner = _hold(int(argv[0]))
-    held = [pidfd for text in argv[1:] if (pidfd := _hold(*map(int, text.split(":")))) is not None]
+    marks = [tuple(map(int, text.split(":"))) for text in argv[1:]]
+    held = [(pid, pidfd) for pid, ticks in marks if (pidfd := _hold(pid, ticks)) is not None]
+    leaders = [pid for pid, _ in held if leads_session(pid)]
     if owner is not None:
         select.select([owner], [], [])  # unbounded on purpose: the owner lives as long as it likes
-    for pidfd in held:
+    for pid, pidfd in held:
+        if select.select([pidfd], [], [], 0)[0]:
+            continue  # it ended before, and its supervisor saw to what it left
+        if pid in leaders:
+            kill_group(pid)
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     return 0

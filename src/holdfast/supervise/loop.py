@@ -1,10 +1,11 @@
 """The supervisor: starts jobs in order, hears at once when one ends, starts it again, adopts and replaces, stops all.
 
-Every decision about one process is `machine.step`; here its effects are carried out, synchronously, in one place.
+Every decision about one process is `machine.step`; here its effects are carried out, synchronously, in one place. Who
+watches whether a process is well (`watching`) condemns it here; it is then killed, and comes back like one that died.
 
 Always true: at most one process per job; what a process was started with is on disk before it starts, and who it is
 right after, so the next supervisor finds it whenever this one is killed; frontends leave before the workers they talk
-to, and the store leaves last, so that no stream breaks for want of a peer.
+to, those before their memory, and the store leaves last, so that no stream breaks for want of a peer.
 """
 
 from __future__ import annotations
@@ -12,12 +13,17 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from holdfast.supervise import machine
-from holdfast.supervise.machine import Life, Phase
+import msgspec
+
+from holdfast.core.procfs import read_process
+from holdfast.supervise import life, machine
+from holdfast.supervise.jobs import START_ORDER, STOP_ORDER, Job, Slot
+from holdfast.supervise.life import Phase
+from holdfast.supervise.machine import KERNEL_S
+from holdfast.supervise.probes import Asked
 from holdfast.supervise.processes import Process, Processes, exit_words
 from holdfast.supervise.records import (
     Record,
@@ -35,35 +41,11 @@ from holdfast.supervise.records import (
 # Records are files: while something starts they are looked at this often. Adds at most this much to "ready" on the
 # screen, and nothing to the process's own readiness.
 READY_POLL_S = 0.05
-STORE_WAIT_S = 10.0  # workers start without a store too; waiting for it only spares their log a warning
-KERNEL_S = 5.0  # from SIGKILL to the end: the kernel tears down memory first (facts 4c)
+# For those whom the others need. Workers start without a store too, and wait for their vault themselves: waiting here
+# only spares their logs a warning and, with a vault, an engine's first seconds.
+PEERS_WAIT_S = 10.0
+REPLACEABLE = (Phase.STARTING, Phase.READY, Phase.BACKING_OFF, Phase.CRASH_LOOP)
 REPLACE_WAIT_S = 30.0  # for one replaced process to be ready before the next is taken down
-
-START_ORDER = (("store",), ("worker", "frontend"))
-STOP_ORDER = (("frontend",), ("worker",), ("store",))
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One process that should run."""
-
-    name: str
-    role: str
-    settings: bytes = b""  # what it is started with; two jobs with equal settings are the same
-    stop_bound_s: float = 5.0  # SIGTERM to SIGKILL
-
-
-@dataclass(slots=True)
-class Slot:
-    """A job, its life, and its process while there is one."""
-
-    job: Job
-    life: Life = field(default_factory=Life)
-    process: Process | None = None
-    timer: asyncio.TimerHandle | None = None
-
-    def __repr__(self) -> str:
-        return f"<{self.job.name} {self.life}, pid {self.life.pid}>"
 
 
 class Supervisor:
@@ -81,7 +63,7 @@ class Supervisor:
         self._processes = processes
         self._command = command
         self._tell = tell
-        self.slots = {job.name: Slot(job) for job in jobs}
+        self.slots = {job.name: Slot.of(job) for job in jobs}
         self.adopted: list[Record] = []
         self._changed = asyncio.Event()
         self._polling: asyncio.TimerHandle | None = None
@@ -94,16 +76,16 @@ class Supervisor:
         for roles in START_ORDER:
             for slot in self._of(roles):
                 if slot.life.phase is Phase.IDLE:
-                    self._step(slot, machine.Start())
-            if "store" in roles:
-                await self.wait(lambda: not self._are("store", Phase.STARTING), STORE_WAIT_S)
+                    self._step(slot, life.Start())
+            if roles != START_ORDER[-1]:
+                await self.wait(partial(self._are_past_starting, roles), PEERS_WAIT_S)
         for slot in outdated:
             await self._replace(slot)
 
     def adopt_everything(self) -> None:
         """Take over every live process of this state directory, hand-started ones too: to stop them."""
         for record in read_records(self._state_dir):
-            slot = self.slots.setdefault(record.name, Slot(Job(record.name, record.role)))
+            slot = self.slots.setdefault(record.name, Slot.of(Job(record.name, record.role)))
             if not self._adopt_one(slot, record):
                 self.slots.pop(record.name)
                 forget(self._state_dir, record.name)
@@ -127,12 +109,12 @@ class Supervisor:
             return False
         self.adopted.append(record)
         self._hold(slot, process)
-        self._step(slot, machine.Adopted(record.pid, record.state == "ready"))
+        self._step(slot, life.Adopted(record.pid, record.state == "ready"))
         return True
 
     def _drop_surplus(self, record: Record, supervised: bool) -> None:
         """Stop what an earlier `up` wanted and this one does not; a process started by hand is its starter's."""
-        slot = Slot(Job(record.name, record.role))
+        slot = Slot.of(Job(record.name, record.role))
         if not supervised:
             if record.alive:
                 self._tell(f"{record.name} was started by hand, pid {record.pid}; left alone")
@@ -141,12 +123,12 @@ class Supervisor:
             forget(self._state_dir, record.name)
             return
         self.slots[record.name] = slot
-        self._step(slot, machine.Stop(slot.job.stop_bound_s))
+        self._step(slot, life.Stop(slot.job.stop_bound_s))
 
     async def _replace(self, slot: Slot) -> None:
         """One after the other, each ready before the next leaves (facts 21)."""
-        if slot.life.phase in (Phase.STARTING, Phase.READY, Phase.BACKING_OFF):
-            self._step(slot, machine.Replace(slot.job.stop_bound_s))
+        if slot.life.phase in REPLACEABLE:
+            self._step(slot, life.Replace(slot.job.stop_bound_s))
         await self.wait(lambda: slot.life.phase in (Phase.READY, Phase.OVER), REPLACE_WAIT_S)
 
     # -- waiting
@@ -171,14 +153,26 @@ class Supervisor:
         """Stop everything, peers last. Bounded by the sum of the stages' bounds."""
         for roles in STOP_ORDER:
             for slot in self._of(roles):
-                self._step(slot, machine.Stop(slot.job.stop_bound_s))
+                self._step(slot, life.Stop(slot.job.stop_bound_s))
             bound_s = max((slot.job.stop_bound_s for slot in self._of(roles)), default=0.0) + KERNEL_S
             await self.wait(partial(self._are_over, roles), bound_s)
 
     def kill(self) -> None:
         """Stop everything now."""
         for slot in self.slots.values():
-            self._step(slot, machine.KillNow())
+            self._step(slot, life.KillNow())
+
+    # -- condemning
+
+    def condemn(self, slot: Slot, pid: int, why: str) -> None:
+        """Kill and replace a process that is not well, if it is still the one that was judged."""
+        if slot.life.pid == pid and slot.life.phase in (Phase.STARTING, Phase.READY):
+            self._step(slot, life.Condemned(why))
+
+    def status_address(self, slot: Slot) -> str:
+        """Where its present process shows its status; "" if it does not."""
+        record = read_record(self._state_dir, slot.job.name)
+        return record.status if record is not None and record.pid == slot.life.pid else ""
 
     # -- one step
 
@@ -186,19 +180,19 @@ class Supervisor:
         known = {role for group in STOP_ORDER for role in group}
         return [s for s in self.slots.values() if (s.job.role if s.job.role in known else "worker") in roles]
 
-    def _are(self, role: str, phase: Phase) -> bool:
-        return any(slot.life.phase is phase for slot in self._of((role,)))
+    def _are_past_starting(self, roles: Sequence[str]) -> bool:
+        return all(slot.life.phase is not Phase.STARTING for slot in self._of(roles))
 
     def _are_over(self, roles: Sequence[str]) -> bool:
         return all(slot.life.phase is Phase.OVER for slot in self._of(roles))
 
-    def _step(self, slot: Slot, event: machine.Event) -> None:
+    def _step(self, slot: Slot, event: life.Event) -> None:
         loop = asyncio.get_running_loop()
         slot.life, effects = machine.step(slot.life, event, loop.time())
         if slot.timer is not None:
             slot.timer.cancel()
         deadline_s = slot.life.deadline_s
-        slot.timer = loop.call_at(deadline_s, self._step, slot, machine.Tick()) if deadline_s is not None else None
+        slot.timer = loop.call_at(deadline_s, self._step, slot, life.Tick()) if deadline_s is not None else None
         for effect in effects:
             self._perform(slot, effect)
         self._write_down(slot)
@@ -207,16 +201,17 @@ class Supervisor:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _perform(self, slot: Slot, effect: machine.Effect) -> None:
+    def _perform(self, slot: Slot, effect: life.Effect) -> None:
         match effect:
-            case machine.Spawn():
+            case life.Spawn():
                 self._spawn(slot)
-            case machine.Terminate():
+            case life.Terminate():
                 self._signal(slot, signal.SIGTERM)
                 self._signal(slot, signal.SIGCONT)  # a stopped process hears SIGTERM only once it runs again
-            case machine.Kill():
-                self._signal(slot, signal.SIGKILL)
-            case machine.Tell(text):
+            case life.Kill():
+                if slot.process is not None:
+                    slot.process.kill()
+            case life.Tell(text):
                 self._tell(f"{slot.job.name} {text}")
 
     def _signal(self, slot: Slot, number: int) -> None:
@@ -231,15 +226,18 @@ class Supervisor:
             process = self._processes.spawn(job.name, self._command(job, path))
         except OSError as error:
             why = f"could not be started: {error}"
-            asyncio.get_running_loop().call_soon(self._step, slot, machine.Exited(why))
+            asyncio.get_running_loop().call_soon(self._step, slot, life.Exited(why))
             return
         self._hold(slot, process)
-        record = Record.of_process(process.pid, job.name, job.role, state="starting")
+        failures = slot.life.failures
+        note = f"failed {failures} times in a row before" if failures >= machine.CRASH_LOOP_FAILURES else ""
+        record = Record.of_process(process.pid, job.name, job.role, state="starting", note=note, failures=failures)
         write_first_record(self._state_dir, record)
-        self._step(slot, machine.Spawned(process.pid))
+        self._step(slot, life.Spawned(process.pid))
 
     def _hold(self, slot: Slot, process: Process) -> None:
         slot.process = process
+        slot.asked = Asked()
         process.on_exit(lambda status: self._gone(slot, process, status))
 
     def _gone(self, slot: Slot, process: Process, status: int | None) -> None:
@@ -247,15 +245,26 @@ class Supervisor:
         slot.process = None
         remove_record(self._state_dir, slot.job.name, process.pid)
         last_line = self._processes.last_line(slot.job.name) if status else ""
-        self._step(slot, machine.Exited(exit_words(status, last_line)))
+        self._step(slot, life.Exited(exit_words(status, last_line), clean=status == 0))
 
     def _write_down(self, slot: Slot) -> None:
-        """What no process can say of itself: that it is gone for good, or why it waits to be started again."""
-        job, life = slot.job, slot.life
-        if life.phase is Phase.OVER:
+        """What no process can say of itself: that it is gone for good, why it waits, or that it does not end."""
+        job, now = slot.job, slot.life
+        if now.phase is Phase.OVER:
             forget(self._state_dir, job.name)
-        elif life.phase is Phase.BACKING_OFF:
-            write_record(self._state_dir, Record(job.name, job.role, 0, 0, state=str(life.phase), note=life.note))
+        elif now.phase in (Phase.BACKING_OFF, Phase.CRASH_LOOP):
+            retry_s = now.deadline_s or 0.0
+            waits = Record(job.name, job.role, 0, 0, "", "", "", str(now.phase), now.note, now.failures, retry_s)
+            write_record(self._state_dir, waits)
+        elif now.phase is Phase.UNKILLABLE:
+            self._write_unkillable(slot)
+
+    def _write_unkillable(self, slot: Slot) -> None:
+        stat, found = read_process(slot.life.pid), read_record(self._state_dir, slot.job.name)
+        if stat is None or found is None or found.pid != slot.life.pid:
+            return  # it has just ended, or says nothing of itself; its end is an event of the loop
+        note = f"{slot.life.note} (state {stat.state})"
+        write_record(self._state_dir, msgspec.structs.replace(found, state=str(slot.life.phase), note=note))
 
     # -- readiness
 
@@ -270,6 +279,6 @@ class Supervisor:
                 continue
             record = read_record(self._state_dir, slot.job.name)
             if record is not None and record.pid == slot.life.pid and record.state == "ready":
-                self._step(slot, machine.BecameReady())
+                self._step(slot, life.BecameReady())
             else:
                 self._poll_soon()

@@ -1,140 +1,50 @@
 """One supervised process's life, as a table: what it is, what happens to it, what to do about it.
 
 Theory: a process that should run is started; when it ends without having been asked to, it is started again, at once
-the first time and then after pauses that double, so that a crash loop costs little and still heals by itself. A life
-of `steady_s` is proof enough to forget earlier failures. A process that is asked to leave gets SIGTERM and a bound,
-then SIGKILL. No I/O and no clock here: `now_s` comes in, effects go out, and `Life.deadline_s` says when to tick.
+the first time and then after pauses that double, so that a crash loop costs little and still heals by itself; after
+`CRASH_LOOP_FAILURES` in a row it is called one. Who was ready for longer than it took to get there, and for `STEADY_S`,
+has paid for its start: earlier failures are forgotten. A
+process that is asked to leave gets SIGTERM and a bound, then SIGKILL; one that is not ready in time, or is condemned
+by those who watch it, gets SIGKILL at once and comes back like one that died. No I/O and no clock here: `now_s` comes
+in, effects go out, and `Life.deadline_s` says when to tick.
 
-Always true: an event that has no entry in the table is our own bug and changes nothing; at most one process per life.
+Always true: an event that has no entry in the table is our own bug and changes nothing; at most one process per life,
+and none is started beside one that was killed and has not ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from typing import Any
+
+from holdfast.supervise.life import (
+    Adopted,
+    BecameReady,
+    Condemned,
+    Event,
+    Exited,
+    Kill,
+    KillNow,
+    Life,
+    Outcome,
+    Phase,
+    Replace,
+    Restart,
+    Spawn,
+    Spawned,
+    Start,
+    Stop,
+    Tell,
+    Terminate,
+    Tick,
+)
 
 FIRST_PAUSE_S = 0.1  # after the second failure in a row; the first restart is immediate
 PAUSE_S_MAX = 10.0  # a mended cause is noticed within this
-STEADY_S = 30.0  # a life this long forgets the failures before it
-
-
-class Phase(StrEnum):
-    """Where a process is."""
-
-    IDLE = "waiting"
-    STARTING = "starting"
-    READY = "ready"
-    BACKING_OFF = "backing off"
-    STOPPING = "stopping"
-    OVER = "over"
-
-
-@dataclass(frozen=True, slots=True)
-class Life:
-    """All that is remembered of one supervised process."""
-
-    phase: Phase = Phase.IDLE
-    pid: int = 0
-    started_s: float = 0.0
-    deadline_s: float | None = None  # when to send `Tick`
-    failures: int = 0  # lives in a row that ended unasked before `STEADY_S`
-    was_ready: bool = False  # ever
-    wanted: bool = True  # False once it was asked to leave for good
-    note: str = ""  # why it is backing off
-
-    def __str__(self) -> str:
-        return f"{self.phase} ({self.note})" if self.note else str(self.phase)
-
-
-# -- what happens
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """It should run."""
-
-
-@dataclass(frozen=True, slots=True)
-class Adopted:
-    """It runs already, started by an earlier supervisor."""
-
-    pid: int
-    ready: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Spawned:
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class BecameReady:
-    """It wrote its record."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exited:
-    """The process is gone; `how` reads after "it died": `SIGKILL`, `exited with 1: the last line it logged`."""
-
-    how: str
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Leave for good, within `bound_s`."""
-
-    bound_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Replace:
-    """Leave within `bound_s` and start again with the settings written down now."""
-
-    bound_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class KillNow:
-    """Nobody waits any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """`Life.deadline_s` has come."""
-
-
-Event = Start | Adopted | Spawned | BecameReady | Exited | Stop | Replace | KillNow | Tick
-
-
-# -- what to do about it
-
-
-@dataclass(frozen=True, slots=True)
-class Spawn:
-    """Start the process; answer with `Spawned` or, if that fails, `Exited`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Terminate:
-    """SIGTERM."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """SIGKILL."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """A line for people; it reads after the process's name."""
-
-    text: str
-
-
-Effect = Spawn | Terminate | Kill | Tell
-Outcome = tuple[Life, tuple[Effect, ...]]
+STEADY_S = 2.0  # at least; a loop of shorter lives than this is one, however quick the start
+CRASH_LOOP_FAILURES = 5  # in a row; two or three happen while peers come up, so fewer would cry wolf
+KERNEL_S = 5.0  # from SIGKILL to the end: the kernel tears down memory first (facts 4c)
 
 
 def step(life: Life, event: Event, now_s: float) -> Outcome:
@@ -150,16 +60,29 @@ def pause_s(failures: int) -> float:
     return 0.0 if failures == 0 else min(PAUSE_S_MAX, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 16))
 
 
+def _due(life: Life, now_s: float) -> bool:
+    return life.deadline_s is not None and now_s >= life.deadline_s
+
+
+def _start_bound(life: Life, now_s: float) -> float | None:
+    startup_s = life.policy.startup_s
+    return None if startup_s is None else now_s + startup_s
+
+
 # -- transitions, named by where they go
 
 
 def _become_starting(life: Life, _event: Event, now_s: float) -> Outcome:
-    return replace(life, phase=Phase.STARTING, pid=0, started_s=now_s, deadline_s=None), (Spawn(),)
+    bound_s = _start_bound(life, now_s)
+    return replace(life, phase=Phase.STARTING, pid=0, started_s=now_s, ready_s=None, deadline_s=bound_s), (Spawn(),)
 
 
 def _become_adopted(life: Life, event: Adopted, now_s: float) -> Outcome:
     phase = Phase.READY if event.ready else Phase.STARTING
-    adopted = replace(life, phase=phase, pid=event.pid, started_s=now_s, was_ready=event.ready)
+    ready_s, bound_s = (now_s, None) if event.ready else (None, _start_bound(life, now_s))
+    adopted = replace(
+        life, phase=phase, pid=event.pid, started_s=now_s, was_ready=event.ready, ready_s=ready_s, deadline_s=bound_s
+    )
     return adopted, (Tell(f"adopted, pid {event.pid}"),)
 
 
@@ -169,20 +92,51 @@ def _spawned(life: Life, event: Spawned, _now_s: float) -> Outcome:
 
 def _become_ready(life: Life, _event: Event, now_s: float) -> Outcome:
     told = f"{'is back as' if life.was_ready else 'is ready,'} pid {life.pid}, after {now_s - life.started_s:.2f} s"
-    return replace(life, phase=Phase.READY, was_ready=True, note=""), (Tell(told),)
+    ready = replace(life, phase=Phase.READY, was_ready=True, ready_s=now_s, deadline_s=None, note="")
+    return ready, (Tell(told),)
+
+
+def _become_late(life: Life, _event: Event, now_s: float) -> Outcome:
+    """The startup probe: it was not ready in time."""
+    if not _due(life, now_s):
+        return life, ()
+    return _become_condemned(life, Condemned(f"was not ready within {life.policy.startup_s:g} s"), now_s)
+
+
+def _become_condemned(life: Life, event: Condemned, now_s: float) -> Outcome:
+    condemned = replace(life, phase=Phase.KILLED, deadline_s=now_s + KERNEL_S, note=event.why)
+    return condemned, (Tell(f"{event.why}; killing pid {life.pid}"), Kill())
+
+
+def _become_unkillable(life: Life, _event: Event, now_s: float) -> Outcome:
+    """SIGKILL cannot be refused, only delayed by the kernel: there is nothing more to be done than to say so."""
+    if not _due(life, now_s):
+        return life, ()
+    told = f"failover impossible here: pid {life.pid} does not end after SIGKILL"
+    return replace(life, phase=Phase.UNKILLABLE, deadline_s=None, note=told), (Tell(told),)
 
 
 def _become_fallen(life: Life, event: Exited, now_s: float) -> Outcome:
-    """It ended unasked: start it again, now or after a pause."""
-    failures = 0 if now_s - life.started_s >= STEADY_S else life.failures
-    wait_s = pause_s(failures)
+    """It ended unasked: start it again, now or after a pause, unless that was not promised."""
+    how = f"killed: it {life.note}" if life.phase is Phase.KILLED and life.note else event.how
+    if not life.wanted:
+        return _become_left(life, event, now_s)
+    if life.policy.restart == Restart.NEVER or (life.policy.restart == Restart.ON_FAILURE and event.clean):
+        over, _ = _become_over(life, event, now_s)
+        return over, (Tell(f"ended ({how}); it is not started again"),)
+    steady = life.ready_s is not None and now_s - life.ready_s >= max(STEADY_S, life.ready_s - life.started_s)
+    failures = 0 if steady else life.failures
     fallen = replace(life, pid=0, failures=failures + 1)
+    wait_s = pause_s(failures)
     if wait_s == 0.0:
         starting, effects = _become_starting(fallen, event, now_s)
-        return starting, (Tell(f"died ({event.how}); starting it again"), *effects)
-    note = f"backing off {wait_s:.1f} s, {event.how}"
-    waiting = replace(fallen, phase=Phase.BACKING_OFF, deadline_s=now_s + wait_s, note=note)
-    return waiting, (Tell(f"died again; {note}"),)
+        return starting, (Tell(f"died ({how}); starting it again"), *effects)
+    loops = fallen.failures >= CRASH_LOOP_FAILURES
+    note = f"failed {fallen.failures} times in a row, {how}" if loops else f"backing off {wait_s:.1f} s, {how}"
+    phase = Phase.CRASH_LOOP if loops else Phase.BACKING_OFF
+    waiting = replace(fallen, phase=phase, deadline_s=now_s + wait_s, note=note)
+    told = f"died again; crash loop: {note}; next try in {wait_s:.1f} s" if loops else f"died again; {note}"
+    return waiting, (Tell(told),)
 
 
 def _become_stopping(life: Life, event: Stop, now_s: float) -> Outcome:
@@ -195,19 +149,24 @@ def _become_replaced(life: Life, event: Replace, now_s: float) -> Outcome:
     return stopping, (Tell("has other settings now; replacing it"), Terminate())
 
 
-def _become_killed(life: Life, _event: Event, _now_s: float) -> Outcome:
-    return replace(life, phase=Phase.STOPPING, deadline_s=None, wanted=False), (Kill(),)
+def _become_killed(life: Life, _event: Event, now_s: float) -> Outcome:
+    return replace(life, phase=Phase.KILLED, deadline_s=now_s + KERNEL_S, wanted=False, note=""), (Kill(),)
 
 
-def _become_forced(life: Life, event: Event, now_s: float) -> Outcome:
-    """The bound has passed. No further deadline: SIGKILL cannot be refused, only delayed by the kernel."""
-    if life.deadline_s is None or now_s < life.deadline_s:
+def _become_forced(life: Life, _event: Event, now_s: float) -> Outcome:
+    """The bound has passed."""
+    if not _due(life, now_s):
         return life, ()
-    return replace(life, deadline_s=None), (Tell("did not leave in time; killing it"), Kill())
+    killed = replace(life, phase=Phase.KILLED, deadline_s=now_s + KERNEL_S, note="")
+    return killed, (Tell("did not leave in time; killing it"), Kill())
 
 
 def _give_up(life: Life, _event: Event, _now_s: float) -> Outcome:
     return replace(life, wanted=False), ()
+
+
+def _kill_again(life: Life, _event: Event, _now_s: float) -> Outcome:
+    return replace(life, wanted=False), (Kill(),)
 
 
 def _become_over(life: Life, _event: Event, _now_s: float) -> Outcome:
@@ -223,9 +182,7 @@ def _become_left(life: Life, event: Exited, now_s: float) -> Outcome:
 
 
 def _become_retried(life: Life, event: Event, now_s: float) -> Outcome:
-    if life.deadline_s is None or now_s < life.deadline_s:
-        return life, ()
-    return _become_starting(life, event, now_s)
+    return _become_starting(life, event, now_s) if _due(life, now_s) else (life, ())
 
 
 def _stay(life: Life, _event: Event, _now_s: float) -> Outcome:
@@ -241,10 +198,13 @@ TABLE: dict[tuple[Phase, type[Event]], Handler] = {
     (Phase.IDLE, KillNow): _become_over,
     (Phase.STARTING, Spawned): _spawned,
     (Phase.STARTING, BecameReady): _become_ready,
+    (Phase.STARTING, Tick): _become_late,
+    (Phase.STARTING, Condemned): _become_condemned,
     (Phase.STARTING, Exited): _become_fallen,
     (Phase.STARTING, Stop): _become_stopping,
     (Phase.STARTING, Replace): _become_replaced,
     (Phase.STARTING, KillNow): _become_killed,
+    (Phase.READY, Condemned): _become_condemned,
     (Phase.READY, Exited): _become_fallen,
     (Phase.READY, Stop): _become_stopping,
     (Phase.READY, Replace): _become_replaced,
@@ -253,6 +213,17 @@ TABLE: dict[tuple[Phase, type[Event]], Handler] = {
     (Phase.BACKING_OFF, Stop): _become_over,
     (Phase.BACKING_OFF, Replace): _become_starting,
     (Phase.BACKING_OFF, KillNow): _become_over,
+    (Phase.CRASH_LOOP, Tick): _become_retried,
+    (Phase.CRASH_LOOP, Stop): _become_over,
+    (Phase.CRASH_LOOP, Replace): _become_starting,
+    (Phase.CRASH_LOOP, KillNow): _become_over,
+    (Phase.KILLED, Tick): _become_unkillable,
+    (Phase.KILLED, Exited): _become_fallen,
+    (Phase.KILLED, Stop): _give_up,
+    (Phase.KILLED, KillNow): _kill_again,
+    (Phase.UNKILLABLE, Exited): _become_fallen,
+    (Phase.UNKILLABLE, Stop): _give_up,
+    (Phase.UNKILLABLE, KillNow): _kill_again,
     (Phase.STOPPING, Tick): _become_forced,
     (Phase.STOPPING, Stop): _give_up,
     (Phase.STOPPING, KillNow): _become_killed,

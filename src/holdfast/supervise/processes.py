@@ -2,7 +2,7 @@
 
 Always true: a signal goes through a pidfd, so it never reaches a stranger who got the pid later; the end of a process
 is an event of the loop (2-14 ms after it, facts 30), never found by polling; a child has a session of its own, so that
-a terminal's Ctrl-C reaches only the supervisor.
+a terminal's Ctrl-C reaches only the supervisor, and what is left of that session ends with the child.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from holdfast.core.procfs import read_process
+from holdfast.supervise.groups import kill_group, kill_session, leads_session
 from holdfast.supervise.records import Record
 
 LOG_BYTES_MAX = 10 * 1024 * 1024  # a log this long is set aside (one generation) when its process starts again
@@ -31,6 +33,9 @@ class Process(Protocol):
 
     def send(self, number: int) -> None:
         """Signal it; nothing happens if it is gone."""
+
+    def kill(self) -> None:
+        """SIGKILL to it and to all that it started in its session."""
 
     def on_exit(self, told: Callable[[int | None], None]) -> None:
         """Call `told` once, from the event loop, with the exit status (negative: the signal; None: not known)."""
@@ -56,6 +61,7 @@ class LocalProcess:
     pid: int
     pidfd: int
     child: subprocess.Popen[bytes] | None = None  # None: adopted, so its exit status goes to another
+    leads: bool = False  # a session of its own, so that what is in it was started by it
 
     def send(self, number: int) -> None:
         if self.pidfd < 0:
@@ -63,16 +69,33 @@ class LocalProcess:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
 
+    def kill(self) -> None:
+        # The group first: a rank must not see its leader die and go on.
+        if self.pidfd >= 0 and self.leads:
+            kill_group(self.pid)
+        self.send(signal.SIGKILL)
+
     def on_exit(self, told: Callable[[int | None], None]) -> None:
         loop = asyncio.get_running_loop()
 
         def gone() -> None:
             loop.remove_reader(self.pidfd)
+            self._kill_rest()
             os.close(self.pidfd)
             self.pidfd = -1
             told(self.child.wait() if self.child is not None else None)
 
         loop.add_reader(self.pidfd, gone)
+
+    def _kill_rest(self) -> None:
+        """Ranks that outlived it, while its pid is still its own: our child is not reaped yet, and an adopted one's
+        pid is nobody's for as long as its group has members."""
+        if not self.leads:
+            return
+        stat = read_process(self.pid)
+        if self.child is not None or stat is None or stat.state in "ZX":
+            kill_group(self.pid)
+            kill_session(self.pid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +116,7 @@ class LocalProcesses:
                 start_new_session=True,
                 env=self.environ,
             )
-        return LocalProcess(child.pid, os.pidfd_open(child.pid), child)
+        return LocalProcess(child.pid, os.pidfd_open(child.pid), child, leads=True)
 
     def adopt(self, record: Record) -> LocalProcess | None:
         if record.pid <= 0:
@@ -106,7 +129,7 @@ class LocalProcesses:
         if not record.alive:
             os.close(pidfd)
             return None
-        return LocalProcess(record.pid, pidfd)
+        return LocalProcess(record.pid, pidfd, leads=leads_session(record.pid))
 
     def last_line(self, name: str) -> str:
         try:

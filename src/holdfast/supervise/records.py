@@ -29,8 +29,10 @@ class Record(msgspec.Struct, frozen=True):
     address: str = ""
     status: str = ""  # where its status page is
     instance: str = ""
-    state: str = "ready"  # the supervisor writes "starting" and "backing off"
+    state: str = "ready"  # the supervisor writes "starting", "backing off", "crash loop" and "unkillable"
     note: str = ""
+    failures: int = 0  # in a row, before this life
+    retry_s: float = 0.0  # when the next try is, by this machine's monotonic clock; 0: there is none to come
 
     @classmethod
     def of_this_process(cls, name: str, role: str, facts: dict[str, Any]) -> Record:

@@ -20,7 +20,7 @@ from holdfast.supervise.records import Record, read_records
 
 ANSWER_S = 1.0  # a live process answers in milliseconds; a person waits at most this long
 
-_ORDER = {"store": 0, "worker": 1, "frontend": 2}
+_ORDER = {"store": 0, "vault": 1, "worker": 2, "frontend": 3}
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -29,10 +29,20 @@ class Status(msgspec.Struct, frozen=True):
     role: str
     name: str
     pid: int
-    state: str  # starting, ready, no_worker, not_admitted, draining, stopped, silent, backing off, dead
+    # starting, ready, no_worker, not_admitted, draining, stopped, silent, backing off, crash loop, unkillable, dead;
+    # of an engine in a group also its lifecycle: standby, waking, active
+    state: str
     address: str
     streams: int
     note: str = ""
+    failures: int = 0  # in a row
+    retry_in_s: float | None = None  # until the next try, if it waits for one
+    group: str = ""  # the engines of which one is active and the others stand by
+    engine_id: int | None = None
+    lifecycle: str = ""  # init, standby, waking, active, draining
+    epoch: int | None = None
+    entered_unix_s: float | None = None  # when it came into its state
+    failover: dict[str, Any] | None = None  # how this active took over, in milliseconds since the other's death
 
 
 async def look(state_dir: Path, network: Network, bound_s: float = ANSWER_S) -> list[Status]:
@@ -51,9 +61,32 @@ async def _look_at(record: Record, network: Network, bound_s: float) -> Status:
     if state == "ready" and record.status:
         found = await ask(parse_address(record.status), network, bound_s)
         facts = found if found is not None else {"status": "silent"}
-        state = str(facts.get("status", state))
-    note = record.note or str(facts.get("reason") or "")
-    return Status(record.role, record.name, record.pid, state, record.address, int(facts.get("streams", 0)), note)
+        state = shown_state(facts)
+    # Event loops of one machine share the kernel's monotonic clock.
+    retry_in_s = max(0.0, record.retry_s - asyncio.get_running_loop().time()) if record.retry_s else None
+    return Status(
+        record.role,
+        record.name,
+        record.pid,
+        state,
+        record.address,
+        int(facts.get("streams", 0)),
+        record.note or ("" if facts.get("ready") is True else str(facts.get("reason") or "")),
+        record.failures,
+        retry_in_s,
+        str(facts.get("group") or ""),
+        facts.get("engine_id") if facts.get("group") else None,
+        str(facts.get("state") or ""),
+        facts.get("epoch") or None,
+        facts.get("entered_unix_s"),
+        facts.get("failover") or None,
+    )
+
+
+def shown_state(facts: dict[str, Any]) -> str:
+    """The word a process has for itself; for an engine of a group its place in the lifecycle, if it says no more."""
+    status, lifecycle = str(facts.get("status", "ready")), str(facts.get("state") or "")
+    return lifecycle if lifecycle and facts.get("group") and status == "ready" else status
 
 
 def kernel_state(record: Record) -> str:

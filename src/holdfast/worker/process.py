@@ -1,31 +1,37 @@
 """The worker process: load an engine, be found, serve, and leave without losing a stream.
 
 Order, always: listen → engine loads → beats and welcome are ready → register. And at the end: tell frontends in-band,
-hand streams back, withdraw the keys, flush, stop. Leaving takes at most `WorkerSettings.drain_s`.
+hand streams back, withdraw the keys, flush, stop. Leaving takes at most `WorkerSettings.drain_s`. A worker with a
+standby lives by `worker.shadow`, which uses the same parts in another order.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from holdfast.core.address import Address
-from holdfast.core.ports import Network
+from holdfast.core.ports import Listener, Network
 from holdfast.discovery.card import ModelCard, encode_card
 from holdfast.discovery.keys import CARDS, INSTANCES, InstanceKey, InstanceRecord, encode_record
 from holdfast.engines.contract import Engine
+from holdfast.failover import lifecycle
+from holdfast.failover.lifecycle import Ended, EndpointProblem, Lifecycle, Loaded, StandDown, State
 from holdfast.store.contract import Registration, Store
 from holdfast.wire.http_server import HttpServer
 from holdfast.wire.messages import VERSION, Welcome
 from holdfast.worker.beat import BeatThread
 from holdfast.worker.identity import own_identity
 from holdfast.worker.sessions import Sessions
-from holdfast.worker.status import StatusPage
+from holdfast.worker.status import Actions, ProbeSettings, StatusPage
 
 log = logging.getLogger("holdfast.worker")
 
@@ -40,8 +46,12 @@ class WorkerSettings:
     namespace: str
     data_address: Address
     beat_address: Address
-    status_address: Address
+    status_address: Address | None  # None: no status page
     drain_s: float = 5.0  # SIGTERM to exit, at most
+    group: str = ""  # engines that take over from each other; empty: a normal worker
+    engine_id: int = 0
+    wake_s: float = 30.0  # how long waking may take before /live says no
+    probes: ProbeSettings = field(default_factory=ProbeSettings)
 
 
 class Worker:
@@ -59,86 +69,159 @@ class Worker:
     ) -> None:
         self._engine = engine
         self._card = card
-        self._settings = settings
+        self.settings = settings
         self._store = store
         self._network = network
+        self._loop = asyncio.get_running_loop()
         # 48 random bits: unique without coordination, and short enough to read aloud.
         self.key = InstanceKey(settings.namespace, COMPONENT, ENDPOINT, rng.getrandbits(48))
         self.welcome: Welcome | None = None
         self.artefacts = {hashlib.sha256(tokenizer).hexdigest(): tokenizer}
-        self.draining = ""
-        self.not_taken = ""
+        self.life = Lifecycle(shadow=bool(settings.group), wake_s=settings.wake_s, entered_s=self._loop.time())
         self.sessions = Sessions(engine, self)
-        self._registrations: list[Registration] = []
-        self._status = HttpServer(StatusPage(self.facts).handle, network)
+        self._registrations: dict[str, Registration] = {}
+        self._listener: Listener | None = None
+        self._beats: BeatThread | None = None
+        self._not_taken = ""
+        self.more_facts: Callable[[], dict[str, Any]] = dict
+        self.actions: Actions = {}
+        self.page = StatusPage(self.facts, lambda: self.life, self._loop.time, settings.probes, self.actions)
+        self._status = HttpServer(self.page.handle, network)
+        self._status_at = ""
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[dict[str, Any]], None]) -> None:
         """Serve until `stop` is set, then drain."""
-        settings = self._settings
-        status_address = await self._status.start(settings.status_address)
-        listener = await self._network.listen(settings.data_address, self.sessions.connection)
-        await self._engine.start(self.sessions.take_step, self.sessions.take_closed)
-        beats = BeatThread(settings.beat_address, self._engine.progress)
-        beats.start()
-        try:
-            self._introduce(beats)
-            record = InstanceRecord(str(listener.address), str(beats.address), self._card.checksum(), self._pid())
-            self._registrations = [
-                self._store.register(CARDS + self.key.path, encode_card(self._card)),
-                self._store.register(INSTANCES + self.key.path, encode_record(record)),
-            ]
-            where = {"address": str(listener.address), "status": str(status_address)}
-            on_ready(where | {"instance": f"{self.key.instance:x}"})
+        async with self.opened():
+            await self._engine.start(self.sessions.take_step, self.sessions.take_closed)
+            self.introduce(active=True)
+            self.step(Loaded())
+            self.register(INSTANCES)
+            on_ready(self.where)
             log.info("%r", self)
             await stop.wait()
-            await self._drain()
+            self.step(StandDown("asked to stop"))
+            self.hand_back("asked to stop")
+            await self.leave()
+
+    # -- the parts, in the order they are used
+
+    @contextlib.asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Listen for probes and frontends; close everything at the end."""
+        if self.settings.status_address is not None:
+            self._status_at = str(await self._status.start(self.settings.status_address))
+        self._listener = await self._network.listen(self.settings.data_address, self.sessions.connection)
+        try:
+            yield
         finally:
-            listener.close()
+            self._listener.close()
             await self._engine.stop()
-            beats.stop()
+            if self._beats is not None:
+                self._beats.stop()
+            await self.page.close()
             self._status.close()
 
-    def _introduce(self, beats: BeatThread) -> None:
+    def step(self, event: lifecycle.Event) -> None:
+        """The lifecycle goes on; every transition is logged and counted."""
+        self.life, effects = lifecycle.step(self.life, event, self._loop.time())
+        for effect in effects:
+            why = f": {effect.reason}" if effect.reason else ""
+            log.info("%s -> %s after %.3f s%s", effect.before, effect.after, effect.duration_s, why)
+            self.page.entered(effect)
+
+    def introduce(self, *, active: bool, epoch: int = 0) -> None:
+        """What whoever connects is told from now on."""
+        if self._beats is None:
+            self._beats = BeatThread(self.settings.beat_address, self._engine.progress)
+            self._beats.start()
         limits = self._engine.limits
-        self.welcome = Welcome(
-            VERSION,
-            self.key.instance,
-            self.key.namespace,
-            self._card.checksum(),
-            limits.concurrency,
-            limits.queue,
-            self._engine.deterministic,
-            own_identity(beats.native_id),
-        )
-        beats.set_welcome(self.welcome)
+        if self.welcome is None:
+            self.welcome = Welcome(
+                VERSION,
+                self.key.instance,
+                self.key.namespace,
+                self._card.checksum(),
+                limits.concurrency,
+                limits.queue,
+                self._engine.deterministic,
+                own_identity(self._beats.native_id),
+                group=self.settings.group,
+            )
+        self.welcome = msgspec.structs.replace(self.welcome, active=active, epoch=epoch)
+        self._beats.set_welcome(self.welcome)
 
-    def _pid(self) -> int:
-        assert self.welcome is not None
-        return self.welcome.process.pid
+    def register(self, prefix: str) -> None:
+        """Stand in the store under `prefix` (an instance, or a standby), with the card."""
+        assert self.welcome is not None, "introduce before register"
+        assert self._listener is not None
+        assert self._beats is not None
+        addresses = str(self._listener.address), str(self._beats.address)
+        record = InstanceRecord(*addresses, self._card.checksum(), self.welcome.process.pid)
+        values = {CARDS: encode_card(self._card), prefix: encode_record(record)}
+        for where, value in values.items():
+            if where not in self._registrations:
+                self._registrations[where] = self._store.register(where + self.key.path, value)
 
-    async def _drain(self) -> None:
-        streams = self.sessions.streams
-        self.draining = "asked to stop"
-        self.sessions.hand_back(self.draining)
-        log.info("draining: handed back %d streams", streams)
+    async def withdraw(self, prefix: str) -> None:
+        """Stand there no longer; what the store does not take in time ends with its lease."""
+        registration = self._registrations.pop(prefix, None)
+        if registration is None:
+            return
         try:
-            async with asyncio.timeout(self._settings.drain_s / 2):
-                for registration in self._registrations:
-                    await registration.withdraw()
+            async with asyncio.timeout(self.settings.drain_s / 2):
+                await registration.withdraw()
         except TimeoutError:
             log.warning("the store did not take our withdrawal in time; its lease will end")
-        if not await self.sessions.flushed(self._settings.drain_s / 2):
+
+    def hand_back(self, reason: str) -> None:
+        """Every stream goes back to its frontend, in-band and at once."""
+        streams = self.sessions.streams
+        self.sessions.hand_back(reason)
+        log.info("handed back %d streams: %s", streams, reason)
+
+    async def leave(self) -> None:
+        """Withdraw, flush, and be over."""
+        for prefix in list(self._registrations):
+            await self.withdraw(prefix)
+        if not await self.sessions.flushed(self.settings.drain_s / 2):
             log.warning("a frontend did not take the handed-back streams in time; it will see the connection end")
+        self.step(Ended("left as asked"))
+
+    # -- what sessions ask, and what the status page shows
+
+    @property
+    def refusing(self) -> str:
+        """Why no work is taken now; empty: it is."""
+        return "" if self.life.state is State.ACTIVE else f"it is {self.life.state} {self.life.reason}".rstrip()
+
+    @property
+    def not_taken(self) -> str:
+        return self._not_taken
+
+    @not_taken.setter
+    def not_taken(self, reason: str) -> None:
+        if reason != self._not_taken:
+            self._not_taken = reason
+            self.step(EndpointProblem(f"not admitted: {reason}" if reason else ""))
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """What is written down for those who look for this process."""
+        assert self._listener is not None
+        address = str(self._listener.address)
+        return {"address": address, "status": self._status_at, "instance": f"{self.key.instance:x}"}
 
     def facts(self) -> dict[str, Any]:
         """What the status page shows."""
         progress = self._engine.progress()
         return {
             "status": self.status,
-            "reason": self.draining or self.not_taken or None,
+            "reason": self.life.reason or self.life.memory_problem or self.life.endpoint_problem or None,
             "role": "worker",
             "instance": f"{self.key.instance:x}",
             "namespace": self.key.namespace,
+            "group": self.settings.group,
+            "engine_id": self.settings.engine_id,
             "model": self._card.name,
             "checksum": self._card.checksum(),
             "store": self._store.state,
@@ -149,15 +232,19 @@ class Worker:
             "step_ms_p99": progress.step_ms_p99,
             "tokens_total": self.sessions.tokens_total,
             "requests_total": self.sessions.requests_total,
+            **self.more_facts(),
         }
 
     @property
     def status(self) -> str:
-        if self.draining:
-            return "draining"
-        if self.welcome is None:
+        """One word for people: a normal worker is "ready", one of a group says which part it has."""
+        state = self.life.state
+        if state is State.INIT:
             return "starting"
-        return "not_admitted" if self.not_taken else "ready"
+        if state is State.ACTIVE:
+            problem = "not_admitted" if self._not_taken else "unhealthy" if self.life.endpoint_problem else ""
+            return problem or ("active" if self.settings.group else "ready")
+        return str(state)
 
     def __repr__(self) -> str:
         return f"<Worker {self.key.instance:x} {self._card.name} {self.status}, {self.sessions.streams} streams>"

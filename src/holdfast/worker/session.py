@@ -58,8 +58,11 @@ class Host(Protocol):
 
     welcome: Welcome | None
     artefacts: dict[str, bytes]
-    draining: str
     not_taken: str
+
+    @property
+    def refusing(self) -> str:
+        """Why no work is taken now; empty: it is."""
 
 
 class Owner(Protocol):

@@ -12,7 +12,7 @@ import itertools
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import Failure, Output
 from holdfast.engines.contract import Engine
-from holdfast.wire.messages import Closed, Draining, Generate, Step
+from holdfast.wire.messages import Active, Closed, Draining, Generate, Step
 from holdfast.worker.session import Host, Session
 
 
@@ -40,8 +40,8 @@ class Sessions:
     def generate(self, session: Session, message: Generate) -> None:
         key = next(self._keys)
         stream = message.stream
-        if self._host.draining:
-            session.send_failure(stream, Code.ENGINE_SHUTDOWN, f"worker is draining: {self._host.draining}")
+        if self._host.refusing:
+            session.send_failure(stream, Code.ENGINE_SHUTDOWN, f"this worker takes no work: {self._host.refusing}")
             return
         if stream in session.streams:
             session.refuse(Code.INVALID_REQUEST, f"stream {stream} is in use on this connection")
@@ -102,7 +102,13 @@ class Sessions:
         for session, streams in by_session.items():
             session.send(Closed(streams))
 
-    # -- the end
+    # -- the beginning and the end
+
+    def announce(self, epoch: int) -> None:
+        """This engine leads now: everyone who is connected hears it at once; the store follows."""
+        for session in self.open:
+            if session.peer:
+                session.send(Active(epoch))
 
     def hand_back(self, reason: str) -> None:
         """Draining: every stream goes back to its frontend, to be resumed elsewhere."""
@@ -115,7 +121,7 @@ class Sessions:
                 session.send(Step([Output(stream, [], failure=failure) for stream in streams]))
 
     def reset_connections(self) -> None:
-        """Break every connection as a network fault would (a chaos fault)."""
+        """Break every connection: a chaos fault, or a leader that is none any more."""
         for session in list(self.open):
             session.abort()
 

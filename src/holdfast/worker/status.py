@@ -1,22 +1,66 @@
-"""The worker's status page over HTTP: `/live`, `/health`, `/metrics`."""
+"""The worker's status page over HTTP: `/live`, `/health`, `/metrics`, and two levers for operators.
+
+Always true: a page is made from the facts and the lifecycle of that moment; probes never wait; at most one operator's
+action is under way, it ends within `ACTION_S`, and a client who leaves does not stop it half-way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from holdfast.core.errors import UserError
+from holdfast.failover.lifecycle import Entered, Lifecycle, Misstep, live, ready
 from holdfast.wire import metrics
 from holdfast.wire.http import HttpConnection, HttpRequest
+from holdfast.worker.lifecycle_metrics import LifecycleMetrics
+
+log = logging.getLogger("holdfast.worker")
+
+# Longer than a drain or a remap (30 s) by its own bound; shorter than the patience of whoever asks with curl.
+ACTION_S = 60.0
+
+Action = Callable[[], Awaitable[str]]  # answers with a sentence; refuses with a UserError
+Actions = dict[str, Action]  # by the last word of their path; looked into when asked, so levers may come and go
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSettings:
+    """How probes are answered, where people may choose."""
+
+    starting_ready: bool = False  # while loading say ready, for those who do not want to be probed yet
+    endpoints: tuple[str, ...] = ()  # must be healthy for /health, by name; none: all there are
 
 
 class StatusPage:
-    """Answers probes from facts asked for at that moment."""
+    """Answers probes from facts asked for at that moment; `clock` is the one the lifecycle is told."""
 
-    def __init__(self, facts: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        facts: Callable[[], dict[str, Any]],
+        lifecycle: Callable[[], Lifecycle],
+        clock: Callable[[], float],
+        settings: ProbeSettings,
+        actions: Mapping[str, Action],
+        action_s: float = ACTION_S,
+        unix_clock: Callable[[], float] = time.time,
+    ) -> None:
         self._facts = facts
+        self._lifecycle = lifecycle
+        self._clock = clock
+        self._settings = settings
+        self._actions = actions
+        self._action_s = action_s
+        self._action: asyncio.Task[None] | None = None
+        self._pages = {"/live": self._live, "/health": self._health, "/metrics": self._metrics}
         self._registry = metrics.MetricsRegistry()
+        self._failover = LifecycleMetrics(self._registry, unix_clock)
         self._status = metrics.Gauge(
             "dynamo_worker_status", "1 for the worker's state", ("status",), registry=self._registry
         )
@@ -38,20 +82,49 @@ class StatusPage:
             )
         }
 
-    def handle(self, connection: HttpConnection, request: HttpRequest) -> None:
-        if request.path not in ("/live", "/health", "/metrics"):
-            connection.respond(404, _error(f"unknown path {request.path[:200]!r}; try /live, /health or /metrics"))
-        elif request.method not in ("GET", "HEAD"):
-            connection.respond(405, _error("only GET is allowed here"), headers=((b"allow", b"GET, HEAD"),))
-        elif request.path == "/live":
-            connection.respond(200, b'{"status":"live"}')
-        elif request.path == "/health":
-            facts = self._facts()
-            connection.respond(200 if facts["status"] == "ready" else 503, msgspec.json.encode(facts))
-        else:
-            connection.respond(200, self._metrics(), metrics.CONTENT_TYPE)
+    def entered(self, effect: Entered) -> None:
+        """The lifecycle is in another state, just now."""
+        self._failover.entered()
 
-    def _metrics(self) -> bytes:
+    def handle(self, connection: HttpConnection, request: HttpRequest) -> None:
+        levers = {f"/engine/{name}": action for name, action in self._actions.items()}
+        allowed = ("GET", "HEAD") if request.path in self._pages else ("POST",)
+        if request.path not in self._pages and request.path not in levers:
+            paths = ", ".join((*self._pages, *levers))
+            connection.respond(404, _error(f"unknown path {request.path[:200]!r}; there are {paths}"))
+        elif request.method not in allowed:
+            allow = ((b"allow", ", ".join(allowed).encode()),)
+            connection.respond(405, _error(f"only {allowed[0]} is allowed here"), headers=allow)
+        elif request.path in self._pages:
+            self._pages[request.path](connection)
+        else:
+            self._act(connection, request.path, levers[request.path])
+
+    async def close(self) -> None:
+        """End the action under way, if there is one."""
+        if self._action is not None:
+            self._action.cancel()
+            await asyncio.gather(self._action, return_exceptions=True)
+
+    # -- probes
+
+    def _live(self, connection: HttpConnection) -> None:
+        life = self._lifecycle()
+        alive, reason = live(life, self._clock(), self._settings.starting_ready)
+        status = "live" if alive else "notlive"
+        body = {"status": status, "state": life.state, "reason": reason}
+        connection.respond(200 if alive else 503, msgspec.json.encode(body))
+
+    def _health(self, connection: HttpConnection) -> None:
+        life, now_s, settings = self._lifecycle(), self._clock(), self._settings
+        alive, _ = live(life, now_s, settings.starting_ready)
+        fit, reason = ready(life, now_s, settings.starting_ready, settings.endpoints)
+        facts = self._facts()
+        facts |= {"state": life.state, "entered_unix_s": self._failover.entered_unix_s, "epoch": life.epoch}
+        facts |= {"live": alive, "ready": fit, "reason": reason or facts.get("reason")}
+        connection.respond(200 if fit else 503, msgspec.json.encode(facts))
+
+    def _metrics(self, connection: HttpConnection) -> None:
         facts = self._facts()
         self._status.clear()
         self._status.labels(facts["status"]).set(1)
@@ -59,7 +132,65 @@ class StatusPage:
             gauge.set(facts[name])
         for name, counter in self._counters.items():
             metrics.catch_up(counter, facts[name])
-        return metrics.page(self._registry)
+        self._failover.show(self._lifecycle(), facts)
+        connection.respond(200, metrics.page(self._registry), metrics.CONTENT_TYPE)
+
+    # -- levers
+
+    def _act(self, connection: HttpConnection, path: str, action: Action) -> None:
+        if self._action is not None and not self._action.done():
+            connection.respond(409, _outcome("error", f"{self._action.get_name()} is still under way"))
+            return
+        answer = _Answer(connection)
+        self._action = asyncio.get_running_loop().create_task(self._run(path, action, answer), name=path)
+
+    async def _run(self, path: str, action: Action, answer: _Answer) -> None:
+        """The root of an action's task."""
+        log.info("%s: asked for", path)
+        try:
+            async with asyncio.timeout(self._action_s) as bound:
+                message = await action()
+            answer.give(200, "ok", message)
+        except (UserError, Misstep) as refusal:
+            log.info("%s: refused: %s", path, refusal)
+            answer.give(409, "error", str(refusal))
+        except Exception as error:
+            if bound.expired():
+                log.warning("%s: given up after %g s", path, self._action_s)
+                answer.give(504, "error", f"given up after {self._action_s:g} s")
+                return
+            log.exception("%s failed", path)
+            answer.give(500, "error", f"failed: {error!r}")
+        except asyncio.CancelledError:
+            answer.cut_off("the worker stops")
+            raise
+
+
+class _Answer:
+    """The one answer to an operator's request, whoever gives it first."""
+
+    def __init__(self, connection: HttpConnection) -> None:
+        self._connection: HttpConnection | None = connection
+        connection.responder = self
+
+    def give(self, status: int, word: str, message: str) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.respond(status, _outcome(word, message))
+
+    def client_gone(self) -> None:
+        self._connection = None
+
+    def client_writable(self) -> None:
+        """Nothing waits for it: the answer is one small piece."""
+
+    def cut_off(self, why: str) -> None:
+        self.give(503, "error", why)
+
+
+def _outcome(word: str, message: str) -> bytes:
+    """In the shape Dynamo's engine routes answer in."""
+    return msgspec.json.encode({"status": word, "message": message})
 
 
 def _error(message: str) -> bytes:

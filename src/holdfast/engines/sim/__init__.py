@@ -5,11 +5,12 @@ from __future__ import annotations
 from holdfast.engines.sim.chaos_server import ChaosServer, send_fault
 from holdfast.engines.sim.engine import SimEngine
 from holdfast.engines.sim.faults import Fault, Faults, parse_fault
-from holdfast.engines.sim.settings import SimSettings
+from holdfast.engines.sim.settings import REVISION, SimSettings
 from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, asset
 
 __all__ = [
     "EOS_TOKEN_ID",
+    "REVISION",
     "ChaosServer",
     "Fault",
     "Faults",

@@ -15,8 +15,9 @@ import threading
 
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import GenerateRequest
-from holdfast.engines.contract import ClosedSink, Limits, Progress, StepSink
-from holdfast.engines.sim.faults import Fault, Faults
+from holdfast.engines.contract import ClosedSink, FatalSink, Limits, Progress, StepSink
+from holdfast.engines.sim.blocks import CountedBlocks
+from holdfast.engines.sim.faults import SHADOW, Fault, Faults
 from holdfast.engines.sim.scheduler import Scheduler
 from holdfast.engines.sim.settings import SimSettings
 from holdfast.engines.sim.vocabulary import load
@@ -32,8 +33,10 @@ class SimEngine:
     def __init__(self, settings: SimSettings, rng: random.Random) -> None:
         self.settings = settings
         self.faults = Faults()
+        self.on_fatal: FatalSink = lambda why: os.kill(os.getpid(), signal.SIGKILL)
         self._rng = rng
-        self._scheduler = Scheduler(load(), settings, self._prefill_s)
+        blocks = CountedBlocks(settings.kv_blocks, settings.block_size)
+        self._scheduler = Scheduler(load(), settings, self._prefill_s, blocks)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sink: StepSink = lambda outputs: True
         self._closed: ClosedSink = lambda streams: None
@@ -74,11 +77,14 @@ class SimEngine:
 
     def submit(self, stream: int, request: GenerateRequest) -> None:
         loop = self._loop
-        if loop is None:
-            raise HoldfastError(Code.ENGINE_SHUTDOWN, "the engine is not started")
+        if loop is None or not self._serving():
+            raise HoldfastError(Code.ENGINE_SHUTDOWN, f"the engine {'is not started' if loop is None else 'stands by'}")
         self._scheduler.submit(stream, request, loop.time())
         self._flush_soon()
         self._rearm()
+
+    def _serving(self) -> bool:
+        return True
 
     def cancel(self, stream: int) -> None:
         if self._loop is not None:
@@ -168,7 +174,10 @@ class SimEngine:
         if loop is None or self.faults.wedged:
             return
         # A timer may fire a clock tick early; the streams it is for are due all the same.
-        outputs = self._scheduler.step(max(loop.time(), self._due))
+        now = max(loop.time(), self._due)
+        if self.settings.poison_token >= 0 and self._scheduler.poisoned(now):
+            os.kill(os.getpid(), signal.SIGKILL)
+        outputs = self._scheduler.step(now)
         self._stepping = True
         try:
             congested = bool(outputs) and not self._sink(outputs)
@@ -216,12 +225,19 @@ class SimEngine:
                 self._reset()
             case "clear":
                 self._recover()
+            case "device_error":
+                self.on_fatal("a device error that stays (fault device_error)")
+            case kind if kind in SHADOW:
+                self._inject_shadow(fault)
             case _:
                 self.faults.switch(fault)
         self._scheduler.wrong_tokens = self.faults.wrong_tokens
         self._scheduler.logprob_drift = self.faults.logprob_drift
         self._flush_soon()
         self._rearm()
+
+    def _inject_shadow(self, fault: Fault) -> None:
+        raise HoldfastError(Code.INVALID_REQUEST, f"fault {fault.kind}: this engine has no memory in a vault")
 
     def _recover(self) -> None:
         assert self._loop is not None

@@ -19,11 +19,18 @@ FIELDS: dict[str, tuple[str, float, float] | None] = {
     "cut": None,  # running streams vanish without a last output
     "error_after": ("tokens", 0, 1_000_000),  # running streams fail after so many more tokens
     "reset": None,  # the worker's connections are reset
+    "wake_fails": None,  # the next wake raises
+    "wake_hangs": None,  # the next wake never returns
+    "device_error": None,  # as a device whose every call fails from now on: the engine cannot go on
+    "memory_flip": None,  # this process reads flipped bits from the weights
     "clear": None,  # undo what can be undone
 }
 
 # These end or freeze the process, so whoever commands them is answered first.
-FATAL = frozenset({"crash", "stop"})
+FATAL = frozenset({"crash", "stop", "device_error"})
+
+# These need memory in a vault.
+SHADOW = frozenset({"wake_fails", "wake_hangs", "memory_flip"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +49,12 @@ class Faults:
     slow_factor: float = 1.0
     wrong_tokens: bool = False
     logprob_drift: float = 0.0
+    wake_fails: bool = False
+    wake_hangs: bool = False
     on_reset: Callable[[], None] | None = None
 
     def clear(self) -> None:
-        self.wedged = self.wrong_tokens = False
+        self.wedged = self.wrong_tokens = self.wake_fails = self.wake_hangs = False
         self.slow_factor, self.logprob_drift = 1.0, 0.0
 
     def switch(self, fault: Fault) -> None:
@@ -59,6 +68,10 @@ class Faults:
                 self.wrong_tokens = True
             case "drift_logprobs":
                 self.logprob_drift = fault.value
+            case "wake_fails":
+                self.wake_fails = True
+            case "wake_hangs":
+                self.wake_hangs = True
             case _:
                 raise AssertionError(f"{fault.kind} is not a switch")
 

@@ -1,10 +1,10 @@
 """Which streams run, which wait, and what one step makes: no clock, no timers, no I/O.
 
-Theory. A stream waits, runs, or is gone. Running takes ceil(length / block_size) KV blocks; a stream starts to run when
-there is a place and blocks for its tokens and one more. When a stream needs a block and none is left, the youngest
-running stream gives up its blocks and goes to the head of the queue with its text kept, so it later goes on
-with the same tokens. Always true: blocks in use are those of the running streams and never exceed the budget; a
-stream alone always fits, because no text may grow past the budget; tokens do not depend on who runs beside them.
+Theory. A stream waits, runs, or is gone. Running takes ceil(length / block_size) KV blocks (`blocks` has the books); a
+stream starts to run when there is a place and blocks for its tokens and one more. When a stream needs a block and
+none is left, the youngest running stream gives up its blocks and goes to the head of the queue with its text kept, so
+it later goes on with the same tokens. Always true: a stream alone always fits, because no text may grow past the
+budget; tokens do not depend on who runs beside them; they do depend on what was read from the weights.
 """
 
 from __future__ import annotations
@@ -15,33 +15,15 @@ from collections.abc import Callable
 
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import Failure, GenerateRequest, Output
+from holdfast.engines.sim.blocks import Blocks, blocks_for
 from holdfast.engines.sim.language import Sequence
 from holdfast.engines.sim.settings import SimSettings
-from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, Vocabulary
-
-
-class Stream:
-    """One request inside the engine."""
-
-    __slots__ = ("blocks", "decodes", "end", "fails_at", "number", "ready_at", "sequence", "stop_from", "stops")
-
-    def __init__(self, number: int, sequence: Sequence, request: GenerateRequest, end: int) -> None:
-        self.number = number
-        self.sequence = sequence
-        self.end = end  # the length at which it finishes with "length"
-        self.stops = frozenset(request.stop_token_ids)
-        if not request.sampling.ignore_eos:
-            self.stops |= {EOS_TOKEN_ID}
-        # A stop token counts once more than min_tokens were made: it comes on top of them, as in vLLM.
-        self.stop_from = request.prompt_len + request.sampling.min_tokens
-        self.fails_at: int | None = None  # a fault: the length at which it fails
-        self.blocks = 0
-        self.decodes = False  # has made a token since it started to run
-        self.ready_at = math.inf  # when its prefill is over; inf while it waits
+from holdfast.engines.sim.stream import Stream
+from holdfast.engines.sim.vocabulary import Vocabulary
 
 
 class Scheduler:
-    """The streams of one engine. `prefill_s` draws how long a starting stream's prefill takes."""
+    """The streams of one engine. `prefill_s` draws how long the prefill of a stream without any known KV takes."""
 
     __slots__ = (
         "_failing",
@@ -49,17 +31,20 @@ class Scheduler:
         "_settings",
         "_streams",
         "_vocabulary",
-        "blocks_used",
+        "blocks",
         "decoding",
         "early",
         "logprob_drift",
         "preemptions",
         "running",
         "waiting",
+        "weights_right",
         "wrong_tokens",
     )
 
-    def __init__(self, vocabulary: Vocabulary, settings: SimSettings, prefill_s: Callable[[], float]) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, settings: SimSettings, prefill_s: Callable[[], float], blocks: Blocks
+    ) -> None:
         self._vocabulary = vocabulary
         self._settings = settings
         self._prefill_s = prefill_s
@@ -68,11 +53,16 @@ class Scheduler:
         self.running: dict[int, Stream] = {}  # oldest first
         self.waiting: deque[Stream] = deque()
         self.early: list[Output] = []  # last outputs of requests that had nothing left to make
-        self.blocks_used = 0
+        self.blocks = blocks
         self.decoding = 0  # running streams that are past their prefill
         self.preemptions = 0
         self.wrong_tokens = False
         self.logprob_drift = 0.0
+        self.weights_right: Callable[[], bool] | None = None  # reads of the weights what a step needs
+
+    @property
+    def blocks_used(self) -> int:
+        return self.blocks.used
 
     @property
     def prefilling(self) -> bool:
@@ -112,7 +102,7 @@ class Scheduler:
         size = self._vocabulary.size
         if any(not 0 <= token < size for token in request.sampling.logit_bias or ()):
             raise _invalid(f"logit_bias has token ids outside 0 to {size - 1}")
-        if self._blocks_for(request.prompt_len + 1) > settings.kv_blocks:
+        if blocks_for(request.prompt_len + 1, settings.block_size) > settings.kv_blocks:
             raise HoldfastError(
                 Code.RESOURCE_EXHAUSTED,
                 f"a prompt of {request.prompt_len} tokens can never fit into {settings.kv_blocks} KV blocks "
@@ -160,13 +150,24 @@ class Scheduler:
         for stream in self.running.values():
             stream.ready_at = min(stream.ready_at, now + self._prefill_s())
 
-    def clear(self) -> None:
-        """Forget everything."""
+    def room_came(self, now: float) -> None:
+        """Blocks became free by themselves."""
+        self._admit(now)
+
+    def poisoned(self, now: float) -> bool:
+        """Whether a stream that runs now has the token that kills."""
+        poison = self._settings.poison_token
+        return any(stream.ready_at <= now and poison in stream.request.tokens for stream in self.running.values())
+
+    def clear(self) -> list[int]:
+        """Forget everything; answers which streams that were."""
+        for stream in list(self.running.values()):
+            self._leave(stream)
+        gone = list(self._streams)
         self._streams.clear()
-        self.running.clear()
         self.waiting.clear()
         self.early.clear()
-        self.blocks_used = self.decoding = 0
+        return gone
 
     def next_ready(self) -> float:
         """When the first prefill is over, of the running streams; inf without any."""
@@ -175,15 +176,28 @@ class Scheduler:
     def step(self, now: float) -> list[Output]:
         """A token for every running stream whose prefill is over."""
         outputs = self._failures(now) if self._failing else []
-        block_size = self._settings.block_size
-        wrong, drift = self.wrong_tokens, self.logprob_drift
+        blocks, block_size = self.blocks, self._settings.block_size
+        words, drift = blocks.words, self.logprob_drift
+        wrong = self.wrong_tokens or (self.weights_right is not None and not self.weights_right())
         for stream in list(self.running.values()):
             if stream.ready_at > now:  # in prefill, or preempted in this very step
                 continue
             sequence = stream.sequence
             if stream.blocks * block_size <= sequence.length and not self._grow(stream):
                 continue
-            token = sequence.advance(wrong=wrong, drift=drift)
+            if words is None:
+                token = sequence.advance(wrong=wrong, drift=drift)
+            else:
+                at, tokens = stream.at, stream.tokens
+                if at < 0:
+                    blocks.prefill(stream)
+                else:
+                    words[at] = tokens[-1]
+                    stream.at = at = at + 1
+                    if not at % block_size:
+                        blocks.filled(stream)
+                token = sequence.advance(wrong=wrong, drift=drift)
+                tokens.append(token)
             output = Output(stream.number, [token])
             if sequence.logprobs is not None:
                 output.logprobs = [sequence.logprobs]
@@ -215,29 +229,25 @@ class Scheduler:
 
     def _grow(self, stream: Stream) -> bool:
         """One block more for `stream`; False when it had to go back to waiting itself."""
-        if self.blocks_used >= self._settings.kv_blocks:
+        while not self.blocks.grow(stream):
             youngest = next(reversed(self.running.values()))
             self._leave(youngest)
             self.waiting.appendleft(youngest)
             self.preemptions += 1
             if youngest is stream:
                 return False
-        self.blocks_used += 1
-        stream.blocks += 1
         return True
 
     def _admit(self, now: float) -> None:
         settings = self._settings
         while self.waiting and len(self.running) < settings.concurrency:
             stream = self.waiting[0]
-            blocks = self._blocks_for(stream.sequence.length + 1)
-            if self.blocks_used + blocks > settings.kv_blocks:
+            unknown = self.blocks.start(stream)
+            if unknown is None:
                 return  # first come, first served: nobody overtakes a long prompt for ever
             self.waiting.popleft()
             self.running[stream.number] = stream
-            stream.blocks = blocks
-            self.blocks_used += blocks
-            stream.ready_at = now + self._prefill_s()
+            stream.ready_at = now + self._prefill_s() * unknown
 
     def _drop(self, stream: Stream) -> None:
         del self._streams[stream.number]
@@ -246,14 +256,10 @@ class Scheduler:
     def _leave(self, stream: Stream) -> None:
         """Stop running: give the blocks back."""
         del self.running[stream.number]
-        self.blocks_used -= stream.blocks
-        stream.blocks = 0
+        self.blocks.end(stream)
         stream.ready_at = math.inf
         self.decoding -= stream.decodes
         stream.decodes = False
-
-    def _blocks_for(self, length: int) -> int:
-        return -(-length // self._settings.block_size)
 
 
 def _invalid(message: str) -> HoldfastError:

@@ -1,0 +1,192 @@
+"""`holdfast bench failover`: kill the active engine again and again under continuous load, and judge what clients saw.
+
+Every answer is compared with the same request's unbroken one. A round's stall is the worst gap between two tokens of
+any stream around that kill, minus the worst gap of the unbroken run. Whether there were ever two leaders is
+read from the engines' own journals. What lives through all rounds (supervisor, vault, keeper, frontend, store) must
+not grow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from holdfast.bench.clients import Answer, ask, read_answer
+from holdfast.bench.faults import Load
+from holdfast.bench.supervised import RESTORE_S, Supervised, in_thread, kill_group, spread
+from holdfast.failover.journal import two_leaders
+
+# How engines are ended, and how often of ten: mostly SIGKILL to all of it; the others must be as harmless.
+ENDS: dict[str, tuple[int, Callable[[int], None]]] = {
+    "kill the group": (6, kill_group),
+    "kill only the parent": (2, lambda pid: os.kill(pid, signal.SIGKILL)),
+    "SIGTERM": (2, lambda pid: os.kill(pid, signal.SIGTERM)),
+}
+WARM_ROUNDS = 5  # before growth is measured: logs, caches and arenas fill up first
+
+
+@dataclass(frozen=True, slots=True)
+class FailoverBench:
+    """How often, and under which load."""
+
+    rounds: int = 200
+    streams: int = 16
+    tokens: int = 200
+    tpot_ms: float = 20.0
+    vault_gib: float = 0.25
+    seed: int = 1
+
+
+@dataclass(slots=True)
+class _Run:
+    """What happens while it runs."""
+
+    up: Supervised
+    bench: FailoverBench
+    expected: dict[int, Answer] = field(default_factory=dict)
+    answers: list[tuple[int, Answer]] = field(default_factory=list)
+    kills_s: list[float] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)
+    recomputed: list[int] = field(default_factory=list)
+    restored_s: list[float] = field(default_factory=list)
+    over: bool = False
+
+
+def run(bench: FailoverBench, tell: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """All rounds; the result is flat, for `--json`."""
+    options = ("--sim-tpot-ms", str(bench.tpot_ms), "--vault-gib", str(bench.vault_gib), "--sim-ranks", "2")
+    with Supervised(*options) as up:
+        return uvloop.run(_run(_Run(up, bench), tell))
+
+
+async def _run(state: _Run, tell: Callable[[str], None]) -> dict[str, Any]:
+    bench = state.bench
+    load = Load(bench.streams, bench.tokens, bench.seed)
+    tell(f"{bench.streams} streams unbroken, to know what is right")
+    for number, answer in enumerate(await asyncio.gather(*(_one(state, load, n) for n in range(bench.streams)))):
+        state.expected[number] = answer
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(bench.streams):
+            tasks.create_task(_keep_asking(state, load, number))
+        sizes = await _rounds(state, tell)
+    return _judge(state, *sizes)
+
+
+async def _keep_asking(state: _Run, load: Load, number: int) -> None:
+    """One client, one request after another, until the rounds are over."""
+    while not state.over:
+        state.answers.append((number, await _one(state, load, number)))
+
+
+async def _one(state: _Run, load: Load, number: int) -> Answer:
+    received = await ask(state.up.port, *load.body(number))
+    if received.status != 200:
+        return Answer("", [], None, False, {"message": f"status {received.status}"}, 0, None, [], [], [], 0)
+    return read_answer(received)
+
+
+async def _rounds(state: _Run, tell: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, Any]]:
+    bench, up = state.bench, state.up
+    rng = random.Random(bench.seed)
+    names = [name for name, (weight, _) in ENDS.items() for _ in range(weight)]
+    early: dict[str, Any] = {}
+    for number in range(1, bench.rounds + 1):
+        await asyncio.sleep(rng.uniform(0.05, 0.6))
+        active = await in_thread(up.active)
+        end = rng.choice(names)
+        state.ends.append(end)
+        state.kills_s.append(time.perf_counter())
+        await in_thread(ENDS[end][1], active.pid)
+        state.restored_s.append(await in_thread(up.wait_restored, active.pid, RESTORE_S))
+        state.recomputed.append((await in_thread(up.active)).facts["recomputed_tokens_max"])
+        if number == min(WARM_ROUNDS, bench.rounds // 2 + 1):
+            early = await in_thread(_sizes, up)
+        if number % 10 == 0 or number == bench.rounds:
+            tell(f"round {number} of {bench.rounds}: {len(state.answers)} answers, {_wrong(state)} wrong")
+    late = await in_thread(_sizes, up)
+    state.over = True
+    return early, late
+
+
+def _wrong(state: _Run) -> int:
+    return sum(not _is_right(state, number, answer) for number, answer in state.answers)
+
+
+def _is_right(state: _Run, number: int, answer: Answer) -> bool:
+    expected = state.expected[number]
+    return answer.done and not answer.error and answer.tokens == expected.tokens and answer.text == expected.text
+
+
+def _judge(state: _Run, early: dict[str, Any], late: dict[str, Any]) -> dict[str, Any]:
+    lost = [answer for _, answer in state.answers if not answer.done or answer.error]
+    calm_s = max(max(answer.gaps_s) for answer in state.expected.values())
+    stalls = [max(0.0, (gap_s - calm_s) * 1000) for gap_s in _gaps_by_kill(state)]
+    terms = state.up.terms()
+    worst = spread(stalls)
+    growth = {name: {key: late[name][key] - early[name][key] for key in late[name]} for name in late if name in early}
+    return {
+        "rounds": state.bench.rounds,
+        "answers": len(state.answers),
+        "resumed_streams": sum(answer.resumed > 0 for _, answer in state.answers),
+        "streams_lost": len(lost),
+        "tokens_wrong": _wrong(state) - len(lost),
+        "stall_ms_p50": worst["p50"],
+        "stall_ms_p99": worst["p99"],
+        "stall_ms_max": worst["max"],
+        "unbroken_worst_gap_ms": round(calm_s * 1000, 1),
+        "stall_ms_max_by_end": _by_end(state, stalls),
+        "two_actives": len(two_leaders(terms)),
+        "leaders": len(terms),
+        "recomputed_tokens_max": max(state.recomputed, default=0),
+        "standby_again_s_p50": spread(state.restored_s)["p50"],
+        "standby_again_s_max": spread(state.restored_s)["max"],
+        "growth": growth,
+        "errors": sorted({str((answer.error or {}).get("message", "no [DONE]")) for answer in lost})[:3],
+    }
+
+
+def _by_end(state: _Run, stalls: list[float]) -> dict[str, float]:
+    pairs = list(zip(state.ends, stalls, strict=True))
+    return {end: round(max((ms for name, ms in pairs if name == end), default=0.0), 1) for end in ENDS}
+
+
+def _gaps_by_kill(state: _Run) -> list[float]:
+    """For each kill the worst gap that was open at it or began before the next kill."""
+    gaps = sorted(
+        gap
+        for _, answer in state.answers
+        for gap in itertools.pairwise(answer.token_times_s)
+        if gap[1] - gap[0] > 0.01
+    )
+    worst: list[float] = []
+    for at_s, until_s in itertools.pairwise([*state.kills_s, float("inf")]):
+        mine = [later - earlier for earlier, later in gaps if later > at_s and earlier < min(until_s, at_s + 5.0)]
+        worst.append(max(mine, default=0.0))
+    return worst
+
+
+def _sizes(up: Supervised) -> dict[str, dict[str, int]]:
+    """Descriptors, threads and private memory of everything that stays, and how many processes there are."""
+    sizes: dict[str, dict[str, int]] = {}
+    for name, pid in up.processes().items():
+        with contextlib.suppress(OSError):
+            status = dict(
+                line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line
+            )
+            sizes[name] = {
+                "fds": len(os.listdir(f"/proc/{pid}/fd")),
+                "threads": int(status["Threads"]),
+                "anon_kib": int(status.get("RssAnon", "0 kB").split()[0]),
+            }
+    return sizes

@@ -1,0 +1,160 @@
+"""What each kind of process does, from its launch settings: rooms are wired together here, and imported only as needed.
+
+Always true: `on_ready` is called once, when others may rely on the process; when `stop` is set it leaves in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.cli.launch import FrontendLaunch, Launch, StoreLaunch, VaultLaunch, WorkerLaunch
+from holdfast.core.address import parse_address
+from holdfast.core.errors import UserError
+
+if TYPE_CHECKING:
+    from holdfast.engines.contract import ShadowEngine
+    from holdfast.worker.process import Worker
+    from holdfast.worker.shadow import Shadow
+
+# A vault starts in 0.2 s; on a swamped machine in a few.
+VAULT_READY_S = 30.0
+
+OnReady = Callable[[dict[str, Any]], None]
+
+
+async def run_role(launch: Launch, stop: asyncio.Event, on_ready: OnReady) -> None:
+    match launch:
+        case StoreLaunch():
+            await _run_store(launch, stop, on_ready)
+        case VaultLaunch():
+            await _run_vault(launch, stop, on_ready)
+        case WorkerLaunch():
+            await _run_worker(launch, stop, on_ready)
+        case FrontendLaunch():
+            await _run_frontend(launch, stop, on_ready)
+
+
+async def _run_store(launch: StoreLaunch, stop: asyncio.Event, on_ready: OnReady) -> None:
+    from holdfast.store.serve import serve
+    from holdfast.wire.net import SocketNetwork
+
+    durable = Path(launch.state_dir) / "store.db"
+    serving = asyncio.ensure_future(
+        serve(
+            parse_address(launch.address),
+            durable,
+            SocketNetwork(),
+            on_ready=lambda bound: on_ready({"address": str(bound)}),
+        )
+    )
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    serving.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
+
+
+async def _run_vault(launch: VaultLaunch, stop: asyncio.Event, on_ready: OnReady) -> None:
+    """Keeper and vault, started again when both died, until asked to stop."""
+    from holdfast.memory.calls import open_connection
+    from holdfast.memory.launch import VaultProcesses
+    from holdfast.memory.vault_settings import VaultSettings
+
+    vault = VaultProcesses(VaultSettings(launch.device, launch.socket_path, launch.budget_bytes))
+    vault.start()
+    watching = asyncio.ensure_future(vault.watch())
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        connection, _ = await open_connection(
+            launch.socket_path, f"{launch.name}-{time.monotonic_ns()}", -1, VAULT_READY_S, _ignore, _ignore
+        )
+        connection.close()
+        on_ready({"address": f"unix://{launch.socket_path}"})
+        await asyncio.wait([watching, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not stop.is_set():
+            raise UserError(f"the vault of {launch.device} ended; its log says why")
+    finally:
+        for task in (watching, stopping):
+            task.cancel()
+        await asyncio.gather(watching, stopping, return_exceptions=True)
+        vault.stop()
+
+
+def _ignore(_: object) -> None:
+    """News for a connection that only asks whether anybody is there."""
+
+
+async def _run_worker(launch: WorkerLaunch, stop: asyncio.Event, on_ready: OnReady) -> None:
+    from holdfast.cli.engines import make_engine
+    from holdfast.store.opening import open_store
+    from holdfast.wire.net import SocketNetwork
+    from holdfast.worker.process import Worker, WorkerSettings
+    from holdfast.worker.status import ProbeSettings
+
+    rng = random.Random()
+    network = SocketNetwork()
+    made = make_engine(launch, rng)
+    settings = WorkerSettings(
+        launch.namespace(),
+        parse_address(launch.address),
+        parse_address(launch.beat_address),
+        parse_address(launch.status_address) if launch.status_address else None,
+        launch.drain_s,
+        launch.group if launch.lock else "",
+        launch.engine_id,
+        launch.wake_s,
+        ProbeSettings(launch.starting_ready, launch.health_endpoints),
+    )
+    store = open_store(launch.store, network, rng)
+    await store.start()
+    try:
+        worker = Worker(made.engine, made.card, made.tokenizer, settings, store, network, rng)
+        async with made.chaos(worker.sessions.reset_connections):
+            await (_shadow(launch, worker, made.shadow()) if launch.lock else worker).run(stop, on_ready)
+    finally:
+        await store.close()
+
+
+def _shadow(launch: WorkerLaunch, worker: Worker, engine: ShadowEngine) -> Shadow:
+    from holdfast.failover.opening import open_lock
+    from holdfast.worker.shadow import Shadow, ShadowSettings
+
+    if not launch.group:
+        raise UserError("--lock needs --group: the name that this engine and its standbys share")
+    journals = Path(launch.state_dir) / "run" / "journals" / launch.group
+    lock = open_lock(launch.lock, launch.name, launch.lock_token)
+    return Shadow(worker, engine, lock, ShadowSettings(journals, launch.name))
+
+
+async def _run_frontend(launch: FrontendLaunch, stop: asyncio.Event, on_ready: OnReady) -> None:
+    from holdfast.frontend.process import FrontendSettings, run_frontend
+    from holdfast.migration.dispatcher import HoldSettings
+    from holdfast.store.opening import open_store
+    from holdfast.wire.http_request import HttpLimits
+    from holdfast.wire.http_server import HttpPatience
+    from holdfast.wire.net import SocketNetwork
+
+    rng = random.Random()
+    network = SocketNetwork()
+    settings = FrontendSettings(
+        deployment=launch.deployment,
+        address=parse_address(launch.address),
+        api_keys=frozenset(launch.api_keys),
+        holds=HoldSettings(hold_s=launch.hold_s, stand_in_after_s=launch.stand_in_after_s),
+        limits=HttpLimits(body_bytes_max=launch.body_bytes_max),
+        patience=HttpPatience(request_s=launch.request_s, unread_s=launch.unread_s),
+        drain_s=launch.drain_s,
+    )
+    store = open_store(launch.store, network, rng)
+    await store.start()
+    try:
+        await run_frontend(settings, store, network, rng, stop, on_ready)
+    finally:
+        await store.close()

@@ -1,0 +1,214 @@
+"""The sim engine as a shadow engine: weights and KV in a vault, so that another can go on where this one ended.
+
+Always true: before `wake` only private memory is written; tokens depend on what is read from both memories, so memory
+that is not what it should be shows; a wake returns with every rank under the epoch. Everything is mapped, verified and
+tried by the canary when `load` returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from holdfast.core.requests import GenerateRequest, Sampling
+from holdfast.engines.contract import Canary, Woken
+from holdfast.engines.sim.blocks import CountedBlocks
+from holdfast.engines.sim.engine import SimEngine
+from holdfast.engines.sim.faults import Fault
+from holdfast.engines.sim.language import Sequence
+from holdfast.engines.sim.paged import TOKEN_BYTES, PagedBlocks, PrivateBlocks, geometry
+from holdfast.engines.sim.ranks import Ranks
+from holdfast.engines.sim.scheduler import Scheduler
+from holdfast.engines.sim.settings import REVISION, SimSettings
+from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, load
+from holdfast.engines.sim.weights import SimWeights
+from holdfast.engines.vault_memory import LOAD_S, VaultMemory
+from holdfast.memory.devices import open_device, view
+
+GIB = 1024**3
+CANARY_TOKENS = 8
+CANARY_PROMPT = [EOS_TOKEN_ID + 1 + place for place in range(24)]  # more than a block of 16: a block is filled
+CHECK_S = 30.0  # for weights that are being mapped anew
+PRIVATE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowSettings:
+    """Where its memory is, and what it is called there."""
+
+    vault_socket: str
+    device: str = "host-0"
+    engine_id: int = 0
+    who: str = "sim"
+    unmapped: bool = False  # stand by without mappings
+    direct: bool = False  # KV in memory of its own
+    wake_s: float = 30.0
+
+
+def make_canary() -> Canary:
+    sampling = Sampling(CANARY_TOKENS, 0, temperature=0.0, ignore_eos=True)
+    request = GenerateRequest("canary", CANARY_PROMPT, len(CANARY_PROMPT), sampling)
+    sequence = Sequence(load(), request.tokens, request.prompt_len, sampling)
+    return Canary(request, tuple(sequence.advance() for _ in range(CANARY_TOKENS)))
+
+
+class ShadowSim(SimEngine):
+    """`load`, `start`, then any number of (`wake`, `rest`)."""
+
+    def __init__(self, settings: SimSettings, rng: random.Random, shadow: ShadowSettings) -> None:
+        super().__init__(settings, rng)
+        self.shadow = shadow
+        self.canary = make_canary()
+        self.on_owner_gone: Callable[[], None] = lambda: None
+        self.on_memory: Callable[[str], None] = lambda why: None
+        pool_bytes = settings.kv_blocks * settings.block_size * TOKEN_BYTES
+        self.weights = SimWeights(REVISION, round(settings.vault_gib * GIB) - pool_bytes)
+        self.memory = VaultMemory(
+            socket_path=shadow.vault_socket,
+            device=open_device(shadow.device),
+            host=open_device("host-0"),
+            engine_id=shadow.engine_id,
+            who=shadow.who,
+            lock_dir=Path(shadow.vault_socket).parent,
+            geometry=geometry(self.weights.identity, settings.block_size, settings.kv_blocks),
+            private_bytes=max(PRIVATE_BYTES, TOKEN_BYTES * 2 * settings.block_size),
+            unmapped=shadow.unmapped,
+            direct=shadow.direct,
+            own_s=shadow.wake_s,
+            on_owner_gone=lambda: self.on_owner_gone(),
+            on_memory=lambda why: self.on_memory(why),
+            on_fatal=lambda why: self.on_fatal(why),
+            on_room=self._room_came,
+        )
+        self.gpu_fence = self.memory.gpu_fence
+        self.ranks = Ranks(settings.ranks - 1, lambda why: self.on_fatal(why))
+        self._paged: PagedBlocks | None = None
+        self._checked = False  # the last canary's outcome
+        self._none = CountedBlocks(settings.kv_blocks, settings.block_size)
+        self._scheduler.weights_right = self.weights.right
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, {self.memory!r}>"
+
+    # -- standing by
+
+    @property
+    def last_epoch(self) -> int:
+        return self.memory.client.last_epoch
+
+    @property
+    def recomputed_tokens_max(self) -> int:
+        return self._paged.recomputed_tokens_max if self._paged is not None else 0
+
+    @property
+    def recomputed_tokens_total(self) -> int:
+        return self._paged.recomputed_tokens_total if self._paged is not None else 0
+
+    @property
+    def resumed_total(self) -> int:
+        return self._paged.resumed_total if self._paged is not None else 0
+
+    async def load(self) -> None:
+        await self.memory.load(self.weights)
+        await self.ranks.start(self.shadow.vault_socket, self.shadow.device, self.shadow.engine_id, LOAD_S)
+        if not await self.check():
+            return  # its caller checks too, and says so
+        if self.shadow.unmapped:
+            await self.memory.sleep()
+
+    async def stop(self) -> None:
+        await super().stop()
+        self._let_go()
+        self.ranks.stop()
+        await self.memory.close()
+
+    async def check(self) -> bool:
+        """The canary through a scheduler of its own, in private pages. Asleep there is nothing to read: the last
+        outcome stands. A wedged engine makes no token: not right."""
+        if self.memory.asleep:
+            return self._checked
+        try:
+            async with asyncio.timeout(CHECK_S):
+                await self.memory.settled.wait()
+        except TimeoutError:
+            return False
+        self._checked = not self.faults.wedged and self._run_canary() == list(self.canary.tokens)
+        return self._checked
+
+    def _run_canary(self) -> list[int]:
+        mapping = self.memory.pool.mapping
+        assert mapping is not None, "private memory is mapped from the first load on"
+        pages = view(mapping.private_address, mapping.private_size, writable=True)
+        # Its own limits: an engine too small for its canary is still tried by it.
+        settings = replace(self.settings, kv_blocks=PRIVATE_BYTES, context_tokens_max=PRIVATE_BYTES)
+        blocks = PrivateBlocks(pages, settings.block_size)
+        scheduler = Scheduler(load(), settings, lambda: 0.0, blocks)
+        scheduler.weights_right = self.weights.right
+        scheduler.wrong_tokens = self.faults.wrong_tokens
+        scheduler.submit(0, self.canary.request, 0.0)
+        tokens: list[int] = []
+        for _ in range(CANARY_TOKENS):
+            tokens += [token for output in scheduler.step(0.0) for token in output.tokens]
+        blocks.close()
+        return tokens
+
+    # -- awake
+
+    def _serving(self) -> bool:
+        return self._paged is not None
+
+    async def wake(self, epoch: int, pass_fds: tuple[int, ...] = ()) -> Woken:
+        faults = self.faults
+        if faults.wake_fails:
+            faults.wake_fails = False
+            raise ConnectionError("the wake failed on command (fault wake_fails)")
+        if faults.wake_hangs:
+            await asyncio.Event().wait()
+        owned = await self.memory.own(epoch)
+        await self.ranks.wake(epoch, pass_fds, self.shadow.wake_s)
+        size = self.memory.geometry.block_bytes * self.memory.geometry.block_count
+        pages = view(owned.pages_address, size, writable=True)
+        self._paged = PagedBlocks(owned.pool, pages, self.settings.block_size, load())
+        self._scheduler.blocks = self._paged
+        return Woken(owned.blocks, owned.reason, owned.marks)
+
+    def canary_passed(self) -> None:
+        if self.memory.owned is not None:
+            self.memory.owned.pool.canary_passed()
+
+    async def rest(self) -> None:
+        """Streams that still run get no further word but that they are closed here."""
+        self._disarm()
+        left = self._scheduler.clear()
+        if left:
+            self._closed(left)
+        self._let_go()
+        await self.ranks.rest(self.shadow.wake_s)
+        await self.memory.rest()
+
+    def _let_go(self) -> None:
+        self._scheduler.blocks = self._none
+        if self._paged is not None:
+            self._paged.close()
+        self._paged = None
+
+    def _room_came(self) -> None:
+        if self._loop is not None:
+            self._scheduler.room_came(self._loop.time())
+            self._rearm()
+
+    # -- faults
+
+    def _inject_shadow(self, fault: Fault) -> None:
+        if fault.kind == "memory_flip":
+            self.weights.damage()
+        else:
+            self.faults.switch(fault)
+
+    def _recover(self) -> None:
+        super()._recover()
+        if not self.memory.asleep:
+            self.weights.use(self.memory.client.mapped)

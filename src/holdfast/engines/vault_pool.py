@@ -1,0 +1,131 @@
+"""From a grant to a KV pool that an engine can use: adopted, made anew, or in memory of the engine's own.
+
+Always true: what is adopted was mapped before it is touched, and if a follower watched this very pool, taking it over
+is reading what changed since its last look; a pool that was never formatted is formatted, not believed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from holdfast.memory.devices import view
+from holdfast.memory.devices.contract import Device, OutOfMemory
+from holdfast.memory.fdsocket import close_all
+from holdfast.memory.kv.adopt import Adoption, adopt
+from holdfast.memory.kv.follow import Follower
+from holdfast.memory.kv.geometry import Geometry
+from holdfast.memory.kv.index import HEADER_BYTES, Index, index_bytes
+from holdfast.memory.kv.pool import Pool
+from holdfast.memory.pool_client import PoolClient, PoolMapping
+from holdfast.memory.protocol import PoolGranted
+
+SLAB_BYTES = 1024**3  # as for weights: mapping costs by the handle (facts 5)
+FREE_POLL_S = 0.01  # the dead engine's memory comes back within 200 ms of its death (fact 1)
+
+
+@dataclass(slots=True)
+class Owned:
+    """The pool under an epoch; its pages lie at `pages_address`."""
+
+    pool: Pool
+    pages_address: int
+    blocks: int = 0  # whole ones taken over
+    reason: str = ""  # why none were believed
+    adoptions: int = 0  # since the last canary
+    weights_reloaded: bool = False
+    marks: dict[str, float] = field(default_factory=dict)  # when, by the event loop's clock
+
+
+def index_of(mapping: PoolMapping, geometry: Geometry) -> Index | None:
+    """The index mapped here; None: it is another pool's, too small for this geometry."""
+    if mapping.index_size < index_bytes(geometry):
+        return None
+    return Index(view(mapping.index_address, mapping.index_size, writable=True), geometry)
+
+
+def followed(mapping: PoolMapping, geometry: Geometry) -> Follower | None:
+    """A follower of what is mapped, up to date."""
+    index = index_of(mapping, geometry)
+    if index is None:
+        return None
+    follower = Follower(index)
+    follower.poll()
+    return follower
+
+
+async def take(client: PoolClient, geometry: Geometry, granted: PoolGranted, follower: Follower | None) -> Owned:
+    epoch = granted.epoch
+    if not granted.adopt:
+        return await _make(client, geometry, epoch)
+    if not client.mapped_is(granted.made_epoch):
+        await client.map(writable=True)
+        follower = None
+    mapping = client.mapping
+    assert mapping is not None
+    index = index_of(mapping, geometry)
+    assert index is not None, "the vault takes only this geometry for this pool"
+    if not any(index.view[:HEADER_BYTES]):  # its maker died between making and formatting it
+        index.format(epoch)
+        return Owned(Pool(index, epoch), mapping.pages_address, reason="never formatted")
+    adoption = follower.adopt(index, epoch) if follower is not None else adopt(index, epoch)
+    return _adopted(adoption, mapping)
+
+
+def _adopted(adoption: Adoption, mapping: PoolMapping) -> Owned:
+    pool = Pool(adoption.index, adoption.epoch, adoption=adoption)
+    return Owned(pool, mapping.pages_address, len(adoption.by_key), adoption.reason, adoption.adoptions)
+
+
+async def _make(client: PoolClient, geometry: Geometry, epoch: int) -> Owned:
+    step = client.client.device.granularity
+    left = -(-geometry.block_count * geometry.block_bytes // step) * step
+    sizes = [SLAB_BYTES] * (left // SLAB_BYTES) + ([left % SLAB_BYTES] if left % SLAB_BYTES else [])
+    mapping = await client.make(index_bytes(geometry), sizes)
+    index = index_of(mapping, geometry)
+    assert index is not None
+    index.format(epoch)
+    return Owned(Pool(index, epoch), mapping.pages_address)
+
+
+@dataclass(slots=True)
+class DirectPool:
+    """KV blocks in memory that ends with this process (`--kv direct`): nothing to adopt, and none before it is free."""
+
+    device: Device
+    geometry: Geometry
+    _address: int = 0
+    _size: int = 0
+    _fd: int = -1
+
+    async def take(self, epoch: int, timeout_s: float) -> Owned:
+        """Wait until the device has room, then take it. TimeoutError names what is missing."""
+        step = self.device.granularity
+        size = -(-self.geometry.block_count * self.geometry.block_bytes // step) * step
+        fd = await self._create(size, timeout_s)
+        self._address, self._size, self._fd = self.device.reserve(size), size, fd
+        self.device.map(self._address, size, fd, writable=True)
+        index = Index(bytearray(index_bytes(self.geometry)), self.geometry)
+        index.format(epoch)
+        return Owned(Pool(index, epoch), self._address)
+
+    async def _create(self, size: int, timeout_s: float) -> int:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        while True:
+            if self.device.free_bytes() >= size:
+                try:
+                    return self.device.create(size)
+                except OutOfMemory:  # somebody else was quicker
+                    pass
+            if loop.time() >= deadline_s:
+                free = self.device.free_bytes()
+                raise TimeoutError(f"{size} bytes for KV did not come free within {timeout_s:g} s: {free} are")
+            await asyncio.sleep(FREE_POLL_S)
+
+    def free(self) -> None:
+        if self._fd >= 0:
+            self.device.unmap(self._address, self._size)
+            self.device.release(self._address, self._size)
+            close_all([self._fd])
+            self._fd = -1

@@ -1,0 +1,189 @@
+"""The election lock over machines: a key in etcd that hangs on its holder's lease.
+
+A waiter watches for the key's end and then creates it, bound to a lease of its own, only if there is none. The holder
+renews its lease, and counts its time from the moment it *sent* the last renewal that etcd answered: etcd counts from
+when it arrived, so the holder's time is over first, by the margin at least.
+
+Always true: the event is set before the lease can have passed at etcd, however late this process runs (lost_event.py);
+a holder that lost the lock leaves the lease to run out, so that its margin stands; one that gives it back, and a wait
+that is cancelled, revoke theirs; nothing is open unless the lock is waited for, held or just lost. The lease elects
+and fences nothing: processes of the engine that live on do not keep it (facts 2), the vault's registry sees to those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from random import SystemRandom
+from typing import Any
+
+from holdfast.failover.identity import read_holder, signature
+from holdfast.failover.lock import Holder
+from holdfast.failover.lost_event import LostEvent
+from holdfast.store.backoff import Backoff
+from holdfast.store.contract import StoreUnavailable
+from holdfast.store.etcd_election import EtcdElection, open_election
+
+_log = logging.getLogger(__name__)
+
+# A dead holder is followed after this long and up to a second more (etcd looks for passed leases twice a second).
+# Shorter, and an etcd that is slow for a moment, say over its disk, ends a healthy leader.
+LEASE_S = 5
+# What a holder keeps free at the end of its lease: for the last token on its way, and for clocks that run apart.
+MARGIN_PER_LEASE = 0.25
+# Renewals, each with the time of one to be answered: two may fail in a row before the margin begins.
+RENEWALS_PER_LEASE = 4
+# A revocation is a courtesy: without it the lease runs out by itself.
+REVOKE_S = 1.0
+OWNER_S = 2.0
+# etcd's lease numbers are signed 64-bit, and 0 means: draw one for me.
+LEASE_BITS = 63
+
+
+class EtcdLock:
+    """`FailoverLock` in etcd at `url` (etcd://host:port[,host:port…]) under `key`."""
+
+    def __init__(self, url: str, key: str, who: str, lease_s: int = LEASE_S) -> None:
+        if lease_s < 1 or not key:
+            raise ValueError(f"an etcd lock needs a key and a lease of at least 1 s, got {key!r} and {lease_s}")
+        self.url = url
+        self.key = key
+        self.who = who
+        self.lease_s = lease_s
+        self._rng = SystemRandom()
+        self._lost: LostEvent | None = None
+        self._candidacy: asyncio.Task[None] | None = None
+        self._waiting = False
+
+    def __repr__(self) -> str:
+        state = "held" if self.held else "lost" if self._lost else "waited for" if self._waiting else "not held"
+        return f"lock {self.url}/{self.key}: {state} by {self.who}"
+
+    @property
+    def held(self) -> bool:
+        return self._lost is not None and not self._lost.is_set()
+
+    async def acquire(self) -> asyncio.Event:
+        if self._lost is not None and not self._lost.is_set():
+            return self._lost
+        assert not self._waiting, f"{self!r}: acquired twice at once"
+        self._waiting = True
+        try:
+            await self._end()
+            granted: asyncio.Future[LostEvent] = asyncio.get_running_loop().create_future()
+            self._candidacy = asyncio.create_task(self._stand(granted), name=f"{self!r}")
+            both: list[asyncio.Future[Any]] = [self._candidacy, granted]
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if not granted.done():
+                self._candidacy.result()  # a bug: it ends only when cancelled
+            return granted.result()
+        except BaseException:
+            await self._end()
+            raise
+        finally:
+            self._waiting = False
+
+    async def release(self) -> None:
+        if not self._waiting:
+            await self._end()
+
+    async def owner(self) -> Holder | None:
+        with contextlib.suppress(StoreUnavailable):
+            async with open_election(self.url, self.key, self._rng) as election:
+                kept, _ = await election.read(OWNER_S)
+                return None if kept is None else read_holder(kept.value)
+        return None
+
+    def nudge(self) -> None:
+        """The lease decides, and etcd tells of its end at once: there is nothing to see before."""
+
+    def pass_fds(self) -> tuple[int, ...]:
+        return ()
+
+    async def _end(self) -> None:
+        """Stop standing: emitting ends first, then the lease is revoked and everything is closed. Bounded."""
+        lost, candidacy = self._lost, self._candidacy
+        self._lost = self._candidacy = None
+        if lost is not None:
+            lost.set()
+        if candidacy is not None:
+            candidacy.cancel()
+            await asyncio.wait([candidacy])
+
+    # -- the candidacy: one task, from the first look to the loss
+
+    async def _stand(self, granted: asyncio.Future[LostEvent]) -> None:
+        async with open_election(self.url, self.key, self._rng) as election:
+            lease, lost = await self._win(election)
+            try:
+                self._lost = lost
+                granted.set_result(lost)
+                await self._keep(election, lease, lost)
+            except asyncio.CancelledError:
+                await election.revoke(lease, REVOKE_S)
+                raise
+            finally:
+                lost.set()
+
+    async def _win(self, election: EtcdElection) -> tuple[int, LostEvent]:
+        """Look, wait for the key's end, race; until won."""
+        backoff = Backoff(self._rng)
+        while True:
+            try:
+                kept, revision = await election.read(self.lease_s)
+                if kept is not None:
+                    # A watch can die in silence; looking once a lease costs one small question.
+                    await election.until_deleted(revision, self.lease_s)
+                elif (won := await self._race(election)) is not None:
+                    return won
+                backoff.reset()
+            except StoreUnavailable as error:
+                _log.warning("%r: %s", self, error)
+                await asyncio.sleep(backoff.next_s())
+
+    async def _race(self, election: EtcdElection) -> tuple[int, LostEvent] | None:
+        sent_s = asyncio.get_running_loop().time()
+        lease = self._rng.getrandbits(LEASE_BITS) or 1
+        try:
+            await election.grant(lease, self.lease_s, self._patience_s)
+            won = await election.create(signature(self.who), lease, self._patience_s)
+            if won and not (lost := LostEvent(self._deadline_s(sent_s))).is_set():
+                return lease, lost
+        except BaseException:
+            await election.revoke(lease, REVOKE_S)
+            raise
+        await election.revoke(lease, REVOKE_S)
+        return None
+
+    async def _keep(self, election: EtcdElection, lease: int, lost: LostEvent) -> None:
+        """Renew until it is lost. A key that is gone, or another's, is a loss too: others can be elected then."""
+        backoff = Backoff(self._rng)
+        while not lost.is_set():
+            sent_s = asyncio.get_running_loop().time()
+            rest_s = self._patience_s
+            try:
+                if not await election.keep_alive(lease, self._patience_s):
+                    return self._say_lost("its lease has passed")
+                lost.extend(self._deadline_s(sent_s))
+                kept, _ = await election.read(self._patience_s)
+                if kept is None or kept.lease != lease:
+                    return self._say_lost("its key was removed or made anew")
+                backoff.reset()
+            except StoreUnavailable as error:
+                _log.warning("%r: not renewed: %s", self, error)
+                rest_s = backoff.next_s()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(rest_s):
+                    await lost.wait()
+        return self._say_lost("it could not be renewed in time")
+
+    def _say_lost(self, why: str) -> None:
+        _log.error("%r: lost: %s", self, why)
+
+    @property
+    def _patience_s(self) -> float:
+        return self.lease_s / RENEWALS_PER_LEASE
+
+    def _deadline_s(self, sent_s: float) -> float:
+        return sent_s + self.lease_s * (1 - MARGIN_PER_LEASE)

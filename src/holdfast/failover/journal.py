@@ -1,0 +1,86 @@
+"""What each engine process says of its own leadership: one file per engine, mapped into memory, that outlives SIGKILL.
+
+A term is one leadership: its epoch, when it began, and when it last sent tokens. The file's pages belong to the kernel,
+so the last store of a killed process is there to be read. From all files of one group `two_leaders` finds whether an
+older leader ever sent anything after a newer one had begun: the promise of the whole election, checked from outside.
+
+Always true: a term is visible only once it is whole (its epoch is stored last); one process writes one file; the oldest
+term gives way when the file is full.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+# Terms of one engine's name; a failover a minute for half a day. Beyond that the oldest go.
+TERMS_MAX = 1024
+_WORDS = 4  # epoch, pid, began_ns, last_sent_ns
+_EPOCH, _PID, _BEGAN, _SENT = range(_WORDS)
+_BYTES = TERMS_MAX * _WORDS * 8
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One leadership, on the machine's monotonic clock (one for all processes)."""
+
+    engine: str
+    epoch: int
+    pid: int
+    began_ns: int
+    last_sent_ns: int  # 0: never
+
+
+class Journal:
+    """The writer's side."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(descriptor, _BYTES)
+            self._words = memoryview(mmap.mmap(descriptor, _BYTES)).cast("Q")
+        finally:
+            os.close(descriptor)
+        self._at = 0
+
+    def begin(self, epoch: int) -> None:
+        """A term begins: to be stored before anybody is told of it."""
+        epochs = self._words[_EPOCH::_WORDS].tolist()
+        at = self._at = epochs.index(min(epochs)) * _WORDS
+        words = self._words
+        words[at + _EPOCH] = 0
+        words[at + _PID] = os.getpid()
+        words[at + _BEGAN] = time.monotonic_ns()
+        words[at + _SENT] = 0
+        words[at + _EPOCH] = epoch
+
+    def sent(self) -> None:
+        """Tokens go out now; on the path of every step."""
+        self._words[self._at + _SENT] = time.monotonic_ns()
+
+
+def read_terms(folder: Path) -> list[Term]:
+    """All terms of one group's engines, oldest epoch first."""
+    terms: list[Term] = []
+    for path in sorted(folder.glob("*.journal")):
+        data = path.read_bytes()
+        words = memoryview(data[: len(data) // 32 * 32]).cast("Q").tolist()
+        rows = (words[at : at + _WORDS] for at in range(0, len(words), _WORDS))
+        terms += [Term(path.stem, *row) for row in rows if row[_EPOCH]]
+    return sorted(terms, key=lambda term: (term.epoch, term.began_ns))
+
+
+def two_leaders(terms: Iterable[Term]) -> list[tuple[Term, Term]]:
+    """Pairs of which the older sent tokens after the newer had begun, or that share an epoch. None is right."""
+    ordered = sorted(terms, key=lambda term: term.epoch)
+    wrong: list[tuple[Term, Term]] = []
+    for older, newer in pairwise(ordered):
+        if older.epoch == newer.epoch or older.last_sent_ns > newer.began_ns or older.began_ns > newer.began_ns:
+            wrong.append((older, newer))
+    return wrong

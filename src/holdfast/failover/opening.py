@@ -1,0 +1,59 @@
+"""From a URL to an election lock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+from holdfast.core.address import parse_address
+from holdfast.core.errors import UserError
+from holdfast.failover.file_lock import FileLock
+from holdfast.failover.lock import FailoverLock
+
+FORMS = (
+    "/path or flock:///path (a file on this machine), lock+unix:///path or lock+tcp://host:port (a lock server), "
+    "etcd://host:port[,host:port…]/key[?lease_s=5]"
+)
+
+
+def open_lock(url: str, who: str, token: str = "") -> FailoverLock:
+    """The lock a URL names; nothing is opened yet. `token`: what a lock server on TCP asks for.
+
+    ValueError says what is wrong with the URL, and which forms there are."""
+    scheme, found, rest = url.partition("://")
+    try:
+        match scheme if found else "":
+            case "" if url.startswith("/"):
+                return FileLock(Path(url), who)
+            case "flock":
+                return FileLock(Path(rest), who)
+            case "lock+unix" | "lock+tcp":
+                # Here, not above: a lock file needs none of this.
+                from holdfast.failover.lock_client import ServerLock
+
+                return ServerLock(parse_address(url.removeprefix("lock+")), who, token=token)
+            case "etcd":
+                return _etcd(rest, who)
+        raise ValueError("it names no kind of lock that there is")
+    except ValueError as error:
+        raise ValueError(f"lock {url!r}: {error}; a lock is {FORMS}") from error
+
+
+def _etcd(rest: str, who: str) -> FailoverLock:
+    # Here, not above: aiohttp is an extra that only etcd needs.
+    from holdfast.failover.etcd_lock import LEASE_S, EtcdLock
+    from holdfast.store.etcd_client import parse_endpoints
+
+    hosts, _, path = rest.partition("/")
+    key, _, query = path.partition("?")
+    try:
+        parse_endpoints(f"etcd://{hosts}")
+    except UserError as error:
+        raise ValueError(str(error)) from error
+    if not key:
+        raise ValueError("it names no key after the host, e.g. etcd://127.0.0.1:2379/engine-0")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    lease = options.pop("lease_s", str(LEASE_S))
+    if options or not (lease.isascii() and lease.isdigit() and int(lease) > 0):
+        raise ValueError(f"{query!r} is not a lease in whole seconds, e.g. ?lease_s=5")
+    return EtcdLock(f"etcd://{hosts}", key, who, int(lease))

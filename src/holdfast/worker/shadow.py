@@ -1,0 +1,296 @@
+"""The life of an engine that has a standby, or is one: stand by, be elected, fence, adopt, announce, serve, step back.
+
+Order, always: load (by role) → canary → Standby, known under its own key → the election's lock → past the CPU fence,
+the pool under a new epoch → the journal has the term → Active on the frontends' open connections → the instance's key.
+The next canary rides in the first batch, and if its first token is wrong that batch reaches nobody.
+
+Always true: nothing is announced or registered before it is so; whoever is told that the lock is lost sends nothing
+more; between lock and announcement nothing is awaited but the vault's grant; a wake that fails ends the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import UserError
+from holdfast.core.requests import Output
+from holdfast.discovery.keys import INSTANCES, STANDBYS
+from holdfast.engines.contract import ShadowEngine
+from holdfast.failover.epoch import next_epoch
+from holdfast.failover.journal import Journal
+from holdfast.failover.lifecycle import (
+    Announced,
+    Ended,
+    Loaded,
+    LockWon,
+    MemoryProblem,
+    Rested,
+    StandDown,
+    State,
+    WakeFailed,
+)
+from holdfast.failover.lock import FailoverLock
+from holdfast.memory.errors import StaleMemoryLayoutError, VaultRefused
+from holdfast.worker.election import Election, first
+from holdfast.worker.process import Worker
+from holdfast.worker.timeline import Timeline
+
+log = logging.getLogger("holdfast.worker")
+
+# The canary's stream; frontends' streams count from 1.
+CANARY = 0
+# What a wake, a load or a planned handover may raise; anything else is our own bug.
+FAILURES = (TimeoutError, OSError, VaultRefused, StaleMemoryLayoutError)
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowSettings:
+    """The bounds of standing by and taking over."""
+
+    journals: Path  # the group's journals, one file per engine
+    name: str
+    load_s: float = 600.0  # weights from a slow disk; a load that takes longer has hung
+    canary_s: float = 20.0  # a standby's last canary is younger than this and one look: under 30 s
+    handover_s: float = 3.0  # to step back from the pool in a planned handover; then the process's end fences it
+
+
+class Shadow:
+    """One engine of a group, from load to exit."""
+
+    def __init__(self, worker: Worker, engine: ShadowEngine, lock: FailoverLock, settings: ShadowSettings) -> None:
+        self._worker = worker
+        self._engine = engine
+        self._lock = lock
+        self._settings = settings
+        self._journal = Journal(settings.journals / f"{settings.name}.journal")
+        self._leading = False  # tokens may go out
+        self._lost = asyncio.Event()  # the lock's own word that they may not, by its clock
+        self._election = Election(lock, self._check, settings.canary_s)
+        self._over = ""  # why the leadership must end at once
+        self._timeline: Timeline | None = None
+        self._seen_gone_s = 0.0
+        self._canary_left: list[int] = []
+        self._rested = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        engine.on_fatal = _exit_now
+        engine.on_owner_gone = self._owner_gone
+        engine.on_memory = self._memory
+        worker.more_facts = self.facts
+        worker.actions.update(sleep=self.sleep, wake_up=self.wake_up)
+
+    async def run(self, stop: asyncio.Event, on_ready: Callable[[dict[str, Any]], None]) -> None:
+        """Until `stop`, or until this engine must not go on (UserError: the process exits with 1)."""
+        worker = self._worker
+        async with worker.opened():
+            if not await self._loaded(stop):
+                worker.step(Ended("asked to stop"))
+                return
+            worker.introduce(active=False)
+            worker.step(Loaded())
+            worker.register(STANDBYS)
+            on_ready(worker.where)
+            while (lost := await self._election.won(stop)) is not None:
+                self._lost = lost
+                await self._wake()
+                await self._serve(stop)
+                await self._step_back(for_good=stop.is_set())
+            if worker.life.state is State.STANDBY:
+                worker.step(StandDown("asked to stop"))
+            await worker.leave()
+
+    async def _loaded(self, stop: asyncio.Event) -> bool:
+        """False: asked to stop before it was."""
+        loading = asyncio.ensure_future(self._load())
+        try:
+            await first((stop.wait(),), (loading,))
+        finally:
+            if not loading.done():
+                loading.cancel()
+                await asyncio.gather(loading, return_exceptions=True)
+        if loading.cancelled():
+            return False
+        loading.result()
+        return True
+
+    async def _load(self) -> None:
+        try:
+            async with asyncio.timeout(self._settings.load_s):
+                await self._engine.load()
+        except FAILURES as error:
+            raise UserError(f"the engine could not be loaded: {_words(error)}") from error
+        await self._engine.start(self._take_step, self._worker.sessions.take_closed)
+        await self._check()
+
+    async def _check(self) -> None:
+        if not await self._engine.check():
+            self._worker.step(Ended("the canary's answer was wrong"))
+            raise UserError("the canary's answer was wrong: these weights or this device make other tokens")
+
+    # -- taking over
+
+    def _memory(self, why: str) -> None:
+        if self._worker.life.state is not State.DEAD:
+            self._worker.step(MemoryProblem(why))
+
+    def _owner_gone(self) -> None:
+        self._seen_gone_s = time.monotonic()
+        self._lock.nudge()
+
+    async def _wake(self) -> None:
+        worker, engine = self._worker, self._engine
+        known = max(engine.last_epoch, worker.life.epoch)
+        epoch = next_epoch(known, time.time_ns() // 1_000_000)
+        timeline = self._timeline = Timeline(self._settings.journals, epoch, time.time())
+        timeline.mark("lock", time.monotonic())
+        if self._seen_gone_s:
+            timeline.mark("eof", self._seen_gone_s)
+        worker.step(LockWon(epoch, contended=known > 0))
+        try:
+            # Twice the deadline after which /live says no: a supervisor acts first, this is for where there is none.
+            async with asyncio.timeout(2 * worker.settings.wake_s):
+                woken = timeline.woken = await engine.wake(epoch, self._lock.pass_fds())
+        except FAILURES as error:
+            worker.step(WakeFailed(_words(error)))
+            raise UserError(f"could not take over under epoch {epoch}: {_words(error)}") from error
+        for name, at_s in woken.marks.items():
+            timeline.mark(name, at_s)
+        self._announce(epoch)
+
+    def _announce(self, epoch: int) -> None:
+        worker = self._worker
+        self._over, self._leading = "", True
+        self._canary_left = list(self._engine.canary.tokens)
+        self._engine.submit(CANARY, self._engine.canary.request)
+        self._journal.begin(epoch)
+        worker.introduce(active=True, epoch=epoch)
+        worker.sessions.announce(epoch)
+        worker.step(Announced(epoch))
+        assert self._timeline is not None
+        self._timeline.mark("announced", time.monotonic())
+        worker.register(INSTANCES)
+        self._background(worker.withdraw(STANDBYS))
+        self._background(self._await_gpu_fence(self._timeline))
+
+    async def _await_gpu_fence(self, timeline: Timeline) -> None:
+        await self._engine.gpu_fence.wait()
+        timeline.mark("gpu_fence", time.monotonic())
+
+    # -- serving
+
+    async def _serve(self, stop: asyncio.Event) -> None:
+        """Until there is a reason not to."""
+        election = self._election
+        while not (stop.is_set() or election.asleep or self._over):
+            await election.poked_or(stop, self._lost)
+            if self._lost.is_set():
+                self._end_at_once("the election's lock is lost")
+
+    def _take_step(self, outputs: list[Output]) -> bool:
+        """The engine's sink: the canary's tokens are judged before anybody's are sent."""
+        if not self._leading:
+            return True
+        if self._lost.is_set():  # asked of its clock: a process that was frozen finds out here, before it sends
+            self._end_at_once("the election's lock is lost")
+            return True
+        if self._canary_left:
+            outputs = self._judge_canary(outputs)
+        if not outputs:
+            return True
+        self._journal.sent()
+        keeping_up = self._worker.sessions.take_step(outputs)
+        if self._timeline is not None:
+            self._timeline.mark("first_token", time.monotonic())
+        return keeping_up
+
+    def _judge_canary(self, outputs: list[Output]) -> list[Output]:
+        others = [output for output in outputs if output.stream != CANARY]
+        for output in outputs:
+            if output.stream == CANARY:
+                expected = self._canary_left[: len(output.tokens)]
+                del self._canary_left[: len(output.tokens)]
+                if output.failure is not None or output.tokens != expected:
+                    self._end_at_once("the canary's answer was wrong after taking over")
+                    return []
+                if not self._canary_left:
+                    self._engine.canary_passed()
+        return others
+
+    def _end_at_once(self, why: str) -> None:
+        """Nothing more goes out; frontends see their connections end and take their streams elsewhere."""
+        if not self._over:
+            log.error("%s: sending nothing more", why)
+            self._over, self._leading = why, False
+            self._worker.sessions.reset_connections()
+            self._election.poke()
+
+    async def _step_back(self, *, for_good: bool) -> None:
+        """A planned end: streams first, then the pool, then the lock. An unplanned one ends the process."""
+        worker = self._worker
+        if self._over:
+            worker.step(StandDown(self._over))
+            worker.step(Ended(self._over))
+            raise UserError(self._over)
+        why = "asked to stop" if for_good else "asked to sleep"
+        worker.step(StandDown(why))
+        worker.hand_back(why)
+        self._leading = False
+        worker.introduce(active=False)
+        try:
+            async with asyncio.timeout(self._settings.handover_s):
+                await self._engine.rest()
+        except FAILURES as error:
+            raise UserError(f"could not step back from the pool: {_words(error)}") from error
+        await self._lock.release()
+        if not for_good:
+            worker.register(STANDBYS)
+            await worker.withdraw(INSTANCES)
+            self._seen_gone_s = 0.0
+            worker.step(Rested())
+            self._rested.set()
+
+    # -- operators
+
+    async def sleep(self) -> str:
+        """Step back and take no part in the election until `wake_up`."""
+        self._rested.clear()
+        self._election.rest()
+        if self._worker.life.state is not State.STANDBY:
+            await self._rested.wait()  # bounded by whoever asked
+        return "asleep: it takes no part in the election until it is woken"
+
+    async def wake_up(self) -> str:
+        """Take part again. Who leads is the election's to say."""
+        self._election.take_part()
+        return "it takes part in the election again"
+
+    def facts(self) -> dict[str, Any]:
+        """What a member of a group shows beyond a worker's own facts."""
+        facts: dict[str, Any] = {"asleep": self._election.asleep}
+        facts["recomputed_tokens_max"] = self._engine.recomputed_tokens_max
+        if self._election.blocked:
+            facts["reason"] = self._election.blocked
+        if self._timeline is not None:
+            facts["failover"] = self._timeline.facts()
+        return facts
+
+    def _background(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _words(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+def _exit_now(why: str) -> None:
+    """A sticky device error, or a lost rank: nothing here can be trusted to end in order, and a fence waits for us."""
+    log.critical("%s: exiting at once", why)
+    os._exit(1)

@@ -1,0 +1,63 @@
+"""One takeover, step by step: when the dead leader was last heard, and what its successor did after that.
+
+Always true: all times are the machine's monotonic clock, so those of two processes can be compared; a step that has not
+happened is not there. Zero is the last token the dead leader sent, or, if it had been silent for a while, the moment
+its end was seen.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from holdfast.engines.contract import Woken
+from holdfast.failover.journal import Term, read_terms
+
+# A leader with streams sends tokens many times a second; an older token says nothing about when it died.
+SILENT_S = 1.0
+STEPS = ("eof", "lock", "fence", "adopted", "announced", "first_token", "gpu_fence")
+
+
+class Timeline:
+    """Marks of one leadership, and its predecessor's last sign of life."""
+
+    def __init__(self, journals: Path, epoch: int, unix_s: float) -> None:
+        self._journals = journals
+        self.epoch = epoch
+        self.unix_s = unix_s
+        self.marks: dict[str, float] = {}
+        self.woken: Woken | None = None
+        self._predecessor: Term | None = None
+        self._looked = False
+
+    def mark(self, step: str, at_s: float) -> None:
+        """The first time counts."""
+        self.marks.setdefault(step, at_s)
+
+    def facts(self) -> dict[str, Any]:
+        """Milliseconds since zero, by step; `why`: what made it necessary, `kv`: what became of the blocks."""
+        if not self.marks:
+            return {}
+        before = self._before()
+        began_s = min(self.marks.values())
+        heard_s = before.last_sent_ns / 1e9 if before is not None else 0.0
+        zero_s = heard_s if 0.0 <= began_s - heard_s < SILENT_S else began_s
+        facts: dict[str, Any] = {"epoch": self.epoch, "unix_s": self.unix_s}
+        facts["from_epoch"] = before.epoch if before is not None else 0
+        facts["zero"] = "the last leader's last token" if zero_s == heard_s else "its end, as seen by the vault"
+        facts["died_ms"] = 0.0
+        for step in STEPS:
+            if step in self.marks:
+                facts[f"{step}_ms"] = round((self.marks[step] - zero_s) * 1000, 2)
+        if self.woken is not None:
+            facts |= {"blocks": self.woken.blocks, "why_empty": self.woken.reason}
+        facts["zero_monotonic_s"] = zero_s
+        return facts
+
+    def _before(self) -> Term | None:
+        """Read once, and never on a failover's path: only when somebody asks."""
+        if not self._looked:
+            self._looked = True
+            older = [term for term in read_terms(self._journals) if term.epoch < self.epoch]
+            self._predecessor = older[-1] if older else None
+        return self._predecessor

@@ -1,0 +1,105 @@
+"""`holdfast up` as it is by default: a vault, an active engine, its standby. Real processes, real kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from up_rig import Place, until
+
+pytestmark = pytest.mark.processes
+
+ENGINES = ("worker-1a", "worker-1b")
+SMALL = ("--vault-gib", "0.0625")
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    made = Place("--workers", "1", "--standbys", "1", *SMALL)
+    yield made
+    made.close()
+
+
+def by_state(place: Place) -> dict[str, dict[str, Any]]:
+    """The two engines by what they are now."""
+    return {process["state"]: process for name, process in place.ps().items() if name in ENGINES}
+
+
+def is_whole(place: Place) -> bool:
+    return set(by_state(place)) == {"active", "standby"}
+
+
+def test_the_default_is_a_pair(place: Place) -> None:
+    """Store, vault, two engines of which one is active, frontend; the screen says whom to kill; `down` ends all."""
+    done = place.up()
+    assert done.returncode == 0, done.stderr
+    processes = place.ps()
+    assert list(processes) == ["store", "vault-1", "worker-1a", "worker-1b", "frontend"]
+    assert processes["vault-1"]["state"] == "ready"
+    until(lambda: is_whole(place), "an active and a standby")
+    engines = by_state(place)
+    active = engines["active"]
+    assert f"kill -9 {active['pid']}\n" in done.stdout
+    assert "Kill the active engine while it answers; its standby goes on" in done.stdout
+    assert active["epoch"] > 0
+    assert {engine["group"] for engine in engines.values()} == {"worker-1"}
+    assert sorted(engine["engine_id"] for engine in engines.values()) == [0, 1]
+    shown = place.run("ps").stdout
+    assert f"worker-1: {active['name']} is active (pid {active['pid']}, epoch {active['epoch']}); " in shown
+    assert f"{engines['standby']['name']} stands by" in shown
+    assert "last failover" not in shown
+    assert place.chat().endswith("data: [DONE]\n\n")
+    assert place.run("down").returncode == 0
+    until(lambda: not place.pids(), "every process to be gone", 5.0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_the_standby_goes_on_and_a_new_one_stands_by(place: Place, number: signal.Signals) -> None:
+    """The active dies, or is stopped and killed for it: the answer is finished by the other, nobody helps, and `ps`
+    shows the failover with its timeline up to the new standby."""
+    assert place.up().returncode == 0
+    until(lambda: is_whole(place), "an active and a standby")
+    before = by_state(place)
+    answers: list[str] = []
+    client = threading.Thread(target=lambda: answers.append(place.chat(600)))
+    client.start()
+    until(lambda: place.health().get("streams"), "the stream to run", 10.0)
+    os.kill(before["active"]["pid"], number)
+    until(
+        lambda: is_whole(place) and by_state(place)["active"]["name"] == before["standby"]["name"],
+        "the roles to have changed",
+    )
+    client.join(30)
+    assert answers[0].endswith("data: [DONE]\n\n")
+    after = by_state(place)
+    assert after["active"]["epoch"] > before["active"]["epoch"]
+    assert after["standby"]["pid"] != before["active"]["pid"]
+    failover = after["active"]["failover"]
+    assert {"died_ms", "lock_ms", "fence_ms", "adopted_ms", "announced_ms", "new_standby_ms"} <= set(failover)
+    shown = place.run("ps").stdout
+    assert "last failover" in shown
+    assert "died 0 · " in shown
+    assert " · new standby " in shown
+
+
+def test_a_foreground_pair_stops_in_order(place: Place) -> None:
+    """Ctrl-C: frontend, engines, vault, store, and nothing is left."""
+    up = place.up_here()
+    up.send_signal(signal.SIGINT)
+    assert up.wait(15) == 0
+    out = place.screen()
+    order = [out.index(f"{name} stopped") for name in ("frontend", "worker-1a", "vault-1", "store")]
+    assert order == sorted(order)
+    until(lambda: not place.pids(), "every process to be gone", 5.0)
+
+
+def test_nothing_of_a_pair_outlives_a_killed_up(place: Place) -> None:
+    """SIGKILL of a foreground `up`: engines, vault and keeper are gone too."""
+    up = place.up_here()
+    up.kill()
+    up.wait(5)
+    until(lambda: not place.pids(), "every process to be gone", 5.0)

@@ -1,0 +1,257 @@
+"""What a shadow engine survives and what it does not: repeated deaths, vanished vaults, ranks, direct memory, sleep."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from shadow_rig import Engine, Failed, Vault
+from sim_rig import expected, request
+
+PROMPT = [100 + place for place in range(70)]
+RIGHT = expected(request(PROMPT, 20), 20)
+
+
+@pytest.fixture
+def vault() -> Iterator[Vault]:
+    with Vault() as started:
+        yield started
+
+
+async def served(engine: Engine, number: int) -> None:
+    """A stream through it, with the right tokens."""
+    await engine.submit(number, PROMPT, 20)
+    await engine.until(lambda: number in engine.finished)
+    assert engine.said[number] == RIGHT
+
+
+def mappings(pid: int) -> str:
+    return Path(f"/proc/{pid}/maps").read_text()
+
+
+async def test_deaths_after_adoptions_empty_the_pool_then_reload_the_weights(vault: Vault) -> None:
+    """The first adopter believes the pool, the second (no canary since) believes nothing, the third loads the weights
+    anew; a standby maps the new ones; after a canary an adopter believes again."""
+    async with vault.engine(0) as watcher:
+        for epoch, (blocks, reason, reloaded) in enumerate(
+            [(0, "", False), (5, "", False), (0, "no canary", False), (0, "no canary", True)], 1000
+        ):
+            async with vault.engine(epoch - 999) as engine:
+                woken = await engine.do("wake", epoch=epoch)
+                assert (woken["blocks"], reason in woken["reason"]) == (blocks, True)
+                assert bool(woken["reason"]) is bool(reason)
+                assert (await engine.do("facts"))["reloaded"] is reloaded
+                await served(engine, 1)
+                if epoch == 1003:
+                    await engine.do("passed")
+        told = (await watcher.until_facts(lambda facts: ["memory", ""] in facts["told"]))["told"]
+        assert ["memory", "the weights were replaced"] in told
+        assert await watcher.do("check")
+        woken = await watcher.do("wake", epoch=1004)
+        assert (woken["blocks"], woken["reason"]) == (5, "")
+        await served(watcher, 2)
+
+
+async def test_open_blocks_are_kept_away_from_until_the_gpu_fence(vault: Vault) -> None:
+    """Past the CPU fence an adopter serves, but not from blocks the earlier owner had open; those come free once its
+    process is over."""
+    async with vault.engine(0, tpot_ms=5.0) as owner, vault.engine(1) as standby:
+        await owner.do("wake", epoch=1000)
+        await served(owner, 1)
+        await owner.submit(2, PROMPT, 20_000)
+        await owner.until(lambda: 2 in owner.said)
+        await owner.do("hang_up")
+        assert (await standby.do("wake", epoch=1001))["blocks"] >= 5
+        await served(standby, 1)
+        facts = await standby.do("facts")
+        assert (facts["gpu_fence"], facts["quarantined"] > 0) == (False, True)
+        await owner.kill()
+        await standby.until_facts(lambda facts: facts["gpu_fence"] and not facts["quarantined"])
+        await served(standby, 2)
+
+
+async def test_direct_memory_waits_for_the_gpu_fence(vault: Vault) -> None:
+    """With KV in memory of its own an engine adopts nothing, is not awake while the earlier owner's process exists,
+    and serves once it is over."""
+    async with vault.engine(0) as owner, vault.engine(1, direct=True) as direct:
+        await owner.do("wake", epoch=1000)
+        await served(owner, 1)
+        await owner.do("hang_up")  # past the CPU fence
+        waking = direct.order("wake", epoch=1001)
+        await asyncio.wait([waking], timeout=0.3)
+        assert not waking.done()
+        await owner.kill()
+        async with asyncio.timeout(20):
+            assert (await waking)["blocks"] == 0
+        assert (await direct.do("facts"))["gpu_fence"]
+        await served(direct, 2)
+        await direct.do("rest")
+        assert (await direct.do("wake", epoch=1002))["blocks"] == 0
+        await served(direct, 3)
+
+
+async def test_unmapped_standby_maps_again_when_it_wakes(vault: Vault) -> None:
+    """Asleep it has nothing mapped; awake it has the same bytes at the same addresses, and serves from the pool."""
+    async with vault.engine(0) as owner, vault.engine(1, unmapped=True) as sleeper:
+        await owner.do("wake", epoch=1000)
+        assert "memfd" in mappings(owner.pid)
+        await served(owner, 1)
+        before = await sleeper.do("facts")
+        assert before["asleep"]
+        assert "memfd" not in mappings(sleeper.pid)
+        assert await sleeper.do("check")
+        waking = sleeper.order("wake", epoch=1001)
+        await owner.kill()
+        async with asyncio.timeout(20):
+            assert (await waking)["blocks"] == 5
+        assert (await sleeper.do("facts"))["address"] == before["address"]
+        await served(sleeper, 2)
+        await sleeper.do("rest")
+        assert (await sleeper.do("facts"))["asleep"]
+
+
+async def test_unmapped_standby_refills_an_empty_vault(vault: Vault) -> None:
+    """An engine that prefers to read loads where nobody else does; vault and keeper died while nobody had anything
+    mapped: whoever is elected loads the weights again, at once."""
+    async with vault.engine(1, unmapped=True) as sleeper:
+        vault.kill("server", "keeper")
+        watching = asyncio.ensure_future(vault.processes.watch())
+        try:
+            assert (await sleeper.do("wake", epoch=1001))["blocks"] == 0
+            await served(sleeper, 1)
+        finally:
+            watching.cancel()
+
+
+async def test_vault_killed_and_back(vault: Vault) -> None:
+    """The vault vanishes: the owner serves on, both say so and, once it is back, that the memory is right again; then
+    the standby still takes over what was published."""
+    async with vault.engine(0) as owner, vault.engine(1) as standby:
+        await owner.do("wake", epoch=1000)
+        await served(owner, 1)
+        vault.kill("server")
+        await served(owner, 2)
+        for engine in (owner, standby):
+            told = (await engine.until_facts(lambda facts: ["memory", ""] in facts["told"]))["told"]
+            words = [why for kind, why in told if kind == "memory"]
+            assert words[0].startswith("the vault is gone")
+            assert words[-1] == ""
+        await served(owner, 3)
+        waking = standby.order("wake", epoch=1001)
+        await owner.kill()
+        async with asyncio.timeout(20):
+            assert (await waking)["blocks"] == 5
+        await served(standby, 4)
+
+
+async def test_vault_and_owner_killed_together(vault: Vault) -> None:
+    """The wake waits for the vault to be back, then adopts what the keeper kept."""
+    async with vault.engine(0) as owner, vault.engine(1) as standby:
+        await owner.do("wake", epoch=1000)
+        await served(owner, 1)
+        vault.kill("server")
+        waking = standby.order("wake", epoch=1001)
+        await owner.kill()
+        async with asyncio.timeout(20):
+            assert (await waking)["blocks"] == 5
+        await served(standby, 2)
+
+
+async def test_everything_of_the_vault_lost_then_the_owner(vault: Vault) -> None:
+    """Vault and keeper die: what is mapped is given back, and a standby goes on from it after the owner's death."""
+    async with vault.engine(0) as owner, vault.engine(1) as standby:
+        await owner.do("wake", epoch=1000)
+        await served(owner, 1)
+        vault.kill("server", "keeper")
+        watching = asyncio.ensure_future(vault.processes.watch())
+        try:
+            for engine in (owner, standby):
+                await engine.until_facts(lambda facts: ["memory", ""] in facts["told"])
+            await owner.kill()
+            assert (await standby.do("wake", epoch=1001))["blocks"] == 5
+            await served(standby, 2)
+        finally:
+            watching.cancel()
+
+
+async def test_rank_that_outlives_its_parent_keeps_lock_and_fence_closed(vault: Vault, tmp_path: Path) -> None:
+    """A rank that is left behind holds the election lock and the CPU fence; once it is gone both are open."""
+    lock = tmp_path / "lock"
+    async with vault.engine(0, ranks=2, ranks_die=False) as owner, vault.engine(1, wake_s=0.5) as standby:
+        fd = await owner.do("open_lock", path=str(lock))
+        await owner.do("wake", epoch=1000, fds=[fd])
+        (rank,) = (await owner.do("facts"))["ranks"]
+        os.kill(rank, signal.SIGSTOP)  # or it would see that its engine is gone
+        try:
+            await owner.kill()
+            with lock.open() as file, pytest.raises(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with pytest.raises(Failed, match="TimeoutError"):
+                await standby.do("wake", epoch=1001)
+        finally:
+            os.kill(rank, signal.SIGKILL)
+        await standby.do("wake", epoch=1002)
+        with lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+async def test_ranks_die_with_their_engine_and_it_with_them(vault: Vault, tmp_path: Path) -> None:
+    """A rank's death is fatal to its engine; an engine's death ends its ranks and frees the lock; a rest hands both
+    over."""
+    lock = tmp_path / "lock"
+    async with vault.engine(0, ranks=3) as owner, vault.engine(1, ranks=2) as standby:
+        fd = await owner.do("open_lock", path=str(lock))
+        await owner.do("wake", epoch=1000, fds=[fd])
+        await owner.do("rest")
+        await standby.do("wake", epoch=1001)
+        await served(standby, 1)
+        (rank,) = (await standby.do("facts"))["ranks"]
+        os.kill(rank, signal.SIGKILL)
+        told = await standby.until_facts(lambda facts: any(kind == "fatal" for kind, _ in facts["told"]))
+        assert f"rank process {rank} is gone" in str(told["told"])
+        await standby.kill()
+        await owner.do("wake", epoch=1002, fds=[fd])
+        await owner.kill()
+    with lock.open() as file:
+        async with asyncio.timeout(20):
+            while not _free(file.fileno()):
+                await asyncio.sleep(0.01)
+
+
+def _free(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+async def test_wakes_fail_and_hang_on_command(vault: Vault) -> None:
+    """wake_fails fails one wake, the next succeeds; wake_hangs never returns; a device error is fatal at once."""
+    async with vault.engine(0) as engine:
+        await engine.do("fault", fault="wake_fails")
+        with pytest.raises(Failed, match="wake_fails"):
+            await engine.do("wake", epoch=1000)
+        await engine.do("wake", epoch=1001)
+        await engine.do("rest")
+        await engine.do("fault", fault="wake_hangs")
+        waking = engine.order("wake", epoch=1002)
+        await engine.do("fault", fault="device_error")
+        assert any(kind == "fatal" for kind, _ in (await engine.do("facts"))["told"])
+        assert not waking.done()
+
+
+async def test_a_poisoned_request_kills_whoever_runs_it(vault: Vault) -> None:
+    """The poison token ends the engine that runs it, and no other request does."""
+    async with vault.engine(0, poison_token=77) as engine:
+        await engine.do("wake", epoch=1000)
+        await served(engine, 1)
+        await engine.submit(2, [5, 77], 5)
+        async with asyncio.timeout(20):
+            await engine._process.wait()
+        assert engine._process.returncode == -signal.SIGKILL
