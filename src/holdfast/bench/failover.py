@@ -33,6 +33,8 @@ ENDS: dict[str, tuple[int, Callable[[int], None]]] = {
     "kill only the parent": (2, lambda pid: os.kill(pid, signal.SIGKILL)),
     "SIGTERM": (2, lambda pid: os.kill(pid, signal.SIGTERM)),
 }
+# Between rounds: an engine that lives shorter than two seconds looks to the supervisor like a crash loop.
+PAUSE_S = (0.6, 1.4)
 WARM_ROUNDS = 5  # before growth is measured: logs, caches and arenas fill up first
 
 
@@ -102,7 +104,7 @@ async def _rounds(state: _Run, tell: Callable[[str], None]) -> tuple[dict[str, A
     names = [name for name, (weight, _) in ENDS.items() for _ in range(weight)]
     early: dict[str, Any] = {}
     for number in range(1, bench.rounds + 1):
-        await asyncio.sleep(rng.uniform(0.05, 0.6))
+        await asyncio.sleep(rng.uniform(*PAUSE_S))
         active = await in_thread(up.active)
         end = rng.choice(names)
         state.ends.append(end)
