@@ -27,6 +27,7 @@ class Environment:
     ready_endpoints: tuple[str, ...]  # DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS: '["generate"]'; default [], all there are
     engine_id: int  # ENGINE_ID: which of its group an engine is; 0, the default, may write weights first
     failover_lock: str  # FAILOVER_LOCK_PATH: a path, or a lock's address; default "", no election
+    lock_token: str  # HOLDFAST_LOCK_TOKEN: what a lock server on TCP asks for; default "", none
     log_level: str  # HOLDFAST_LOG: debug, info, warning or error; default info
     gms_socket_dir: Path  # GMS_SOCKET_DIR: where vaults listen, one socket per device; default "gms" in the state dir
 
@@ -49,6 +50,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         ready_endpoints=_names(env, "DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS"),
         engine_id=_whole_number(env, "ENGINE_ID", "a whole number from 0 up", 0, 65535),
         failover_lock=env.get("FAILOVER_LOCK_PATH", ""),
+        lock_token=env.get("HOLDFAST_LOCK_TOKEN", ""),
         log_level=level,
         gms_socket_dir=Path(env.get("GMS_SOCKET_DIR") or os.path.join(state_dir, "gms")).absolute(),
     )

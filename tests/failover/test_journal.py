@@ -19,6 +19,7 @@ from pathlib import Path
 from holdfast.failover.journal import Journal
 journal = Journal(Path(sys.argv[1]))
 journal.begin(7)
+journal.sent()
 print("leading", flush=True)
 while True:
     journal.sent()

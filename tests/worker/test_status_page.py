@@ -191,7 +191,7 @@ async def test_health_tells_the_whole_story(rig: Rig) -> None:
     await rig.start()
     rig.happen(Loaded(), LockWon(5), Announced(5), EndpointProblem("not admitted"))
     body = json.loads((await rig.get("/health"))[1])
-    expected = {"state": "active", "epoch": 5, "live": True, "ready": False}
+    expected = {"state": "active", "entered_unix_s": 1_700_000_000.0, "epoch": 5, "live": True, "ready": False}
     assert body == {**FACTS, **expected, "reason": "serving; endpoint 'generate' is not healthy: not admitted"}
 
 

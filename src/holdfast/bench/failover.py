@@ -33,8 +33,9 @@ ENDS: dict[str, tuple[int, Callable[[int], None]]] = {
     "kill only the parent": (2, lambda pid: os.kill(pid, signal.SIGKILL)),
     "SIGTERM": (2, lambda pid: os.kill(pid, signal.SIGTERM)),
 }
-# Between rounds: an engine that lives shorter than two seconds looks to the supervisor like a crash loop.
-PAUSE_S = (0.6, 1.4)
+# Between rounds: an engine that lives shorter than two seconds looks to the supervisor like a crash loop, and one that
+# dies within a second of adopting (`worker.probation`) leaves KV that the next does not believe.
+PAUSE_S = (0.8, 1.6)
 WARM_ROUNDS = 5  # before growth is measured: logs, caches and arenas fill up first
 
 

@@ -112,7 +112,8 @@ def _standby_again_s(up: Supervised, failover: dict[str, Any]) -> float:
     standby = up.engine("standby")
     assert standby is not None
     died_unix_s = failover["unix_s"] - failover["lock_ms"] / 1000
-    return round(float(standby.facts["entered_unix_s"]) - died_unix_s, 2)
+    again_s: float = standby.facts["entered_unix_s"] - died_unix_s
+    return round(again_s, 2)
 
 
 async def _hit(up: Supervised, load: Load, hit: Hit) -> list[Answer]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from holdfast import __version__
-from holdfast.cli import bench, memory, roles
+from holdfast.cli import bench, locks, memory, roles
 from holdfast.cli import options as opt
 from holdfast.cli.options import environment
 
@@ -61,10 +61,12 @@ def up(
     drain_s: opt.DrainS = 4.0,
     standby: opt.Standby = opt.StandbyKind.MAPPED,
     kv: opt.Kv = opt.KvKind.VAULT,
+    wake_s: opt.WakeS = 30.0,
     vault_gib: opt.VaultGib = None,
     sim_ttft_ms: opt.SimTtftMs = 50.0,
     sim_tpot_ms: opt.SimTpotMs = 20.0,
     sim_ranks: opt.SimRanks = 1,
+    sim_poison_token: opt.SimPoisonToken = -1,
     allow_chaos: opt.AllowChaos = False,
 ) -> None:
     """Start everything: store, vaults, workers with their standbys, and frontend. Ctrl-C stops it."""
@@ -75,8 +77,8 @@ def up(
     env = environment()
     keys = tuple(api_key or env.api_keys)
     memory: dict[str, Any] = {} if vault_gib is None else {"vault_gib": vault_gib}
-    sim = SimLaunch(ttft_ms=sim_ttft_ms, tpot_ms=sim_tpot_ms, ranks=sim_ranks, **memory)
-    failover = (standbys, standby.value, kv.value, env.gms_socket_dir)
+    sim = SimLaunch(ttft_ms=sim_ttft_ms, tpot_ms=sim_tpot_ms, ranks=sim_ranks, poison_token=sim_poison_token, **memory)
+    failover = (standbys, standby.value, kv.value, env.gms_socket_dir, wake_s)
     serving = (deployment or env.deployment, engine, model, workers, frontends, host, port, store)
     options = UpOptions(*serving, hold_s, drain_s, allow_chaos, keys, sim, env.log_level, *failover)
     raise typer.Exit(run_up(env.state_dir, options, detach))
@@ -124,6 +126,9 @@ def chaos(
     - **cut** – running streams vanish without an end
     - **error-after** – running streams fail after --tokens more
     - **reset** – its connections are reset
+    - **wake-fails**, **wake-hangs** – a standby's next takeover fails, or never ends
+    - **device-error** – as a GPU that is lost for this process: it exits at once
+    - **memory-flip** – its view of the weights is damaged
     - **clear** – undo what can be undone
     """
     from holdfast.cli.chaos import run_chaos
@@ -133,4 +138,5 @@ def chaos(
 
 
 app.add_typer(memory.app, name="memory", rich_help_panel=PARTS)
+app.add_typer(locks.app, name="lock", rich_help_panel=PARTS)
 app.add_typer(bench.app, name="bench", rich_help_panel=BREAK)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -78,6 +79,12 @@ Lock = Annotated[
     str,
     typer.Option(help="The lock that elects the active; default $FAILOVER_LOCK_PATH.", rich_help_panel=_FAILOVER),
 ]
+LockTokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="A file with the token of a lock server on TCP; default $HOLDFAST_LOCK_TOKEN.", rich_help_panel=_FAILOVER
+    ),
+]
 EngineId = Annotated[
     int | None,
     typer.Option(min=0, help="Which of its group this engine is; default $ENGINE_ID or 0.", rich_help_panel=_FAILOVER),
@@ -105,6 +112,9 @@ SimBlockSize = Annotated[int, typer.Option(min=1, help="Tokens per KV block.", r
 SimKvBlocks = Annotated[int, typer.Option(min=1, help="KV blocks.", rich_help_panel=_SIM)]
 SimContext = Annotated[int, typer.Option(min=1, help="Prompt and answer together, tokens.", rich_help_panel=_SIM)]
 SimRanks = Annotated[int, typer.Option(min=1, max=64, help="Processes of one engine.", rich_help_panel=_SIM)]
+SimPoisonToken = Annotated[
+    int, typer.Option(hidden=True, min=-1, help="A prompt with this token kills its engine.", rich_help_panel=_SIM)
+]
 AllowChaos = Annotated[
     bool, typer.Option("--allow-chaos", help="Let `holdfast chaos` break workers.", rich_help_panel=_SIM)
 ]

@@ -53,6 +53,7 @@ class UpOptions:
     standby: str = "mapped"  # or "unmapped": how a standby waits
     kv: str = "vault"  # or "direct": where the KV pool lies
     vault_dir: Path | None = None  # None: "gms" in the state directory
+    wake_s: float = 30.0  # how long taking over may take
 
 
 def plan(state_dir: Path, options: UpOptions) -> list[Launch]:
@@ -88,6 +89,7 @@ def _pair(state_dir: Path, store: str, place: int, options: UpOptions) -> list[L
             group=group,
             standby=options.standby,
             kv=options.kv,
+            wake_s=options.wake_s,
         )
         for engine_id, letter in enumerate(ENGINE_LETTERS[: options.standbys + 1])
     ]
@@ -153,6 +155,8 @@ def _check(state_dir: Path, options: UpOptions) -> None:
         raise UserError(f"--standbys must be 0 to {STANDBYS_MAX}, got {options.standbys}")
     if not 1 <= options.frontends <= FRONTENDS_MAX:
         raise UserError(f"--frontends must be 1 to {FRONTENDS_MAX}, got {options.frontends}")
+    if not options.wake_s > 0:
+        raise UserError(f"--wake-s must be over 0, got {options.wake_s:g}")
     if options.store and "://" not in options.store:
         raise UserError(f"--store {options.store!r} must be a URL, e.g. etcd://127.0.0.1:2379")
 

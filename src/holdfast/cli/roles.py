@@ -41,6 +41,7 @@ def worker(
     vault_socket: opt.VaultSocket = "",
     device: opt.Device = "host-0",
     lock: opt.Lock = "",
+    lock_token_file: opt.LockTokenFile = None,
     engine_id: opt.EngineId = None,
     group: opt.Group = "",
     standby: opt.Standby = opt.StandbyKind.MAPPED,
@@ -60,6 +61,7 @@ def worker(
 ) -> None:
     """A worker: hosts an engine, registers in the store, serves frontends."""
     from holdfast.cli.launch import SimLaunch, WorkerLaunch
+    from holdfast.cli.locks import read_token
 
     env = environment()
     name = _free_name(env.state_dir, "worker", name)
@@ -82,6 +84,7 @@ def worker(
             device=device,
             engine_id=env.engine_id if engine_id is None else engine_id,
             lock=lock or env.failover_lock,
+            lock_token=read_token(lock_token_file, env.lock_token),
             group=group,
             standby=standby.value,
             kv=kv.value,

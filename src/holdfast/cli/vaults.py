@@ -171,6 +171,6 @@ def _table(found: list[Facts]) -> None:
                 f"{facts['pool_bytes'] / 1024**3:.2f}",
                 str(facts["pid"]),
             )
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     with contextlib.suppress(OSError):
-        console.print(table, crop=False, soft_wrap=False, width=None if console.is_terminal else 200)
+        console.print(table, crop=False, soft_wrap=False)

@@ -181,8 +181,7 @@ class Worker:
 
     async def leave(self) -> None:
         """Withdraw, flush, and be over."""
-        for prefix in list(self._registrations):
-            await self.withdraw(prefix)
+        await asyncio.gather(*map(self.withdraw, list(self._registrations)))  # at once: a store may be frozen
         if not await self.sessions.flushed(self.settings.drain_s / 2):
             log.warning("a frontend did not take the handed-back streams in time; it will see the connection end")
         self.step(Ended("left as asked"))

@@ -39,15 +39,17 @@ from holdfast.failover.lifecycle import (
 from holdfast.failover.lock import FailoverLock
 from holdfast.memory.errors import StaleMemoryLayoutError, VaultRefused
 from holdfast.worker.election import Election, first
+from holdfast.worker.probation import CANARY, Probation
 from holdfast.worker.process import Worker
 from holdfast.worker.timeline import Timeline
 
 log = logging.getLogger("holdfast.worker")
 
-# The canary's stream; frontends' streams count from 1.
-CANARY = 0
 # What a wake, a load or a planned handover may raise; anything else is our own bug.
 FAILURES = (TimeoutError, OSError, VaultRefused, StaleMemoryLayoutError)
+# From the deadline after which /live says no to giving a wake up oneself, at least: a supervisor, which wants to hear
+# that no three times a second apart, acts first; this is for where there is none.
+SUPERVISOR_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class Shadow:
         self._over = ""  # why the leadership must end at once
         self._timeline: Timeline | None = None
         self._seen_gone_s = 0.0
-        self._canary_left: list[int] = []
+        self._probation = Probation(engine.canary, engine.canary_passed)
         self._rested = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         engine.on_fatal = _exit_now
@@ -153,8 +155,7 @@ class Shadow:
             timeline.mark("eof", self._seen_gone_s)
         worker.step(LockWon(epoch, contended=known > 0))
         try:
-            # Twice the deadline after which /live says no: a supervisor acts first, this is for where there is none.
-            async with asyncio.timeout(2 * worker.settings.wake_s):
+            async with asyncio.timeout(worker.settings.wake_s + max(worker.settings.wake_s, SUPERVISOR_S)):
                 woken = timeline.woken = await engine.wake(epoch, self._lock.pass_fds())
         except FAILURES as error:
             worker.step(WakeFailed(_words(error)))
@@ -162,11 +163,12 @@ class Shadow:
         for name, at_s in woken.marks.items():
             timeline.mark(name, at_s)
         self._announce(epoch)
+        log.info("leads with %s", f"no KV: {woken.reason}" if woken.reason else f"{woken.blocks} whole blocks of KV")
 
     def _announce(self, epoch: int) -> None:
         worker = self._worker
         self._over, self._leading = "", True
-        self._canary_left = list(self._engine.canary.tokens)
+        self._probation.begin()
         self._engine.submit(CANARY, self._engine.canary.request)
         self._journal.begin(epoch)
         worker.introduce(active=True, epoch=epoch)
@@ -199,8 +201,8 @@ class Shadow:
         if self._lost.is_set():  # asked of its clock: a process that was frozen finds out here, before it sends
             self._end_at_once("the election's lock is lost")
             return True
-        if self._canary_left:
-            outputs = self._judge_canary(outputs)
+        if self._probation.left:
+            outputs = self._without_canary(outputs)
         if not outputs:
             return True
         self._journal.sent()
@@ -209,24 +211,18 @@ class Shadow:
             self._timeline.mark("first_token", time.monotonic())
         return keeping_up
 
-    def _judge_canary(self, outputs: list[Output]) -> list[Output]:
-        others = [output for output in outputs if output.stream != CANARY]
-        for output in outputs:
-            if output.stream == CANARY:
-                expected = self._canary_left[: len(output.tokens)]
-                del self._canary_left[: len(output.tokens)]
-                if output.failure is not None or output.tokens != expected:
-                    self._end_at_once("the canary's answer was wrong after taking over")
-                    return []
-                if not self._canary_left:
-                    self._engine.canary_passed()
-        return others
+    def _without_canary(self, outputs: list[Output]) -> list[Output]:
+        others = self._probation.judge(outputs)
+        if others is None:
+            self._end_at_once("the canary's answer was wrong after taking over")
+        return others or []
 
     def _end_at_once(self, why: str) -> None:
         """Nothing more goes out; frontends see their connections end and take their streams elsewhere."""
         if not self._over:
             log.error("%s: sending nothing more", why)
             self._over, self._leading = why, False
+            self._probation.end(alive=False)
             self._worker.sessions.reset_connections()
             self._election.poke()
 
@@ -241,6 +237,7 @@ class Shadow:
         worker.step(StandDown(why))
         worker.hand_back(why)
         self._leading = False
+        self._probation.end(alive=True)
         worker.introduce(active=False)
         try:
             async with asyncio.timeout(self._settings.handover_s):
@@ -259,6 +256,8 @@ class Shadow:
 
     async def sleep(self) -> str:
         """Step back and take no part in the election until `wake_up`."""
+        if self._worker.life.state is State.INIT:
+            raise UserError("it is still loading; it can sleep once it stands by")
         self._rested.clear()
         self._election.rest()
         if self._worker.life.state is not State.STANDBY:

@@ -1,0 +1,106 @@
+"""`holdfast lock`: a lock server in the foreground, for engines that are elected over more than one machine.
+
+Always true: a token is read from a file or the environment, never from a command line, which everybody can read; a
+server that is stopped leaves its record, so that whoever holds the lock keeps it over a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.options import environment
+from holdfast.core.errors import UserError
+
+app = typer.Typer(help="Elect one engine of a group: serve the lock they take turns with.", no_args_is_help=True)
+
+
+@app.callback()
+def root() -> None:
+    """Elect one engine of a group: serve the lock they take turns with."""
+
+
+@app.command()
+def serve(
+    address: Annotated[
+        str, typer.Option(help="Where to listen, unix:///path or tcp://host:port; default: in the state directory.")
+    ] = "",
+    state_file: Annotated[
+        Path | None, typer.Option(help="Where it remembers who has the lock; default: in the state directory.")
+    ] = None,
+    window_s: Annotated[
+        float, typer.Option(help="After a restart only the last holder may come back for so long, seconds.")
+    ] = 3.0,
+    token_file: Annotated[
+        Path | None, typer.Option(help="A file with the token clients must show; default $HOLDFAST_LOCK_TOKEN.")
+    ] = None,
+) -> None:
+    """Serve one election lock, in the foreground. Ctrl-C ends it.
+
+    Engines use it with `holdfast worker --lock lock+tcp://host:port --lock-token-file FILE`. On TCP a token is needed.
+    Started again with the same state file within the window, it takes the lock from nobody.
+    """
+    env = environment()
+    run = env.state_dir / "run"
+    if not (address and state_file):
+        run.mkdir(parents=True, exist_ok=True, mode=0o700)
+    logging.basicConfig(level=env.log_level.upper(), format="%(asctime)s lock %(levelname)s %(message)s")
+    where, file = address or f"unix://{run}/lock.sock", (state_file or run / "lock.state").absolute()
+    try:
+        asyncio.run(_serve(where, file, window_s, read_token(token_file, env.lock_token)))
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+async def _serve(where: str, state_file: Path, window_s: float, token: str) -> None:
+    from holdfast.core.address import TcpAddress, parse_address
+    from holdfast.failover.lock_serve import serve_lock
+    from holdfast.wire.net import SocketNetwork
+
+    address = parse_address(where)
+    if isinstance(address, TcpAddress) and not token:
+        raise UserError(f"anyone who can reach {where} could take the lock: give --token-file or $HOLDFAST_LOCK_TOKEN")
+    serving = asyncio.ensure_future(
+        serve_lock(
+            address,
+            state_file,
+            window_s,
+            token,
+            SocketNetwork(),
+            on_ready=lambda bound: typer.echo(f"ready: --lock lock+{bound} (Ctrl-C ends it)"),
+        )
+    )
+    asked = False
+
+    def stop() -> None:
+        nonlocal asked
+        asked = True
+        serving.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    try:
+        await serving
+    except asyncio.CancelledError:
+        if not asked:
+            raise
+        typer.echo("stopped; whoever has the lock keeps it if a server is back in time", file=sys.stderr)
+
+
+def read_token(path: Path | None, default: str = "") -> str:
+    """What the file holds, without the line's end; UserError if there is nothing in it."""
+    if path is None:
+        return default
+    try:
+        token = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"the token file {path} cannot be read: {error}") from error
+    if not token:
+        raise UserError(f"the token file {path} is empty")
+    return token

@@ -1,0 +1,35 @@
+"""Requests to the sim engine whose answers are known before they are asked: its language is a function of prompt and
+seed, so an unbroken run is not needed to know what a broken one must say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.bench.clients import Received, ask
+from holdfast.core.requests import Sampling
+from holdfast.engines.sim.language import Sequence
+from holdfast.engines.sim.vocabulary import load
+
+TEMPERATURE = 0.8
+
+
+def prompt(number: int) -> list[int]:
+    """More than two blocks of 16, and each number's differs from the first token on."""
+    return [100 + number, *range(40, 80)]
+
+
+def answer_to(number: int, tokens: int) -> list[int]:
+    """What an unbroken engine says."""
+    sampling = Sampling(tokens, number, TEMPERATURE, ignore_eos=True)
+    sequence = Sequence(load(), prompt(number), len(prompt(number)), sampling)
+    return [sequence.advance() for _ in range(tokens)]
+
+
+async def ask_number(port: int, number: int, tokens: int) -> Received:
+    return await ask_tokens(port, prompt(number), number, tokens)
+
+
+async def ask_tokens(port: int, asked: list[int], seed: int, tokens: int) -> Received:
+    body: dict[str, Any] = {"model": "holdfast-sim", "prompt": asked, "max_tokens": tokens, "seed": seed}
+    body |= {"temperature": TEMPERATURE, "stream": True, "ignore_eos": True, "return_token_ids": True}
+    return await ask(port, "/v1/completions", body)

@@ -1,0 +1,151 @@
+"""A request that kills every engine that runs it, among innocent streams, against a real `holdfast up`.
+
+Every answer is known beforehand. One token is poison: a prompt that has it kills engines from the start, a stream that
+has *said* it kills every engine it is resumed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import uvloop
+from known_answers import answer_to, ask_number, ask_tokens
+
+from holdfast.bench.clients import Received, read_answer
+from holdfast.bench.supervised import Supervised, in_thread, kill_group
+from holdfast.failover.journal import two_leaders
+from holdfast.memory.kv.adopt import NO_CANARY
+
+pytestmark = pytest.mark.processes
+
+INNOCENTS = range(12)
+VICTIM = 99  # its answer comes to the poison word early
+TOKENS = 400
+# What a new leader's log says of what it found.
+RUNGS = {
+    "leads with [0-9]+ whole blocks": "believed",
+    f"leads with no KV: {NO_CANARY}": "empty",
+    "loaded anew": "reloaded",
+}
+# The canary's 8 tokens take 40 ms, so it is over before a suspect that waits to be alone has had its turn.
+TPOT_MS = 5
+# Three engines die of it and two are started for it, half a second each; a shared machine may take many times that.
+VERDICT_S = 20.0
+
+
+EXPECTED = {number: answer_to(number, TOKENS) for number in INNOCENTS}
+SAID = {token for tokens in EXPECTED.values() for token in tokens}
+POISON = next(token for token in answer_to(VICTIM, 30) if token not in SAID)
+
+
+@pytest.fixture(scope="module")
+def up() -> Iterator[Supervised]:
+    options = ("--sim-tpot-ms", str(TPOT_MS), "--sim-poison-token", str(POISON))
+    with Supervised("--vault-gib", "0.1", *options) as started:
+        yield started
+
+
+async def streams(up: Supervised) -> list[asyncio.Task[Received]]:
+    """The innocents, every one with tokens."""
+    before = await in_thread(up.tokens_total)
+    running = [asyncio.create_task(ask_number(up.port, number, TOKENS)) for number in INNOCENTS]
+    enough = before + len(INNOCENTS) * 20
+    await in_thread(up.wait_until, lambda: up.tokens_total() > enough, "streams under way")
+    return running
+
+
+async def are_unbroken(running: list[asyncio.Task[Received]]) -> list[float]:
+    """Each stream ended as if nothing had happened; its worst gap, seconds."""
+    gaps_s = []
+    for number, received in enumerate(await asyncio.gather(*running)):
+        answer = read_answer(received)
+        assert (answer.error, answer.done, answer.exact) == (None, True, True), number
+        assert answer.tokens == EXPECTED[number], number
+        assert answer.resumed, "the engine died too late to mean anything"
+        gaps_s.append(max(answer.gaps_s))
+    return gaps_s
+
+
+def rungs(up: Supervised) -> list[str]:
+    """What the leaders so far made of what they found, oldest first."""
+    logs = "\n".join((up.folder / "logs" / f"worker-1{letter}.log").read_text() for letter in "ab")
+    return [RUNGS[key] for line in sorted(logs.splitlines()) for key in RUNGS if re.search(key, line)]
+
+
+def kill_active(up: Supervised) -> None:
+    kill_group(up.active().pid)
+
+
+def poisoned(error: dict[str, Any] | None) -> bool:
+    return error is not None and error["code"] == "PoisonedRequest" and "the last time it was tried alone" in str(error)
+
+
+def leaders(up: Supervised) -> int:
+    assert two_leaders(up.terms()) == []
+    return len(up.terms())
+
+
+@pytest.mark.timeout(120)
+def test_a_poison_prompt_fails_by_name_and_harms_nobody_else(up: Supervised) -> None:
+    """It ends as PoisonedRequest after three engines, every innocent stream goes on exactly; the second adopter starts
+    with an empty pool, the third reloads the weights; a pair is left, and its next adopter believes the pool again."""
+
+    async def run() -> tuple[Received, float, list[float]]:
+        running = await streams(up)
+        began_s = time.monotonic()
+        received = await ask_tokens(up.port, [1, 2, POISON, 3], 1, TOKENS)
+        took_s = time.monotonic() - began_s
+        return received, took_s, await are_unbroken(running)
+
+    received, took_s, gaps_s = uvloop.run(run())
+    # It never had a token, so its answer had not begun: a plain error, or an event if it was held for long.
+    error = json.loads(received.body())["error"] if received.status == 500 else read_answer(received).error
+    assert poisoned(error), received.pieces
+    assert b"[DONE]" not in received.body()
+    assert took_s < VERDICT_S
+    up.wait_until(up.restored, "an active and a standby")
+    assert leaders(up) == 4
+    assert rungs(up) == ["believed", "believed", "empty", "reloaded", "empty"]
+    assert "committed generation 2" in (up.folder / "logs" / "vault-1.log").read_text()
+    assert up.active().facts["failover"]["why_empty"] == NO_CANARY
+    print(f"verdict after {took_s:.2f} s, worst gap of an innocent stream {max(gaps_s):.2f} s")
+
+    async def kill_under_way() -> None:
+        running = await streams(up)
+        await in_thread(up.wait_until, lambda: up.active().facts["tokens_total"] > 2 * TOKENS, "a while")
+        await in_thread(kill_active, up)
+        await are_unbroken(running)
+
+    before = up.active().pid
+    uvloop.run(kill_under_way())
+    up.wait_restored(before)
+    assert rungs(up)[5:] == ["believed"]
+    assert up.active().facts["failover"]["blocks"] > 0
+
+
+@pytest.mark.timeout(120)
+def test_a_stream_that_became_poison_ends_with_an_error_event(up: Supervised) -> None:
+    """A stream whose own words kill whoever takes it over: its client has every token it was sent, then the error by
+    name as an event and no [DONE]; the others go on exactly, and a pair is left."""
+    before = leaders(up)
+
+    async def run() -> Received:
+        victim = asyncio.create_task(ask_number(up.port, VICTIM, TOKENS))
+        running = await streams(up)
+        await in_thread(kill_active, up)
+        await are_unbroken(running)
+        return await victim
+
+    answer = read_answer(uvloop.run(run()))
+    assert poisoned(answer.error), answer.error
+    assert not answer.done
+    assert POISON in answer.tokens, "it was not poison yet when its engine died"
+    assert answer.tokens == answer_to(VICTIM, len(answer.tokens))
+    up.wait_until(up.restored, "an active and a standby")
+    assert leaders(up) == before + 4

@@ -1,0 +1,204 @@
+"""Where one shadow worker lives: a real store, a real vault, a real lock file, and peers that look from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from holdfast.bench.deployment import Deployment, free_port
+from holdfast.core.requests import GenerateRequest, Sampling
+from holdfast.memory.launch import VaultProcesses
+from holdfast.memory.vault_settings import VaultSettings
+from holdfast.wire.frames import FrameSplitter
+from holdfast.wire.messages import VERSION, Generate, Hello, Message, Step, decode_to_frontend, encode
+
+BOUND_S = 20.0  # for anything that should be quick, on a machine that is not
+REQUEST = GenerateRequest("t", [5, 6, 7], 3, Sampling(20, 1, ignore_eos=True))
+
+
+class Stage:
+    """A store that runs, a vault that runs once it is started, a lock that another process may hold."""
+
+    def __init__(self) -> None:
+        self.deployment = Deployment(workers=0)
+        self.folder = self.deployment.folder
+        self.store = self.deployment.store
+        self.socket = str(self.folder / "gms_host-0.sock")
+        self.lock = self.folder / "lock"
+        self.journals = self.folder / "run" / "journals" / "pair"
+        self._vault = VaultProcesses(VaultSettings("host-0", self.socket), self.folder / "vault.log")
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Stage:
+        self.deployment.start_store()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+                process.wait(BOUND_S)
+        with contextlib.suppress(OSError):
+            self.vault(signal.SIGCONT)
+        self._vault.stop()
+        self.deployment.stop()
+
+    # -- the vault
+
+    def start_vault(self) -> None:
+        self._vault.start()
+
+    def vault(self, number: signal.Signals, kind: str = "server") -> None:
+        """A signal to the vault's process, or to its "keeper"."""
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_text().split("\0") if entry.name.isdigit() else []
+                if f"holdfast.memory.{kind}" in words[:3] and any(self.socket in word for word in words):
+                    os.kill(int(entry.name), number)
+                    return
+        raise ProcessLookupError(f"no {kind} of {self.socket}")
+
+    # -- the lock
+
+    def hold_lock(self) -> subprocess.Popen[bytes]:
+        """Another process has it, until it is killed."""
+        descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        holder = subprocess.Popen(["sleep", "600"], pass_fds=(descriptor,))
+        os.close(descriptor)
+        self._started.append(holder)
+        return holder
+
+    # -- a worker as a person starts it
+
+    def worker(self, *options: str, shadow: bool = True, **environ: str) -> WorkerProcess:
+        port = free_port()
+        unwanted = ("HOLDFAST_", "DYN_", "GMS_", "ENGINE_ID", "FAILOVER_")
+        env = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
+        env |= {"HOLDFAST_STATE_DIR": str(self.folder), "DYN_SYSTEM_PORT": str(port), **environ}
+        command = [sys.executable, "-m", "holdfast", "worker", "--name", "w", "--allow-chaos", *options]
+        if shadow:
+            env.setdefault("FAILOVER_LOCK_PATH", str(self.lock))
+            command += ["--vault-socket", self.socket, "--group", "pair", "--vault-gib", "0.004"]
+            command += ["--sim-kv-blocks", "2048"]
+        with open(self.folder / "w.log", "ab") as log:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
+        self._started.append(process)
+        return WorkerProcess(process, port, self.folder)
+
+
+class WorkerProcess:
+    """One `holdfast worker`, asked over HTTP."""
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int, folder: Path) -> None:
+        self.process = process
+        self.port = port
+        self.folder = folder
+
+    def get(self, path: str, method: str = "GET") -> tuple[int, dict[str, Any]]:
+        return ask(self.port, path, method)
+
+    def probes(self) -> tuple[int, int]:
+        """What /live and /health answer now."""
+        return self.get("/live")[0], self.get("/health")[0]
+
+    def until(self, true: Callable[[], bool], what: str, bound_s: float = BOUND_S) -> None:
+        began_s = time.monotonic()
+        while not true():
+            assert self.process.poll() is None, f"it ended with {self.process.poll()}: {self.log()}"
+            assert time.monotonic() - began_s < bound_s, f"waited {bound_s:g} s for {what}: {self.log()}"
+            time.sleep(0.01)
+
+    def until_state(self, state: str, bound_s: float = BOUND_S) -> dict[str, Any]:
+        facts: dict[str, Any] = {}
+
+        def met() -> bool:
+            facts.update(self.get("/health")[1])
+            return facts.get("state") == state
+
+        self.until(met, f"state {state}", bound_s)
+        return facts
+
+    def record(self) -> dict[str, Any]:
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads((self.folder / "run" / "w.json").read_bytes())  # type: ignore[no-any-return]
+        return {}
+
+    def log(self) -> str:
+        return (self.folder / "w.log").read_text(errors="replace")[-4000:]
+
+    def terminate(self) -> tuple[int, float]:
+        """SIGTERM: its exit status, and how long that took."""
+        began_s = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(BOUND_S), time.monotonic() - began_s
+
+
+def ask(port: int, path: str, method: str = "GET") -> tuple[int, dict[str, Any]]:
+    """Status and body; (0, {}) where nobody answers."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=BOUND_S)
+    try:
+        connection.request(method, path)
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+    except (OSError, http.client.HTTPException):
+        return 0, {}
+    finally:
+        connection.close()
+
+
+async def until(true: Callable[[], object], what: str, bound_s: float = BOUND_S) -> None:
+    """Wait for a fact of this process, within a bound."""
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + bound_s
+    while not true():
+        assert loop.time() < end_s, f"waited {bound_s:g} s for {what}"
+        await asyncio.sleep(0.005)
+
+
+class DataPeer(asyncio.Protocol):
+    """A frontend's data connection that keeps everything it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[Message] = []
+        self.over = False
+        self._splitter = FrameSplitter()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.write(encode(Hello(VERSION, "data", "test")))
+
+    def data_received(self, data: bytes) -> None:
+        self.heard += [decode_to_frontend(payload) for payload in self._splitter.feed(data)]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.over = True
+
+    def generate(self, stream: int) -> None:
+        self._transport.write(encode(Generate(stream, REQUEST)))
+
+    def outputs(self, stream: int) -> Iterator[Any]:
+        """What it was told of one stream."""
+        steps = (message for message in self.heard if isinstance(message, Step))
+        return (output for step in steps for output in step.outputs if output.stream == stream)
+
+    def close(self) -> None:
+        self._transport.abort()
+
+
+async def connect(path: str) -> DataPeer:
+    """Connect and wait for the answer to the Hello."""
+    _, peer = await asyncio.get_running_loop().create_unix_connection(DataPeer, path)
+    await until(lambda: peer.heard, "an answer to the Hello")
+    return peer

@@ -1,0 +1,30 @@
+"""The other kinds of standby, with `holdfast up` and open streams: memory given back, and KV of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.bench.failover_cases import run_cases
+from holdfast.bench.faults import Load
+from holdfast.bench.supervised import Supervised
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(90)]
+
+LOAD = Load(streams=8, tokens=100)
+
+
+@pytest.mark.parametrize(
+    ("options", "keeps_kv"),
+    [(("--standby", "unmapped"), True), (("--kv", "direct"), False)],
+    ids=["unmapped", "direct"],
+)
+def test_a_kill_and_a_handover_are_survived(options: tuple[str, str], keeps_kv: bool) -> None:
+    """The active is killed, then its successor is asked to leave: every stream ends as if nothing had happened, and
+    only KV that lies in the vault is taken over; what was not is computed again."""
+    with Supervised("--vault-gib", "0.0625", "--sim-tpot-ms", "10", *options) as up:
+        for name, outcome, more in run_cases(up, LOAD, ("kill the group", "SIGTERM")):
+            assert outcome.survived, (name, outcome, up.logs())
+            assert outcome.resumed == LOAD.streams, "the hit came too late to mean anything"
+            assert more["two_leaders"] == 0
+            assert (more["recomputed_tokens_max"] < 16) == keeps_kv, more
+            assert (up.active().facts["failover"]["blocks"] > 0) == keeps_kv

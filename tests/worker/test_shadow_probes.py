@@ -1,0 +1,218 @@
+"""A worker as a person starts it, and what its probes say in each state: real processes, real HTTP, real signals.
+
+Each state is held by what the worker waits for there: a vault that is not there, a lock that another process has, a
+vault that is frozen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from shadow_worker_rig import Stage, WorkerProcess
+
+from holdfast.bench.deployment import free_port
+from holdfast.cli.launch import WorkerLaunch
+from holdfast.cli.plan import UpOptions, plan
+from holdfast.core.errors import UserError
+from holdfast.store.opening import open_store
+from holdfast.wire.net import SocketNetwork
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]
+
+QUICKLY_S = 3.0  # the supervisor's patience with a worker that was asked to stop
+WAKE_S = 10.0  # longer than any look at it takes, on a busy machine
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage() as made:
+        yield made
+
+
+def stored(stage: Stage) -> list[str]:
+    """Every key in the store now."""
+
+    async def look() -> list[str]:
+        store = open_store(stage.store, SocketNetwork(), random.Random(1))
+        await store.start()
+        try:
+            return sorted(await store.get_prefix("v1/", 10.0))
+        finally:
+            await store.close()
+
+    return asyncio.run(look())
+
+
+def left_behind(stage: Stage) -> list[str]:
+    """What a worker that ended left in the run directory; the store's socket and journals are not its own."""
+    found = [str(path.relative_to(stage.folder / "run")) for path in (stage.folder / "run").rglob("*")]
+    return [name for name in sorted(found) if not name.startswith(("store", "journals"))]
+
+
+def assert_leaves(stage: Stage, worker: WorkerProcess, within_s: float = QUICKLY_S) -> None:
+    status, took_s = worker.terminate()
+    assert status == 0, worker.log()
+    assert took_s < within_s
+    assert stored(stage) == []
+    assert left_behind(stage) == []
+
+
+def test_probes_by_state(stage: Stage) -> None:
+    """Init: no, no. Standby: yes, yes. Waking: yes, yes. Active: yes, yes. Draining: yes, no. Then it is gone."""
+    holder = stage.hold_lock()
+    worker = stage.worker("--wake-s", str(WAKE_S), "--drain-s", "5")
+    assert worker.until_state("init")["reason"] == "loading"
+    assert worker.probes() == (503, 503)
+    assert worker.get("/engine/sleep", "POST")[0] == 409
+
+    stage.start_vault()
+    assert worker.until_state("standby")["reason"] == "standing by"
+    assert worker.probes() == (200, 200)
+    assert [key.split("/")[1] for key in stored(stage)] == ["mdc", "standbys"]
+
+    stage.vault(signal.SIGSTOP)
+    holder.kill()
+    worker.until_state("waking")
+    assert worker.probes() == (200, 200)
+    assert [key.split("/")[1] for key in stored(stage)] == ["mdc", "standbys"]
+
+    stage.vault(signal.SIGCONT)
+    worker.until_state("active")
+    assert worker.probes() == (200, 200)
+    worker.until(lambda: [key.split("/")[1] for key in stored(stage)] == ["instances", "mdc"], "the instance's key")
+
+    stage.vault(signal.SIGSTOP)  # it tells the vault that it steps back, and waits for the answer
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.until_state("draining")["reason"] == "draining: asked to stop"
+    assert worker.probes() == (200, 503)
+    stage.vault(signal.SIGCONT)
+    assert worker.process.wait(QUICKLY_S) == 0
+    assert stored(stage) == left_behind(stage) == []
+
+
+def test_a_wake_that_hangs_is_not_alive_after_its_deadline(stage: Stage) -> None:
+    """/live says yes until the deadline and no after it, with the reason; /health goes on to say that it wakes."""
+    stage.start_vault()
+    holder = stage.hold_lock()
+    worker = stage.worker("--wake-s", "0.5")
+    worker.until_state("standby")
+    assert os.path.exists(stage.folder / "run" / "w.chaos")
+    answer = stage.deployment.chaos("w", "wake_hangs")
+    assert answer["ok"], answer
+    holder.kill()
+    worker.until_state("waking")
+    began_s = time.monotonic()
+    assert worker.get("/live") == (200, {"status": "live", "state": "waking", "reason": "waking"})
+    worker.until(lambda: worker.get("/live")[0] == 503, "the deadline")
+    assert 0.2 < time.monotonic() - began_s < 5.0
+    status, body = worker.get("/live")
+    assert (status, body["status"], body["state"]) == (503, "notlive", "waking")
+    assert "past its deadline" in body["reason"]
+    assert worker.get("/health")[0] == 200
+
+
+def test_a_wake_needs_time() -> None:
+    """`holdfast up --wake-s` reaches every engine, and none at all is refused."""
+    options = UpOptions("local", wake_s=7.5)
+    engines = [launch for launch in plan(Path("/tmp/hf"), options) if isinstance(launch, WorkerLaunch)]
+    assert [engine.wake_s for engine in engines] == [7.5, 7.5]
+    with pytest.raises(UserError, match="--wake-s must be over 0"):
+        plan(Path("/tmp/hf"), UpOptions("local", wake_s=0))
+
+
+# -- leaving early
+
+
+def test_asked_to_stop_while_loading(stage: Stage) -> None:
+    """It leaves at once with status 0, and nothing of it is left."""
+    worker = stage.worker()
+    worker.until_state("init")
+    assert_leaves(stage, worker)
+
+
+def test_asked_to_stop_while_standing_by(stage: Stage) -> None:
+    """It leaves at once with status 0, nothing of it is left, and it never led."""
+    stage.start_vault()
+    stage.hold_lock()
+    worker = stage.worker("--standby", "unmapped")
+    worker.until_state("standby")
+    worker.until(lambda: len(stored(stage)) == 2, "its keys")
+    assert_leaves(stage, worker)
+    assert "waking" not in worker.log()
+
+
+def test_a_frozen_store_does_not_keep_a_leader(stage: Stage) -> None:
+    """Nobody takes its keys away, and it leaves within its bound: as long as the store is waited for once."""
+    stage.start_vault()
+    worker = stage.worker("--drain-s", "3")
+    worker.until_state("active")
+    worker.until(lambda: len(stored(stage)) == 2, "its keys")
+    stage.deployment.signal("store", signal.SIGSTOP)
+    try:
+        status, took_s = worker.terminate()
+    finally:
+        stage.deployment.signal("store", signal.SIGCONT)
+    assert (status, left_behind(stage)) == (0, [])
+    assert took_s < 3.0
+
+
+# -- the environment
+
+
+def test_a_normal_worker_goes_straight_to_active(stage: Stage) -> None:
+    """Without a lock there is nothing to wait for and no lever: it serves, registered once, and drains as before."""
+    worker = stage.worker(shadow=False)
+    facts = worker.until_state("active")
+    assert (facts["status"], facts["group"], worker.probes()) == ("ready", "", (200, 200))
+    worker.until(lambda: [key.split("/")[1] for key in stored(stage)] == ["instances", "mdc"], "its keys")
+    for lever in ("sleep", "wake_up"):
+        status, body = worker.get(f"/engine/{lever}", "POST")
+        assert status == 404
+        assert f"/engine/{lever}" in body["error"]["message"]
+    log = worker.log()
+    assert log.count("init -> active") == 1
+    assert "standby" not in log
+    assert_leaves(stage, worker)
+
+
+def test_probes_while_loading_may_say_ready(stage: Stage) -> None:
+    """DYN_SYSTEM_STARTING_HEALTH_STATUS=ready: yes, yes in Init. The engine's number comes from ENGINE_ID."""
+    worker = stage.worker(DYN_SYSTEM_STARTING_HEALTH_STATUS="ready", ENGINE_ID="3")
+    facts = worker.until_state("init")
+    assert worker.probes() == (200, 200)
+    assert facts["engine_id"] == 3
+    assert_leaves(stage, worker)
+
+
+@pytest.mark.parametrize(("names", "ready"), [('["generate"]', 200), ('["generate", "embed"]', 503), ("", 200)])
+def test_the_endpoints_that_must_be_healthy(stage: Stage, names: str, ready: int) -> None:
+    """DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS: an active worker is ready if it has each of them; it lives anyway."""
+    worker = stage.worker(shadow=False, DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS=names)
+    worker.until_state("active")
+    assert worker.probes() == (200, ready)
+    if ready == 503:
+        assert "it has no endpoint 'embed'" in worker.get("/health")[1]["reason"]
+
+
+@pytest.mark.parametrize(
+    "environ", [{"DYN_SYSTEM_ENABLED": "false"}, {"DYN_SYSTEM_PORT": "-1"}], ids=["disabled", "no port"]
+)
+def test_no_status_page(stage: Stage, environ: dict[str, str]) -> None:
+    """Switched off by either variable: the worker serves, and nobody listens."""
+    port = environ.setdefault("DYN_SYSTEM_PORT", str(free_port()))
+    worker = stage.worker(shadow=False, **environ)
+    worker.until(lambda: len(stored(stage)) == 2, "its keys")
+    worker.until(lambda: worker.record().get("state") == "ready", "its record")
+    assert worker.record()["status"] == ""
+    if port != "-1":
+        connection = http.client.HTTPConnection("127.0.0.1", int(port), timeout=5)
+        with pytest.raises(ConnectionRefusedError):
+            connection.request("GET", "/live")

@@ -1,0 +1,200 @@
+"""What a new leader may run into, with `holdfast up` and open streams: real processes, real faults, exact answers.
+
+One deployment for all; each test begins with a pair and leaves one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import uvloop
+from shadow_worker_rig import ask
+
+from holdfast.bench.clients import Answer
+from holdfast.bench.faults import Load, compare, run_streams
+from holdfast.bench.supervised import EngineSeen, Supervised, children_of, in_thread, kill_group
+from holdfast.failover.journal import Term, two_leaders
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+
+WAKE_S = 2.0
+LOAD = Load(streams=4, tokens=200)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Supervised]:
+    with Supervised("--vault-gib", "0.0625", "--sim-tpot-ms", "10", "--wake-s", str(WAKE_S)) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def unbroken(pair: Supervised) -> list[Answer]:
+    return uvloop.run(run_streams(pair.port, LOAD))
+
+
+@pytest.fixture
+def up(pair: Supervised) -> Supervised:
+    pair.wait_until(pair.restored, "an active and a standby")
+    return pair
+
+
+def standby(up: Supervised) -> EngineSeen:
+    found = up.engine("standby")
+    assert found is not None, "no engine stands by"
+    return found
+
+
+def asked(up: Supervised, engine: EngineSeen, path: str, method: str = "GET") -> tuple[int, dict[str, object]]:
+    """What its own page answers."""
+    return ask(int(up.records()[engine.name]["status"].rpartition(":")[2]), path, method)
+
+
+def pids(up: Supervised) -> set[int]:
+    return {engine.pid for engine in up.engines()}
+
+
+def terms_of(up: Supervised, engine: EngineSeen) -> list[Term]:
+    return [term for term in up.terms() if term.pid == engine.pid]
+
+
+def log_of(up: Supervised, engine: EngineSeen) -> str:
+    return (up.folder / "logs" / f"{engine.name}.log").read_text()
+
+
+def broken(up: Supervised, unbroken: list[Answer], hit: Callable[[], None], resumed: bool = True) -> None:
+    """Run the load and hit in the middle of it: every stream ends as if nothing had happened, and by the engines' own
+    journals nobody led beside another."""
+
+    async def run() -> list[Answer]:
+        before = await in_thread(up.tokens_total)
+        running = asyncio.ensure_future(run_streams(up.port, LOAD))
+        enough = LOAD.streams * LOAD.tokens // 8
+        await in_thread(up.wait_until, lambda: up.tokens_total() - before > enough, "streams under way")
+        await in_thread(hit)
+        return await running
+
+    outcome = compare("hit", unbroken, uvloop.run(run()))
+    assert outcome.survived, (outcome, up.logs())
+    assert outcome.resumed == (LOAD.streams if resumed else 0), "not in the middle of every stream"
+    assert two_leaders(up.terms()) == []
+
+
+@pytest.mark.parametrize("fault", ["wrong_tokens", "memory_flip"])
+def test_a_wrong_canary_after_waking_takes_the_engine_out_again(
+    up: Supervised, unbroken: list[Answer], fault: str
+) -> None:
+    """A standby that went bad after its last check takes over and is found out by its first batch: no client hears a
+    token of it, it exits, and the next engine serves."""
+    active, bad = up.active(), standby(up)
+
+    def hit() -> None:
+        up.chaos(bad.name, fault)
+        kill_group(active.pid)
+
+    broken(up, unbroken, hit)
+    up.wait_restored(bad.pid)
+    assert bad.pid not in pids(up)
+    assert "the canary's answer was wrong after taking over" in log_of(up, bad)
+    [term] = terms_of(up, bad)
+    assert term.last_sent_ns == 0, "it sent tokens"
+
+
+def test_a_hung_wake_is_replaced(up: Supervised, unbroken: list[Answer]) -> None:
+    """The standby's wake hangs: past its deadline /live says no, the supervisor kills it, the engine that died first
+    is back by then and takes over; the streams have waited for it."""
+    active, hung = up.active(), standby(up)
+    seen: list[tuple[float, int]] = []
+
+    def look() -> bool:
+        seen.append((time.monotonic(), asked(up, hung, "/live")[0]))
+        return seen[-1][1] == 503
+
+    def hit() -> None:
+        up.chaos(hung.name, "wake_hangs")
+        kill_group(active.pid)
+        began_s = time.monotonic()
+        up.wait_until(look, "/live to say no")
+        late_s = seen[-1][0] - began_s - WAKE_S
+        assert -0.1 < late_s < 2.0, "not at its deadline"
+        assert {status for _, status in seen[:-1]} == {200}
+
+    broken(up, unbroken, hit)
+    up.wait_restored(hung.pid)
+    assert hung.pid not in pids(up)
+    assert terms_of(up, hung) == [], "it led"
+    screen = (up.folder / "up.out").read_text()
+    assert f"{hung.name} says that it cannot live (/live refused 3 times in a row); killing pid {hung.pid}" in screen
+
+
+def test_a_standby_without_its_vault_is_not_ready(up: Supervised, unbroken: list[Answer]) -> None:
+    """The vault dies and nobody may start it again for a while: the standby says so and is not ready, the active
+    serves on; with the vault the standby's word for its memory comes back, and nobody was restarted."""
+    active, waiting, (vault, keeper) = up.active(), standby(up), up.vault_pids()
+
+    def hit() -> None:
+        os.kill(keeper, signal.SIGSTOP)
+        os.kill(vault, signal.SIGKILL)
+        up.wait_until(lambda: asked(up, waiting, "/health")[0] == 503, "the standby to notice")
+
+    try:
+        broken(up, unbroken, hit, resumed=False)
+        status, facts = asked(up, waiting, "/health")
+        assert (status, facts["state"], facts["live"]) == (503, "standby", True)
+        assert "cannot vouch for its memory: the vault is gone" in str(facts["reason"])
+        assert asked(up, active, "/health")[0] == 200
+    finally:
+        os.kill(keeper, signal.SIGCONT)
+    up.wait_until(lambda: asked(up, waiting, "/health")[0] == 200, "the standby to be ready again")
+    assert {active.pid, waiting.pid} == pids(up)
+    broken(up, unbroken, lambda: kill_group(active.pid))
+    assert up.active().pid == waiting.pid
+
+
+def test_an_operator_puts_the_active_to_sleep(up: Supervised, unbroken: list[Answer]) -> None:
+    """/engine/sleep: the standby takes over, the sleeper lives on and stands by; whatever happens to the others, it
+    takes no part until /engine/wake_up; then it does again."""
+    sleeper, other = up.active(), standby(up)
+    answers: list[tuple[int, dict[str, object]]] = []
+    broken(up, unbroken, lambda: answers.append(asked(up, sleeper, "/engine/sleep", "POST")))
+    [(status, answer)] = answers
+    assert (status, answer["status"]) == (200, "ok")
+    assert "takes no part in the election until it is woken" in str(answer["message"])
+    assert up.active().pid == other.pid
+    assert standby(up).pid == sleeper.pid
+    assert standby(up).facts["asleep"] is True
+    terms = len(terms_of(up, sleeper))
+
+    broken(up, unbroken, lambda: kill_group(other.pid))
+    third = up.active()
+    assert third.name == other.name, "the one that was killed came back and leads"
+    assert (standby(up).pid, len(terms_of(up, sleeper))) == (sleeper.pid, terms)
+
+    assert asked(up, sleeper, "/engine/wake_up", "POST")[0] == 200
+    up.wait_until(lambda: standby(up).facts["asleep"] is False, "it to take part")
+    broken(up, unbroken, lambda: kill_group(third.pid))
+    assert (up.active().pid, len(terms_of(up, sleeper))) == (sleeper.pid, terms + 1)
+
+
+def test_a_leader_without_its_lock_says_nothing_more(up: Supervised, unbroken: list[Answer]) -> None:
+    """The lock's file is removed under the active, which serves or is idle: it goes, having sent nothing since the
+    next one began; the standby leads with the lock of the new file."""
+    lock = up.folder / "run" / "worker-1.lock"
+    for serves in (True, False):
+        active, waiting = up.active(), standby(up)
+
+        def hit(pid: int = active.pid) -> None:
+            lock.unlink()
+            up.wait_until(lambda: pid not in pids(up), "the leader to go")
+
+        broken(up, unbroken, hit) if serves else hit()
+        up.wait_restored(active.pid)
+        assert up.active().pid == waiting.pid
+        assert log_of(up, active).count("the election's lock is lost: sending nothing more")
+        assert str(waiting.pid) in lock.read_text()
+        assert active.pid not in children_of(up.supervisor_pid)
+    assert two_leaders(up.terms()) == []
