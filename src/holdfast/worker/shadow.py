@@ -144,6 +144,8 @@ class Shadow:
     def _owner_gone(self) -> None:
         self._seen_gone_s = time.monotonic()
         self._lock.nudge()
+        if self._worker.life.state is State.WAKING and self._timeline is not None:
+            self._timeline.mark("eof", self._seen_gone_s)  # the lock was quicker than the news
 
     async def _wake(self) -> None:
         worker, engine = self._worker, self._engine
