@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up test lint clean prove-data-path prove-vault prove-failover
+.PHONY: help up test lint clean prove-data-path prove-vault prove-failover prove-engine
 
 # python3 if it is new enough, else the newest that is. Override: make up PYTHON=/path/to/python3.12
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -26,9 +26,20 @@ up: $(VENV)/.installed ## Install what is needed, then serve on http://127.0.0.1
 	@echo "3/3 starting"
 	@exec $(VENV)/bin/holdfast up $(ARGS)
 
+# Rooms whose tests kill whole deployments and look at the clock: one after the other. All others two at a time, with one
+# order of sets and dictionaries for both.
+ALONE := $(wildcard tests/bench tests/cli tests/failover tests/worker tests/health tests/supervise)
+PYTEST := $(VENV)/bin/python -m pytest --hypothesis-seed=$(SEED)
+
+test: export HOLDFAST_TEST_SEED = $(SEED)
 test: $(VENV)/.installed-dev ## Run the tests (ARGS: options of pytest; SEED: repeat a run's random choices).
 	@echo "3/3 testing with seed $(SEED); the same choices again: make test SEED=$(SEED)"
-	@HOLDFAST_TEST_SEED=$(SEED) $(VENV)/bin/python -m pytest --hypothesis-seed=$(SEED) $(ARGS)
+ifeq ($(strip $(ARGS)),)
+	@PYTHONHASHSEED=0 $(PYTEST) -n 2 --dist loadfile tests $(ALONE:%=--ignore=%)
+	@$(PYTEST) $(ALONE)
+else
+	@$(PYTEST) $(ARGS)
+endif
 
 lint: $(VENV)/.installed-dev ## Check style, types, imports between rooms, and sizes.
 	$(VENV)/bin/ruff check
@@ -44,6 +55,9 @@ prove-vault: $(VENV)/.installed-dev ## Kill the vault and everyone around it 300
 
 prove-failover: $(VENV)/.installed-dev ## End the active engine in every way we promise to survive, 200 times and more, and show the figures.
 	@$(VENV)/bin/python -m holdfast.bench.prove_failover $(ARGS)
+
+prove-engine: $(VENV)/.installed-dev ## Kill a real model's engine 600 times under load, compare every token, and show what surviving KV saves.
+	@$(VENV)/bin/python -m holdfast.bench.prove_engine $(ARGS)
 
 clean: ## Remove everything these targets made, the venv too.
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info

@@ -29,6 +29,7 @@ class Environment:
     failover_lock: str  # FAILOVER_LOCK_PATH: a path, or a lock's address; default "", no election
     lock_token: str  # HOLDFAST_LOCK_TOKEN: what a lock server on TCP asks for; default "", none
     log_level: str  # HOLDFAST_LOG: debug, info, warning or error; default info
+    cache_dir: Path  # HOLDFAST_CACHE_DIR: fetched models; default ~/.cache/holdfast
     gms_socket_dir: Path  # GMS_SOCKET_DIR: where vaults listen, one socket per device; default "gms" in the state dir
 
 
@@ -52,6 +53,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         failover_lock=env.get("FAILOVER_LOCK_PATH", ""),
         lock_token=env.get("HOLDFAST_LOCK_TOKEN", ""),
         log_level=level,
+        cache_dir=Path(env.get("HOLDFAST_CACHE_DIR") or os.path.join(env.get("HOME", "/tmp"), ".cache", "holdfast")),
         gms_socket_dir=Path(env.get("GMS_SOCKET_DIR") or os.path.join(state_dir, "gms")).absolute(),
     )
 

@@ -307,6 +307,7 @@ def framed(body: bytes, count: int) -> bytes:
         (struct.pack(">IH", 10, 2**16 - 1), [], None),
         (framed(hello(), 1), [], None),
     ],
+    ids=[f"words-{number}" for number in range(9)],  # not the words themselves: this process's pid is in them
 )
 async def test_wrong_first_words_end_the_connection(
     shared_rig: Rig, data: bytes, fds: list[str], code: str | None

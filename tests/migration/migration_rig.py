@@ -88,6 +88,7 @@ class Client:
         self.failure: tuple[Code, str, float | None] | None = None
         self.ends = 0
         self.waits = 0
+        self.pauses: list[tuple[float, int]] = []  # each with how many tokens it had shown when it was told
         self.flushes = 0
         self._fresh: list[int] = []
         self._cluster = cluster
@@ -128,6 +129,9 @@ class Client:
     def still_waiting(self) -> None:
         self.waits += 1
         self._cluster.tell(f"{self.name} is told that it waits")
+
+    def resumed(self, pause_s: float) -> None:
+        self.pauses.append((round(pause_s, 3), len(self.shown)))
 
 
 class Worker:

@@ -216,6 +216,9 @@ class Reader:
     def still_waiting(self) -> None:
         """Nothing to keep warm."""
 
+    def resumed(self, pause_s: float) -> None:
+        """Nobody to tell."""
+
 
 class PoolRig:
     """A pool with its directory and dispatcher, and the workers it may find."""

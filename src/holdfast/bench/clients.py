@@ -100,13 +100,14 @@ class Answer:
     token_times_s: list[float]
     logprobs: list[float]
     waiting: int  # ": waiting" comments
+    prompt_tokens: int = 0  # where usage was asked for
 
 
 def read_answer(received: Received, index: int = 0) -> Answer:
     """Put one choice of a streamed answer together."""
     answer = Answer("", [], None, False, None, 0, None, [], [], [], 0)
     for at_s, text in received.events():
-        if text.startswith(":"):
+        if text == ": waiting":
             answer.waiting += 1
         elif text == "data: [DONE]":
             answer.done = True
@@ -121,6 +122,7 @@ def _read_chunk(answer: Answer, at_s: float, chunk: dict[str, Any], index: int) 
     if "error" in chunk:
         answer.error = chunk["error"]
         return
+    answer.prompt_tokens = (chunk.get("usage") or {}).get("prompt_tokens", answer.prompt_tokens)
     for choice in chunk["choices"]:
         if choice["index"] != index:
             continue

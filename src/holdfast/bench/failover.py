@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import uvloop
 
@@ -27,21 +27,53 @@ from holdfast.bench.faults import Load
 from holdfast.bench.supervised import RESTORE_S, Supervised, in_thread, kill_group, spread
 from holdfast.failover.journal import two_leaders
 
-# How engines are ended, and how often of ten: mostly SIGKILL to all of it; the others must be as harmless.
-ENDS: dict[str, tuple[int, Callable[[int], None]]] = {
-    "kill the group": (6, kill_group),
-    "kill only the parent": (2, lambda pid: os.kill(pid, signal.SIGKILL)),
-    "SIGTERM": (2, lambda pid: os.kill(pid, signal.SIGTERM)),
+# How engines are ended.
+ENDS: dict[str, Callable[[int], None]] = {
+    "kill the group": kill_group,
+    "kill only the parent": lambda pid: os.kill(pid, signal.SIGKILL),
+    "SIGTERM": lambda pid: os.kill(pid, signal.SIGTERM),
 }
-# Between rounds: an engine that lives shorter than two seconds looks to the supervisor like a crash loop, and one that
-# dies within a second of adopting (`worker.probation`) leaves KV that the next does not believe.
-PAUSE_S = (0.8, 1.6)
 WARM_ROUNDS = 5  # before growth is measured: logs, caches and arenas fill up first
+BLOCK_TOKENS = 16  # of every engine's KV by default: a resumed stream that computes more again has lost a block
+
+
+class Requests(Protocol):
+    """What clients ask for, all the time."""
+
+    @property
+    def streams(self) -> int: ...
+
+    def body(self, number: int) -> tuple[str, dict[str, Any]]:
+        """The path and the body of a client's request, always the same one."""
+
+
+class Bench(Protocol):
+    """What is started, what is asked of it, and how often it is broken."""
+
+    @property
+    def rounds(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def pause_s(self) -> tuple[float, float]:
+        """Between a standby's return and the next kill: an engine that lives shorter than two seconds looks to the
+        supervisor like a crash loop, and one that dies within a second of adopting (`worker.probation`) leaves KV that
+        the next does not believe."""
+
+    @property
+    def ends(self) -> dict[str, int]:
+        """How engines are ended, and how often of all."""
+
+    def options(self) -> tuple[str, ...]:
+        """Of `holdfast up`."""
+
+    def load(self) -> Requests: ...
 
 
 @dataclass(frozen=True, slots=True)
 class FailoverBench:
-    """How often, and under which load."""
+    """Sim engines of two ranks."""
 
     rounds: int = 200
     streams: int = 16
@@ -50,13 +82,28 @@ class FailoverBench:
     vault_gib: float = 0.25
     seed: int = 1
 
+    @property
+    def pause_s(self) -> tuple[float, float]:
+        return 0.8, 1.6
+
+    @property
+    def ends(self) -> dict[str, int]:
+        """Mostly SIGKILL to all of it; the others must be as harmless."""
+        return {"kill the group": 6, "kill only the parent": 2, "SIGTERM": 2}
+
+    def options(self) -> tuple[str, ...]:
+        return ("--sim-tpot-ms", str(self.tpot_ms), "--vault-gib", str(self.vault_gib), "--sim-ranks", "2")
+
+    def load(self) -> Load:
+        return Load(self.streams, self.tokens, self.seed)
+
 
 @dataclass(slots=True)
 class _Run:
     """What happens while it runs."""
 
     up: Supervised
-    bench: FailoverBench
+    bench: Bench
     expected: dict[int, Answer] = field(default_factory=dict)
     answers: list[tuple[int, Answer]] = field(default_factory=list)
     kills_s: list[float] = field(default_factory=list)
@@ -66,33 +113,31 @@ class _Run:
     over: bool = False
 
 
-def run(bench: FailoverBench, tell: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+def run(bench: Bench, tell: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """All rounds; the result is flat, for `--json`."""
-    options = ("--sim-tpot-ms", str(bench.tpot_ms), "--vault-gib", str(bench.vault_gib), "--sim-ranks", "2")
-    with Supervised(*options) as up:
+    with Supervised(*bench.options()) as up:
         return uvloop.run(_run(_Run(up, bench), tell))
 
 
 async def _run(state: _Run, tell: Callable[[str], None]) -> dict[str, Any]:
-    bench = state.bench
-    load = Load(bench.streams, bench.tokens, bench.seed)
-    tell(f"{bench.streams} streams unbroken, to know what is right")
-    for number, answer in enumerate(await asyncio.gather(*(_one(state, load, n) for n in range(bench.streams)))):
+    load = state.bench.load()
+    tell(f"{load.streams} streams unbroken, to know what is right")
+    for number, answer in enumerate(await asyncio.gather(*(_one(state, load, n) for n in range(load.streams)))):
         state.expected[number] = answer
     async with asyncio.TaskGroup() as tasks:
-        for number in range(bench.streams):
+        for number in range(load.streams):
             tasks.create_task(_keep_asking(state, load, number))
         sizes = await _rounds(state, tell)
     return _judge(state, *sizes)
 
 
-async def _keep_asking(state: _Run, load: Load, number: int) -> None:
+async def _keep_asking(state: _Run, load: Requests, number: int) -> None:
     """One client, one request after another, until the rounds are over."""
     while not state.over:
         state.answers.append((number, await _one(state, load, number)))
 
 
-async def _one(state: _Run, load: Load, number: int) -> Answer:
+async def _one(state: _Run, load: Requests, number: int) -> Answer:
     received = await ask(state.up.port, *load.body(number))
     if received.status != 200:
         return Answer("", [], None, False, {"message": f"status {received.status}"}, 0, None, [], [], [], 0)
@@ -102,15 +147,15 @@ async def _one(state: _Run, load: Load, number: int) -> Answer:
 async def _rounds(state: _Run, tell: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, Any]]:
     bench, up = state.bench, state.up
     rng = random.Random(bench.seed)
-    names = [name for name, (weight, _) in ENDS.items() for _ in range(weight)]
+    names = [name for name, weight in bench.ends.items() for _ in range(weight)]
     early: dict[str, Any] = {}
     for number in range(1, bench.rounds + 1):
-        await asyncio.sleep(rng.uniform(*PAUSE_S))
+        await asyncio.sleep(rng.uniform(*bench.pause_s))
         active = await in_thread(up.active)
         end = rng.choice(names)
         state.ends.append(end)
         state.kills_s.append(time.perf_counter())
-        await in_thread(ENDS[end][1], active.pid)
+        await in_thread(ENDS[end], active.pid)
         state.restored_s.append(await in_thread(up.wait_restored, active.pid, RESTORE_S))
         state.recomputed.append((await in_thread(up.active)).facts["recomputed_tokens_max"])
         if number == min(WARM_ROUNDS, bench.rounds // 2 + 1):
@@ -131,6 +176,17 @@ def _is_right(state: _Run, number: int, answer: Answer) -> bool:
     return answer.done and not answer.error and answer.tokens == expected.tokens and answer.text == expected.text
 
 
+def _count_wrong(state: _Run, number: int, answer: Answer) -> bool:
+    """Something was lost or came twice, whatever the tokens are."""
+    return not answer.done or bool(answer.error) or len(answer.tokens) != len(state.expected[number].tokens)
+
+
+def _identical_share(state: _Run) -> float:
+    """Of the streams that a kill went through."""
+    resumed = [_is_right(state, number, answer) for number, answer in state.answers if answer.resumed]
+    return round(sum(resumed) / len(resumed), 4) if resumed else 1.0
+
+
 def _judge(state: _Run, early: dict[str, Any], late: dict[str, Any]) -> dict[str, Any]:
     lost = [answer for _, answer in state.answers if not answer.done or answer.error]
     calm_s = max(max(answer.gaps_s) for answer in state.expected.values())
@@ -144,6 +200,8 @@ def _judge(state: _Run, early: dict[str, Any], late: dict[str, Any]) -> dict[str
         "resumed_streams": sum(answer.resumed > 0 for _, answer in state.answers),
         "streams_lost": len(lost),
         "tokens_wrong": _wrong(state) - len(lost),
+        "counts_wrong": sum(_count_wrong(state, number, answer) for number, answer in state.answers) - len(lost),
+        "resumed_identical_share": _identical_share(state),
         "stall_ms_p50": worst["p50"],
         "stall_ms_p99": worst["p99"],
         "stall_ms_max": worst["max"],
@@ -152,6 +210,7 @@ def _judge(state: _Run, early: dict[str, Any], late: dict[str, Any]) -> dict[str
         "two_actives": len(two_leaders(terms)),
         "leaders": len(terms),
         "recomputed_tokens_max": max(state.recomputed, default=0),
+        "rounds_all_resident": sum(recomputed < BLOCK_TOKENS for recomputed in state.recomputed),
         "standby_again_s_p50": spread(state.restored_s)["p50"],
         "standby_again_s_max": spread(state.restored_s)["max"],
         "growth": growth,
@@ -161,7 +220,7 @@ def _judge(state: _Run, early: dict[str, Any], late: dict[str, Any]) -> dict[str
 
 def _by_end(state: _Run, stalls: list[float]) -> dict[str, float]:
     pairs = list(zip(state.ends, stalls, strict=True))
-    return {end: round(max((ms for name, ms in pairs if name == end), default=0.0), 1) for end in ENDS}
+    return {end: round(max((ms for name, ms in pairs if name == end), default=0.0), 1) for end in state.bench.ends}
 
 
 def _gaps_by_kill(state: _Run) -> list[float]:

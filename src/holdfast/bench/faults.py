@@ -27,6 +27,7 @@ class Load:
     streams: int = 64
     tokens: int = 300
     seed: int = 1
+    model: str = "holdfast-sim"
 
     def body(self, number: int) -> tuple[str, dict[str, Any]]:
         """Greedy and sampled, chat and raw, with stop strings, logprobs and penalties."""
@@ -37,7 +38,8 @@ class Load:
             {"temperature": 0.7, "frequency_penalty": 0.5, "presence_penalty": 0.2, "top_k": 10},
             {"temperature": 0.9, "logprobs": True, "top_logprobs": 2},
         ]
-        more = {"seed": self.seed * 1000 + number, "return_token_ids": True, **kinds[number % len(kinds)]}
+        more = {"model": self.model, "seed": self.seed * 1000 + number, "return_token_ids": True}
+        more |= kinds[number % len(kinds)]
         body = chat_body(f"Tell me story number {number}.", self.tokens, **more)
         if number % 7 != 6:
             return "/v1/chat/completions", body

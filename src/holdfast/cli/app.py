@@ -53,7 +53,8 @@ def up(
     host: opt.Host = "127.0.0.1",
     port: opt.Port = 8000,
     detach: opt.Detach = False,
-    model: opt.Model = "holdfast-sim",
+    model: opt.Source = "",
+    served_name: opt.ServedName = "",
     deployment: opt.Deployment = "",
     store: opt.Store = "",
     api_key: opt.ApiKeys = None,
@@ -63,6 +64,9 @@ def up(
     kv: opt.Kv = opt.KvKind.VAULT,
     wake_s: opt.WakeS = 30.0,
     vault_gib: opt.VaultGib = None,
+    exact: opt.Exact = False,
+    kv_gib: opt.KvGib = 0.5,
+    threads: opt.TorchThreads = 0,
     sim_ttft_ms: opt.SimTtftMs = 50.0,
     sim_tpot_ms: opt.SimTpotMs = 20.0,
     sim_ranks: opt.SimRanks = 1,
@@ -70,7 +74,8 @@ def up(
     allow_chaos: opt.AllowChaos = False,
 ) -> None:
     """Start everything: store, vaults, workers with their standbys, and frontend. Ctrl-C stops it."""
-    from holdfast.cli.launch import SimLaunch
+    from holdfast.cli.launch import SimLaunch, TorchLaunch
+    from holdfast.cli.models import named
     from holdfast.cli.plan import UpOptions
     from holdfast.cli.up import run_up
 
@@ -79,8 +84,11 @@ def up(
     memory: dict[str, Any] = {} if vault_gib is None else {"vault_gib": vault_gib}
     sim = SimLaunch(ttft_ms=sim_ttft_ms, tpot_ms=sim_tpot_ms, ranks=sim_ranks, poison_token=sim_poison_token, **memory)
     failover = (standbys, standby.value, kv.value, env.gms_socket_dir, wake_s)
-    serving = (deployment or env.deployment, engine, model, workers, frontends, host, port, store)
-    options = UpOptions(*serving, hold_s, drain_s, allow_chaos, keys, sim, env.log_level, *failover)
+    source, name = named(engine, model, served_name)
+    torch = TorchLaunch(exact=exact, kv_gib=kv_gib, threads=threads)
+    serving = (deployment or env.deployment, engine, name, workers, frontends, host, port, store)
+    loaded = (source, torch, str(env.cache_dir))
+    options = UpOptions(*serving, hold_s, drain_s, allow_chaos, keys, sim, env.log_level, *failover, *loaded)
     raise typer.Exit(run_up(env.state_dir, options, detach))
 
 
@@ -98,6 +106,24 @@ def ps(as_json: opt.Json = False) -> None:
     from holdfast.cli.ps import run_ps
 
     raise typer.Exit(run_ps(environment().state_dir, as_json))
+
+
+@app.command(rich_help_panel=RUN)
+def chat(
+    message: Annotated[str, typer.Argument(help="One question; without it what is piped in, or a conversation.")] = "",
+    url: Annotated[str, typer.Option(help="The server, e.g. http://127.0.0.1:8000; default: the one up here.")] = "",
+    model: Annotated[str, typer.Option(help="Whom to ask; default: the server's first model.")] = "",
+    api_key: Annotated[str, typer.Option(help="The server's key; default: of the one up here.")] = "",
+    system: Annotated[str, typer.Option(help="What the model is told before anything else.")] = "",
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="The longest answer, tokens.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, max=2, help="0 is the likeliest answer.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.")] = None,
+) -> None:
+    """Talk to it. A mark in the margin shows where an engine died and its standby went on."""
+    from holdfast.cli.chat import Wishes, run_chat
+
+    wishes = Wishes(system, max_tokens, temperature, seed)
+    raise typer.Exit(run_chat(environment().state_dir, url, model, api_key, wishes, message))
 
 
 app.command(rich_help_panel=PARTS)(roles.worker)

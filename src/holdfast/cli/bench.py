@@ -55,16 +55,26 @@ def memory(
 @app.command()
 def failover(
     rounds: Annotated[int, typer.Option(min=1, help="How often the active engine is ended.")] = 200,
-    streams: Annotated[int, typer.Option(min=1, help="How many clients ask all the time.")] = 16,
-    tokens: Annotated[int, typer.Option(min=1, help="How long each answer is.")] = 200,
-    vault_gib: Annotated[float, typer.Option(min=0.01, help="Weights and KV pool of the engine, GiB.")] = 0.25,
+    streams: Annotated[int, typer.Option(min=0, help="How many clients ask all the time; 0: as many as suit.")] = 0,
+    tokens: Annotated[int, typer.Option(min=0, help="How long each answer is; 0: as long as suits.")] = 0,
+    vault_gib: Annotated[float, typer.Option(min=0.01, help="sim: weights and KV pool of the engine, GiB.")] = 0.25,
     seed: Annotated[int, typer.Option(help="When and how it is ended.")] = 1,
+    engine: Annotated[str, typer.Option(help="sim, or torch with the tiny model.")] = "sim",
+    exact: Annotated[bool, typer.Option("--exact/--fast", help="torch: its arithmetic.")] = True,
+    kv: Annotated[str, typer.Option(help="torch: where the KV pool lies, vault or direct.")] = "vault",
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object on stdout, for programs.")] = False,
 ) -> None:
     """End the active engine again and again under load: what clients lost, saw wrong, or waited for."""
-    from holdfast.bench.failover import FailoverBench, run
+    from holdfast.bench.engine_kills import EngineKills
+    from holdfast.bench.failover import Bench, FailoverBench, run
 
-    bench = FailoverBench(rounds, streams, tokens, vault_gib=vault_gib, seed=seed)
+    if engine not in ("sim", "torch") or kv not in ("vault", "direct"):
+        raise UserError(f"--engine is sim or torch and --kv vault or direct; got {engine} and {kv}")
+    bench: Bench
+    if engine == "sim":
+        bench = FailoverBench(rounds, streams or 16, tokens or 200, vault_gib=vault_gib, seed=seed)
+    else:
+        bench = EngineKills(rounds, streams or 12, tokens or 150, seed, exact, kv)
     _show(run(bench, lambda text: print(text, file=sys.stderr, flush=True)), as_json)
 
 

@@ -100,7 +100,7 @@ async def _run_worker(launch: WorkerLaunch, stop: asyncio.Event, on_ready: OnRea
 
     rng = random.Random()
     network = SocketNetwork()
-    made = make_engine(launch, rng)
+    made = await asyncio.to_thread(make_engine, launch, rng)
     settings = WorkerSettings(
         launch.namespace(),
         parse_address(launch.address),

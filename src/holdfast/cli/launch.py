@@ -25,6 +25,19 @@ class SimLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     poison_token: int = -1
 
 
+class TorchLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The torch engine's settings (`engines.torch.settings.TorchSettings`)."""
+
+    exact: bool = False
+    kv_gib: float = 0.5
+    block_tokens: int = 16
+    context_tokens_max: int = 0
+    concurrency: int = 32
+    queue: int = 256
+    step_tokens_max: int = 128
+    threads: int = 0
+
+
 class StoreLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state_dir: str
     address: str  # unix:// or tcp://
@@ -72,10 +85,15 @@ class WorkerLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     starting_ready: bool = False  # what probes are answered while it loads
     health_endpoints: tuple[str, ...] = ()
     core_dumps: bool = False
+    source: str = "default"  # what a torch engine loads: default, tiny, or a path
+    cache_dir: str = ""  # where fetched models are kept
+    torch: TorchLaunch = TorchLaunch()
 
     def namespace(self) -> str:
         """Where its instances stand: the same for every worker that would answer alike."""
-        settings: dict[str, Any] = {"engine": self.engine, "model": self.model, "sim": msgspec.to_builtins(self.sim)}
+        settings: dict[str, Any] = {"engine": self.engine, "model": self.model}
+        settings |= {"sim": self.sim} if self.engine == "sim" else {"torch": self.torch, "source": self.source}
+        settings = msgspec.to_builtins(settings)
         return namespace_for(self.deployment, settings)
 
 

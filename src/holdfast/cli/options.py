@@ -14,6 +14,7 @@ from holdfast.settings import Environment, read_environment
 _SERVING = "Serving"
 _FAILOVER = "Failover"
 _SIM = "The sim engine"
+_TORCH = "The torch engine"
 
 
 class StandbyKind(StrEnum):
@@ -97,6 +98,28 @@ WakeS = Annotated[
 ]
 CoreDumps = Annotated[
     bool, typer.Option("--core-dumps", help="Allow core dumps; they delay a failover.", rich_help_panel=_FAILOVER)
+]
+
+Source = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        help="torch: default (SmolLM2-135M), tiny, or a path (safetensors directory, .gguf); sim: a name.",
+        rich_help_panel=_SERVING,
+    ),
+]
+ServedName = Annotated[
+    str, typer.Option(help="The name clients ask for; default: the model's.", rich_help_panel=_SERVING)
+]
+Exact = Annotated[
+    bool,
+    typer.Option(
+        "--exact/--fast", help="Arithmetic that does not depend on the batch, or the quicker.", rich_help_panel=_TORCH
+    ),
+]
+KvGib = Annotated[float, typer.Option(min=0.001, help="KV pool, GiB.", rich_help_panel=_TORCH)]
+TorchThreads = Annotated[
+    int, typer.Option("--torch-threads", min=0, help="CPU threads; 0: all cores but one.", rich_help_panel=_TORCH)
 ]
 
 SimTtftMs = Annotated[float, typer.Option(min=0, help="Time to the first token, milliseconds.", rich_help_panel=_SIM)]

@@ -10,7 +10,16 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.cli.launch import FrontendLaunch, Launch, SimLaunch, StoreLaunch, VaultLaunch, WorkerLaunch, role_of
+from holdfast.cli.launch import (
+    FrontendLaunch,
+    Launch,
+    SimLaunch,
+    StoreLaunch,
+    TorchLaunch,
+    VaultLaunch,
+    WorkerLaunch,
+    role_of,
+)
 from holdfast.core.address import UNIX_PATH_BYTES_MAX, TcpAddress
 from holdfast.core.errors import UserError
 from holdfast.discovery.keys import check_deployment_name
@@ -54,6 +63,9 @@ class UpOptions:
     kv: str = "vault"  # or "direct": where the KV pool lies
     vault_dir: Path | None = None  # None: "gms" in the state directory
     wake_s: float = 30.0  # how long taking over may take
+    source: str = "default"  # what a torch engine loads
+    torch: TorchLaunch = field(default_factory=TorchLaunch)
+    cache_dir: str = ""
 
 
 def plan(state_dir: Path, options: UpOptions) -> list[Launch]:
@@ -109,6 +121,9 @@ def _worker(state_dir: Path, store: str, name: str, options: UpOptions) -> Worke
         allow_chaos=options.allow_chaos,
         sim=options.sim,
         log_level=options.log_level,
+        source=options.source,
+        cache_dir=options.cache_dir,
+        torch=options.torch,
     )
 
 
@@ -155,6 +170,8 @@ def _check(state_dir: Path, options: UpOptions) -> None:
         raise UserError(f"--standbys must be 0 to {STANDBYS_MAX}, got {options.standbys}")
     if not 1 <= options.frontends <= FRONTENDS_MAX:
         raise UserError(f"--frontends must be 1 to {FRONTENDS_MAX}, got {options.frontends}")
+    if options.engine != "sim" and not options.standbys:
+        raise UserError(f"--engine {options.engine} keeps its memory in a vault; use --standbys 1 or more")
     if not options.wake_s > 0:
         raise UserError(f"--wake-s must be over 0, got {options.wake_s:g}")
     if options.store and "://" not in options.store:

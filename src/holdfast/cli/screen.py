@@ -130,7 +130,7 @@ def show_up(screen: Screen, title: str, statuses: Sequence[Status], chat: str, s
         screen.line("Not everything is ready yet; it goes on by itself; `holdfast ps` shows more.", style="yellow")
         screen.line()
     if chat:
-        screen.line("Talk to it, from another terminal:", style="bold")
+        screen.line("Talk to it, from another terminal, with `holdfast chat` or:", style="bold")
         screen.line(f"  {chat}")
     _show_what_to_kill(screen, statuses, groups)
     screen.line()

@@ -15,6 +15,7 @@ from holdfast import __version__
 from holdfast.cli.background import encode_launches
 from holdfast.cli.launch import Launch
 from holdfast.cli.machine_checks import check_machine, check_store, settle_port
+from holdfast.cli.models import prepare
 from holdfast.cli.plan import UpOptions, job_of, plan
 from holdfast.cli.ps import look_at_all
 from holdfast.cli.running import keep_up, log_dir
@@ -33,6 +34,7 @@ def run_up(state_dir: Path, options: UpOptions, detach: bool) -> int:
     check_machine()
     check_store(options.store)
     plan(state_dir, options)  # every wish is checked before anything is touched
+    prepare(options.engine, options.source, Path(options.cache_dir))
     lock = take_lock(state_dir)
     if lock is None:
         raise UserError(_already(state_dir))

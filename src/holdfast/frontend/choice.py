@@ -24,6 +24,8 @@ class ReplySide(Protocol):
 
     def still_waiting(self) -> None: ...
 
+    def resumed(self, pause_s: float) -> None: ...
+
 
 class Choice:
     """A stream as its client sees it. Implements `migration.flight.Consumer`."""
@@ -117,6 +119,9 @@ class Choice:
 
     def still_waiting(self) -> None:
         self.reply.still_waiting()
+
+    def resumed(self, pause_s: float) -> None:
+        self.reply.resumed(pause_s)
 
     @property
     def completion_tokens(self) -> int:

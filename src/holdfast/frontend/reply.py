@@ -127,6 +127,9 @@ class Reply:
     def still_waiting(self) -> None:
         raise NotImplementedError
 
+    def resumed(self, pause_s: float) -> None:
+        """A choice's stream moves again after a failure; only a stream's client can be told at that moment."""
+
     def _send_error(self, error: ApiError, retry_after_s: float | None) -> None:
         headers = ((b"retry-after", b"%d" % max(1, round(retry_after_s))),) if retry_after_s is not None else ()
         self.connection.respond(error.status, error.body(), headers=headers)
@@ -138,6 +141,7 @@ class StreamReply(Reply):
     def __init__(self, connection: HttpConnection, shape: ReplyShape, table: TokenTable, over: Over) -> None:
         super().__init__(connection, shape, table, over)
         self._head_sent = False
+        self._note = b""  # a comment that could not go out yet; the last one only
         self._templates: list[ChunkTemplate] = []
         self._greeted: set[int] = set()
         self._closed: set[int] = set()
@@ -148,6 +152,12 @@ class StreamReply(Reply):
         self._templates.append(
             ChunkTemplate(shape.chat, shape.response_id, shape.created, shape.model, choice.index, shape.include_usage)
         )
+
+    def client_writable(self) -> None:
+        if self._note and self._head_sent and not self.outcome:
+            self.connection.write(self._note)
+            self._note = b""
+        super().client_writable()
 
     def flush_choice(self, choice: Choice) -> None:
         connection = self.connection
@@ -173,6 +183,8 @@ class StreamReply(Reply):
             self._head_sent = True
             self._first_output()
             head = self.connection.start_stream(EVENT_STREAM, _NO_CACHE)
+            note, self._note = self._note, b""
+            data = note + data
         if choice.finish is not None:
             self._closed.add(choice.index)
         if len(self._closed) == len(self.choices):
@@ -214,6 +226,13 @@ class StreamReply(Reply):
     def still_waiting(self) -> None:
         if self._head_sent and not self.connection.paused:
             self.connection.write(b": waiting\n\n")
+
+    def resumed(self, pause_s: float) -> None:
+        note = b": resumed after %.3f s\n\n" % pause_s
+        if self._head_sent and not self.connection.paused:
+            self.connection.write(note)
+        else:
+            self._note = note
 
     def _send_error(self, error: ApiError, retry_after_s: float | None) -> None:
         if not self._head_sent:

@@ -149,9 +149,12 @@ class Dispatcher:
         if flight.standing is Standing.SUSPECT or flight.workers.holds.suspects:
             self._fill(flight.workers)
         if flight.failed_at_s:
-            if len(self.stats.pauses_s) < 65_536:  # bounded if nobody scrapes
-                self.stats.pauses_s.append(self._clock() - flight.failed_at_s)
+            pause_s = self._clock() - flight.failed_at_s
             flight.failed_at_s = 0.0
+            if len(self.stats.pauses_s) < 65_536:  # bounded if nobody scrapes
+                self.stats.pauses_s.append(pause_s)
+            if ledger.mark > ledger.prompt_len or ledger.barren or ledger.deaths:  # else it only met a full worker
+                flight.consumer.resumed(pause_s)
 
     def stream_over(self, flight: Flight, *, tell_worker: bool) -> None:
         """The stream reached its end (`tell_worker`: before the engine knew it)."""

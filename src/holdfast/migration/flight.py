@@ -31,6 +31,9 @@ class Consumer(Protocol):
     def still_waiting(self) -> None:
         """The stream is held; called every few seconds."""
 
+    def resumed(self, pause_s: float) -> None:
+        """The stream moves again this long after a failure; called before the tokens that say so are taken."""
+
 
 class Flight:
     """A stream from admission to its end."""

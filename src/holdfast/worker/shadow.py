@@ -170,6 +170,8 @@ class Shadow:
     def _announce(self, epoch: int) -> None:
         worker = self._worker
         self._over, self._leading = "", True
+        # Not the one from the start: what its canary answers, an engine may know only once it is loaded.
+        self._probation = Probation(self._engine.canary, self._engine.canary_passed)
         self._probation.begin()
         self._engine.submit(CANARY, self._engine.canary.request)
         self._journal.begin(epoch)

@@ -1,0 +1,103 @@
+"""`holdfast bench failover --engine torch`: a real model's active engine is killed again and again under mixed load.
+
+The loop and what is judged are failover.py's. Here is what is asked: greedy and drawn at temperature 0.8, chat and raw,
+short prompts and long ones, each client always the same, so that every answer can be compared with its unbroken one;
+and a pool just large enough: with every stream at its end it would be as full as asked, so most of what is cached is
+evicted again and a resume finds room only if live streams' blocks are the last to go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.bench.clients import chat_body
+from holdfast.bench.failover import BLOCK_TOKENS
+
+# One sentence of what is asked, in tokens of the tiny model's words, with room to spare for the numbers in it.
+SENTENCE = "Tell me more of the sea and the wind, of day {} and night {}."
+SENTENCE_TOKENS = 22
+TEMPLATE_TOKENS = 16  # what a chat's template adds, at most
+TINY_BLOCK_BYTES = 16_384  # keys and values of a block of the tiny model
+FIRST_ID, IDS = 1000, 4000  # plain words in every model's vocabulary
+GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """One request per client. Every fifth prompt is long; of the others each fourth in turn is of one kind."""
+
+    streams: int = 12
+    tokens: int = 150
+    seed: int = 1
+    model: str = "tiny"
+    long_tokens: int = 1000
+    short_tokens: int = 40
+
+    def body(self, number: int) -> tuple[str, dict[str, Any]]:
+        length = self.prompt_tokens(number)
+        more: dict[str, Any] = {
+            "model": self.model,
+            "seed": self.seed * 1000 + number,
+            "temperature": 0.8 if number % 2 else 0,
+            "return_token_ids": True,
+            "stream_options": {"include_usage": True},
+        }
+        if number // 2 % 2:
+            body = chat_body("", self.tokens, **more)
+            del body["messages"]
+            return "/v1/completions", body | {"prompt": self.ids(number, length)}
+        count = max(1, (length - TEMPLATE_TOKENS) // SENTENCE_TOKENS)
+        words = " ".join(SENTENCE.format(number, place) for place in range(count))
+        return "/v1/chat/completions", chat_body(words, self.tokens, **more)
+
+    def prompt_tokens(self, number: int) -> int:
+        """About, and at most."""
+        return self.long_tokens if number % 5 == 4 else self.short_tokens
+
+    def ids(self, number: int, length: int) -> list[int]:
+        """No two numbers or seeds share a first block."""
+        start = self.seed * 7919 + number * 613
+        return [FIRST_ID + (start + place * (place + 97)) % IDS for place in range(length)]
+
+    def blocks(self) -> int:
+        """What all streams hold just before their ends."""
+        lengths = [self.prompt_tokens(number) + self.tokens for number in range(self.streams)]
+        return sum(-(-length // BLOCK_TOKENS) for length in lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKills:
+    """Torch engines of the tiny model. Two standbys: a new one takes seconds to import torch, and the next kill need
+    not wait for it."""
+
+    rounds: int = 200
+    streams: int = 12
+    tokens: int = 150
+    seed: int = 1
+    exact: bool = True
+    kv: str = "vault"
+    full_share: float = 0.95  # of the pool, with every stream at its end
+    standbys: int = 2
+
+    @property
+    def pause_s(self) -> tuple[float, float]:
+        """A standby is there at once as a rule, so the new leader has led as long as this when it is killed."""
+        return 1.2, 2.2
+
+    @property
+    def ends(self) -> dict[str, int]:
+        return {"kill the group": 1}
+
+    def options(self) -> tuple[str, ...]:
+        return (
+            *("--engine", "torch", "--model", "tiny", "--torch-threads", "1", "--kv", self.kv),
+            *("--exact" if self.exact else "--fast", "--kv-gib", str(self.pool_blocks() * TINY_BLOCK_BYTES / GIB)),
+            *("--standbys", str(self.standbys)),
+        )
+
+    def pool_blocks(self) -> int:
+        return round(self.load().blocks() / self.full_share)
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(self.streams, self.tokens, self.seed)

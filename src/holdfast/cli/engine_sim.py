@@ -1,0 +1,48 @@
+"""The sim engine from its launch settings."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+import msgspec
+
+from holdfast.cli.launch import WorkerLaunch
+from holdfast.discovery.card import ModelCard, WeightsIdentity
+from holdfast.engines.sim import EOS_TOKEN_ID, REVISION, SimEngine, SimSettings, chat_template, tokenizer_json
+
+
+def make_sim(launch: WorkerLaunch, rng: random.Random) -> tuple[SimEngine, ModelCard, bytes]:
+    """The engine, its card and its tokenizer; ValueError names a field that cannot be."""
+    settings = SimSettings(**msgspec.to_builtins(launch.sim))
+    tokenizer = tokenizer_json()
+    card = ModelCard(
+        name=launch.model,
+        weights=WeightsIdentity(revision=REVISION),
+        tokenizer_sha256=hashlib.sha256(tokenizer).hexdigest(),
+        chat_template=chat_template(),
+        context_tokens_max=settings.context_tokens_max,
+        block_size=settings.block_size,
+        eos_token_ids=[EOS_TOKEN_ID],
+    )
+    return _engine(launch, settings, rng), card, tokenizer
+
+
+def _engine(launch: WorkerLaunch, settings: SimSettings, rng: random.Random) -> SimEngine:
+    """With a vault a shadow engine; else one whose memory ends with it."""
+    if not launch.vault_socket:
+        if settings.ranks > 1:
+            raise ValueError(f"ranks must be 1 without a vault, got {settings.ranks}; set vault_socket")
+        return SimEngine(settings, rng)
+    from holdfast.engines.sim.shadow import ShadowSettings, ShadowSim  # loads numpy
+
+    shadow = ShadowSettings(
+        launch.vault_socket,
+        launch.device,
+        launch.engine_id,
+        who=launch.name,
+        unmapped=launch.standby == "unmapped",
+        direct=launch.kv == "direct",
+        wake_s=launch.wake_s,
+    )
+    return ShadowSim(settings, rng, shadow)

@@ -1,0 +1,61 @@
+"""The torch engine from its launch settings. Imported only for it: torch takes seconds to load."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+
+import msgspec
+
+from holdfast.cli.launch import WorkerLaunch
+from holdfast.discovery.card import ModelCard, WeightsIdentity
+from holdfast.engines.torch.engine import Place, TorchEngine
+from holdfast.engines.torch.resolve import resolve
+from holdfast.engines.torch.settings import TorchSettings
+
+log = logging.getLogger("holdfast.engine")
+SHARES = 10  # lines a load logs: a person who follows the log sees it move
+
+
+class _Lines:
+    """Progress as log lines, one per tenth of a piece of work."""
+
+    def __init__(self) -> None:
+        self._last = ("", -1)
+
+    def __call__(self, work: str, done: int, total: int | None) -> None:
+        share = done * SHARES // total if total else 0
+        if (work, share) != self._last:
+            self._last = (work, share)
+            log.info("%s: %s", work, f"{done / 2**20:.0f} of {total / 2**20:.0f} MiB" if total else "…")
+
+
+def make_torch(launch: WorkerLaunch) -> tuple[TorchEngine, ModelCard, bytes]:
+    """The engine, its card and its tokenizer; UserError for a model that cannot be had, ValueError for a field."""
+    if not launch.vault_socket:
+        raise ValueError("vault_socket: a torch engine keeps its memory in a vault; set it, or use `holdfast up`")
+    progress = _Lines()
+    checkpoint = resolve(launch.source, Path(launch.cache_dir), progress)
+    settings = TorchSettings(**msgspec.to_builtins(launch.torch))
+    place = Place(
+        launch.vault_socket,
+        launch.device,
+        launch.engine_id,
+        who=launch.name,
+        unmapped=launch.standby == "unmapped",
+        direct=launch.kv == "direct",
+        wake_s=launch.wake_s,
+    )
+    engine = TorchEngine(checkpoint, settings, place, progress)
+    card = ModelCard(
+        name=launch.model,
+        weights=WeightsIdentity(revision=checkpoint.identity, dtype=engine.dtype_name),
+        tokenizer_sha256=hashlib.sha256(checkpoint.tokenizer_json).hexdigest(),
+        chat_template=checkpoint.chat_template,
+        context_tokens_max=engine.context_tokens_max,
+        block_size=settings.block_tokens,
+        eos_token_ids=list(checkpoint.config.eos_token_ids),
+        model_type="chat" if checkpoint.chat_template else "completions",
+    )
+    return engine, card, checkpoint.tokenizer_json

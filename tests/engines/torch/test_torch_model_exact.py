@@ -1,0 +1,146 @@
+"""`exact` gives a position the same bits however its text is chunked, batched, resumed or shared out over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+import torch
+from torch_models import FAMILIES, Piece, Run, computed, reference, run, table, tensors, text
+
+from holdfast.core.errors import UserError
+from holdfast.engines.torch.linear import EXACT, AllReduce, Arithmetic, gated, linear, tree_sum
+from holdfast.engines.torch.model import bind
+
+LENGTH = 37
+WAIT_S = 20  # a rank that dies must not leave the other waiting for good
+
+
+@pytest.fixture(autouse=True, params=[1, 2], ids=["1 thread", "2 threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """To the bit."""
+    return torch.equal(found.view(torch.int32), expected.view(torch.int32))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_chunking_changes_no_bit(family: str) -> None:
+    """Logits of a position are bitwise equal token by token, in odd chunks and in one go."""
+    tokens = text(LENGTH)
+    single = computed(run(family, EXACT), tokens, (1,) * (LENGTH - 1))
+    for cuts in ((), (36,), (5, 1, 1, 17), (2, 3, 4, 5, 6), (16, 16)):
+        for position, found in computed(run(family, EXACT), tokens, cuts).items():
+            assert same(found, single[position]), (cuts, position)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("ahead", [0, LENGTH], ids=["short company", "company of its length"])
+def test_company_changes_no_bit(family: str, ahead: int) -> None:
+    """Logits of a stream are bitwise equal alone and with 1 to 8 others, whatever its place among them."""
+    tokens = text(LENGTH)
+    alone = computed(run(family, EXACT), tokens, (LENGTH - 1,))[LENGTH - 1]
+    for others, place in ((1, 0), (2, 2), (4, 1), (8, 5)):
+        target = run(family, EXACT)
+        target.kv.normal_(generator=torch.Generator().manual_seed(1))  # the others' past
+        target.step([Piece(tokens[:-1], 0, table(0))])
+        company = [Piece(text(1, seed), ahead + min(seed, ahead), table(seed)) for seed in range(1, others + 1)]
+        company.insert(place, Piece(tokens[-1:], LENGTH - 1, table(0)))
+        company.append(Piece(text(13, 77), 0, table(9)))
+        assert same(target.step(company)[place], alone), (others, place)
+
+
+def test_resuming_on_found_blocks_changes_no_bit() -> None:
+    """A text continued from another run's blocks, under other ids, goes on bitwise as the unbroken one."""
+    tokens = text(LENGTH)
+    unbroken = computed(run("llama3", EXACT), tokens, (29,))[LENGTH - 1]
+    first, second = run("llama3", EXACT), run("llama3", EXACT)
+    first.step([Piece(tokens[:24], 0, table(0))])
+    second.kv[table(4)[:3]] = first.kv[table(0)[:3]]
+    found = second.step([Piece(tokens[24:], 24, table(4))])[0]
+    assert same(found, unbroken)
+
+
+def test_real_sizes_change_no_bit() -> None:
+    """The products of a real model's sizes, where libraries thread and block, are row by row the same, too."""
+    torch.manual_seed(5)
+    rows, weight = torch.randn(80, 576), torch.randn(3072, 576) * 0.05
+    norm = torch.randn(576)
+    everything = _mlp_like(rows, weight, norm)
+    for first, end in ((0, 1), (3, 4), (2, 7), (70, 80), (11, 72)):
+        assert same(_mlp_like(rows[first:end], weight, norm), everything[first:end])
+
+
+def _mlp_like(rows: torch.Tensor, weight: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+    normed = torch.rms_norm(rows, (576,), norm, 1e-5)
+    return gated(linear(normed, weight, None, True, (0, 1000, 3072)), True, 1)
+
+
+class Ranks:
+    """Ranks as threads: `all_reduce` waits for all of them and gives each the tree's sum."""
+
+    def __init__(self, count: int) -> None:
+        self.barrier = Barrier(count)
+        self.given: list[torch.Tensor] = [torch.empty(0)] * count
+
+    def of(self, rank: int) -> AllReduce:
+        def all_reduce(partial: torch.Tensor) -> torch.Tensor:
+            self.given[rank] = partial
+            self.barrier.wait(WAIT_S)
+            total = tree_sum(self.given).clone()
+            self.barrier.wait(WAIT_S)
+            return total
+
+        return all_reduce
+
+
+def shared_out(family: str, ranks: int, virtual: int, steps: Sequence[Sequence[Piece]]) -> list[list[torch.Tensor]]:
+    """Each rank's logits of each step."""
+    group = Ranks(ranks)
+
+    def of_rank(rank: int) -> list[torch.Tensor]:
+        reduce = group.of(rank) if ranks > 1 else None
+        target: Run = run(family, Arithmetic(True, virtual), rank, ranks, reduce)
+        return [target.step(step) for step in steps]
+
+    with ThreadPoolExecutor(ranks) as pool:
+        return list(pool.map(of_rank, range(ranks)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ranks_change_no_bit(family: str) -> None:
+    """With the same virtual ranks, every rank of TP=2 has bitwise the logits of TP=1, in prefill and in decode."""
+    tokens = text(LENGTH)
+    steps = [
+        [Piece(tokens[:20], 0, table(0))],
+        [Piece(tokens[20:21], 20, table(0)), Piece(text(9, 4), 0, table(1))],
+        [Piece(tokens[21:], 21, table(0))],
+    ]
+    [one] = shared_out(family, 1, 2, steps)
+    for rank in shared_out(family, 2, 2, steps):
+        assert all(same(found, expected) for found, expected in zip(rank, one, strict=True))
+
+
+def test_a_tree_of_four_is_a_tree_of_two_and_two() -> None:
+    """Four slices summed on one rank, on two and on four end with the same bits; another order does not."""
+    torch.manual_seed(1)
+    slices = [torch.randn(1000) for _ in range(4)]
+    one = tree_sum(slices)
+    assert same(tree_sum([tree_sum(slices[:2]), tree_sum(slices[2:])]), one)
+    assert not same(slices[0] + slices[1] + slices[2] + slices[3], one)
+
+
+def test_ranks_that_cannot_share_are_refused() -> None:
+    """A number of virtual ranks that cuts a head, or is no tree, is refused when the model is bound."""
+    held, config = tensors("llama3"), reference("llama3")[1]
+    with pytest.raises(UserError, match="4 ranks cannot share the model's 2 KV heads"):
+        bind(held, config, positions_max=8, arithmetic=Arithmetic(True, 4))
+    with pytest.raises(ValueError, match="not a power of two"):
+        Arithmetic(True, 3)

@@ -1,0 +1,176 @@
+"""Tiny random models of every family: the maker's own implementation beside ours, on the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from holdfast.engines.torch.assemble import parts
+from holdfast.engines.torch.batch import step_batch
+from holdfast.engines.torch.config import ModelConfig, from_hugging_face
+from holdfast.engines.torch.linear import FAST, AllReduce, Arithmetic
+from holdfast.engines.torch.model import Model, bind, forward, logits
+from holdfast.engines.torch.paged import kv_view
+from holdfast.engines.torch.parameters import parameters
+
+CPU = torch.device("cpu")
+BLOCK_TOKENS = 8
+VOCABULARY = 199  # no multiple of any vector's width
+
+# Odd sizes on purpose: leftovers at the end of vectors are where arithmetics differ.
+_SHAPE = {
+    "vocab_size": VOCABULARY,
+    "num_hidden_layers": 3,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "attn_implementation": "eager",
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+_GQA = {"num_attention_heads": 4, "num_key_value_heads": 2}
+FAMILIES: dict[str, tuple[type, type, dict[str, object]]] = {
+    "llama2": (
+        LlamaConfig,
+        LlamaForCausalLM,
+        {"hidden_size": 60, "intermediate_size": 116, "num_attention_heads": 6, "num_key_value_heads": 6},
+    ),
+    "llama3": (
+        LlamaConfig,
+        LlamaForCausalLM,
+        {"hidden_size": 72, "intermediate_size": 100, "rope_parameters": _LLAMA3_ROPE, **_GQA},
+    ),
+    "llama-biased": (
+        LlamaConfig,
+        LlamaForCausalLM,
+        {"hidden_size": 48, "intermediate_size": 52, "attention_bias": True, "mlp_bias": True, **_GQA},
+    ),
+    "qwen2": (
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        {"hidden_size": 56, "intermediate_size": 108, "tie_word_embeddings": True, **_GQA},
+    ),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"hidden_size": 52, "intermediate_size": 76, "head_dim": 22, **_GQA}),
+    "yarn": (
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        {"hidden_size": 64, "intermediate_size": 96, "rope_parameters": _YARN_ROPE, **_GQA},
+    ),
+    "linear": (
+        LlamaConfig,
+        LlamaForCausalLM,
+        {
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "rope_parameters": {"rope_type": "linear", "factor": 2.5, "rope_theta": 10_000.0},
+            **_GQA,
+        },
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A segment of a step."""
+
+    tokens: Sequence[int]
+    start: int
+    blocks: Sequence[int]
+
+
+@dataclass
+class Run:
+    """A model with a pool of its own; blocks of a text are given out of order, and hold garbage at first."""
+
+    model: Model
+    config: ModelConfig
+    ranks: int = 1
+    blocks: int = 160
+    kv: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        size = self.config.layers * 2 * BLOCK_TOKENS * self.model.kv_heads * self.config.head_size
+        flat = torch.full((self.blocks * size + 5,), float("nan"))
+        self.kv = kv_view(flat, self.config.layers, self.model.kv_heads, self.config.head_size, BLOCK_TOKENS)
+
+    def step(self, pieces: Sequence[Piece]) -> torch.Tensor:
+        """Logits of each piece's last position."""
+        batch = step_batch(pieces, BLOCK_TOKENS, self.model.embed.dtype, CPU, exact=self.model.exact)
+        return logits(self.model, forward(self.model, batch, self.kv))
+
+
+@cache
+def reference(family: str) -> tuple[torch.nn.Module, ModelConfig]:
+    torch.manual_seed(7)
+    config_class, model_class, shape = FAMILIES[family]
+    config = config_class(**(_SHAPE | shape))
+    theirs = model_class(config).eval()
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():  # as made, biases are 0 and norms 1, and hide mistakes
+            if "norm" in name or "bias" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+    said = config.to_dict() | {"architectures": [model_class.__name__]}
+    return theirs, from_hugging_face(said)
+
+
+def tensors(family: str, rank: int = 0, ranks: int = 1) -> dict[str, torch.Tensor]:
+    """A rank's canonical parameters from the reference's state dict."""
+    theirs, config = reference(family)
+    state = theirs.state_dict()
+    found: dict[str, torch.Tensor] = {}
+    for parameter in parameters(config, rank, ranks):
+        made_of = parts(config, parameter.name, rank, ranks)
+        rows = [state[part.name][slice(*part.rows)] for part in made_of]
+        cut = [
+            row if part.columns is None else row[:, slice(*part.columns)]
+            for row, part in zip(rows, made_of, strict=True)
+        ]
+        found[parameter.name] = torch.cat(cut).contiguous()
+    return found
+
+
+def run(
+    family: str, arithmetic: Arithmetic = FAST, rank: int = 0, ranks: int = 1, reduce: AllReduce | None = None
+) -> Run:
+    config = reference(family)[1]
+    model = bind(
+        tensors(family, rank, ranks),
+        config,
+        positions_max=256,
+        arithmetic=arithmetic,
+        ranks=ranks,
+        all_reduce=reduce,
+    )
+    return Run(model, config)
+
+
+def text(length: int, seed: int = 1) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, VOCABULARY, (length,), generator=generator).tolist()
+
+
+def table(number: int, blocks: int = 16) -> list[int]:
+    """Block ids of a text: no other's, and in no order."""
+    order = torch.randperm(160, generator=torch.Generator().manual_seed(3)).tolist()
+    return order[number * blocks : (number + 1) * blocks]
+
+
+def computed(target: Run, tokens: Sequence[int], cuts: Sequence[int], number: int = 0) -> dict[int, torch.Tensor]:
+    """Logits by position of a text computed in pieces of the sizes `cuts`, the last one of what is left."""
+    found: dict[int, torch.Tensor] = {}
+    start = 0
+    for size in [*cuts, len(tokens) - sum(cuts)]:
+        piece = Piece(tokens[start : start + size], start, table(number))
+        start += size
+        found[start - 1] = target.step([piece])[0]
+    return found
