@@ -12,10 +12,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from holdfast.engines.background import Background
 from holdfast.engines.vault_loading import Loader, WeightsPlan
 from holdfast.engines.vault_pool import DirectPool, Owned, followed, take
 from holdfast.memory.calls import Notice
@@ -61,10 +62,12 @@ class VaultMemory:
     settled: asyncio.Event = field(default_factory=asyncio.Event)  # weights mapped and verified (or asleep)
     owned: Owned | None = None
     asleep: bool = False
+    # Held by whoever computes on private memory in a thread, and by whoever moves what is mapped: never both.
+    still: asyncio.Lock = field(default_factory=asyncio.Lock)
     _loader: Loader | None = None
     _follower: Follower | None = None
     _direct: DirectPool = field(init=False)
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _beside: Background = field(init=False)
     _look: asyncio.Event = field(default_factory=asyncio.Event)  # something is to be done before the next poll
     _pool_changed: bool = False
     _newer: bool = False  # a newer generation of the weights is there
@@ -77,6 +80,7 @@ class VaultMemory:
         self.pool = PoolClient(self.client, self.host, self.private_bytes, self._heard)
         self.gpu_fence = self.pool.gpu_fence
         self._direct = DirectPool(self.device, self.geometry)
+        self._beside = Background(lambda error: self.on_fatal(f"the memory cannot be kept: {error}"))
 
     def __repr__(self) -> str:
         what = repr(self.owned.pool) if self.owned is not None else "asleep" if self.asleep else repr(self._follower)
@@ -91,17 +95,18 @@ class VaultMemory:
         await self._loader.load(LOAD_S)
         self.settled.set()
         await self._stand_by()
-        self._start(self._tend())
+        self._beside.start(self._tend())
 
     async def sleep(self) -> None:
         """Give the mappings up and keep the addresses."""
-        await self._stop()
-        await self._loaded.let_go()
-        await self.client.unmap()
-        self._follower = None
-        self.pool.unmap()
-        self.asleep = True
-        self._start(self._tend())
+        await self._beside.stop()
+        async with self.still:
+            await self._loaded.let_go()
+            await self.client.unmap()
+            self._follower = None
+            self.pool.unmap()
+            self.asleep = True
+        self._beside.start(self._tend())
 
     @property
     def _loaded(self) -> Loader:
@@ -112,12 +117,12 @@ class VaultMemory:
 
     async def own(self, epoch: int) -> Owned:
         """Past the CPU fence, with everything mapped. TimeoutError, OSError, VaultRefused, StaleMemoryLayoutError."""
-        await self._stop()
+        await self._beside.stop()
         try:
             self.owned = await self._own(epoch)
-            self._start(self._fence_off(self.owned))
+            self._beside.start(self._fence_off(self.owned))
         finally:
-            self._start(self._tend())
+            self._beside.start(self._tend())
         return self.owned
 
     async def _own(self, epoch: int) -> Owned:
@@ -126,7 +131,8 @@ class VaultMemory:
             await self._remap()
             marks["remapped"] = time.monotonic()
         elif not self.settled.is_set():  # it was just about to map a newer generation
-            await self._loaded.map_current(LOAD_S)
+            async with self.still:
+                await self._loaded.map_current(LOAD_S)
             self.settled.set()
         name = self.geometry.hash.hex()
         granted = await self.pool.acquire(epoch, f"direct {name}" if self.direct else name, round(self.own_s * 1000))
@@ -135,12 +141,16 @@ class VaultMemory:
         if self.direct:
             assert not granted.adopt, "a direct pool is never there"
             owned = await self._direct.take(epoch, self.own_s)
+        elif granted.adopt and self.pool.mapped_is(granted.made_epoch):
+            owned = await take(self.pool, self.geometry, granted, follower)  # nothing moves, so nothing is waited for
         else:
-            owned = await take(self.pool, self.geometry, granted, follower)
+            async with self.still:
+                owned = await take(self.pool, self.geometry, granted, follower)
         marks["adopted"] = time.monotonic()
         if owned.adoptions >= RELOAD_FROM_ADOPTIONS:
             log.warning("adopted %d times without a canary: the weights are loaded anew", owned.adoptions)
-            await self._loaded.reload(LOAD_S)
+            async with self.still:
+                await self._loaded.reload(LOAD_S)
             owned.weights_reloaded = True
             marks["reloaded"] = time.monotonic()
         owned.marks = marks
@@ -148,7 +158,7 @@ class VaultMemory:
 
     async def rest(self) -> None:
         """Nothing of this engine writes any more: say so, and stand by again."""
-        await self._stop()
+        await self._beside.stop()
         await self.client.until_connected(self.own_s)
         await self.pool.quiesce()
         self.owned = None
@@ -157,16 +167,17 @@ class VaultMemory:
         if self.unmapped:
             await self.sleep()
         else:
-            self._start(self._tend())
+            self._beside.start(self._tend())
 
     async def close(self) -> None:
-        await self._stop()
-        if self._loader is not None:
-            await self._loader.let_go()
-        self._follower = None
-        self.pool.unmap()
-        self._direct.free()
-        await self.client.close()
+        await self._beside.stop()
+        async with self.still:
+            if self._loader is not None:
+                await self._loader.let_go()
+            self._follower = None
+            self.pool.unmap()
+            self._direct.free()
+            await self.client.close()
 
     async def _remap(self) -> None:
         if await self.client.remap(round(self.own_s * 1000)) == EMPTY:
@@ -191,6 +202,10 @@ class VaultMemory:
 
     async def _stand_by(self) -> None:
         """Map the pool that is there, and follow it."""
+        async with self.still:
+            await self._map_pool()
+
+    async def _map_pool(self) -> None:
         self._pool_changed = False
         if self.direct:
             await self.client.register_mapping(None)
@@ -201,22 +216,6 @@ class VaultMemory:
             self._follower = None
             self.pool.private_only()
         self._follower = followed(mapping, self.geometry) if mapping is not None else None
-
-    def _start(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    async def _stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("the memory's task failed", exc_info=error)
-            self.on_fatal(f"the memory cannot be kept: {error}")
 
     async def _tend(self) -> None:
         """Until cancelled: what the vault tells, and every now and then a look at what the owner published."""
@@ -263,7 +262,8 @@ class VaultMemory:
         self.settled.clear()
         self.on_memory("the weights were replaced")
         try:
-            await self._loaded.map_current(LOAD_S)
+            async with self.still:
+                await self._loaded.map_current(LOAD_S)
         except ConnectionError:
             self._newer = True
             raise

@@ -161,7 +161,11 @@ class TorchEngine:
         """The canary, alone, in private blocks. Asleep there is nothing to read: the last outcome stands."""
         if not self.memory.asleep:
             await self.memory.settled.wait()
-            self._right = await asyncio.to_thread(self._check)
+            await self.memory.still.acquire()
+            running = asyncio.get_running_loop().run_in_executor(None, self._check)
+            # By its end, not by ours: who waits here may be cancelled, the thread goes on reading what is mapped.
+            running.add_done_callback(lambda _: self.memory.still.release())
+            self._right = await asyncio.shield(running)
         return self._right
 
     def _check(self) -> bool:
