@@ -18,8 +18,9 @@ import uvloop
 from sim_rig import request
 
 from holdfast.core.requests import Output
+from holdfast.engines.place import Place
 from holdfast.engines.sim import SimSettings, parse_fault
-from holdfast.engines.sim.shadow import ShadowSettings, ShadowSim
+from holdfast.engines.sim.shadow import ShadowSim
 
 OUT = os.dup(1)  # not inherited by ranks: the pipe ends with this process
 
@@ -28,7 +29,7 @@ class Agent:
     """What an engine child can do; one method per order."""
 
     def __init__(self, launch: dict[str, Any]) -> None:
-        shadow = ShadowSettings(launch["socket"], **launch["shadow"])
+        shadow = Place(launch["socket"], **launch["shadow"])
         self.engine = ShadowSim(SimSettings(**launch["sim"]), random.Random(1), shadow)
         self.engine.ranks.dies_with_parent = launch["ranks_die"]
         self.engine.on_memory = lambda why: self.told.append(["memory", why])

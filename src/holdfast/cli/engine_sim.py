@@ -7,6 +7,7 @@ import random
 
 import msgspec
 
+from holdfast.cli.engine_place import place_of
 from holdfast.cli.launch import WorkerLaunch
 from holdfast.discovery.card import ModelCard, WeightsIdentity
 from holdfast.engines.sim import EOS_TOKEN_ID, REVISION, SimEngine, SimSettings, chat_template, tokenizer_json
@@ -34,15 +35,6 @@ def _engine(launch: WorkerLaunch, settings: SimSettings, rng: random.Random) -> 
         if settings.ranks > 1:
             raise ValueError(f"ranks must be 1 without a vault, got {settings.ranks}; set vault_socket")
         return SimEngine(settings, rng)
-    from holdfast.engines.sim.shadow import ShadowSettings, ShadowSim  # loads numpy
+    from holdfast.engines.sim.shadow import ShadowSim  # loads numpy
 
-    shadow = ShadowSettings(
-        launch.vault_socket,
-        launch.device,
-        launch.engine_id,
-        who=launch.name,
-        unmapped=launch.standby == "unmapped",
-        direct=launch.kv == "direct",
-        wake_s=launch.wake_s,
-    )
-    return ShadowSim(settings, rng, shadow)
+    return ShadowSim(settings, rng, place_of(launch))

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.cli.engine_place import place_of
 from holdfast.cli.launch import WorkerLaunch
 from holdfast.discovery.card import ModelCard, WeightsIdentity
-from holdfast.engines.torch.engine import Place, TorchEngine
+from holdfast.engines.torch.engine import TorchEngine
 from holdfast.engines.torch.resolve import resolve
 from holdfast.engines.torch.settings import TorchSettings
 
@@ -38,16 +39,7 @@ def make_torch(launch: WorkerLaunch) -> tuple[TorchEngine, ModelCard, bytes]:
     progress = _Lines()
     checkpoint = resolve(launch.source, Path(launch.cache_dir), progress)
     settings = TorchSettings(**msgspec.to_builtins(launch.torch))
-    place = Place(
-        launch.vault_socket,
-        launch.device,
-        launch.engine_id,
-        who=launch.name,
-        unmapped=launch.standby == "unmapped",
-        direct=launch.kv == "direct",
-        wake_s=launch.wake_s,
-    )
-    engine = TorchEngine(checkpoint, settings, place, progress)
+    engine = TorchEngine(checkpoint, settings, place_of(launch), progress)
     card = ModelCard(
         name=launch.model,
         weights=WeightsIdentity(revision=checkpoint.identity, dtype=engine.dtype_name),

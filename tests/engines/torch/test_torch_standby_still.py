@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engines.torch.engine import Place, TorchEngine
+from holdfast.engines.place import Place
+from holdfast.engines.torch.engine import TorchEngine
 from holdfast.engines.torch.settings import TorchSettings
 from holdfast.engines.torch.tiny import tiny
 from holdfast.memory.launch import VaultProcesses

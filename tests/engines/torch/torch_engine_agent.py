@@ -16,7 +16,8 @@ import uvloop
 from torch_rig import request
 
 from holdfast.core.requests import Output
-from holdfast.engines.torch.engine import Place, TorchEngine
+from holdfast.engines.place import Place
+from holdfast.engines.torch.engine import TorchEngine
 from holdfast.engines.torch.settings import TorchSettings
 from holdfast.engines.torch.tiny import tiny
 from holdfast.memory.kv.geometry import block_keys

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.requests import GenerateRequest, Output, Sampling
+from holdfast.engines.place import Place
 from holdfast.engines.torch.checkpoint import Checkpoint
-from holdfast.engines.torch.engine import Place, TorchEngine
+from holdfast.engines.torch.engine import TorchEngine
 from holdfast.engines.torch.kv_blocks import PoolBlocks
 from holdfast.engines.torch.scheduler import Scheduler
 from holdfast.engines.torch.settings import TorchSettings

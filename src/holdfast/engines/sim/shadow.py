@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from holdfast.core.requests import GenerateRequest, Sampling
 from holdfast.engines.contract import Canary, Woken
+from holdfast.engines.place import Place
 from holdfast.engines.sim.blocks import CountedBlocks
 from holdfast.engines.sim.engine import SimEngine
 from holdfast.engines.sim.faults import Fault
@@ -35,19 +36,6 @@ CHECK_S = 30.0  # for weights that are being mapped anew
 PRIVATE_BYTES = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class ShadowSettings:
-    """Where its memory is, and what it is called there."""
-
-    vault_socket: str
-    device: str = "host-0"
-    engine_id: int = 0
-    who: str = "sim"
-    unmapped: bool = False  # stand by without mappings
-    direct: bool = False  # KV in memory of its own
-    wake_s: float = 30.0
-
-
 def make_canary() -> Canary:
     sampling = Sampling(CANARY_TOKENS, 0, temperature=0.0, ignore_eos=True)
     request = GenerateRequest("canary", CANARY_PROMPT, len(CANARY_PROMPT), sampling)
@@ -58,26 +46,26 @@ def make_canary() -> Canary:
 class ShadowSim(SimEngine):
     """`load`, `start`, then any number of (`wake`, `rest`)."""
 
-    def __init__(self, settings: SimSettings, rng: random.Random, shadow: ShadowSettings) -> None:
+    def __init__(self, settings: SimSettings, rng: random.Random, place: Place) -> None:
         super().__init__(settings, rng)
-        self.shadow = shadow
+        self.place = place
         self.canary = make_canary()
         self.on_owner_gone: Callable[[], None] = lambda: None
         self.on_memory: Callable[[str], None] = lambda why: None
         pool_bytes = settings.kv_blocks * settings.block_size * TOKEN_BYTES
         self.weights = SimWeights(REVISION, round(settings.vault_gib * GIB) - pool_bytes)
         self.memory = VaultMemory(
-            socket_path=shadow.vault_socket,
-            device=open_device(shadow.device),
+            socket_path=place.vault_socket,
+            device=open_device(place.device),
             host=open_device("host-0"),
-            engine_id=shadow.engine_id,
-            who=shadow.who,
-            lock_dir=Path(shadow.vault_socket).parent,
+            engine_id=place.engine_id,
+            who=place.who,
+            lock_dir=Path(place.vault_socket).parent,
             geometry=geometry(self.weights.identity, settings.block_size, settings.kv_blocks),
             private_bytes=max(PRIVATE_BYTES, TOKEN_BYTES * 2 * settings.block_size),
-            unmapped=shadow.unmapped,
-            direct=shadow.direct,
-            own_s=shadow.wake_s,
+            unmapped=place.unmapped,
+            direct=place.direct,
+            own_s=place.wake_s,
             on_owner_gone=lambda: self.on_owner_gone(),
             on_memory=lambda why: self.on_memory(why),
             on_fatal=lambda why: self.on_fatal(why),
@@ -113,10 +101,10 @@ class ShadowSim(SimEngine):
 
     async def load(self) -> None:
         await self.memory.load(self.weights)
-        await self.ranks.start(self.shadow.vault_socket, self.shadow.device, self.shadow.engine_id, LOAD_S)
+        await self.ranks.start(self.place.vault_socket, self.place.device, self.place.engine_id, LOAD_S)
         if not await self.check():
             return  # its caller checks too, and says so
-        if self.shadow.unmapped:
+        if self.place.unmapped:
             await self.memory.sleep()
 
     async def stop(self) -> None:
@@ -168,7 +156,7 @@ class ShadowSim(SimEngine):
         if faults.wake_hangs:
             await asyncio.Event().wait()
         owned = await self.memory.own(epoch)
-        await self.ranks.wake(epoch, pass_fds, self.shadow.wake_s)
+        await self.ranks.wake(epoch, pass_fds, self.place.wake_s)
         size = self.memory.geometry.block_bytes * self.memory.geometry.block_count
         pages = view(owned.pages_address, size, writable=True)
         self._paged = PagedBlocks(owned.pool, pages, self.settings.block_size, load())
@@ -186,7 +174,7 @@ class ShadowSim(SimEngine):
         if left:
             self._closed(left)
         self._let_go()
-        await self.ranks.rest(self.shadow.wake_s)
+        await self.ranks.rest(self.place.wake_s)
         await self.memory.rest()
 
     def _let_go(self) -> None:

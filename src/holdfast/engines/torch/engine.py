@@ -7,21 +7,21 @@ only private memory is written; a wake binds what is mapped already and computes
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from holdfast.core.errors import Code, HoldfastError
-from holdfast.core.requests import GenerateRequest, Sampling
+from holdfast.core.requests import GenerateRequest
 from holdfast.engines.contract import Canary, ClosedSink, Limits, Progress, StepSink, Woken
+from holdfast.engines.place import Place
 from holdfast.engines.torch import checkpoint as checkpoints
+from holdfast.engines.torch.canary import canary_request, known_answer, private_blocks, run_canary
 from holdfast.engines.torch.geometry import pool_geometry
-from holdfast.engines.torch.kv_blocks import PoolBlocks, PrivateBlocks
+from holdfast.engines.torch.kv_blocks import PoolBlocks
 from holdfast.engines.torch.linear import Arithmetic
 from holdfast.engines.torch.model import Model, bind
 from holdfast.engines.torch.paged import kv_view
@@ -33,24 +33,8 @@ from holdfast.engines.vault_memory import VaultMemory
 from holdfast.memory.devices import open_device
 from holdfast.memory.torch_tensors import dtype_name, storage_at, tensor_in, torch_device
 
-GIB = 1024**3
-CANARY_PROMPT_TOKENS = 24
-CANARY_TOKENS = 8
 # The event loop must get its turn while the step thread runs Python between two products.
 SWITCH_INTERVAL_S = 0.0005
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where its memory is, and what it is called there."""
-
-    vault_socket: str
-    device: str = "host-0"
-    engine_id: int = 0
-    who: str = "torch"
-    unmapped: bool = False
-    direct: bool = False
-    wake_s: float = 30.0
 
 
 class TorchEngine:
@@ -79,7 +63,7 @@ class TorchEngine:
             who=place.who,
             lock_dir=Path(place.vault_socket).parent,
             geometry=self.geometry,
-            private_bytes=self.geometry.block_bytes * self._canary_blocks,
+            private_bytes=self.geometry.block_bytes * private_blocks(settings.block_tokens),
             unmapped=place.unmapped,
             direct=place.direct,
             own_s=place.wake_s,
@@ -89,7 +73,7 @@ class TorchEngine:
             on_room=lambda: self._stepper.poke(),
         )
         self.gpu_fence = self.memory.gpu_fence
-        self.canary = Canary(_canary_request(config.vocabulary), ())
+        self.canary = Canary(canary_request(config.vocabulary), ())
         self._answers = Path(place.vault_socket).parent
         self._stepper = Stepper(self._deliver, self._step_failed, threads_for(settings.threads))
         self._blocks: PoolBlocks | None = None
@@ -171,36 +155,23 @@ class TorchEngine:
     def _check(self) -> bool:
         use_threads(threads_for(self.settings.threads))
         tokens = self._run_canary()
-        self.canary = Canary(self.canary.request, self._known_answer(tokens))
+        self.canary = Canary(self.canary.request, known_answer(self._answers, self._kind, tokens))
         return tokens == self.canary.tokens
 
     def _run_canary(self) -> tuple[int, ...]:
         mapping = self.memory.pool.mapping
         assert mapping is not None, "private memory is mapped from the first load on"
         kv = self._kv(mapping.private_address, mapping.private_size)
-        blocks = PrivateBlocks(range(kv.shape[0]), self.settings.block_tokens)
-        scheduler = Scheduler(self._scheduler_settings(), blocks)
         computer = Computer(self._bind(), kv, self.settings.block_tokens)
-        scheduler.submit(0, self.canary.request)
-        tokens: list[int] = []
-        while (plan := scheduler.plan()) is not None:
-            for output in scheduler.retire(plan, *computer.compute(plan)):
-                tokens += output.tokens
-        return tuple(tokens)
+        blocks = range(kv.shape[0])
+        return run_canary(self.canary.request, self._scheduler_settings(), computer, blocks, self.settings.block_tokens)
 
-    def _known_answer(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """What the first engine of these weights on this machine answered; whoever comes later must agree."""
+    @property
+    def _kind(self) -> str:
+        """Engines of one kind answer alike."""
         how = "exact" if self.settings.exact else "fast"
         where = f"{self._device.type}, torch {torch.__version__}, {threads_for(self.settings.threads)} threads"
-        kind = f"{self.weights.identity}, {how}, {where}"
-        path = self._answers / "canaries.json"
-        known: dict[str, list[int]] = json.loads(path.read_text()) if path.exists() else {}
-        if kind not in known:
-            known[kind] = list(tokens)
-            whole = path.with_name(f".canaries.{os.getpid()}")
-            whole.write_text(json.dumps(known))
-            whole.replace(path)
-        return tuple(known[kind])
+        return f"{self.weights.identity}, {how}, {where}"
 
     # -- awake
 
@@ -254,11 +225,6 @@ class TorchEngine:
 
     # -- parts
 
-    @property
-    def _canary_blocks(self) -> int:
-        """Two more than its text needs: the slab need not start at a whole block."""
-        return -(-(CANARY_PROMPT_TOKENS + CANARY_TOKENS) // self.settings.block_tokens) + 2
-
     def _bind(self) -> Model:
         arithmetic = Arithmetic(exact=self.settings.exact)
         return bind(self.weights.tensors, self.config, positions_max=self.context_tokens_max, arithmetic=arithmetic)
@@ -280,12 +246,6 @@ class TorchEngine:
             settings.queue,
             settings.step_tokens_max,
         )
-
-
-def _canary_request(vocabulary: int) -> GenerateRequest:
-    prompt = [(7919 * place + 1009) % vocabulary for place in range(CANARY_PROMPT_TOKENS)]
-    sampling = Sampling(CANARY_TOKENS, 0, temperature=0.0, ignore_eos=True)
-    return GenerateRequest("canary", prompt, len(prompt), sampling)
 
 
 def _die(why: str) -> None:

@@ -1,0 +1,18 @@
+"""A worker's launch settings as its engine's place beside a vault."""
+
+from __future__ import annotations
+
+from holdfast.cli.launch import WorkerLaunch
+from holdfast.engines.place import Place
+
+
+def place_of(launch: WorkerLaunch) -> Place:
+    return Place(
+        launch.vault_socket,
+        launch.device,
+        launch.engine_id,
+        who=launch.name,
+        unmapped=launch.standby == "unmapped",
+        direct=launch.kv == "direct",
+        wake_s=launch.wake_s,
+    )

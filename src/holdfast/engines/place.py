@@ -1,0 +1,16 @@
+"""Where a shadow engine's memory is, what it is called there, and how it waits beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    vault_socket: str
+    device: str = "host-0"
+    engine_id: int = 0
+    who: str = "engine"
+    unmapped: bool = False  # stand by without mappings
+    direct: bool = False  # KV in memory of its own
+    wake_s: float = 30.0

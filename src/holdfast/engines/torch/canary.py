@@ -1,0 +1,53 @@
+"""The torch engine's canary: a fixed prompt, alone, in private blocks, and what it was answered the first time.
+
+Always true: it writes private blocks only, so a standby may run it beside an owner; the answer that counts is that of
+the first engine with these weights and this arithmetic on this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from holdfast.core.requests import GenerateRequest, Sampling
+from holdfast.engines.torch.kv_blocks import PrivateBlocks
+from holdfast.engines.torch.scheduler import Scheduler, SchedulerSettings
+from holdfast.engines.torch.stepper import Computer
+
+PROMPT_TOKENS = 24
+TOKENS = 8
+
+
+def canary_request(vocabulary: int) -> GenerateRequest:
+    prompt = [(7919 * place + 1009) % vocabulary for place in range(PROMPT_TOKENS)]
+    return GenerateRequest("canary", prompt, len(prompt), Sampling(TOKENS, 0, temperature=0.0, ignore_eos=True))
+
+
+def private_blocks(block_tokens: int) -> int:
+    """Two more than its text needs: the slab need not start at a whole block."""
+    return -(-(PROMPT_TOKENS + TOKENS) // block_tokens) + 2
+
+
+def run_canary(
+    request: GenerateRequest, settings: SchedulerSettings, computer: Computer, blocks: range, block_tokens: int
+) -> tuple[int, ...]:
+    scheduler = Scheduler(settings, PrivateBlocks(blocks, block_tokens))
+    scheduler.submit(0, request)
+    tokens: list[int] = []
+    while (plan := scheduler.plan()) is not None:
+        for output in scheduler.retire(plan, *computer.compute(plan)):
+            tokens += output.tokens
+    return tuple(tokens)
+
+
+def known_answer(folder: Path, kind: str, tokens: tuple[int, ...]) -> tuple[int, ...]:
+    """What the first engine of this kind answered; `tokens`, if this is the first."""
+    path = folder / "canaries.json"
+    known: dict[str, list[int]] = json.loads(path.read_text()) if path.exists() else {}
+    if kind not in known:
+        known[kind] = list(tokens)
+        whole = path.with_name(f".canaries.{os.getpid()}")
+        whole.write_text(json.dumps(known))
+        whole.replace(path)
+    return tuple(known[kind])
