@@ -12,13 +12,16 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 SEED ?= $(shell date +%s)
 ARGS ?=
 
+# Which torch is installed. auto: with CUDA where there is an NVIDIA GPU, else PyTorch's CPU build where it can be had;
+# cpu, cuda, none (then only `--engine sim` works), or the address of a package index to take it from.
+TORCH ?= auto
+
 VENV := .venv
-PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt
-# One line per package, so that a person sees that something happens.
-PROGRESS := sed -un -e 's/^Collecting \([^ ]*\).*/      \1/p' -e '/^ERROR/p'
+INSTALL := $(VENV)/bin/python scripts/install.py
+INSTALLED_BY := pyproject.toml constraints.txt scripts/install.py scripts/torch_choice.py
 
 help: ## Show this.
-	@echo "make TARGET [ARGS=\"…\"] [PYTHON=…]"
+	@echo "make TARGET [ARGS=\"…\"] [PYTHON=…] [TORCH=auto|cpu|cuda|none|INDEX]"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' Makefile | column -t -s '|' 2>/dev/null \
 		|| sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1  \2/p' Makefile
 
@@ -63,15 +66,21 @@ clean: ## Remove everything these targets made, the venv too.
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "2/3 installing holdfast into $(VENV)"
-	@$(PIP) -e . | $(PROGRESS)
-	@touch $@
+# A wish for another torch is heard though everything is installed; without torch nothing counts as installed.
+ifneq ($(origin TORCH),file)
+.PHONY: $(VENV)/.installed $(VENV)/.installed-dev
+endif
+stamp = { [ "$(TORCH)" = none ] || touch $(1); }
 
-$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.installed: $(INSTALLED_BY) | $(VENV)/bin/python
+	@echo "2/3 installing holdfast into $(VENV)"
+	@$(INSTALL) --torch "$(TORCH)"
+	@$(call stamp,$@)
+
+$(VENV)/.installed-dev: $(INSTALLED_BY) | $(VENV)/bin/python
 	@echo "2/3 installing holdfast and its test tools into $(VENV)"
-	@$(PIP) -e '.[dev]' | $(PROGRESS)
-	@touch $@ $(VENV)/.installed
+	@$(INSTALL) --torch "$(TORCH)" --extra dev
+	@$(call stamp,$@ $(VENV)/.installed)
 
 # Each refusal is one line with its mend.
 refuse = { echo "make: $(1)" >&2; exit 1; }
@@ -84,4 +93,4 @@ $(VENV)/bin/python:
 	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null \
 		|| $(call refuse,$(PYTHON) has no venv module; install it with apt-get install python3-venv)
 	@echo "1/3 creating $(VENV) with $$("$(PYTHON)" --version)"
-	@"$(PYTHON)" -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+	@"$(PYTHON)" -m venv --without-pip $(VENV) || { rm -rf $(VENV); exit 1; }

@@ -40,10 +40,16 @@ CLOCK = {
     "cli/": OPERATOR,
     "bench/": MEASURES,
 }
+RANKS = "an engine's processes: descriptors, and a step's words, over socket pairs"
 SOCKETS = {
     "wire/net.py": "the real network behind the port",
     "worker/beat.py": "beats come from a thread of its own, not from the event loop (facts 31)",
-    "engines/sim/": "descriptors for an engine's ranks, and the fault socket, outside of what it breaks",
+    "engines/sim/": "the fault socket, outside of what it breaks",
+    "engines/rank.py": RANKS,
+    "engines/ranks.py": RANKS,
+    "engines/torch/rank.py": RANKS,
+    "engines/torch/ranks.py": RANKS,
+    "engines/torch/rank_words.py": RANKS,
     "failover/lock_peer.py": "options of a socket the network made",
     "store/keepalive.py": "options of a socket the network made",
     "memory/": "descriptors travel over Unix sockets only, which no simulated network can carry",
@@ -55,6 +61,7 @@ ROOTS = {
     "frontend/text/tokenizer.py": "the binding raises bare Exception, and nothing narrower",
     "worker/status.py": "the root of an operator's action: a bug becomes a 500 and a log line",
     "engines/torch/stepper.py": "the root of the step thread: after any error no step can be believed",
+    "engines/torch/rank.py": "the root of a rank's step thread, likewise",
     "migration/pool.py": "the root of a worker's task: a bug costs one session",
     "store/client.py": "the root of the client's task",
     "store/etcd_client.py": "the root of the client's task",

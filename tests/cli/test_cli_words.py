@@ -53,8 +53,9 @@ def test_version() -> None:
         (("up", "--kv", "cloud"), 2, "--kv"),
         (("up", "--deployment", "Not A Name"), 1, "deployment name"),
         (("up", "--store", "etcd"), 1, "etcd://127.0.0.1:2379"),
-        (("up", "--host", "256.1.1.1"), 1, "is not an address"),
-        (("up", "--host", "192.0.2.1"), 1, "not an address of this machine"),
+        (("up", "--engine", "sim", "--host", "256.1.1.1"), 1, "is not an address"),
+        (("up", "--engine", "sim", "--host", "192.0.2.1"), 1, "not an address of this machine"),
+        (("up", "--standbys", "0"), 1, "--engine torch keeps its memory in a vault"),
         (("fly",), 2, "fly"),
     ],
 )

@@ -92,7 +92,7 @@ def test_a_stopped_worker_is_killed_and_replaced(shared: Place, record_property:
 def test_a_second_up_says_so(shared: Place) -> None:
     """A second `up` on the same place is refused in one line that names the first and the mend."""
     for words in ((), ("--detach",)):
-        done = shared.run("up", *words)
+        done = shared.run("up", "--engine", "sim", *words)
         assert done.returncode == 1
         assert done.stderr.count("\n") == 1
         assert f"already running (pid {shared.lock()['pid']})" in done.stderr

@@ -1,4 +1,4 @@
-"""`holdfast up` as it is by default: a vault, an active engine, its standby. Real processes, real kills."""
+"""A pair of sim engines: a vault, an active engine, its standby. Real processes, real kills."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALL = ("--vault-gib", "0.0625")
 
 @pytest.fixture
 def place() -> Iterator[Place]:
-    made = Place("--workers", "1", "--standbys", "1", *SMALL)
+    made = Place("--engine", "sim", *SMALL)
     yield made
     made.close()
 

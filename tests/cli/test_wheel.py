@@ -26,7 +26,7 @@ def _run(*command: str | Path, **more: str) -> str:
 
 
 def test_wheel_serves_from_an_empty_venv(tmp_path: Path) -> None:
-    """`pip install` of the wheel alone is enough for `holdfast up` to serve a chat."""
+    """`pip install` of the wheel alone serves a chat with the simulator; for the default it says what is lacking."""
     _run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, ROOT)
     (wheel,) = tmp_path.glob("holdfast-*.whl")
     _run(sys.executable, "-m", "venv", tmp_path / "venv")
@@ -34,8 +34,14 @@ def test_wheel_serves_from_an_empty_venv(tmp_path: Path) -> None:
     _run(bin_dir / "pip", "install", "-q", "-c", ROOT / "constraints.txt", wheel)
     state = {"HOLDFAST_STATE_DIR": str(tmp_path / "s")}
     port = free_port()
+    environment = {**os.environ, **state}
+    refused = subprocess.run([bin_dir / "holdfast", "up"], capture_output=True, text=True, timeout=60, env=environment)
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert "needs the package torch" in refused.stderr
+    assert "pip install 'holdfast[torch]'" in refused.stderr
+    assert "holdfast up --engine sim" in refused.stderr
     try:
-        _run(bin_dir / "holdfast", "up", "--detach", "--port", str(port), **state)
+        _run(bin_dir / "holdfast", "up", "--engine", "sim", "--detach", "--port", str(port), **state)
         running = json.loads(_run(bin_dir / "holdfast", "ps", "--json", **state))
         assert {process["role"] for process in running} >= {"store", "worker", "frontend"}
         body = {"model": "holdfast-sim", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}

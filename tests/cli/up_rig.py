@@ -19,7 +19,7 @@ from typing import Any
 
 START_S = 60.0  # a loaded CI machine
 # Workers without vaults and election: quicker, where that is not the point.
-PLAIN = ("--standbys", "0", "--workers", "2")
+PLAIN = ("--engine", "sim", "--standbys", "0", "--workers", "2")
 
 
 def free_port() -> int:
@@ -44,6 +44,7 @@ class Place:
         self.shape = shape or PLAIN
         self.state_dir = Path(tempfile.mkdtemp(prefix="hfup-", dir="/tmp"))
         self.port = free_port()
+        self.model = "holdfast-sim"
         unwanted = ("HOLDFAST_", "DYN_", "GMS_", "ENGINE_ID", "FAILOVER_")
         self.env = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
         self.env["HOLDFAST_STATE_DIR"] = str(self.state_dir)
@@ -118,7 +119,7 @@ class Place:
     def chat(self, max_tokens: int = 20) -> str:
         """One streamed answer, as it came."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=START_S)
-        body = {"model": "holdfast-sim", "stream": True, "max_tokens": max_tokens, "ignore_eos": True}
+        body = {"model": self.model, "stream": True, "max_tokens": max_tokens, "ignore_eos": True}
         body["messages"] = [{"role": "user", "content": "hello"}]
         try:
             connection.request("POST", "/v1/chat/completions", json.dumps(body))

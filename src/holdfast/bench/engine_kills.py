@@ -3,7 +3,7 @@
 The loop and what is judged are failover.py's. Here is what is asked: greedy and drawn at temperature 0.8, chat and raw,
 short prompts and long ones, each client always the same, so that every answer can be compared with its unbroken one;
 and a pool just large enough: with every stream at its end it would be as full as asked, so most of what is cached is
-evicted again and a resume finds room only if live streams' blocks are the last to go.
+evicted again, and a stream that comes back finds its blocks only if nobody takes them who comes before it.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ import uvloop
 
 from holdfast.bench.clients import Answer, ask, read_answer
 from holdfast.bench.faults import Load
-from holdfast.bench.supervised import RESTORE_S, Supervised, in_thread, kill_group, spread
+from holdfast.bench.supervised import RESTORE_S, EngineSeen, Supervised, in_thread, kill_group, spread
 from holdfast.failover.journal import two_leaders
 
 # How engines are ended.
@@ -35,6 +35,9 @@ ENDS: dict[str, Callable[[int], None]] = {
 }
 WARM_ROUNDS = 5  # before growth is measured: logs, caches and arenas fill up first
 BLOCK_TOKENS = 16  # of every engine's KV by default: a resumed stream that computes more again has lost a block
+# What engines tell of the streams that came back to them, as counts and as the worst of one stream.
+RESUMED = ("resumed_total", "resumed_resident_total", "resumed_evicted_total", "resumed_missing_total")
+RECOMPUTED = ("recomputed_tokens_max", "recomputed_tokens_resident_max")
 
 
 class Requests(Protocol):
@@ -108,7 +111,7 @@ class _Run:
     answers: list[tuple[int, Answer]] = field(default_factory=list)
     kills_s: list[float] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
-    recomputed: list[int] = field(default_factory=list)
+    resumes: list[dict[str, int]] = field(default_factory=list)  # by round, as the new leader tells
     restored_s: list[float] = field(default_factory=list)
     over: bool = False
 
@@ -152,19 +155,27 @@ async def _rounds(state: _Run, tell: Callable[[str], None]) -> tuple[dict[str, A
     for number in range(1, bench.rounds + 1):
         await asyncio.sleep(rng.uniform(*bench.pause_s))
         active = await in_thread(up.active)
+        if number > 1:
+            state.resumes.append(_told(active))
         end = rng.choice(names)
         state.ends.append(end)
         state.kills_s.append(time.perf_counter())
         await in_thread(ENDS[end], active.pid)
         state.restored_s.append(await in_thread(up.wait_restored, active.pid, RESTORE_S))
-        state.recomputed.append((await in_thread(up.active)).facts["recomputed_tokens_max"])
         if number == min(WARM_ROUNDS, bench.rounds // 2 + 1):
             early = await in_thread(_sizes, up)
         if number % 10 == 0 or number == bench.rounds:
             tell(f"round {number} of {bench.rounds}: {len(state.answers)} answers, {_wrong(state)} wrong")
+    await asyncio.sleep(bench.pause_s[0])  # as long as every other leader had for its streams to come back
+    state.resumes.append(_told(await in_thread(up.active)))
     late = await in_thread(_sizes, up)
     state.over = True
     return early, late
+
+
+def _told(leader: EngineSeen) -> dict[str, int]:
+    """Of the streams that came back to it. An engine that keeps no such books tells none."""
+    return {name: leader.facts.get(name, 0) for name in (*RESUMED, *RECOMPUTED)}
 
 
 def _wrong(state: _Run) -> int:
@@ -209,8 +220,9 @@ def _judge(state: _Run, early: dict[str, Any], late: dict[str, Any]) -> dict[str
         "stall_ms_max_by_end": _by_end(state, stalls),
         "two_actives": len(two_leaders(terms)),
         "leaders": len(terms),
-        "recomputed_tokens_max": max(state.recomputed, default=0),
-        "rounds_all_resident": sum(recomputed < BLOCK_TOKENS for recomputed in state.recomputed),
+        **{name: sum(told[name] for told in state.resumes) for name in RESUMED},
+        **{name: max((told[name] for told in state.resumes), default=0) for name in RECOMPUTED},
+        "rounds_all_resident": sum(told["recomputed_tokens_max"] < BLOCK_TOKENS for told in state.resumes),
         "standby_again_s_p50": spread(state.restored_s)["p50"],
         "standby_again_s_max": spread(state.restored_s)["max"],
         "growth": growth,

@@ -43,13 +43,21 @@ class EngineSeen:
 
 
 class Supervised:
-    """`holdfast up` with these options. Use it as a context manager."""
+    """`holdfast up` with these options; the sim engine unless they name one. Use it as a context manager."""
 
-    def __init__(self, *options: str, group: str = "worker-1", environ: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *options: str,
+        group: str = "worker-1",
+        environ: dict[str, str] | None = None,
+        start_s: float = START_S,
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="hf-", dir="/tmp"))
         self.port = free_port()
         self._group = group
-        self._options = ("--port", str(self.port), "--allow-chaos", *options)
+        self._start_s = start_s
+        engine = () if "--engine" in options else ("--engine", "sim")
+        self._options = ("--port", str(self.port), "--allow-chaos", *engine, *options)
         self._environ = os.environ | {"HOLDFAST_STATE_DIR": str(self.folder)} | (environ or {})
         self._environ.pop("GMS_SOCKET_DIR", None)
         self._up: subprocess.Popen[bytes] | None = None
@@ -61,7 +69,7 @@ class Supervised:
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environ, start_new_session=True
             )
         try:
-            self.wait_until(self.restored, "one active and one standby engine", START_S)
+            self.wait_until(self.restored, "one active and one standby engine", self._start_s)
             self.wait_until(lambda: self.health().get("status") == "ready", "the frontend to find the active one")
         except BaseException:
             self.stop()

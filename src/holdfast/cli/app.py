@@ -46,7 +46,7 @@ def root(
 
 @app.command(rich_help_panel=RUN)
 def up(
-    engine: opt.Engine = "sim",
+    engine: opt.Engine = "torch",
     workers: opt.Workers = 1,
     standbys: opt.Standbys = 1,
     frontends: opt.Frontends = 1,
@@ -65,7 +65,11 @@ def up(
     wake_s: opt.WakeS = 30.0,
     vault_gib: opt.VaultGib = None,
     exact: opt.Exact = False,
-    kv_gib: opt.KvGib = 0.5,
+    device: opt.Devices = "auto",
+    ranks: opt.Ranks = 1,
+    kv_gib: opt.KvGib = 0.0,
+    context: opt.Context = 0,
+    streams_max: opt.StreamsMax = 0,
     threads: opt.TorchThreads = 0,
     sim_ttft_ms: opt.SimTtftMs = 50.0,
     sim_tpot_ms: opt.SimTpotMs = 20.0,
@@ -73,10 +77,15 @@ def up(
     sim_poison_token: opt.SimPoisonToken = -1,
     allow_chaos: opt.AllowChaos = False,
 ) -> None:
-    """Start everything: store, vaults, workers with their standbys, and frontend. Ctrl-C stops it."""
+    """Start everything: store, vaults, workers with their standbys, and frontend. Ctrl-C stops it.
+
+    By default a real model, SmolLM2-135M-Instruct; `--engine sim` is a simulator that says random words.
+    """
+    from holdfast.cli.devices import choose
     from holdfast.cli.launch import SimLaunch, TorchLaunch
     from holdfast.cli.models import named
     from holdfast.cli.plan import UpOptions
+    from holdfast.cli.screen import Screen
     from holdfast.cli.up import run_up
 
     env = environment()
@@ -85,9 +94,13 @@ def up(
     sim = SimLaunch(ttft_ms=sim_ttft_ms, tpot_ms=sim_tpot_ms, ranks=sim_ranks, poison_token=sim_poison_token, **memory)
     failover = (standbys, standby.value, kv.value, env.gms_socket_dir, wake_s)
     source, name = named(engine, model, served_name)
-    torch = TorchLaunch(exact=exact, kv_gib=kv_gib, threads=threads)
+    sizes = {"context_tokens_max": context, "concurrency": streams_max}
+    torch = TorchLaunch(exact=exact, kv_gib=kv_gib, threads=threads, ranks=ranks, **sizes)
+    chosen = choose(engine, device, workers * ranks)
+    if chosen.note:
+        Screen().line(chosen.note, style="dim")
     serving = (deployment or env.deployment, engine, name, workers, frontends, host, port, store)
-    loaded = (source, torch, str(env.cache_dir))
+    loaded = (source, torch, str(env.cache_dir), chosen.gpus)
     options = UpOptions(*serving, hold_s, drain_s, allow_chaos, keys, sim, env.log_level, *failover, *loaded)
     raise typer.Exit(run_up(env.state_dir, options, detach))
 

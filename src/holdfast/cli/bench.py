@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from holdfast.cli.options import environment
 from holdfast.core.errors import UserError
 
 app = typer.Typer(help="Measure it; every published figure comes from here.", no_args_is_help=True)
@@ -76,6 +77,33 @@ def failover(
     else:
         bench = EngineKills(rounds, streams or 12, tokens or 150, seed, exact, kv)
     _show(run(bench, lambda text: print(text, file=sys.stderr, flush=True)), as_json)
+
+
+@app.command()
+def engine(
+    model: Annotated[str, typer.Option(help="default, tiny, a directory of safetensors, or a .gguf file.")] = "default",
+    streams: Annotated[str, typer.Option(help="How many at once; several with commas between.")] = "1,8",
+    tokens: Annotated[int, typer.Option(help="New tokens of each stream.")] = 128,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of a prompt, on average.")] = 64,
+    compare: Annotated[str, typer.Option(help="transformers: its `generate` takes turns with ours.")] = "",
+    repeats: Annotated[int, typer.Option(help="How many rounds; figures are their medians.")] = 5,
+    threads: Annotated[int, typer.Option(help="Threads of torch; 0: all cores but one, as the engine has.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object on stdout, for programs.")] = False,
+) -> None:
+    """How fast the torch engine decodes on this CPU, alone: --fast, --exact, and transformers beside them."""
+    from holdfast.bench.engine_speed import EngineBench, run, table
+
+    try:
+        counts = tuple(int(count) for count in streams.split(","))
+    except ValueError:
+        raise UserError(f"--streams are whole numbers with commas between, like 1,8; got {streams}") from None
+    cache_dir = environment().cache_dir
+    bench = EngineBench(cache_dir, model, counts, tokens, prompt_tokens, compare, repeats, threads)
+    result = run(bench, lambda text: print(text, file=sys.stderr, flush=True))
+    if as_json:
+        _show(result, as_json)
+    else:
+        sys.stdout.write(table(result))
 
 
 def _show(result: dict[str, Any], as_json: bool) -> None:

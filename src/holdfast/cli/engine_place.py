@@ -15,4 +15,5 @@ def place_of(launch: WorkerLaunch) -> Place:
         unmapped=launch.standby == "unmapped",
         direct=launch.kv == "direct",
         wake_s=launch.wake_s,
+        more=launch.more_vaults,
     )

@@ -11,7 +11,9 @@ import msgspec
 from holdfast.cli.engine_place import place_of
 from holdfast.cli.launch import WorkerLaunch
 from holdfast.discovery.card import ModelCard, WeightsIdentity
+from holdfast.engines.torch.checkpoint import Checkpoint
 from holdfast.engines.torch.engine import TorchEngine
+from holdfast.engines.torch.geometry import settings_on, settle
 from holdfast.engines.torch.resolve import resolve
 from holdfast.engines.torch.settings import TorchSettings
 
@@ -38,7 +40,7 @@ def make_torch(launch: WorkerLaunch) -> tuple[TorchEngine, ModelCard, bytes]:
         raise ValueError("vault_socket: a torch engine keeps its memory in a vault; set it, or use `holdfast up`")
     progress = _Lines()
     checkpoint = resolve(launch.source, Path(launch.cache_dir), progress)
-    settings = TorchSettings(**msgspec.to_builtins(launch.torch))
+    settings = _settings(launch, checkpoint)
     engine = TorchEngine(checkpoint, settings, place_of(launch), progress)
     card = ModelCard(
         name=launch.model,
@@ -51,3 +53,15 @@ def make_torch(launch: WorkerLaunch) -> tuple[TorchEngine, ModelCard, bytes]:
         model_type="chat" if checkpoint.chat_template else "completions",
     )
     return engine, card, checkpoint.tokenizer_json
+
+
+def _settings(launch: WorkerLaunch, checkpoint: Checkpoint) -> TorchSettings:
+    """What was asked for on the devices it is for; a GPU's memory plan is told first, then kept or refused."""
+    devices = [launch.device, *(device for _, device in launch.more_vaults)]
+    if launch.torch.ranks != len(devices):
+        raise ValueError(f"more_vaults: {launch.torch.ranks} ranks need as many devices, got {len(devices)}")
+    wishes = TorchSettings(**msgspec.to_builtins(launch.torch))
+    settings, plan = settings_on(devices, checkpoint, wishes, launch.standbys, launch.device_pairs)
+    for line in plan.lines() if plan is not None else ():
+        log.info("memory of %s: %s", launch.device, line)
+    return settle(settings, plan)

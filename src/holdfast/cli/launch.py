@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from holdfast.discovery.keys import namespace_for
+from holdfast.memory.devices.fds import is_host
 
 
 class SimLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,13 +30,14 @@ class TorchLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The torch engine's settings (`engines.torch.settings.TorchSettings`)."""
 
     exact: bool = False
-    kv_gib: float = 0.5
+    kv_gib: float = 0.0
     block_tokens: int = 16
     context_tokens_max: int = 0
-    concurrency: int = 32
+    concurrency: int = 0
     queue: int = 256
-    step_tokens_max: int = 128
+    step_tokens_max: int = 0
     threads: int = 0
+    ranks: int = 1
 
 
 class StoreLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,11 +90,19 @@ class WorkerLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str = "default"  # what a torch engine loads: default, tiny, or a path
     cache_dir: str = ""  # where fetched models are kept
     torch: TorchLaunch = TorchLaunch()
+    # The memory plan's: who else has memory of its own on the device, and how many pairs share it.
+    standbys: int = 0
+    device_pairs: int = 1
+    # (vault's socket, device) of the ranks after the first, whose are `vault_socket` and `device`.
+    more_vaults: tuple[tuple[str, str], ...] = ()
 
     def namespace(self) -> str:
         """Where its instances stand: the same for every worker that would answer alike."""
         settings: dict[str, Any] = {"engine": self.engine, "model": self.model}
-        settings |= {"sim": self.sim} if self.engine == "sim" else {"torch": self.torch, "source": self.source}
+        if self.engine == "sim":
+            settings |= {"sim": self.sim}
+        else:  # a GPU rounds otherwise
+            settings |= {"torch": self.torch, "source": self.source, "on": "cpu" if is_host(self.device) else "gpu"}
         settings = msgspec.to_builtins(settings)
         return namespace_for(self.deployment, settings)
 

@@ -30,6 +30,15 @@ def check_store(store: str) -> None:
         raise UserError("etcd needs the package aiohttp; install it: pip install 'holdfast[etcd]'")
 
 
+def check_engine(engine: str) -> None:
+    """Torch is large, so it is not installed by default."""
+    if engine == "torch" and importlib.util.find_spec("torch") is None:
+        raise UserError(
+            "the torch engine needs the package torch; install it: pip install 'holdfast[torch]' "
+            "(in a checkout: make up), or serve the simulator: holdfast up --engine sim"
+        )
+
+
 def settle_port(host: str, port: int, state_dir: Path) -> int:
     """The port to serve on: `port` if it is free or ours already; a free one for 0."""
     wanted = str(TcpAddress(host, port))

@@ -31,7 +31,7 @@ class KvKind(StrEnum):
     DIRECT = "direct"
 
 
-Engine = Annotated[str, typer.Option(help="Which engine a worker hosts.")]
+Engine = Annotated[str, typer.Option(help="Which engine a worker hosts: torch, or sim, the simulator.")]
 Host = Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 for everyone.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 picks a free port.")]
 Workers = Annotated[int, typer.Option(help="How many workers; each is an active engine with its standbys.")]
@@ -93,9 +93,7 @@ EngineId = Annotated[
 Group = Annotated[
     str, typer.Option(help="The name that this engine and its standbys share.", rich_help_panel=_FAILOVER)
 ]
-WakeS = Annotated[
-    float, typer.Option(min=0, help="How long taking over may take, seconds.", rich_help_panel=_FAILOVER)
-]
+WakeS = Annotated[float, typer.Option(min=0, help="How long taking over may take, seconds.", rich_help_panel=_FAILOVER)]
 CoreDumps = Annotated[
     bool, typer.Option("--core-dumps", help="Allow core dumps; they delay a failover.", rich_help_panel=_FAILOVER)
 ]
@@ -104,7 +102,7 @@ Source = Annotated[
     str,
     typer.Option(
         "--model",
-        help="torch: default (SmolLM2-135M), tiny, or a path (safetensors directory, .gguf); sim: a name.",
+        help="torch: default (SmolLM2-135M), tiny, a path (safetensors directory, .gguf), or random:8b; sim: a name.",
         rich_help_panel=_SERVING,
     ),
 ]
@@ -117,7 +115,26 @@ Exact = Annotated[
         "--exact/--fast", help="Arithmetic that does not depend on the batch, or the quicker.", rich_help_panel=_TORCH
     ),
 ]
-KvGib = Annotated[float, typer.Option(min=0.001, help="KV pool, GiB.", rich_help_panel=_TORCH)]
+KvGib = Annotated[
+    float, typer.Option(min=0, help="KV pool, GiB; 0: half on a CPU, on a GPU what is left.", rich_help_panel=_TORCH)
+]
+Devices = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        help="auto (a GPU if there is one), cpu, or GPUs: cuda-0,cuda-1 or their UUIDs; workers take them in turn.",
+        rich_help_panel=_TORCH,
+    ),
+]
+Ranks = Annotated[
+    int, typer.Option(help="Devices that share one engine's model (tensor parallel).", rich_help_panel=_TORCH)
+]
+Context = Annotated[
+    int, typer.Option(min=0, help="Prompt and answer together, tokens; 0: the model's.", rich_help_panel=_TORCH)
+]
+StreamsMax = Annotated[
+    int, typer.Option(min=0, help="Streams that run at once; 0: 32 on a CPU, 64 on a GPU.", rich_help_panel=_TORCH)
+]
 TorchThreads = Annotated[
     int, typer.Option("--torch-threads", min=0, help="CPU threads; 0: all cores but one.", rich_help_panel=_TORCH)
 ]

@@ -20,6 +20,7 @@ from holdfast.cli.launch import (
     WorkerLaunch,
     role_of,
 )
+from holdfast.cli.seats import Seat, check_seats, pairs_on, seats
 from holdfast.core.address import UNIX_PATH_BYTES_MAX, TcpAddress
 from holdfast.core.errors import UserError
 from holdfast.discovery.keys import check_deployment_name
@@ -29,6 +30,7 @@ from holdfast.supervise.probes import Probes
 
 WORKERS_MAX = 256  # processes on one machine; more is a typing mistake
 FRONTENDS_MAX = 64
+RANKS_MAX = 16  # of one engine: GPUs that one machine has
 STANDBYS_MAX = 8  # per pair; each is a whole engine, and one is enough to outlive one death
 ENGINE_LETTERS = "abcdefghi"  # worker-1a, worker-1b, …: the active by chance of the lock, not by its letter
 
@@ -66,6 +68,12 @@ class UpOptions:
     source: str = "default"  # what a torch engine loads
     torch: TorchLaunch = field(default_factory=TorchLaunch)
     cache_dir: str = ""
+    gpus: tuple[str, ...] = ()  # a torch engine's devices, by UUID; empty: host memory
+
+    @property
+    def ranks(self) -> int:
+        """Devices of one pair; a sim engine's ranks share one."""
+        return self.torch.ranks if self.engine == "torch" else 1
 
 
 def plan(state_dir: Path, options: UpOptions) -> list[Launch]:
@@ -76,26 +84,40 @@ def plan(state_dir: Path, options: UpOptions) -> list[Launch]:
     launches: list[Launch] = []
     if not options.store:
         launches.append(StoreLaunch(str(state_dir), store, log_level=options.log_level))
-    for place in range(1, options.workers + 1):
-        launches += _pair(state_dir, store, place, options)
+    taken = seats(options.gpus, options.workers, options.ranks)
+    sharing = pairs_on(taken)
+    for place, own in enumerate(taken, 1):
+        launches += _pair(state_dir, store, place, own, sharing, options)
     names = ["frontend", *(f"frontend-{place}" for place in range(2, options.frontends + 1))]
     launches += [_frontend(state_dir, store, name, options) for name in names]
     return launches
 
 
-def _pair(state_dir: Path, store: str, place: int, options: UpOptions) -> list[Launch]:
-    """A vault and the engines that share its memory, of which the lock makes one the active; or one plain worker."""
+def _pair(state_dir: Path, store: str, place: int, own: list[Seat], sharing: int, options: UpOptions) -> list[Launch]:
+    """Vaults, one for each rank's device, and the engines that share their memory, of which the lock makes one the
+    active; or one plain worker."""
     group = f"worker-{place}"
     if not options.standbys:
         return [_worker(state_dir, store, group, options)]
-    device = f"host-{place}"
-    socket = socket_path(_vault_dir(state_dir, options), device)
-    vault = VaultLaunch(str(state_dir), device, socket, name=f"vault-{place}", log_level=options.log_level)
+    sockets = [socket_path(_vault_dir(state_dir, options), seat.socket_name) for seat in own]
+    vaults = [
+        VaultLaunch(
+            str(state_dir),
+            seat.device,
+            socket,
+            name=f"vault-{place}" + (f"-r{rank}" if rank > 1 else ""),
+            log_level=options.log_level,
+        )
+        for rank, (seat, socket) in enumerate(zip(own, sockets, strict=True), 1)
+    ]
     engines = [
         msgspec.structs.replace(
             _worker(state_dir, store, f"{group}{letter}", options),
-            vault_socket=socket,
-            device=device,
+            vault_socket=sockets[0],
+            device=own[0].device,
+            more_vaults=tuple((vault.socket_path, vault.device) for vault in vaults[1:]),
+            standbys=options.standbys,
+            device_pairs=sharing,
             engine_id=engine_id,
             lock=f"flock://{state_dir}/run/{group}.lock",
             group=group,
@@ -105,7 +127,7 @@ def _pair(state_dir: Path, store: str, place: int, options: UpOptions) -> list[L
         )
         for engine_id, letter in enumerate(ENGINE_LETTERS[: options.standbys + 1])
     ]
-    return [vault, *engines]
+    return [*vaults, *engines]
 
 
 def _worker(state_dir: Path, store: str, name: str, options: UpOptions) -> WorkerLaunch:
@@ -163,7 +185,7 @@ def _check(state_dir: Path, options: UpOptions) -> None:
     except ValueError as error:
         raise UserError(str(error)) from error
     check_state_dir(state_dir)
-    _check_vault_dir(state_dir, options)
+    _check_ranks(options)
     if not 0 <= options.workers <= WORKERS_MAX:
         raise UserError(f"--workers must be 0 to {WORKERS_MAX}, got {options.workers}")
     if not 0 <= options.standbys <= STANDBYS_MAX:
@@ -171,11 +193,21 @@ def _check(state_dir: Path, options: UpOptions) -> None:
     if not 1 <= options.frontends <= FRONTENDS_MAX:
         raise UserError(f"--frontends must be 1 to {FRONTENDS_MAX}, got {options.frontends}")
     if options.engine != "sim" and not options.standbys:
-        raise UserError(f"--engine {options.engine} keeps its memory in a vault; use --standbys 1 or more")
+        mend = "use --standbys 1 or more, or --engine sim"
+        raise UserError(f"--engine {options.engine} keeps its memory in a vault; {mend}")
     if not options.wake_s > 0:
         raise UserError(f"--wake-s must be over 0, got {options.wake_s:g}")
     if options.store and "://" not in options.store:
         raise UserError(f"--store {options.store!r} must be a URL, e.g. etcd://127.0.0.1:2379")
+    check_seats(options.gpus, options.workers, options.ranks, options.torch.kv_gib)
+    _check_vault_dir(state_dir, options)
+
+
+def _check_ranks(options: UpOptions) -> None:
+    if options.engine != "torch" and options.torch.ranks != 1:
+        raise UserError(f"--ranks is for the torch engine; the {options.engine} engine's is --sim-ranks")
+    if not 1 <= options.torch.ranks <= RANKS_MAX:
+        raise UserError(f"--ranks must be 1 to {RANKS_MAX}, got {options.torch.ranks}")
 
 
 def check_state_dir(state_dir: Path) -> None:
@@ -191,7 +223,9 @@ def check_state_dir(state_dir: Path) -> None:
 
 def _check_vault_dir(state_dir: Path, options: UpOptions) -> None:
     folder = _vault_dir(state_dir, options)
-    longest = len(str(folder / f"gms_host-{WORKERS_MAX}.sock").encode())
+    taken = seats(options.gpus, options.workers, options.ranks)
+    names = [f"host-{WORKERS_MAX}", *(seat.socket_name for pair in taken for seat in pair)]
+    longest = len(str(folder / f"gms_{max(names, key=len)}.sock").encode())
     if options.standbys and longest > UNIX_PATH_BYTES_MAX:
         room = UNIX_PATH_BYTES_MAX - (longest - len(str(folder).encode()))
         raise UserError(

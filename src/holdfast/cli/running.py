@@ -42,9 +42,16 @@ def log_dir(state_dir: Path) -> Path:
 
 
 async def keep_up(
-    state_dir: Path, jobs: Sequence[Job], *, tied: bool, tell: Tell, shown: Callable[[], Awaitable[None]]
+    state_dir: Path,
+    jobs: Sequence[Job],
+    *,
+    tied: bool,
+    tell: Tell,
+    shown: Callable[[], Awaitable[None]],
+    stopping: Callable[[], None] = lambda: None,
 ) -> str:
-    """Run until stopped; what went wrong at the start, or "". `tied`: nothing may outlive this process."""
+    """Run until stopped; what went wrong at the start, or "". `tied`: nothing may outlive this process. `shown` is
+    called once all is ready, `stopping` once it is told to stop."""
     command = child_command(os.getpid() if tied else 0)
     supervisor = Supervisor(state_dir, jobs, LocalProcesses(log_dir(state_dir)), command, tell)
     watching = Watching(supervisor, SocketNetwork())
@@ -56,6 +63,7 @@ async def keep_up(
             tell("killing everything")
             supervisor.kill()
         else:
+            stopping()
             tell("stopping; answers under way may finish first, ask again to kill at once")
             stop.set()
 

@@ -10,11 +10,12 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
+from rich.status import Status as RichStatus
 from rich.table import Table
 
 from holdfast.supervise.standing import Group, groups_of
@@ -25,6 +26,31 @@ _BAD = ("dead", "stopped", "silent", "backing off", "crash loop", "unkillable", 
 _STATE_COLOURS = dict.fromkeys(_GOOD, "green") | dict.fromkeys(_BAD, "red")
 PLAIN_WIDTH = 200  # where there is no terminal to fit
 _STREAMING = ("worker", "frontend")
+
+
+class Busy:
+    """What is going on, beside a spinner; where nobody watches a line for each change."""
+
+    def __init__(self, screen: Screen, status: RichStatus | None = None) -> None:
+        self._screen, self._status = screen, status
+        self._began_s = time.monotonic()
+        self._told: dict[str, str] = {}
+
+    def show(self, doing: Mapping[str, str]) -> None:
+        """Who does what now."""
+        if self._status is not None:
+            words = " · ".join(f"{name}: {phase}" for name, phase in doing.items()) or "nearly there"
+            self.say(f"{words} ({time.monotonic() - self._began_s:.0f} s)")
+            return
+        for name, phase in doing.items():
+            if self._told.get(name) != phase:
+                self._told[name] = phase
+                self._screen.line(f"  {name}: {phase}")
+
+    def say(self, text: str) -> None:
+        """Where somebody watches."""
+        if self._status is not None:
+            self._status.update(escape(text))
 
 
 class Screen:
@@ -50,14 +76,14 @@ class Screen:
             self._console.print(f"[dim]{at}[/dim] [{colour}]{escape(text)}[/{colour}]", soft_wrap=True)
 
     @contextlib.contextmanager
-    def busy(self, text: str) -> Iterator[None]:
-        """A spinner while the body runs; a plain line where nobody watches."""
+    def busy(self, text: str) -> Iterator[Busy]:
+        """A spinner while the body runs; plain lines where nobody watches."""
         if not self._console.is_terminal:
             self.line(text)
-            yield
+            yield Busy(self)
             return
-        with self._console.status(text):
-            yield
+        with self._console.status(escape(text)) as status:
+            yield Busy(self, status)
 
     def table(self, statuses: Sequence[Status]) -> None:
         """One line per process."""

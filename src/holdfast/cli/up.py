@@ -14,18 +14,21 @@ from pathlib import Path
 from holdfast import __version__
 from holdfast.cli.background import encode_launches
 from holdfast.cli.launch import Launch
-from holdfast.cli.machine_checks import check_machine, check_store, settle_port
+from holdfast.cli.machine_checks import check_engine, check_machine, check_store, settle_port
 from holdfast.cli.models import prepare
 from holdfast.cli.plan import UpOptions, job_of, plan
 from holdfast.cli.ps import look_at_all
 from holdfast.cli.running import keep_up, log_dir
 from holdfast.cli.screen import Screen, chat_command, show_up
+from holdfast.cli.starting import Start, follow
 from holdfast.core.address import TcpAddress
 from holdfast.core.errors import UserError
 from holdfast.supervise.lock import Holder, holder, sign, take_lock
 from holdfast.supervise.processes import LocalProcesses
 from holdfast.supervise.status import web_address
 
+CALLED_OFF_S = 15.0  # a whole Ctrl-C takes ten seconds at most; past this `holdfast down` is needed
+INTERRUPTED = 130  # what a shell says of a command that Ctrl-C ended
 DETACHED_START_S = 120.0  # a detached start that takes longer goes on by itself; `holdfast ps` shows it
 
 
@@ -34,19 +37,19 @@ def run_up(state_dir: Path, options: UpOptions, detach: bool) -> int:
     check_machine()
     check_store(options.store)
     plan(state_dir, options)  # every wish is checked before anything is touched
-    prepare(options.engine, options.source, Path(options.cache_dir))
+    check_engine(options.engine)
     lock = take_lock(state_dir)
     if lock is None:
         raise UserError(_already(state_dir))
     try:
+        sign(lock, Holder(os.getpid()))
         port = settle_port(options.host, options.port, state_dir)
         options = replace(options, port=port)
+        prepare(options.engine, options.source, Path(options.cache_dir))  # minutes, maybe: after all that is quick
         view = UpView(Screen(), state_dir, options, detach)
         launches = plan(state_dir, options)
         if detach:
-            child = _spawn_background(state_dir, launches, lock)
-            return asyncio.run(_watch_background(state_dir, child, launches, view))
-        sign(lock, Holder(os.getpid()))
+            return _detached(state_dir, launches, lock, view)
         return asyncio.run(_foreground(state_dir, launches, lock, view))
     finally:
         os.close(lock)
@@ -85,19 +88,45 @@ def _starting_text(launches: Sequence[Launch]) -> str:
 
 async def _foreground(state_dir: Path, launches: list[Launch], lock: int, view: UpView) -> int:
     jobs = [job_of(launch) for launch in launches]
+    logs = LocalProcesses(log_dir(state_dir))
+    start = Start.of(state_dir, logs, launches)
     with contextlib.ExitStack() as spinner:
-        spinner.enter_context(view.screen.busy(_starting_text(launches)))
+        busy = spinner.enter_context(view.screen.busy(_starting_text(launches)))
+        async with asyncio.TaskGroup() as tasks:
+            following = tasks.create_task(follow(start, logs, busy.show))
 
-        async def shown() -> None:
-            spinner.close()
-            sign(lock, Holder(os.getpid(), up=True))
-            await view.show()
+            async def shown() -> None:
+                following.cancel()
+                spinner.close()
+                sign(lock, Holder(os.getpid(), up=True))
+                await view.show()
 
-        trouble = await keep_up(state_dir, jobs, tied=True, tell=view.screen.event, shown=shown)
+            def stopping() -> None:
+                following.cancel()
+                busy.say("stopping …")
+
+            trouble = await keep_up(
+                state_dir, jobs, tied=True, tell=view.screen.event, shown=shown, stopping=stopping
+            )
+            following.cancel()
     if trouble:
         raise UserError(f"{trouble} (logs in {log_dir(state_dir)})")
     view.screen.line("everything has stopped")
     return 0
+
+
+def _detached(state_dir: Path, launches: list[Launch], lock: int, view: UpView) -> int:
+    start = Start.of(state_dir, LocalProcesses(log_dir(state_dir)), launches)
+    child = _spawn_background(state_dir, launches, lock)
+    try:
+        return asyncio.run(_watch_background(state_dir, child, launches, start, view))
+    except KeyboardInterrupt:
+        # Nobody has been told yet that it runs: whoever calls it off means all of it.
+        view.screen.line("stopping …")
+        child.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(CALLED_OFF_S)
+        return INTERRUPTED
 
 
 def _spawn_background(state_dir: Path, launches: list[Launch], lock: int) -> subprocess.Popen[bytes]:
@@ -120,10 +149,13 @@ def _spawn_background(state_dir: Path, launches: list[Launch], lock: int) -> sub
 
 
 async def _watch_background(
-    state_dir: Path, child: subprocess.Popen[bytes], launches: Sequence[Launch], view: UpView
+    state_dir: Path, child: subprocess.Popen[bytes], launches: Sequence[Launch], start: Start, view: UpView
 ) -> int:
-    with view.screen.busy(_starting_text(launches)):
-        await _wait_until_up(state_dir, child)
+    with view.screen.busy(_starting_text(launches)) as busy:
+        async with asyncio.TaskGroup() as tasks:
+            following = tasks.create_task(follow(start, LocalProcesses(log_dir(state_dir)), busy.show))
+            await _wait_until_up(state_dir, child)
+            following.cancel()
     if child.poll() is not None:
         last_line = LocalProcesses(log_dir(state_dir)).last_line("up")
         raise UserError(f"{last_line} (logs in {log_dir(state_dir)})")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from holdfast.core.requests import GenerateRequest, Output
+from holdfast.memory.kv.resumes import Resumes
 
 # Takes one step's outputs. Answers False when a receiver is congested: an engine that can ease off, should.
 StepSink = Callable[[list[Output]], bool]
@@ -107,8 +108,8 @@ class ShadowEngine(Engine, Protocol):
         """The newest epoch the vault has told of, 0 before any."""
 
     @property
-    def recomputed_tokens_max(self) -> int:
-        """Of resumed streams since the last wake: the most KV positions one of them had to compute again."""
+    def resumes(self) -> Resumes:
+        """What became of the streams that came back since the last wake."""
 
     async def load(self) -> None:
         """Have the weights mapped, loading them if that falls to this engine; warm up. TimeoutError, OSError,

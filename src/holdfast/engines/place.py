@@ -14,3 +14,4 @@ class Place:
     unmapped: bool = False  # stand by without mappings
     direct: bool = False  # KV in memory of its own
     wake_s: float = 30.0
+    more: tuple[tuple[str, str], ...] = ()  # vault socket and device of ranks 1, 2, …

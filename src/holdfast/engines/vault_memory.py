@@ -12,13 +12,14 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.engines.background import Background
+from holdfast.engines.takeover import after_takeover
 from holdfast.engines.vault_loading import Loader, WeightsPlan
-from holdfast.engines.vault_pool import DirectPool, Owned, followed, take
+from holdfast.engines.vault_pool import Agree, DirectPool, Owned, followed, take
 from holdfast.memory.calls import Notice
 from holdfast.memory.client import EMPTY, MemoryClient
 from holdfast.memory.devices.contract import Device
@@ -31,7 +32,6 @@ FOLLOW_S = 0.05  # what is left to read at adoption is what 50 ms of tokens publ
 CONNECT_S = 30.0  # a supervisor starts vault and engines together; a vault is up in a second
 LOAD_S = 600.0  # the largest weights from the slowest disk take minutes
 OWN_S = 30.0  # as remap's: a dead owner is past its fence in under a second, a living one never
-AWAITED_S = 60.0  # twice as long as frontends hold streams: whoever comes back later may find its blocks evicted
 RELOAD_FROM_ADOPTIONS = 3  # the first death was an accident, after the second the pool was emptied: it is the weights
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,11 @@ class VaultMemory:
     on_owner_gone: Callable[[], None] = lambda: None
     on_memory: Callable[[str], None] = lambda why: None
     on_fatal: Callable[[str], None] = lambda why: None
-    on_room: Callable[[], None] = lambda: None  # blocks came free at the GPU fence
+    on_room: Callable[[], None] = lambda: None  # blocks came free at the GPU fence, or may be taken that were spared
+    books: contextlib.AbstractContextManager[object] = field(default_factory=contextlib.nullcontext)  # the pool's lock
+    on_moved: Callable[[], None] = lambda: None  # a standby's pool lies elsewhere now; called with `still` held
+    agree: Agree | None = None  # for one rank of several: what all of them may believe
+    others_fenced: Callable[[], Awaitable[None]] | None = None  # waits for the GPU fence of every other rank
     client: MemoryClient = field(init=False)
     pool: PoolClient = field(init=False)
     gpu_fence: asyncio.Event = field(init=False)
@@ -79,7 +83,7 @@ class VaultMemory:
         )
         self.pool = PoolClient(self.client, self.host, self.private_bytes, self._heard)
         self.gpu_fence = self.pool.gpu_fence
-        self._direct = DirectPool(self.device, self.geometry)
+        self._direct = DirectPool(self.device, self.geometry, self.private_bytes)
         self._beside = Background(lambda error: self.on_fatal(f"the memory cannot be kept: {error}"))
 
     def __repr__(self) -> str:
@@ -120,7 +124,7 @@ class VaultMemory:
         await self._beside.stop()
         try:
             self.owned = await self._own(epoch)
-            self._beside.start(self._fence_off(self.owned))
+            self._beside.start(after_takeover(self.owned.pool, self._fenced, self.books, self.on_room))
         finally:
             self._beside.start(self._tend())
         return self.owned
@@ -141,11 +145,10 @@ class VaultMemory:
         if self.direct:
             assert not granted.adopt, "a direct pool is never there"
             owned = await self._direct.take(epoch, self.own_s)
-        elif granted.adopt and self.pool.mapped_is(granted.made_epoch):
-            owned = await take(self.pool, self.geometry, granted, follower)  # nothing moves, so nothing is waited for
         else:
-            async with self.still:
-                owned = await take(self.pool, self.geometry, granted, follower)
+            there = granted.adopt and self.pool.mapped_is(granted.made_epoch)
+            async with contextlib.nullcontext() if there else self.still:  # if nothing moves, nothing is waited for
+                owned = await take(self.pool, self.geometry, granted, follower, self.agree)
         marks["adopted"] = time.monotonic()
         if owned.adoptions >= RELOAD_FROM_ADOPTIONS:
             log.warning("adopted %d times without a canary: the weights are loaded anew", owned.adoptions)
@@ -190,13 +193,9 @@ class VaultMemory:
         if self.pool.mapping is None:
             self.pool.private_only()
 
-    async def _fence_off(self, owned: Owned) -> None:
-        """What an owner waits for beside its work: the dead one's last writes, then its streams."""
+    async def _fenced(self) -> None:
         await self.gpu_fence.wait()
-        if owned.pool.gpu_fence_passed():
-            self.on_room()
-        await asyncio.sleep(AWAITED_S)
-        owned.pool.streams_resumed()
+        await (self.others_fenced() if self.others_fenced is not None else asyncio.sleep(0))
 
     # -- standing by
 
@@ -207,6 +206,7 @@ class VaultMemory:
 
     async def _map_pool(self) -> None:
         self._pool_changed = False
+        before = self.pool.mapping
         if self.direct:
             await self.client.register_mapping(None)
             mapping = None
@@ -216,6 +216,8 @@ class VaultMemory:
             self._follower = None
             self.pool.private_only()
         self._follower = followed(mapping, self.geometry) if mapping is not None else None
+        if self.pool.mapping is not before:
+            self.on_moved()
 
     async def _tend(self) -> None:
         """Until cancelled: what the vault tells, and every now and then a look at what the owner published."""

@@ -7,34 +7,40 @@ is reading what changed since its last look; a pool that was never formatted is 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from holdfast.memory.devices import view
 from holdfast.memory.devices.contract import Device, OutOfMemory
 from holdfast.memory.fdsocket import close_all
-from holdfast.memory.kv.adopt import Adoption, adopt
+from holdfast.memory.kv.adopt import Adoption, Survey, settle, survey
 from holdfast.memory.kv.follow import Follower
 from holdfast.memory.kv.geometry import Geometry
 from holdfast.memory.kv.index import HEADER_BYTES, Index, index_bytes
+from holdfast.memory.kv.intersection import of_new
 from holdfast.memory.kv.pool import Pool
 from holdfast.memory.pool_client import PoolClient, PoolMapping
 from holdfast.memory.protocol import PoolGranted
 
 SLAB_BYTES = 1024**3  # as for weights: mapping costs by the handle (facts 5)
+# From what this rank's index says to what all ranks of its engine may believe; they are heard before it answers.
+Agree = Callable[[Survey], Awaitable[Survey]]
 FREE_POLL_S = 0.01  # the dead engine's memory comes back within 200 ms of its death (fact 1)
 
 
 @dataclass(slots=True)
 class Owned:
-    """The pool under an epoch; its pages lie at `pages_address`."""
+    """The pool under an epoch; its pages lie at `pages_address`, with blocks of nobody else's at the range's end."""
 
     pool: Pool
     pages_address: int
+    range_bytes: int
+    private_at: int  # bytes into the range
     blocks: int = 0  # whole ones taken over
     reason: str = ""  # why none were believed
     adoptions: int = 0  # since the last canary
     weights_reloaded: bool = False
-    marks: dict[str, float] = field(default_factory=dict)  # when, by the event loop's clock
+    marks: dict[str, float] = field(default_factory=dict)  # when, in seconds of the monotonic clock
 
 
 def index_of(mapping: PoolMapping, geometry: Geometry) -> Index | None:
@@ -54,10 +60,17 @@ def followed(mapping: PoolMapping, geometry: Geometry) -> Follower | None:
     return follower
 
 
-async def take(client: PoolClient, geometry: Geometry, granted: PoolGranted, follower: Follower | None) -> Owned:
+async def take(
+    client: PoolClient,
+    geometry: Geometry,
+    granted: PoolGranted,
+    follower: Follower | None,
+    agree: Agree | None = None,
+) -> Owned:
+    """`agree`: for one rank of several."""
     epoch = granted.epoch
     if not granted.adopt:
-        return await _make(client, geometry, epoch)
+        return await _new(await _make(client, geometry, epoch), agree)
     if not client.mapped_is(granted.made_epoch):
         await client.map(writable=True)
         follower = None
@@ -67,14 +80,32 @@ async def take(client: PoolClient, geometry: Geometry, granted: PoolGranted, fol
     assert index is not None, "the vault takes only this geometry for this pool"
     if not any(index.view[:HEADER_BYTES]):  # its maker died between making and formatting it
         index.format(epoch)
-        return Owned(Pool(index, epoch), mapping.pages_address, reason="never formatted")
-    adoption = follower.adopt(index, epoch) if follower is not None else adopt(index, epoch)
+        made = Owned(Pool(index, epoch), *_where(mapping), reason="never formatted")
+        return await _new(made, agree)
+    found = follower.survey() if follower is not None else survey(index)
+    if agree is not None:
+        found = await agree(found)
+    adoption = follower.adopt(index, epoch, found) if follower is not None else settle(index, found, epoch)
     return _adopted(adoption, mapping)
+
+
+async def _new(owned: Owned, agree: Agree | None) -> Owned:
+    """Nothing in it; other ranks may have had more, and have to hear that it is of no use."""
+    if agree is not None:
+        index, epoch = owned.pool.index, owned.pool.epoch
+        found = await agree(survey(index))
+        owned.pool = Pool(index, epoch, adoption=of_new(index, found, epoch))
+        owned.reason = owned.reason or found.reason
+    return owned
 
 
 def _adopted(adoption: Adoption, mapping: PoolMapping) -> Owned:
     pool = Pool(adoption.index, adoption.epoch, adoption=adoption)
-    return Owned(pool, mapping.pages_address, len(adoption.by_key), adoption.reason, adoption.adoptions)
+    return Owned(pool, *_where(mapping), len(adoption.by_key), adoption.reason, adoption.adoptions)
+
+
+def _where(mapping: PoolMapping) -> tuple[int, int, int]:
+    return mapping.pages_address, mapping.range_size, sum(mapping.page_sizes)
 
 
 async def _make(client: PoolClient, geometry: Geometry, epoch: int) -> Owned:
@@ -85,7 +116,7 @@ async def _make(client: PoolClient, geometry: Geometry, epoch: int) -> Owned:
     index = index_of(mapping, geometry)
     assert index is not None
     index.format(epoch)
-    return Owned(Pool(index, epoch), mapping.pages_address)
+    return Owned(Pool(index, epoch), *_where(mapping))
 
 
 @dataclass(slots=True)
@@ -94,6 +125,7 @@ class DirectPool:
 
     device: Device
     geometry: Geometry
+    private_bytes: int
     _address: int = 0
     _size: int = 0
     _fd: int = -1
@@ -101,13 +133,14 @@ class DirectPool:
     async def take(self, epoch: int, timeout_s: float) -> Owned:
         """Wait until the device has room, then take it. TimeoutError names what is missing."""
         step = self.device.granularity
-        size = -(-self.geometry.block_count * self.geometry.block_bytes // step) * step
+        pool = self.geometry.block_count * self.geometry.block_bytes
+        size = -(-(pool + self.private_bytes) // step) * step
         fd = await self._create(size, timeout_s)
         self._address, self._size, self._fd = self.device.reserve(size), size, fd
         self.device.map(self._address, size, fd, writable=True)
         index = Index(bytearray(index_bytes(self.geometry)), self.geometry)
         index.format(epoch)
-        return Owned(Pool(index, epoch), self._address)
+        return Owned(Pool(index, epoch), self._address, size, pool)
 
     async def _create(self, size: int, timeout_s: float) -> int:
         loop = asyncio.get_running_loop()

@@ -1,11 +1,11 @@
 """The first moments of a leadership, in which an engine shows that what it took over is right.
 
-Its canary rides in the first batch. A wrong token of it means that nobody may be sent anything; until its first one was
-seen, others' tokens wait here: a stream whose KV was taken over has less to compute than the canary, and may be quicker
-than it by some tokens. All of them right is not yet a word for the next adopter: what kills an engine, a request or a
-damaged block, needs some steps to do it, and the canary's few may be over first. So the word is given `BELIEF_S` after
-the takeover at the earliest, by whoever still lives then. A death before it makes the next adopter start with an empty
-pool, another one reload the weights.
+Its canary rides in the first batch, or in steps of its own between the others'. A wrong token of it means that nobody
+may be sent anything; until its first one was seen, others' tokens wait here: a stream whose KV was taken over has less
+to compute than the canary, and may be quicker than it by some tokens. All of them right is not yet a word for the next
+adopter: what kills an engine, a request or a damaged block, needs some steps to do it, and the canary's few may be over
+first. So the word is given `BELIEF_S` after the takeover at the earliest, by whoever still lives then. A death before
+it makes the next adopter start with an empty pool, another one reload the weights.
 
 Always true: nobody's token leaves here before the canary's first one was right; the word is given at most once per
 leadership, after the whole canary, and never after `end`.

@@ -15,7 +15,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -276,7 +276,7 @@ class Shadow:
     def facts(self) -> dict[str, Any]:
         """What a member of a group shows beyond a worker's own facts."""
         facts: dict[str, Any] = {"asleep": self._election.asleep}
-        facts["recomputed_tokens_max"] = self._engine.recomputed_tokens_max
+        facts |= asdict(self._engine.resumes)
         if self._election.blocked:
             facts["reason"] = self._election.blocked
         if self._timeline is not None:

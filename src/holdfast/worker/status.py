@@ -73,6 +73,18 @@ class StatusPage:
                 ("step_ms_p99", "recent engine steps, 99th percentile, milliseconds"),
             )
         }
+        # Since the last wake, so they may fall: none is a counter. A worker without a group tells none, and shows 0.
+        self._resumes = {
+            name: metrics.Gauge(f"holdfast_worker_{name.removesuffix('_total')}", text, registry=self._registry)
+            for name, text in (
+                ("resumed_total", "streams that came back with some of their answer, since the last wake"),
+                ("resumed_resident_total", "of these, all of whose full KV blocks were found"),
+                ("resumed_evicted_total", "of these, with a KV block that was adopted and evicted before they came"),
+                ("resumed_missing_total", "of these, with a KV block that was not there to be adopted"),
+                ("recomputed_tokens_max", "most KV positions that one of them computed again"),
+                ("recomputed_tokens_resident_max", "most KV positions that one with all its blocks computed again"),
+            )
+        }
         self._counters = {
             f"{name}_total": metrics.Counter(f"holdfast_worker_{name}", text, registry=self._registry)
             for name, text in (
@@ -130,6 +142,8 @@ class StatusPage:
         self._status.labels(facts["status"]).set(1)
         for name, gauge in self._gauges.items():
             gauge.set(facts[name])
+        for name, gauge in self._resumes.items():
+            gauge.set(facts.get(name, 0))
         for name, counter in self._counters.items():
             metrics.catch_up(counter, facts[name])
         self._failover.show(self._lifecycle(), facts)

@@ -13,8 +13,8 @@ from torch_rig import BLOCK, BLOCK_GIB, Rig, Vault, prompt, request, rig, runnin
 
 from holdfast.core.errors import Code, HoldfastError, UserError
 from holdfast.core.requests import GenerateRequest, Output
+from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.settings import TorchSettings
-from holdfast.engines.torch.stepper import Computer
 from holdfast.engines.torch.tiny import TINY
 from holdfast.memory.kv.index import FREE
 
@@ -245,7 +245,7 @@ async def test_a_stream_that_ends_as_the_engine_rests_is_told(vault: Vault, monk
     of one that had nothing left to make."""
     async with rig(vault) as r:
         at_last, go_on = threading.Event(), threading.Event()
-        real, steps = Computer.compute, iter(range(4))
+        real, steps = Computer.launch, iter(range(4))
 
         def gated(self: Computer, plan: object) -> object:
             if next(steps, None) is None:
@@ -253,7 +253,7 @@ async def test_a_stream_that_ends_as_the_engine_rests_is_told(vault: Vault, monk
                 assert go_on.wait(20)
             return real(self, plan)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(Computer, "compute", gated)
+        monkeypatch.setattr(Computer, "launch", gated)
         r.submit({1: request(prompt(3), 5), 2: request(prompt(3, 1), 50)})
         await asyncio.to_thread(at_last.wait, 20)
         r.engine.submit(3, request(prompt(3), 0))
@@ -327,14 +327,14 @@ async def test_a_failed_step_ends_the_engine(vault: Vault, monkeypatch: pytest.M
     await made.engine.load()
     await made.engine.start(made.sink, made.on_closed)
     await made.engine.wake(1000)
-    real, steps = Computer.compute, iter(range(5))
+    real, steps = Computer.launch, iter(range(5))
 
     def failing(self: Computer, plan: object) -> object:
         if next(steps, None) is None:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return real(self, plan)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Computer, "compute", failing)
+    monkeypatch.setattr(Computer, "launch", failing)
     made.engine.submit(1, request([1], 30))
     async with asyncio.timeout(20):
         await fatal.wait()
@@ -348,12 +348,11 @@ async def test_a_standby_checks_itself_beside_the_pool(vault: Vault) -> None:
     owner's own canary is right while it works."""
     async with rig(vault) as r:
         await r.run({1: request(prompt(100), 20)})
-        mapping = r.engine.memory.pool.mapping
-        assert mapping is not None
+        ready = r.engine._readiness.ready
+        assert ready is not None
 
         def pages() -> torch.Tensor:
-            size = r.engine.geometry.block_bytes * r.engine.geometry.block_count
-            return r.engine._kv(mapping.pages_address, size).clone()
+            return ready.computer.kv[: r.engine.geometry.block_count].clone()
 
         before = pages()
         standby = Rig(vault, engine_id=1)

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch_models import (
-    BLOCK_TOKENS,
     FAMILIES,
     Piece,
     computed,
@@ -18,10 +17,7 @@ from torch_models import (
     text,
 )
 
-from holdfast.engines.torch.batch import decode_batch
 from holdfast.engines.torch.linear import EXACT, FAST, Arithmetic
-from holdfast.engines.torch.model import forward, logits
-from holdfast.engines.torch.paged import clear
 from holdfast.engines.torch.parameters import bytes_needed, parameters
 
 LENGTH = 45  # several blocks, the last one partly filled
@@ -70,23 +66,6 @@ def test_a_mixed_batch_keeps_texts_apart(family: str, lengths: tuple[int, ...]) 
     found = target.step([*decodes, Piece(fresh, 0, table(8))])
     for row, tokens in zip(found, [*texts, fresh], strict=True):
         assert (row - theirs(family, tokens)[-1]).abs().max() <= DIFFERENCE_MAX
-
-
-def test_a_step_from_device_tensors_alone_is_the_same_step() -> None:
-    """`decode_batch`, with a wider table and a row that only fills up, gives the real rows the same logits."""
-    target = run("llama3")
-    texts = [text(19, 1), text(12, 2)]
-    for number, tokens in enumerate(texts):
-        target.step([Piece(tokens[:-1], 0, table(number))])
-    private = table(9)[0]
-    clear(target.kv, torch.tensor([private]))
-    tables = torch.tensor([[*table(0)[:3], private], [*table(1)[:2], private, private], [private] * 4])
-    batch = decode_batch(
-        torch.tensor([texts[0][-1], texts[1][-1], 0]), torch.tensor([18, 11, 0]), tables, BLOCK_TOKENS, torch.float32
-    )
-    found = logits(target.model, forward(target.model, batch, target.kv))
-    for row, tokens in zip(found[:2], texts, strict=True):
-        assert (row - theirs("llama3", tokens)[-1]).abs().max() <= DIFFERENCE_MAX
 
 
 def test_a_step_writes_its_own_places_only() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Barrier
 
 import pytest
@@ -12,7 +13,7 @@ from torch_models import FAMILIES, Piece, Run, computed, reference, run, table, 
 
 from holdfast.core.errors import UserError
 from holdfast.engines.torch.linear import EXACT, AllReduce, Arithmetic, gated, linear, tree_sum
-from holdfast.engines.torch.model import bind
+from holdfast.engines.torch.model import _pieces, arithmetic_for, bind
 
 LENGTH = 37
 WAIT_S = 20  # a rank that dies must not leave the other waiting for good
@@ -129,18 +130,33 @@ def test_ranks_change_no_bit(family: str) -> None:
 
 
 def test_a_tree_of_four_is_a_tree_of_two_and_two() -> None:
-    """Four slices summed on one rank, on two and on four end with the same bits; another order does not."""
+    """Slices summed on one rank and on several end with the same bits, on three ranks too; another order does not."""
     torch.manual_seed(1)
-    slices = [torch.randn(1000) for _ in range(4)]
+    six = [torch.randn(1000) for _ in range(6)]
+    assert same(tree_sum([tree_sum(six[at : at + 2]) for at in (0, 2, 4)]), tree_sum(six))
+    slices = six[:4]
     one = tree_sum(slices)
     assert same(tree_sum([tree_sum(slices[:2]), tree_sum(slices[2:])]), one)
     assert not same(slices[0] + slices[1] + slices[2] + slices[3], one)
 
 
 def test_ranks_that_cannot_share_are_refused() -> None:
-    """A number of virtual ranks that cuts a head, or is no tree, is refused when the model is bound."""
+    """Virtual ranks that cut a head, or make no tree, are refused when the model is bound."""
     held, config = tensors("llama3"), reference("llama3")[1]
     with pytest.raises(UserError, match="4 ranks cannot share the model's 2 KV heads"):
         bind(held, config, positions_max=8, arithmetic=Arithmetic(True, 4))
-    with pytest.raises(ValueError, match="not a power of two"):
-        Arithmetic(True, 3)
+    with pytest.raises(ValueError, match="virtual_ranks must be 1 or more"):
+        Arithmetic(True, 0)
+    config = replace(config, heads=12, kv_heads=12, intermediate=48)
+    with pytest.raises(ValueError, match="12 slices cannot be summed by 4 ranks as one tree: use 4 times 1, 2, 4"):
+        _pieces(config, Arithmetic(True, 12), 4)
+
+
+def test_one_rank_sums_as_two_would_where_two_could() -> None:
+    """Under `exact` the arithmetic of one rank is that of two if the model can be halved; else each has its own."""
+    config = reference("llama3")[1]
+    assert arithmetic_for(config, True, 1) == arithmetic_for(config, True, 2) == Arithmetic(True, 2)
+    thirds = replace(config, heads=9, kv_heads=3)
+    assert arithmetic_for(thirds, True, 1) == Arithmetic(True, 1)
+    assert arithmetic_for(thirds, True, 3) == Arithmetic(True, 3)
+    assert arithmetic_for(config, False, 1) == Arithmetic(False, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from holdfast.core.requests import GenerateRequest, Sampling
 from holdfast.engines.torch.noise import token_words
-from holdfast.engines.torch.sampling import SamplingRows, captured_rows, draw, rows_for, told_logprobs
+from holdfast.engines.torch.sampling import SamplingRows, draw, rows_for, told_logprobs
 from holdfast.engines.torch.sequences import Segment, Stream
 from holdfast.engines.torch.truncation import truncation
 
@@ -215,6 +216,7 @@ def test_the_same_streams_use_the_same_rows() -> None:
     words = token_words(32)
     first, second = segment(0), segment(1)
     made = rows_for([first, second], words)
+    made.advance(torch.tensor([4, 4]))
     later = [Segment(each.owner, [4], 3, [], True) for each in (first, second)]
     assert rows_for(later, words, made) is made
     assert rows_for([second, first], words, made) is not made
@@ -268,25 +270,25 @@ def test_logprobs_are_the_models_own() -> None:
     assert told[2].top == []
 
 
-def test_captured_rows_stand_for_plain_ones() -> None:
-    """Fixed tensors draw the same tokens as the rows they were loaded with, padding aside, in turn with them too."""
-    vocabulary = 512
-    generator = torch.Generator().manual_seed(4)
-    fixed = captured_rows(4, token_words(vocabulary))
-    kinds = [[0.8, 0.0, 1.0], [0.0, 0.0], [0.5, 0.6, 0.7, 0.8], [1.0]]
-    for temperatures in kinds:
-        plain = rows(vocabulary, *(segment(row, temperature=each) for row, each in enumerate(temperatures)))
-        expected = rows(vocabulary, *(segment(row, temperature=each) for row, each in enumerate(temperatures)))
-        fixed.load(plain)
-        count = len(temperatures)
-        for step in range(4):
-            logits = torch.randn(4, vocabulary, generator=generator)
-            want = draw(logits[:count], expected).tokens
-            expected.advance(want)
-            used = plain if step == 2 else fixed
-            got = draw(logits[: len(used.seeds)], used).tokens
-            used.advance(got)
-            assert got[:count].tolist() == want.tolist()
+def test_rows_of_a_graph_draw_alike() -> None:
+    """Which rows are greedy may be told by a mask in place of places: the tokens are the same."""
+    logits = torch.randn(3, 512, generator=torch.Generator().manual_seed(4))
+    made = rows(512, *(segment(row, temperature=each) for row, each in enumerate([0.8, 0.0, 1.0])))
+    masked = replace(made, greedy=None, random=None, likeliest=torch.tensor([[False], [True], [False]]))
+    assert draw(logits, masked).tokens.tolist() == draw(logits, made).tokens.tolist()
+
+
+def test_a_step_taken_elsewhere_is_noticed() -> None:
+    """Rows of the same streams are used again only if nobody drew for them meanwhile."""
+    before = rows(512, segment(0, temperature=0.8))
+    before.advance(torch.tensor([5]))
+    stream = before.streams[0]
+    place = before.next_positions[0]
+    words = before.words
+    assert rows_for([Segment(stream, [5], place, [], True)], words, before) is before
+    later = rows_for([Segment(stream, [5], place + 3, [], True)], words, before)
+    assert later is not before
+    assert later.positions.tolist() == [place + 4]
 
 
 def test_bfloat16_logits_are_taken_as_they_are() -> None:

@@ -19,11 +19,11 @@ from holdfast.engines.torch import attention, noise
 from holdfast.engines.torch import kernels_attention as attention_fast
 from holdfast.engines.torch import kernels_rows as rows_fast
 from holdfast.engines.torch import kernels_sampling as sampling_fast
-from holdfast.engines.torch.batch import Chunk, step_batch
+from holdfast.engines.torch.batch import Chunk, kernel_batch
 from holdfast.engines.torch.kernels_sampling import _counts, _gumbel, _row_key
 from holdfast.engines.torch.paged import write
 from holdfast.engines.torch.rope import rotate
-from holdfast.engines.torch.sampling import captured_rows, draw
+from holdfast.engines.torch.sampling import SamplingRows, draw
 
 LAYERS = 3
 
@@ -99,31 +99,35 @@ def decodes(device: str, dtype: torch.dtype, shapes: list[tuple[int, int, int, i
             near(found, expected, dtype, (heads, kv_heads, size, splits, tile))
 
 
+def step(device: str, dtype: torch.dtype, shape: tuple[int, int, int, int], ends: list[tuple[int, int]]) -> None:
+    """The last `count` positions of texts of `length` are what the plain path makes of them, row by row."""
+    heads, kv_heads, size, block_tokens = shape
+    pages = Pages(device, dtype, [length for length, _ in ends], (block_tokens, kv_heads, size))
+    tables = pages.tables.tolist()
+    pieces = [
+        Piece([0] * count, length - count, table) for (length, count), table in zip(ends, tables, strict=True)
+    ]
+    tokens = attention_fast.tile_tokens(heads, kv_heads)
+    batch = kernel_batch(pieces, block_tokens, torch.device(device), tokens)
+    queries = random_queries(sum(count for _, count in ends), heads, size, device, dtype)
+    expected, first = [], 0
+    for text, (_, count) in enumerate(ends):
+        expected.append(pages.alone(text, count, queries[first : first + count]))
+        first += count
+    near(attention_fast.attend(queries, pages.layer, batch), torch.cat(expected), dtype, (shape, ends))
+
+
 def chunks(device: str, dtype: torch.dtype, shapes: list[tuple[int, int, int, int]], longest: int) -> None:
-    """A chunk at any place, of any size: causal from its own start on."""
-    for heads, kv_heads, size, block_tokens in shapes:
-        pages = Pages(device, dtype, [longest], (block_tokens, kv_heads, size))
-        for count in (1, 2, 37, 64, longest):
-            queries = random_queries(count, heads, size, device, dtype)
-            found = attention_fast.chunk_attention(queries, pages.layer, pages.tables[0], longest - count)
-            near(found, pages.alone(0, count, queries), dtype, (heads, kv_heads, size, count))
+    """Chunks at any place, of any size, several at once: causal from their own starts on."""
+    for shape in shapes:
+        for count in (2, 37, 64, longest):
+            step(device, dtype, shape, [(longest, count)])
+        step(device, dtype, shape, [(20, 20), (longest, 3), (40, 17), (1 + longest // 2, 2)])
 
 
 def mixed(device: str, dtype: torch.dtype) -> None:
-    """A step of decodes and chunks is what the plain path makes of it, row by row."""
-    lengths, counts = [9, 30, 21, 45], [1, 1, 21, 13]
-    pages = Pages(device, dtype, lengths, (8, 2, 16))
-    pieces = [
-        Piece([0] * count, length - count, table)
-        for length, count, table in zip(lengths, counts, pages.tables.tolist(), strict=True)
-    ]
-    batch = step_batch(pieces, 8, dtype, torch.device(device))
-    queries = random_queries(sum(counts), 4, 16, device, dtype)
-    expected, first = [], 0
-    for text, count in enumerate(counts):
-        expected.append(pages.alone(text, count, queries[first : first + count]))
-        first += count
-    near(attention_fast.attend(queries, pages.layer, batch), torch.cat(expected), dtype)
+    """A step of decodes and chunks; a lone token behind a chunk is one too."""
+    step(device, dtype, (4, 2, 16, 8), [(9, 1), (30, 1), (21, 21), (45, 13), (18, 1)])
 
 
 def norms(device: str, dtype: torch.dtype, width: int, most: int) -> None:
@@ -205,21 +209,24 @@ def noises(device: str, _dtype: torch.dtype, exact: bool) -> None:
 def draws(device: str, dtype: torch.dtype, vocabulary: int) -> None:
     """Greedy and drawn rows get the tokens of `sampling.draw`; equal values: the lowest id."""
     count = 6
-    rows = captured_rows(count, noise.token_words(vocabulary, device))
-    rows.seeds.copy_(torch.tensor([noise.seed_key(seed) for seed in range(count)]))
-    rows.positions.copy_(torch.arange(count) * 1001)
-    rows.temperatures.copy_(torch.tensor([[1.0], [0.7], [1.3], [2.0], [0.01], [1.0]]))
-    assert rows.likeliest is not None
-    rows.likeliest.copy_(torch.tensor([[True], [False], [False], [False], [False], [True]]))
+    likeliest = torch.tensor([[True], [False], [False], [False], [False], [True]], device=device)
+    rows = SamplingRows(
+        [],
+        seeds=torch.tensor([noise.seed_key(seed) for seed in range(count)], device=device),
+        positions=torch.arange(count, device=device) * 1001,
+        temperatures=torch.tensor([[1.0], [0.7], [1.3], [2.0], [0.01], [1.0]], device=device),
+        words=noise.token_words(vocabulary, device),
+        likeliest=likeliest,
+    )
     logits = torch.randn(count, vocabulary).mul(3).to(device, dtype)
     logits[0, [5, 40, vocabulary - 1]] = 50.0
     logits[5] = -torch.inf
     logits[3, : vocabulary - 2] = -torch.inf
-    found = sampling_fast.sample(logits, rows.seeds, rows.positions, rows.temperatures, rows.words, rows.likeliest)
+    found = sampling_fast.sample(logits, rows.seeds, rows.positions, rows.temperatures, rows.words, likeliest)
     assert torch.equal(found, draw(logits, rows).tokens), (found, draw(logits, rows).tokens)
     assert found[[0, 5]].tolist() == [5, 0]
     assert found[3] >= vocabulary - 2
-    rows.likeliest.fill_(False)
+    likeliest.fill_(False)
     first = [each[:5] for each in (rows.seeds, rows.positions, rows.temperatures)]
     found = sampling_fast.sample(logits[:5], *first, rows.words)
     assert torch.equal(found, draw(logits, rows).tokens[:5])

@@ -221,3 +221,28 @@ def test_a_pool_dies_after_every_store() -> None:
         else:
             assert stores > 50
             return
+
+
+def test_a_block_that_makes_way_is_there_until_its_successor_is() -> None:
+    """A text made again while its old block is cached: dying after any store, an adopter finds one block of the key."""
+    for stores in itertools.count():
+        world = World(fresh(SHAPE), SHAPE, 10)
+        pool = Pool(world.index, 10)
+        [(old, generation)] = taken(pool)
+        pool.publish(old, generation, KEYS[0], 0)
+        [(new, generation)] = taken(pool)
+        pool.release([old])
+        world.words.stores_left = world.words.stores + stores
+        try:
+            pool.publish(new, generation, KEYS[0], 0)
+        except Died:
+            assert adopt.adopt(Index(world.buffer, SHAPE), 11).by_key[KEYS[0]] in (old, new)
+        else:
+            assert stores > 6
+            return
+
+
+def taken(pool: Pool) -> list[tuple[int, int]]:
+    got = pool.allocate()
+    assert not isinstance(got, NoRoom)
+    return got

@@ -231,6 +231,21 @@ class PoolMachine(RuleBasedStateMachine):
         self.content[got[0][0]] = b"partial"
         self.streams[at] = ([*held, got[0][0]], got[0][1], start)
 
+    @rule(start=st.integers(0, 8), length=st.integers(0, 3), more=st.integers(0, 6), sparing=st.booleans())
+    def fit(self, start: int, length: int, more: int, sparing: bool) -> None:
+        """What fits is exactly what can be had, and who asks sparing takes no awaited block but its own."""
+        keys = KEYS[start : start + length]
+        fits = self.pool.fits(keys, length + more, sparing=sparing)
+        found = self.pool.lookup(keys)
+        awaited = self.pool.awaited_count
+        got = self.pool.allocate(length + more - len(found), sparing=sparing)
+        assert fits == isinstance(got, list)
+        if isinstance(got, list):
+            assert not sparing or self.pool.awaited_count == awaited
+            self.content |= {block: b"partial" for block, _ in got}
+            self.pool.release([block for block, _ in got])
+        self.pool.release(found)
+
     @precondition(lambda self: any(generation is not None for _, generation, _ in self.streams))
     @rule(data=st.data())
     def retire(self, data: st.DataObject) -> None:
@@ -299,6 +314,7 @@ class PoolMachine(RuleBasedStateMachine):
         cached = set(full) - used
         twins = set(self.pool._twins.values())
         assert self.pool.cached_count == len(cached - twins)
+        assert self.pool._cached._awaited_left <= cached - twins
         open_blocks = {block for block in range(SHAPE.block_count) if self.index.state(block) == OPEN}
         assert open_blocks <= used | self.shut
         assert self.shut <= open_blocks

@@ -12,8 +12,8 @@ from holdfast.memory.kv.pool import NoRoom, Pool
 SHAPE = geometry(8)
 
 
-def new_pool(private_count: int = 0) -> Pool:
-    return Pool(Index(fresh(SHAPE), SHAPE), 10, private_count=private_count)
+def new_pool() -> Pool:
+    return Pool(Index(fresh(SHAPE), SHAPE), 10)
 
 
 def stream(pool: Pool, keys: list[bytes]) -> list[int]:
@@ -107,6 +107,26 @@ def test_a_second_block_of_one_key_stays_its_holders_own() -> None:
     assert pool.index.state(block) == FREE
 
 
+def test_a_cached_block_makes_way_for_a_new_one_of_its_key() -> None:
+    """A text that is made again takes no room twice: the block nobody holds is free once ours answers for its key, in
+    the pool that filled it and in its successor's."""
+    for adopted in (False, True):
+        pool = new_pool()
+        pool.release(stream(pool, KEYS[:2]))
+        if adopted:
+            pool = successor(pool)
+        old = pool.lookup(KEYS[1:2])
+        pool.release(old)
+        got = pool.allocate()
+        assert isinstance(got, list)
+        block, generation = got[0]
+        assert pool.publish(block, generation, KEYS[1], 1) == block != old[0]
+        assert pool.index.state(old[0]) == FREE
+        assert (pool.free_count, pool.cached_count) == (6, 1)
+        assert pool.lookup(KEYS[:2])[1] == block
+        assert pool.evict(8) == 0, "both are held"
+
+
 def test_a_block_written_again_is_withdrawn() -> None:
     """Its only holder may reopen it; while others read it, not."""
     pool = new_pool()
@@ -156,6 +176,75 @@ def test_blocks_of_running_streams_go_last() -> None:
     assert heir.allocate(1) == NoRoom(asked=1, free=0, evictable=0, quarantined=0)
 
 
+def test_who_asks_sparing_gets_no_awaited_block() -> None:
+    """Blocks of streams that ran at the owner's death are refused to it, by number, and those of ended ones are not;
+    once these streams are no longer awaited, it gets them."""
+    pool = new_pool()
+    pool.release(stream(pool, KEYS[:2]))
+    stream(pool, KEYS[10:14])
+    heir = successor(pool)
+    assert heir.awaited_count == 4
+    assert heir.allocate(5, sparing=True) == NoRoom(asked=5, free=2, evictable=6, quarantined=0, spared=4)
+    assert isinstance(heir.allocate(4, sparing=True), list)
+    assert heir.match(KEYS[10:14]) == 4
+    assert isinstance(heir.allocate(1, sparing=True), NoRoom)
+    heir.streams_resumed()
+    assert heir.awaited_count == 0
+    assert isinstance(heir.allocate(4, sparing=True), list)
+
+
+def test_what_fits_is_what_can_be_had() -> None:
+    """What a sequence would find counts neither as room nor as spared; and the look itself leaves everything as it was,
+    so that a stream which asks at every step is still awaited after our death."""
+    pool = new_pool()
+    pool.release(stream(pool, KEYS[20:21]))
+    stream(pool, KEYS[:3])
+    stream(pool, KEYS[10:13])
+    heir = successor(pool)
+    before = bytes(heir.index.view)
+    assert heir.fits(KEYS[:3], 5, sparing=True)
+    assert not heir.fits(KEYS[:3], 6, sparing=True)
+    assert heir.fits(KEYS[:3], 8)
+    assert not heir.fits(KEYS[:3], 9)
+    assert not heir.fits(KEYS[30:31], 3, sparing=True)
+    assert (bytes(heir.index.view), heir.awaited_count) == (before, 6)
+    assert len(heir.lookup(KEYS[:3])) == heir.awaited_count == 3
+    assert isinstance(heir.allocate(2, sparing=True), list)
+    assert heir.match(KEYS[10:13]) == 3
+
+
+def test_the_fence_is_awaited_while_blocks_are_quarantined_and_it_is_not_late() -> None:
+    """Nobody waits for a fence that brings nothing, has passed, or is late."""
+    pool = new_pool()
+    stream(pool, KEYS[:1])
+    heir = successor(pool)
+    assert not heir.fence_awaited
+    assert isinstance(heir.allocate(2), list)
+    for late in (False, True):
+        heir = successor(heir)
+        assert (heir.fence_awaited, heir.quarantined_count) == (True, 2)
+        if late:
+            heir.fence_is_late()
+            assert (heir.fence_awaited, heir.quarantined_count) == (False, 2)
+    assert heir.gpu_fence_passed() == 2
+    heir = successor(heir)
+    assert not heir.fence_awaited
+
+
+def test_a_stream_that_waits_for_room_is_awaited_too() -> None:
+    """Given up `live`, its blocks are the last to go for the next owner, and go like any others for this one."""
+    pool = new_pool()
+    waits, ended = stream(pool, KEYS[:2]), stream(pool, KEYS[10:12])
+    pool.release(waits, live=True)
+    pool.release(ended)
+    copy = Index(bytearray(pool.index.view), SHAPE)
+    heir = Pool(copy, 11, adoption=adopt.adopt(copy, 11))
+    assert heir.awaited_count == 2
+    for owner, left in ((pool, (0, 2)), (heir, (2, 0))):
+        owner.evict(2)
+        assert (owner.match(KEYS[:2]), owner.match(KEYS[10:12])) == left
+
+
 def test_a_block_taken_after_the_order_was_made_is_passed_over() -> None:
     """What a late resume holds is not evicted, wherever it stood in the order."""
     pool = new_pool()
@@ -195,22 +284,6 @@ def test_a_key_damaged_in_the_index_leaves_no_block_findable_after_its_eviction(
         heir.index.words[512 + block * 8 + 1] ^= 0xFF
     assert isinstance(heir.allocate(8), list)
     assert heir.match(KEYS[:1]) == 0
-
-
-def test_private_blocks_are_never_published() -> None:
-    """They lie behind the pool, have no entry, and the index refuses them by name."""
-    pool = new_pool(private_count=2)
-    assert list(pool.private) == [8, 9]
-    got = pool.allocate_private(2)
-    assert got == [8, 9]
-    assert isinstance(pool.allocate_private(), NoRoom)
-    with pytest.raises(Misuse, match="never published"):
-        pool.publish(8, 1, KEYS[0], 0)
-    pool.release_private([8])
-    with pytest.raises(Misuse):
-        pool.release_private([8])
-    with pytest.raises(Misuse):
-        pool.release_private([0])
 
 
 def test_only_the_owner_has_a_pool() -> None:

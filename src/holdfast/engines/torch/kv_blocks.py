@@ -4,7 +4,8 @@ Always true (protocols.md): a block is open before any step that may write it is
 chained key of the tokens up to its end, when the step that computed its last position has retired and before that
 step's tokens are shown; it is released only when no step in flight can write it. The last token of a text is always
 computed, found or not: its logits are what the next token is drawn from. What `start` or `grow` cannot give changes
-nothing.
+nothing. After a takeover nobody gets a block that a stream yet to come back will look for as long as the GPU fence is
+about to bring others, and a stream that has shown nothing not even then, unless it would be alone.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Protocol
 from holdfast.engines.torch.sequences import Stream
 from holdfast.memory.kv.geometry import block_keys
 from holdfast.memory.kv.pool import NoRoom, Pool
+from holdfast.memory.kv.resumes import Resumes
 
 
 class Blocks(Protocol):
@@ -25,6 +27,10 @@ class Blocks(Protocol):
 
     @property
     def block_tokens(self) -> int: ...
+
+    @property
+    def room_soon(self) -> bool:
+        """Blocks come back soon whatever anybody does: better to wait for one than to take it from somebody."""
 
     def start(self, stream: Stream) -> int | None:
         """Blocks for its text and one token more; says how many leading positions need no computing. None: there
@@ -50,26 +56,35 @@ class PoolBlocks:
         self.block_tokens = geometry.block_tokens
         self._root = geometry.root()
         self.used = 0  # held by streams, one that two of them share counted twice
-        self.resumed_total = 0
-        self.recomputed_tokens_max = 0  # of one resumed stream: KV positions that were not found
-        self.recomputed_tokens_total = 0
+        self.resumes = Resumes()
         self.found_tokens_total = 0  # positions that needed no computing, over all starts
 
     def __repr__(self) -> str:
         return f"<{self.used} blocks in use, {self.found_tokens_total} tokens found, {self.pool!r}>"
+
+    @property
+    def room_soon(self) -> bool:
+        return self.pool.fence_awaited
+
+    @property
+    def resumed_total(self) -> int:
+        return self.resumes.resumed_total
+
+    @property
+    def recomputed_tokens_max(self) -> int:
+        return self.resumes.recomputed_tokens_max
 
     def start(self, stream: Stream) -> int | None:
         tokens, size, pool = stream.tokens, self.block_tokens, self.pool
         wanted = blocks_for(len(tokens) + 1, size)
         usable = self._keys(stream, (len(tokens) - 1) // size)
         # A stream at the head of the queue asks at every step: this look holds nothing and moves no block's age.
-        if wanted - pool.match(usable) > pool.free_count + pool.cached_count:
+        sparing = pool.fence_awaited or (not stream.shown and self.used > 0)
+        if not pool.fits(usable, wanted, sparing=sparing):
             return None
         found = pool.lookup(usable)
-        opened = pool.allocate(wanted - len(found))
-        if isinstance(opened, NoRoom):  # some of what could have been evicted is what was found
-            pool.release(found)
-            return None
+        opened = pool.allocate(wanted - len(found), sparing=sparing)
+        assert not isinstance(opened, NoRoom), f"it fitted: {opened}"
         stream.blocks = found + [block for block, _ in opened]
         stream.generations = [0] * len(found) + [generation for _, generation in opened]
         stream.published = len(found)
@@ -78,11 +93,11 @@ class PoolBlocks:
         self.found_tokens_total += known
         if stream.resumed:
             stream.resumed = False
-            self._count_resumed(len(tokens) - 1 - known)
+            self.resumes.count(pool, usable, len(found), len(tokens) - 1 - known)
         return known
 
     def grow(self, stream: Stream) -> bool:
-        opened = self.pool.allocate(1)
+        opened = self.pool.allocate(1, sparing=self.pool.fence_awaited)
         if isinstance(opened, NoRoom):
             return False
         ((block, generation),) = opened
@@ -102,7 +117,7 @@ class PoolBlocks:
         stream.published = length // size
 
     def end(self, stream: Stream) -> None:
-        self.pool.release(stream.blocks)
+        self.pool.release(stream.blocks, live=not stream.gone)
         self.used -= len(stream.blocks)
         stream.blocks, stream.generations, stream.published = [], [], 0
 
@@ -113,14 +128,11 @@ class PoolBlocks:
             keys += block_keys(keys[-1] if keys else self._root, stream.tokens[len(keys) * size : count * size], size)
         return keys[:count]
 
-    def _count_resumed(self, recomputed: int) -> None:
-        self.resumed_total += 1
-        self.recomputed_tokens_total += recomputed
-        self.recomputed_tokens_max = max(self.recomputed_tokens_max, recomputed)
-
 
 class PrivateBlocks:
     """Blocks that no index knows and nobody finds: for canaries and warm-up, in a standby too."""
+
+    room_soon = False
 
     def __init__(self, blocks: range, block_tokens: int) -> None:
         self.count = len(blocks)

@@ -27,14 +27,14 @@ FEW_ROWS = 3
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """`virtual_ranks`: a power of two, a multiple of the real number of ranks; only `exact` heeds it."""
+    """`virtual_ranks`: the real number of ranks times a power of two; only `exact` heeds it."""
 
     exact: bool = False
     virtual_ranks: int = 1
 
     def __post_init__(self) -> None:
-        if self.virtual_ranks < 1 or self.virtual_ranks & (self.virtual_ranks - 1):
-            raise ValueError(f"slices are summed as a tree: {self.virtual_ranks} is not a power of two")
+        if self.virtual_ranks < 1:
+            raise ValueError(f"virtual_ranks must be 1 or more, got {self.virtual_ranks}")
 
 
 FAST = Arithmetic()
@@ -80,10 +80,12 @@ def linear_summed(
 
 
 def tree_sum(slices: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Neighbours first: ranks that each sum an equal share, then one another's sums, end with the same bits."""
+    """Neighbours first, an odd one out at the end: ranks that each sum a share of 1, 2, 4, … slices, then one another's
+    sums, end with the same bits."""
     parts = list(slices)
     while len(parts) > 1:
-        parts = [parts[at] + parts[at + 1] for at in range(0, len(parts), 2)]
+        odd = parts[len(parts) // 2 * 2 :]
+        parts = [parts[at] + parts[at + 1] for at in range(0, len(parts) - 1, 2)] + odd
     return parts[0]
 
 

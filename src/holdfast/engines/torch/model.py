@@ -98,6 +98,13 @@ def bind(
     )
 
 
+def arithmetic_for(config: ModelConfig, exact: bool, ranks: int) -> Arithmetic:
+    """Under `exact` one rank sums in two slices wherever two ranks could share the model, so that both give the same
+    bits; more ranks sum in slices of their own. `fast` has none."""
+    halves = ranks == 1 and config.kv_heads % 2 == 0 and config.intermediate % 2 == 0
+    return Arithmetic(exact, 2 if exact and halves else ranks)
+
+
 def _layer(tensors: Mapping[str, torch.Tensor], prefix: str) -> Layer:
     return Layer(**{name.removeprefix(prefix): held for name, held in tensors.items() if name.startswith(prefix)})
 
@@ -105,8 +112,9 @@ def _layer(tensors: Mapping[str, torch.Tensor], prefix: str) -> Layer:
 def _pieces(config: ModelConfig, arithmetic: Arithmetic, ranks: int) -> Pieces:
     slices = arithmetic.virtual_ranks if arithmetic.exact else ranks
     check_ranks(config, slices)
-    if slices % ranks:
-        raise ValueError(f"{slices} virtual ranks cannot be shared out to {ranks} ranks")
+    each = slices // ranks
+    if slices % ranks or (ranks > 1 and each & (each - 1)):
+        raise ValueError(f"{slices} slices cannot be summed by {ranks} ranks as one tree: use {ranks} times 1, 2, 4, …")
     q, k = config.heads // ranks * config.head_size, config.kv_heads // ranks * config.head_size
     inner, mine = config.intermediate // ranks, slices // ranks
     if slices == 1:  # nothing to be equal to: the fewest calls
@@ -135,8 +143,8 @@ def forward(model: Model, batch: Batch, kv: torch.Tensor) -> torch.Tensor:
 
 @torch.inference_mode()
 def logits(model: Model, hidden: torch.Tensor) -> torch.Tensor:
-    """[segments, vocabulary], fp32: of the rows that draw a token. The head is a fifth of a small model."""
-    return linear(hidden, model.head, None, model.exact, (0, model.head.shape[0])).float()
+    """[segments, vocabulary], of the rows that draw a token. The head is a fifth of a small model."""
+    return linear(hidden, model.head, None, model.exact, (0, model.head.shape[0]))
 
 
 def _attention(

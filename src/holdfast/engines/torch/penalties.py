@@ -56,6 +56,10 @@ def nudges(streams: Sequence[Stream], vocabulary: int, device: torch.device) -> 
     )
 
 
+def has_nudges(sampling: Sampling) -> bool:
+    return bool(sampling.logit_bias) or sampling.min_tokens > 0
+
+
 def has_penalties(sampling: Sampling) -> bool:
     return sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0 or sampling.repetition_penalty != 1.0
 

@@ -9,7 +9,7 @@ from holdfast.engines.torch.checkpoint import Checkpoint, Progress
 from holdfast.engines.torch.fetch import SMOLLM2, fetch
 from holdfast.engines.torch.gguf_model import open_gguf
 from holdfast.engines.torch.safetensors_files import open_directory
-from holdfast.engines.torch.tiny import tiny
+from holdfast.engines.torch.tiny import RANDOM, SHAPES, shaped, tiny
 
 DEFAULT_NAMES = ("default", "smollm2-135m")
 
@@ -20,6 +20,8 @@ def resolve(model: str, cache: Path, progress: Progress) -> Checkpoint:
         return open_gguf(fetch(SMOLLM2, cache, progress), cache, progress, f"sha256:{SMOLLM2.sha256}")
     if model == "tiny":
         return tiny()
+    if model.startswith(RANDOM):
+        return shaped(model)
     path = Path(model).expanduser()
     if path.is_dir():
         return open_directory(path, cache, progress)
@@ -28,5 +30,6 @@ def resolve(model: str, cache: Path, progress: Progress) -> Checkpoint:
     wrong = "is neither a directory nor a .gguf file" if path.exists() else "is not there"
     raise UserError(
         f"the model {model} {wrong}; accepted are {' or '.join(DEFAULT_NAMES)}, tiny, the path of a directory with "
-        "config.json, tokenizer.json and safetensors, or the path of a .gguf file"
+        "config.json, tokenizer.json and safetensors, the path of a .gguf file, or, to try what a size costs, "
+        f"{' or '.join(RANDOM + shape for shape in SHAPES)}"
     )

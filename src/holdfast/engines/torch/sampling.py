@@ -20,9 +20,9 @@ import torch
 
 from holdfast.core.requests import Sampling, TokenLogprobs
 from holdfast.engines.torch.noise import gumbel, row_keys, seed_key, token_words
-from holdfast.engines.torch.penalties import Kept, Nudges, Penalties, has_penalties, nudges, penalties
+from holdfast.engines.torch.penalties import Kept, Nudges, Penalties, has_nudges, has_penalties, nudges, penalties
 from holdfast.engines.torch.sequences import Segment, Stream
-from holdfast.engines.torch.truncation import Truncation, truncation
+from holdfast.engines.torch.truncation import Truncation, truncates, truncation
 
 # Below this a temperature means "the likeliest" (vLLM's bound); dividing by less only overflows.
 TEMPERATURE_MIN = 1e-5
@@ -39,7 +39,7 @@ class SamplingRows:
     words: torch.Tensor  # of the noise, by token id
     greedy: torch.Tensor | None = None  # places of rows that take the likeliest; None: none
     random: torch.Tensor | None = None  # places of rows that are drawn; None: all that `greedy` does not name
-    likeliest: torch.Tensor | None = None  # bool [rows, 1] instead of places, where the batch is a graph's
+    likeliest: torch.Tensor | None = None  # bool [rows, 1] instead of places, where the rows are a graph's
     truncation: Truncation | None = None  # by place among the drawn rows
     nudges: Nudges | None = None
     penalties: Penalties | None = None
@@ -49,9 +49,9 @@ class SamplingRows:
     steps: int = 0  # taken since
 
     @property
-    def plain(self) -> bool:
-        """Nothing but temperature and seed matters: such rows fit into `captured` ones."""
-        return self.truncation is None and self.nudges is None and self.penalties is None and self.logprob_rows is None
+    def due(self) -> list[int]:
+        """`positions` as known here: a graph may have taken steps of these streams since."""
+        return [position + self.steps for position in self.next_positions]
 
     def advance(self, tokens: torch.Tensor) -> None:
         """Take up the tokens drawn; on the device, in place."""
@@ -59,20 +59,6 @@ class SamplingRows:
         if self.penalties is not None:
             self.penalties.count_(tokens)
         self.steps += 1
-
-    def load(self, rows: SamplingRows) -> None:
-        """For captured rows: stand for these plain rows, in the first places; the other places keep what they have.
-        From now on both have their positions in one memory, so a step may be a graph's or not, as it comes."""
-        assert rows.plain, "captured rows have settings of plain ones only"
-        assert self.likeliest is not None, "only captured rows stand for others"
-        count = len(rows.streams)
-        self.seeds[:count].copy_(rows.seeds)
-        self.positions[:count].copy_(rows.positions)
-        self.temperatures[:count].copy_(rows.temperatures)
-        self.likeliest[:count] = rows.greedy is not None
-        if rows.random is not None:
-            self.likeliest.index_fill_(0, rows.random, False)
-        rows.positions = self.positions[:count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +73,8 @@ class Drawn:
 
 def draw(logits: torch.Tensor, rows: SamplingRows) -> Drawn:
     """One token per row of `logits` [rows, vocabulary], which is left as it is."""
+    if logits.is_cuda and not (rows.truncation or rows.nudges or rows.penalties or rows.logprob_tops):
+        return Drawn(_tokens(logits, rows))  # the kernel takes them as they are
     raw = logits.float()
     shaped = raw
     if rows.nudges is not None or rows.penalties is not None:
@@ -166,14 +154,21 @@ def is_greedy(sampling: Sampling) -> bool:
     return not sampling.temperature >= TEMPERATURE_MIN
 
 
+def is_plain(sampling: Sampling, vocabulary: int) -> bool:
+    """Nothing but temperature and seed matters, and nobody asks for logprobs."""
+    cut = not is_greedy(sampling) and truncates(sampling, vocabulary)
+    asked = sampling.top_logprobs is not None
+    return not (cut or asked or has_penalties(sampling) or has_nudges(sampling))
+
+
 def rows_for(drawing: Sequence[Segment], words: torch.Tensor, before: SamplingRows | None = None) -> SamplingRows:
     """Rows for the segments that draw. `before` are those of the last step that drew: the same streams again, and they
     are used again as they are; else what these have counted on the device is carried over. A stream that was not
     among them is made anew from its text, all of which must be known here. `words`: `noise.token_words`, once."""
     streams = [segment.owner for segment in drawing]
-    if before is not None and before.streams == streams:  # `Stream` compares by identity
-        return before
     positions = [segment.position for segment in drawing]
+    if before is not None and before.streams == streams and before.due == positions:  # `Stream` compares by identity
+        return before
     device, vocabulary = words.device, words.shape[0]
     settings = [stream.request.sampling for stream in streams]
     drawn = [row for row, each in enumerate(settings) if not is_greedy(each)]
@@ -219,17 +214,4 @@ def _carried(streams: list[Stream], positions: list[int], before: SamplingRows |
     return kept
 
 
-def captured_rows(count: int, words: torch.Tensor) -> SamplingRows:
-    """Rows for a graph: tensors that stay, `load`ed with plain rows when the streams change. Padding is greedy."""
-    device = words.device
-    return SamplingRows(
-        [],
-        seeds=torch.zeros(count, dtype=torch.int64, device=device),
-        positions=torch.zeros(count, dtype=torch.int64, device=device),
-        temperatures=torch.ones(count, 1, dtype=torch.float32, device=device),
-        words=words,
-        likeliest=torch.ones(count, 1, dtype=torch.bool, device=device),
-    )
-
-
-__all__ = ["Drawn", "SamplingRows", "captured_rows", "draw", "is_greedy", "rows_for", "token_words", "told_logprobs"]
+__all__ = ["Drawn", "SamplingRows", "draw", "is_greedy", "is_plain", "rows_for", "token_words", "told_logprobs"]

@@ -1,7 +1,8 @@
 """Which streams run, which wait, and what the next step computes: no torch, no clock, no I/O.
 
-Theory. A stream waits, runs, or is gone. It starts to run, first come first served, when there is a place and blocks
-for its whole text and one token more. A step first takes one token of every running stream whose prompt is through
+Theory. A stream waits, runs, or is gone. It starts to run, first come first served (but those that come back with some
+of their answer before those that have shown nothing), when there is a place and blocks for its whole text and one token
+more. A step first takes one token of every running stream whose prompt is through
 (decodes), then, with what is left of the step's tokens, chunks of the other streams' texts, oldest first: so a long
 prompt neither stops the running streams nor is stopped by them. When a stream needs a block and none is left, the
 youngest running stream gives up its blocks and goes to the head of the queue with its text kept; what it had computed
@@ -101,7 +102,10 @@ class Scheduler:
             return
         stream = Stream(number, request, end, settings.eos_token_ids)
         self._streams[number] = stream
-        self.waiting.append(stream)
+        place = len(self.waiting)
+        if stream.shown:  # somebody reads it already: ahead of those of whom nobody has seen anything
+            place = next((at for at, other in enumerate(self.waiting) if not other.shown), place)
+        self.waiting.insert(place, stream)
 
     def _check(self, request: GenerateRequest) -> None:
         settings, tokens, prompt_len = self.settings, request.tokens, request.prompt_len
@@ -241,7 +245,8 @@ class Scheduler:
         if len(stream.blocks) * self.blocks.block_tokens > stream.planned:
             return True
         while not self.blocks.grow(stream):
-            if self._leaving:  # blocks are on their way back: to preempt more would not bring them sooner
+            # Blocks are on their way back: to preempt more would not bring them sooner.
+            if self._leaving or self.blocks.room_soon:
                 return False
             youngest = next(reversed(self.running.values()))
             self._become_waiting(youngest)

@@ -71,6 +71,11 @@ class Stream:
         return len(self.tokens) + self.pending
 
     @property
+    def shown(self) -> bool:
+        """Somebody has read some of its answer."""
+        return len(self.tokens) > self.prompt_len
+
+    @property
     def missing(self) -> int:
         """Positions still to be planned."""
         return len(self.tokens) + self.pending - self.planned

@@ -1,9 +1,10 @@
-"""The thread that makes steps: plan, compute, draw, retire, hand over; again, while there is work.
+"""The thread that makes steps: plan, launch, wait, retire, hand over; again, while there is work.
 
-Always true: one step at a time, and its books (scheduler, blocks, index) change only under `lock`, never while the
-device computes; what a step completed is published before its tokens leave this thread; an error of the device ends
-the process, since nothing that was computed after it can be believed. What a step made waits in `made` until the
-loop takes it, so that a cancel can still take a stream's share out of it.
+Always true: the books (scheduler, blocks, index) change only under `lock`, and no lock is held while the device is
+waited for; steps retire in their order, at most `ahead` of them are launched beside the one that is waited for; what a
+step completed is published before its tokens leave this thread; an error of the device ends the process, since nothing
+that was computed after it can be believed. What a step made waits in `made` until the loop takes it, so that a cancel
+can still take a stream's share out of it.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 
-from holdfast.core.requests import Output, TokenLogprobs
-from holdfast.engines.torch.batch import step_batch
-from holdfast.engines.torch.model import Model, forward, logits
-from holdfast.engines.torch.noise import token_words
-from holdfast.engines.torch.sampling import SamplingRows, draw, rows_for, told_logprobs
+from holdfast.core.requests import Output
+from holdfast.engines.torch.computer import Computer, Launched
+from holdfast.engines.torch.first_steps import FirstSteps
 from holdfast.engines.torch.scheduler import Scheduler
 from holdfast.engines.torch.sequences import StepPlan
 
@@ -30,54 +32,46 @@ CONGESTED_S = 0.002  # a congested receiver drains a socket buffer in about this
 PREFILL_BUDGET_MS = 60_000.0
 ENDS_S = 60.0  # the longest step there may be
 
+T = TypeVar("T")
+
 
 def threads_for(wanted: int) -> int:
     """How many a product may use; 0: all cores but one, which serving and a starting standby need."""
     return wanted or max(1, (os.cpu_count() or 2) - 1)
 
 
-def use_threads(count: int) -> None:
-    """OpenMP counts them per calling thread, so each that computes says it itself."""
+def use_threads(count: int, device: torch.device | None = None) -> None:
+    """OpenMP counts them per calling thread, and so is the current GPU: each thread that computes says it itself."""
     torch.set_num_threads(count)
+    if device is not None and device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
-class Computer:
-    """Steps of one model over one range of KV pages."""
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A step that is launched."""
 
-    def __init__(self, model: Model, kv: torch.Tensor, block_tokens: int) -> None:
-        self._model = model
-        self._kv = kv
-        self._block_tokens = block_tokens
-        self._words = token_words(model.config.vocabulary, kv.device)
-        self._rows: SamplingRows | None = None
-
-    @torch.inference_mode()
-    def compute(self, plan: StepPlan) -> tuple[dict[int, int], dict[int, TokenLogprobs]]:
-        """The tokens drawn, by stream, and logprobs for those who asked."""
-        model = self._model
-        batch = step_batch(plan.segments, self._block_tokens, self._kv.dtype, self._kv.device, exact=model.exact)
-        hidden = forward(model, batch, self._kv)
-        drawing = plan.drawing
-        if not drawing:
-            return {}, {}
-        if len(drawing) < len(plan.segments):
-            places = [place for place, segment in enumerate(plan.segments) if segment.wants_token]
-            hidden = hidden.index_select(0, torch.tensor(places, device=hidden.device))
-        rows = self._rows = rows_for(drawing, self._words, self._rows)
-        drawn = draw(logits(model, hidden), rows)
-        rows.advance(drawn.tokens)
-        numbers = [segment.stream for segment in drawing]
-        return dict(zip(numbers, drawn.tokens.tolist(), strict=True)), told_logprobs(drawn, rows)
+    scheduler: Scheduler
+    plan: StepPlan
+    launched: Launched
+    began_s: float
 
 
 class Stepper:
     """`deliver` hears that there are outputs more in `made` (and says False to ease off), `failed` an error's words.
     Neither may wait: they are called in this thread, the first of them under `lock`."""
 
-    def __init__(self, deliver: Callable[[], bool], failed: Callable[[str], None], threads: int = 1) -> None:
+    def __init__(
+        self,
+        deliver: Callable[[], bool],
+        failed: Callable[[str], None],
+        threads: int = 1,
+        device: torch.device | None = None,
+    ) -> None:
         self._deliver = deliver
         self._failed = failed
         self._threads = threads
+        self._device = device
         self.lock = threading.Lock()
         self._work = threading.Event()
         self._idle = threading.Event()
@@ -85,6 +79,12 @@ class Stepper:
         self._over = False
         self.scheduler: Scheduler | None = None
         self._computer: Computer | None = None
+        self._alone: Scheduler | None = None
+        self._alone_due = False
+        self._flights: deque[_Flight] = deque()  # the computer's `ahead` and one, at most
+        self._landed_s = 0.0
+        self._first = FirstSteps(0.0)
+        self._errands: deque[tuple[Callable[[], Any], Future[Any]]] = deque()  # canaries and the like: one or two
         # Outputs by step, for the loop to take one by one: it bounds them, by easing off and by what it lets run.
         self.made: deque[list[Output]] = deque()
         self.steps = 0
@@ -103,15 +103,30 @@ class Stepper:
     def serve(self, scheduler: Scheduler, computer: Computer) -> None:
         with self.lock:
             self.scheduler, self._computer = scheduler, computer
+            self._first = FirstSteps(time.perf_counter())
+
+    def serve_alone(self, scheduler: Scheduler) -> Scheduler:
+        """With `lock` held. Its steps are never mixed with the others', with which they take turns, until it has
+        nothing left to do."""
+        self._alone, self._alone_due = scheduler, True
+        return scheduler
 
     def poke(self) -> None:
         """There may be work."""
         self._work.set()
 
+    def run(self, work: Callable[[], T]) -> Future[T]:
+        """Do this between two steps: a thread has its own library handles and workers, made by whoever computes first,
+        so what is tried and warmed up must be tried here."""
+        future: Future[T] = Future()
+        self._errands.append((work, future))
+        self.poke()
+        return future
+
     def rest(self) -> list[int]:
         """No step after the one under way; the streams that were left."""
         with self.lock:
-            scheduler, self.scheduler = self.scheduler, None
+            scheduler, self.scheduler, self._alone = self.scheduler, None, None
             if scheduler is not None:
                 self._tell(scheduler.take_early())
         if not self._idle.wait(ENDS_S):
@@ -122,8 +137,9 @@ class Stepper:
     def cancel(self, stream: int) -> None:
         """Nothing more of it: no step, and nothing that is made and not yet taken."""
         with self.lock:
-            if self.scheduler is not None:
-                self.scheduler.cancel(stream)
+            for scheduler in (self.scheduler, self._alone):
+                if scheduler is not None:
+                    scheduler.cancel(stream)
             for outputs in self.made:
                 outputs[:] = [output for output in outputs if output.stream != stream]
         self.poke()  # what it held may be what another waits for
@@ -135,47 +151,87 @@ class Stepper:
         self.poke()
         if self._thread.is_alive():
             self._thread.join(ENDS_S)
+        for _, future in self._errands:
+            future.cancel()
 
     def _run(self) -> None:
         try:
-            use_threads(self._threads)
+            use_threads(self._threads, self._device)
             while not self._over:
                 self._work.clear()
-                if not self._step():
+                if not (self._step() or self._run_errand()):
                     self._work.wait()
         except Exception as error:  # the thread's root: whatever it was, no step can follow it
             self._failed(f"{type(error).__name__}: {error}")
 
     def _step(self) -> bool:
-        """One step; False: nothing to do."""
+        """Launch a step, if there is one, and land the oldest once enough are on their way; False: nothing to do."""
         with self.lock:
             scheduler, computer = self.scheduler, self._computer
-            if scheduler is None or computer is None:
-                return False
-            plan = scheduler.plan()
-            self.prefilling = plan is not None and scheduler.prefilling
+            alone = self._alone if self._alone_due else None
+            serves = computer is not None and alone is None and not self._errands
+            plan = scheduler.plan() if scheduler is not None and serves else None
+            if scheduler is not None:
+                self.prefilling = plan is not None and scheduler.prefilling
+                self._tell(scheduler.take_early())
             if plan is not None:
                 self._idle.clear()
-            self._tell(scheduler.take_early())
-        if plan is None:
-            return False
-        try:
-            willing = self._compute(scheduler, computer, plan)
-        finally:
-            self._idle.set()
-        if not willing:
+        if scheduler is not None and computer is not None and plan is not None:
+            self._flights.append(self._launch(scheduler, plan, computer))
+            if len(self._flights) <= computer.ahead:
+                return True
+        if not self._flights:
+            return computer is not None and self._step_alone(computer)
+        if not self._land(self._flights.popleft()):
             time.sleep(CONGESTED_S)
+        self._alone_due = True
         return True
 
-    def _compute(self, scheduler: Scheduler, computer: Computer, plan: StepPlan) -> bool:
-        """Whether the receiver keeps up."""
-        began_s = time.perf_counter()
-        tokens, logprobs = computer.compute(plan)
+    def _step_alone(self, computer: Computer) -> bool:
+        """No other step is in flight. False: nobody wants one."""
         with self.lock:
-            outputs = scheduler.retire(plan, tokens, logprobs)
+            alone, self._alone_due = self._alone, False
+            plan = alone.plan() if alone is not None else None
+            if plan is None:
+                self._alone = None
+            else:
+                self._idle.clear()
+        if alone is None or plan is None:
+            return alone is not None  # it is over: the others' turn
+        self._land(self._launch(alone, plan, computer))
+        return True
+
+    def _launch(self, scheduler: Scheduler, plan: StepPlan, computer: Computer) -> _Flight:
+        began_s = time.perf_counter()
+        launched = computer.launch(plan)
+        self._first.launched(plan.token_count, began_s, time.perf_counter())
+        return _Flight(scheduler, plan, launched, began_s)
+
+    def _run_errand(self) -> bool:
+        if not self._errands:
+            return False
+        work, future = self._errands.popleft()
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(work())
+            except Exception as error:  # whoever asked hears it
+                future.set_exception(error)
+        return True
+
+    def _land(self, flight: _Flight) -> bool:
+        """Whether the receiver keeps up."""
+        tokens, logprobs = flight.launched.result()
+        with self.lock:
+            now_s = time.perf_counter()
+            took_s = now_s - max(flight.began_s, self._landed_s)
+            self._landed_s = now_s
+            self._first.landed(now_s)
             self.steps += 1
-            self.recent_s = [*self.recent_s[1 - RECENT_STEPS :], time.perf_counter() - began_s]
-            return self._tell(outputs)
+            self.recent_s = [*self.recent_s[1 - RECENT_STEPS :], took_s]
+            willing = self._tell(flight.scheduler.retire(flight.plan, tokens, logprobs))
+            if not self._flights:
+                self._idle.set()
+        return willing
 
     def _tell(self, outputs: list[Output]) -> bool:
         if not outputs:

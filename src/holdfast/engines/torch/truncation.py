@@ -84,7 +84,7 @@ def _mass(logits: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
 
 def truncation(settings: Sequence[Sampling], vocabulary: int, device: torch.device) -> Truncation | None:
     """From the settings of the rows that are drawn. None: no row is truncated."""
-    rows = [row for row, each in enumerate(settings) if _truncates(each, vocabulary)]
+    rows = [row for row, each in enumerate(settings) if truncates(each, vocabulary)]
     if not rows:
         return None
     chosen = [settings[row] for row in rows]
@@ -102,5 +102,5 @@ def truncation(settings: Sequence[Sampling], vocabulary: int, device: torch.devi
     )
 
 
-def _truncates(sampling: Sampling, vocabulary: int) -> bool:
+def truncates(sampling: Sampling, vocabulary: int) -> bool:
     return 0 < sampling.top_k < vocabulary or sampling.top_p < 1.0 or sampling.min_p > 0.0

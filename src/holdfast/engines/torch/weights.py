@@ -18,8 +18,7 @@ from holdfast.memory.packing import TensorSpec
 from holdfast.memory.torch_tensors import dtype_name, storage_at, tensor_in
 
 SUMS = "sums"
-# Words of this dtype are added up; every parameter's size is a multiple of them or is added byte by byte.
-_WORDS = {4: torch.int32, 2: torch.int16, 1: torch.int8}
+WORD_BYTES = 8
 
 
 class TorchWeights:
@@ -73,8 +72,15 @@ class TorchWeights:
         return views
 
     def _sums(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        words = _WORDS[self._dtype.itemsize]
-        return torch.stack([tensors[each.name].view(words).sum(dtype=torch.int64).cpu() for each in self._parameters])
+        return torch.stack([_sum(tensors[each.name]).cpu() for each in self._parameters])
+
+
+def _sum(tensor: torch.Tensor) -> torch.Tensor:
+    """Of its 64-bit words: smaller ones would be widened first, in a copy four times as large on a GPU."""
+    flat = tensor.view(-1)
+    whole = flat.numel() * flat.element_size() // WORD_BYTES * WORD_BYTES // flat.element_size()
+    rest = flat[whole:].view(torch.int8).sum(dtype=torch.int64)
+    return flat[:whole].view(torch.int64).sum() + rest if whole else rest
 
 
 def _spec(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:

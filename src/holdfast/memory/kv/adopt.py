@@ -69,6 +69,13 @@ class Adoption:
     def blocks_of(self, verdict: int) -> list[int]:
         return np.flatnonzero(np.frombuffer(self.verdicts, np.uint8) == verdict).tolist()
 
+    def had(self, key: bytes) -> bool:
+        """Whether a block of this key was believed, whatever became of it since. A search of all keys: for rare use."""
+        at = self.keys.find(key)
+        while at >= 0 and (at % KEY_BYTES or self.verdicts[at // KEY_BYTES] != YOURS):
+            at = self.keys.find(key, at + 1)
+        return at >= 0
+
     def coldest_first(self, wanted: bytes) -> tuple[list[int], list[int]]:
         """Blocks whose byte in `wanted` is not 0, in the order to evict: those of no running stream by last use, and
         those of the streams that ran when the owner died, deepest first (a block without its parent is unreachable)."""

@@ -1,0 +1,252 @@
+"""What the engine's benches on a GPU count and how they judge it: plain data in, figures out.
+
+Pure, and of the standard library alone, because vLLM's half (`engine_vllm_speed`) runs where our packages may not be.
+Always true: a figure that was not measured is None or missing, never 0; both engines' speeds come from the same
+prompts and by the same rule (`decode_rate`).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+Row = dict[str, Any]
+
+GAP_MS_MAX = 150.0  # what the issue demands of the worst gap
+GAP_MS_AIM = 50.0
+BLOCK_TOKENS = 16
+RATIO_AIM = 0.7  # of stock vLLM's decode throughput
+
+# `random:8b` in Hugging Face's words, for vLLM. Theta is there twice: versions of transformers look for it elsewhere.
+LLAMA_8B: Row = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128_256,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000.0,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "dtype": "bfloat16",
+    "torch_dtype": "bfloat16",
+}
+
+FIRST_ID, IDS = 1000, 4000  # ids that every model here has, plain words in those that have words
+
+
+def prompt_ids(number: int, length: int, run: int = 0) -> list[int]:
+    """One prompt. The first two ids tell run and number: no two of them share a block, whatever follows."""
+    assert 0 <= number < IDS, f"streams are numbered below {IDS}"
+    assert 0 <= run < IDS, f"runs are numbered below {IDS}"
+    told = [FIRST_ID + run, FIRST_ID + number]
+    return [*told, *(FIRST_ID + (number * 613 + place * (place + 97)) % IDS for place in range(length))][:length]
+
+
+# -- speed
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """How many streams decode at once, and how long their prompts are."""
+
+    batch: int
+    prompt: int
+
+    @property
+    def name(self) -> str:
+        return f"batch-{self.batch}-prompt-{self.prompt}"
+
+
+CASES = (Case(1, 128), Case(64, 128), Case(1, 2000), Case(64, 2000))
+SHORT, LONG = 32, 288  # tokens of the two runs of a case; their difference is decode alone
+
+
+def decode_rate(batch: int, tokens: tuple[int, int], took_s: tuple[float, float]) -> Row:
+    """Decode alone, from a short run and a long one of the same prompts' length: what both have in common, prompts and
+    the streams' uneven start and end, goes out with the difference."""
+    more, longer_s = (tokens[1] - tokens[0]) * batch, took_s[1] - took_s[0]
+    if more <= 0 or longer_s <= 0:
+        return {"decode_tps": None, "step_ms": None}
+    return {"decode_tps": round(more / longer_s, 1), "step_ms": round(longer_s / (tokens[1] - tokens[0]) * 1000, 3)}
+
+
+def steady_rate(steps: Sequence[tuple[float, Mapping[int, int]]], streams: int) -> Row:
+    """The same from time stamps: `steps` are (seconds, tokens by stream), in order. From the step with which the last
+    stream began to the last before any had made all its tokens."""
+    total: dict[int, int] = {}
+    made: dict[int, int] = {}
+    for _, tokens in steps:
+        for stream, count in tokens.items():
+            total[stream] = total.get(stream, 0) + count
+    inside: list[tuple[float, int]] = []
+    for at_s, tokens in steps:
+        for stream, count in tokens.items():
+            made[stream] = made.get(stream, 0) + count
+        if any(made[stream] == total[stream] for stream in made):
+            break
+        if len(made) == streams:
+            inside.append((at_s, sum(tokens.values())))
+    if len(inside) < 3:
+        return {"steady_tps": None, "steady_step_ms_p50": None, "steady_step_ms_max": None}
+    gaps_ms = [(later - earlier) * 1000 for (earlier, _), (later, _) in pairwise(inside)]
+    rate = sum(count for _, count in inside[1:]) / (inside[-1][0] - inside[0][0])
+    return {
+        "steady_tps": round(rate, 1),
+        "steady_step_ms_p50": round(statistics.median(gaps_ms), 3),
+        "steady_step_ms_max": round(max(gaps_ms), 3),
+    }
+
+
+def speed_ratio(ours: Mapping[str, Row], theirs: Mapping[str, Row]) -> Row:
+    """Our decode throughput by vLLM's, by case, where both were measured."""
+    ratios = {
+        name: round(ours[name]["decode_tps"] / theirs[name]["decode_tps"], 3)
+        for name in ours
+        if name in theirs and ours[name].get("decode_tps") and theirs[name].get("decode_tps")
+    }
+    if not ratios:
+        return {}
+    worst, bound = min(ratios.values()), f"the ratio is reported; aim {RATIO_AIM}"
+    return {"ratio": ratios, "ratio_min": worst, "bound": bound, "met": worst >= RATIO_AIM}
+
+
+# -- the chain
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """One kill of the active engine, as clients, the next engine and the device saw it."""
+
+    gap_ms: float  # the worst between two tokens of any stream around it
+    calm_gap_ms: float  # the worst since all streams had gone on after the kill before
+    marks_ms: Mapping[str, float]  # of the takeover, by step, from the kill on
+    recomputed_tokens: int
+    ready_standbys: int  # at the kill
+    blocks: int | None = None  # of KV that were taken over
+    why_empty: str = ""
+    standby_again_s: float | None = None  # from the kill until as many stood ready as before
+    freed_mib: int | None = None  # of the device's memory, by the death
+    standby_mib: int | None = None  # that the new standby then took
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One whole answer beside the unbroken one to the same request."""
+
+    resumed: int
+    lost: bool  # an error, or no end
+    tokens: int
+    asked: int
+    same: int  # tokens until the first other one
+
+    @property
+    def identical(self) -> bool:
+        return not self.lost and self.tokens == self.asked == self.same
+
+
+def common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two answers share from their beginning."""
+    for place, (mine, yours) in enumerate(zip(one, other, strict=False)):
+        if mine != yours:
+            return place
+    return min(len(one), len(other))
+
+
+def takeover_marks(failover: Mapping[str, Any], killed_s: float) -> dict[str, float]:
+    """Whatever the engine's own timeline has, from the kill on instead of from the dead engine's last token. Both are
+    of the machine's monotonic clock."""
+    zero_s = failover.get("zero_monotonic_s")
+    if not isinstance(zero_s, int | float):
+        return {}
+    offset_ms = (killed_s - zero_s) * 1000
+    marks = {key.removesuffix("_ms"): value for key, value in failover.items() if key.endswith("_ms")}
+    marks.pop("died", None)
+    told = {name: at_ms - offset_ms for name, at_ms in marks.items() if isinstance(at_ms, int | float)}
+    return {name: round(at_ms, 2) for name, at_ms in sorted(told.items(), key=lambda mark: mark[1])}
+
+
+def medians(kills: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Of every mark, over the kills that have it, in order of time."""
+    by_name: dict[str, list[float]] = {}
+    for marks in kills:
+        for name, at_ms in marks.items():
+            by_name.setdefault(name, []).append(at_ms)
+    middle = {name: round(statistics.median(values), 2) for name, values in by_name.items()}
+    return dict(sorted(middle.items(), key=lambda mark: mark[1]))
+
+
+def chain_row(kills: Sequence[Kill], answers: Sequence[Judged], asked_kills: int) -> Row:
+    """All kills and all whole answers as one row with its bounds."""
+    gaps = [kill.gap_ms for kill in kills]
+    resumed = [answer for answer in answers if answer.resumed]
+    unbroken = [answer for answer in answers if not answer.resumed]
+    whole = [answer for answer in answers if not answer.lost]
+    row: Row = {
+        "kills": len(kills),
+        "gap_ms": gaps,
+        "gap_ms_p50": round(statistics.median(gaps), 2) if gaps else None,
+        "gap_ms_max": max(gaps, default=None),
+        "calm_gap_ms_max": max((kill.calm_gap_ms for kill in kills), default=None),
+        "aim_met": bool(gaps) and max(gaps) <= GAP_MS_AIM,
+        "marks_ms_p50": medians(kill.marks_ms for kill in kills),
+        "recomputed_tokens_max": max((kill.recomputed_tokens for kill in kills), default=None),
+        "answers": len(answers),
+        "resumed_answers": len(resumed),
+        "streams_lost": sum(answer.lost for answer in answers),
+        "answers_too_long": sum(answer.tokens > answer.asked for answer in whole),
+        "answers_too_short": sum(answer.tokens < answer.asked for answer in whole),
+        "resumed_identical_share": share(answer.identical for answer in resumed),
+        "unbroken_again_identical_share": share(answer.identical for answer in unbroken),
+        "resumed_same_tokens_p50": _median(answer.same for answer in resumed),
+        "standby_again_s_p50": _median(kill.standby_again_s for kill in kills),
+        "freed_mib_p50": _median(kill.freed_mib for kill in kills),
+        "standby_mib_p50": _median(kill.standby_mib for kill in kills),
+    }
+    wrong = row["streams_lost"] + row["answers_too_long"] + row["answers_too_short"]
+    quick = bool(gaps) and max(gaps) <= GAP_MS_MAX and row["recomputed_tokens_max"] < BLOCK_TOKENS
+    bound = f"worst gap {GAP_MS_MAX:g} ms, aim {GAP_MS_AIM:g}; under {BLOCK_TOKENS} tokens recomputed; nothing lost"
+    return row | {"bound": bound, "met": quick and not wrong and bool(resumed) and len(kills) >= asked_kills}
+
+
+def share(found: Iterable[bool]) -> float | None:
+    values = list(found)
+    return round(sum(values) / len(values), 4) if values else None
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(statistics.median(known), 2) if known else None
+
+
+# -- what nvidia-smi says
+
+
+def read_apps(text: str) -> dict[int, int]:
+    """`--query-compute-apps=pid,used_memory --format=csv,noheader,nounits`: MiB by pid. A sandbox may show none, or
+    no sizes."""
+    found = {}
+    for line in text.splitlines():
+        pid, _, used = (word.strip() for word in line.partition(","))
+        if pid.isdigit() and used.isdigit():
+            found[int(pid)] = int(used)
+    return found
+
+
+def read_used(text: str) -> int | None:
+    """`--query-gpu=memory.used --format=csv,noheader,nounits`, of one GPU: MiB; None where there is none."""
+    first = text.strip().splitlines()[0].strip() if text.strip() else ""
+    return int(first) if first.isdigit() else None

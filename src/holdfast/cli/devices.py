@@ -1,0 +1,121 @@
+"""Which devices `holdfast up` gives a torch engine: what a person named, or what this machine has.
+
+Always true: looking for GPUs loads neither torch nor CUDA into this process (a short-lived one asks the driver), so
+that who only starts others has no context; a name that leaves here is the one that the GPU's vault goes by.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.core.errors import UserError
+from holdfast.memory.devices.fds import is_host
+from holdfast.memory.finding import device_name, gpu_uuids
+
+AUTO = "auto"
+CPU = "cpu"
+# For the driver to say what there is: a fraction of a second, but seconds where it has to wake up first.
+LOOK_S = 30.0
+_CUDA_BUILD = re.compile(r"^cuda\b.*=\s*['\"]", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The GPUs that an engine could use, in PCI bus order; where there are none, why."""
+
+    gpus: tuple[str, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    gpus: tuple[str, ...] = ()  # empty: host memory
+    note: str = ""  # what was taken where that was left to us
+
+
+def choose(engine: str, text: str, needed: int, find: Callable[[], Found] | None = None) -> Chosen:
+    """What `--device` means on this machine; `needed` is how many GPUs would be used. UserError names a wrong one."""
+    find = find or look
+    names = [name.strip() for name in text.split(",")]
+    if engine != "torch":
+        if set(names) - {AUTO, CPU}:
+            raise UserError(f"--device {text}: the {engine} engine runs on the CPU; a GPU needs --engine torch")
+        return Chosen()
+    if names == [AUTO]:
+        found = find()
+        taken = found.gpus[: max(1, needed)]
+        return Chosen(taken, f"--device auto: {', '.join(taken) or f'cpu, because {found.why}'}")
+    if set(names) == {CPU}:
+        return Chosen()
+    return Chosen(tuple(dict.fromkeys(_gpu(name, find) for name in names)))
+
+
+def _gpu(name: str, find: Callable[[], Found]) -> str:
+    if name in (AUTO, CPU):
+        raise UserError(f"--device: {name} stands alone; workers that answer for each other must compute alike")
+    if is_host(name):
+        raise UserError(f"--device {name}: host memory is called cpu here, and each worker has its own")
+    if not name.startswith(("GPU-", "MIG-", "cuda-")):
+        raise UserError(f"--device {name!r}: use auto, cpu, cuda-0, or a GPU's UUID (nvidia-smi -L)")
+    number = name.removeprefix("cuda-")
+    if number.isdigit() and not gpu_uuids():  # some sandboxes show the GPU without the driver's files
+        gpus = find().gpus
+        if int(number) < len(gpus):
+            return gpus[int(number)]
+    return device_name(name)
+
+
+def look(devices: Path = Path("/dev")) -> Found:
+    """GPUs that the driver shows and torch could use."""
+    if not any(devices.glob("nvidia[0-9]*")) and not gpu_uuids():
+        return Found(why="there is no NVIDIA GPU")
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        return Found(why="torch is not installed")
+    if not _CUDA_BUILD.search((Path(torch.origin).parent / "version.py").read_text()):
+        return Found(why="torch here is a build for CPUs")
+    return _ask_driver([sys.executable, "-P", "-m", "holdfast.cli.devices"])
+
+
+def _ask_driver(command: list[str]) -> Found:
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=LOOK_S, check=False, stdin=subprocess.DEVNULL)
+        answer = json.loads(done.stdout)
+        return Found(tuple(answer["gpus"]), answer["why"])
+    except subprocess.TimeoutExpired:
+        return Found(why=f"the driver did not answer within {LOOK_S:g} s")
+    except ValueError:
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        return Found(why=f"asking the driver failed: {last or f'status {done.returncode}'}")
+
+
+def driver_says() -> Found:
+    """Ask the driver, in this process: for a process that ends right after."""
+    from holdfast.memory.devices import DeviceError
+    from holdfast.memory.devices.cuda_driver import Driver, find_gpu, refuse_unfit
+
+    gpus, why = [], ""
+    try:
+        driver = Driver()
+        for number in range(driver("cuDeviceGetCount")):
+            gpu, name = find_gpu(driver, f"cuda-{number}")
+            try:
+                refuse_unfit(driver, gpu, name)
+                gpus.append(name)
+            except DeviceError as error:
+                why = str(error)
+    except DeviceError as error:
+        why = str(error)
+    return Found(tuple(gpus), why or "the driver shows no GPU")
+
+
+if __name__ == "__main__":
+    shown = driver_says()
+    print(json.dumps({"gpus": shown.gpus, "why": shown.why}))

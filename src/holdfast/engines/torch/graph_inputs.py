@@ -1,0 +1,90 @@
+"""What graphs read: block tables and sampling settings, kept on the device and sent only as they change.
+
+Always true: a row's table holds its stream's blocks as far as the step needs them; rows of nobody point at `filler`, a
+block that nobody reads. Only plain rows have settings here (sampling.py).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import torch
+
+from holdfast.engines.torch.batch import on_device
+from holdfast.engines.torch.noise import seed_key
+from holdfast.engines.torch.sampling import SamplingRows, is_greedy, is_plain
+from holdfast.engines.torch.sequences import Segment, Stream
+
+Settings = tuple[int, int, int]  # seed, temperature's bits, greedy or not
+
+
+class GraphInputs:
+    """For up to `rows` streams a step, each with at most `table_width` blocks."""
+
+    def __init__(self, rows: int, table_width: int, filler: int, words: torch.Tensor) -> None:
+        self.filler = filler
+        self.words = words
+        self.tables = torch.full((rows, table_width), filler, dtype=torch.int64, device=words.device)
+        # What each row of `tables` holds: whose blocks, and how many of them.
+        self._held: list[tuple[Stream | None, int]] = [(None, 1)] * rows
+        self._settings: dict[Stream, Settings] = {}  # of streams seen in the last step
+
+    @property
+    def rows(self) -> int:
+        return self.tables.shape[0]
+
+    def fit(self, segments: Sequence[Segment]) -> bool:
+        """Whether all that draw are plain, and they are not too many."""
+        return len(segments) <= self.rows and all(self._plain(each.owner) for each in segments if each.wants_token)
+
+    def _plain(self, stream: Stream) -> bool:
+        return stream in self._settings or is_plain(stream.request.sampling, self.words.shape[0])
+
+    def fill_tables(self, segments: Sequence[Segment], size: int) -> None:
+        """Bring the first `size` rows up to date: the segments', in their order, then nobody's."""
+        places: list[int] = []
+        blocks: list[int] = []
+        width = self.tables.shape[1]
+        for row in range(size):
+            stream, held = self._held[row]
+            if row >= len(segments):
+                if stream is not None:
+                    places.append(row * width)
+                    blocks.append(self.filler)
+                    self._held[row] = (None, 1)
+                continue
+            segment = segments[row]
+            known = held if segment.owner is stream else 0
+            new = segment.blocks[known:]
+            if new:
+                places += range(row * width + known, row * width + known + len(new))
+                blocks += new
+                self._held[row] = (segment.owner, known + len(new))
+        if places:
+            sent = on_device([places, blocks], self.tables.device)
+            self.tables.view(-1).index_copy_(0, sent[0], sent[1])
+
+    def settings(self, segments: Sequence[Segment]) -> list[Settings]:
+        known = self._settings
+        self._settings = {each.owner: known.get(each.owner) or _settings(each.owner) for each in segments}
+        return list(self._settings.values())
+
+    def sampling_rows(self, positions: torch.Tensor, settings: torch.Tensor) -> SamplingRows:
+        """`settings` [3, rows], as lists of `settings` were sent; `positions` of the tokens to draw."""
+        seeds, temperatures, greedy = settings.unbind()
+        return SamplingRows(
+            [],
+            seeds=seeds,
+            positions=positions,
+            temperatures=temperatures.view(torch.float64).float().unsqueeze(1),
+            words=self.words,
+            likeliest=greedy.bool().unsqueeze(1),
+        )
+
+
+def _settings(stream: Stream) -> Settings:
+    sampling = stream.request.sampling
+    greedy = is_greedy(sampling)
+    (bits,) = struct.unpack("q", struct.pack("d", 1.0 if greedy else sampling.temperature))
+    return seed_key(sampling.seed), bits, int(greedy)

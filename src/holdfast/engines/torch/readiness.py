@@ -1,0 +1,100 @@
+"""What steps need, made and tried before anybody waits for it: a computer with its graphs, and a canary's word for it.
+
+Always true: a computer is used only for the addresses and the mapped weights it was made for; the canary writes private
+blocks only, which lie behind the pool's pages, so a standby may run it beside an owner. Called in the step thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from holdfast.engines.contract import Canary
+from holdfast.engines.torch.canary import canary_request, known_answer, run_canary
+from holdfast.engines.torch.checkpoint import Progress
+from holdfast.engines.torch.computer import Computer
+from holdfast.engines.torch.kv_blocks import PrivateBlocks
+from holdfast.engines.torch.rank_share import RankWork
+from holdfast.engines.torch.ranks import Ranks
+from holdfast.engines.torch.scheduler import Scheduler, SchedulerSettings
+from holdfast.engines.torch.stepper import threads_for
+from holdfast.engines.torch.warm_up import warm_up
+from holdfast.engines.torch.weights import TorchWeights
+from holdfast.memory.pool_mapping import PoolMapping
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Made for pages at one address and for one set of mapped weights."""
+
+    address: int
+    tensors: dict[str, torch.Tensor]
+    computer: Computer
+    blocks: range  # private ones, for canaries; behind them is one more, the filler
+
+
+class Readiness:
+    """`ready` is what was made last."""
+
+    def __init__(self, work: RankWork, weights: TorchWeights, ranks: Ranks, folder: Path, progress: Progress) -> None:
+        self._work, self._weights, self._ranks = work, weights, ranks
+        self._folder, self._progress = folder, progress
+        self.canary = Canary(canary_request(work.checkpoint.config.vocabulary), ())
+        self.ready: Ready | None = None
+
+    def found(self, address: int) -> Ready | None:
+        """What is ready for pages there, if it is."""
+        ready = self.ready
+        fits = ready is not None and ready.address == address and ready.tensors is self._weights.tensors
+        return ready if fits else None
+
+    def make(self, address: int, size: int, private_at: int) -> Ready:
+        """Compiles and captures, unless that is done. `private_at`: where in the range private memory begins."""
+        ready = self.found(address)
+        if ready is not None:
+            return ready
+        work, tensors = self._work, self._weights.tensors
+        computer = self._ranks.computer(tensors, address, size)
+        blocks = range(-(-private_at // work.geometry.block_bytes), computer.kv.shape[0] - 1)
+        if computer.kv.is_cuda and self._ranks.count == 1:  # it computes, and so would need the others
+            width = -(-work.positions_max // work.settings.block_tokens)
+            warm_up(computer, work.settings.step_tokens_max, width, blocks.stop, self._progress)
+        self.ready = Ready(address, tensors, computer, blocks)
+        return self.ready
+
+    def check(self, mapping: PoolMapping) -> bool:
+        """The canary, alone, over what is mapped; whether its answer is the known one."""
+        ready = self.make(mapping.pages_address, mapping.range_size, sum(mapping.page_sizes))
+        computer = self._ranks.canary_computer(ready.computer, ready.blocks.start)
+        settings, size = self.settings_for(ready.computer), self._work.settings.block_tokens
+        tokens = run_canary(self.canary.request, settings, computer, ready.blocks, size)
+        self.canary = Canary(self.canary.request, known_answer(self._folder, self._kind(computer), tokens))
+        return tokens == self.canary.tokens
+
+    def alone(self, ready: Ready) -> Scheduler:
+        """For a canary beside the streams, in steps of its own, which then have the very shapes of `check`'s."""
+        blocks = PrivateBlocks(ready.blocks, self._work.settings.block_tokens)
+        return Scheduler(self.settings_for(ready.computer), blocks)
+
+    def settings_for(self, computer: Computer) -> SchedulerSettings:
+        config, settings = self._work.checkpoint.config, self._work.settings
+        return SchedulerSettings(
+            config.vocabulary,
+            frozenset(config.eos_token_ids),
+            self._work.positions_max,
+            settings.concurrency,
+            settings.queue,
+            settings.step_tokens_max,
+            computer.ahead,
+        )
+
+    def _kind(self, computer: Computer) -> str:
+        """Engines of one kind answer alike."""
+        settings, device = self._work.settings, computer.kv.device
+        how = "exact" if settings.exact else "fast"
+        where = f"{device.type}, torch {torch.__version__}, {threads_for(settings.threads)} threads"
+        if device.type == "cuda":
+            where += f", {torch.cuda.get_device_name(device)}"
+        return f"{self._weights.identity}, {how}, {where}"

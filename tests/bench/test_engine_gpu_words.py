@@ -1,0 +1,226 @@
+"""The pure parts of the engine's benches on a GPU: how gaps, speeds, answers and memory are counted and judged."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from holdfast.bench import engine_gpu
+from holdfast.bench.engine_gpu_client import Clients, Stream
+from holdfast.bench.engine_gpu_words import (
+    IDS,
+    LLAMA_8B,
+    Case,
+    Judged,
+    Kill,
+    chain_row,
+    common,
+    decode_rate,
+    medians,
+    prompt_ids,
+    read_apps,
+    read_used,
+    speed_ratio,
+    steady_rate,
+    takeover_marks,
+)
+from holdfast.core.errors import UserError
+
+KILL = Kill(40.0, 20.0, {"lock": 1.0, "first_token": 30.0}, 15, 2, standby_again_s=9.0, freed_mib=700, standby_mib=690)
+WHOLE = Judged(resumed=1, lost=False, tokens=100, asked=100, same=100)
+
+
+# -- prompts
+
+
+def test_no_two_prompts_share_a_block() -> None:
+    """Whatever stream and run they are of, their first ids differ, so no run finds another's blocks."""
+    firsts = {tuple(prompt_ids(number, 16, run)[:2]) for number in range(64) for run in range(40)}
+    assert len(firsts) == 64 * 40
+    assert [len(prompt_ids(3, length)) for length in (1, 2, 3, 2000)] == [1, 2, 3, 2000]
+    assert all(1000 <= token < 1000 + IDS for token in prompt_ids(63, 2000, 39))
+
+
+# -- speed
+
+
+def test_what_both_runs_have_in_common_does_not_count() -> None:
+    """Two seconds of prompts are in both runs: the rate is that of the tokens one has more."""
+    assert decode_rate(64, (32, 288), (2.0 + 0.32, 2.0 + 2.88)) == {"decode_tps": 6400.0, "step_ms": 10.0}
+
+
+def test_a_longer_run_that_was_quicker_says_nothing() -> None:
+    """Noise larger than what is measured gives no figure instead of a wonderful one."""
+    assert decode_rate(1, (32, 288), (2.0, 1.9))["decode_tps"] is None
+
+
+def test_steady_decode_is_between_the_last_beginning_and_the_first_end() -> None:
+    """Steps before all streams have begun, and from the first stream's end on, are left out."""
+    begin = [(0.0, {1: 1}), (5.0, {1: 1, 2: 1})]
+    middle = [(5.0 + 0.01 * step, {1: 1, 2: 1}) for step in range(1, 11)]
+    end = [(9.0, {1: 1, 2: 1}), (20.0, {2: 1})]
+    found = steady_rate([*begin, *middle, *end], 2)
+    assert found == {"steady_tps": 200.0, "steady_step_ms_p50": 10.0, "steady_step_ms_max": 10.0}
+    assert steady_rate(begin, 2)["steady_tps"] is None
+
+
+def test_the_ratio_needs_both() -> None:
+    """Only cases that both engines finished are compared, and the worst of them is the figure."""
+    ours = {"a": {"decode_tps": 80.0}, "b": {"decode_tps": 65.0}, "c": {"decode_tps": None}}
+    theirs = {"a": {"decode_tps": 100.0}, "b": {"decode_tps": 100.0}, "c": {"decode_tps": 100.0}}
+    found = speed_ratio(ours, theirs)
+    assert (found["ratio"], found["ratio_min"], found["met"]) == ({"a": 0.8, "b": 0.65}, 0.65, False)
+    assert speed_ratio(ours, {}) == {}
+
+
+def test_vllm_is_given_our_shape() -> None:
+    """The configuration vLLM loads describes the very model that `random:8b` is."""
+    pytest.importorskip("torch")
+    from holdfast.engines.torch.config import from_hugging_face
+    from holdfast.engines.torch.tiny import SHAPES
+
+    ours, theirs = SHAPES["8b"], from_hugging_face(LLAMA_8B)
+    assert replace(theirs, eos_token_ids=(), bos_token_id=None) == replace(ours, eos_token_ids=(), bos_token_id=None)
+
+
+def test_cases_are_read_from_words() -> None:
+    """Streams x prompt tokens; anything else is refused with an example."""
+    pytest.importorskip("torch")
+    from holdfast.bench.engine_gpu_speed import cases_of
+
+    assert cases_of("1x128,64x2000") == (Case(1, 128), Case(64, 2000))
+    with pytest.raises(UserError, match="1x128"):
+        cases_of("64")
+
+
+# -- the chain
+
+
+def test_marks_count_from_the_kill() -> None:
+    """The engine's timeline begins with the dead leader's last token; the kill came 4 ms later."""
+    told = {"zero_monotonic_s": 100.0, "died_ms": 0.0, "lock_ms": 4.5, "first_token_ms": 30.0, "epoch": 7, "blocks": 9}
+    assert takeover_marks(told | {"woken_ms": 9.0}, 100.004) == {"lock": 0.5, "woken": 5.0, "first_token": 26.0}
+    assert takeover_marks({}, 100.0) == {}
+
+
+def test_medians_are_in_order_of_time() -> None:
+    """A mark that some takeovers lack is the median of the others."""
+    found = medians([{"lock": 1.0, "first": 9.0}, {"first": 11.0, "lock": 3.0}, {"fence": 5.0}])
+    assert list(found.items()) == [("lock", 2.0), ("fence", 5.0), ("first", 10.0)]
+
+
+def test_a_good_chain_is_met() -> None:
+    """All bounds kept: the row says so, with the figures they are judged by."""
+    row = chain_row([KILL, replace(KILL, gap_ms=60.0)], [WHOLE, replace(WHOLE, resumed=0)], 2)
+    assert row["met"]
+    assert not row["aim_met"]  # 60 ms is over the aim
+    assert (row["gap_ms_p50"], row["gap_ms_max"], row["recomputed_tokens_max"]) == (50.0, 60.0, 15)
+    assert (row["resumed_identical_share"], row["standby_mib_p50"]) == (1.0, 690)
+
+
+@pytest.mark.parametrize(
+    ("kill", "answer", "asked"),
+    [
+        (replace(KILL, gap_ms=150.1), WHOLE, 1),
+        (replace(KILL, recomputed_tokens=16), WHOLE, 1),
+        (KILL, replace(WHOLE, lost=True), 1),
+        (KILL, replace(WHOLE, tokens=101), 1),
+        (KILL, replace(WHOLE, tokens=99), 1),
+        (KILL, replace(WHOLE, resumed=0), 1),
+        (KILL, WHOLE, 2),
+    ],
+    ids=["slow", "recomputed", "lost", "repeated", "short", "nothing resumed", "too few kills"],
+)
+def test_a_chain_that_misses_a_bound_says_so(kill: Kill, answer: Judged, asked: int) -> None:
+    """Each bound alone is enough to miss."""
+    assert not chain_row([kill], [answer], asked)["met"]
+
+
+def test_other_tokens_are_reported_and_allowed() -> None:
+    """Under fast arithmetic a resumed stream may say something else; how much of it was the same is told."""
+    row = chain_row([KILL], [WHOLE, replace(WHOLE, same=70)], 1)
+    assert row["met"]
+    assert (row["resumed_identical_share"], row["resumed_same_tokens_p50"]) == (0.5, 85.0)
+
+
+def test_no_kills_yet_is_a_row_too() -> None:
+    """What is written down before the first kill has no figures, and is not met."""
+    row = chain_row([], [], 1)
+    assert (row["gap_ms_max"], row["recomputed_tokens_max"], row["met"]) == (None, None, False)
+
+
+def test_common_tokens() -> None:
+    """Counted until the first other one, or the shorter one's end."""
+    assert [common([1, 2, 3], other) for other in ([1, 2, 3, 4], [1, 9, 3], [], [1, 2])] == [3, 1, 0, 2]
+
+
+# -- clients
+
+
+def chunk(ids: str) -> bytes:
+    data = b'data: {"choices":[{"index":0,"text":"x","finish_reason":null,"token_ids":[%s]}]}\n\n' % ids.encode()
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+async def test_a_stream_counts_tokens_and_gaps_as_they_come() -> None:
+    """Comments and empty chunks are no tokens; a gap open at `forget_gaps` counts whole once it ends."""
+    stream = Stream()
+    stream.data_received(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunk("5") + chunk("6"))
+    assert stream.tokens == 2
+    stream.forget_gaps()
+    stream.last_s = time.perf_counter() - 0.25
+    stream.data_received(b": waiting\n\n" + chunk(""))
+    assert (stream.tokens, stream.since, stream.worst_gap_s) == (2, 0, 0.0)
+    stream.data_received(chunk("7"))
+    assert (stream.tokens, stream.since) == (3, 1)
+    assert 0.25 <= stream.worst_gap_s < 5.0
+
+
+async def test_a_kill_waits_for_streams_in_their_middle() -> None:
+    """All streams must have begun, and none may be near its end."""
+    clients = Clients(0, [b"", b""], 100, [Stream(), Stream()])
+    for tokens, decoding in (((20, 20), True), ((20, 15), False), ((20, 81), False), ((80, 16), True)):
+        for stream, count in zip(clients.streams, tokens, strict=True):
+            stream.tokens = count
+        assert clients.decoding(16, 20) is decoding
+    await asyncio.sleep(0)
+
+
+# -- memory
+
+
+def test_what_nvidia_smi_says() -> None:
+    """Sizes by process where they are shown; nothing is made up where they are not."""
+    assert read_apps("123, 540\n124, [N/A]\n\nNo devices were found\n77, 16896") == {123: 540, 77: 16896}
+    assert (read_used("60123\n"), read_used(""), read_used("[N/A]")) == (60123, None, None)
+
+
+# -- putting parts together
+
+
+def test_parts_are_put_together(tmp_path: Path) -> None:
+    """A part measured earlier stays; a newer one takes its row's place; the ratio is there once both halves are."""
+    case = "batch-1-prompt-128"
+    (tmp_path / "speed.json").write_text(json.dumps({"speed": {"cases": {case: {"decode_tps": 90.0}}}}))
+    assert "decode-against-vllm" not in engine_gpu.write(tmp_path, {"date": "one"})
+    (tmp_path / "speed.json").unlink()
+    (tmp_path / "vllm.json").write_text(json.dumps({"vllm": {"cases": {case: {"decode_tps": 100.0}}}}))
+    rows = engine_gpu.write(tmp_path, {})
+    assert rows["decode-against-vllm"]["ratio"] == {case: 0.9}
+    assert '"date": "one"' in (tmp_path / engine_gpu.RESULTS).read_text()
+
+
+def test_a_part_that_hangs_is_ended() -> None:
+    """Its time is bounded, it is asked to stop first, and the reason is told."""
+    polite = "import time\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    raise SystemExit(3)"
+    began_s = time.monotonic()
+    assert "did not end within" in engine_gpu.run_part([sys.executable, "-c", polite], 1.0)
+    assert time.monotonic() - began_s < 30.0
+    assert engine_gpu.run_part([sys.executable, "-c", "raise SystemExit(3)"], 20.0) == "ended with 3"
+    assert engine_gpu.run_part([sys.executable, "-c", ""], 20.0) == ""

@@ -1,0 +1,161 @@
+"""`holdfast up` as it is by default: a real model in a pair of torch engines. Real processes, real kills."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from terminal_rig import OnTerminal
+from up_rig import Place, until
+
+from holdfast.cli.launch import FrontendLaunch, WorkerLaunch
+from holdfast.cli.plan import UpOptions, plan
+from holdfast.cli.running import log_dir
+from holdfast.cli.starting import IMPORTING, LOADING, WAITING, WARMING, Start, phase_of
+from holdfast.core.errors import UserError
+from holdfast.engines.torch.fetch import SMOLLM2, fetch
+from holdfast.supervise.processes import LocalProcesses
+
+TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+STOP_S = 15.0  # the ten seconds that are promised, and a loaded machine
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    # Little memory and one thread: tests share the machine.
+    made = Place("--kv-gib", "0.05", "--torch-threads", "1")
+    made.model = "tiny"
+    yield made
+    made.close()
+
+
+@TORCH
+@pytest.mark.processes
+def test_the_default_is_a_pair_whose_streams_outlive_a_kill(place: Place) -> None:
+    """Without --engine it is a torch pair; the screen told what it did; the active dies and the stream goes on."""
+    done = place.up("--model", "tiny")
+    assert done.returncode == 0, done.stderr
+    for word in (f"worker-1a: {IMPORTING}", f"worker-1b: {IMPORTING}", "model tiny", "Kill the active engine"):
+        assert word in done.stdout
+    processes = place.ps()
+    assert list(processes) == ["store", "vault-1", "worker-1a", "worker-1b", "frontend"]
+    engines = {process["state"]: process for process in processes.values() if process["role"] == "worker"}
+    assert set(engines) == {"active", "standby"}
+    connection = http.client.HTTPConnection("127.0.0.1", place.port, timeout=60)
+    body = {"model": "tiny", "stream": True, "max_tokens": 400, "ignore_eos": True}
+    body |= {"messages": [{"role": "user", "content": "hello"}], "stream_options": {"include_usage": True}}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body))
+    answer = connection.getresponse()
+    told = [answer.readline() for _ in range(20)]
+    os.kill(engines["active"]["pid"], signal.SIGKILL)
+    told += answer.readlines()
+    connection.close()
+    chunks = [json.loads(line[6:]) for line in told if line.startswith(b"data: {")]
+    assert told[-2] == b"data: [DONE]\n"
+    assert chunks[-1]["usage"]["completion_tokens"] == 400
+    assert chunks[-1]["holdfast"]["resumed"] == 1
+    assert place.run("down").returncode == 0
+    until(lambda: not place.pids(), "every process to be gone", 5.0)
+
+
+@TORCH
+@pytest.mark.processes
+def test_ctrl_c_while_the_weights_load(place: Place) -> None:
+    """On a terminal the phases are shown as they come; Ctrl-C amid the load ends everything within its bound."""
+    cache = Path(os.environ.get("HOLDFAST_CACHE_DIR") or Path.home() / ".cache" / "holdfast")
+    try:
+        model = fetch(SMOLLM2, cache, lambda *_: None)
+    except UserError as error:
+        pytest.skip(str(error))
+    words = ("up", "--port", str(place.port), "--model", str(model), *place.shape)
+    with OnTerminal(place.state_dir, *words, columns=200) as up:
+        up.until(f"worker-1b: {IMPORTING}")
+        up.until(f"{LOADING}, ")
+        up.type("\x03")
+        began_s = time.monotonic()
+        assert up.end() == 0
+        assert time.monotonic() - began_s < STOP_S
+        assert "everything has stopped" in up.output
+        assert "is up:" not in up.output
+    until(lambda: not place.pids(), "every process to be gone", 2.0)
+
+
+@TORCH
+@pytest.mark.processes
+def test_calling_off_a_detached_start_ends_it(place: Place) -> None:
+    """Ctrl-C before `up --detach` has said that it runs leaves nothing running."""
+    words = ("up", "--detach", "--port", str(place.port), "--model", "tiny", *place.shape)
+    with OnTerminal(place.state_dir, *words, columns=200) as up:
+        up.until(IMPORTING)
+        up.type("\x03")
+        assert up.end() == 130
+    until(lambda: not place.pids(), "every process to be gone", 5.0)
+
+
+@TORCH
+def test_offline_and_without_a_cached_model_the_ways_out_are_named(place: Place) -> None:
+    """One line with what could not be fetched and the three ways to go on; nothing is started."""
+    place.env |= {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "HOLDFAST_CACHE_DIR": str(place.state_dir / "c")}
+    place.env.pop("PIP_FIND_LINKS", None)
+    done = place.run("up", "--port", str(place.port))
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    for words in ("could not be fetched", "--model PATH", "--model tiny", "--engine sim"):
+        assert words in done.stderr
+    assert not (place.state_dir / "run").exists()
+
+
+@TORCH
+def test_a_model_that_is_not_there_is_refused_at_once(place: Place) -> None:
+    """A mistyped path is named before anything is started."""
+    done = place.run("up", "--port", str(place.port), "--model", "/nowhere/model.gguf")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "--model /nowhere/model.gguf is not there" in done.stderr
+    assert not (place.state_dir / "run").exists()
+
+
+# -- phases
+
+
+AT = "2026-01-02 03:04:05,678 worker-1a INFO "
+
+
+@pytest.mark.parametrize(
+    ("said", "phase"),
+    [
+        ([], IMPORTING),
+        (["hash: 3 of 9 MiB"], "reading the model, 3 of 9 MiB"),
+        (["fetch: …"], "fetching the model"),
+        (["writing the weights sha256:0, float32"], LOADING),
+        (["writing the weights sha256:0, float32", "load: 1 of 513 MiB", "else"], f"{LOADING}, 1 of 513 MiB"),
+        (["load: 513 of 513 MiB", "weights sha256:0, float32: 538968064 bytes written in 2.44 s"], WARMING),
+        (["weights sha256:0, float32: 538968064 bytes mapped and verified in 3.60 s"], WARMING),
+    ],
+)
+def test_the_last_word_decides_the_phase(said: list[str], phase: str) -> None:
+    """An engine is at what it logged last, if that tells a phase."""
+    assert phase_of([AT + line for line in said], IMPORTING) == phase
+
+
+def test_old_lines_count_for_nothing(tmp_path: Path) -> None:
+    """Only what was logged since this start counts; who has not spoken waits for the one that writes the weights."""
+    launches = plan(tmp_path, UpOptions("local", engine="torch"))
+    logs = LocalProcesses(log_dir(tmp_path))
+    log_dir(tmp_path).mkdir()
+    first, second = (launch.name for launch in launches if isinstance(launch, WorkerLaunch))
+    logs.path(first).write_text(f"{AT}load: 1 of 9 MiB\n")
+    start = Start.of(tmp_path, logs, launches)
+    frontend = next(launch.name for launch in launches if isinstance(launch, FrontendLaunch))
+    assert start.doing(logs) == {"store": "starting", "vault-1": "starting", frontend: "starting"} | dict.fromkeys(
+        (first, second), IMPORTING
+    )
+    with logs.path(first).open("a") as log:
+        log.write(f"{AT}load: 2 of 9 MiB\n")
+    assert start.doing(logs)[first] == f"{LOADING}, 2 of 9 MiB"
+    assert start.doing(logs)[second] == WAITING

@@ -1,0 +1,222 @@
+"""An engine of two ranks says what one of one rank says, lives and dies as one, and leaves its KV to the next group."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch_ranks_rig import Group, Vaults, gone, running_vaults
+from torch_rig import BLOCK, BLOCK_GIB, BOUND_S, SETTINGS, prompt, request, rig, running_vault
+
+from holdfast.engines.place import Place
+from holdfast.engines.torch.engine import TorchEngine
+from holdfast.engines.torch.geometry import pool_geometry
+from holdfast.engines.torch.settings import TorchSettings
+from holdfast.engines.torch.tiny import tiny
+from holdfast.engines.vault_pool import index_of
+from holdfast.memory.client import MemoryClient
+from holdfast.memory.devices import open_device
+from holdfast.memory.kv.geometry import block_keys
+from holdfast.memory.kv.index import FULL, Index
+from holdfast.memory.pool_client import PoolClient
+
+LENGTHS = (3, 49, 90, 177)  # with TOKENS, the longest's last step fills a block
+ROUNDS = 3
+TOKENS = 48
+SEEN = 8  # tokens of every stream that clients had for certain when something ended
+ENDS_S = 5.0  # an engine that lost a rank is gone in milliseconds; the machine may be busy
+
+Said = dict[int, list[int]]
+
+
+def prompts(turn: int) -> dict[int, list[int]]:
+    """Streams of one round; no two rounds share a block."""
+    return {10 * turn + at: prompt(length, 10 * turn + at) for at, length in enumerate(LENGTHS)}
+
+
+def sampling(number: int) -> dict[str, float]:
+    return {"temperature": 0.8 if number % 2 else 0.0, "seed": number}
+
+
+@pytest.fixture
+def vaults() -> Iterator[Vaults]:
+    with running_vaults() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def unbroken() -> Said:
+    """What an engine of one rank says that nobody kills."""
+
+    async def run() -> Said:
+        with running_vault() as vault:
+            async with rig(vault) as r:
+                texts = {number: text for turn in range(ROUNDS) for number, text in prompts(turn).items()}
+                await r.run({number: request(text, TOKENS, **sampling(number)) for number, text in texts.items()})
+                return {number: r.tokens(number) for number in texts}
+
+    return asyncio.run(run())
+
+
+async def wake(group: Group, epoch: int) -> dict[str, Any]:
+    woken: dict[str, Any] = await group.do("wake", epoch=epoch)
+    await group.do("canary_passed")  # else the next one would not believe what it adopts
+    return woken
+
+
+async def run_to(owner: Group, turn: int, tokens: int) -> None:
+    for number, text in prompts(turn).items():
+        await owner.submit(number, text, TOKENS, **sampling(number))
+    await owner.until(lambda: all(len(owner.said.get(number, [])) >= tokens for number in prompts(turn)))
+
+
+async def resume(seen: Said, standby: Group, turn: int) -> Said:
+    """Go on with every stream after what clients saw of it; all that they have in the end."""
+    texts = prompts(turn)
+    for number, text in texts.items():
+        given = sampling(number) | {"prompt_len": len(text)}
+        await standby.submit(number, text + seen[number], TOKENS, **given)
+    await standby.until(lambda: standby.finished.keys() >= texts.keys())
+    return {number: seen[number] + standby.said[number] for number in texts}
+
+
+def of(turn: int, said: Said) -> Said:
+    return {number: said[number] for number in prompts(turn)}
+
+
+def whole(owner: Group, *turns: int) -> int:
+    """Blocks that are full of what clients have seen."""
+    texts = {number: text for turn in turns for number, text in prompts(turn).items()}
+    return sum((len(text) + len(owner.said[number]) - 1) // BLOCK for number, text in texts.items())
+
+
+async def ended(group: Group) -> None:
+    async with asyncio.timeout(ENDS_S):
+        await group.ended()
+
+
+async def test_two_ranks_say_what_one_says(vaults: Vaults, unbroken: Said) -> None:
+    """Mixed streams (greedy and not, long and short) get the same tokens from two ranks as from one; a planned
+    handover, there and back, leaves all their blocks to the next. A vault that died alone is no matter; one that came
+    back with nothing gets back what the engine has mapped, and ends it: the standby goes on from there."""
+    async with vaults.groups(2) as (first, second):
+        await wake(first, 1000)
+        await run_to(first, 0, TOKENS)
+        assert of(0, first.said) == of(0, unbroken)
+        async with rank_1(vaults) as (index, _):
+            assert len(full(index)) == whole(first, 0), "what was shown is not published on every rank"
+        assert await second.do("check")
+        await first.do("rest")
+        assert await wake(second, 1001) == {"blocks": whole(first, 0), "reason": ""}
+        await second.do("rest")
+        vaults.kill(1, "server")  # its keeper starts it again
+        assert await first.do("check")
+        assert await wake(first, 1002) == {"blocks": whole(first, 0), "reason": ""}
+        await run_to(first, 1, SEEN)
+        assert first.alive
+        vaults.kill(1, "server", "keeper")
+        await vaults.come_back(1)
+        await ended(first)
+        assert (await wake(second, 1003))["blocks"] >= whole(first, 0, 1)
+        seen = {number: tokens[:SEEN] for number, tokens in first.said.items()}  # it may have gone on to their ends
+        assert await resume(seen, second, 1) == of(1, unbroken)
+        assert (await second.do("facts"))["recomputed"] < BLOCK
+
+
+async def test_whichever_rank_is_killed_streams_go_on(vaults: Vaults, unbroken: Said) -> None:
+    """SIGKILL one rank in mid-stream, first one of the others, then the leader: the engine ends with all its ranks, and
+    the next group goes on with every stream, token for token, computing less than a block of any again. But a block
+    that is not whole on one rank is used by none, though the leader has it."""
+    async with vaults.groups(3) as (first, second, third):
+        await wake(first, 1000)
+        await run_to(first, 0, 15)
+        waking = second.order("wake", epoch=1001)
+        (rank,) = await first.do("ranks")
+        os.kill(rank, signal.SIGKILL)
+        await ended(first)
+        facts = await taken_over(first, second, waking, 0, unbroken)
+        assert facts["recomputed"] < BLOCK
+
+        await run_to(second, 2, 15)
+        longest = max(prompts(2).values(), key=len)
+        await spoil_on_rank_1(vaults, longest)
+        waking = third.order("wake", epoch=1002)
+        (rank,) = await second.do("ranks")
+        await second.kill()
+        await gone(rank)
+        facts = await taken_over(second, third, waking, 2, unbroken)
+        assert facts["recomputed"] >= len(longest), "the spoilt block was used"
+        others = len(LENGTHS) - 1
+        assert await third.do("recomputed_total") - facts["recomputed"] < others * BLOCK
+
+
+async def taken_over(
+    owner: Group, standby: Group, waking: asyncio.Future[Any], turn: int, unbroken: Said
+) -> dict[str, Any]:
+    async with asyncio.timeout(BOUND_S):
+        woken = await waking
+    assert woken["reason"] == ""
+    assert woken["blocks"] >= whole(owner, turn) - 1
+    await standby.do("canary_passed")
+    assert not owner.finished.keys() & prompts(turn).keys(), "the end came too late to mean anything"
+    assert await resume(owner.said, standby, turn) == of(turn, unbroken)
+    facts = await standby.until_facts(lambda facts: facts["gpu_fence"] and not facts["quarantined"])
+    assert facts["resumed"] == len(LENGTHS)
+    return facts
+
+
+@asynccontextmanager
+async def rank_1(vaults: Vaults) -> AsyncIterator[tuple[Index, Callable[[int], None]]]:
+    """The index of the second rank's pool, and a way to damage a block's pages there."""
+    path, device = vaults.places[1]
+    settings = TorchSettings(**(SETTINGS | {"kv_gib": 256 * BLOCK_GIB, "ranks": 2}))
+    geometry = pool_geometry(tiny(), settings, torch.float32, rank=1)
+    client = MemoryClient(path, open_device(device), 9)
+    await client.connect()
+    mapping = await PoolClient(client, open_device("host-0")).stand_by()
+    assert mapping is not None
+    index = index_of(mapping, geometry)
+    assert index is not None
+
+    def damage(block: int) -> None:
+        client.device.write(mapping.pages_address + block * geometry.block_bytes, bytes(geometry.block_bytes))
+
+    try:
+        yield index, damage
+    finally:
+        index.close()
+        await client.close()
+
+
+def full(index: Index) -> dict[bytes, int]:
+    """Key and block of all that is whole."""
+    entries = {block: index.entry(block) for block in range(index.geometry.block_count)}
+    return {entry.key: block for block, entry in entries.items() if entry.state == FULL and entry.whole}
+
+
+async def spoil_on_rank_1(vaults: Vaults, text: list[int]) -> None:
+    """The first block of a text there: its pages are other bytes, its entry is free."""
+    async with rank_1(vaults) as (index, damage):
+        block = full(index)[block_keys(index.geometry.root(), text[:BLOCK], BLOCK)[0]]
+        damage(block)
+        index.free(block)
+
+
+@pytest.mark.parametrize(("ranks", "why"), [(3, "4 heads and 2 KV heads"), (4, "4 heads and 2 KV heads")])
+def test_ranks_that_cannot_share_the_heads_are_refused(ranks: int, why: str) -> None:
+    """A number of ranks that does not divide the heads is refused with the numbers, before anything is started."""
+    place = Place("none", more=(("none", "host-1"),) * (ranks - 1))
+    with pytest.raises(ValueError, match=why):
+        TorchEngine(tiny(), TorchSettings(**SETTINGS), place, lambda *_: None)
+
+
+def test_ranks_without_vaults_of_their_own_are_refused() -> None:
+    """Two ranks on one vault's place are refused by name."""
+    with pytest.raises(ValueError, match="ranks is 2, but there are vaults for 1"):
+        TorchEngine(tiny(), TorchSettings(**SETTINGS, ranks=2), Place("none"), lambda *_: None)
