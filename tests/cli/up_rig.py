@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,15 +16,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from holdfast.bench.deployment import free_port
+
 START_S = 60.0  # a loaded CI machine
 # Workers without vaults and election: quicker, where that is not the point.
 PLAIN = ("--engine", "sim", "--standbys", "0", "--workers", "2")
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def until(true: Callable[[], Any], what: str, bound_s: float = START_S) -> float:

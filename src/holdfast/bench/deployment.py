@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
 import json
 import os
 import shutil
@@ -26,6 +27,8 @@ from holdfast.core.errors import UserError
 from holdfast.engines.sim import send_fault
 
 START_S = 20.0
+FIRST_PORT, PORTS = 20_000, 12_000
+_ports = itertools.count()
 
 
 class Deployment:
@@ -189,9 +192,14 @@ def etcd_command(folder: Path, port: int, peer_port: int) -> list[str]:
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """One that nobody listens on, below those the kernel gives to outgoing connections: such a one would be taken again
+    between this look and its use."""
+    for tried in range(PORTS):
+        port = FIRST_PORT + (os.getpid() * 97 + next(_ports) + tried) % PORTS
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
+    raise OSError(f"none of the ports from {FIRST_PORT} to {FIRST_PORT + PORTS} is free")
 
 
 def cpu_ns(pid: int) -> int:

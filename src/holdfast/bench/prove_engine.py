@@ -101,7 +101,6 @@ def _model() -> tuple[str, str]:
 
 ROWS: dict[str, Callable[[], Row]] = {
     "kills-exact": _kills(EngineKills(KILLS)),
-    "kills-exact-roomy": _kills(EngineKills(KILLS, full_share=0.5)),
     "kills-fast": _kills(EngineKills(KILLS, exact=False)),
     "kills-direct": _kills(EngineKills(KILLS, kv="direct")),
     "saves-vault": _saves("vault"),

@@ -40,6 +40,9 @@ WORKER_STOP_S = 3.0
 STORE_STOP_S = 1.0
 VAULT_STOP_S = 1.0
 FRONTEND_GRACE_S = 1.0  # on top of its own drain
+# From an engine's start until it is ready: ten minutes for its weights (engines.vault_memory), after which it gives up
+# by itself, and one to import, compile and capture.
+LOAD_BOUND_S = 660.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +175,8 @@ def job_of(launch: Launch) -> Job:
         bound_s = launch.drain_s + FRONTEND_GRACE_S
     beats = launch.beat_address if isinstance(launch, WorkerLaunch) else ""
     settings = msgspec.json.encode(launch)
-    return Job(launch.name, role_of(launch), settings, bound_s, probes=Probes(), beat_address=beats)
+    probes = Probes(startup_s=LOAD_BOUND_S) if isinstance(launch, WorkerLaunch) else Probes()
+    return Job(launch.name, role_of(launch), settings, bound_s, probes=probes, beat_address=beats)
 
 
 def _vault_dir(state_dir: Path, options: UpOptions) -> Path:

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 # Decodes of unlike length are attended one by one on a CPU: padding past this share costs more than the calls it saves.
-PADDED_SHARE_MAX = 1.25
+PADDED_SHARE_MAX = 1.5
 
 
 class Segment(Protocol):

@@ -86,6 +86,9 @@ class StepGraphs:
             self._chunk_graphs[length] = _capture(lambda length=length: self._chunk_step(length), pool)  # type: ignore[misc]
         for size in reversed(self._sizes):
             self._decode_graphs[size] = _capture(lambda size=size: self._decode_step(size), pool)  # type: ignore[misc]
+        for graph in (*self._chunk_graphs.values(), *self._decode_graphs.values()):
+            graph.replay()  # the first time it is sent to the device, which takes milliseconds
+        torch.cuda.synchronize()
 
     def run(self, segments: Sequence[Segment], sources: Sequence[int]) -> bool:
         """Whether it could. `sources`: for each segment, the row of `last` that has its token if it is PENDING."""
