@@ -33,7 +33,8 @@ def device_name(name: str, folder: Path = GPUS) -> str:
     uuids = gpu_uuids(folder)
     if int(number) >= len(uuids):
         there = f"there are {len(uuids)}" if uuids else "no NVIDIA driver is loaded"
-        raise UserError(f"there is no GPU {name} on this machine ({there}); host-0 is always there (`cpu` for `holdfast up`)")
+        always = "host-0 is always there (`cpu` for `holdfast up`)"
+        raise UserError(f"there is no GPU {name} on this machine ({there}); {always}")
     return uuids[int(number)]
 
 
