@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from holdfast.core.requests import GenerateRequest, Sampling
@@ -29,10 +30,17 @@ def private_blocks(block_tokens: int) -> int:
     return -(-(PROMPT_TOKENS + TOKENS) // block_tokens) + 3
 
 
+def canary_scheduler(settings: SchedulerSettings, blocks: range, block_tokens: int, *, filled: bool) -> Scheduler:
+    """For one canary. Every token of its answer is drawn by a step of one position, so that all runs draw by the same
+    shapes; `filled`: an earlier run's KV of the prompt is still there, and those are all the steps there are."""
+    settings = replace(settings, concurrency=1, step_tokens_max=PROMPT_TOKENS - 1)
+    return Scheduler(settings, PrivateBlocks(blocks, block_tokens, PROMPT_TOKENS - 1 if filled else 0))
+
+
 def run_canary(
     request: GenerateRequest, settings: SchedulerSettings, computer: Computer, blocks: range, block_tokens: int
 ) -> tuple[int, ...]:
-    scheduler = Scheduler(settings, PrivateBlocks(blocks, block_tokens))
+    scheduler = canary_scheduler(settings, blocks, block_tokens, filled=False)
     scheduler.submit(0, request)
     tokens: list[int] = []
     while (plan := scheduler.plan()) is not None:

@@ -130,21 +130,23 @@ class PoolBlocks:
 
 
 class PrivateBlocks:
-    """Blocks that no index knows and nobody finds: for canaries and warm-up, in a standby too."""
+    """Blocks that no index knows and nobody finds: for canaries and warm-up, in a standby too. `known`: positions of
+    the one text there is that need no computing."""
 
     room_soon = False
 
-    def __init__(self, blocks: range, block_tokens: int) -> None:
+    def __init__(self, blocks: range, block_tokens: int, known: int = 0) -> None:
         self.count = len(blocks)
         self.block_tokens = block_tokens
         self._free = list(reversed(blocks))
+        self._known = known
 
     def start(self, stream: Stream) -> int | None:
         wanted = blocks_for(len(stream.tokens) + 1, self.block_tokens)
         if wanted > len(self._free):
             return None
         stream.blocks = [self._free.pop() for _ in range(wanted)]
-        return 0
+        return min(self._known, len(stream.tokens) - 1)
 
     def grow(self, stream: Stream) -> bool:
         if not self._free:

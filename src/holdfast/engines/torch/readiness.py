@@ -12,10 +12,9 @@ from pathlib import Path
 import torch
 
 from holdfast.engines.contract import Canary
-from holdfast.engines.torch.canary import canary_request, known_answer, run_canary
+from holdfast.engines.torch.canary import canary_request, canary_scheduler, known_answer, run_canary
 from holdfast.engines.torch.checkpoint import Progress
 from holdfast.engines.torch.computer import Computer
-from holdfast.engines.torch.kv_blocks import PrivateBlocks
 from holdfast.engines.torch.rank_share import RankWork
 from holdfast.engines.torch.ranks import Ranks
 from holdfast.engines.torch.scheduler import Scheduler, SchedulerSettings
@@ -43,6 +42,7 @@ class Readiness:
         self._folder, self._progress = folder, progress
         self.canary = Canary(canary_request(work.checkpoint.config.vocabulary), ())
         self.ready: Ready | None = None
+        self._filled: Ready | None = None  # in whose private blocks the canary's prompt is
 
     def found(self, address: int) -> Ready | None:
         """What is ready for pages there, if it is."""
@@ -70,13 +70,14 @@ class Readiness:
         computer = self._ranks.canary_computer(ready.computer, ready.blocks.start)
         settings, size = self.settings_for(ready.computer), self._work.settings.block_tokens
         tokens = run_canary(self.canary.request, settings, computer, ready.blocks, size)
+        self._filled = ready
         self.canary = Canary(self.canary.request, known_answer(self._folder, self._kind(computer), tokens))
         return tokens == self.canary.tokens
 
     def alone(self, ready: Ready) -> Scheduler:
         """For a canary beside the streams, in steps of its own, which then have the very shapes of `check`'s."""
-        blocks = PrivateBlocks(ready.blocks, self._work.settings.block_tokens)
-        return Scheduler(self.settings_for(ready.computer), blocks)
+        settings, size = self.settings_for(ready.computer), self._work.settings.block_tokens
+        return canary_scheduler(settings, ready.blocks, size, filled=self._filled is ready)
 
     def settings_for(self, computer: Computer) -> SchedulerSettings:
         config, settings = self._work.checkpoint.config, self._work.settings
