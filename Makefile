@@ -59,7 +59,7 @@ prove-vault: $(VENV)/.installed-dev ## Kill the vault and everyone around it 300
 prove-failover: $(VENV)/.installed-dev ## End the active engine in every way we promise to survive, 200 times and more, and show the figures.
 	@$(VENV)/bin/python -m holdfast.bench.prove_failover $(ARGS)
 
-prove-engine: $(VENV)/.installed-dev ## Kill a real model's engine 500 times under load, compare every token, and show what surviving KV saves.
+prove-engine: $(VENV)/.installed-dev ## Kill a real model's engine 460 times under load, compare every token, and show what surviving KV saves.
 	@$(VENV)/bin/python -m holdfast.bench.prove_engine $(ARGS)
 
 clean: ## Remove everything these targets made, the venv too.
