@@ -76,8 +76,8 @@ class Agent:
         engine, memory = self.engine, self.engine.memory
         pool = memory.owned.pool if memory.owned is not None else None
         return {
-            "recomputed": engine.recomputed_tokens_max,
-            "resumed": engine.resumed_total,
+            "recomputed": engine.resumes.recomputed_tokens_max,
+            "resumed": engine.resumes.resumed_total,
             "gpu_fence": engine.gpu_fence.is_set(),
             "quarantined": pool.quarantined_count if pool else 0,
             "last_epoch": engine.last_epoch,

@@ -100,7 +100,6 @@ class Answer:
     token_times_s: list[float]
     logprobs: list[float]
     waiting: int  # ": waiting" comments
-    prompt_tokens: int = 0  # where usage was asked for
 
 
 def read_answer(received: Received, index: int = 0) -> Answer:
@@ -122,7 +121,6 @@ def _read_chunk(answer: Answer, at_s: float, chunk: dict[str, Any], index: int) 
     if "error" in chunk:
         answer.error = chunk["error"]
         return
-    answer.prompt_tokens = (chunk.get("usage") or {}).get("prompt_tokens", answer.prompt_tokens)
     for choice in chunk["choices"]:
         if choice["index"] != index:
             continue

@@ -235,7 +235,7 @@ async def test_rest_hands_every_stream_back(vault: Vault) -> None:
         assert {index.state(block) for block in range(index.geometry.block_count)} - {FREE}
         made = r.tokens(0)
         await r.run({10: request(prompt(40) + made, 60, prompt_len=40)})
-        assert r.engine.recomputed_tokens_max < BLOCK
+        assert r.engine.resumes.recomputed_tokens_max < BLOCK
         assert len(made) + len(r.tokens(10)) == 60
         assert all(output.stream == 10 for batch in r.batches[said:] for output in batch)
 

@@ -147,8 +147,8 @@ async def test_resumed_at_every_cut(vault: Vault, unbroken: Answers) -> None:
             await r.run(dict([first]))
             await r.run(dict(others))
             check_cuts(r, number, unbroken)
-        assert r.blocks.resumed_total == len(ASKED) * (TOKENS - 1)
-        assert r.engine.recomputed_tokens_max < BLOCK
+        assert r.blocks.resumes.resumed_total == len(ASKED) * (TOKENS - 1)
+        assert r.engine.resumes.recomputed_tokens_max < BLOCK
 
 
 async def test_resumed_where_nothing_is_found(vault: Vault, unbroken: Answers) -> None:
@@ -161,7 +161,7 @@ async def test_resumed_where_nothing_is_found(vault: Vault, unbroken: Answers) -
         for stream in asked:
             tokens, logprobs = unbroken[stream // 1000 - 1]
             assert answer(r, stream) == (tokens[stream % 1000 :], logprobs[stream % 1000 :]), stream
-        assert r.blocks.recomputed_tokens_max > BLOCK
+        assert r.blocks.resumes.recomputed_tokens_max > BLOCK
 
 
 async def test_fast_loses_and_repeats_nothing(vault: Vault) -> None:

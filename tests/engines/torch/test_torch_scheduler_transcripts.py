@@ -100,8 +100,9 @@ class Story:
         self.lines += [f"{scheduler!r}", f"{self.world.pool!r}"]
         self.lines += [f"runs: {stream!r}" for stream in scheduler.running.values()]
         self.lines += [f"waits: {stream!r}" for stream in scheduler.waiting]
-        if blocks.resumed_total:
-            self.lines.append(f"resumed {blocks.resumed_total}, most recomputed {blocks.recomputed_tokens_max}")
+        resumes = blocks.resumes
+        if resumes.resumed_total:
+            self.lines.append(f"resumed {resumes.resumed_total}, most recomputed {resumes.recomputed_tokens_max}")
         self.world.check_books()
 
 

@@ -68,8 +68,8 @@ class Agent:
     async def facts(self) -> dict[str, Any]:
         engine, blocks = self.engine, self.engine._blocks
         return {
-            "recomputed": engine.recomputed_tokens_max,
-            "resumed": blocks.resumed_total if blocks else 0,
+            "recomputed": engine.resumes.recomputed_tokens_max,
+            "resumed": blocks.resumes.resumed_total if blocks else 0,
             "found": blocks.found_tokens_total if blocks else 0,
             "full": len(self._full()) if blocks else 0,
             "quarantined": self._pool.quarantined_count if blocks else 0,

@@ -47,18 +47,6 @@ class PagedBlocks:
         self.used = 0
         self.resumes = Resumes()
 
-    @property
-    def resumed_total(self) -> int:
-        return self.resumes.resumed_total
-
-    @property
-    def recomputed_tokens_max(self) -> int:
-        return self.resumes.recomputed_tokens_max
-
-    @property
-    def recomputed_tokens_total(self) -> int:
-        return self.resumes.recomputed_tokens_total
-
     def close(self) -> None:
         """Let go of the pages, so that they can be unmapped."""
         for part in (self.words, self._words, self._pages):

@@ -92,18 +92,6 @@ class ShadowSim(SimEngine):
     def resumes(self) -> Resumes:
         return self._paged.resumes if self._paged is not None else Resumes()
 
-    @property
-    def recomputed_tokens_max(self) -> int:
-        return self._paged.recomputed_tokens_max if self._paged is not None else 0
-
-    @property
-    def recomputed_tokens_total(self) -> int:
-        return self._paged.recomputed_tokens_total if self._paged is not None else 0
-
-    @property
-    def resumed_total(self) -> int:
-        return self._paged.resumed_total if self._paged is not None else 0
-
     async def load(self) -> None:
         await self.memory.load(self.weights)
         await self.ranks.start(self.place.vault_socket, self.place.device, self.place.engine_id, LOAD_S)

@@ -121,10 +121,6 @@ class TorchEngine:
         return self.memory.client.last_epoch
 
     @property
-    def recomputed_tokens_max(self) -> int:
-        return self._blocks.recomputed_tokens_max if self._blocks is not None else 0
-
-    @property
     def resumes(self) -> Resumes:
         return self._blocks.resumes if self._blocks is not None else Resumes()
 

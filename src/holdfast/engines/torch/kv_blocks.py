@@ -66,14 +66,6 @@ class PoolBlocks:
     def room_soon(self) -> bool:
         return self.pool.fence_awaited
 
-    @property
-    def resumed_total(self) -> int:
-        return self.resumes.resumed_total
-
-    @property
-    def recomputed_tokens_max(self) -> int:
-        return self.resumes.recomputed_tokens_max
-
     def start(self, stream: Stream) -> int | None:
         tokens, size, pool = stream.tokens, self.block_tokens, self.pool
         wanted = blocks_for(len(tokens) + 1, size)
