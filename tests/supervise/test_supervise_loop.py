@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.core.errors import REFUSED
 from holdfast.supervise import processes as processes_module
 from holdfast.supervise.jobs import Job
 from holdfast.supervise.life import Phase
@@ -93,6 +94,23 @@ async def test_backing_off_is_visible(world: World) -> None:
     (status,) = await look(world.state_dir, SocketNetwork())
     assert (status.state, status.pid) == ("backing off", 0)
     assert status.note == "backing off 0.2 s, exited with 7: no such model"
+
+
+async def test_what_is_refused_is_not_tried_again(world: World) -> None:
+    """A process that says its settings cannot be is started once; `ps` shows what it said; it can be stopped."""
+    tries = world.state_dir / "tries"
+    supervisor = world.supervisor(job("a", f"echo x >> {tries}; echo no such model; exit {REFUSED}"))
+    await supervisor.start()
+    slot = supervisor.slots["a"]
+    assert await supervisor.wait(lambda: slot.life.phase is Phase.REFUSED, 10.0), world.told
+    assert not supervisor.all_ready()
+    assert slot.timer is None
+    assert tries.read_text() == "x\n"
+    (status,) = await look(world.state_dir, SocketNetwork())
+    assert (status.state, status.pid, status.note, status.retry_in_s) == ("refused", 0, "no such model", None)
+    assert world.told == ["a cannot be started: no such model; it is not tried again"]
+    await supervisor.stop()
+    assert read_records(world.state_dir) == []
 
 
 async def test_a_crash_loop_is_visible_and_heals(world: World) -> None:

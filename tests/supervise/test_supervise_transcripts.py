@@ -61,6 +61,9 @@ class Story:
     def do_exit(self, rest: str) -> None:
         self._happens(m.Exited(rest, clean=rest == "exited with 0"))
 
+    def do_refuse(self, rest: str) -> None:
+        self._happens(m.Exited(rest, refused=True))
+
     def do_stop(self, rest: str) -> None:
         self._happens(m.Stop(float(rest)))
 

@@ -24,7 +24,7 @@ import uvloop
 
 from holdfast.cli.child_roles import run_role
 from holdfast.cli.launch import ROLES, Launch, VaultLaunch, role_of
-from holdfast.core.errors import UserError
+from holdfast.core.errors import REFUSED, Refused, UserError
 from holdfast.supervise.records import Record, remove_record, run_dir, write_record
 
 PR_SET_PDEATHSIG = 1
@@ -52,6 +52,9 @@ def run(launch: Launch) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(launch))
+    except Refused as error:
+        print(f"holdfast {role_of(launch)}: {' '.join(str(error).split())}", file=sys.stderr)
+        return REFUSED
     except (UserError, ValueError) as error:
         print(f"holdfast {role_of(launch)}: {error}", file=sys.stderr)
         return 1

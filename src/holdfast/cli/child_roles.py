@@ -9,13 +9,13 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.cli.launch import FrontendLaunch, Launch, StoreLaunch, VaultLaunch, WorkerLaunch
 from holdfast.core.address import parse_address
-from holdfast.core.errors import UserError
+from holdfast.core.errors import Passing, Refused, UserError
 
 if TYPE_CHECKING:
     from holdfast.engines.contract import ShadowEngine
@@ -26,6 +26,17 @@ if TYPE_CHECKING:
 VAULT_READY_S = 30.0
 
 OnReady = Callable[[dict[str, Any]], None]
+
+
+@contextlib.contextmanager
+def _settled() -> Iterator[None]:
+    """Everything that follows from settings alone is made inside: what is wrong there no second try mends."""
+    try:
+        yield
+    except (Passing, Refused):
+        raise
+    except (UserError, ValueError) as error:
+        raise Refused(str(error)) from error
 
 
 async def run_role(launch: Launch, stop: asyncio.Event, on_ready: OnReady) -> None:
@@ -100,19 +111,20 @@ async def _run_worker(launch: WorkerLaunch, stop: asyncio.Event, on_ready: OnRea
 
     rng = random.Random()
     network = SocketNetwork()
-    made = await asyncio.to_thread(make_engine, launch, rng)
-    settings = WorkerSettings(
-        launch.namespace(),
-        parse_address(launch.address),
-        parse_address(launch.beat_address),
-        parse_address(launch.status_address) if launch.status_address else None,
-        launch.drain_s,
-        launch.group if launch.lock else "",
-        launch.engine_id,
-        launch.wake_s,
-        ProbeSettings(launch.starting_ready, launch.health_endpoints),
-    )
-    store = open_store(launch.store, network, rng)
+    with _settled():
+        settings = WorkerSettings(
+            launch.namespace(),
+            parse_address(launch.address),
+            parse_address(launch.beat_address),
+            parse_address(launch.status_address) if launch.status_address else None,
+            launch.drain_s,
+            launch.group if launch.lock else "",
+            launch.engine_id,
+            launch.wake_s,
+            ProbeSettings(launch.starting_ready, launch.health_endpoints),
+        )
+        store = open_store(launch.store, network, rng)
+        made = await asyncio.to_thread(make_engine, launch, rng)
     await store.start()
     try:
         worker = Worker(made.engine, made.card, made.tokenizer, settings, store, network, rng)
@@ -143,16 +155,17 @@ async def _run_frontend(launch: FrontendLaunch, stop: asyncio.Event, on_ready: O
 
     rng = random.Random()
     network = SocketNetwork()
-    settings = FrontendSettings(
-        deployment=launch.deployment,
-        address=parse_address(launch.address),
-        api_keys=frozenset(launch.api_keys),
-        holds=HoldSettings(hold_s=launch.hold_s, stand_in_after_s=launch.stand_in_after_s),
-        limits=HttpLimits(body_bytes_max=launch.body_bytes_max),
-        patience=HttpPatience(request_s=launch.request_s, unread_s=launch.unread_s),
-        drain_s=launch.drain_s,
-    )
-    store = open_store(launch.store, network, rng)
+    with _settled():
+        settings = FrontendSettings(
+            deployment=launch.deployment,
+            address=parse_address(launch.address),
+            api_keys=frozenset(launch.api_keys),
+            holds=HoldSettings(hold_s=launch.hold_s, stand_in_after_s=launch.stand_in_after_s),
+            limits=HttpLimits(body_bytes_max=launch.body_bytes_max),
+            patience=HttpPatience(request_s=launch.request_s, unread_s=launch.unread_s),
+            drain_s=launch.drain_s,
+        )
+        store = open_store(launch.store, network, rng)
     await store.start()
     try:
         await run_frontend(settings, store, network, rng, stop, on_ready)

@@ -17,6 +17,7 @@ from pathlib import Path
 from holdfast.core.address import parse_address
 from holdfast.supervise.asking import ask
 from holdfast.supervise.jobs import Job
+from holdfast.supervise.life import Phase
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.processes import LocalProcesses
 from holdfast.supervise.records import Record, read_record
@@ -101,6 +102,8 @@ async def _start(supervisor: Supervisor, state_dir: Path, tied: bool) -> str:
 
 def _hopeless(supervisor: Supervisor) -> str:
     for slot in supervisor.slots.values():
+        if slot.life.phase is Phase.REFUSED:
+            return f"{slot.job.name} cannot be started: {slot.life.note}"
         if not slot.life.was_ready and slot.life.failures >= START_FAILURES_MAX:
             return f"{slot.job.name} cannot be started: {slot.life.note.partition(', ')[2]}"
     return ""

@@ -22,7 +22,7 @@ from holdfast.supervise.standing import Group, groups_of
 from holdfast.supervise.status import Status, web_address
 
 _GOOD = ("ready", "active", "standby")
-_BAD = ("dead", "stopped", "silent", "backing off", "crash loop", "unkillable", "unhealthy")
+_BAD = ("dead", "stopped", "silent", "backing off", "crash loop", "refused", "unkillable", "unhealthy")
 _STATE_COLOURS = dict.fromkeys(_GOOD, "green") | dict.fromkeys(_BAD, "red")
 PLAIN_WIDTH = 200  # where there is no terminal to fit
 _STREAMING = ("worker", "frontend")

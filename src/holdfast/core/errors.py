@@ -50,3 +50,14 @@ class HoldfastError(Exception):
 
 class UserError(Exception):
     """A person's mistake, or a missing thing on their machine: shown as one line, without a traceback."""
+
+
+class Refused(UserError):
+    """A mistake that no second try mends: a process that meets it exits with `REFUSED`, and is not started again."""
+
+
+class Passing(UserError):
+    """Something that is missing now and may be there the next time: a network, a server."""
+
+
+REFUSED = 78  # the exit status of what was refused; sysexits.h calls it EX_CONFIG

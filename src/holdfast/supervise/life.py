@@ -14,6 +14,7 @@ class Phase(StrEnum):
     READY = "ready"
     BACKING_OFF = "backing off"
     CRASH_LOOP = "crash loop"  # backing off after many failures in a row; it still heals by itself
+    REFUSED = "refused"  # it said that its settings cannot be; it is not tried again
     KILLED = "killed"  # by us, because it was stopped, wedged, sick or late; it comes back
     UNKILLABLE = "unkillable"  # SIGKILL was sent and the kernel did not end it
     STOPPING = "stopping"
@@ -48,7 +49,7 @@ class Life:
     failures: int = 0  # lives in a row that ended unasked before they had been ready for long enough
     was_ready: bool = False  # ever
     wanted: bool = True  # False once it was asked to leave for good
-    note: str = ""  # why it is backing off, or was killed
+    note: str = ""  # why it is backing off, was refused, or was killed
     policy: Policy = Policy()
 
     def __str__(self) -> str:
@@ -94,6 +95,7 @@ class Exited:
 
     how: str
     clean: bool = False  # with status 0
+    refused: bool = False  # with the status that means: trying again cannot help
 
 
 @dataclass(frozen=True, slots=True)

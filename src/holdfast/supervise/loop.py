@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.core.errors import REFUSED
 from holdfast.core.procfs import read_process
 from holdfast.supervise import life, machine
 from holdfast.supervise.jobs import START_ORDER, STOP_ORDER, Job, Slot
@@ -44,7 +45,7 @@ READY_POLL_S = 0.05
 # For those whom the others need. Workers start without a store too, and wait for their vault themselves: waiting here
 # only spares their logs a warning and, with a vault, an engine's first seconds.
 PEERS_WAIT_S = 10.0
-REPLACEABLE = (Phase.STARTING, Phase.READY, Phase.BACKING_OFF, Phase.CRASH_LOOP)
+REPLACEABLE = (Phase.STARTING, Phase.READY, Phase.BACKING_OFF, Phase.CRASH_LOOP, Phase.REFUSED)
 REPLACE_WAIT_S = 30.0  # for one replaced process to be ready before the next is taken down
 
 
@@ -245,14 +246,15 @@ class Supervisor:
         slot.process = None
         remove_record(self._state_dir, slot.job.name, process.pid)
         last_line = self._processes.last_line(slot.job.name) if status else ""
-        self._step(slot, life.Exited(exit_words(status, last_line), clean=status == 0))
+        how = exit_words(status, last_line)
+        self._step(slot, life.Exited(how, clean=status == 0, refused=status == REFUSED))
 
     def _write_down(self, slot: Slot) -> None:
         """What no process can say of itself: that it is gone for good, why it waits, or that it does not end."""
         job, now = slot.job, slot.life
         if now.phase is Phase.OVER:
             forget(self._state_dir, job.name)
-        elif now.phase in (Phase.BACKING_OFF, Phase.CRASH_LOOP):
+        elif now.phase in (Phase.BACKING_OFF, Phase.CRASH_LOOP, Phase.REFUSED):
             retry_s = now.deadline_s or 0.0
             waits = Record(job.name, job.role, 0, 0, "", "", "", str(now.phase), now.note, now.failures, retry_s)
             write_record(self._state_dir, waits)

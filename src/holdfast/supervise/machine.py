@@ -2,11 +2,12 @@
 
 Theory: a process that should run is started; when it ends without having been asked to, it is started again, at once
 the first time and then after pauses that double, so that a crash loop costs little and still heals by itself; after
-`CRASH_LOOP_FAILURES` in a row it is called one. Who was ready for longer than it took to get there, and for `STEADY_S`,
-has paid for its start: earlier failures are forgotten. A
-process that is asked to leave gets SIGTERM and a bound, then SIGKILL; one that is not ready in time, or is condemned
-by those who watch it, gets SIGKILL at once and comes back like one that died. No I/O and no clock here: `now_s` comes
-in, effects go out, and `Life.deadline_s` says when to tick.
+`CRASH_LOOP_FAILURES` in a row it is called one. One that was never ready and says that its settings cannot be is not
+tried again; one that was ready with the same settings may be right again, and is. Who was ready for longer than it took
+to get there, and for `STEADY_S`, has paid for its start: earlier failures are forgotten. A process that is asked to
+leave gets SIGTERM and a bound, then SIGKILL; one that is not ready in time, or is condemned by those who watch it, gets
+SIGKILL at once and comes back like one that died. No I/O and no clock here: `now_s` comes in, effects go out, and
+`Life.deadline_s` says when to tick.
 
 Always true: an event that has no entry in the table is our own bug and changes nothing; at most one process per life,
 and none is started beside one that was killed and has not ended.
@@ -124,6 +125,8 @@ def _become_fallen(life: Life, event: Exited, now_s: float) -> Outcome:
     if life.policy.restart == Restart.NEVER or (life.policy.restart == Restart.ON_FAILURE and event.clean):
         over, _ = _become_over(life, event, now_s)
         return over, (Tell(f"ended ({how}); it is not started again"),)
+    if event.refused and not life.was_ready:
+        return _become_refused(life, how)
     steady = life.ready_s is not None and now_s - life.ready_s >= max(STEADY_S, life.ready_s - life.started_s)
     failures = 0 if steady else life.failures
     fallen = replace(life, pid=0, failures=failures + 1)
@@ -137,6 +140,11 @@ def _become_fallen(life: Life, event: Exited, now_s: float) -> Outcome:
     waiting = replace(fallen, phase=phase, deadline_s=now_s + wait_s, note=note)
     told = f"died again; crash loop: {note}; next try in {wait_s:.1f} s" if loops else f"died again; {note}"
     return waiting, (Tell(told),)
+
+
+def _become_refused(life: Life, why: str) -> Outcome:
+    refused = replace(life, phase=Phase.REFUSED, pid=0, failures=life.failures + 1, deadline_s=None, note=why)
+    return refused, (Tell(f"cannot be started: {why}; it is not tried again"),)
 
 
 def _become_stopping(life: Life, event: Stop, now_s: float) -> Outcome:
@@ -217,6 +225,9 @@ TABLE: dict[tuple[Phase, type[Event]], Handler] = {
     (Phase.CRASH_LOOP, Stop): _become_over,
     (Phase.CRASH_LOOP, Replace): _become_starting,
     (Phase.CRASH_LOOP, KillNow): _become_over,
+    (Phase.REFUSED, Stop): _become_over,
+    (Phase.REFUSED, Replace): _become_starting,
+    (Phase.REFUSED, KillNow): _become_over,
     (Phase.KILLED, Tick): _become_unkillable,
     (Phase.KILLED, Exited): _become_fallen,
     (Phase.KILLED, Stop): _give_up,

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from holdfast.core.errors import REFUSED
 from holdfast.core.procfs import read_process
 from holdfast.supervise.groups import kill_group, kill_session, leads_session
 from holdfast.supervise.records import Record
@@ -173,4 +174,6 @@ def exit_words(status: int | None, last_line: str) -> str:
         with contextlib.suppress(ValueError):
             return signal.Signals(-status).name
         return f"signal {-status}"
+    if status == REFUSED and last_line:
+        return last_line  # a whole sentence, written to be read
     return f"exited with {status}: {last_line}" if status and last_line else f"exited with {status}"

@@ -29,7 +29,8 @@ class Status(msgspec.Struct, frozen=True):
     role: str
     name: str
     pid: int
-    # starting, ready, no_worker, not_admitted, draining, stopped, silent, backing off, crash loop, unkillable, dead;
+    # starting, ready, no_worker, not_admitted, draining, stopped, silent, backing off, crash loop, refused, unkillable,
+    # dead;
     # of an engine in a group also its lifecycle: standby, waking, active
     state: str
     address: str

