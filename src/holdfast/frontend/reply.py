@@ -178,20 +178,19 @@ class StreamReply(Reply):
         data = self._greeting(choice)
         if choice.text or choice.finish is not None or choice.token_ids:
             data += self._chunk(choice)
-        head = b""
+        if choice.finish is not None:
+            self._closed.add(choice.index)
         if not self._head_sent:
             self._head_sent = True
             self._first_output()
-            head = self.connection.start_stream(EVENT_STREAM, _NO_CACHE)
             note, self._note = self._note, b""
-            data = note + data
-        if choice.finish is not None:
-            self._closed.add(choice.index)
+            self.connection.start_stream(EVENT_STREAM, _NO_CACHE, note + data)
+            data = b""
         if len(self._closed) == len(self.choices):
-            self.connection.end_stream(data + self._closing(), head)
+            self.connection.end_stream(data + self._closing())
             self._end("success")
-        elif data or head:
-            self.connection.write(data, head)
+        else:
+            self.connection.write(data)
 
     def _greeting(self, choice: Choice) -> bytes:
         if choice.index in self._greeted:

@@ -3,7 +3,8 @@
 Why not an ASGI server: on the per-token path every layer costs microseconds (facts 33; docs/decisions.md has
 our own measurement). Always true: one response at a time per connection, pipelined requests wait in order and are
 bounded; bytes that are no request get an answer too, in their turn, before the connection closes; whoever answers
-learns at once when the client is gone.
+learns at once when the client is gone; a streamed body ends where `end_stream` says so and nowhere else, whatever
+is written.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class HttpConnection(asyncio.Protocol):
         self.active_at_s = self._loop.time()
         self.receiving_since_s = 0.0  # when the request that is arriving began to
         self._request: HttpRequest | None = None
+        self._streaming = False  # the response has begun to go out in pieces
         self._chunked = False
         self._waiting: deque[HttpRequest] = deque()
         self._refusal: RefusedRequest | None = None  # what ended the reading; answered after all that came before it
@@ -157,35 +159,47 @@ class HttpConnection(asyncio.Protocol):
         content_type: bytes = b"application/json",
         headers: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
-        """A whole response."""
+        """A whole response. Inside a stream there is no place for one: then the client sees a broken body."""
         if self.transport is None:
+            return
+        if self._streaming:
+            self.abort()
             return
         head = self._head(status, content_type, headers) + b"content-length: %d\r\n\r\n" % len(body)
         without_body = self._request is not None and self._request.method == "HEAD"
         self.transport.write(head if without_body else head + body)
         self._finish_response()
 
-    def start_stream(self, content_type: bytes, headers: tuple[tuple[bytes, bytes], ...] = ()) -> bytes:
-        """The head of a streamed 200; the caller writes it together with its first chunk."""
+    def start_stream(
+        self, content_type: bytes, headers: tuple[tuple[bytes, bytes], ...] = (), data: bytes = b""
+    ) -> None:
+        """The head of a streamed 200, and the body's first piece in the same write; it may be empty."""
         assert self._request is not None
+        assert not self._streaming, "one response at a time"
+        self._streaming = True
         self._chunked = not self._request.http10
-        if self._chunked:
-            return self._head(200, content_type, headers) + b"transfer-encoding: chunked\r\n\r\n"
-        self.closing = True
-        return self._head(200, content_type, headers) + b"\r\n"
-
-    def write(self, data: bytes, head: bytes = b"") -> None:
-        """One piece of a streamed body."""
+        self.closing |= self._request.http10  # the body ends with the connection
+        head = self._head(200, content_type, headers)
+        head += b"transfer-encoding: chunked\r\n\r\n" if self._chunked else b"\r\n"
         if self.transport is not None:
-            self.transport.write(b"%b%x\r\n%b\r\n" % (head, len(data), data) if self._chunked else head + data)
+            self.transport.write(head + self._piece(data))
 
-    def end_stream(self, data: bytes = b"", head: bytes = b"") -> None:
-        """The last piece of a streamed body."""
-        if data:
-            self.write(data, head)
-        if self.transport is not None and self._chunked:
-            self.transport.write(b"0\r\n\r\n")
+    def write(self, data: bytes) -> None:
+        """One piece of a streamed body; an empty one writes nothing."""
+        if self.transport is not None and data:
+            assert self._streaming, "a piece of no stream"
+            self.transport.write(self._piece(data))
+
+    def end_stream(self, data: bytes = b"") -> None:
+        """The last piece of a streamed body, which may be empty, and its end."""
+        if self.transport is not None:
+            assert self._streaming, "the end of no stream"
+            self.transport.write(self._piece(data) + (b"0\r\n\r\n" if self._chunked else b""))
         self._finish_response()
+
+    def _piece(self, data: bytes) -> bytes:
+        """The one place where a piece becomes bytes: a chunk of no bytes would be the body's end."""
+        return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked and data else data
 
     def abort(self) -> None:
         """Drop the client at once."""
@@ -211,7 +225,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _finish_response(self) -> None:
         self.responder = None
-        self.busy = False
+        self.busy = self._streaming = False
         self._request = None
         self.active_at_s = self._loop.time()
         if self.transport is None:
