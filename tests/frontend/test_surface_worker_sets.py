@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from http_rig import Raw, Reply
 
 from holdfast.bench.clients import Answer, ask, chat_body, read_answer
 from holdfast.bench.deployment import Deployment
@@ -54,3 +55,31 @@ async def test_a_set_that_is_gone_is_replaced_and_the_answer_says_so() -> None:
         answers = await asyncio.gather(*streaming)
     assert [len(answer.tokens) for answer in answers] == [150] * 4
     assert all(answer.done and answer.resumed == 1 and answer.exact is False for answer in answers)
+
+
+def test_a_model_that_lost_its_last_worker_is_unavailable_not_unknown() -> None:
+    """503 with Retry-After for as long as it is known, also for one that is only desired; 404 for a name nobody had;
+    and it is served again as soon as a worker is back."""
+    with Deployment(workers=1, frontend={"hold_s": 0.5, "models": ("wanted",)}) as deployment:
+        deployment.start_worker("worker-other", model="other")
+        deployment.wait_until(lambda: "other" in deployment.health()["models"], "the other model")
+        deployment.kill("worker-other")
+        deployment.wait_until(lambda: "other" not in deployment.health()["models"], "it to be gone")
+        for model in ("other", "wanted"):
+            asked = _ask(deployment, model)
+            assert (asked.status, asked.error["code"], asked.error["type"]) == (
+                503, "NoWorker", "service_unavailable_error",
+            )  # fmt: skip
+            assert int(asked.headers["retry-after"]) >= 1
+            with Raw(deployment.port) as raw:
+                card = raw.get(f"/v1/models/{model}").reply()
+            assert (card.status, int(card.headers["retry-after"]) >= 1) == (503, True)
+        assert _ask(deployment, "never-heard-of").status == 404
+        deployment.start_worker("worker-other", model="other")
+        deployment.wait_until(lambda: "other" in deployment.health()["models"], "the other model again")
+        assert _ask(deployment, "other").status == 200
+
+
+def _ask(deployment: Deployment, model: str) -> Reply:
+    with Raw(deployment.port) as raw:
+        return raw.post("/v1/completions", {"model": model, "prompt": "x", "max_tokens": 2}).reply()

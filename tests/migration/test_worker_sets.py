@@ -8,7 +8,7 @@ from collections import Counter
 from migration_rig import Cluster, make_card
 
 from holdfast.migration.dispatcher import HoldSettings
-from holdfast.migration.sets import ModelDirectory
+from holdfast.migration.sets import SEEN_MAX, KnownSettings, ModelDirectory
 
 
 def test_a_model_without_a_text_side_cannot_be_asked_for() -> None:
@@ -93,3 +93,30 @@ def test_a_forgotten_set_does_not_displace_its_successor() -> None:
     client = cluster.ask("s1", workers=forgotten)
     assert client.flight.workers is successor
     assert client.flight in successor.holds
+
+
+def test_a_model_is_known_while_it_is_desired_or_was_seen_lately() -> None:
+    """A worker in discovery makes its model known; after its last session the name stays for the set time."""
+    directory = ModelDirectory(random.Random(1), 10, KnownSettings(frozenset({"wanted"}), seen_s=60))
+    assert directory.knows("wanted")
+    assert not directory.has_seen_any
+    directory.saw("m", 0.0)
+    workers = directory.set_for("d-00000000", make_card())
+    workers.sessions = 1
+    directory.forget_empty(1000.0, linger_s=5)
+    workers.sessions = 0
+    directory.forget_empty(1059.0, linger_s=5)
+    assert directory.sets == {}
+    assert directory.knows("m")
+    directory.forget_empty(1061.0, linger_s=5)
+    assert not directory.knows("m")
+    assert directory.knows("wanted")
+
+
+def test_names_that_were_seen_are_bounded() -> None:
+    """The one heard of longest ago goes first."""
+    directory = ModelDirectory(random.Random(1), 10)
+    for place in range(SEEN_MAX + 1):
+        directory.saw(f"m{place}", float(place))
+    assert not directory.knows("m0")
+    assert directory.knows("m1")

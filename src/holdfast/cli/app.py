@@ -59,6 +59,7 @@ def up(
     store: opt.Store = "",
     api_key: opt.ApiKeys = None,
     hold_s: opt.HoldS = 30.0,
+    known_s: opt.KnownS = 3600.0,
     drain_s: opt.DrainS = 4.0,
     standby: opt.Standby = opt.StandbyKind.MAPPED,
     kv: opt.Kv = opt.KvKind.VAULT,
@@ -101,7 +102,7 @@ def up(
         Screen().line(chosen.note, style="dim")
     serving = (deployment or env.deployment, engine, name, workers, frontends, host, port, store)
     loaded = (source, torch, str(env.cache_dir), chosen.gpus)
-    options = UpOptions(*serving, hold_s, drain_s, allow_chaos, keys, sim, env.log_level, *failover, *loaded)
+    options = UpOptions(*serving, hold_s, drain_s, allow_chaos, keys, sim, env.log_level, *failover, *loaded, known_s)
     raise typer.Exit(run_up(env.state_dir, options, detach))
 
 

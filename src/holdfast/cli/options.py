@@ -58,6 +58,22 @@ ApiKeys = Annotated[
 HoldS = Annotated[
     float, typer.Option(min=0, help="How long streams wait for a worker, seconds.", rich_help_panel=_SERVING)
 ]
+KnownS = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        help="How long a model whose last worker went is answered 503, not 404, seconds.",
+        rich_help_panel=_SERVING,
+    ),
+]
+Expect = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--expect-model",
+        help="A model that will have workers: until then it is answered 503, not 404; may be repeated.",
+        rich_help_panel=_SERVING,
+    ),
+]
 DrainS = Annotated[
     float,
     typer.Option(min=0, help="How long answers may finish once asked to stop, seconds.", rich_help_panel=_SERVING),

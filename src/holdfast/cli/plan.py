@@ -72,6 +72,7 @@ class UpOptions:
     torch: TorchLaunch = field(default_factory=TorchLaunch)
     cache_dir: str = ""
     gpus: tuple[str, ...] = ()  # a torch engine's devices, by UUID; empty: host memory
+    known_s: float = 3600.0  # how long a model without a worker is answered 503
 
     @property
     def ranks(self) -> int:
@@ -163,6 +164,8 @@ def _frontend(state_dir: Path, store: str, name: str, options: UpOptions) -> Fro
         hold_s=options.hold_s,
         drain_s=options.drain_s,
         log_level=options.log_level,
+        models=(options.model,) if options.workers else (),
+        known_s=options.known_s,
     )
 
 

@@ -109,6 +109,8 @@ def frontend(
     port: opt.Port = 8000,
     api_key: opt.ApiKeys = None,
     hold_s: opt.HoldS = 30.0,
+    known_s: opt.KnownS = 3600.0,
+    expect_model: opt.Expect = None,
     body_bytes_max: BodyBytesMax = 16 * 1024 * 1024,
     drain_s: opt.DrainS = 30.0,
 ) -> None:
@@ -120,7 +122,19 @@ def frontend(
     name = _free_name(env.state_dir, "frontend", name)
     found_by = (str(env.state_dir), store or _own_store(env), deployment or env.deployment, name)
     where, keys = str(TcpAddress(host, port)), tuple(api_key or env.api_keys)
-    _run(FrontendLaunch(*found_by, where, keys, hold_s, body_bytes_max, drain_s, log_level=env.log_level))
+    _run(
+        FrontendLaunch(
+            *found_by,
+            where,
+            keys,
+            hold_s,
+            body_bytes_max,
+            drain_s,
+            log_level=env.log_level,
+            models=tuple(expect_model or ()),
+            known_s=known_s,
+        )
+    )
 
 
 def store(address: StoreAddress = "", name: opt.Name = "store") -> None:

@@ -56,9 +56,10 @@ class Admission:
         self._loop = asyncio.get_running_loop()
 
     def find_set(self, parsed: ParsedRequest) -> WorkerSet | None:
-        """The set that will serve it; None if no model at all is known yet; ApiError if this one is unknown."""
-        workers = self._directory.pick(parsed.model)
-        if workers is None and self._directory.models():
+        """The set that will serve it; None while the model, or any model, is waited for; ApiError if it is unknown."""
+        directory = self._directory
+        workers = directory.pick(parsed.model)
+        if workers is None and directory.has_seen_any and not directory.knows(parsed.model):
             raise model_not_found(parsed.model)
         if workers is not None and parsed.kind == "chat" and workers.card.model_type != "chat":
             raise invalid("model", f"the model {parsed.model!r} does not chat; use /v1/completions")

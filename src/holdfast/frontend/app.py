@@ -13,7 +13,7 @@ from holdfast.core.errors import Code
 from holdfast.frontend.admission import Admission, too_busy
 from holdfast.frontend.api.chat import parse_chat
 from holdfast.frontend.api.completions import parse_completion
-from holdfast.frontend.api.errors import SERVER, ApiError, of_failure
+from holdfast.frontend.api.errors import SERVER, ApiError, no_worker, of_failure
 from holdfast.frontend.api.request import ParsedRequest
 from holdfast.frontend.model_text import ModelText
 from holdfast.frontend.pages import OPEN_PATHS, Pages
@@ -163,7 +163,7 @@ class App:
             _refuse(connection, ApiError(500, "internal error; the log has the details", SERVER))
 
     async def _wait_for_set(self, parsed: ParsedRequest) -> WorkerSet:
-        """The set, waiting for a first worker if none has ever come."""
+        """The set, waiting for a worker if none has come yet or all have gone."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self.settings.model_wait_s
         while True:
@@ -175,13 +175,12 @@ class App:
                 async with asyncio.timeout_at(deadline_s):
                     await changed.wait()
             except TimeoutError:
-                message = f"no worker has come up within {self.settings.model_wait_s:g} s"
-                raise ApiError(503, message, SERVER, None, "NoWorker", retry_after_s=10.0) from None
+                raise no_worker(parsed.model, f"none has come up within {self.settings.model_wait_s:g} s") from None
 
     def _begin(self, parsed: ParsedRequest, endpoint: str, began_s: float) -> Over:
         """Count a request in; what is returned counts it out, with its reply or None for a refusal."""
         # A name a client made up must not become a label for ever.
-        model = parsed.model if self.directory.of_model(parsed.model) else "unknown"
+        model = parsed.model if self.directory.knows(parsed.model) else "unknown"
         kind = "stream" if parsed.stream else "unary"
         self.inflight += 1
         self.pages.metrics.inflight.labels(model).inc()

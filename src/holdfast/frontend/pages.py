@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from holdfast.frontend.api.errors import model_not_found
+from holdfast.frontend.api.errors import model_not_found, no_worker
 from holdfast.frontend.metrics import FrontendMetrics
 from holdfast.migration.dispatcher import Dispatcher
 from holdfast.migration.pool import WorkerPool
@@ -59,7 +59,8 @@ class Pages:
     def _card(self, name: str) -> dict[str, Any]:
         card = self.directory.models().get(name)
         if card is None:
-            raise model_not_found(name[:200])
+            known = self.directory.knows(name)
+            raise no_worker(name, "it is not listed until one is up") if known else model_not_found(name[:200])
         return {
             "id": name,
             "object": "model",

@@ -21,7 +21,7 @@ from holdfast.frontend.model_text import TextMaker
 from holdfast.frontend.pages import Pages
 from holdfast.migration.dispatcher import Dispatcher, HoldSettings
 from holdfast.migration.pool import WorkerPool
-from holdfast.migration.sets import ModelDirectory
+from holdfast.migration.sets import KnownSettings, ModelDirectory
 from holdfast.store.contract import Deleted, Lost, Put, Registration, Snapshot, Store
 from holdfast.wire.http_request import HttpLimits
 from holdfast.wire.http_server import HttpPatience, HttpServer
@@ -40,6 +40,7 @@ class FrontendSettings:
     address: Address
     api_keys: frozenset[str] = frozenset()
     holds: HoldSettings = field(default_factory=HoldSettings)
+    known: KnownSettings = field(default_factory=KnownSettings)
     limits: HttpLimits = field(default_factory=HttpLimits)
     patience: HttpPatience = field(default_factory=HttpPatience)
     drain_s: float = 30.0  # SIGTERM: how long answers under way may take
@@ -57,7 +58,7 @@ async def run_frontend(
     """Serve until `stop` is set, then drain."""
     check_deployment_name(settings.deployment)
     loop = asyncio.get_running_loop()
-    directory = ModelDirectory(rng, settings.holds.fresh_max)
+    directory = ModelDirectory(rng, settings.holds.fresh_max, settings.known)
     dispatcher = Dispatcher(directory, settings.holds, loop.time)
     peer = f"frontend-{rng.getrandbits(32):08x}"
     pool = WorkerPool(directory, dispatcher, network, rng, TextMaker().prepare, peer)

@@ -93,6 +93,7 @@ class WorkerPool:
             if link.instance == instance:
                 link.withdrawn = False  # its key went and came back; the link never cared
                 return
+        self._directory.saw(instance.card.name, self._loop.time())
         link = WorkerLink(instance, self._dispatcher)
         watch = self.watched[link] = Watch(link, self._network, self._peer, self._judged)
         self._tasks[link] = self._loop.create_task(self._keep(watch))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from holdfast.discovery.card import ModelCard
@@ -62,13 +63,42 @@ class WorkerSet:
         )
 
 
-class ModelDirectory:
-    """All worker sets, by (namespace, checksum) and by model name."""
+# Names without a worker that are remembered at once. A deployment has a handful; the oldest is dropped for a new one.
+SEEN_MAX = 1024
 
-    def __init__(self, rng: random.Random, fresh_holds_max: int) -> None:
+
+@dataclass(frozen=True, slots=True)
+class KnownSettings:
+    """Which models are known though no worker of theirs is there."""
+
+    desired: frozenset[str] = frozenset()  # known whether or not a worker ever came
+    seen_s: float = 3600.0  # how long a model stays known after its last worker went
+
+
+class ModelDirectory:
+    """All worker sets, by (namespace, checksum) and by model name; and which models are known without any."""
+
+    def __init__(self, rng: random.Random, fresh_holds_max: int, known: KnownSettings = KnownSettings()) -> None:  # noqa: B008 - frozen
         self._rng = rng
         self._fresh_holds_max = fresh_holds_max
+        self._known = known
+        self._seen: dict[str, float] = {}  # when a worker of this model was last heard of, the oldest first
         self.sets: dict[tuple[str, str], WorkerSet] = {}
+
+    def saw(self, name: str, now_s: float) -> None:
+        """A worker of this model is there, or was until now."""
+        self._seen.pop(name, None)
+        self._seen[name] = now_s
+        if len(self._seen) > SEEN_MAX:
+            del self._seen[next(iter(self._seen))]
+
+    def knows(self, name: str) -> bool:
+        """Whether this is a model of ours, with or without a worker at the moment."""
+        return name in self._known.desired or name in self._seen
+
+    @property
+    def has_seen_any(self) -> bool:
+        return bool(self._seen)
 
     def set_for(self, namespace: str, card: ModelCard) -> WorkerSet:
         key = (namespace, card.checksum())
@@ -116,9 +146,13 @@ class ModelDirectory:
         return [other for other in links if other is not link and other.group == link.group]
 
     def forget_empty(self, now_s: float, linger_s: float) -> None:
-        """Drop sets that have had no worker at all for `linger_s` and hold nothing."""
+        """Drop sets that have had no worker at all for `linger_s` and hold nothing, and names not seen for long."""
         for key, workers in list(self.sets.items()):
             workers.note_routable(now_s)  # also for one whose first worker never got as far as serving
             gone_s = now_s - workers.empty_since_s if workers.empty_since_s else 0.0
-            if not workers.sessions and not len(workers.holds) and gone_s > linger_s:
+            if workers.sessions:
+                self.saw(workers.card.name, now_s)
+            elif not len(workers.holds) and gone_s > linger_s:
                 del self.sets[key]
+        while self._seen and now_s - self._seen[oldest := next(iter(self._seen))] > self._known.seen_s:
+            del self._seen[oldest]

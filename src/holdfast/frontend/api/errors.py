@@ -15,6 +15,9 @@ OVERLOADED = "overloaded_error"
 UNAVAILABLE = "service_unavailable_error"
 SERVER = "server_error"
 
+# When to ask again for a model without a worker: an engine takes about as long to load.
+NO_WORKER_RETRY_S = 10.0
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -54,6 +57,12 @@ def invalid(param: str | None, message: str, code: str | None = "invalid_value")
 
 def model_not_found(model: str) -> ApiError:
     return ApiError(404, f"the model {model!r} does not exist here", INVALID_REQUEST, "model", "model_not_found")
+
+
+def no_worker(model: str, why: str) -> ApiError:
+    """A model of ours that nobody serves now: worth another try, which a 404 would say it is not."""
+    message = f"the model {model!r} has no worker now: {why}"
+    return ApiError(503, message, UNAVAILABLE, "model", Code.NO_WORKER.value, NO_WORKER_RETRY_S)
 
 
 # How a failure inside becomes a status outside. Resumable ones get here only once every resumption has failed.
