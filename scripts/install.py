@@ -231,10 +231,11 @@ def steps(choice: Choice, extra: str, torch_wanted: bool, pinned: Path) -> Itera
     yield first
     extras = ",".join(name for name in ("torch" if torch_wanted else "", extra) if name)
     whole = f".[{extras}]" if extras else "."
-    last = [("holdfast", [*pip, "--no-build-isolation", "-c", str(pinned), "-e", whole])]
-    if choice.requirement:  # so that engines find it compiled, and a torch that cannot be loaded is found out now
-        last.append(("torch", [sys.executable, "-c", "import torch"]))
-    yield last
+    yield [("holdfast", [*pip, "--no-build-isolation", "-c", str(pinned), "-e", whole])]
+    # So that engines find it compiled, and a torch that cannot be loaded is found out now. Only now: the step before
+    # has brought the libraries that PyPI's torch loads at once, with or without a GPU.
+    if choice.requirement:
+        yield [("torch", [sys.executable, "-c", "import torch"])]
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ def _run(*command: str | Path, **more: str) -> str:
 def test_wheel_serves_from_an_empty_venv(tmp_path: Path) -> None:
     """`pip install` of the wheel alone serves a chat with the simulator; for the default it says what is lacking."""
     _run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, ROOT)
-    (wheel,) = tmp_path.glob("holdfast-*.whl")
+    (wheel,) = tmp_path.glob("holdfast_llm-*.whl")
     _run(sys.executable, "-m", "venv", tmp_path / "venv")
     bin_dir = tmp_path / "venv" / "bin"
     _run(bin_dir / "pip", "install", "-q", "-c", ROOT / "constraints.txt", wheel)
@@ -38,7 +38,7 @@ def test_wheel_serves_from_an_empty_venv(tmp_path: Path) -> None:
     refused = subprocess.run([bin_dir / "holdfast", "up"], capture_output=True, text=True, timeout=60, env=environment)
     assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
     assert "needs the package torch" in refused.stderr
-    assert "pip install 'holdfast[torch]'" in refused.stderr
+    assert "pip install 'holdfast-llm[torch]'" in refused.stderr
     assert "holdfast up --engine sim" in refused.stderr
     try:
         _run(bin_dir / "holdfast", "up", "--engine", "sim", "--detach", "--port", str(port), **state)

@@ -51,8 +51,12 @@ class Supervised:
         group: str = "worker-1",
         environ: dict[str, str] | None = None,
         start_s: float = START_S,
+        folder: Path | None = None,
+        descriptors: int = 0,
     ) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="hf-", dir="/tmp"))
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="hf-", dir="/tmp"))
+        self._own_folder = folder is None
+        self._descriptors = descriptors  # that each process may have open; 0: as many as this one
         self.port = free_port()
         self._group = group
         self._start_s = start_s
@@ -64,6 +68,8 @@ class Supervised:
 
     def __enter__(self) -> Supervised:
         command = [sys.executable, "-m", "holdfast", "up", *self._options]
+        if self._descriptors:
+            command = ["prlimit", f"--nofile={self._descriptors}:{self._descriptors}", *command]
         with open(self.folder / "up.out", "ab") as log:
             self._up = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environ, start_new_session=True
@@ -88,7 +94,8 @@ class Supervised:
             except subprocess.TimeoutExpired:
                 up.kill()
                 up.wait(END_S)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._own_folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     # -- who is there
 

@@ -64,7 +64,7 @@ def make_engine(launch: WorkerLaunch, rng: random.Random) -> MadeEngine:
     try:
         from holdfast.cli.engine_torch import make_torch
     except ModuleNotFoundError as error:
-        raise UserError(f"the torch engine needs {error.name}: pip install 'holdfast[torch]'") from error
+        raise UserError(f"the torch engine needs {error.name}: pip install 'holdfast-llm[torch]'") from error
     return MadeEngine(*make_torch(launch), path)
 
 

@@ -27,14 +27,14 @@ def check_machine(platform: str = sys.platform, version: tuple[int, int] = sys.v
 def check_store(store: str) -> None:
     """etcd needs a library that is not installed by default."""
     if store.startswith("etcd://") and importlib.util.find_spec("aiohttp") is None:
-        raise UserError("etcd needs the package aiohttp; install it: pip install 'holdfast[etcd]'")
+        raise UserError("etcd needs the package aiohttp; install it: pip install 'holdfast-llm[etcd]'")
 
 
 def check_engine(engine: str) -> None:
     """Torch is large, so it is not installed by default."""
     if engine == "torch" and importlib.util.find_spec("torch") is None:
         raise UserError(
-            "the torch engine needs the package torch; install it: pip install 'holdfast[torch]' "
+            "the torch engine needs the package torch; install it: pip install 'holdfast-llm[torch]' "
             "(in a checkout: make up), or serve the simulator: holdfast up --engine sim"
         )
 

@@ -31,7 +31,7 @@ from holdfast.store.etcd_messages import (
 try:
     import aiohttp
 except ImportError as error:
-    raise UserError("an etcd:// store needs aiohttp; run: pip install 'holdfast[etcd]'") from error
+    raise UserError("an etcd:// store needs aiohttp; run: pip install 'holdfast-llm[etcd]'") from error
 
 # A watch's line holds one fragment (etcd's request limit, 1.5 MiB) in base64, with room to spare.
 LINE_BYTES_MAX = 8 * 1024 * 1024
