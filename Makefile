@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up test lint clean prove-data-path prove-vault prove-failover prove-engine
+.PHONY: help up test test-all lint clean prove-data-path prove-vault prove-failover prove-engine prove-torment
 
 # python3 if it is new enough, else the newest that is. Override: make up PYTHON=/path/to/python3.12
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -38,11 +38,16 @@ test: export HOLDFAST_TEST_SEED = $(SEED)
 test: $(VENV)/.installed-dev ## Run the tests (ARGS: options of pytest; SEED: repeat a run's random choices).
 	@echo "3/3 testing with seed $(SEED); the same choices again: make test SEED=$(SEED)"
 ifeq ($(strip $(ARGS)),)
-	@PYTHONHASHSEED=0 $(PYTEST) -n 2 --dist loadfile tests $(ALONE:%=--ignore=%)
-	@$(PYTEST) $(ALONE)
+	@PYTHONHASHSEED=0 $(PYTEST) -m "not long" -n 2 --dist loadfile tests $(ALONE:%=--ignore=%)
+	@$(PYTEST) -m "not long" $(ALONE)
 else
 	@$(PYTEST) $(ARGS)
 endif
+
+test-all: export HOLDFAST_TEST_SEED = $(SEED)
+test-all: $(VENV)/.installed-dev ## Run the long tests, which `make test` leaves out: many kills, one after the other.
+	@echo "3/3 testing with seed $(SEED); the same choices again: make test-all SEED=$(SEED)"
+	@$(PYTEST) -m long tests $(ARGS)
 
 lint: $(VENV)/.installed-dev ## Check style, types, imports between rooms, and sizes.
 	$(VENV)/bin/ruff check
@@ -61,6 +66,9 @@ prove-failover: $(VENV)/.installed-dev ## End the active engine in every way we 
 
 prove-engine: $(VENV)/.installed-dev ## Kill a real model's engine 460 times under load, compare every token, and show what surviving KV saves.
 	@$(VENV)/bin/python -m holdfast.bench.prove_engine $(ARGS)
+
+prove-torment: $(VENV)/.installed-dev ## Kill, stop and starve everything of a deployment for ten minutes, and compare every answer.
+	@$(VENV)/bin/python -m holdfast.bench.prove_torment $(ARGS)
 
 clean: ## Remove everything these targets made, the venv too.
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info

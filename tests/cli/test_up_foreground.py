@@ -103,3 +103,24 @@ def test_what_cannot_start_says_why(place: Place) -> None:
         assert done.stderr.count("\n") == 1, done.stderr
         assert "unknown engine 'nonesuch'" in done.stderr
         until(lambda: not place.pids(), "every process to be gone", 2.0)
+
+
+def test_untied_everything_outlives_a_killed_up(place: Place) -> None:
+    """SIGKILL of a foreground `up --untied` in mid-stream: the answer goes on, and the next `up` adopts every process
+    as it is, and stops it when asked."""
+    up = place.up_here("--untied")
+    names = ("store", "worker-1", "worker-2", "frontend")
+    pids = {name: place.record(name)["pid"] for name in names}
+    answers: list[str] = []
+    client = threading.Thread(target=lambda: answers.append(place.chat(200)))
+    client.start()
+    until(lambda: place.health().get("streams"), "the stream to run", 10.0)
+    up.kill()
+    up.wait(5)
+    client.join(20)
+    assert answers[0].endswith("data: [DONE]\n\n")
+    again = place.up_here("--untied")
+    assert {name: place.record(name)["pid"] for name in names} == pids
+    again.send_signal(signal.SIGTERM)
+    assert again.wait(15) == 0
+    assert place.pids() == set()

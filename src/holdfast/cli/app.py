@@ -53,6 +53,7 @@ def up(
     host: opt.Host = "127.0.0.1",
     port: opt.Port = 8000,
     detach: opt.Detach = False,
+    untied: opt.Untied = False,
     model: opt.Source = "",
     served_name: opt.ServedName = "",
     deployment: opt.Deployment = "",
@@ -103,7 +104,7 @@ def up(
     serving = (deployment or env.deployment, engine, name, workers, frontends, host, port, store)
     loaded = (source, torch, str(env.cache_dir), chosen.gpus)
     options = UpOptions(*serving, hold_s, drain_s, allow_chaos, keys, sim, env.log_level, *failover, *loaded, known_s)
-    raise typer.Exit(run_up(env.state_dir, options, detach))
+    raise typer.Exit(run_up(env.state_dir, options, detach, tied=not untied))
 
 
 @app.command(rich_help_panel=RUN)

@@ -38,6 +38,10 @@ Workers = Annotated[int, typer.Option(help="How many workers; each is an active 
 Standbys = Annotated[int, typer.Option(help="Standbys of each worker; 0: plain workers, without vaults.")]
 Frontends = Annotated[int, typer.Option(help="How many frontends share the port.")]
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Run in the background.")]
+Untied = Annotated[
+    bool,
+    typer.Option("--untied", help="If this command is killed the rest goes on, and the next `up` adopts it (systemd)."),
+]
 Name = Annotated[str, typer.Option(help="How `holdfast ps` calls it; default: the next free name.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, for programs.")]
 

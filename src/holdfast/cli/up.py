@@ -32,8 +32,8 @@ INTERRUPTED = 130  # what a shell says of a command that Ctrl-C ended
 DETACHED_START_S = 120.0  # a detached start that takes longer goes on by itself; `holdfast ps` shows it
 
 
-def run_up(state_dir: Path, options: UpOptions, detach: bool) -> int:
-    """Run it; the exit status. UserError before anything is started."""
+def run_up(state_dir: Path, options: UpOptions, detach: bool, tied: bool = True) -> int:
+    """Run it; the exit status. UserError before anything is started. `tied`: in the foreground nothing outlives it."""
     check_machine()
     check_store(options.store)
     plan(state_dir, options)  # every wish is checked before anything is touched
@@ -50,7 +50,7 @@ def run_up(state_dir: Path, options: UpOptions, detach: bool) -> int:
         launches = plan(state_dir, options)
         if detach:
             return _detached(state_dir, launches, lock, view)
-        return asyncio.run(_foreground(state_dir, launches, lock, view))
+        return asyncio.run(_foreground(state_dir, launches, lock, view, tied))
     finally:
         os.close(lock)
 
@@ -86,7 +86,7 @@ def _starting_text(launches: Sequence[Launch]) -> str:
     return f"starting {', '.join(launch.name for launch in launches)} …"
 
 
-async def _foreground(state_dir: Path, launches: list[Launch], lock: int, view: UpView) -> int:
+async def _foreground(state_dir: Path, launches: list[Launch], lock: int, view: UpView, tied: bool) -> int:
     jobs = [job_of(launch) for launch in launches]
     logs = LocalProcesses(log_dir(state_dir))
     start = Start.of(state_dir, logs, launches)
@@ -106,7 +106,7 @@ async def _foreground(state_dir: Path, launches: list[Launch], lock: int, view: 
                 busy.say("stopping …")
 
             trouble = await keep_up(
-                state_dir, jobs, tied=True, tell=view.screen.event, shown=shown, stopping=stopping
+                state_dir, jobs, tied=tied, tell=view.screen.event, shown=shown, stopping=stopping
             )
             following.cancel()
     if trouble:
