@@ -1,4 +1,4 @@
-"""A tenth of `make prove-torment`: everything of a real engine's deployment is killed, stopped and starved, under load."""
+"""A tenth of `make prove-torment`: all of a real engine's deployment is killed, stopped and starved, under load."""
 
 from __future__ import annotations
 
