@@ -1,7 +1,8 @@
 """What graphs read: block tables and sampling settings, kept on the device and sent only as they change.
 
-Always true: a row's table holds its stream's blocks as far as the step needs them; rows of nobody point at `filler`, a
-block that nobody reads. Only plain rows have settings here (sampling.py).
+Always true: a row's table holds its segment's blocks as far as the step needs them; rows of nobody point at `filler`, a
+block that nobody reads. What is kept is compared by the block list itself, never by whose it is: a stream that gave its
+blocks up comes back, often to the same row, with others (facts 42). Only plain rows have settings here (sampling.py).
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class GraphInputs:
         self.filler = filler
         self.words = words
         self.tables = torch.full((rows, table_width), filler, dtype=torch.int64, device=words.device)
-        # What each row of `tables` holds: whose blocks, and how many of them.
-        self._held: list[tuple[Stream | None, int]] = [(None, 1)] * rows
+        # What each row of `tables` holds: the block list, the very one, and how much of it was sent. None: the filler.
+        self._held: list[tuple[list[int] | None, int]] = [(None, 1)] * rows
         self._settings: dict[Stream, Settings] = {}  # of streams seen in the last step
 
     @property
@@ -47,23 +48,23 @@ class GraphInputs:
         blocks: list[int] = []
         width = self.tables.shape[1]
         for row in range(size):
-            stream, held = self._held[row]
+            held, sent = self._held[row]
             if row >= len(segments):
-                if stream is not None:
+                if held is not None:
                     places.append(row * width)
                     blocks.append(self.filler)
                     self._held[row] = (None, 1)
                 continue
-            segment = segments[row]
-            known = held if segment.owner is stream else 0
-            new = segment.blocks[known:]
+            now = segments[row].blocks
+            known = sent if now is held else 0
+            new = now[known:]
             if new:
                 places += range(row * width + known, row * width + known + len(new))
                 blocks += new
-                self._held[row] = (segment.owner, known + len(new))
+                self._held[row] = (now, known + len(new))
         if places:
-            sent = on_device([places, blocks], self.tables.device)
-            self.tables.view(-1).index_copy_(0, sent[0], sent[1])
+            target, values = on_device([places, blocks], self.tables.device)
+            self.tables.view(-1).index_copy_(0, target, values)
 
     def settings(self, segments: Sequence[Segment]) -> list[Settings]:
         known = self._settings

@@ -56,7 +56,7 @@ class Stream:
         self.runs = False  # has a place and blocks, and is planned
         self.gone = False  # cancelled or finished: nothing more is said of it
         self.resumed = len(request.tokens) > request.prompt_len  # and not yet counted as such
-        self.blocks: list[int] = []  # in the text's order; only grows while a step is in flight
+        self.blocks: list[int] = []  # in the text's order; a list only grows, and every start makes a new one
         self.generations: list[int] = []  # of `blocks`; 0 for those that were found
         self.keys: list[bytes] = []  # of the text's leading full blocks, as far as anyone asked
         self.published = 0  # how many leading blocks are full and said to be so

@@ -1,0 +1,96 @@
+"""A GPU's step graphs on a CPU: the same inputs, kept and sent as on a GPU, read by plain torch instead of kernels.
+
+What a graph would replay is called. Its forward pass writes where the rows' blocks say and reads what the block tables
+say, as the kernels do: a table that is not its stream's gives other tokens here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch_rig import Rig
+
+from holdfast.engines.torch import graphs
+from holdfast.engines.torch.batch import Batch, step_batch
+from holdfast.engines.torch.computer import Computer
+from holdfast.engines.torch.graph_inputs import GraphInputs
+from holdfast.engines.torch.model import Model, forward
+
+TILE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    tokens: list[int]
+    start: int
+    blocks: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Replayed:
+    replay: Callable[[], None]
+
+
+class PlainGraphs(graphs.StepGraphs):
+    """Graphs that are called, and counted."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.replays = 0
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        self._positions[3].fill_(self._inputs.filler)
+        self._chunk_graphs = {length: self._graph(self._chunk_step, length) for length in self._lengths}
+        self._decode_graphs = {size: self._graph(self._decode_step, size) for size in self._sizes}
+
+    def _graph(self, step: Callable[[int], None], size: int) -> Any:
+        def replay() -> None:
+            self.replays += 1
+            step(size)
+
+        return _Replayed(replay)
+
+
+def forward_by_tables(model: Model, batch: Batch, kv: torch.Tensor) -> torch.Tensor:
+    """`model.forward` of a batch that graphs have laid out."""
+    if batch.tiles is None:
+        assert batch.tables is not None
+        places = [(row, 1, start, row) for row, start in enumerate(batch.positions.tolist())]
+        tables, wanted = batch.tables.tolist(), list(range(len(places)))
+    else:
+        assert batch.last is not None
+        places = sorted(place for place in zip(*batch.tiles.places.tolist(), strict=True) if place[1])
+        tables, wanted = batch.tiles.tables.tolist(), batch.last.tolist()
+    tokens = batch.tokens.tolist()
+    pieces = [_Piece(tokens[first : first + count], start, tables[row]) for first, count, start, row in places]
+    rows = sum(count for _, count, _, _ in places)
+    laid = step_batch(pieces, kv.shape[3], kv.dtype, kv.device, exact=model.exact)
+    hidden = forward(model, replace(laid, blocks=batch.blocks[:rows], begun=None), kv)
+    ends = {first + count - 1: at for at, (first, count, _, _) in enumerate(places)}
+    return hidden.index_select(0, torch.tensor([ends.get(place, 0) for place in wanted]))
+
+
+def graphs_for(computer: Computer, filler: int, positions_max: int, step_tokens_max: int) -> PlainGraphs:
+    width = -(-positions_max // computer.block_tokens)
+    inputs = GraphInputs(len(computer.last), width, filler, computer.words)
+    made = PlainGraphs(computer.model, computer.kv, inputs, computer.last, step_tokens_max, TILE)
+    made.capture()
+    return made
+
+
+async def by_graphs(r: Rig, monkeypatch: pytest.MonkeyPatch) -> PlainGraphs:
+    """The engine rests, and wakes as one that has graphs and is a step ahead, as on a GPU."""
+    monkeypatch.setattr(graphs, "forward", forward_by_tables)
+    await r.engine.rest()
+    ready = r.engine._readiness.ready
+    assert ready is not None
+    made = graphs_for(ready.computer, ready.blocks.stop, r.engine.context_tokens_max, r.engine.settings.step_tokens_max)
+    ready.computer.graphs, ready.computer.ahead = made, 1
+    await r.engine.wake(2000)
+    return made
+
