@@ -162,9 +162,10 @@ class DispatcherMachine(RuleBasedStateMachine):
     def tokens_are_those_of_the_unbroken_run(self) -> None:
         for client in self.cluster.clients.values():
             ledger = client.ledger
-            assert ledger.tokens[ledger.prompt_len :] == client.shown
-            for index in range(ledger.prompt_len, len(ledger.tokens)):
-                assert ledger.tokens[index] == next_token(ledger.tokens[:index]), client.name
+            assert ledger.made == client.shown
+            tokens = ledger.prompt + ledger.made
+            for index in range(len(ledger.prompt), len(tokens)):
+                assert tokens[index] == next_token(tokens[:index]), client.name
 
     @invariant()
     def each_stream_is_in_one_place(self) -> None:

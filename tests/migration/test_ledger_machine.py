@@ -57,7 +57,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_lost_nothing_repeated(self) -> None:
-        assert self.ledger.tokens == PROMPT + self.shown
+        assert (self.ledger.prompt, self.ledger.made) == (PROMPT, self.shown)
         assert self.ledger.emitted == len(self.shown)
         assert self.ledger.resumed == self.failures
 
@@ -116,7 +116,7 @@ def test_a_failed_attempt_is_void_at_once() -> None:
     attempt = ledger.begin_attempt()
     ledger.fail_attempt()
     assert not ledger.accept(attempt, [5])
-    assert ledger.tokens == [1]
+    assert (ledger.prompt, ledger.made) == ([1], [])
 
 
 def test_the_ledger_is_its_own_status_line() -> None:
@@ -124,3 +124,15 @@ def test_the_ledger_is_its_own_status_line() -> None:
     ledger = Ledger(make_request("r", [1, 2]))
     ledger.accept(ledger.begin_attempt(), [5])
     assert repr(ledger) == "<Ledger r 2+1 tokens, resumed 0, attempt 1>"
+
+
+def test_choices_share_their_prompt() -> None:
+    """One list for all of them, however many: it is not copied, and no choice writes to it."""
+    prompt = list(range(100))
+    ledgers = [Ledger(make_request(f"r-{index}", prompt)) for index in range(3)]
+    for ledger in ledgers:
+        assert ledger.request().tokens is prompt
+        assert ledger.accept(ledger.begin_attempt(), [7, 8])
+    assert all(ledger.prompt is prompt for ledger in ledgers)
+    assert prompt == list(range(100))
+    assert ledgers[0].request().tokens == [*prompt, 7, 8]

@@ -257,3 +257,21 @@ def test_a_request_is_counted_with_its_prompt_and_a_bounded_output() -> None:
     assert request_cost(100, 20) == 120
     assert request_cost(100, 100_000) == 100 + OUTPUT_TOKENS_ASSUMED_MAX
     assert request_cost(100, 0) == 100
+
+
+def test_a_prefix_is_hashed_once_for_all_choices_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """128 choices of one long prompt, each chosen for and taken, cost one pass over its tokens."""
+    hashed: list[int] = []
+
+    def counted(tokens: list[int]) -> list[int]:
+        hashed.append(len(tokens))
+        return prefix_keys(tokens)
+
+    monkeypatch.setattr(table_module, "prefix_keys", counted)
+    table = make_table(2)
+    for _ in range(128):
+        slot = table.choose(LONG)
+        assert slot is not None
+        table.take(slot, 10, LONG)
+    table.choose(list(LONG))  # another request's prompt
+    assert hashed == [len(LONG), len(LONG)]

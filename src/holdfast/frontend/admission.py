@@ -139,7 +139,7 @@ class Admission:
             )
             request = GenerateRequest(
                 f"{shape.response_id}-{index}",
-                list(prompt),
+                prompt,  # shared by its choices, and never written to
                 len(prompt),
                 sampling,
                 list(parsed.stop_token_ids),

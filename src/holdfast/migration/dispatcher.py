@@ -142,7 +142,7 @@ class Dispatcher:
     def output_began(self, flight: Flight) -> None:
         """The first output of an attempt has come."""
         ledger, link = flight.ledger, flight.link
-        if len(ledger.tokens) == ledger.mark or link is None:
+        if ledger.emitted == ledger.mark or link is None:
             return  # no token in it: nothing is proved yet
         flight.first_output = False
         flight.workers.table.settle(link.slot, flight.standing)
@@ -153,7 +153,7 @@ class Dispatcher:
             flight.failed_at_s = 0.0
             if len(self.stats.pauses_s) < 65_536:  # bounded if nobody scrapes
                 self.stats.pauses_s.append(pause_s)
-            if ledger.mark > ledger.prompt_len or ledger.barren or ledger.deaths:  # else it only met a full worker
+            if ledger.mark or ledger.barren or ledger.deaths:  # else it only met a full worker
                 flight.consumer.resumed(pause_s)
 
     def stream_over(self, flight: Flight, *, tell_worker: bool) -> None:
@@ -217,16 +217,16 @@ class Dispatcher:
 
     def _send(self, flight: Flight) -> bool:
         ledger, workers = flight.ledger, flight.workers
-        slot = workers.table.choose(ledger.tokens, flight.standing)
+        slot = workers.table.choose(ledger.prompt, flight.standing)
         if slot is None:
             return False
         link = workers.links[slot.name]  # a slot is in the table only while its link is in the set
-        flight.cost = request_cost(len(ledger.tokens), ledger.sampling.max_tokens - ledger.emitted)
+        flight.cost = request_cost(ledger.length, ledger.sampling.max_tokens - ledger.emitted)
         flight.attempt = ledger.begin_attempt()
         flight.stream = next(self._numbers)
         flight.link = link
         flight.first_output = True
-        workers.table.take(slot, flight.cost, ledger.tokens, flight.standing)
+        workers.table.take(slot, flight.cost, ledger.prompt, flight.standing)
         link.streams[flight.stream] = flight
         link.send(Generate(flight.stream, ledger.request()))
         return True
@@ -240,7 +240,7 @@ class Dispatcher:
 
     def _hold(self, flight: Flight) -> bool:
         now_s = self._clock()
-        count = len(flight.ledger.tokens)
+        count = flight.ledger.emitted
         if flight.hold_mark != count:
             flight.hold_mark = count
             flight.hold_deadline_s = now_s + self._settings.hold_s

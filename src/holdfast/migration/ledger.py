@@ -4,8 +4,8 @@ Theory. A stream's truth is prompt + emitted tokens. Each attempt to make more o
 attempt but the latest is dropped, so a worker that wakes up after its streams have moved can repeat nothing.
 A stream ends exactly once. Slotted and mutable because it is stepped for every token (facts 33); no I/O, no clock.
 
-Always true: `tokens[:prompt_len]` never changes; tokens are only appended, only by the current attempt, and
-never after the end.
+Always true: the prompt never changes (so all choices of a request share one list); tokens are only appended, only by
+the current attempt, and never after the end.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ class Ledger:
         "deaths",
         "ended",
         "exact",
+        "made",
         "mark",
-        "prompt_len",
+        "prompt",
         "request_id",
         "resumed",
         "sampling",
         "stop_token_ids",
         "tier",
-        "tokens",
     )
 
     def __init__(self, request: GenerateRequest) -> None:
         self.request_id = request.request_id
-        self.tokens = request.tokens
-        self.prompt_len = request.prompt_len
+        whole = request.prompt_len == len(request.tokens)
+        self.prompt = request.tokens if whole else request.tokens[: request.prompt_len]
+        self.made = request.tokens[request.prompt_len :]
         self.sampling: Sampling = request.sampling
         self.stop_token_ids = request.stop_token_ids
         self.tier = request.tier
@@ -43,7 +44,7 @@ class Ledger:
         self.resumed = 0  # attempts begun after tokens had been shown or an earlier attempt had failed
         self.barren = 0  # attempts in a row that failed without adding a token, the blameless ones left out
         self.deaths = 0  # attempts in a row whose engine died before they added a token
-        self.mark = len(request.tokens)  # length when the current attempt began
+        self.mark = len(self.made)  # tokens made when the current attempt began
         self.exact = True
         self.ended = False
 
@@ -51,12 +52,12 @@ class Ledger:
         """A new attempt; whatever the old one still says is void."""
         assert not self.ended, "an ended stream is never attempted again"
         self.attempt += 1
-        self.mark = len(self.tokens)
+        self.mark = len(self.made)
         return self.attempt
 
     def fail_attempt(self, *, blameless: bool = False, died: bool = False) -> None:
         """The current attempt is over without an end; its later output is void too."""
-        if len(self.tokens) > self.mark:
+        if len(self.made) > self.mark:
             self.barren = self.deaths = 0
         elif died:
             self.deaths += 1
@@ -69,7 +70,7 @@ class Ledger:
         """Write down tokens of an attempt; False if they must be dropped."""
         if attempt != self.attempt or self.ended:
             return False
-        self.tokens += tokens
+        self.made += tokens
         return True
 
     def end(self) -> bool:
@@ -81,14 +82,19 @@ class Ledger:
 
     @property
     def emitted(self) -> int:
-        return len(self.tokens) - self.prompt_len
+        return len(self.made)
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt) + len(self.made)
 
     def request(self) -> GenerateRequest:
         """What to send to the engine that goes on from here."""
+        tokens = self.prompt + self.made if self.made else self.prompt
         return GenerateRequest(
-            self.request_id, self.tokens, self.prompt_len, self.sampling, self.stop_token_ids, self.tier
+            self.request_id, tokens, len(self.prompt), self.sampling, self.stop_token_ids, self.tier
         )
 
     def __repr__(self) -> str:
         state = "ended" if self.ended else f"attempt {self.attempt}"
-        return f"<Ledger {self.request_id} {self.prompt_len}+{self.emitted} tokens, resumed {self.resumed}, {state}>"
+        return f"<Ledger {self.request_id} {len(self.prompt)}+{self.emitted} tokens, resumed {self.resumed}, {state}>"

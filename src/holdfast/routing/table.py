@@ -86,6 +86,7 @@ class RouteTable:
         self._ready: list[Slot] = []
         self._aside: list[tuple[float, int]] = []
         self._prefixes: OrderedDict[int, int] = OrderedDict()
+        self._last: tuple[list[int], list[int]] = ([], [])  # a prompt and its keys: the request's choices share both
 
     # -- membership
 
@@ -223,7 +224,7 @@ class RouteTable:
         self._place(slot)
 
     def _match(self, tokens: list[int]) -> tuple[Slot | None, int]:
-        keys = prefix_keys(tokens)
+        keys = self._keys(tokens)
         for index in range(len(keys) - 1, -1, -1):
             name = self._prefixes.get(keys[index])
             slot = self.slots.get(name) if name is not None else None
@@ -231,8 +232,14 @@ class RouteTable:
                 return slot, (index + 1) * PREFIX_BLOCK_TOKENS
         return None, 0
 
+    def _keys(self, tokens: list[int]) -> list[int]:
+        """Hashed once for all that is asked of one list, which nobody writes to."""
+        if self._last[0] is not tokens:
+            self._last = (tokens, prefix_keys(tokens))
+        return self._last[1]
+
     def _remember(self, tokens: list[int], name: int) -> None:
-        for key in prefix_keys(tokens):
+        for key in self._keys(tokens):
             self._prefixes[key] = name
             self._prefixes.move_to_end(key)
         while len(self._prefixes) > PREFIX_ENTRIES_MAX:
