@@ -49,7 +49,7 @@ def test_the_default_is_a_pair(place: Place) -> None:
     assert {engine["group"] for engine in engines.values()} == {"worker-1"}
     assert sorted(engine["engine_id"] for engine in engines.values()) == [0, 1]
     shown = place.run("ps").stdout
-    assert f"worker-1: {active['name']} is active (pid {active['pid']}, epoch {active['epoch']}); " in shown
+    assert f"worker-1: {active['name']} is active (epoch {active['epoch']}); " in shown
     assert f"{engines['standby']['name']} stands by" in shown
     assert "last failover" not in shown
     assert place.chat().endswith("data: [DONE]\n\n")

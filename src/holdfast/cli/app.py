@@ -13,6 +13,7 @@ from holdfast import __version__
 from holdfast.cli import bench, locks, memory, roles
 from holdfast.cli import options as opt
 from holdfast.cli.options import environment
+from holdfast.settings import STATUS_PORT
 
 RUN = "Run it"
 PARTS = "Run one process by hand"
@@ -52,6 +53,7 @@ def up(
     frontends: opt.Frontends = 1,
     host: opt.Host = "127.0.0.1",
     port: opt.Port = 8000,
+    status_port: opt.StatusPort = STATUS_PORT,
     detach: opt.Detach = False,
     untied: opt.Untied = False,
     model: opt.Source = "",
@@ -103,7 +105,8 @@ def up(
         Screen().line(chosen.note, style="dim")
     serving = (deployment or env.deployment, engine, name, workers, frontends, host, port, store)
     loaded = (source, torch, str(env.cache_dir), chosen.gpus)
-    options = UpOptions(*serving, hold_s, drain_s, allow_chaos, keys, sim, env.log_level, *failover, *loaded, known_s)
+    given = (*serving, hold_s, drain_s, allow_chaos, keys, sim, env.log_level, *failover, *loaded, known_s)
+    options = UpOptions(*given, status_port=status_port)
     raise typer.Exit(run_up(env.state_dir, options, detach, tied=not untied))
 
 

@@ -122,6 +122,7 @@ async def _run_worker(launch: WorkerLaunch, stop: asyncio.Event, on_ready: OnRea
             launch.engine_id,
             launch.wake_s,
             ProbeSettings(launch.starting_ready, launch.health_endpoints),
+            launch.status_any,
         )
         store = open_store(launch.store, network, rng)
         made = await asyncio.to_thread(make_engine, launch, rng)
@@ -160,6 +161,7 @@ async def _run_frontend(launch: FrontendLaunch, stop: asyncio.Event, on_ready: O
         settings = FrontendSettings(
             deployment=launch.deployment,
             address=parse_address(launch.address),
+            status_address=parse_address(launch.status_address) if launch.status_address else None,
             api_keys=frozenset(launch.api_keys),
             holds=HoldSettings(hold_s=launch.hold_s, stand_in_after_s=launch.stand_in_after_s),
             known=KnownSettings(frozenset(launch.models), launch.known_s),

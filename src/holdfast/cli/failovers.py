@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from holdfast.supervise.standing import Group, timeline
+from holdfast.supervise.standing import timeline
 
 
-def group_lines(group: Group) -> list[str]:
-    """One line on who leads; two more if it took over from another."""
-    lines = [str(group)]
-    if group.failover is not None:
-        lines += [f"  last failover {_when(group.failover)}{_why(group.failover)}", f"    {_steps(group.failover)}"]
-    return lines
+def headline(failover: dict[str, Any]) -> str:
+    """When it was, and what became of the dead engine's KV."""
+    return f"last failover {_when(failover)}{_why(failover)}"
+
+
+def steps(failover: dict[str, Any]) -> list[str]:
+    """What happened when, in order."""
+    return [f"{words} {_span(at_ms)}" for words, at_ms in timeline(failover)]
 
 
 def _when(failover: dict[str, Any]) -> str:
@@ -29,10 +31,6 @@ def _why(failover: dict[str, Any]) -> str:
     if failover.get("why_empty"):
         said.append(str(failover["why_empty"]))
     return f" ({'; '.join(said)})" if said else ""
-
-
-def _steps(failover: dict[str, Any]) -> str:
-    return " · ".join(f"{words} {_span(at_ms)}" for words, at_ms in timeline(failover))
 
 
 def _span(at_ms: float) -> str:

@@ -95,6 +95,7 @@ class WorkerLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device_pairs: int = 1
     # (vault's socket, device) of the ranks after the first, whose are `vault_socket` and `device`.
     more_vaults: tuple[tuple[str, str], ...] = ()
+    status_any: bool = False  # where another has that port, take any: it is a wish of ours, not of a person
 
     def namespace(self) -> str:
         """Where its instances stand: the same for every worker that would answer alike."""
@@ -121,6 +122,7 @@ class FrontendLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log_level: str = "info"
     request_s: float = 30.0  # for a client to send its request
     unread_s: float = 60.0  # for a client that does not read
+    status_address: str = ""  # its own pages, beside a port that several share
     stand_in_after_s: float = 10.0  # a set gone this long may be replaced by one with the same tokenizer, inexact
     models: tuple[str, ...] = ()  # known from the start: asked for before a worker came, they are waited for
     known_s: float = 3600.0  # how long a model whose last worker went is answered 503, not 404

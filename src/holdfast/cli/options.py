@@ -37,6 +37,12 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 pi
 Workers = Annotated[int, typer.Option(help="How many workers; each is an active engine with its standbys.")]
 Standbys = Annotated[int, typer.Option(help="Standbys of each worker; 0: plain workers, without vaults.")]
 Frontends = Annotated[int, typer.Option(help="How many frontends share the port.")]
+StatusPort = Annotated[
+    int,
+    typer.Option(
+        min=0, max=65535, help="worker-1a's /metrics and /health; 1b's is one more, 2a's ten more; 0: free ports."
+    ),
+]
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Run in the background.")]
 Untied = Annotated[
     bool,

@@ -25,6 +25,7 @@ from holdfast.core.address import UNIX_PATH_BYTES_MAX, TcpAddress
 from holdfast.core.errors import UserError
 from holdfast.discovery.keys import check_deployment_name
 from holdfast.memory.finding import socket_path
+from holdfast.settings import STATUS_PORT
 from holdfast.supervise.jobs import Job
 from holdfast.supervise.probes import Probes
 
@@ -32,6 +33,8 @@ WORKERS_MAX = 256  # processes on one machine; more is a typing mistake
 FRONTENDS_MAX = 64
 RANKS_MAX = 16  # of one engine: GPUs that one machine has
 STANDBYS_MAX = 8  # per pair; each is a whole engine, and one is enough to outlive one death
+# Ports of status pages that a worker's engines have between them, so that another standby moves nobody else's.
+STATUS_PORTS_PER_WORKER = 10
 ENGINE_LETTERS = "abcdefghi"  # worker-1a, worker-1b, …: the active by chance of the lock, not by its letter
 
 # SIGTERM to SIGKILL. A worker hands its streams back in milliseconds; together with the frontends' drain, the vaults'
@@ -73,6 +76,7 @@ class UpOptions:
     cache_dir: str = ""
     gpus: tuple[str, ...] = ()  # a torch engine's devices, by UUID; empty: host memory
     known_s: float = 3600.0  # how long a model without a worker is answered 503
+    status_port: int = STATUS_PORT  # worker-1a's status page; worker-1b's is one more, worker-2a's ten more
 
     @property
     def ranks(self) -> int:
@@ -102,7 +106,7 @@ def _pair(state_dir: Path, store: str, place: int, own: list[Seat], sharing: int
     active; or one plain worker."""
     group = f"worker-{place}"
     if not options.standbys:
-        return [_worker(state_dir, store, group, options)]
+        return [_worker(state_dir, store, group, _status_port(place, 0, options), options)]
     sockets = [socket_path(_vault_dir(state_dir, options), seat.socket_name) for seat in own]
     vaults = [
         VaultLaunch(
@@ -116,7 +120,7 @@ def _pair(state_dir: Path, store: str, place: int, own: list[Seat], sharing: int
     ]
     engines = [
         msgspec.structs.replace(
-            _worker(state_dir, store, f"{group}{letter}", options),
+            _worker(state_dir, store, f"{group}{letter}", _status_port(place, engine_id, options), options),
             vault_socket=sockets[0],
             device=own[0].device,
             more_vaults=tuple((vault.socket_path, vault.device) for vault in vaults[1:]),
@@ -134,7 +138,13 @@ def _pair(state_dir: Path, store: str, place: int, own: list[Seat], sharing: int
     return [*vaults, *engines]
 
 
-def _worker(state_dir: Path, store: str, name: str, options: UpOptions) -> WorkerLaunch:
+def _status_port(place: int, engine_id: int, options: UpOptions) -> int:
+    if not options.status_port:
+        return 0
+    return options.status_port + (place - 1) * STATUS_PORTS_PER_WORKER + engine_id
+
+
+def _worker(state_dir: Path, store: str, name: str, status_port: int, options: UpOptions) -> WorkerLaunch:
     return WorkerLaunch(
         str(state_dir),
         store,
@@ -144,6 +154,8 @@ def _worker(state_dir: Path, store: str, name: str, options: UpOptions) -> Worke
         options.model,
         address=f"unix://{state_dir}/run/{name}.sock",
         beat_address=f"unix://{state_dir}/run/{name}.beat",
+        status_address=str(TcpAddress("127.0.0.1", status_port)),
+        status_any=True,
         allow_chaos=options.allow_chaos,
         sim=options.sim,
         log_level=options.log_level,
@@ -160,6 +172,7 @@ def _frontend(state_dir: Path, store: str, name: str, options: UpOptions) -> Fro
         options.deployment,
         name,
         address=str(TcpAddress(options.host, options.port)),
+        status_address=own_page(state_dir, name),
         api_keys=options.api_keys,
         hold_s=options.hold_s,
         drain_s=options.drain_s,
@@ -167,6 +180,12 @@ def _frontend(state_dir: Path, store: str, name: str, options: UpOptions) -> Fro
         models=(options.model,) if options.workers else (),
         known_s=options.known_s,
     )
+
+
+def own_page(state_dir: Path, name: str) -> str:
+    """Where a frontend answers for itself alone: its port may be shared. "" if its name is too long for a socket."""
+    path = f"{state_dir}/run/{name}.http"
+    return f"unix://{path}" if len(path.encode()) <= UNIX_PATH_BYTES_MAX else ""
 
 
 def job_of(launch: Launch) -> Job:
@@ -206,6 +225,9 @@ def _check(state_dir: Path, options: UpOptions) -> None:
         raise UserError(f"--wake-s must be over 0, got {options.wake_s:g}")
     if options.store and "://" not in options.store:
         raise UserError(f"--store {options.store!r} must be a URL, e.g. etcd://127.0.0.1:2379")
+    last = _status_port(max(options.workers, 1), options.standbys, options)
+    if options.status_port and not 1024 <= options.status_port <= last <= 65535:
+        raise UserError(f"--status-port must be 1024 to {65535 - (last - options.status_port)} for this many workers")
     check_seats(options.gpus, options.workers, options.ranks, options.torch.kv_gib)
     _check_vault_dir(state_dir, options)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.cli.failovers import group_lines
+from holdfast.cli.failovers import headline, steps
 from holdfast.cli.screen import Screen, tilde
 from holdfast.supervise.lock import holder
 from holdfast.supervise.records import read_launch
@@ -62,5 +62,7 @@ def show_groups(screen: Screen, statuses: Sequence[Status]) -> None:
     if groups:
         screen.line()
     for group in groups:
-        for line in group_lines(group):
-            screen.line(line)
+        screen.line(str(group))
+        if group.failover is not None:
+            screen.line(f"  {headline(group.failover)}")
+            screen.steps(steps(group.failover), "    ")

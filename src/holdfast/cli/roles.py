@@ -116,6 +116,7 @@ def frontend(
 ) -> None:
     """A frontend: the OpenAI-compatible HTTP server. Several may share one port."""
     from holdfast.cli.launch import FrontendLaunch
+    from holdfast.cli.plan import own_page
     from holdfast.core.address import TcpAddress
 
     env = environment()
@@ -133,6 +134,7 @@ def frontend(
             log_level=env.log_level,
             models=tuple(expect_model or ()),
             known_s=known_s,
+            status_address=own_page(env.state_dir, name),
         )
     )
 

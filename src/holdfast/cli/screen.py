@@ -86,40 +86,55 @@ class Screen:
             yield Busy(self, status)
 
     def table(self, statuses: Sequence[Status]) -> None:
-        """One line per process."""
+        """One line per process, then what is to be said of those that are not well. Nothing is cut: on a narrow screen
+        addresses go on in the next line."""
         table = Table(box=None, pad_edge=False, header_style="bold")
-        epochs = any(status.epoch for status in statuses)
-        for title in ("role", "name", "pid", "state", *(["epoch"] if epochs else []), "streams", "address"):
-            right = title in ("pid", "epoch", "streams")
-            # On a narrow screen only the address gives way.
-            whole = title != "address"
-            table.add_column(title, justify="right" if right else "left", no_wrap=whole, overflow="ellipsis")
+        for title in ("name", "pid", "state", "streams", "address"):
+            right = title in ("pid", "streams")
+            table.add_column(title, justify="right" if right else "left", no_wrap=title != "address", overflow="fold")
         for status in statuses:
-            table.add_row(*_row(status, epochs))
+            table.add_row(*_row(status))
         with contextlib.suppress(OSError):
             self._console.print(table, crop=False, soft_wrap=False)
+        for status in statuses:
+            if note := _note(status):
+                self.line(f"  {status.name}: {note}", style="yellow")
+
+    def steps(self, words: Sequence[str], indent: str) -> None:
+        """Words in a row, never broken in the middle of one."""
+        rows = [""]
+        for word in words:
+            longer = f"{rows[-1]} · {word}" if rows[-1] else word
+            if rows[-1] and len(indent) + len(longer) > self._console.width:
+                rows.append(word)
+            else:
+                rows[-1] = longer
+        for row in rows:
+            self.line(f"{indent}{row}")
 
 
-def _row(status: Status, epochs: bool) -> tuple[str, ...]:
+def _row(status: Status) -> tuple[str, ...]:
     colour = _STATE_COLOURS.get(status.state, "yellow")
     state = f"[{colour}]{escape(status.state)}[/{colour}]"
-    if note := _note(status):
-        state += f" [dim]{escape(note)}[/dim]"
     streams = str(status.streams) if status.role in _STREAMING else ""
-    epoch = [str(status.epoch or "")] if epochs else []
-    return status.role, status.name, str(status.pid or ""), state, *epoch, streams, _address(status)
+    # Names of ours begin with the role; a person may have chosen another.
+    name = status.name if status.name.startswith(status.role) else f"{status.name} ({status.role})"
+    return escape(name), str(status.pid or ""), state, streams, escape(_address(status))
 
 
 def _note(status: Status) -> str:
-    note = status.note[:100]
+    note = status.note
     if status.state == "crash loop" and status.retry_in_s is not None:
         note += f"; next try in {status.retry_in_s:.1f} s"
     return note
 
 
 def _address(status: Status) -> str:
+    """What a person can open: a frontend's server, a worker's metrics; of the others their socket."""
     if status.role == "frontend" and status.address:
         return web_address(status.address)
+    if status.metrics:
+        return status.metrics
     return status.address.replace(f"unix://{os.path.expanduser('~')}/", "~/").removeprefix("unix://")
 
 

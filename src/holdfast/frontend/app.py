@@ -97,7 +97,7 @@ class App:
             self._generate(connection, request, *_GENERATING[path])
         elif self.pages.has(path):
             _only(request.method, "GET", "HEAD")
-            self.pages.answer(connection, path, self.inflight)
+            self.pages.answer(connection, path)
         else:
             raise ApiError(404, f"unknown path {path[:200]!r}; see /v1/models, /v1/chat/completions, /v1/completions")
 

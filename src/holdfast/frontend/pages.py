@@ -16,7 +16,7 @@ from holdfast.migration.pool import WorkerPool
 from holdfast.migration.sets import ModelDirectory
 from holdfast.migration.watch import Watch
 from holdfast.wire import metrics
-from holdfast.wire.http import HttpConnection
+from holdfast.wire.http import HttpConnection, HttpRequest
 
 # Answered without a key: probes and scrapers have none.
 OPEN_PATHS = frozenset({"/health", "/live", "/metrics"})
@@ -34,17 +34,26 @@ class Pages:
     store_state: Callable[[], str]
     metrics: FrontendMetrics = field(default_factory=FrontendMetrics)
     draining: bool = False
+    streams: Callable[[], int] = lambda: 0  # requests under way
 
     @staticmethod
     def has(path: str) -> bool:
         return path in OPEN_PATHS or path == _MODELS or path.startswith(f"{_MODELS}/")
 
-    def answer(self, connection: HttpConnection, path: str, streams: int) -> None:
+    def handle_own(self, connection: HttpConnection, request: HttpRequest) -> None:
+        """The address that is this frontend's alone: its port may be shared, and another may answer there."""
+        if request.path in OPEN_PATHS and request.method in ("GET", "HEAD"):
+            self.answer(connection, request.path)
+        else:
+            error = {"message": f"there are only GET {', '.join(sorted(OPEN_PATHS))} here"}
+            connection.respond(404, msgspec.json.encode({"error": error}))
+
+    def answer(self, connection: HttpConnection, path: str) -> None:
         """A page that `has` said yes to; ApiError for a model that is not there."""
         if path == "/live":
             connection.respond(200, b'{"status":"live"}')
         elif path == "/health":
-            facts = self.facts(streams)
+            facts = self.facts()
             connection.respond(200 if facts["status"] == "ready" else 503, msgspec.json.encode(facts))
         elif path == "/metrics":
             page = self.metrics.page(self.dispatcher.stats, self.pool, self._held())
@@ -75,7 +84,7 @@ class Pages:
             held[workers.card.name] = held.get(workers.card.name, 0) + len(workers.holds)
         return held
 
-    def facts(self, streams: int) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """What /health shows."""
         routable = sum(workers.table.routable_count for workers in self.directory.sets.values())
         status = "draining" if self.draining else "ready" if routable else "no_worker"
@@ -84,7 +93,7 @@ class Pages:
             "reason": self._waiting_for() if status == "no_worker" else "",
             "role": "frontend",
             "store": self.store_state(),
-            "streams": streams,
+            "streams": self.streams(),
             "held": sum(self._held().values()),
             "resumed_total": sum(self.dispatcher.stats.resumed.values()),
             "models": sorted(self.directory.models()),

@@ -38,6 +38,7 @@ class FrontendSettings:
 
     deployment: str
     address: Address
+    status_address: Address | None = None  # its own pages, beside a port that it may share; None: only there
     api_keys: frozenset[str] = frozenset()
     holds: HoldSettings = field(default_factory=HoldSettings)
     known: KnownSettings = field(default_factory=KnownSettings)
@@ -65,8 +66,11 @@ async def run_frontend(
     admission = Admission(directory, dispatcher, AdmissionSettings(), rng, wall_clock)
     pages = Pages(directory, dispatcher, pool, int(wall_clock()), lambda: store.state)
     app = App(AppSettings(settings.api_keys, settings.holds.hold_s), directory, admission, pages)
+    pages.streams = lambda: app.inflight
     pool.on_models_changed = app.models_changed
     server = HttpServer(app.handle, network, settings.limits, settings.patience)
+    own = HttpServer(pages.handle_own, network)
+    status = await own.start(settings.status_address) if settings.status_address is not None else None
     address = await server.start(settings.address, share_port=True)
     pool.start()
     registry = Registry(settings.deployment)
@@ -74,7 +78,7 @@ async def run_frontend(
     prefixes = (CARDS, INSTANCES, STANDBYS)
     watches = [loop.create_task(_watch(store, prefix, registry, pool, refusals)) for prefix in prefixes]
     try:
-        on_ready({"address": str(address), "status": str(address)})
+        on_ready({"address": str(address), "status": str(status or address)})
         await _until(stop, watches)
         await _drain(app, server, settings.drain_s)
     finally:
@@ -84,6 +88,7 @@ async def run_frontend(
         await app.close()
         await pool.close()
         server.close()
+        own.close()  # last: while it drains it says so
 
 
 async def _until(stop: asyncio.Event, watches: list[asyncio.Task[None]]) -> None:

@@ -44,8 +44,8 @@ class Group:
     def __str__(self) -> str:
         if self.active is None:
             return f"{self.name}: nobody is active; {self._others()}"
-        epoch = f", epoch {self.active.epoch}" if self.active.epoch is not None else ""
-        return f"{self.name}: {self.active.name} is active (pid {self.active.pid}{epoch}); {self._others()}"
+        epoch = f" (epoch {self.active.epoch})" if self.active.epoch is not None else ""
+        return f"{self.name}: {self.active.name} is active{epoch}; {self._others()}"
 
     def _others(self) -> str:
         others = [member for member in self.members if member is not self.active]

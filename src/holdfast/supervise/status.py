@@ -44,6 +44,7 @@ class Status(msgspec.Struct, frozen=True):
     epoch: int | None = None
     entered_unix_s: float | None = None  # when it came into its state
     failover: dict[str, Any] | None = None  # how this active took over, in milliseconds since the other's death
+    metrics: str = ""  # where a scrape finds its metrics
 
 
 async def look(state_dir: Path, network: Network, bound_s: float = ANSWER_S) -> list[Status]:
@@ -61,7 +62,8 @@ async def _look_at(record: Record, network: Network, bound_s: float) -> Status:
     facts: dict[str, Any] = {}
     if state == "ready" and record.status:
         found = await ask(parse_address(record.status), network, bound_s)
-        facts = found if found is not None else {"status": "silent"}
+        # Who just left closes its page a moment before it ends.
+        facts = found if found is not None else {"status": "silent" if record.alive else "dead"}
         state = shown_state(facts)
     # Event loops of one machine share the kernel's monotonic clock.
     retry_in_s = max(0.0, record.retry_s - asyncio.get_running_loop().time()) if record.retry_s else None
@@ -81,7 +83,15 @@ async def _look_at(record: Record, network: Network, bound_s: float) -> Status:
         facts.get("epoch") or None,
         facts.get("entered_unix_s"),
         facts.get("failover") or None,
+        metrics_address(record),
     )
+
+
+def metrics_address(record: Record) -> str:
+    """A scrape's URL; a frontend's metrics are at its own address, whatever page it keeps for this machine."""
+    where = record.address if record.role == "frontend" else record.status
+    url = web_address(where) if where else ""
+    return f"{url}/metrics" if url.startswith("http://") else ""
 
 
 def shown_state(facts: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import logging
 import random
@@ -18,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.address import Address
+from holdfast.core.address import Address, TcpAddress
 from holdfast.core.ports import Listener, Network
 from holdfast.discovery.card import ModelCard, encode_card
 from holdfast.discovery.keys import CARDS, INSTANCES, InstanceKey, InstanceRecord, encode_record
@@ -52,6 +53,7 @@ class WorkerSettings:
     engine_id: int = 0
     wake_s: float = 30.0  # how long waking may take before /live says no
     probes: ProbeSettings = field(default_factory=ProbeSettings)
+    status_any: bool = False  # the status page takes any port where another has the one it should have
 
 
 class Worker:
@@ -109,7 +111,7 @@ class Worker:
     async def opened(self) -> AsyncIterator[None]:
         """Listen for probes and frontends; close everything at the end."""
         if self.settings.status_address is not None:
-            self._status_at = str(await self._status.start(self.settings.status_address))
+            self._status_at = str(await self._open_status(self.settings.status_address))
         self._listener = await self._network.listen(self.settings.data_address, self.sessions.connection)
         try:
             yield
@@ -120,6 +122,17 @@ class Worker:
                 self._beats.stop()
             await self.page.close()
             self._status.close()
+
+    async def _open_status(self, address: Address) -> Address:
+        """A stranger on a port that nobody asked for by number is no reason not to serve."""
+        try:
+            return await self._status.start(address)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not (self.settings.status_any and isinstance(address, TcpAddress)):
+                raise
+            found = await self._status.start(TcpAddress(address.host, 0))
+            log.warning("%s is in use by another; the status page is at %s", address, found)
+            return found
 
     def step(self, event: lifecycle.Event) -> None:
         """The lifecycle goes on; every transition is logged and counted."""

@@ -151,7 +151,7 @@ class Shadow:
         worker, engine = self._worker, self._engine
         known = max(engine.last_epoch, worker.life.epoch)
         epoch = next_epoch(known, time.time_ns() // 1_000_000)
-        timeline = self._timeline = Timeline(self._settings.journals, epoch, time.time())
+        timeline = self._timeline = Timeline(self._settings.journals, epoch, time.time(), contended=known > 0)
         timeline.mark("lock", time.monotonic())
         if self._seen_gone_s:
             timeline.mark("eof", self._seen_gone_s)

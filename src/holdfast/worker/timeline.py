@@ -2,7 +2,7 @@
 
 Always true: all times are the machine's monotonic clock, so those of two processes can be compared; a step that has not
 happened is not there. Zero is the last token the dead leader sent, or, if it had been silent for a while, the moment
-its end was seen.
+its end was seen. A first start has no dead leader, whatever the journals of an earlier deployment say.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ STEPS = ("eof", "lock", "fence", "adopted", "announced", "first_token", "gpu_fen
 class Timeline:
     """Marks of one leadership, and its predecessor's last sign of life."""
 
-    def __init__(self, journals: Path, epoch: int, unix_s: float) -> None:
+    def __init__(self, journals: Path, epoch: int, unix_s: float, *, contended: bool) -> None:
         self._journals = journals
+        self._contended = contended  # somebody led before, in the life of this memory; else it is a first start
         self.epoch = epoch
         self.unix_s = unix_s
         self.marks: dict[str, float] = {}
@@ -44,6 +45,8 @@ class Timeline:
         zero_s = heard_s if 0.0 <= began_s - heard_s < SILENT_S else began_s
         facts: dict[str, Any] = {"epoch": self.epoch, "unix_s": self.unix_s}
         facts["from_epoch"] = before.epoch if before is not None else 0
+        if before is not None:
+            facts |= {"from_engine": before.engine, "from_pid": before.pid}
         facts["zero"] = "the last leader's last token" if zero_s == heard_s else "its end, as seen by the vault"
         facts["died_ms"] = 0.0
         for step in STEPS:
@@ -56,7 +59,7 @@ class Timeline:
 
     def _before(self) -> Term | None:
         """Read once, and never on a failover's path: only when somebody asks."""
-        if not self._looked:
+        if self._contended and not self._looked:
             self._looked = True
             older = [term for term in read_terms(self._journals) if term.epoch < self.epoch]
             self._predecessor = older[-1] if older else None

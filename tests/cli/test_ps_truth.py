@@ -1,0 +1,142 @@
+"""`holdfast ps` tells what is so: starts, drains, whose streams are whose, and where metrics are. Real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import json
+import os
+import signal
+import socket
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from rich.console import Console
+from up_rig import Place, until
+
+from holdfast.bench.deployment import free_port
+from holdfast.cli.screen import Screen
+from holdfast.supervise.status import Status
+
+processes = pytest.mark.processes
+
+LONG_NOTE = "failed 7 times in a row, exited with 1: " + " ".join(f"word{n}" for n in range(30)) + " the-end"
+LONG_PATH = "unix:///srv/a/rather/long/path/of/a/state/directory/gms/gms_GPU-01234567-89ab-cdef.sock"
+
+
+def at_80_columns(statuses: list[Status]) -> str:
+    shown = io.StringIO()
+    Screen(Console(file=shown, width=80, highlight=False, soft_wrap=True)).table(statuses)
+    return shown.getvalue()
+
+
+def test_nothing_is_cut_at_80_columns() -> None:
+    """Addresses, notes and names of a narrow screen are whole: in several lines, never with an ellipsis."""
+    statuses = [
+        Status("vault", "vault-1", 4194303, "ready", LONG_PATH, 0),
+        Status("worker", "worker-12a", 0, "crash loop", "", 0, LONG_NOTE, 7, 3.21),
+        Status("worker", "worker-12b", 4194301, "active", "unix:///x", 3, metrics="http://127.0.0.1:9761/metrics"),
+        Status("worker", "sue", 4194300, "ready", "tcp://10.0.0.1:7", 0),
+        Status("frontend", "frontend", 4194302, "no_worker", "tcp://127.0.0.1:8000", 0, "no worker is known"),
+    ]
+    shown = at_80_columns(statuses)
+    assert "…" not in shown
+    pieces = "".join(shown.split())
+    assert LONG_PATH.removeprefix("unix://")[-40:] in pieces  # folded: it goes on below
+    told = ("; next try in 3.2 s", "no worker is known", "http://127.0.0.1:9761/metrics", "sue (worker)")
+    for whole in (LONG_NOTE, *told):
+        assert whole in shown
+    assert max(map(len, shown.split("  worker-12a")[0].splitlines())) <= 80
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Place]:
+    made = Place("--engine", "sim", "--vault-gib", "0.0625", "--frontends", "2")
+    yield made
+    made.close()
+
+
+def engines(place: Place) -> dict[str, dict[str, Any]]:
+    return {name: status for name, status in place.ps().items() if status["role"] == "worker"}
+
+
+def is_whole(place: Place) -> bool:
+    return {status["state"] for status in engines(place).values()} == {"active", "standby"}
+
+
+def scraped(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+@contextlib.contextmanager
+def streams(place: Place, count: int) -> Iterator[None]:
+    """Open answers that do not end by themselves for a while."""
+    body = {"model": place.model, "stream": True, "max_tokens": 6000, "ignore_eos": True}
+    body["messages"] = [{"role": "user", "content": "hello"}]
+    opened = []
+    try:
+        for _ in range(count):
+            connection = http.client.HTTPConnection("127.0.0.1", place.port, timeout=30)
+            opened.append(connection)
+            connection.request("POST", "/v1/chat/completions", json.dumps(body))
+            connection.getresponse().read1(1)
+        yield
+    finally:
+        for connection in opened:
+            connection.close()
+
+
+@processes
+def test_what_ps_shows_of_a_deployment_that_was_up_before(place: Place) -> None:
+    """A first start is no failover, whatever journals an earlier deployment left; workers' metrics are where they
+    were, after a restart of all and of one; each frontend of a shared port shows its own streams; and one that
+    drains is `draining`, not `silent`."""
+    status_port = str(free_port())
+    assert place.up("--status-port", status_port).returncode == 0
+    until(lambda: is_whole(place), "an active and a standby")
+    first = {name: status["metrics"] for name, status in engines(place).items()}
+    assert first["worker-1a"] == f"http://127.0.0.1:{status_port}/metrics"
+    assert place.run("down").returncode == 0
+    assert place.up("--status-port", status_port).returncode == 0
+    until(lambda: is_whole(place), "an active and a standby")
+    assert "last failover" not in place.run("ps").stdout
+    standby = next(status for status in engines(place).values() if status["state"] == "standby")
+    os.kill(standby["pid"], signal.SIGKILL)
+    until(lambda: place.back(standby["name"], standby["pid"]), "the standby to be back")
+    assert {name: status["metrics"] for name, status in engines(place).items()} == first
+    assert all("dynamo_worker_status" in scraped(url) for url in first.values())
+    assert all(url in place.run("ps").stdout for url in first.values())
+
+    with streams(place, 8):
+        told = [status["streams"] for status in place.ps().values() if status["role"] == "frontend"]
+        assert sum(told) == 8, told
+        busy = next(s for s in place.ps().values() if s["role"] == "frontend" and s["streams"])
+        os.kill(busy["pid"], signal.SIGTERM)
+        seen: list[str] = []
+
+        def is_seen_draining() -> bool:
+            now = place.ps().get(busy["name"], {})
+            seen.append(now.get("state", "") if now.get("pid") == busy["pid"] else "gone")
+            return seen[-1] in ("draining", "gone")
+
+        until(is_seen_draining, "the frontend to drain")
+    assert seen[-1] == "draining"
+    assert "silent" not in seen
+
+
+@processes
+def test_a_taken_port_does_not_keep_a_worker_from_serving(place: Place) -> None:
+    """A stranger on the port of a status page: the page is elsewhere, `ps` says where, and the worker serves."""
+    place.run("down")
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", 0))
+        stranger.listen()
+        taken = stranger.getsockname()[1]
+        assert place.up("--status-port", str(taken)).returncode == 0
+        url = engines(place)["worker-1a"]["metrics"]
+        assert url != f"http://127.0.0.1:{taken}/metrics"
+        assert "dynamo_worker_status" in scraped(url)
