@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up test test-all lint clean prove-data-path prove-vault prove-failover prove-engine prove-torment
+.PHONY: help up test test-all lint clean prove-data-path prove-vault prove-failover prove-engine prove-torment prove-install
 
 # python3 if it is new enough, else the newest that is. Override: make up PYTHON=/path/to/python3.12
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -69,6 +69,9 @@ prove-engine: $(VENV)/.installed-dev ## Kill a real model's engine 460 times und
 
 prove-torment: $(VENV)/.installed-dev ## Kill, stop and starve everything of a deployment for ten minutes, and compare every answer.
 	@$(VENV)/bin/python -m holdfast.bench.prove_torment $(ARGS)
+
+prove-install: $(VENV)/.installed-dev ## A stranger's first `make up`: plain PyPI, no root, a bare Debian, the wheel; gigabytes are fetched.
+	@$(VENV)/bin/python scripts/install_matrix.py $(ARGS)
 
 clean: ## Remove everything these targets made, the venv too.
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
