@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from holdfast.bench.deployment import Deployment
+
+# A shell script starts what it puts in the background with SIGINT ignored, and children inherit that (facts 40): tests
+# that send Ctrl-C mean the usual.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -68,6 +68,7 @@ def test_the_ratio_is_the_median_of_the_rounds() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_the_command_compares_in_one_run() -> None:
     """A row for each number of streams, with all three rates; progress goes to stderr and stdout is JSON alone."""
     done = _bench("--streams", "1,3", "--tokens", "5", "--repeats", "2", "--compare", "transformers", "--json")

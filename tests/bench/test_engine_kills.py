@@ -12,7 +12,8 @@ from holdfast.bench.engine_kills import EngineKills, EngineLoad
 pytest.importorskip("torch", reason="torch is not installed here")
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.long
+@pytest.mark.timeout(400)
 def test_kills_of_the_active_engine_change_no_token() -> None:
     """Twenty SIGKILLs under mixed load and a pool 95% full: nothing lost, every stream's tokens those of the unbroken
     run, never two leaders, no block of a stream that comes back evicted or missing, less than one computed again."""

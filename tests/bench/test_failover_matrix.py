@@ -35,6 +35,7 @@ def test_every_stream_goes_on_and_a_standby_comes_back(up: Supervised, name: str
         assert outcome.stall_ms <= STALL_MS_MAX[name] * BUSY, more
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_many_failovers_under_load_lose_nothing() -> None:
     """Twenty ends of the active engine under continuous load: nothing lost, wrong or doubled, nothing grows."""

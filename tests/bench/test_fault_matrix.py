@@ -38,6 +38,7 @@ def test_stopped_worker_continues_mid_stream() -> None:
     assert verdicts[-2:] == ["probation", "alive"], verdicts
 
 
+@pytest.mark.long
 def test_slow_and_starved_engines_are_left_alone() -> None:
     """Engines 20 times slower on saturated cores: nothing is lost, nothing is moved."""
     result = run_calm(CalmBench(seconds=10.0, streams=16))
@@ -61,6 +62,7 @@ def test_no_worker_within_the_hold() -> None:
     assert result["frontend_alive"], result
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["embedded", "etcd"])
 @pytest.mark.parametrize("how", ["kill", "freeze"])
 def test_store_away_under_load(kind: str, how: str) -> None:

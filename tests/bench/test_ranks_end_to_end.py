@@ -51,6 +51,7 @@ def answers(port: int, far: threading.Event, then: Any = None) -> list[tuple[str
         return [each.result(WAIT_S) for each in asked]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_killed_rank_is_not_noticed_by_clients() -> None:
     """SIGKILL the active engine's second rank: its engine ends, the standby group goes on with every stream, the texts

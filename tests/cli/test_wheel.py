@@ -15,7 +15,7 @@ from holdfast.bench.deployment import free_port
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.long, pytest.mark.timeout(300)]
 
 
 def _run(*command: str | Path, **more: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 from torch_agent import Engine
 from torch_story import vault
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.long]
 
 WIDTH = 2048  # weights of 17 MiB
 WEIGHTS_KIB = 4 * (96 * WIDTH + WIDTH * WIDTH) // 1024

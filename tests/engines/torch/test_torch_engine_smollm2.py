@@ -93,6 +93,7 @@ def generated(checkpoint: Checkpoint, asked: list[list[int]]) -> list[list[int]]
     return answers
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)  # fetching, once, apart: about 30 s of two cores
 async def test_greedy_text_is_that_of_transformers(vault: Vault, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Ten chat prompts, greedy, all at once: the first tokens of each answer, or all of them, are transformers'."""

@@ -21,7 +21,9 @@ from holdfast.engines.torch.linear import EXACT, FAST, Arithmetic
 from holdfast.engines.torch.parameters import bytes_needed, parameters
 
 LENGTH = 45  # several blocks, the last one partly filled
-DIFFERENCE_MAX = 1e-4
+# fp32 has 24 bits, and products are summed in another order for one row than for many: where logits reach 10, an x86_64
+# library's differ by up to 1.1e-4, an aarch64 one's by 6e-5.
+DIFFERENCE_MAX = 2e-4
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +46,7 @@ def theirs(family: str, tokens: list[int]) -> torch.Tensor:
     ids=["whole", "chunks", "token by token", "exact"],
 )
 def test_logits_agree_with_transformers(family: str, cuts: tuple[int, ...], arithmetic: Arithmetic) -> None:
-    """Every computed position's logits are transformers' to within 1e-4 in fp32."""
+    """Every computed position's logits are transformers' up to the order of sums in fp32."""
     tokens = text(LENGTH)
     expected = theirs(family, tokens)
     assert expected.abs().max() > 1, "logits near zero would agree with anything"
