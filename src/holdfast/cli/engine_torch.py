@@ -11,35 +11,20 @@ import msgspec
 from holdfast.cli.engine_place import place_of
 from holdfast.cli.launch import WorkerLaunch
 from holdfast.discovery.card import ModelCard, WeightsIdentity
-from holdfast.engines.torch.checkpoint import Checkpoint
+from holdfast.engines.torch.checkpoint import Checkpoint, Progress
 from holdfast.engines.torch.engine import TorchEngine
 from holdfast.engines.torch.geometry import settings_on, settle
-from holdfast.engines.torch.resolve import resolve
+from holdfast.engines.torch.resolve import known
 from holdfast.engines.torch.settings import TorchSettings
 
 log = logging.getLogger("holdfast.engine")
-SHARES = 10  # lines a load logs: a person who follows the log sees it move
 
 
-class _Lines:
-    """Progress as log lines, one per tenth of a piece of work."""
-
-    def __init__(self) -> None:
-        self._last = ("", -1)
-
-    def __call__(self, work: str, done: int, total: int | None) -> None:
-        share = done * SHARES // total if total else 0
-        if (work, share) != self._last:
-            self._last = (work, share)
-            log.info("%s: %s", work, f"{done / 2**20:.0f} of {total / 2**20:.0f} MiB" if total else "…")
-
-
-def make_torch(launch: WorkerLaunch) -> tuple[TorchEngine, ModelCard, bytes]:
+def make_torch(launch: WorkerLaunch, looked_at: Checkpoint, progress: Progress) -> tuple[TorchEngine, ModelCard, bytes]:
     """The engine, its card and its tokenizer; UserError for a model that cannot be had, ValueError for a field."""
     if not launch.vault_socket:
         raise ValueError("vault_socket: a torch engine keeps its memory in a vault; set it, or use `holdfast up`")
-    progress = _Lines()
-    checkpoint = resolve(launch.source, Path(launch.cache_dir), progress)
+    checkpoint = known(looked_at, Path(launch.cache_dir), progress)
     settings = _settings(launch, checkpoint)
     engine = TorchEngine(checkpoint, settings, place_of(launch), progress)
     card = ModelCard(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -10,15 +11,19 @@ from pathlib import Path
 from typing import cast
 
 from holdfast.cli.engine_sim import make_sim
-from holdfast.cli.launch import WorkerLaunch
+from holdfast.cli.examining import Asked, examine
+from holdfast.cli.launch import ENGINES, WorkerLaunch
+from holdfast.cli.progress import Lines
 from holdfast.core.errors import UserError
 from holdfast.discovery.card import ModelCard
 from holdfast.engines.contract import Engine, ShadowEngine
 from holdfast.engines.sim import ChaosServer, SimEngine
 
-ENGINES = ("sim", "torch")
+LOG_SHARES = 10  # lines a load logs: a person who follows the log sees it move
 STANDBYS = ("mapped", "unmapped")
 KV = ("vault", "direct")
+
+log = logging.getLogger("holdfast.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +66,13 @@ def make_engine(launch: WorkerLaunch, rng: random.Random) -> MadeEngine:
     path = chaos_path(launch.state_dir, launch.name) if launch.allow_chaos else None
     if launch.engine == "sim":
         return MadeEngine(*make_sim(launch, rng), path)
+    progress = Lines(log.info, LOG_SHARES, ": …")  # `starting` reads them
+    checkpoint = examine(Asked.of_worker(launch), progress)  # what cannot be is refused before torch is loaded
     try:
         from holdfast.cli.engine_torch import make_torch
     except ModuleNotFoundError as error:
         raise UserError(f"the torch engine needs {error.name}: pip install 'holdfast-llm[torch]'") from error
-    return MadeEngine(*make_torch(launch), path)
+    return MadeEngine(*make_torch(launch, checkpoint, progress), path)
 
 
 def _check(launch: WorkerLaunch) -> None:

@@ -9,6 +9,8 @@ import msgspec
 from holdfast.discovery.keys import namespace_for
 from holdfast.memory.devices.fds import is_host
 
+ENGINES = ("sim", "torch")
+
 
 class SimLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The sim engine's settings (`engines.sim.SimSettings`)."""

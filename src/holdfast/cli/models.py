@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from holdfast.cli.examining import Asked, examine, examine_sim
+from holdfast.cli.plan import UpOptions
 from holdfast.cli.progress import works
 from holdfast.core.errors import UserError
 
@@ -29,15 +31,15 @@ def _is_made(source: str) -> bool:
     return source in NAMES or source.startswith("random:")
 
 
-def prepare(engine: str, source: str, cache_dir: Path) -> None:
-    """Have the model here before anything is started; UserError if it cannot be had."""
-    if engine != "torch":
+def prepare(options: UpOptions, free_bytes: int | None) -> None:
+    """Have the model here, and know that it can be served, before anything is started; UserError if it cannot."""
+    if options.engine == "sim":
+        examine_sim(options, free_bytes)
         return
-    if not _is_made(source) and not Path(source).exists():
-        raise UserError(f"--model {source} is not there; {MODELS}")
-    if NAMES.get(source) != NAMES[DEFAULT]:
-        return
-    from holdfast.engines.torch.fetch import SMOLLM2, fetch
-
+    if not _is_made(options.source) and not Path(options.source).exists():
+        raise UserError(f"--model {options.source} is not there; {MODELS}")
     with works() as tell:
-        fetch(SMOLLM2, cache_dir, lambda work, done, total: tell(f"{WORKS[work]} SmolLM2-135M-Instruct", done, total))
+        examine(
+            Asked.of_deployment(options, free_bytes),
+            lambda work, done, total: tell(f"{WORKS[work]} SmolLM2-135M-Instruct", done, total),
+        )

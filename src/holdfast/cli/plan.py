@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.cli.launch import (
+    ENGINES,
     FrontendLaunch,
     Launch,
     SimLaunch,
@@ -26,6 +27,7 @@ from holdfast.core.errors import UserError
 from holdfast.discovery.keys import check_deployment_name
 from holdfast.memory.finding import socket_path
 from holdfast.settings import STATUS_PORT
+from holdfast.store.endpoints import check_url
 from holdfast.supervise.jobs import Job
 from holdfast.supervise.probes import Probes
 
@@ -211,6 +213,8 @@ def _check(state_dir: Path, options: UpOptions) -> None:
     except ValueError as error:
         raise UserError(str(error)) from error
     check_state_dir(state_dir)
+    if options.engine not in ENGINES:
+        raise UserError(f"--engine {options.engine!r}: there is no such engine; there are {', '.join(ENGINES)}")
     _check_ranks(options)
     if not 0 <= options.workers <= WORKERS_MAX:
         raise UserError(f"--workers must be 0 to {WORKERS_MAX}, got {options.workers}")
@@ -223,11 +227,11 @@ def _check(state_dir: Path, options: UpOptions) -> None:
         raise UserError(f"--engine {options.engine} keeps its memory in a vault; {mend}")
     if not options.wake_s > 0:
         raise UserError(f"--wake-s must be over 0, got {options.wake_s:g}")
-    if options.store and "://" not in options.store:
-        raise UserError(f"--store {options.store!r} must be a URL, e.g. etcd://127.0.0.1:2379")
     last = _status_port(max(options.workers, 1), options.standbys, options)
     if options.status_port and not 1024 <= options.status_port <= last <= 65535:
         raise UserError(f"--status-port must be 1024 to {65535 - (last - options.status_port)} for this many workers")
+    if options.store:
+        check_url(options.store)
     check_seats(options.gpus, options.workers, options.ranks, options.torch.kv_gib)
     _check_vault_dir(state_dir, options)
 

@@ -23,8 +23,10 @@ from holdfast.cli.screen import Screen, chat_command, show_up
 from holdfast.cli.starting import Start, follow
 from holdfast.core.address import TcpAddress
 from holdfast.core.errors import UserError
+from holdfast.memory.devices.host_room import free_host_bytes
 from holdfast.supervise.lock import Holder, holder, sign, take_lock
 from holdfast.supervise.processes import LocalProcesses
+from holdfast.supervise.records import read_records
 from holdfast.supervise.status import web_address
 
 CALLED_OFF_S = 15.0  # a whole Ctrl-C takes ten seconds at most; past this `holdfast down` is needed
@@ -45,7 +47,7 @@ def run_up(state_dir: Path, options: UpOptions, detach: bool, tied: bool = True)
         sign(lock, Holder(os.getpid()))
         port = settle_port(options.host, options.port, state_dir)
         options = replace(options, port=port)
-        prepare(options.engine, options.source, Path(options.cache_dir))  # minutes, maybe: after all that is quick
+        _prepare(state_dir, options)  # minutes, maybe: after all that is quick
         view = UpView(Screen(), state_dir, options, detach)
         launches = plan(state_dir, options)
         if detach:
@@ -53,6 +55,15 @@ def run_up(state_dir: Path, options: UpOptions, detach: bool, tied: bool = True)
         return asyncio.run(_foreground(state_dir, launches, lock, view, tied))
     finally:
         os.close(lock)
+
+
+def _prepare(state_dir: Path, options: UpOptions) -> None:
+    """Memory that our own processes have, which may be adopted, is not counted as somebody else's."""
+    ours = any(record.alive for record in read_records(state_dir))
+    try:
+        prepare(options, None if ours else free_host_bytes())
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def _already(state_dir: Path) -> str:

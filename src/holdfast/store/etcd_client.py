@@ -15,7 +15,6 @@ import random
 from collections.abc import Coroutine
 from dataclasses import dataclass
 
-from holdfast.core.errors import UserError
 from holdfast.store.backoff import Backoff
 from holdfast.store.contract import (
     CALLS_MAX,
@@ -225,15 +224,3 @@ class EtcdStore:
         """A stream broke: find out at once whether etcd is there."""
         if self.state == "connected":
             self._beat_now.set()
-
-
-def parse_endpoints(url: str) -> tuple[str, ...]:
-    """The endpoints of `etcd://host1:2379,host2:2379`."""
-    endpoints = tuple(part for part in url.removeprefix("etcd://").rstrip("/").split(",") if part)
-    for endpoint in endpoints:
-        host, found, port = endpoint.rpartition(":")
-        if not (found and host and port.isascii() and port.isdigit() and 0 < int(port) <= 65535):
-            raise UserError(f"store {url!r}: {endpoint!r} needs host:port, e.g. etcd://127.0.0.1:2379")
-    if not endpoints:
-        raise UserError(f"store {url!r} names no endpoint, e.g. etcd://127.0.0.1:2379")
-    return endpoints

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from holdfast.store.contract import StoreUnavailable
-from holdfast.store.etcd_client import parse_endpoints
+from holdfast.store.endpoints import parse_endpoints
 from holdfast.store.etcd_gateway import EtcdGateway
 from holdfast.store.etcd_messages import (
     Answer,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.memory.devices.host_room import free_host_bytes, free_huge_bytes, shared_huge_mode
+from holdfast.memory.devices.host_room import free_host_bytes, free_huge_bytes, host_bytes, shared_huge_mode
 
 MIB = 1024 * 1024
 V1_UNLIMITED = 9223372036854771712
@@ -63,6 +63,16 @@ def test_the_tightest_group_above_the_process_decides(tmp_path: Path) -> None:
     assert free_host_bytes(root=root) == 400 * MIB
     v2(root / "sys/fs/cgroup/pod", str(600 * MIB), 550)
     assert free_host_bytes(root=root) == 50 * MIB
+
+
+def test_all_there_is_does_not_depend_on_who_uses_it(tmp_path: Path) -> None:
+    """The machine's memory, or the tightest limit above the process, however much of either is taken."""
+    root = machine(tmp_path, cgroup="0::/pod/box\n", mountinfo=V2_MOUNT)
+    (root / "proc/meminfo").write_text(f"MemTotal: {800 * 1024} kB\nMemAvailable: 9 kB\n")
+    assert host_bytes(root) == 800 * MIB
+    v2(root / "sys/fs/cgroup/pod/box", "max", 100)
+    v2(root / "sys/fs/cgroup/pod", str(600 * MIB), 550)
+    assert host_bytes(root) == 600 * MIB
 
 
 def test_page_cache_can_be_given_up(tmp_path: Path) -> None:

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from holdfast.core.errors import UserError
 from holdfast.engines.torch.config import ModelConfig
 from holdfast.engines.torch.stored import Stored
+
+if TYPE_CHECKING:  # a model is looked at before torch is loaded
+    import torch
 
 # Takes what is going on ("fetch", "hash", "load"), the bytes done, and all there are to do, or None if unknown.
 Progress = Callable[[str, int, int | None], None]
@@ -53,7 +54,7 @@ class FileCheckpoint:
     """A checkpoint whose tensors lie in files."""
 
     config: ModelConfig
-    identity: str
+    identity: str  # empty: not known yet, the files were only looked at (`identity.identified`)
     tokenizer_json: bytes = field(repr=False)
     chat_template: str | None = field(repr=False)
     source: str

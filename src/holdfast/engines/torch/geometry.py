@@ -13,9 +13,9 @@ import torch
 
 from holdfast.core.errors import UserError
 from holdfast.engines.torch.checkpoint import Checkpoint
-from holdfast.engines.torch.config import ModelConfig
 from holdfast.engines.torch.memory_plan import MemoryPlan, memory_plan
 from holdfast.engines.torch.paged import LAYOUT
+from holdfast.engines.torch.parameters import check_ranks
 from holdfast.engines.torch.settings import GIB, TorchSettings
 from holdfast.engines.torch.stepper import threads_for
 from holdfast.memory.devices import Unsupported
@@ -35,7 +35,7 @@ def pool_geometry(checkpoint: Checkpoint, settings: TorchSettings, dtype: torch.
 def block_geometry(checkpoint: Checkpoint, settings: TorchSettings, dtype: torch.dtype, rank: int = 0) -> Geometry:
     """A pool of a single block: all that two engines must agree on but its size."""
     config, ranks = checkpoint.config, settings.ranks
-    check_heads(config, ranks)
+    check_ranks(config, ranks)
     # Exact bits hold for one arithmetic on one number of threads: KV of another is another pool's.
     exact = f", exact on {threads_for(settings.threads)} threads" if settings.exact else ""
     return Geometry(
@@ -53,15 +53,6 @@ def block_geometry(checkpoint: Checkpoint, settings: TorchSettings, dtype: torch
     )
 
 
-def check_heads(config: ModelConfig, ranks: int) -> None:
-    """Every rank has whole heads, as many as every other."""
-    if config.heads % ranks or config.kv_heads % ranks:
-        raise ValueError(
-            f"ranks: {ranks} ranks cannot share the model's {config.heads} heads and {config.kv_heads} KV heads "
-            "evenly; use a number that divides both"
-        )
-
-
 def settings_on(
     devices: Sequence[str], checkpoint: Checkpoint, wishes: TorchSettings, standbys: int, pairs: int = 1
 ) -> tuple[TorchSettings, MemoryPlan | None]:
@@ -69,7 +60,7 @@ def settings_on(
 
     `devices` are the ranks', by name: the smallest decides. The plan is not checked: `settle` does, once it was shown.
     """
-    check_heads(checkpoint.config, wishes.ranks)
+    check_ranks(checkpoint.config, wishes.ranks)
     try:
         places = [torch_device(name) for name in devices]
     except Unsupported as error:

@@ -95,6 +95,8 @@ def _scalar(kind: int) -> str:
 def read_gguf(path: Path) -> GgufFile:
     """Read the header; UserError says what is wrong with it, or which kinds of tensor are not supported."""
     try:
+        if not path.stat().st_size:
+            raise ValueError("it is empty")
         # mapped only while the header is read
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _parse(path, _Cursor(data), len(data))

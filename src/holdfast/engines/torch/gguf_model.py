@@ -33,14 +33,19 @@ _ROTATED = ("self_attn.q_proj", "self_attn.k_proj")
 
 
 def open_gguf(path: Path, cache: Path | None, progress: Progress, known_identity: str = "") -> FileCheckpoint:
-    """Read the header, and hash the weights unless their identity is known."""
+    """Look at it, and hash the weights unless their identity is known."""
+    return identity.identified(look_at_gguf(path, known_identity), cache, progress)
+
+
+def look_at_gguf(path: Path, known_identity: str = "") -> FileCheckpoint:
+    """Read the header. Quick, and without torch."""
     file = read_gguf(path)
     divisors = file.tensors.get("rope_freqs.weight")
-    config = from_gguf(file.metadata, set(file.tensors), divisors.read().tolist() if divisors else ())
+    config = from_gguf(file.metadata, set(file.tensors), divisors.numbers() if divisors else ())
     tensors = needed(_by_hugging_face_name(file.tensors, config), config, path)
     return FileCheckpoint(
         config=config,
-        identity=known_identity or identity.of(tensors, config, cache, progress),
+        identity=known_identity,
         tokenizer_json=tokenizer_json(file.metadata),
         chat_template=chat_template(file.metadata),
         source=str(path),

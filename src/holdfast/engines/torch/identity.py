@@ -14,9 +14,10 @@ import logging
 import os
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from holdfast.engines.torch.checkpoint import Progress
+from holdfast.engines.torch.checkpoint import FileCheckpoint, Progress
 from holdfast.engines.torch.config import ModelConfig
 from holdfast.engines.torch.stored import Stored, read_bytes
 
@@ -36,6 +37,13 @@ def of(tensors: Mapping[str, Stored], config: ModelConfig, cache: Path | None, p
     if note:
         _remember(note, key, found)
     return found
+
+
+def identified(looked_at: FileCheckpoint, cache: Path | None, progress: Progress) -> FileCheckpoint:
+    """A checkpoint with its identity; nothing is read where that is known."""
+    if looked_at.identity:
+        return looked_at
+    return replace(looked_at, identity=of(looked_at.tensors, looked_at.config, cache, progress))
 
 
 def _key(tensors: Mapping[str, Stored], config: ModelConfig) -> str:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-
-import torch
+from typing import TYPE_CHECKING
 
 from holdfast.core.errors import UserError
 from holdfast.engines.torch.config import ModelConfig
+
+if TYPE_CHECKING:  # a model is looked at before torch is loaded
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,4 +67,5 @@ def check_ranks(config: ModelConfig, ranks: int) -> None:
     """UserError where ranks, real or virtual, cannot have whole heads and equal shares."""
     for what, count in (("KV heads", config.kv_heads), ("inner columns", config.intermediate)):
         if count % ranks:
-            raise UserError(f"{ranks} ranks cannot share the model's {count} {what} evenly")
+            mend = "use a number that divides them"
+            raise UserError(f"{ranks} ranks cannot share the model's {count} {what} evenly; {mend}")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from holdfast.core.errors import UserError
-from holdfast.engines.torch.checkpoint import Checkpoint, Progress
+from holdfast.engines.torch.checkpoint import Checkpoint, FileCheckpoint, Progress
 from holdfast.engines.torch.fetch import SMOLLM2, fetch
-from holdfast.engines.torch.gguf_model import open_gguf
-from holdfast.engines.torch.safetensors_files import open_directory
+from holdfast.engines.torch.gguf_model import look_at_gguf
+from holdfast.engines.torch.identity import identified
+from holdfast.engines.torch.safetensors_files import look_at_directory
 from holdfast.engines.torch.tiny import RANDOM, SHAPES, shaped, tiny
 
 DEFAULT_NAMES = ("default", "smollm2-135m")
@@ -16,17 +17,28 @@ DEFAULT_NAMES = ("default", "smollm2-135m")
 
 def resolve(model: str, cache: Path, progress: Progress) -> Checkpoint:
     """Open a model by name or by path, fetching the default one if need be. Blocks: not for an event loop."""
+    return known(look_at(model, cache, progress), cache, progress)
+
+
+def known(looked_at: Checkpoint, cache: Path, progress: Progress) -> Checkpoint:
+    """With its identity, for which all weights are read once."""
+    return identified(looked_at, cache, progress) if isinstance(looked_at, FileCheckpoint) else looked_at
+
+
+def look_at(model: str, cache: Path, progress: Progress) -> Checkpoint:
+    """All that can be known of a model without reading its weights or loading torch; their identity may be left open.
+    UserError names what is missing or not supported."""
     if model in DEFAULT_NAMES:
-        return open_gguf(fetch(SMOLLM2, cache, progress), cache, progress, f"sha256:{SMOLLM2.sha256}")
+        return look_at_gguf(fetch(SMOLLM2, cache, progress), f"sha256:{SMOLLM2.sha256}")
     if model == "tiny":
         return tiny()
     if model.startswith(RANDOM):
         return shaped(model)
     path = Path(model).expanduser()
     if path.is_dir():
-        return open_directory(path, cache, progress)
+        return look_at_directory(path)
     if path.is_file() and path.suffix == ".gguf":
-        return open_gguf(path, cache, progress)
+        return look_at_gguf(path)
     wrong = "is neither a directory nor a .gguf file" if path.exists() else "is not there"
     raise UserError(
         f"the model {model} {wrong}; accepted are {' or '.join(DEFAULT_NAMES)}, tiny, the path of a directory with "

@@ -23,16 +23,25 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def open_directory(path: Path, cache: Path | None, progress: Progress) -> FileCheckpoint:
-    """Read everything but the weights, and hash those (or remember their hash from last time)."""
+    """Look at it, and hash the weights (or remember their hash from last time)."""
+    return identity.identified(look_at_directory(path), cache, progress)
+
+
+def look_at_directory(path: Path) -> FileCheckpoint:
+    """Read everything but the weights, whose identity is left open. Quick, and without torch."""
     generation = path / "generation_config.json"
+    if not (path / "config.json").exists():
+        raise UserError(f"{path} has no config.json; a model's directory has one, with tokenizer.json and safetensors")
     config = from_hugging_face(_json(path / "config.json"), _json(generation) if generation.exists() else None)
     tokenizer = path / "tokenizer.json"
     if not tokenizer.exists():
         raise UserError(f"{path} has no tokenizer.json; save the tokenizer there with transformers' save_pretrained")
+    if not isinstance(_json(tokenizer).get("model"), dict):
+        raise UserError(f"{tokenizer} has no model: it is not a tokenizer as transformers saves it")
     tensors = needed(_tensors(path), config, path)
     return FileCheckpoint(
         config=config,
-        identity=identity.of(tensors, config, cache, progress),
+        identity="",
         tokenizer_json=_bytes(tokenizer),
         chat_template=_chat_template(path),
         source=str(path),

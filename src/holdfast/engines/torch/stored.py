@@ -2,7 +2,8 @@
 
 Always true: a read holds no more memory than the rows asked for, in their stored form and (for block-quantised kinds)
 in fp32. Files are read, not mapped: a file cut short under us is then an error with a name, where a mapped one is a
-SIGBUS; and the pages stay the page cache's, so that loading a large model does not swell this process.
+SIGBUS; and the pages stay the page cache's, so that loading a large model does not swell this process. Where a tensor
+lies is known without torch, which takes seconds to load: a model is looked at first.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from holdfast.core.errors import UserError
 from holdfast.engines.torch.gguf_blocks import BLOCKS, dequantise
 
-# What a number of a plain kind is in torch.
-PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+if TYPE_CHECKING:
+    import torch
+
+# plain kind -> bytes of a number, and its name in torch
+PLAIN = {"F32": (4, "float32"), "F16": (2, "float16"), "BF16": (2, "bfloat16")}
 KINDS = (*PLAIN, *BLOCKS)
 
 
@@ -49,14 +53,22 @@ class Stored:
 
     def read(self, first: int = 0, last: int | None = None) -> torch.Tensor:
         """Rows `first` up to `last`, in stored precision; block-quantised kinds in fp32."""
+        import torch  # here, not above: see the file's first paragraph
+
         last = self.shape[0] if last is None else last
         assert 0 <= first <= last <= self.shape[0], f"rows {first}:{last} of {self.shape}"
         raw = self._unpaired(first, last) if self.paired_head_size else self._rows(first, last)
         shape = (last - first, *self.shape[1:])
         plain = PLAIN.get(self.kind)
         if plain is not None:
-            return torch.from_numpy(np.ascontiguousarray(raw).reshape(-1)).view(plain).reshape(shape)
+            kind = getattr(torch, plain[1])
+            return torch.from_numpy(np.ascontiguousarray(raw).reshape(-1)).view(kind).reshape(shape)
         return torch.from_numpy(dequantise(self.kind, raw)).reshape(shape)
+
+    def numbers(self) -> list[float]:
+        """All of a small fp32 vector, without torch."""
+        assert self.kind == "F32", self.kind
+        return [float(number) for number in read_bytes(self.path, self.offset, self.size).view(np.float32)]
 
     def _rows(self, first: int, last: int) -> NDArray[np.uint8]:
         data = read_bytes(self.path, self.offset + first * self._row_bytes, (last - first) * self._row_bytes)
@@ -73,7 +85,7 @@ class Stored:
 def bytes_of(kind: str, numbers: int) -> int:
     """How many bytes so many numbers take; ValueError if they do not fill whole blocks."""
     if kind in PLAIN:
-        return numbers * PLAIN[kind].itemsize
+        return numbers * PLAIN[kind][0]
     block_numbers, block_bytes = BLOCKS[kind]
     if numbers % block_numbers:
         raise ValueError(f"rows of {numbers} numbers cannot be {kind}, which comes in blocks of {block_numbers}")

@@ -13,15 +13,18 @@ import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.random import Generator, Philox
 
 from holdfast.core.errors import UserError
 from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, asset
 from holdfast.engines.torch.checkpoint import tensor_shapes
 from holdfast.engines.torch.config import ModelConfig
+
+if TYPE_CHECKING:  # a model is looked at before torch is loaded
+    import torch
 
 TINY_SEED = 20_261
 
@@ -94,6 +97,8 @@ class RandomCheckpoint:
         return f"random weights from the seed {self.seed}"
 
     def read(self, name: str, first: int = 0, last: int | None = None) -> torch.Tensor:
+        import torch
+
         shape = tensor_shapes(self.config)[name]
         last = shape[0] if last is None else last
         if name.endswith("norm.weight"):

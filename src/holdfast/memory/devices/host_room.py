@@ -26,6 +26,16 @@ def free_host_bytes(pid: int | None = None, root: Path = Path("/")) -> int:
     return max(0, min(rooms))
 
 
+def host_bytes(root: Path = Path("/")) -> int:
+    """All that this process and its children could ever have: the machine's memory, or a cgroup's smaller limit."""
+    limits = [_field_kib(root / "proc/meminfo", "MemTotal:") * 1024]
+    for folder, files in _groups("self", root):
+        limit = _number(folder / files[0])
+        if limit is not None:
+            limits.append(limit)
+    return min(limits)
+
+
 def free_huge_bytes(root: Path = Path("/")) -> int:
     """What the machine's pool of 2 MiB pages has left that nobody was promised."""
     free = _number(root / _POOL / "free_hugepages") or 0

@@ -1,0 +1,73 @@
+"""What was asked of a torch engine, held against the model's own files and this machine's memory, before torch loads.
+
+Always true: what no second try can mend is found here, in about a second, by `up` and by every engine that starts: a
+model that is not there, not whole or not supported, ranks that cannot share it, memory that is not there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.cli.launch import TorchLaunch, WorkerLaunch
+from holdfast.core.errors import UserError
+from holdfast.memory.devices.fds import is_host
+from holdfast.memory.devices.host_room import host_bytes
+
+if TYPE_CHECKING:
+    from holdfast.cli.plan import UpOptions
+    from holdfast.engines.torch.checkpoint import Checkpoint, Progress
+
+GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """All of a request for torch engines that the model and the memory decide about."""
+
+    source: str
+    cache_dir: str
+    torch: TorchLaunch
+    on_host: bool  # else on a GPU, whose memory plan is made where the GPU can be asked
+    standbys: int
+    workers: int = 1
+    free_bytes: int | None = None  # host memory that nobody uses; None: what is ours already may be part of the rest
+
+    @classmethod
+    def of_worker(cls, launch: WorkerLaunch) -> Asked:
+        return cls(launch.source, launch.cache_dir, launch.torch, is_host(launch.device), launch.standbys)
+
+    @classmethod
+    def of_deployment(cls, options: UpOptions, free_bytes: int | None) -> Asked:
+        shape = (options.torch, not options.gpus, options.standbys, options.workers)
+        return cls(options.source, options.cache_dir, *shape, free_bytes)
+
+
+def examine_sim(options: UpOptions, free_bytes: int | None) -> None:
+    """A simulator's memory in vaults is real; UserError where the host does not hold it."""
+    wanted = int(options.workers * options.sim.vault_gib * GIB) if options.standbys else 0
+    there, what = (host_bytes(), "in all") if free_bytes is None else (free_bytes, "free now")
+    if wanted > there:
+        raise UserError(
+            f"--vault-gib {options.sim.vault_gib:g} for each of {options.workers} workers does not fit into memory: "
+            f"{wanted / GIB:.2f} GiB of {there / GIB:.2f} GiB {what}; use less, or fewer --workers"
+        )
+
+
+def examine(asked: Asked, progress: Progress) -> Checkpoint:
+    """The model, looked at but not read; UserError or ValueError says what cannot be."""
+    from holdfast.engines.torch.host_plan import host_plan
+    from holdfast.engines.torch.parameters import check_ranks
+    from holdfast.engines.torch.resolve import look_at
+    from holdfast.engines.torch.settings import TorchSettings
+
+    settings = TorchSettings(**msgspec.to_builtins(asked.torch))
+    looked_at = look_at(asked.source, Path(asked.cache_dir), progress)
+    check_ranks(looked_at.config, settings.ranks)
+    if asked.on_host:
+        plan = host_plan(looked_at.config, settings, host_bytes(), asked.standbys, asked.workers)
+        plan.check(settings.kv_gib, asked.free_bytes)
+    return looked_at

@@ -1,0 +1,177 @@
+"""What no second try mends is refused once, in one line, before anything is started and before torch is loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from up_rig import Place
+
+from holdfast.cli.launch import TorchLaunch, WorkerLaunch
+from holdfast.core.errors import REFUSED
+from holdfast.engines.torch.safetensors_files import INDEX, SINGLE
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 96,
+    "max_position_embeddings": 256,
+}
+
+
+class Refusing:
+    """A place where loading torch leaves a trace, and does not work."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.place = Place("--model", "tiny")
+        self.trace = folder / "torch-was-loaded"
+        (folder / "torch").mkdir()
+        (folder / "torch" / "version.py").write_text("cuda = None\n")
+        code = f"open({str(self.trace)!r}, 'w').close()\nraise ImportError('not here')\n"
+        (folder / "torch" / "__init__.py").write_text(code)
+        self.place.env["PYTHONPATH"] = str(folder)
+
+    def model(self, name: str, config: dict[str, Any] | None, **files: bytes) -> str:
+        path = self.folder / name
+        path.mkdir()
+        if config is not None:
+            (path / "config.json").write_text(json.dumps(config))
+        for name, content in files.items():
+            (path / name.replace("__", ".")).write_bytes(content)
+        return str(path)
+
+    def up(self, *words: str) -> tuple[int, str, float]:
+        """Status, what it said on stderr, and the seconds of CPU it took."""
+        command = self.place.command("up", "--port", str(self.place.port), *words)
+        said = self.folder / "said"
+        with said.open("wb") as file:
+            up = subprocess.Popen(command, env=self.place.env, stdout=subprocess.DEVNULL, stderr=file)
+            _, status, used = os.wait4(up.pid, 0)
+            up.returncode = os.waitstatus_to_exitcode(status)
+        return up.returncode, said.read_text(), used.ru_utime + used.ru_stime
+
+
+@pytest.fixture
+def refusing(tmp_path: Path) -> Iterator[Refusing]:
+    made = Refusing(tmp_path)
+    yield made
+    made.place.close()
+
+
+def header(**tensors: dict[str, Any]) -> bytes:
+    text = json.dumps(tensors).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+TOKENIZER = b'{"model": {}}'
+MODELS: dict[str, tuple[tuple[Any, ...], dict[str, bytes], str]] = {
+    "not a model": ((None,), {}, "has no config.json"),
+    "not JSON": ((None,), {"config__json": b"{"}, "is not JSON"),
+    "an architecture": ((LLAMA | {"architectures": ["GemmaForCausalLM"]},), {}, "GemmaForCausalLM is not supported"),
+    "a quantisation": ((LLAMA | {"quantization_config": {"quant_method": "awq"}},), {}, "awq quantisation"),
+    "no tokenizer": ((LLAMA,), {SINGLE.replace(".", "__"): header()}, "has no tokenizer.json"),
+    "another's tokenizer": ((LLAMA,), {"tokenizer__json": b"{}"}, "tokenizer.json has no model"),
+    "no weights": ((LLAMA,), {"tokenizer__json": TOKENIZER}, f"neither {SINGLE} nor {INDEX}"),
+    "weights cut short": (
+        (LLAMA,),
+        {"tokenizer__json": TOKENIZER, SINGLE.replace(".", "__"): header()[:5]},
+        "cut short in its header",
+    ),
+    "weights of another kind": (
+        (LLAMA,),
+        {
+            "tokenizer__json": TOKENIZER,
+            SINGLE.replace(".", "__"): header(x={"dtype": "F8_E4M3", "shape": [1], "data_offsets": [0, 1]}),
+        },
+        "F8_E4M3, which is not supported",
+    ),
+    "tensors missing": (
+        (LLAMA,),
+        {"tokenizer__json": TOKENIZER, SINGLE.replace(".", "__"): header()},
+        "lacks the tensors model.embed_tokens.weight",
+    ),
+}
+
+
+LOOK = """
+import json, sys
+from pathlib import Path
+from holdfast.cli.examining import Asked, examine
+from holdfast.cli.launch import TorchLaunch
+from holdfast.core.errors import UserError
+for source in sys.argv[1:]:
+    try:
+        examine(Asked(source, "", TorchLaunch(), True, 1), print)
+    except UserError as error:
+        print(error)
+print("torch" in sys.modules)
+"""
+
+
+def test_config_and_headers_decide_before_torch_is_loaded(refusing: Refusing) -> None:
+    """Every model that cannot be served is named by one look at its small files."""
+    paths = [refusing.model(what, *config, **files) for what, (config, files, _) in MODELS.items()]
+    command = [sys.executable, "-c", LOOK, *paths]
+    done = subprocess.run(command, env=refusing.place.env, capture_output=True, text=True, timeout=60, check=True)
+    *said, loaded = done.stdout.splitlines()
+    assert loaded == "False"
+    for line, (_, _, words) in zip(said, MODELS.values(), strict=True):
+        assert words in line
+
+
+@pytest.mark.parametrize(
+    ("wishes", "words"),
+    [
+        (("--model", "GEMMA"), "GemmaForCausalLM is not supported"),
+        (("--engine", "vllm"), "there is no such engine; there are sim, torch"),
+        (("--store", "redis://localhost:1"), "there is no such store; a store is etcd://host:2379"),
+        (("--model", "tiny", "--ranks", "3"), "3 ranks cannot share the model's 2 KV heads evenly"),
+        (("--model", "tiny", "--kv-gib", "1e9"), "--kv-gib 1e+09 does not fit into memory: host "),
+        (("--engine", "sim", "--vault-gib", "1e9"), "--vault-gib 1e+09 for each of 1 workers does not fit"),
+    ],
+)
+def test_what_cannot_be_is_refused_once(
+    wishes: tuple[str, ...], words: str, refusing: Refusing, record_property: pytest.RecordProperty
+) -> None:
+    """`up` says one line that names the thing; no process was started, and torch was not loaded."""
+    gemma = refusing.model("gemma", LLAMA | {"architectures": ["GemmaForCausalLM"]})
+    status, said, cpu_s = refusing.up(*(gemma if word == "GEMMA" else word for word in wishes))
+    record_property("cpu_s", round(cpu_s, 2))
+    assert (status, said.count("\n")) == (1, 1), said
+    assert words in said
+    assert not refusing.trace.exists(), "torch was loaded"
+    assert not (refusing.place.state_dir / "run").exists(), "something was started"
+
+
+@pytest.mark.parametrize(
+    ("launch", "words"),
+    [
+        ({"source": "/nowhere"}, "the model /nowhere is not there"),
+        ({"source": "tiny", "torch": TorchLaunch(kv_gib=1e9)}, "--kv-gib 1e+09 does not fit"),
+        ({"store": "redis://x"}, "there is no such store"),
+    ],
+)
+def test_an_engine_tells_its_supervisor_not_to_try_again(
+    launch: dict[str, Any], words: str, refusing: Refusing
+) -> None:
+    """The process itself finds it too, before torch loads, and says so by its status: 78, not 1."""
+    beside = {"engine": "torch", "vault_socket": "/nowhere.sock", "device": "host-1", "lock": "flock:///nowhere"}
+    base = WorkerLaunch(str(refusing.place.state_dir), "unix:///nowhere", "local", "w", **beside)
+    settings = msgspec.json.encode(msgspec.structs.replace(base, **launch)).decode()
+    command = [sys.executable, "-m", "holdfast.cli.child", "worker", settings]
+    done = subprocess.run(command, env=refusing.place.env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (REFUSED, 1), done.stderr
+    assert words in done.stderr
+    assert not refusing.trace.exists()
