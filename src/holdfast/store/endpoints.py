@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.core.address import parse_address
 from holdfast.core.errors import UserError
 
-FORMS = "a store is etcd://host:2379[,host:2379…], tcp://host:port, or unix:///path"
+FORMS = "a store is etcd://127.0.0.1:2379 (or several, with commas), tcp://host:port, or unix:///path"
 
 
 def check_url(url: str) -> None:
