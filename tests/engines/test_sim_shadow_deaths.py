@@ -75,6 +75,22 @@ async def test_open_blocks_are_kept_away_from_until_the_gpu_fence(vault: Vault) 
         await served(standby, 2)
 
 
+async def test_owner_told_of_a_newer_epoch_ends_at_once(vault: Vault) -> None:
+    """Vault and keeper were lost, and while it was frozen another one was elected: it may not go on as if it led."""
+    async with vault.engine(0) as owner, vault.engine(1) as standby:
+        await owner.do("wake", epoch=1000)
+        os.kill(owner.pid, signal.SIGSTOP)
+        vault.kill("server", "keeper")
+        async with asyncio.timeout(20):
+            while not vault.processes.ensure():
+                await asyncio.sleep(0.01)
+        await standby.do("wake", epoch=1001)
+        os.kill(owner.pid, signal.SIGCONT)
+        facts = await owner.until_facts(lambda facts: any(kind == "fatal" for kind, _ in facts["told"]))
+        assert any(kind == "fatal" and why.startswith("deposed") for kind, why in facts["told"])
+        assert not any(kind == "fatal" for kind, _ in (await standby.do("facts"))["told"])
+
+
 async def test_direct_memory_waits_for_the_gpu_fence(vault: Vault) -> None:
     """With KV in memory of its own an engine adopts nothing, is not awake while the earlier owner's process exists,
     and serves once it is over."""

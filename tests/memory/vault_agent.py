@@ -92,6 +92,24 @@ class Agent:
         client = self._clients.pop(device)
         await client.close()
 
+    async def break_off(self, how: str) -> None:
+        """Lose the connection without meaning to, as a defect or a want of descriptors would."""
+        link = self._clients["host-0"].link()
+        connection = link._connection
+        if how == "hung_up":
+            connection.close("broken here")
+        elif how == "no_message":
+            connection.send(b"not msgpack")
+        else:
+            size, count = (2**31, 0) if how == "no_frame" else (8, 3)
+            connection._sock.send(size.to_bytes(4, "big") + count.to_bytes(2, "big") + bytes(8))
+
+    async def send_descriptors(self) -> None:
+        """A frame with more descriptors than nobody has room for; that it is no message is not reached."""
+        own = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        self._clients["host-0"].link()._connection.send(b"", [own] * 8)
+        os.close(own)
+
     async def join(self, epoch: int | None) -> None:
         await self._clients["host-0"].register_mapping(epoch)
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 # Field 22 of /proc/<pid>/stat, counted from the state (field 3), which follows the name's closing bracket.
 _START_TICKS_FIELD = 22 - 3
+_FLAGS_FIELD = 9 - 3
+_PF_EXITING = 0x4  # of the kernel's task flags: it will never run a line of its own again
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,21 @@ def read_process(pid: int) -> ProcessStat | None:
     if fields is None:
         return None
     return ProcessStat(state=fields[0], start_ticks=int(fields[_START_TICKS_FIELD]))
+
+
+def pid_of(pidfd: int) -> int | None:
+    """The pid behind a pidfd of this process; 0: it is another namespace's, -1: it is over; None: no descriptor is
+    left to look with."""
+    lines = (read_text(f"/proc/self/fdinfo/{pidfd}") or "").splitlines()
+    return next((int(line[4:]) for line in lines if line.startswith("Pid:")), None)
+
+
+def is_ending(pid: int) -> bool | None:
+    """Whether the process is past its last instruction, its end perhaps still under way; None: it cannot be seen."""
+    fields = _stat_fields(f"/proc/{pid}/stat")
+    if fields is None:
+        return None
+    return fields[0] in ("Z", "X") or bool(int(fields[_FLAGS_FIELD]) & _PF_EXITING)
 
 
 def read_own_thread(thread: int) -> ThreadTimes | None:

@@ -20,13 +20,13 @@ from holdfast.engines.background import Background
 from holdfast.engines.takeover import after_takeover
 from holdfast.engines.vault_loading import Loader, WeightsPlan
 from holdfast.engines.vault_pool import Agree, DirectPool, Owned, followed, take
-from holdfast.memory.calls import Notice
+from holdfast.memory.calls import MemoryLost, Notice
 from holdfast.memory.client import EMPTY, MemoryClient
 from holdfast.memory.devices.contract import Device
 from holdfast.memory.kv.follow import Follower
 from holdfast.memory.kv.geometry import Geometry
 from holdfast.memory.pool_client import PoolClient
-from holdfast.memory.protocol import MemoryLost, PoolNews, Superseded
+from holdfast.memory.protocol import PoolNews, Superseded
 
 FOLLOW_S = 0.05  # what is left to read at adoption is what 50 ms of tokens published: a few dozen entries
 CONNECT_S = 30.0  # a supervisor starts vault and engines together; a vault is up in a second
@@ -81,7 +81,7 @@ class VaultMemory:
         self.client = MemoryClient(
             self.socket_path, self.device, self.engine_id, on_lost=self._vault_lost, on_notice=self._noticed
         )
-        self.pool = PoolClient(self.client, self.host, self.private_bytes, self._heard)
+        self.pool = PoolClient(self.client, self.host, self.private_bytes, self._heard, lambda why: self.on_fatal(why))
         self.gpu_fence = self.pool.gpu_fence
         self._direct = DirectPool(self.device, self.geometry, self.private_bytes)
         self._beside = Background(lambda error: self.on_fatal(f"the memory cannot be kept: {error}"))

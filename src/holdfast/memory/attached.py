@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from random import SystemRandom
 
-from holdfast.memory.calls import Notice, VaultConnection, open_connection
+from holdfast.memory.calls import MemoryLost, Notice, VaultConnection, open_connection
 from holdfast.memory.devices.contract import Device
 from holdfast.memory.errors import VaultRefused
 from holdfast.memory.mapped import Mapped
-from holdfast.memory.protocol import Donate, Mapping, MemoryLost, PoolNews, Resume
+from holdfast.memory.protocol import Donate, Mapping, PoolNews, Resume
 
 SLAB_BYTES = 1024**3  # remap cost is the number of handles, not bytes (facts 5)
 CALL_TIMEOUT_S = 30.0

@@ -21,10 +21,11 @@ from holdfast.memory.protocol import (
     READ_ERRORS,
     VERSION,
     CancelCall,
+    Deposed,
     Failed,
     Fence,
     Hello,
-    MemoryLost,
+    Leave,
     PoolNews,
     Resume,
     Slabs,
@@ -34,7 +35,14 @@ from holdfast.memory.protocol import (
     from_vault,
 )
 
-Notice = Superseded | Fence | MemoryLost | PoolNews
+
+class MemoryLost(msgspec.Struct, frozen=True):
+    """The vault does not keep what is mapped here, and does not take it back."""
+
+    reason: str
+
+
+Notice = Superseded | Fence | MemoryLost | PoolNews | Deposed
 OnNotice = Callable[[Notice], None]
 OnLost = Callable[[str], None]
 # Beyond the vault's own time-out, for its answer to travel: a tenth of it, and never less or more than this.
@@ -154,6 +162,11 @@ class VaultConnection:
             future.set_exception(error or VaultRefused(message.code, message.reason))
         else:
             future.set_result((message, fds))
+
+    def leave(self) -> None:
+        """Close, and mean it: the vault is not to wait for this process's end."""
+        self._connection.send(encode(Leave()))
+        self.close()
 
     def close(self, why: str = "closed") -> None:
         self._connection.close(why)

@@ -55,7 +55,7 @@ class MemoryClient(AttachedClient):
             await asyncio.gather(self._reattaching, return_exceptions=True)
         self._forget_mapping()
         if self._connection is not None:
-            self._connection.close()
+            self._connection.leave()
             self._connection = None
 
     # -- weights

@@ -116,6 +116,7 @@ class FdConnection:
         self._unsent_fds = 0
         self._writing = False
         self.open = True
+        self.peer_ended = False  # the end came from the other side; else it was ours, for want of memory, say
         self._loop.add_reader(sock.fileno(), self._readable)
 
     def fileno(self) -> int:
@@ -143,9 +144,10 @@ class FdConnection:
             self.close(str(error))
             return
         except OSError as error:
-            self.close(f"connection lost: {error}")
+            self._lose(error)
             return
         except EOFError:
+            self.peer_ended = True
             self.close("connection closed by the other side")
             return
         self._deliver()
@@ -197,7 +199,7 @@ class FdConnection:
             except (BlockingIOError, InterruptedError):
                 break
             except OSError as error:
-                self.close(f"connection lost: {error}")
+                self._lose(error)
                 return
             self._unsent_bytes -= sent
             first.data = first.data[sent:]
@@ -223,6 +225,10 @@ class FdConnection:
             self._loop.add_writer(self._sock.fileno(), self._writable)
         else:
             self._loop.remove_writer(self._sock.fileno())
+
+    def _lose(self, error: OSError) -> None:
+        self.peer_ended = isinstance(error, BrokenPipeError | ConnectionResetError)
+        self.close(f"connection lost: {error}")
 
     def close(self, why: str = "closed") -> None:
         """Close now; frames not yet sent are dropped. Idempotent."""

@@ -63,7 +63,11 @@ class Guest:
             return
         if frame.fds and not isinstance(message, AddSlabs | AddPoolSlabs | Donate | DonatePool):
             frame.close_fds()
-        self._vault.take(self._session, message, frame.fds)
+        try:
+            self._vault.take(self._session, message, frame.fds)
+        except OSError as error:  # no descriptors left for its record: it has nothing, rather than something unrecorded
+            assert self.connection is not None
+            self.connection.close(f"cannot be served: {error}")
 
     def _greet(self, message: object, frame: Frame) -> None:
         assert self.connection is not None

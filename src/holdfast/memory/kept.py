@@ -87,10 +87,11 @@ class KeptRecords:
             self._link.send(encode(Drop(next(self._calls), key)))
 
     def _send(self, key: str, record: Record, then: Then) -> None:
-        call = next(self._calls)
+        call, link = next(self._calls), self._link
         self._waiting[call] = then
+        # A link that breaks meanwhile takes nothing more, and the next keeper has been given all of it.
         for message, fds in parts(call, key, record.blob, record.fds):
-            self._link.send(encode(message), fds)
+            link.send(encode(message), fds)
 
     def _take(self, frame: Frame) -> None:
         try:
@@ -137,25 +138,34 @@ class KeptRecords:
     def _start_keeper(self) -> None:
         if self.ending:
             return
-        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        own = os.pidfd_open(os.getpid())
-        fds = (self._fds.listener, self._fds.lifeline, its.fileno(), own)
-        command = [sys.executable, "-m", "holdfast.memory.keeper", *map(str, fds), "--", *self._vault_command]
-        actions = [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in fds]
         try:
-            os.posix_spawn(command[0], command, os.environ, file_actions=actions)
-        except OSError as error:
+            mine = self._spawn_keeper()
+        except OSError as error:  # no processes, memory or descriptors left: nothing is acknowledged until there are
             log.error("cannot start a keeper: %s", error)
-            mine.close()
             self._start_keeper_later()
             return
-        finally:
-            its.close()
-            os.close(own)
         self._keeper_born_s = self._loop.time()
         self._link = FdConnection(mine, self._take, self._keeper_lost)
         waiting, self._waiting = list(self._waiting.values()), {}
         self._put_everything_again(waiting)
+
+    def _spawn_keeper(self) -> socket.socket:
+        """The vault's end of the link to a new one."""
+        own = os.pidfd_open(os.getpid())
+        try:
+            mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            with its:
+                fds = (self._fds.listener, self._fds.lifeline, its.fileno(), own)
+                command = [sys.executable, "-m", "holdfast.memory.keeper", *map(str, fds), "--", *self._vault_command]
+                try:
+                    actions = [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in fds]
+                    os.posix_spawn(command[0], command, os.environ, file_actions=actions)
+                except OSError:
+                    mine.close()
+                    raise
+        finally:
+            os.close(own)
+        return mine
 
     def _put_everything_again(self, waiting: list[Then]) -> None:
         """The new keeper gets all; those who waited for the old one's word get the new one's, after everything."""

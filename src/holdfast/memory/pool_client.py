@@ -20,8 +20,10 @@ from holdfast.memory.errors import VaultRefused
 from holdfast.memory.fdsocket import close_all
 from holdfast.memory.pool_mapping import PoolMapper, PoolMapping
 from holdfast.memory.protocol import (
+    GRANTED,
     AcquirePool,
     AddPoolSlabs,
+    Deposed,
     DonatePool,
     Fence,
     FetchPool,
@@ -42,6 +44,7 @@ class PoolClient:
     host: Device
     private_bytes: int = 0  # the pages' range ends in a slab of this process's own, at least so large
     on_news: Callable[[PoolNews], None] = lambda news: None  # a hint, on the event loop; must not raise or block
+    on_deposed: Callable[[str], None] = lambda why: None  # others may write here now: not one more store
     mapping: PoolMapping | None = None
     cpu_fence: asyncio.Event = field(default_factory=asyncio.Event)
     gpu_fence: asyncio.Event = field(default_factory=asyncio.Event)
@@ -55,11 +58,20 @@ class PoolClient:
             if isinstance(notice, Fence) and notice.epoch == self.client.epoch:
                 (self.cpu_fence if notice.kind == "cpu" else self.gpu_fence).set()
             elif isinstance(notice, PoolNews):
+                if notice.kind == GRANTED:
+                    self._if_deposed(notice.epoch - 1, f"epoch {notice.epoch} owns the pool now")
                 self.on_news(notice)
+            elif isinstance(notice, Deposed):
+                self._if_deposed(notice.epoch, notice.reason)
             before(notice)
 
         self.client.on_notice = noticed
         self.client.on_reattached = self._give_back
+
+    def _if_deposed(self, epoch: int, why: str) -> None:
+        """Owners up to this epoch are none any more."""
+        if self.granted is not None and self.granted.epoch <= epoch:
+            self.on_deposed(f"deposed: {why}")
 
     @property
     def _mapper(self) -> PoolMapper:

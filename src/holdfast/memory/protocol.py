@@ -132,9 +132,14 @@ class SumSlab(msgspec.Struct, frozen=True, array_like=True, tag=16):
     slab: int
 
 
+class Leave(msgspec.Struct, frozen=True, array_like=True, tag=17):
+    """The connection's end that follows is meant: this process touches nothing of the vault's any more."""
+
+
 FromClient = (
     Hello | AskWeights | AddSlabs | CommitWeights | ReleaseWeights | FetchSlabs | AcquirePool | AddPoolSlabs
     | FetchPool | Mapping | Quiesced | CancelCall | GetStatus | Donate | DonatePool | SumSlab
+    | Leave
 )  # fmt: skip
 
 # -- vault to client
@@ -216,17 +221,18 @@ class Fence(msgspec.Struct, frozen=True, array_like=True, tag=121):
     epoch: int
 
 
-class MemoryLost(msgspec.Struct, frozen=True, array_like=True, tag=122):
-    """Notice: the vault no longer keeps what you have mapped."""
-
-    reason: str
-
-
 # The kinds of `PoolNews`.
 OWNER_GONE = "owner_gone"  # the owner of `epoch` has ended or stepped back
 MADE = "made"  # the pool is complete and can be fetched; made under `epoch`
 GRANTED = "granted"  # `epoch` owns it
 DROPPED = "dropped"  # there is none any more
+
+
+class Deposed(msgspec.Struct, frozen=True, array_like=True, tag=122):
+    """Notice to one who came back as the pool's owner under `epoch`: it is not, and must write nothing more."""
+
+    epoch: int
+    reason: str
 
 
 class PoolNews(msgspec.Struct, frozen=True, array_like=True, tag=123):
@@ -238,7 +244,7 @@ class PoolNews(msgspec.Struct, frozen=True, array_like=True, tag=123):
 
 FromVault = (
     Welcome | Failed | Done | WeightsGranted | WeightsEmpty | Slabs | PoolGranted | Status | SlabSum
-    | Superseded | Fence | MemoryLost | PoolNews
+    | Superseded | Fence | PoolNews | Deposed
 )  # fmt: skip
 
 # -- vault and keeper

@@ -58,6 +58,7 @@ class Session:
         self.maps = False
         self.epoch: int | None = None
         self.closed = False
+        self.leaving = False  # it said so: the end of its connection is its own
         self.weights_call = 0  # the call that waits for the weights' machine, 0: none
         self.pool_call = 0
         self.weights_granted = 0  # the call that was granted last: its waiter may have left meanwhile

@@ -161,6 +161,8 @@ class Vault:
         session = self.sessions[number] = Session(number, hello, processes, self._processes, self._kept)
         session.connection = connection
         session.reply(self._welcome(resumed=False))
+        if hello.resume is not None:
+            self.pool.disown(session, hello.resume.epoch)
         return session
 
     def _welcome(self, *, resumed: bool) -> Welcome:
@@ -178,13 +180,23 @@ class Vault:
         self._rearm()
 
     def session_lost(self, session: Session, why: str) -> None:
-        """End of file: no thread of that process queues work any more (the CPU fence's evidence)."""
-        if session.connection is None:
+        """The connection ended. What works under an epoch ends with it only if the process does, or said so: the CPU
+        fence rests on that. One that runs on, cut off or by its own doing, keeps its seat and is expected back."""
+        connection = session.connection
+        if connection is None:
             return
         if session.engine_id >= 0:  # else somebody who only asked for the status
             self._note(f"{session!r}: {why}")
         session.connection = None
-        self._end_session(session)
+        ended = connection.peer_ended and (session.leaving or not self._processes.running(session.processes))
+        if ended or session.epoch is None or not self._processes.live(session.processes):
+            self._end_session(session)
+        else:
+            session.drop_unsaid()
+            self.pool.cut_off(session)
+            if session.generation is None:  # it reads on; what it waited for or wrote is over
+                self.weights.gone(session)
+            self._rearm()
 
     def _end_session(self, session: Session) -> None:
         session.drop_unsaid()

@@ -14,6 +14,7 @@ from holdfast.memory.protocol import (
     Done,
     FetchPool,
     FetchSlabs,
+    Leave,
     Mapping,
     Quiesced,
     ReleaseWeights,
@@ -55,6 +56,8 @@ def dispatch(weights: VaultWeights, pool: VaultPool, session: Session, message: 
             pool.donate(session, message, fds)
         case CancelCall():
             _cancel(weights, pool, session, message)
+        case Leave():
+            session.leaving = True
         case _:
             session.fail(0, "bad_request", "a Hello comes once")
 

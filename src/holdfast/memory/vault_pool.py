@@ -26,7 +26,7 @@ from holdfast.memory.pool_machine import (
 )
 from holdfast.memory.pool_news import missed
 from holdfast.memory.pool_record import KEY, PAGES_KEY, PoolRecord, decode_pages, decode_pool
-from holdfast.memory.protocol import AcquirePool, AddPoolSlabs, DonatePool, Done, Fence, Mapping, MemoryLost
+from holdfast.memory.protocol import AcquirePool, AddPoolSlabs, Deposed, DonatePool, Done, Fence, Mapping
 from holdfast.memory.protocol import Quiesced as QuiescedCall
 from holdfast.memory.vault_uploads import Upload, Why, wrong_pool_slab
 from holdfast.memory.vault_weights import TIMEOUT_MS_MAX
@@ -178,8 +178,7 @@ class VaultPool(PoolEffects):
     def come_back(self, session: Session, epoch: int | None) -> None:
         """Connected again after a restart of the vault: what it works under, and what it may not have heard."""
         if epoch != session.epoch:
-            if epoch is not None:
-                session.reply(MemoryLost(f"the pool of epoch {epoch} is not kept: {self.state.phase}"))
+            self.disown(session, epoch)
             self.give_up(session)
         elif self.state.owner == session.number and epoch is not None:
             session.reply(Fence("cpu", epoch))
@@ -188,15 +187,28 @@ class VaultPool(PoolEffects):
         if self.has_seat(session):
             self._tell_missed(session)
 
+    def disown(self, session: Session, epoch: int | None) -> None:
+        """It says that it owns the pool, and does not. After a total loss, which knows of no epochs, it may give it
+        back; else another owns or may own the very pages that it writes to."""
+        if epoch is not None and epoch <= self.state.last_epoch:
+            session.reply(Deposed(epoch, f"epoch {epoch} does not own the pool any more: it is {self.state.phase}"))
+
     def _tell_missed(self, session: Session) -> None:
         for news in missed(self.state):
             session.tell_at_once(news)
 
     # -- events
 
-    def gone(self, session: Session) -> None:
+    def cut_off(self, session: Session) -> None:
+        """Its connection ended and it did not: it has its seat and its pool, but for what was not handed over yet."""
         close_all(session.pool_donation.fds)
         session.pool_donation = Upload()
+        if self.state.owner == session.number:
+            close_all(self._upload.fds)
+            self._upload = Upload()
+
+    def gone(self, session: Session) -> None:
+        self.cut_off(session)
         self.step(Gone(session.number))
 
     def process_over(self, number: int) -> None:
