@@ -177,11 +177,11 @@ async def test_preemption_keeps_every_token() -> None:
 
 
 async def test_prompt_that_never_fits_is_refused_and_the_largest_that_does_ends() -> None:
-    """A prompt over the block budget is ResourceExhausted; one within it ends with "length" where blocks end."""
+    """A prompt over the block budget is refused; one within it ends with "length" where blocks end."""
     async with rig(**FAST, block_size=4, kv_blocks=4) as r:
         with pytest.raises(HoldfastError) as caught:
             r.engine.submit(1, request([1] * 16, 10))
-        assert caught.value.code == Code.RESOURCE_EXHAUSTED
+        assert caught.value.code == Code.INVALID_REQUEST
         r.engine.submit(2, request([1] * 10, 100))
         r.engine.submit(3, request([1] * 15, 100))
         await r.until(lambda: r.ended(2, 3))

@@ -58,6 +58,21 @@ def test_the_context_is_kept() -> None:
     assert refusal(ParsedRequest(kind="completion", model="m", prompts=["x"]), 100).param == "prompt"
 
 
+def test_an_overflow_begins_with_the_words_clients_look_for() -> None:
+    """LiteLLM and others tell a prompt that is too long from other mistakes by the message's beginning."""
+    for error in (refusal(chat(max_tokens=91)), refusal(chat(), 100)):
+        assert error.message.startswith("This model's maximum context length is 100 tokens. However, ")
+
+
+def test_a_completion_that_says_no_length_gets_sixteen_tokens() -> None:
+    """As with OpenAI and vLLM, or what is left of the context, or the model's own default; a chat has the rest."""
+    silent = ParsedRequest(kind="completion", model="m", prompts=["x"])
+    assert build_sampling(silent, {}, 7, 10, 100).max_tokens == 16
+    assert build_sampling(silent, {}, 7, 95, 100).max_tokens == 5
+    assert build_sampling(silent, {"max_tokens": 40}, 7, 10, 100).max_tokens == 40
+    assert build_sampling(chat(), {}, 7, 10, 100).max_tokens == 90
+
+
 def test_ids_outside_the_vocabulary_are_refused() -> None:
     """A prompt, a bias or a stop id the model does not have is named before an engine sees it."""
     fine = ParsedRequest(kind="completion", model="m", prompts=[[1, 9], "x"], logit_bias={9: 1.0}, stop_token_ids=(9,))

@@ -13,7 +13,7 @@ from holdfast.frontend.api.chat import MESSAGES_AND_PARTS_MAX, parse_chat
 from holdfast.frontend.api.completions import parse_completion
 from holdfast.frontend.api.errors import ApiError, model_not_found, of_failure
 from holdfast.frontend.api.fields import HARMLESS, REFUSED
-from holdfast.frontend.api.request import ParsedRequest
+from holdfast.frontend.api.request import ParsedRequest, Usage
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -49,7 +49,7 @@ def test_silence_is_none() -> None:
     names = ["temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens", "logit_bias", "stop", "n"]
     for parsed in (chat(), chat(**dict.fromkeys(names)), chat(**dict.fromkeys([*HARMLESS, *REFUSED]))):
         assert (parsed.kind, parsed.model, parsed.messages) == ("chat", "m", HELLO)
-        assert (parsed.n, parsed.stream, parsed.stops, parsed.priority) == (1, False, (), 0)
+        assert (parsed.n, parsed.stream, parsed.stops) == (1, False, ())
         unsaid = (parsed.temperature, parsed.top_p, parsed.top_k, parsed.min_p, parsed.seed, parsed.max_tokens)
         assert set(unsaid) == {None}
         assert parsed.top_logprobs is None
@@ -58,15 +58,15 @@ def test_silence_is_none() -> None:
 def test_everything_said_is_read() -> None:
     """Each supported field arrives under its name and in its type."""
     parsed = chat(
-        n=2, best_of=2, stream=True, stream_options={"include_usage": True}, return_token_ids=True, priority=-3,
+        n=2, best_of=2, stream=True, stream_options={"include_usage": True}, return_token_ids=True, priority=0,
         stop=["a", "b"], stop_token_ids=[5], include_stop_str_in_output=True, ignore_eos=True, max_tokens=9,
         max_completion_tokens=9, min_tokens=9, seed=-1, temperature=0, top_p=1, top_k=-1, min_p=0.5,
         presence_penalty=-2, frequency_penalty=2, repetition_penalty=1.1, logit_bias={"7": -100, "08": 1.5},
         logprobs=True, top_logprobs=20, user="u", metadata={"k": "v"},
     )  # fmt: skip
     assert parsed == ParsedRequest(
-        kind="chat", model="m", messages=HELLO, n=2, stream=True, include_usage=True, return_token_ids=True,
-        priority=-3, stops=("a", "b"), stop_token_ids=(5,), include_stop=True, ignore_eos=True, max_tokens=9,
+        kind="chat", model="m", messages=HELLO, n=2, stream=True, usage=Usage.LAST, return_token_ids=True,
+        stops=("a", "b"), stop_token_ids=(5,), include_stop=True, ignore_eos=True, max_tokens=9,
         max_tokens_field="max_completion_tokens", min_tokens=9, seed=SEED_MAX, temperature=0.0, top_p=1.0, top_k=0,
         min_p=0.5, presence_penalty=-2.0, frequency_penalty=2.0, repetition_penalty=1.1,
         logit_bias={7: -100.0, 8: 1.5}, top_logprobs=20,
@@ -81,12 +81,16 @@ def test_messages_become_one_string_each() -> None:
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "x"},
         {"role": "assistant", "content": None, "tool_calls": None, "refusal": None},
         {"role": "assistant", "tool_calls": [], "reasoning_content": "hm"},
+        {"role": "assistant", "content": "y", "reasoning": "hm", "cache_control": {"type": "ephemeral"}, "id": "1"},
+        {"role": "user", "content": [{"type": "text", "text": "c", "cache_control": {"type": "ephemeral"}}]},
     ]
     assert chat(messages=messages).messages == [
         {"role": "system", "content": "be kind"},
         {"role": "user", "content": "a\nb", "name": "x"},
         {"role": "assistant", "content": ""},
         {"role": "assistant", "content": "", "reasoning_content": "hm"},
+        {"role": "assistant", "content": "y", "reasoning_content": "hm"},
+        {"role": "user", "content": "c"},
     ]
 
 
@@ -166,7 +170,10 @@ def test_a_bad_message_is_named_by_its_path(messages: Any, param: str) -> None:
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
         ({"stream": True, "stream_options": {"other": 1}}, "stream_options.other"),
         ({"tools": [{"type": "function"}]}, "tools"),
-        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"tools": [{"type": "function"}], "tool_choice": "auto"}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": {}}, "tools"),
+        ({"priority": 5}, "priority"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"skip_special_tokens": False}, "skip_special_tokens"),

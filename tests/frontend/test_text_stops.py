@@ -11,9 +11,9 @@ stop_sets = st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=4).map(tu
 pieces_of_text = st.lists(st.text("abc\n", max_size=4), max_size=12)
 
 
-def naive(text: str, stops: tuple[str, ...], include: bool) -> tuple[str, str | None]:
+def naive(text: str, stops: tuple[str, ...], include: bool, passed: int = 0) -> tuple[str, str | None]:
     """The text up to the stop string completed first, looking at one more character at a time."""
-    for end in range(1, len(text) + 1):
+    for end in range(passed + 1, len(text) + 1):
         done = [stop for stop in stops if text[:end].endswith(stop)]
         if done:
             stop = max(done, key=len)
@@ -51,6 +51,25 @@ def test_withholds_exactly_what_may_still_become_a_stop(pieces: list[str], stops
         ends = [text[-size:] for size in range(1, len(text) + 1)]
         held = [end for end in ends if any(stop.startswith(end) and stop != end for stop in stops)]
         assert text == emitted + max(held, key=len, default="")
+
+
+@settings(max_examples=500)
+@given(pieces_of_text, pieces_of_text, stop_sets, st.booleans())
+def test_a_stop_string_may_begin_but_not_end_in_text_that_is_passed_by(
+    passed: list[str], pieces: list[str], stops: tuple[str, ...], include: bool
+) -> None:
+    """However it is cut: the first stop string that is complete after that text counts, and nothing of it is shown."""
+    watcher = StopWatcher(stops, include)
+    emitted = "".join([watcher.pass_by(piece) for piece in passed])
+    hit = None
+    for piece in pieces:
+        emit, hit = watcher.push(piece)
+        emitted += emit
+        if hit is not None:
+            break
+    else:
+        emitted += watcher.flush()
+    assert (emitted, hit) == naive("".join(passed + pieces), stops, include, len("".join(passed)))
 
 
 def test_flush_gives_back_what_was_withheld() -> None:

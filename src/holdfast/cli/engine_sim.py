@@ -22,7 +22,7 @@ def make_sim(launch: WorkerLaunch, rng: random.Random) -> tuple[SimEngine, Model
         weights=WeightsIdentity(revision=REVISION),
         tokenizer_sha256=hashlib.sha256(tokenizer).hexdigest(),
         chat_template=chat_template(),
-        context_tokens_max=settings.context_tokens_max,
+        context_tokens_max=min(settings.context_tokens_max, settings.kv_blocks * settings.block_size),
         block_size=settings.block_size,
         eos_token_ids=[EOS_TOKEN_ID],
     )

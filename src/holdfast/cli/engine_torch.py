@@ -36,6 +36,7 @@ def make_torch(launch: WorkerLaunch, looked_at: Checkpoint, progress: Progress) 
         block_size=settings.block_tokens,
         eos_token_ids=list(checkpoint.config.eos_token_ids),
         model_type="chat" if checkpoint.chat_template else "completions",
+        root=launch.source if Path(launch.source).is_absolute() else "",
     )
     return engine, card, checkpoint.tokenizer_json
 

@@ -63,3 +63,4 @@ class Output(msgspec.Struct, array_like=True):
     finish: str | None = None  # "stop" or "length"
     logprobs: list[TokenLogprobs] | None = None  # one per token
     failure: Failure | None = None
+    cached: int = 0  # in a request's first output: tokens of its text whose KV was found

@@ -36,10 +36,13 @@ class ModelCard(msgspec.Struct, frozen=True):
     eos_token_ids: list[int]
     generation_defaults: dict[str, Any] = {}
     model_type: str = "chat"  # "chat" serves chat and completions; "completions" only those
+    root: str = ""  # where the worker has it from, for people; equal models may lie in different places
 
     def checksum(self) -> str:
-        """16 hex digits over every field."""
-        return canonical_hash(msgspec.to_builtins(self))[:16]
+        """16 hex digits over every field that can change an answer: all but `root`."""
+        told = msgspec.to_builtins(self)
+        del told["root"]
+        return canonical_hash(told)[:16]
 
     def problem(self) -> str | None:
         """Why this card cannot be admitted, or None."""

@@ -15,13 +15,14 @@ from functools import partial
 from holdfast.core.errors import HoldfastError
 from holdfast.core.requests import SEED_MAX, GenerateRequest
 from holdfast.frontend.api.errors import SERVER, ApiError, invalid, model_not_found, of_failure
-from holdfast.frontend.api.params import CONTEXT_LENGTH_EXCEEDED, build_sampling, check_token_ids
+from holdfast.frontend.api.params import build_sampling, check_token_ids, context_exceeded
 from holdfast.frontend.api.request import CHOICES_MAX, ParsedRequest
-from holdfast.frontend.choice import Choice
+from holdfast.frontend.choice import Choice, EndTokens
 from holdfast.frontend.model_text import ModelText
-from holdfast.frontend.reply import Reply, ReplyShape, StreamReply, WholeReply
+from holdfast.frontend.reply import Reply, ReplyShape, StreamReply
 from holdfast.frontend.text.stops import StopWatcher
 from holdfast.frontend.text.tokenizer import ENCODE_NOW_CHARS_MAX
+from holdfast.frontend.whole_reply import WholeReply
 from holdfast.migration.dispatcher import Dispatcher
 from holdfast.migration.flight import Flight
 from holdfast.migration.ledger import Ledger
@@ -80,8 +81,8 @@ class Admission:
         size = sum(len(prompt) for prompt in prompts)
         if size > self._settings.prompt_chars_max:
             param = "messages" if parsed.kind == "chat" else "prompt"
-            why = f"'{param}' is over {self._settings.prompt_chars_max} characters"
-            raise invalid(param, why, CONTEXT_LENGTH_EXCEEDED)
+            why = f"'{param}' is over {self._settings.prompt_chars_max} characters; shorten it."
+            raise context_exceeded(param, text.card.context_tokens_max, why)
         return prompts
 
     @staticmethod
@@ -125,7 +126,7 @@ class Admission:
         reply.prompts = prompts
         reply.now = self._loop.time
         flights: list[Flight] = []
-        hidden = text.eos_ids | frozenset(parsed.stop_token_ids) if not parsed.include_stop else text.eos_ids
+        ends = _ends(parsed, text)
         for index, sampling in enumerate(sampled):
             prompt = prompts[index // parsed.n]
             stops = StopWatcher(parsed.stops, parsed.include_stop) if parsed.stops else None
@@ -134,7 +135,8 @@ class Admission:
                 index,
                 text.tokenizer.table.detokenizer(),
                 stops,
-                hidden,
+                ends,
+                min_tokens=sampling.min_tokens,
                 keep_ids=parsed.return_token_ids,
             )
             request = GenerateRequest(
@@ -143,7 +145,6 @@ class Admission:
                 len(prompt),
                 sampling,
                 list(parsed.stop_token_ids),
-                parsed.priority,
             )
             choice.flight = Flight(Ledger(request), workers, choice)
             reply.add(choice)
@@ -166,11 +167,17 @@ class Admission:
             response_id=f"{'chatcmpl' if chat else 'cmpl'}-{self._rng.getrandbits(96):024x}",
             created=int(self._wall_clock()),
             model=parsed.model,
-            include_usage=parsed.include_usage,
+            usage=parsed.usage,
             token_ids=parsed.return_token_ids,
             logprobs=parsed.top_logprobs is not None,
             deterministic=deterministic,
         )
+
+
+def _ends(parsed: ParsedRequest, text: ModelText) -> EndTokens:
+    shown = frozenset(parsed.stop_token_ids) if parsed.include_stop else frozenset()
+    hidden = text.eos_ids | (frozenset(parsed.stop_token_ids) - shown)
+    return EndTokens(hidden, text.eos_id if not parsed.ignore_eos else -1)
 
 
 def too_busy() -> ApiError:

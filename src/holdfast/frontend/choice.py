@@ -6,7 +6,7 @@ here while the client does not read, so a slow client costs its own text and not
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from holdfast.core.errors import Code
 from holdfast.core.requests import Output, TokenLogprobs
@@ -27,6 +27,13 @@ class ReplySide(Protocol):
     def resumed(self, pause_s: float) -> None: ...
 
 
+class EndTokens(NamedTuple):
+    """What is told of a token that ends a stream."""
+
+    hidden: frozenset[int]  # not shown as text
+    quiet: int  # not told as `stop_reason` either: the model's own end, as in vLLM; -1: none
+
+
 class Choice:
     """A stream as its client sees it. Implements `migration.flight.Consumer`."""
 
@@ -34,7 +41,10 @@ class Choice:
         "_detokenizer",
         "_hidden_stops",
         "_push",
+        "_quiet_end",
         "_stops",
+        "_unwatched",
+        "cached_tokens",
         "dirty",
         "finish",
         "flight",
@@ -54,8 +64,9 @@ class Choice:
         index: int,
         detokenizer: Detokenizer,
         stops: StopWatcher | None,
-        hidden_stops: frozenset[int],
+        ends: EndTokens,
         *,
+        min_tokens: int = 0,
         keep_ids: bool,
     ) -> None:
         self.reply = reply
@@ -64,10 +75,12 @@ class Choice:
         self._detokenizer = detokenizer
         self._push = detokenizer.push
         self._stops = stops
-        self._hidden_stops = hidden_stops  # token ids that end a stream and are not shown
+        self._hidden_stops, self._quiet_end = ends.hidden, ends.quiet
+        self._unwatched = min_tokens if stops is not None else 0  # tokens in whose text no stop string may end
         self.keep_ids = keep_ids
         self.dirty = False
         self.started = False  # an output has come
+        self.cached_tokens = 0  # of its prompt, found in the engine's KV cache
         self.text = ""  # gathered, not sent
         self.token_ids: list[int] = []  # gathered, not sent; only if asked for
         self.logprobs: list[tuple[int, TokenLogprobs]] = []  # gathered, not sent
@@ -77,14 +90,20 @@ class Choice:
     def take(self, output: Output) -> bool:
         tokens = output.tokens
         finish = output.finish
-        self.started = True
+        if not self.started:
+            self.started = True
+            self.cached_tokens = output.cached
         if self.keep_ids:
             self.token_ids += tokens
         if output.logprobs is not None:
             self.logprobs += zip(tokens, output.logprobs, strict=False)
-        if finish == "stop" and tokens and tokens[-1] in self._hidden_stops:
-            self.stop_reason = tokens[-1]
-            tokens = tokens[:-1]
+        if finish == "stop" and tokens:
+            last = tokens[-1]
+            self.stop_reason = last if last != self._quiet_end else None
+            if last in self._hidden_stops:
+                tokens = tokens[:-1]
+        if self._unwatched:
+            tokens = self._pass_by(tokens)
         text = self._push(tokens[0]) if len(tokens) == 1 else "".join([self._push(token) for token in tokens])
         if self._stops is not None and text:
             text, hit = self._stops.push(text)
@@ -95,6 +114,14 @@ class Choice:
                 return True
         self.text += text
         return self._ended(finish) if finish is not None else False
+
+    def _pass_by(self, tokens: list[int]) -> list[int]:
+        """The first tokens, as long as no stop string counts; what is left of `tokens`."""
+        assert self._stops is not None
+        passed, rest = tokens[: self._unwatched], tokens[self._unwatched :]
+        self._unwatched -= len(passed)
+        self.text += self._stops.pass_by("".join([self._push(token) for token in passed]))
+        return rest
 
     def _ended(self, finish: str) -> bool:
         """The engine says it is the end: let out what was withheld."""

@@ -22,6 +22,7 @@ class ModelText:
     tokenizer: TextTokenizer
     template: ChatTemplate | None
     eos_text: str
+    eos_id: int  # the model's own end of text, -1 without one; its other ends are told to clients by their ids
     eos_ids: frozenset[int]
     generation_defaults: dict[str, Any]
 
@@ -46,4 +47,4 @@ class TextMaker:
         defaults = check_defaults(card.generation_defaults)
         eos = card.eos_token_ids
         text = tokenizer.table.label(eos[0])[0] if eos else ""
-        return ModelText(card, tokenizer, template, text, frozenset(eos), defaults)
+        return ModelText(card, tokenizer, template, text, eos[0] if eos else -1, frozenset(eos), defaults)

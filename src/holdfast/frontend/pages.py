@@ -75,6 +75,8 @@ class Pages:
             "object": "model",
             "created": self.created,
             "owned_by": "holdfast",
+            "root": card.root or name,  # vLLM's bench looks here for the tokenizer
+            "parent": None,
             "max_model_len": card.context_tokens_max,
         }
 

@@ -13,14 +13,14 @@ from typing import Any
 
 from holdfast.core.errors import Code
 from holdfast.frontend.api.errors import ApiError, of_failure
+from holdfast.frontend.api.request import Usage
 from holdfast.frontend.choice import Choice
 from holdfast.frontend.shapes import (
     ChunkTemplate,
     TextOffsets,
     chat_logprobs,
     completion_logprobs,
-    encode,
-    stream_choice,
+    end_of,
     usage,
     usage_chunk,
 )
@@ -39,7 +39,7 @@ class ReplyShape:
     response_id: str
     created: int
     model: str
-    include_usage: bool
+    usage: Usage
     token_ids: bool
     logprobs: bool
     deterministic: bool
@@ -101,8 +101,19 @@ class Reply:
     def completion_token_count(self) -> int:
         return sum(choice.completion_tokens for choice in self.choices)
 
-    def _usage(self) -> dict[str, int]:
-        return usage(self.prompt_token_count(), self.completion_token_count())
+    def _usage(self) -> dict[str, Any]:
+        # A prompt's further choices find what its first has left: only that one tells what was there before.
+        firsts = self.choices[:: len(self.choices) // len(self.prompts)]
+        cached = sum(choice.cached_tokens for choice in firsts)
+        used = usage(self.prompt_token_count(), self.completion_token_count())
+        return used | {"prompt_tokens_details": {"cached_tokens": cached}}
+
+    def _prompt_ids(self, choice: Choice) -> list[int] | None:
+        """What the choice goes on from, if the client asked for ids."""
+        return self._prompt_of(choice) if self.shape.token_ids else None
+
+    def _prompt_of(self, choice: Choice) -> list[int]:
+        return self.prompts[choice.index * len(self.prompts) // len(self.choices)]
 
     def _holdfast(self, choices: list[Choice]) -> dict[str, Any]:
         """How many times the stream changed hands, and whether its tokens are those of an unbroken run."""
@@ -140,6 +151,8 @@ class StreamReply(Reply):
 
     def __init__(self, connection: HttpConnection, shape: ReplyShape, table: TokenTable, over: Over) -> None:
         super().__init__(connection, shape, table, over)
+        # Whether chunks in the middle say more than their text.
+        self._rich = shape.token_ids or shape.logprobs or shape.usage is Usage.ALWAYS
         self._head_sent = False
         self._note = b""  # a comment that could not go out yet; the last one only
         self._templates: list[ChunkTemplate] = []
@@ -150,7 +163,14 @@ class StreamReply(Reply):
         shape = self.shape
         self.choices.append(choice)
         self._templates.append(
-            ChunkTemplate(shape.chat, shape.response_id, shape.created, shape.model, choice.index, shape.include_usage)
+            ChunkTemplate(
+                shape.chat,
+                shape.response_id,
+                shape.created,
+                shape.model,
+                choice.index,
+                usage_null=shape.usage is Usage.LAST,
+            )
         )
 
     def client_writable(self) -> None:
@@ -163,7 +183,7 @@ class StreamReply(Reply):
         connection = self.connection
         if connection.paused or self.outcome or not choice.started:
             return  # it goes on gathering; client_writable comes back here
-        plain = choice.finish is None and not choice.keep_ids and not self.shape.logprobs
+        plain = choice.finish is None and not self._rich
         if plain and choice.index in self._greeted:
             if choice.text:
                 connection.write(self._templates[choice.index].plain(choice.text))
@@ -193,31 +213,37 @@ class StreamReply(Reply):
             self.connection.write(data)
 
     def _greeting(self, choice: Choice) -> bytes:
-        if choice.index in self._greeted:
+        if choice.index in self._greeted or not self.shape.chat:
             return b""
         self._greeted.add(choice.index)
-        if not self.shape.chat:
-            return b""
-        per_prompt = len(self.choices) // len(self.prompts)
-        ids = self.prompts[choice.index // per_prompt] if self.shape.token_ids else None
-        return self._templates[choice.index].role(ids)
+        extra = {"prompt_token_ids": self._prompt_ids(choice)} | self._so_far(choice, 0)
+        return self._templates[choice.index].role(extra)
+
+    def _so_far(self, choice: Choice, completion_tokens: int) -> dict[str, Any]:
+        """What the choice has taken by now, where every chunk is to tell it."""
+        if self.shape.usage is not Usage.ALWAYS:
+            return {}
+        return {"usage": usage(len(self._prompt_of(choice)), completion_tokens)}
 
     def _chunk(self, choice: Choice) -> bytes:
-        template = self._templates[choice.index]
+        template, chat = self._templates[choice.index], self.shape.chat
         ids = None
         if choice.keep_ids:
             ids, choice.token_ids = choice.token_ids, []
-        body = stream_choice(self.shape.chat, choice.text, self._logprobs(choice), choice.finish, ids)
-        choice.text = ""
-        extra: dict[str, Any] = {}
+        text, choice.text = choice.text, ""
+        body: dict[str, Any] = {"delta": {"content": text} if text else {}} if chat else {"text": text}
+        body |= end_of(choice, self._logprobs(choice), ids)
+        if choice.index not in self._greeted:  # a completion's first chunk
+            self._greeted.add(choice.index)
+            body["prompt_token_ids"] = self._prompt_ids(choice)
+        extra = self._so_far(choice, choice.completion_tokens)
         if choice.finish is not None:
-            body["stop_reason"] = choice.stop_reason
             extra["holdfast"] = self._holdfast([choice])
         return template.full(body, extra)
 
     def _closing(self) -> bytes:
         shape = self.shape
-        if not shape.include_usage:
+        if shape.usage is Usage.NEVER:
             return b"data: [DONE]\n\n"
         extra = {"usage": self._usage(), "holdfast": self._holdfast(self.choices)}
         return usage_chunk(shape.chat, shape.response_id, shape.created, shape.model, extra) + b"data: [DONE]\n\n"
@@ -238,53 +264,3 @@ class StreamReply(Reply):
             super()._send_error(error, retry_after_s)
         else:
             self.connection.end_stream(b"data: " + error.body() + b"\n\n")
-
-
-class WholeReply(Reply):
-    """One JSON body at the end."""
-
-    def add(self, choice: Choice) -> None:
-        self.choices.append(choice)
-
-    def flush_choice(self, choice: Choice) -> None:
-        if self.outcome:
-            return
-        self._first_output()
-        if self._all_finished():
-            self.connection.respond(200, encode(self._body()))
-            self._end("success")
-
-    def still_waiting(self) -> None:
-        """Nothing to keep warm: no header has gone out."""
-
-    def _body(self) -> dict[str, Any]:
-        shape = self.shape
-        body: dict[str, Any] = {
-            "id": shape.response_id,
-            "object": "chat.completion" if shape.chat else "text_completion",
-            "created": shape.created,
-            "model": shape.model,
-            "choices": [self._choice(choice) for choice in self.choices],
-            "usage": self._usage(),
-            "holdfast": self._holdfast(self.choices),
-        }
-        if shape.chat and shape.token_ids:
-            body["prompt_token_ids"] = self.prompts[0]
-        return body
-
-    def _choice(self, choice: Choice) -> dict[str, Any]:
-        body: dict[str, Any] = {"index": choice.index}
-        if self.shape.chat:
-            body["message"] = {"role": "assistant", "content": choice.text, "refusal": None}
-        else:
-            body["text"] = choice.text
-        body |= {
-            "logprobs": self._logprobs(choice),
-            "finish_reason": choice.finish,
-            "stop_reason": choice.stop_reason,
-        }
-        if self.shape.token_ids:
-            body["token_ids"] = choice.token_ids
-            if not self.shape.chat:
-                body["prompt_token_ids"] = self.prompts[choice.index // (len(self.choices) // len(self.prompts))]
-        return body

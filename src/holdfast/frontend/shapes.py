@@ -12,11 +12,16 @@ from typing import Any
 import msgspec
 
 from holdfast.core.requests import TokenLogprobs
+from holdfast.frontend.choice import Choice
 from holdfast.frontend.text.detokenizer import TokenTable
 
 encode = msgspec.json.encode
 
 Gathered = list[tuple[int, TokenLogprobs]]
+
+
+# What nearly every chunk says besides its text: vLLM's clients read these fields without asking whether they are there.
+_NULLS = b',"logprobs":null,"finish_reason":null,"stop_reason":null,"token_ids":null'
 
 
 class ChunkTemplate:
@@ -37,18 +42,16 @@ class ChunkTemplate:
         self._after = b'"usage":null}\n\n' if usage_null else b"}\n\n"
         tail = b"," + self._after if usage_null else self._after
         self._plain_before = self._before + (b'"delta":{"content":' if chat else b'"text":')
-        self._plain_after = (b"}" if chat else b"") + b',"logprobs":null,"finish_reason":null}]' + tail
+        self._plain_after = (b"}" if chat else b"") + _NULLS + b"}]" + tail
 
     def plain(self, text: str) -> bytes:
         """Text and nothing else: nearly every chunk."""
         return self._plain_before + encode(text) + self._plain_after
 
-    def role(self, prompt_token_ids: list[int] | None) -> bytes:
+    def role(self, extra: dict[str, Any]) -> bytes:
         """The first chunk of a chat choice."""
-        extra: dict[str, Any] = {"prompt_token_ids": prompt_token_ids} if prompt_token_ids is not None else {}
-        return self.full(
-            {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}, extra
-        )
+        delta = {"role": "assistant", "content": ""}
+        return self.full({"delta": delta, "logprobs": None, "finish_reason": None}, extra)
 
     def full(self, choice: dict[str, Any], extra: dict[str, Any]) -> bytes:
         """Any chunk, from the choice's fields after `index` and the response's further fields."""
@@ -57,16 +60,14 @@ class ChunkTemplate:
         return self._before + encode(choice)[1:] + b"]" + fields + tail
 
 
-def stream_choice(
-    chat: bool, text: str, logprobs: Any, finish: str | None, token_ids: list[int] | None
-) -> dict[str, Any]:
-    """The fields of a chunk's choice after its index."""
-    choice: dict[str, Any]
-    choice = {"delta": {"content": text} if text else {}} if chat else {"text": text}
-    choice |= {"logprobs": logprobs, "finish_reason": finish}
-    if token_ids is not None:
-        choice["token_ids"] = token_ids
-    return choice
+def end_of(choice: Choice, logprobs: Any, token_ids: list[int] | None) -> dict[str, Any]:
+    """What a choice says besides its text, whole or in a chunk."""
+    return {
+        "logprobs": logprobs,
+        "finish_reason": choice.finish,
+        "stop_reason": choice.stop_reason,
+        "token_ids": token_ids,
+    }
 
 
 def chat_logprobs(gathered: Gathered, table: TokenTable) -> dict[str, Any]:
@@ -118,7 +119,7 @@ def _name(token: int, table: TokenTable) -> str:
     return text if "\ufffd" not in text else "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,

@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from torch_scheduler_rig import EOS, VOCABULARY, World, next_token, request, unbroken
+from torch_scheduler_rig import EOS, SIZE, VOCABULARY, World, next_token, request, unbroken
 
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import GenerateRequest, Sampling, TokenLogprobs
@@ -26,7 +26,7 @@ from holdfast.memory.kv.geometry import block_keys
         (request([1, -1]), Code.INVALID_REQUEST),
         (request([1], repetition_penalty=0.0), Code.INVALID_REQUEST),
         (request([1], logit_bias={VOCABULARY: 1.0}), Code.INVALID_REQUEST),
-        (request([1] * 32), Code.RESOURCE_EXHAUSTED),
+        (request([1] * 32), Code.INVALID_REQUEST),
     ],
 )
 def test_what_cannot_be_taken_is_refused_by_name(asked: GenerateRequest, code: Code) -> None:
@@ -68,6 +68,14 @@ def test_max_tokens_count_from_the_prompts_end() -> None:
     early = world.scheduler.take_early()
     assert [(output.stream, output.finish) for output in early] == [(2, "length")]
     assert [output.stream for output in world.drain()] == [1]
+
+
+def test_the_first_output_tells_how_much_of_the_prompt_was_cached() -> None:
+    """A prompt that was computed before is found up to its last whole block; only the first output says so."""
+    world = World()
+    for number, cached in ((1, 0), (2, 2 * SIZE)):
+        world.scheduler.submit(number, request(range(1, 2 * SIZE + 2), 3, ignore_eos=True))
+        assert [output.cached for output in world.drain()] == [cached, 0, 0]
 
 
 def test_end_of_turn_ends_a_stream_unless_it_is_ignored() -> None:

@@ -71,6 +71,7 @@ class PagedBlocks:
         stream.generations = [generation for _, generation in opened]
         stream.blocks = len(stream.held)
         stream.full = len(found)
+        stream.cached = len(found) * size
         stream.parent = stream.keys[len(found) - 1] if found else self._root
         stream.at = -1
         self.used += stream.blocks

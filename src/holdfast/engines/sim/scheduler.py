@@ -103,11 +103,8 @@ class Scheduler:
         if any(not 0 <= token < size for token in request.sampling.logit_bias or ()):
             raise _invalid(f"logit_bias has token ids outside 0 to {size - 1}")
         if blocks_for(request.prompt_len + 1, settings.block_size) > settings.kv_blocks:
-            raise HoldfastError(
-                Code.RESOURCE_EXHAUSTED,
-                f"a prompt of {request.prompt_len} tokens can never fit into {settings.kv_blocks} KV blocks "
-                f"of {settings.block_size}",
-            )
+            room = f"{settings.kv_blocks} KV blocks of {settings.block_size}"
+            raise _invalid(f"tokens: a prompt of {request.prompt_len} can never fit into {room}")
         try:
             sequence = Sequence(self._vocabulary, tokens, request.prompt_len, request.sampling, request.stop_token_ids)
         except OverflowError:  # a negative id, found while packing them: cheaper than a min() over a long prompt
@@ -198,7 +195,7 @@ class Scheduler:
                         blocks.filled(stream)
                 token = sequence.advance(wrong=wrong, drift=drift)
                 tokens.append(token)
-            output = Output(stream.number, [token])
+            output = Output(stream.number, [token], cached=0 if stream.decodes else stream.cached)
             if sequence.logprobs is not None:
                 output.logprobs = [sequence.logprobs]
             outputs.append(output)

@@ -15,6 +15,7 @@ class Stream:
     __slots__ = (
         "at",
         "blocks",
+        "cached",
         "decodes",
         "end",
         "fails_at",
@@ -51,6 +52,7 @@ class Stream:
         self.tokens: list[int] = request.tokens  # with real pages: a copy that grows
         self.held: list[int] = []  # blocks in the text's order
         self.generations: list[int] = []  # of the open ones: the last so many of `held`
+        self.cached = 0  # positions whose KV was found when it last began to run
         self.keys: list[bytes] | None = None  # of the text's full blocks; None: not yet computed
         self.parent = b""  # the key of its last full block
         self.full = 0  # how many of `held` are full

@@ -122,10 +122,7 @@ class Scheduler:
             raise _invalid(f"logit_bias has token ids outside 0 to {size - 1}")
         count, block_tokens = self.blocks.count, self.blocks.block_tokens
         if blocks_for(prompt_len + 1, block_tokens) > count:
-            raise HoldfastError(
-                Code.RESOURCE_EXHAUSTED,
-                f"a prompt of {prompt_len} tokens can never fit into {count} KV blocks of {block_tokens}",
-            )
+            raise _invalid(f"tokens: a prompt of {prompt_len} can never fit into {count} KV blocks of {block_tokens}")
         try:
             largest = max(array("I", tokens))
         except OverflowError:  # a negative id, found while packing them: cheaper than a min() over a long prompt
@@ -211,6 +208,8 @@ class Scheduler:
     def _output(self, stream: Stream, logprobs: Mapping[int, TokenLogprobs] | None) -> Output:
         token = stream.tokens[-1]
         output = Output(stream.number, [token])
+        if len(stream.tokens) == len(stream.request.tokens) + 1:
+            output.cached = stream.cached
         if logprobs is not None and stream.number in logprobs:
             output.logprobs = [logprobs[stream.number]]
         if token in stream.stops and len(stream.tokens) > stream.stop_from:
@@ -237,6 +236,8 @@ class Scheduler:
             self.running[stream.number] = stream
             stream.runs = True
             stream.planned = known
+            if len(stream.tokens) == len(stream.request.tokens):
+                stream.cached = known
             admitted.add(stream.number)
         return admitted
 

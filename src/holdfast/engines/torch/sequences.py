@@ -20,6 +20,7 @@ class Stream:
 
     __slots__ = (
         "blocks",
+        "cached",
         "end",
         "generations",
         "gone",
@@ -50,6 +51,7 @@ class Stream:
             self.stops |= eos_token_ids
         # A stop token counts once more than min_tokens were made: it comes on top of them, as in vLLM.
         self.stop_from = request.prompt_len + sampling.min_tokens
+        self.cached = 0  # positions whose KV was found when it first began to run
         self.planned = 0  # positions whose KV is there or will be when all planned steps have retired
         self.pending = 0  # tokens drawn by steps that have not retired
         self.in_flight = 0  # steps that have not retired and may write its blocks

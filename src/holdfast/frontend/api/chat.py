@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.frontend.api.checks import Check, boolean, integer, wrong_type
 from holdfast.frontend.api.errors import invalid
-from holdfast.frontend.api.fields import SHARED, TOP_LOGPROBS_MAX
+from holdfast.frontend.api.fields import SHARED, TOP_LOGPROBS_MAX, tools
 from holdfast.frontend.api.parse import read_fields, require, settle
 from holdfast.frontend.api.request import ParsedRequest
 
@@ -21,8 +21,10 @@ MESSAGES_AND_PARTS_MAX = 2048
 # A developer message is what newer clients call a system message; models' templates know only the latter.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
-_TEXT_FIELDS = frozenset({"name", "reasoning_content"})  # given to the template as they are
-_IGNORED_FIELDS = frozenset({"refusal", "annotations"})  # what an answer of ours or OpenAI's carries when sent back
+# Given to the template, by the name it has there: what reasoning is called changed once, and templates know the old.
+_TEXT_FIELDS = {"name": "name", "reasoning_content": "reasoning_content", "reasoning": "reasoning_content"}
+# What an answer carries when sent back, and marks for caches and traces.
+_IGNORED_FIELDS = frozenset({"annotations", "cache_control", "id", "metadata", "reasoning_details", "refusal"})
 _REFUSED_FIELDS = frozenset({"tool_calls", "tool_call_id", "function_call", "audio"})
 
 
@@ -35,7 +37,18 @@ def parse_chat(body: bytes) -> ParsedRequest:
         fields["top_logprobs"] = top or 0
     elif top is not None:
         raise invalid("top_logprobs", "'top_logprobs' is only allowed with 'logprobs': true")
+    _settle_tools(fields)
     return ParsedRequest(kind="chat", **settle(fields))
+
+
+def _settle_tools(fields: dict[str, Any]) -> None:
+    """Tools that may not be called change nothing, and clients that end a tool's turn send them along."""
+    offered, choice = fields.pop("_tools", False), fields.pop("_tool_choice", None)
+    if offered and choice != "none":
+        message = "'tools' are not supported unless 'tool_choice' is \"none\""
+        raise invalid("tools", message, "unsupported_parameter")
+    if choice not in (None, "none", "auto"):  # without tools, auto is none
+        raise invalid("tool_choice", "'tool_choice' is not supported other than \"none\"", "unsupported_parameter")
 
 
 def _messages(value: Any, path: str) -> list[dict[str, Any]]:
@@ -69,7 +82,7 @@ def _message(value: Any, path: str) -> dict[str, Any]:
         elif key in _TEXT_FIELDS:
             if type(item) is not str:
                 raise wrong_type(inner, "a string", item)
-            message[key] = item
+            message[_TEXT_FIELDS[key]] = item
         elif key in _REFUSED_FIELDS:
             if item != []:
                 raise invalid(inner, f"'{inner}' is not supported", "unsupported_parameter")
@@ -122,6 +135,8 @@ def _part(value: Any, path: str) -> str:
 _TABLE: dict[str, tuple[str, Check]] = {
     **SHARED,
     "messages": ("messages", _messages),
+    "tools": ("_tools", tools),
+    "tool_choice": ("_tool_choice", lambda value, path: value),
     "logprobs": ("_logprobs", boolean),
     "top_logprobs": ("_top_logprobs", integer(0, TOP_LOGPROBS_MAX)),
 }

@@ -11,7 +11,7 @@ from typing import Any
 from holdfast.core.requests import SEED_MAX
 from holdfast.frontend.api.checks import Check, boolean, integer, list_of, number, text, wrong_type
 from holdfast.frontend.api.errors import invalid
-from holdfast.frontend.api.request import CHOICES_MAX
+from holdfast.frontend.api.request import CHOICES_MAX, Usage
 
 STOPS_MAX = 16  # OpenAI takes 4, other servers any number; each costs a search per token once its first letter is seen
 STOP_CHARS_MAX = 512  # the most a stream may be held back for
@@ -62,25 +62,27 @@ def logit_bias(value: Any, path: str) -> dict[int, float] | None:
     return bias or None
 
 
-def stream_options(value: Any, path: str) -> bool:
-    """Whether usage is to be sent at the end; the one option that changes anything."""
+def stream_options(value: Any, path: str) -> Usage:
+    """When usage is to be sent; padding against traffic analysis is the other option, and ours is never padded."""
     if type(value) is not dict:
         raise wrong_type(path, "an object", value)
-    include = False
+    given: dict[str, bool] = {}
     for key, option in value.items():
         inner = f"{path}.{key[:100]}"
-        if option is None:
-            continue
-        if key == "include_usage":
-            include = boolean(option, inner)
-        elif key == "include_obfuscation":
-            boolean(option, inner)  # padding against traffic analysis; ours is never padded
-        elif key == "continuous_usage_stats":
-            if boolean(option, inner):
-                raise invalid(inner, f"'{inner}' is not supported", "unsupported_parameter")
-        else:
+        if key not in ("include_usage", "continuous_usage_stats", "include_obfuscation"):
             raise invalid(inner, f"unknown field '{inner}'", "unknown_parameter")
-    return include
+        if option is not None:
+            given[key] = boolean(option, inner)
+    if not given.get("include_usage"):
+        return Usage.NEVER  # as in vLLM, continuous usage is a kind of included usage
+    return Usage.ALWAYS if given.get("continuous_usage_stats") else Usage.LAST
+
+
+def tools(value: Any, path: str) -> bool:
+    """Whether there are any. They are looked at no further: only requests that may not call them are taken."""
+    if type(value) is not list:
+        raise wrong_type(path, "an array of tools", value)
+    return bool(value)
 
 
 # field: (name in ParsedRequest, check). A leading underscore: not stored as it is, judged with others afterwards.
@@ -89,9 +91,8 @@ SHARED: dict[str, tuple[str, Check]] = {
     "n": ("n", integer(1, CHOICES_MAX)),
     "best_of": ("_best_of", integer(1, CHOICES_MAX)),
     "stream": ("stream", boolean),
-    "stream_options": ("_include_usage", stream_options),
+    "stream_options": ("_usage", stream_options),
     "return_token_ids": ("return_token_ids", boolean),
-    "priority": ("priority", integer(-INT32_MAX, INT32_MAX)),
     "stop": ("stops", stop),
     "stop_token_ids": ("stop_token_ids", list_of(token_id, STOP_TOKEN_IDS_MAX)),
     "include_stop_str_in_output": ("include_stop", boolean),
@@ -113,6 +114,7 @@ SHARED: dict[str, tuple[str, Check]] = {
 # Accepted and not looked at: they never change an answer's tokens.
 HARMLESS = frozenset(
     {
+        "cache_control",
         "metadata",
         "parallel_tool_calls",
         "prompt_cache_key",
@@ -120,6 +122,7 @@ HARMLESS = frozenset(
         "request_id",
         "safety_identifier",
         "service_tier",
+        "session_id",
         "store",
         "user",
     }
@@ -155,6 +158,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "prediction": (),
+    "priority": (0,),
     "prompt_embeds": (),
     "prompt_logprobs": (),
     "reasoning": (),
@@ -167,8 +171,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "structured_outputs": (),
     "suffix": ("",),
     "thinking": (),
-    "tool_choice": ("none",),
-    "tools": ([],),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "verbosity": ("medium",),

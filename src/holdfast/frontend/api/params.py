@@ -18,6 +18,15 @@ CARD_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty",
 
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 
+# What a completion without `max_tokens` gets, as OpenAI and vLLM have it; clients that leave it out rely on the end.
+COMPLETION_TOKENS = 16
+
+
+def context_exceeded(param: str, context_tokens_max: int, rest: str) -> ApiError:
+    """It begins with OpenAI's words: clients know by them that a shorter prompt would do."""
+    message = f"This model's maximum context length is {context_tokens_max} tokens. However, {rest}"
+    return invalid(param, message, CONTEXT_LENGTH_EXCEEDED)
+
 
 def check_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
     """A card's generation defaults in the form `build_sampling` trusts; ValueError names what is wrong with them."""
@@ -84,16 +93,17 @@ def _max_tokens(parsed: ParsedRequest, default: int | None, prompt_tokens: int, 
     if prompt_tokens == 0:
         raise invalid(source, f"'{source}' has no tokens; there is nothing to go on from")
     rest = context_tokens_max - prompt_tokens
-    limit = f"this model's context is {context_tokens_max} tokens"
     if rest < 1:
-        message = f"{limit}; '{source}' takes {prompt_tokens} of them and leaves no room for an answer"
-        raise invalid(source, message, CONTEXT_LENGTH_EXCEEDED)
+        why = f"'{source}' takes {prompt_tokens} tokens and leaves no room for an answer; shorten it."
+        raise context_exceeded(source, context_tokens_max, why)
     if parsed.max_tokens is None:
-        return rest if default is None else min(default, rest)
+        wanted = default if default is not None else COMPLETION_TOKENS if parsed.kind == "completion" else rest
+        return min(wanted, rest)
     if parsed.max_tokens > rest:
         field = parsed.max_tokens_field
-        message = f"{limit}; '{source}' takes {prompt_tokens} of them and '{field}' asks for {parsed.max_tokens} more"
-        raise invalid(field, message, CONTEXT_LENGTH_EXCEEDED)
+        why = f"you requested {prompt_tokens + parsed.max_tokens} tokens ({prompt_tokens} in '{source}', "
+        why += f"{parsed.max_tokens} in '{field}'); shorten either."
+        raise context_exceeded(field, context_tokens_max, why)
     return parsed.max_tokens
 
 

@@ -78,10 +78,10 @@ def settle(fields: Fields) -> Fields:
     """Judge the shared fields that depend on each other; what is left fits ParsedRequest."""
     require(fields, "model")
     _settle_max_tokens(fields)
-    if "_include_usage" in fields:
+    if "_usage" in fields:
         if not fields.get("stream", False):
             raise invalid("stream_options", "'stream_options' is only allowed with 'stream': true")
-        fields["include_usage"] = fields.pop("_include_usage")
+        fields["usage"] = fields.pop("_usage")
     if fields.pop("_best_of", fields.get("n", 1)) != fields.get("n", 1):
         raise invalid("best_of", "'best_of' is not supported other than equal to 'n'", "unsupported_parameter")
     return fields

@@ -6,9 +6,19 @@ that the model's own defaults can still apply; counts and lengths are bounded.
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any, Literal
 
 import msgspec
+
+
+class Usage(Enum):
+    """When a stream tells how many tokens it took."""
+
+    NEVER = 0
+    LAST = 1  # in a chunk of its own at the end
+    ALWAYS = 2  # in every chunk too, for its choice so far
+
 
 # Choices of one request: each is a stream of its own on an engine; OpenAI's own bound on `n`.
 CHOICES_MAX = 128
@@ -24,9 +34,8 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     n: int = 1
     stream: bool = False
-    include_usage: bool = False
+    usage: Usage = Usage.NEVER
     return_token_ids: bool = False
-    priority: int = 0
 
     stops: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()

@@ -34,25 +34,33 @@ class StopWatcher:
                     return text, None
             elif self._may_start is None or self._may_start(text) is None:
                 return text, None
-        return self._push_slowly(self._held + text)
+        return self._push_slowly(self._held + text, len(self._held))
+
+    def pass_by(self, text: str) -> str:
+        """Text in which no stop string may end, though one that ends later may begin there; what may be shown now."""
+        text = self._held + text
+        cut = self._hold_from(text)
+        self._held = text[cut:]
+        return text[:cut]
 
     def flush(self) -> str:
         """What was withheld, at the stream's end: no stop string came of it."""
         held, self._held = self._held, ""
         return held
 
-    def _push_slowly(self, text: str) -> tuple[str, str | None]:
+    def _push_slowly(self, text: str, seen: int) -> tuple[str, str | None]:
+        """`seen`: how much of it was there before; a stop string that ended in that was passed by."""
         end, start, hit = len(text) + 1, 0, None
         for stop in self._stops:
-            place = text.find(stop, 0, end)  # one that ends later than the best so far cannot win
+            # One that ends later than the best so far cannot win.
+            place = text.find(stop, max(0, seen - len(stop) + 1), end)
             if place >= 0 and (place + len(stop), place) < (end, start):
                 end, start, hit = place + len(stop), place, stop
         if hit is not None:
             self._held = ""
             return text[: end if self._include else start], hit
-        cut = self._hold_from(text)
-        self._held = text[cut:]
-        return text[:cut], None
+        self._held = ""
+        return self.pass_by(text), None
 
     def _hold_from(self, text: str) -> int:
         """Where the longest end that begins a stop string starts. A start that fails is emitted and never tried
