@@ -6,6 +6,7 @@ from http_rig import Raw, chat
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.bench.deployment import Deployment
+from holdfast.migration.gaps import GAP_BOUNDS_S
 
 CHAT = "/v1/chat/completions"
 Samples = dict[tuple[str, tuple[str, ...]], float]
@@ -57,3 +58,17 @@ def test_counts_follow_what_clients_did(deployment: Deployment) -> None:
         assert moved(before, after, f"dynamo_frontend_{histogram}_count", model) == 4
     assert after["dynamo_frontend_inflight_requests", (model,)] == 0
     assert after["holdfast_workers", ("alive",)] == 1
+
+
+def test_every_gap_between_tokens_is_on_the_page(deployment: Deployment) -> None:
+    """A stream's tokens less one are counted, by how long each was waited for: what the client saw, not a mean."""
+    before = scrape(deployment)
+    name = "dynamo_frontend_inter_token_latency_seconds"
+    with Raw(deployment.port) as raw:
+        assert raw.post(CHAT, chat(stream=True, max_tokens=30, ignore_eos=True)).reply().status == 200
+    after = scrape(deployment)
+    assert moved(before, after, f"{name}_count", "holdfast-sim") == 29
+    assert moved(before, after, f"{name}_bucket", "holdfast-sim", "+Inf") == 29
+    assert moved(before, after, f"{name}_sum", "holdfast-sim") > 0
+    below = [moved(before, after, f"{name}_bucket", "holdfast-sim", str(bound)) for bound in GAP_BOUNDS_S]
+    assert below == sorted(below)

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from pool_rig import PoolRig, ScriptedWorker, pool_rig, until
 
+from holdfast.frontend.metrics import FrontendMetrics
 from holdfast.frontend.pages import Pages
 from holdfast.health.verdicts import Verdict
 from holdfast.migration.dispatcher import HoldSettings
@@ -33,11 +34,11 @@ async def leading(rig: PoolRig, number: int, epoch: int, group: str = "g") -> Sc
 
 
 def pages(rig: PoolRig) -> Pages:
-    return Pages(rig.directory, rig.dispatcher, rig.pool, 0, lambda: "connected")
+    return Pages(rig.directory, rig.dispatcher, rig.pool, 0, lambda: "connected", FrontendMetrics(rig.dispatcher.stats))
 
 
 def shown(rig: PoolRig, worker: ScriptedWorker) -> dict[str, Any]:
-    [facts] = [w for w in pages(rig).facts(0)["workers"] if w["instance"] == f"{worker.key.instance:x}"]
+    [facts] = [w for w in pages(rig).facts()["workers"] if w["instance"] == f"{worker.key.instance:x}"]
     return dict(facts)
 
 
@@ -51,12 +52,12 @@ async def test_a_standby_is_ready_in_all_but_its_word(tmp_path: Path) -> None:
         assert not rig.is_routable(worker)
         flight, _ = rig.ask("s1", worker)
         assert flight in flight.workers.holds
-        facts = pages(rig).facts(1)
+        facts = pages(rig).facts()
         assert facts["status"] == "no_worker"
         assert facts["reason"] == "no active worker; 1f stands by to take over"
         assert shown(rig, worker) | {"active": False, "epoch": 0, "group": "g"} == shown(rig, worker)
         assert shown(rig, worker)["reason"] == "standing by"
-        page = pages(rig).metrics.page(rig.dispatcher.stats, rig.pool, {}).decode()
+        page = pages(rig).metrics.page(rig.pool, {}).decode()
         assert "holdfast_frontend_standbys 1.0" in page
         assert "holdfast_frontend_takeovers_total 0.0" in page
         assert not worker.generates
@@ -75,10 +76,10 @@ async def test_active_sends_what_is_held_before_it_returns(tmp_path: Path) -> No
         await until(lambda: worker.generates, "the request")
         worker.say("s1", [10], "length")
         await until(lambda: reader.finish, "the end")
-        assert pages(rig).facts(0)["status"] == "ready"
-        assert pages(rig).facts(0)["reason"] == ""
+        assert pages(rig).facts()["status"] == "ready"
+        assert pages(rig).facts()["reason"] == ""
         assert shown(rig, worker) | {"active": True, "epoch": 7} == shown(rig, worker)
-        page = pages(rig).metrics.page(rig.dispatcher.stats, rig.pool, {}).decode()
+        page = pages(rig).metrics.page(rig.pool, {}).decode()
         assert "holdfast_frontend_standbys 0.0" in page
         assert "holdfast_frontend_takeovers_total 1.0" in page
 

@@ -209,9 +209,6 @@ class App:
             shown.disconnects.inc()
         if reply.first_token_s:
             shown.ttft.labels(model).observe(reply.first_token_s - began_s)
-            gaps = made // len(reply.choices) - 1
-            if gaps > 0:
-                shown.itl.labels(model).observe((now_s - reply.first_token_s) / gaps)
 
     # -- tasks
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
@@ -12,6 +12,7 @@ import msgspec
 from holdfast.frontend.api.errors import model_not_found, no_worker
 from holdfast.frontend.metrics import FrontendMetrics
 from holdfast.migration.dispatcher import Dispatcher
+from holdfast.migration.gaps import Seam
 from holdfast.migration.pool import WorkerPool
 from holdfast.migration.sets import ModelDirectory
 from holdfast.migration.watch import Watch
@@ -32,7 +33,7 @@ class Pages:
     pool: WorkerPool
     created: int
     store_state: Callable[[], str]
-    metrics: FrontendMetrics = field(default_factory=FrontendMetrics)
+    metrics: FrontendMetrics
     draining: bool = False
     streams: Callable[[], int] = lambda: 0  # requests under way
 
@@ -56,7 +57,7 @@ class Pages:
             facts = self.facts()
             connection.respond(200 if facts["status"] == "ready" else 503, msgspec.json.encode(facts))
         elif path == "/metrics":
-            page = self.metrics.page(self.dispatcher.stats, self.pool, self._held())
+            page = self.metrics.page(self.pool, self._held())
             connection.respond(200, page, metrics.CONTENT_TYPE)
         elif path == _MODELS:
             cards = [self._card(name) for name in self.directory.models()]
@@ -99,6 +100,7 @@ class Pages:
             "held": sum(self._held().values()),
             "resumed_total": sum(self.dispatcher.stats.resumed.values()),
             "models": sorted(self.directory.models()),
+            "seams": [_seam(seam) for seam in self.dispatcher.stats.seams.latest()],
             "workers": [self._worker(watch) for watch in self.pool.watched.values()],
         }
 
@@ -121,3 +123,9 @@ class Pages:
         if standbys:
             return f"no active worker; {standbys} stands by to take over"
         return "no worker that can serve" if self.pool.watched else "no worker is known"
+
+
+def _seam(seam: Seam) -> dict[str, Any]:
+    """One worker's failure, as its streams saw it."""
+    shown = {"instance": f"{seam.worker:x}", "epoch": seam.epoch, "streams": seam.streams, "lost": seam.lost}
+    return shown | {"worst_gap_ms": round(seam.worst_s * 1000, 1)}

@@ -17,6 +17,7 @@ from holdfast.discovery.keys import CARDS, INSTANCES, REFUSALS, STANDBYS, Instan
 from holdfast.discovery.registry import Registry
 from holdfast.frontend.admission import Admission, AdmissionSettings
 from holdfast.frontend.app import App, AppSettings
+from holdfast.frontend.metrics import FrontendMetrics
 from holdfast.frontend.model_text import TextMaker
 from holdfast.frontend.pages import Pages
 from holdfast.migration.dispatcher import Dispatcher, HoldSettings
@@ -64,7 +65,8 @@ async def run_frontend(
     peer = f"frontend-{rng.getrandbits(32):08x}"
     pool = WorkerPool(directory, dispatcher, network, rng, TextMaker().prepare, peer)
     admission = Admission(directory, dispatcher, AdmissionSettings(), rng, wall_clock)
-    pages = Pages(directory, dispatcher, pool, int(wall_clock()), lambda: store.state)
+    shown = FrontendMetrics(dispatcher.stats)
+    pages = Pages(directory, dispatcher, pool, int(wall_clock()), lambda: store.state, shown)
     app = App(AppSettings(settings.api_keys, settings.holds.hold_s), directory, admission, pages)
     pages.streams = lambda: app.inflight
     pool.on_models_changed = app.models_changed

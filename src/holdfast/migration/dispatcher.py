@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.errors import Code
 from holdfast.migration.flight import Flight
+from holdfast.migration.gaps import Seams, TokenGaps
 from holdfast.migration.groups import Groups
 from holdfast.migration.policy import BLAMELESS, DEATHS, Fail, after_failure, standing_of
 from holdfast.migration.sets import ModelDirectory, WorkerSet
@@ -44,7 +45,9 @@ class DispatchStats:
 
     resumed: dict[str, int] = field(default_factory=dict)  # by the failure's name
     lost: dict[str, int] = field(default_factory=dict)
-    pauses_s: list[float] = field(default_factory=list)  # failure to next token; drained by the metrics page
+    pauses_s: list[float] = field(default_factory=list)  # at a failure, token to token; drained by the metrics page
+    gaps: dict[str, TokenGaps] = field(default_factory=dict)  # by model
+    seams: Seams = field(default_factory=Seams)
     takeovers: int = 0  # a standby said that it is active now
 
 
@@ -54,7 +57,7 @@ class Dispatcher:
     def __init__(self, directory: ModelDirectory, settings: HoldSettings, clock: Callable[[], float]) -> None:
         self._directory = directory
         self._settings = settings
-        self._clock = clock
+        self.clock = clock
         self._numbers = itertools.count(1)
         self._groups = Groups()
         self.stats = DispatchStats()
@@ -86,6 +89,7 @@ class Dispatcher:
     def join(self, link: WorkerLink, workers: WorkerSet) -> None:
         """A worker is connected; it gets work once it is active and its judge trusts it."""
         link.workers = workers
+        link.gaps = self.stats.gaps.setdefault(workers.card.name, TokenGaps())
         workers.links[link.slot.name] = link
         workers.table.add(link.slot)
         if link.active:
@@ -149,8 +153,10 @@ class Dispatcher:
         if flight.standing is Standing.SUSPECT or flight.workers.holds.suspects:
             self._fill(flight.workers)
         if flight.failed_at_s:
-            pause_s = self._clock() - flight.failed_at_s
+            # What its client saw: a stopped worker's streams stand still long before anybody calls it failed.
+            pause_s = self.clock() - (flight.last_s or flight.failed_at_s)
             flight.failed_at_s = 0.0
+            self.stats.seams.went_on(flight.failed_on, pause_s)
             if len(self.stats.pauses_s) < 65_536:  # bounded if nobody scrapes
                 self.stats.pauses_s.append(pause_s)
             if ledger.mark or ledger.barren or ledger.deaths:  # else it only met a full worker
@@ -179,15 +185,17 @@ class Dispatcher:
             self._fill(flight.workers)
             return
         if verdict.avoid_worker and link is not None:
-            flight.workers.table.set_aside(link.slot, self._clock())
+            flight.workers.table.set_aside(link.slot, self.clock())
         self.stats.resumed[code] = self.stats.resumed.get(code, 0) + 1
-        flight.failed_at_s = flight.failed_at_s or self._clock()
+        if not flight.failed_at_s:
+            flight.failed_at_s = self.clock()
+            flight.failed_on = (link.slot.name, link.epoch) if link is not None else (0, 0)
         if not self._send(flight):
             self._hold(flight)
 
     def workers_changed(self, workers: WorkerSet) -> None:
         """A worker came, went, or has room: give it what waits."""
-        workers.note_routable(self._clock())
+        workers.note_routable(self.clock())
         self._fill(workers)
 
     # -- time
@@ -239,7 +247,7 @@ class Dispatcher:
             workers.holds.drop(held.stream)
 
     def _hold(self, flight: Flight) -> bool:
-        now_s = self._clock()
+        now_s = self.clock()
         count = flight.ledger.emitted
         if flight.hold_mark != count:
             flight.hold_mark = count
@@ -282,4 +290,6 @@ class Dispatcher:
     def _lose(self, flight: Flight, code: Code, message: str) -> None:
         if flight.ledger.end():
             self.stats.lost[code] = self.stats.lost.get(code, 0) + 1
+            if flight.failed_at_s:
+                self.stats.seams.lost(flight.failed_on)
             flight.consumer.failed(code, message, self._settings.hold_s if code is Code.NO_WORKER else None)

@@ -43,9 +43,11 @@ class Flight:
         "consumer",
         "cost",
         "failed_at_s",
+        "failed_on",
         "first_output",
         "hold_deadline_s",
         "hold_mark",
+        "last_s",
         "ledger",
         "link",
         "standing",
@@ -64,6 +66,8 @@ class Flight:
         self.first_output = False  # the current attempt has yet to make a token
         self.standing = Standing.FRESH  # as it was placed, or is held
         self.failed_at_s = 0.0  # when the last attempt failed, 0 once the stream moves again
+        self.failed_on = (0, 0)  # the worker it failed on then, and the epoch that one led under
+        self.last_s = 0.0  # when its last token came, 0 before any
         self.hold_deadline_s = 0.0
         self.hold_mark = -1  # tokens known when that deadline was set: it stands until there are more
 

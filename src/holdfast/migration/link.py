@@ -1,4 +1,4 @@
-"""One worker as a frontend holds it: a data connection, a beat connection, and the judge that watches both.
+"""One worker as a frontend holds it: a data connection and the streams on it. Its beats come by `beat_link`.
 
 The hot path is `DataConnection.data_received`: from a received frame to every client's write in one synchronous
 pass (facts 33). A broken connection fails all its streams at once; a judge's verdict moves them while the
@@ -17,6 +17,7 @@ import msgspec
 from holdfast.core.errors import Code
 from holdfast.discovery.registry import Instance
 from holdfast.migration.flight import Consumer, Flight
+from holdfast.migration.gaps import TokenGaps
 from holdfast.migration.groups import Claim
 from holdfast.routing.table import Slot
 from holdfast.wire.frames import FrameError, FrameSplitter
@@ -24,7 +25,6 @@ from holdfast.wire.messages import (
     VERSION,
     Active,
     ArtefactPart,
-    Beat,
     Closed,
     Draining,
     Hello,
@@ -44,6 +44,8 @@ UNSENT_BYTES_MAX = 64 * 1024 * 1024
 
 class LinkEvents(Protocol):
     """Who is told what happens on a link (the dispatcher, and the pool for life and death)."""
+
+    clock: Callable[[], float]
 
     def output_began(self, flight: Flight) -> None: ...
 
@@ -75,6 +77,7 @@ class WorkerLink:
         self.on_word: Callable[[], None] = lambda: None  # told of a sign of life that cannot wait for the next tick
         self.heard = False  # something came on the data connection since the last tick
         self.reason = "connecting"
+        self.gaps = TokenGaps()  # its model's, once it has one
 
     def send(self, message: msgspec.Struct) -> None:
         """Queue a message; a connection that cannot take it is broken."""
@@ -111,7 +114,7 @@ class WorkerLink:
         return f"<WorkerLink {self.instance.key.instance:x} {self.reason}, {len(self.streams)} streams>"
 
 
-class _Framed(asyncio.Protocol):
+class Framed(asyncio.Protocol):
     """Handshake and frames; subclasses take the messages."""
 
     purpose = ""
@@ -174,7 +177,7 @@ class _Framed(asyncio.Protocol):
         self.close()
 
 
-class DataConnection(_Framed):
+class DataConnection(Framed):
     """Requests out, steps in."""
 
     purpose = "data"
@@ -182,6 +185,7 @@ class DataConnection(_Framed):
     def __init__(self, link: WorkerLink, peer: str) -> None:
         super().__init__(peer)
         self._link = link
+        self._now = link.events.clock
         # Parts as they come, None when the connection is lost. Read as fast as they come; bounded by the reader.
         self.artefacts: dict[str, asyncio.Queue[ArtefactPart | None]] = {}
 
@@ -222,6 +226,8 @@ class DataConnection(_Framed):
     def _take_step(self, step: Step, dirty: list[Consumer]) -> None:
         streams = self._link.streams
         events = self._link.events
+        now_s = self._now()
+        since: dict[float, int] = {}  # when the last token had come, and of how many streams
         for output in step.outputs:
             flight = streams.get(output.stream)
             failure = output.failure
@@ -233,6 +239,11 @@ class DataConnection(_Framed):
                 continue
             if flight.first_output:
                 events.output_began(flight)
+            if output.tokens:
+                last_s, flight.last_s = flight.last_s, now_s
+                since[last_s] = since.get(last_s, 0) + 1
+                if len(output.tokens) > 1:
+                    self._link.gaps.add_together(len(output.tokens) - 1)
             consumer = flight.consumer
             over = consumer.take(output)
             if not consumer.dirty:
@@ -242,6 +253,7 @@ class DataConnection(_Framed):
                 events.stream_over(flight, tell_worker=output.finish is None and failure is None)
             elif failure is not None:
                 events.attempt_failed(flight, failure.code, failure.message)
+        self._link.gaps.add(since, now_s)
 
     def _other(self, message: object) -> None:
         link = self._link
@@ -268,29 +280,7 @@ class DataConnection(_Framed):
             self._first(message)
 
 
-class BeatConnection(_Framed):
-    """Beats in."""
-
-    purpose = "beat"
-
-    def __init__(self, peer: str) -> None:
-        super().__init__(peer)
-        self.beats: list[Beat] = []  # since the last tick; ten a second at most, taken ten times a second
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            for payload in self._splitter.feed(data):
-                message = decode_to_frontend(payload)
-                if isinstance(message, Beat):
-                    self.beats.append(message)
-                    del self.beats[:-64]
-                else:
-                    self._first(message)
-        except FrameError as error:
-            self._break(f"worker sent what is not our protocol: {error}")
-
-
-class NoticeConnection(_Framed):
+class NoticeConnection(Framed):
     """Opened to say one thing to a worker that gets no link."""
 
     purpose = "data"

@@ -15,7 +15,8 @@ from holdfast.core.ports import Network
 from holdfast.health.liveness import Judge
 from holdfast.health.probe import is_local, probe
 from holdfast.health.verdicts import Effect, Judged, MoveStreams, StartProbe, StopProbe
-from holdfast.migration.link import BeatConnection, WorkerLink
+from holdfast.migration.beat_link import BeatConnection
+from holdfast.migration.link import WorkerLink
 
 CONNECT_TIMEOUT_S = 2.0
 # Between tries to reopen a broken beat connection: the judge's first doubt comes later than two of them.

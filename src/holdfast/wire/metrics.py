@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-__all__ = ["CONTENT_TYPE", "Counter", "Gauge", "Histogram", "MetricsRegistry", "catch_up", "page"]
+__all__ = ["CONTENT_TYPE", "Counted", "Counter", "Gauge", "Histogram", "MetricsRegistry", "catch_up", "page"]
 
 MetricsRegistry = CollectorRegistry
 CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
@@ -21,3 +25,32 @@ def catch_up(counter: Counter, total: float) -> None:
     behind = total - counter._value.get()
     if behind > 0:
         counter.inc(behind)
+
+
+class Counted:
+    """A histogram by one label whose buckets are counted elsewhere: `read` gives label, count per bucket, and sum."""
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        label: str,
+        bounds: Sequence[float],
+        read: Callable[[], Iterable[tuple[str, Sequence[int], float]]],
+        registry: CollectorRegistry,
+    ) -> None:
+        self._name, self._text, self._label = name, text, label
+        self._bounds = [*map(str, bounds), "+Inf"]
+        self._read = read
+        registry.register(self)
+
+    def describe(self) -> list[HistogramMetricFamily]:
+        return [HistogramMetricFamily(self._name, self._text, labels=(self._label,))]
+
+    def collect(self) -> list[HistogramMetricFamily]:
+        """Asked by a scrape."""
+        (family,) = self.describe()
+        for label, counts, total in self._read():
+            below = list(itertools.accumulate(counts))
+            family.add_metric((label,), list(zip(self._bounds, map(float, below), strict=True)), total)
+        return [family]
