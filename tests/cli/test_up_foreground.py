@@ -97,11 +97,13 @@ def test_asking_twice_kills(place: Place) -> None:
 
 def test_what_cannot_start_says_why(place: Place) -> None:
     """A worker that fails at once three times ends `up` with one line that has the cause, and leaves nothing."""
+    (place.state_dir / "run" / "worker-1.sock").mkdir(parents=True)  # nobody can listen there
     for words in ((), ("--detach",)):
-        done = place.run("up", "--engine", "nonesuch", "--port", str(place.port), *words)
+        done = place.run("up", *place.shape, "--port", str(place.port), *words)
         assert done.returncode == 1
         assert done.stderr.count("\n") == 1, done.stderr
-        assert "unknown engine 'nonesuch'" in done.stderr
+        assert "worker-1 cannot be started: " in done.stderr
+        assert "/run/worker-1.sock" in done.stderr
         until(lambda: not place.pids(), "every process to be gone", 2.0)
 
 

@@ -13,7 +13,7 @@ from holdfast import __version__
 from holdfast.cli import bench, locks, memory, roles
 from holdfast.cli import options as opt
 from holdfast.cli.options import environment
-from holdfast.settings import STATUS_PORT
+from holdfast.settings import STATUS_PORT, WAIT_S
 
 RUN = "Run it"
 PARTS = "Run one process by hand"
@@ -56,6 +56,7 @@ def up(
     status_port: opt.StatusPort = STATUS_PORT,
     detach: opt.Detach = False,
     untied: opt.Untied = False,
+    wait_s: opt.WaitS = WAIT_S,
     model: opt.Source = "",
     served_name: opt.ServedName = "",
     deployment: opt.Deployment = "",
@@ -106,7 +107,7 @@ def up(
     serving = (deployment or env.deployment, engine, name, workers, frontends, host, port, store)
     loaded = (source, torch, str(env.cache_dir), chosen.gpus)
     given = (*serving, hold_s, drain_s, allow_chaos, keys, sim, env.log_level, *failover, *loaded, known_s)
-    options = UpOptions(*given, status_port=status_port)
+    options = UpOptions(*given, status_port=status_port, wait_s=wait_s)
     raise typer.Exit(run_up(env.state_dir, options, detach, tied=not untied))
 
 

@@ -1,4 +1,4 @@
-"""The detached supervisor: `python -m holdfast.cli.background LOCK_FD STATE_DIR`, with its launches on stdin.
+"""The detached supervisor: `python -m holdfast.cli.background LOCK_FD STATE_DIR WAIT_S`, with its launches on stdin.
 
 Started by `holdfast up --detach`, which hands it the lock it already holds. It logs to `STATE_DIR/logs/up.log`. When it
 is killed its processes live on, and the next `up` adopts them.
@@ -15,9 +15,10 @@ from pathlib import Path
 import msgspec
 
 from holdfast.cli.launch import ROLES, Launch, role_of
-from holdfast.cli.plan import job_of
-from holdfast.cli.running import keep_up
+from holdfast.cli.running import keep_up, log_dir
+from holdfast.cli.starting import Start
 from holdfast.supervise.lock import Holder, sign
+from holdfast.supervise.processes import LocalProcesses
 
 
 def encode_launches(launches: list[Launch]) -> bytes:
@@ -33,12 +34,13 @@ def main(argv: list[str]) -> int:
     lock, state_dir = int(argv[0]), Path(argv[1])
     sign(lock, Holder(os.getpid(), detached=True))
 
-    async def up() -> None:
-        _log("everything is up")
-        sign(lock, Holder(os.getpid(), detached=True, up=True))
+    async def shown(lack: str) -> None:
+        _log(lack or "everything is up")
+        sign(lock, Holder(os.getpid(), detached=True, up=not lack, lack=lack))
 
-    jobs = [job_of(launch) for launch in decode_launches(sys.stdin.buffer.read())]
-    trouble = asyncio.run(keep_up(state_dir, jobs, tied=False, tell=_log, shown=up))
+    launches = decode_launches(sys.stdin.buffer.read())
+    start = Start.of(state_dir, LocalProcesses(log_dir(state_dir)), launches)
+    trouble = asyncio.run(keep_up(start, tied=False, wait_s=float(argv[2]), tell=_log, shown=shown))
     if trouble:
         print(trouble, file=sys.stderr)
     return 1 if trouble else 0

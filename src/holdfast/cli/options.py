@@ -44,6 +44,10 @@ StatusPort = Annotated[
     ),
 ]
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Run in the background.")]
+WaitS = Annotated[
+    float,
+    typer.Option(min=0, help="How long it may take until it serves, seconds; past it all is stopped again."),
+]
 Untied = Annotated[
     bool,
     typer.Option("--untied", help="If this command is killed the rest goes on, and the next `up` adopts it (systemd)."),

@@ -26,7 +26,7 @@ from holdfast.core.address import UNIX_PATH_BYTES_MAX, TcpAddress
 from holdfast.core.errors import UserError
 from holdfast.discovery.keys import check_deployment_name
 from holdfast.memory.finding import socket_path
-from holdfast.settings import STATUS_PORT
+from holdfast.settings import STATUS_PORT, WAIT_S
 from holdfast.store.endpoints import check_url
 from holdfast.supervise.jobs import Job
 from holdfast.supervise.probes import Probes
@@ -79,6 +79,7 @@ class UpOptions:
     gpus: tuple[str, ...] = ()  # a torch engine's devices, by UUID; empty: host memory
     known_s: float = 3600.0  # how long a model without a worker is answered 503
     status_port: int = STATUS_PORT  # worker-1a's status page; worker-1b's is one more, worker-2a's ten more
+    wait_s: float = WAIT_S  # until it serves; past it what was started is taken down again
 
     @property
     def ranks(self) -> int:
@@ -225,6 +226,8 @@ def _check(state_dir: Path, options: UpOptions) -> None:
     if options.engine != "sim" and not options.standbys:
         mend = "use --standbys 1 or more, or --engine sim"
         raise UserError(f"--engine {options.engine} keeps its memory in a vault; {mend}")
+    if not options.wait_s > 0:
+        raise UserError(f"--wait-s must be over 0, got {options.wait_s:g}")
     if not options.wake_s > 0:
         raise UserError(f"--wake-s must be over 0, got {options.wake_s:g}")
     last = _status_port(max(options.workers, 1), options.standbys, options)

@@ -14,20 +14,19 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from holdfast.core.address import parse_address
-from holdfast.supervise.asking import ask
+from holdfast.cli.plan import job_of
+from holdfast.cli.starting import Start, in_words, unfinished
 from holdfast.supervise.jobs import Job
 from holdfast.supervise.life import Phase
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.processes import LocalProcesses
-from holdfast.supervise.records import Record, read_record
+from holdfast.supervise.records import Record
 from holdfast.supervise.watching import Watching
 from holdfast.wire.net import SocketNetwork
 
 # A process that ended this often without ever being ready will not be ready the next time either.
 START_FAILURES_MAX = 3
-# Workers are found by the frontend within milliseconds of being ready; then the shown `curl` works at once.
-ROUTABLE_WAIT_S = 10.0
+LOOK_S = 0.05  # between two looks at whether it serves: a person does not see that
 
 Tell = Callable[[str], None]
 
@@ -43,18 +42,19 @@ def log_dir(state_dir: Path) -> Path:
 
 
 async def keep_up(
-    state_dir: Path,
-    jobs: Sequence[Job],
+    start: Start,
     *,
     tied: bool,
+    wait_s: float,
     tell: Tell,
-    shown: Callable[[], Awaitable[None]],
+    shown: Callable[[str], Awaitable[None]],
     stopping: Callable[[], None] = lambda: None,
 ) -> str:
     """Run until stopped; what went wrong at the start, or "". `tied`: nothing may outlive this process. `shown` is
-    called once all is ready, `stopping` once it is told to stop."""
-    command = child_command(os.getpid() if tied else 0)
-    supervisor = Supervisor(state_dir, jobs, LocalProcesses(log_dir(state_dir)), command, tell)
+    called once everything serves, or does not though it was adopted, with what it waits for; `stopping` once it is told
+    to stop."""
+    command, logs = child_command(os.getpid() if tied else 0), LocalProcesses(log_dir(start.state_dir))
+    supervisor = Supervisor(start.state_dir, [job_of(launch) for launch in start.launches], logs, command, tell)
     watching = Watching(supervisor, SocketNetwork())
     stop = asyncio.Event()
     trouble: list[str] = []
@@ -68,18 +68,20 @@ async def keep_up(
             tell("stopping; answers under way may finish first, ask again to kill at once")
             stop.set()
 
-    async def start() -> None:
-        trouble.append(await _start(supervisor, state_dir, tied))
-        if trouble[0]:
+    async def begin() -> None:
+        lack = await _start(supervisor, start, tied, wait_s)
+        if lack and not supervisor.adopted:
+            trouble.append(lack)
+            stopping()
             stop.set()
         else:
-            await shown()
+            await shown(lack)
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, asked)
     async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(start()), tasks.create_task(watching.run())]
+        running = [tasks.create_task(begin()), tasks.create_task(watching.run())]
         await stop.wait()
         for task in running:
             task.cancel()
@@ -87,17 +89,22 @@ async def keep_up(
     return "".join(trouble)
 
 
-async def _start(supervisor: Supervisor, state_dir: Path, tied: bool) -> str:
-    """Bring everything up; why that cannot be, or ""."""
-    await supervisor.start()
-    adopted = supervisor.adopted
-    if tied and adopted:
-        _guard(adopted)
-    await supervisor.wait(lambda: supervisor.all_ready() or bool(not adopted and _hopeless(supervisor)))
-    if not adopted and (reason := _hopeless(supervisor)):
-        return reason
-    await _routable(supervisor, state_dir)
-    return ""
+async def _start(supervisor: Supervisor, start: Start, tied: bool, wait_s: float) -> str:
+    """Bring everything up until it serves; why that cannot be, or is not so within `wait_s`, or ""."""
+    logs, network = LocalProcesses(log_dir(start.state_dir)), SocketNetwork()
+    try:
+        async with asyncio.timeout(wait_s):
+            await supervisor.start()
+            if tied and supervisor.adopted:
+                _guard(supervisor.adopted)
+            await supervisor.wait(lambda: supervisor.all_ready() or bool(_hopeless(supervisor)))
+            while True:
+                lack = _hopeless(supervisor)
+                if lack or not await unfinished(start, logs, network):
+                    return lack
+                await asyncio.sleep(LOOK_S)
+    except TimeoutError:
+        return f"nobody serves after {wait_s:g} s: {in_words(await unfinished(start, logs, network))}"
 
 
 def _hopeless(supervisor: Supervisor) -> str:
@@ -118,20 +125,3 @@ def _guard(adopted: Sequence[Record]) -> None:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-
-
-async def _routable(supervisor: Supervisor, state_dir: Path) -> None:
-    """Wait, within a bound, until a frontend has found a worker."""
-    jobs = [slot.job for slot in supervisor.slots.values()]
-    frontends = [job.name for job in jobs if job.role == "frontend"]
-    if not frontends or not any(job.role == "worker" for job in jobs):
-        return
-    network = SocketNetwork()
-    loop = asyncio.get_running_loop()
-    until_s = loop.time() + ROUTABLE_WAIT_S
-    while loop.time() < until_s:
-        record = read_record(state_dir, frontends[0])
-        facts = await ask(parse_address(record.status), network, 1.0) if record and record.status else None
-        if facts and facts.get("status") == "ready":
-            return
-        await asyncio.sleep(0.05)

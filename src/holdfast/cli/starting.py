@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.cli.launch import Launch, WorkerLaunch
+from holdfast.cli.serving import waits_for
+from holdfast.core.ports import Network
 from holdfast.supervise.processes import LocalProcesses
 from holdfast.supervise.records import read_record
+from holdfast.wire.net import SocketNetwork
 
 LOOK_S = 0.2  # between two looks; a person sees it move
 LOG_BYTES_MAX = 65_536  # of a log's end; a start logs a few kilobytes
@@ -23,6 +26,7 @@ IMPORTING = "loading torch"
 WAITING = "waiting for the weights"
 LOADING = "loading the weights"
 WARMING = "warming up"
+FALLEN = ("backing off", "crash loop", "refused", "unkillable")  # as the supervisor writes them
 WORKS = {
     "fetch": "fetching the model",
     "check": "checking the model",
@@ -80,17 +84,30 @@ class Start:
         return record is not None and record.state == "ready"
 
     def _phase(self, launch: Launch, logs: LocalProcesses) -> str:
+        record = read_record(self.state_dir, launch.name)
+        if record is not None and record.state in FALLEN:
+            return f"{record.state}: {record.note}"
         if not isinstance(launch, WorkerLaunch):
             return STARTING
         lines = _since(logs.path(launch.name), self.marks[launch.name])
         return phase_of(lines, IMPORTING if launch.engine == "torch" else STARTING)
 
 
+async def unfinished(start: Start, logs: LocalProcesses, network: Network) -> Doing:
+    """Who is not ready, and what they do; once all are, who does not serve yet, and why. Empty: everything is up."""
+    return start.doing(logs) or await waits_for(start.state_dir, start.launches, network)
+
+
 async def follow(start: Start, logs: LocalProcesses, show: Callable[[Doing], None]) -> None:
     """Show it until cancelled."""
+    network = SocketNetwork()
     while True:
-        show(start.doing(logs))
+        show(await unfinished(start, logs, network))
         await asyncio.sleep(LOOK_S)
+
+
+def in_words(doing: Doing) -> str:
+    return "; ".join(f"{name} is {phase}" for name, phase in doing.items())
 
 
 def _workers(launches: Sequence[Launch]) -> list[WorkerLaunch]:

@@ -16,7 +16,7 @@ from holdfast.cli.background import encode_launches
 from holdfast.cli.launch import Launch
 from holdfast.cli.machine_checks import check_engine, check_machine, check_store, settle_port
 from holdfast.cli.models import prepare
-from holdfast.cli.plan import UpOptions, job_of, plan
+from holdfast.cli.plan import UpOptions, plan
 from holdfast.cli.ps import look_at_all
 from holdfast.cli.running import keep_up, log_dir
 from holdfast.cli.screen import Screen, chat_command, show_up
@@ -31,7 +31,7 @@ from holdfast.supervise.status import web_address
 
 CALLED_OFF_S = 15.0  # a whole Ctrl-C takes ten seconds at most; past this `holdfast down` is needed
 INTERRUPTED = 130  # what a shell says of a command that Ctrl-C ended
-DETACHED_START_S = 120.0  # a detached start that takes longer goes on by itself; `holdfast ps` shows it
+WATCH_GRACE_S = 15.0  # on top of the bound, for a detached supervisor to take everything down again
 
 
 def run_up(state_dir: Path, options: UpOptions, detach: bool, tied: bool = True) -> int:
@@ -84,10 +84,14 @@ class UpView:
     options: UpOptions
     detached: bool
 
-    async def show(self) -> None:
+    async def show(self, lack: str = "") -> None:
+        """`lack`: what keeps it from serving."""
         options = self.options
         statuses = await look_at_all(self.state_dir)
-        title = f"Holdfast {__version__} is up: model {options.model}, deployment {options.deployment}"
+        what = f"model {options.model}" if options.workers else "frontends only, no worker was asked for"
+        title = f"Holdfast {__version__} is up: {what}, deployment {options.deployment}"
+        if lack:
+            title = f"Holdfast {__version__} runs, but {lack}"
         url = web_address(str(TcpAddress(options.host, options.port)))
         chat = chat_command(url, options.model, options.api_keys[0] if options.api_keys else "")
         show_up(self.screen, title, statuses, chat, self.state_dir, self.detached)
@@ -98,7 +102,6 @@ def _starting_text(launches: Sequence[Launch]) -> str:
 
 
 async def _foreground(state_dir: Path, launches: list[Launch], lock: int, view: UpView, tied: bool) -> int:
-    jobs = [job_of(launch) for launch in launches]
     logs = LocalProcesses(log_dir(state_dir))
     start = Start.of(state_dir, logs, launches)
     with contextlib.ExitStack() as spinner:
@@ -106,18 +109,23 @@ async def _foreground(state_dir: Path, launches: list[Launch], lock: int, view: 
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(follow(start, logs, busy.show))
 
-            async def shown() -> None:
+            async def shown(lack: str) -> None:
                 following.cancel()
                 spinner.close()
-                sign(lock, Holder(os.getpid(), up=True))
-                await view.show()
+                sign(lock, Holder(os.getpid(), up=not lack, lack=lack))
+                await view.show(lack)
 
             def stopping() -> None:
                 following.cancel()
                 busy.say("stopping …")
 
             trouble = await keep_up(
-                state_dir, jobs, tied=tied, tell=view.screen.event, shown=shown, stopping=stopping
+                start,
+                tied=tied,
+                wait_s=view.options.wait_s,
+                tell=view.screen.event,
+                shown=shown,
+                stopping=stopping,
             )
             following.cancel()
     if trouble:
@@ -128,7 +136,7 @@ async def _foreground(state_dir: Path, launches: list[Launch], lock: int, view: 
 
 def _detached(state_dir: Path, launches: list[Launch], lock: int, view: UpView) -> int:
     start = Start.of(state_dir, LocalProcesses(log_dir(state_dir)), launches)
-    child = _spawn_background(state_dir, launches, lock)
+    child = _spawn_background(state_dir, launches, lock, view.options.wait_s)
     try:
         return asyncio.run(_watch_background(state_dir, child, launches, start, view))
     except KeyboardInterrupt:
@@ -140,12 +148,14 @@ def _detached(state_dir: Path, launches: list[Launch], lock: int, view: UpView) 
         return INTERRUPTED
 
 
-def _spawn_background(state_dir: Path, launches: list[Launch], lock: int) -> subprocess.Popen[bytes]:
+def _spawn_background(
+    state_dir: Path, launches: list[Launch], lock: int, wait_s: float
+) -> subprocess.Popen[bytes]:
     """Start the supervisor in a session of its own, with the lock in its hands."""
     log_dir(state_dir).mkdir(parents=True, exist_ok=True, mode=0o700)
     with LocalProcesses(log_dir(state_dir)).path("up").open("ab") as log:
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "holdfast.cli.background", str(lock), str(state_dir)],
+            [sys.executable, "-P", "-m", "holdfast.cli.background", str(lock), str(state_dir), repr(wait_s)],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -165,21 +175,22 @@ async def _watch_background(
     with view.screen.busy(_starting_text(launches)) as busy:
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(follow(start, LocalProcesses(log_dir(state_dir)), busy.show))
-            await _wait_until_up(state_dir, child)
+            lack = await _wait_until_up(state_dir, child, view.options.wait_s + WATCH_GRACE_S)
             following.cancel()
     if child.poll() is not None:
         last_line = LocalProcesses(log_dir(state_dir)).last_line("up")
         raise UserError(f"{last_line} (logs in {log_dir(state_dir)})")
-    await view.show()
-    return 0
+    await view.show(lack)
+    return 1 if lack else 0
 
 
-async def _wait_until_up(state_dir: Path, child: subprocess.Popen[bytes]) -> None:
-    """Until the new supervisor says that all is up, or it ended, or the bound passed."""
+async def _wait_until_up(state_dir: Path, child: subprocess.Popen[bytes], bound_s: float) -> str:
+    """Until the new supervisor says that all is up: ""; or that it is not, or the bound passed: why. Or it ended."""
     loop = asyncio.get_running_loop()
-    until_s = loop.time() + DETACHED_START_S
+    until_s = loop.time() + bound_s
     while loop.time() < until_s and child.poll() is None:
         found = holder(state_dir)
-        if found is not None and found.pid == child.pid and found.up:
-            return
+        if found is not None and found.pid == child.pid and (found.up or found.lack):
+            return found.lack
         await asyncio.sleep(0.05)  # files cannot be waited on without inotify; a person does not see 50 ms
+    return f"its supervisor (pid {child.pid}) has not said within {bound_s:g} s that it serves"

@@ -19,7 +19,8 @@ class Holder(msgspec.Struct, frozen=True):
 
     pid: int
     detached: bool = False
-    up: bool = False  # everything has been ready once
+    up: bool = False  # everything has served once
+    lack: str = ""  # what was still missing when the bound for that had passed
 
 
 def lock_path(state_dir: Path) -> Path:

@@ -1,0 +1,84 @@
+"""`holdfast up` says that it is up once it serves, and until then what it waits for."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from up_rig import Place, until
+
+from holdfast.bench.deployment import free_port
+from holdfast.cli.serving import lacks
+
+STORE = "tcp://127.0.0.1:{port}"
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    made = Place("--engine", "sim", "--standbys", "0")
+    yield made
+    made.close()
+
+
+@pytest.mark.processes
+def test_it_is_not_up_before_it_serves(place: Place) -> None:
+    """Every process is ready but the store is not there: it says so, and is up when the store has come."""
+    store = STORE.format(port=free_port())
+    words = place.command("up", "--port", str(place.port), "--status-port", "0", "--store", store, *place.shape)
+    with (place.state_dir / "screen").open("wb") as screen:
+        up = subprocess.Popen(words, env=place.env, stdout=screen, stderr=screen, start_new_session=True)
+    place.started.append(up)
+    until(lambda: f"waiting for the store {store}: it does not answer" in place.screen(), "what it waits for")
+    assert place.record("worker-1").get("state") == "ready"
+    assert "is up" not in place.screen()
+    assert not place.lock().get("up")
+    serve = place.command("store", "--address", store, "--name", "late")
+    place.started.append(subprocess.Popen(serve, env=place.env, stderr=subprocess.DEVNULL))
+    until(lambda: "is up: model holdfast-sim" in place.screen(), "it to be up")
+    assert place.health()["status"] == "ready"
+    assert place.lock()["up"]
+    up.send_signal(signal.SIGINT)
+    assert up.wait(30) == 0
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("detach", [(), ("--detach",)], ids=["foreground", "detached"])
+def test_waiting_is_bounded(place: Place, detach: tuple[str, ...]) -> None:
+    """Past --wait-s it says what it waited for, with status 1, and leaves nothing running."""
+    store = STORE.format(port=free_port())
+    asked = ("--store", store, "--wait-s", "1.5", "--status-port", "0", *place.shape, *detach)
+    done = place.run("up", "--port", str(place.port), *asked)
+    assert done.returncode == 1, done.stdout
+    assert "nobody serves after 1.5 s: " in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "is up" not in done.stdout
+    until(lambda: not place.pids(), "every process to be gone", 10.0)
+
+
+READY: dict[str, Any] = {"status": "ready", "store": "connected", "models": ["m"], "workers": []}
+
+
+@pytest.mark.parametrize(
+    ("facts", "models", "lack"),
+    [
+        (READY, ["m"], ""),
+        (READY, ["n"], "waiting for a worker of n"),
+        (None, ["m"], "waiting for its answer"),
+        (READY | {"status": "no_worker", "models": []}, [], ""),
+        (READY | {"status": "no_worker", "reason": "no worker is known", "models": []}, ["m"], "no worker is known"),
+        (READY | {"status": "no_worker", "store": "lost", "models": []}, ["m"], "the store s: it does not answer"),
+        (
+            READY | {"status": "no_worker", "workers": [{"reason": "it is standby"}, {"reason": ""}]},
+            ["m"],
+            "waiting for a worker: it is standby",
+        ),
+    ],
+)
+def test_what_a_frontend_waits_for(facts: dict[str, Any] | None, models: list[str], lack: str) -> None:
+    """The nearest cause that it knows: the store before the workers, a worker's own reason before none."""
+    said = lacks(facts, models, "s")
+    assert lack in said
+    assert bool(said) == bool(lack)
