@@ -18,6 +18,7 @@ from holdfast.frontend.api.request import ParsedRequest
 from holdfast.frontend.model_text import ModelText
 from holdfast.frontend.pages import OPEN_PATHS, Pages
 from holdfast.frontend.reply import Reply
+from holdfast.frontend.request_names import RequestNames, log_failure
 from holdfast.migration.sets import ModelDirectory, WorkerSet
 from holdfast.wire.http import HttpConnection, HttpRequest
 
@@ -68,6 +69,7 @@ class App:
     directory: ModelDirectory
     admission: Admission
     pages: Pages
+    names: RequestNames
     inflight: int = 0
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _models_changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -80,12 +82,13 @@ class App:
 
     def handle(self, connection: HttpConnection, request: HttpRequest) -> None:
         """The root of every request."""
+        connection.request_id = self.names.of(request.headers)
         try:
             self._route(connection, request)
         except ApiError as error:
             _refuse(connection, error)
         except Exception:
-            log.exception("bug while answering %s %s", request.method, request.path)
+            log.exception("bug while answering %s %s (request %s)", request.method, request.path, connection.request_id)
             _refuse(connection, ApiError(500, "internal error; the log has the details", SERVER))
 
     def _route(self, connection: HttpConnection, request: HttpRequest) -> None:
@@ -158,7 +161,7 @@ class App:
             over(None)
             _refuse(connection, error)
         except Exception:
-            log.exception("bug while preparing a request")
+            log.exception("bug while preparing request %s", connection.request_id)
             over(None)
             _refuse(connection, ApiError(500, "internal error; the log has the details", SERVER))
 
@@ -242,6 +245,7 @@ def _only(method: str, *allowed: str) -> None:
 
 
 def _refuse(connection: HttpConnection, error: ApiError) -> None:
+    log_failure(connection.request_id, error)
     headers: tuple[tuple[bytes, bytes], ...] = ()
     if error.retry_after_s is not None:
         headers = ((b"retry-after", b"%d" % max(1, round(error.retry_after_s))),)

@@ -20,6 +20,7 @@ from holdfast.frontend.app import App, AppSettings
 from holdfast.frontend.metrics import FrontendMetrics
 from holdfast.frontend.model_text import TextMaker
 from holdfast.frontend.pages import Pages
+from holdfast.frontend.request_names import RequestNames
 from holdfast.migration.dispatcher import Dispatcher, HoldSettings
 from holdfast.migration.pool import WorkerPool
 from holdfast.migration.sets import KnownSettings, ModelDirectory
@@ -67,7 +68,7 @@ async def run_frontend(
     admission = Admission(directory, dispatcher, AdmissionSettings(), rng, wall_clock)
     shown = FrontendMetrics(dispatcher.stats)
     pages = Pages(directory, dispatcher, pool, int(wall_clock()), lambda: store.state, shown)
-    app = App(AppSettings(settings.api_keys, settings.holds.hold_s), directory, admission, pages)
+    app = App(AppSettings(settings.api_keys, settings.holds.hold_s), directory, admission, pages, RequestNames(rng))
     pages.streams = lambda: app.inflight
     pool.on_models_changed = app.models_changed
     server = HttpServer(app.handle, network, settings.limits, settings.patience)

@@ -15,6 +15,7 @@ from holdfast.core.errors import Code
 from holdfast.frontend.api.errors import ApiError, of_failure
 from holdfast.frontend.api.request import Usage
 from holdfast.frontend.choice import Choice
+from holdfast.frontend.request_names import log_failure
 from holdfast.frontend.shapes import (
     ChunkTemplate,
     TextOffsets,
@@ -77,7 +78,9 @@ class Reply:
     def choice_failed(self, choice: Choice, code: Code, message: str, retry_after_s: float | None) -> None:
         if self.outcome:
             return
-        self._send_error(of_failure(code, message), retry_after_s)
+        error = of_failure(code, message)
+        log_failure(self.connection.request_id, error)
+        self._send_error(error, retry_after_s)
         self._end("error")
 
     def _end(self, outcome: str) -> None:

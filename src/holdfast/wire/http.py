@@ -60,6 +60,7 @@ class HttpConnection(asyncio.Protocol):
         self.paused_since_s = 0.0
         self.closing = False  # the response under way, or the next one, is the last
         self.busy = False  # a request is being answered
+        self.request_id = ""  # what the handler calls it; told to the client with the answer
         self.active_at_s = self._loop.time()
         self.receiving_since_s = 0.0  # when the request that is arriving began to
         self._request: HttpRequest | None = None
@@ -216,6 +217,8 @@ class HttpConnection(asyncio.Protocol):
         keep = self._request is not None and self._request.keep_alive and not self.closing
         lines = [_status_line(status), b"content-type: " + content_type + b"\r\n"]
         lines += [name + b": " + value + b"\r\n" for name, value in headers]
+        if self.request_id:
+            lines.append(b"x-request-id: %b\r\n" % self.request_id.encode())
         if not keep:
             self.closing = True
             lines.append(b"connection: close\r\n")
@@ -225,6 +228,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _finish_response(self) -> None:
         self.responder = None
+        self.request_id = ""
         self.busy = self._streaming = False
         self._request = None
         self.active_at_s = self._loop.time()
