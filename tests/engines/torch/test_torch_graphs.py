@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from torch_graph_rig import by_graphs
@@ -12,6 +13,7 @@ from torch_scheduler_rig import SIZE, World
 from torch_scheduler_rig import request as asked_of
 
 from holdfast.core.requests import GenerateRequest
+from holdfast.engines.torch import computer
 from holdfast.engines.torch.graph_inputs import GraphInputs
 from holdfast.engines.torch.noise import token_words
 
@@ -81,8 +83,55 @@ async def test_preempted_streams_say_the_same_by_graphs(vault: Vault, monkeypatc
         found = r.blocks.found_tokens_total
         await together(r, asked(11))
         assert r.blocks.found_tokens_total > found, "no published block was read"
-        monkeypatch.setattr(graphs, "run", lambda segments, sources: False)
+        monkeypatch.setattr(graphs, "run", lambda segments, sources: None)
         for number, request_ in asked(21).items():
             await r.run({number: request_})
         assert said(r, 1) == said(r, 21)
         assert said(r, 11) == said(r, 21)
+
+
+WANTS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.8},
+    {"temperature": 0.9, "presence_penalty": 0.6, "repetition_penalty": 1.2},
+    {"top_logprobs": 2},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 0.7, "top_k": 5, "frequency_penalty": 0.3, "top_logprobs": 1},
+    {"min_tokens": 6, "ignore_eos": False, "logit_bias": {3: 2.0}},
+]
+
+
+def wanting(first: int) -> dict[int, GenerateRequest]:
+    return {
+        first + place: request(prompt(20 + 13 * place, place), 50 + place, **wants) for place, wants in enumerate(WANTS)
+    }
+
+
+@pytest.mark.parametrize("small", [False, True])
+async def test_streams_that_want_more_stay_in_the_graph(
+    vault: Vault, monkeypatch: pytest.MonkeyPatch, small: bool
+) -> None:
+    """One that is truncated, penalised or asks for logprobs takes no step out of the graphs, and says what it says
+    without them, preempted or not; so do its neighbours."""
+    by_hand = 0
+    real = computer.forward
+
+    def counted(*given: Any) -> Any:
+        nonlocal by_hand
+        by_hand += 1
+        return real(*given)
+
+    pool = {"kv_gib": 40 * BLOCK_GIB} if small else {}
+    async with rig(vault, concurrency=8, **pool) as r:
+        graphs = await by_graphs(r, monkeypatch)
+        monkeypatch.setattr(computer, "forward", counted)
+        await together(r, wanting(1))
+        assert by_hand == 0
+        assert (r.scheduler.preemptions > 0) is small
+        monkeypatch.setattr(graphs, "run", lambda segments, sources: None)
+        for number, request_ in wanting(11).items():
+            await r.run({number: request_})
+        for place in range(len(WANTS)):
+            assert r.tokens(1 + place) == r.tokens(11 + place), WANTS[place]
+            told = [[output.logprobs for output in r.of(first + place)] for first in (1, 11)]
+            assert told[0] == told[1]

@@ -32,6 +32,8 @@ TOKENS = 48
 SEEN = 8  # tokens of every stream that clients had for certain when something ended
 ENDS_S = 5.0  # an engine that lost a rank is gone in milliseconds; the machine may be busy
 
+NAN_BYTE = 0xFF  # four of them are a float that is not a number
+
 Said = dict[int, list[int]]
 
 
@@ -104,7 +106,8 @@ async def ended(group: Group) -> None:
 async def test_two_ranks_say_what_one_says(vaults: Vaults, unbroken: Said) -> None:
     """Mixed streams (greedy and not, long and short) get the same tokens from two ranks as from one; a planned
     handover, there and back, leaves all their blocks to the next. A vault that died alone is no matter; one that came
-    back with nothing gets back what the engine has mapped, and ends it: the standby goes on from there."""
+    back with nothing gets back what the engine has mapped, and ends it: the standby goes on from there. Numbers that
+    are not finite on one rank end the engine, and none of their tokens are said."""
     async with vaults.groups(2) as (first, second):
         await wake(first, 1000)
         await run_to(first, 0, TOKENS)
@@ -127,6 +130,14 @@ async def test_two_ranks_say_what_one_says(vaults: Vaults, unbroken: Said) -> No
         seen = {number: tokens[:SEEN] for number, tokens in first.said.items()}  # it may have gone on to their ends
         assert await resume(seen, second, 1) == of(1, unbroken)
         assert (await second.do("facts"))["recomputed"] < BLOCK
+        text = prompt(BLOCK + 3, 99)
+        await second.submit(99, text, 3000, temperature=0.0)
+        await second.until(lambda: len(second.said.get(99, [])) >= 2)
+        async with rank_1(vaults) as (index, damage):
+            damage(full(index)[block_keys(index.geometry.root(), text[:BLOCK], BLOCK)[0]], NAN_BYTE)
+            await ended(second)
+        assert len(second.said[99]) < 3000
+        assert 0 not in second.said[99], "what is not a number was drawn from"
 
 
 async def test_whichever_rank_is_killed_streams_go_on(vaults: Vaults, unbroken: Said) -> None:
@@ -172,7 +183,7 @@ async def taken_over(
 
 
 @asynccontextmanager
-async def rank_1(vaults: Vaults) -> AsyncIterator[tuple[Index, Callable[[int], None]]]:
+async def rank_1(vaults: Vaults) -> AsyncIterator[tuple[Index, Callable[..., None]]]:
     """The index of the second rank's pool, and a way to damage a block's pages there."""
     path, device = vaults.places[1]
     settings = TorchSettings(**(SETTINGS | {"kv_gib": 256 * BLOCK_GIB, "ranks": 2}))
@@ -184,8 +195,9 @@ async def rank_1(vaults: Vaults) -> AsyncIterator[tuple[Index, Callable[[int], N
     index = index_of(mapping, geometry)
     assert index is not None
 
-    def damage(block: int) -> None:
-        client.device.write(mapping.pages_address + block * geometry.block_bytes, bytes(geometry.block_bytes))
+    def damage(block: int, byte: int = 0) -> None:
+        at, size = mapping.pages_address + block * geometry.block_bytes, geometry.block_bytes
+        client.device.write(at, bytes([byte]) * size)
 
     try:
         yield index, damage

@@ -77,8 +77,8 @@ def forward_by_tables(model: Model, batch: Batch, kv: torch.Tensor) -> torch.Ten
 
 def graphs_for(computer: Computer, filler: int, positions_max: int, step_tokens_max: int) -> PlainGraphs:
     width = -(-positions_max // computer.block_tokens)
-    inputs = GraphInputs(len(computer.last), width, filler, computer.words)
-    made = PlainGraphs(computer.model, computer.kv, inputs, computer.last, step_tokens_max, TILE)
+    inputs = GraphInputs(computer.latest.rows, width, filler, computer.words)
+    made = PlainGraphs(computer.model, computer.kv, inputs, computer.latest, step_tokens_max, TILE)
     made.capture()
     return made
 

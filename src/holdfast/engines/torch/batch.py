@@ -74,6 +74,13 @@ def on_device(values: object, device: torch.device) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64, pin_memory=True).to(device, non_blocking=True)
 
 
+def on_host(values: torch.Tensor) -> torch.Tensor:
+    """A copy on its way from a GPU: there once what is queued now is over. On a CPU the tensor itself."""
+    if not values.is_cuda:
+        return values
+    return torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
+
+
 def step_batch(
     segments: Sequence[Segment], block_tokens: int, dtype: torch.dtype, device: torch.device, *, exact: bool = False
 ) -> Batch:

@@ -2,47 +2,29 @@
 
 Always true: a step is queued by `launch` and over when its `result` is there; on a CPU the two are one. On a GPU the
 next step may be launched before: the tokens its rows begin with are then taken on the device (PENDING), from what the
-step just before drew. Steps of plain decodes run as graphs where there are some (graphs.py); every other step is laid
-out from the host's knowledge.
+step just before drew. Steps run as graphs where there are some that are large enough (graphs.py), and rows that want
+more than a graph draws are drawn after it, from the logits it left; every other step is laid out from the host's
+knowledge. Every segment of a step is checked, one that draws nothing too: what it computed is about to be published.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
-from holdfast.core.requests import TokenLogprobs
-from holdfast.engines.torch.batch import Batch, Segment, kernel_batch, on_device, step_batch
+from holdfast.engines.torch.batch import Batch, kernel_batch, on_device, step_batch
+from holdfast.engines.torch.batch import Segment as AnySegment
 from holdfast.engines.torch.graphs import StepGraphs
+from holdfast.engines.torch.launched import Latest, Launched, Logprobs, Tokens, row_sums
 from holdfast.engines.torch.model import Model, forward, logits
 from holdfast.engines.torch.noise import token_words
-from holdfast.engines.torch.sampling import Drawn, SamplingRows, draw, rows_for, told_logprobs
-from holdfast.engines.torch.sequences import PENDING, StepPlan
+from holdfast.engines.torch.sampling import Drawn, SamplingRows, draw, rows_for
+from holdfast.engines.torch.sequences import PENDING, Segment, StepPlan
 
 EVENTS = 4  # over the steps that may be in flight: one is used again only when its step is long over
-Tokens = dict[int, int]  # by stream number
-Logprobs = dict[int, TokenLogprobs]
-
-
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """A step on its way."""
-
-    numbers: list[int]  # streams that draw
-    tokens: torch.Tensor  # on the host, once `ready`
-    ready: torch.cuda.Event | None = None
-    drawn: Drawn | None = None
-    rows: SamplingRows | None = None
-
-    def result(self) -> tuple[Tokens, Logprobs]:
-        """Waits for the device. The tokens drawn, by stream, and logprobs for those who asked."""
-        if self.ready is not None:
-            self.ready.synchronize()
-        told = told_logprobs(self.drawn, self.rows) if self.drawn is not None and self.rows is not None else {}
-        return dict(zip(self.numbers, self.tokens.tolist(), strict=True)), told
 
 
 class Computer:
@@ -54,11 +36,11 @@ class Computer:
         self.block_tokens = block_tokens
         self.words = token_words(model.config.vocabulary, kv.device)
         self.ahead = 1 if kv.is_cuda and model.all_reduce is None else 0  # steps that may be in flight at a launch
-        self.last = torch.zeros(rows_max, dtype=torch.int64, device=kv.device)  # what the latest step drew
+        self.latest = Latest(rows_max, kv.device)
         self.graphs: StepGraphs | None = None
         self._events: deque[torch.cuda.Event] = deque()  # the longest unused first
         self._rows: SamplingRows | None = None
-        self._row_of: dict[int, int] = {}  # by stream number, in `last`
+        self._row_of: dict[int, int] = {}  # by stream number, in `latest`
         self.tile_tokens = 0
         if kv.is_cuda and not model.exact:
             from holdfast.engines.torch.kernels_attention import tile_tokens  # loads triton
@@ -75,22 +57,47 @@ class Computer:
         drawing = plan.drawing
         numbers = [segment.stream for segment in drawing]
         self._row_of = {number: row for row, number in enumerate(numbers)}
-        if self.graphs is not None and self.graphs.run(plan.segments, sources):
-            return self._told(numbers)
-        hidden = forward(self.model, self.batch(plan.segments, sources), self.kv)
-        if not drawing:
-            return Launched([], self.last[:0])
-        if len(drawing) < len(plan.segments):
-            places = [place for place, segment in enumerate(plan.segments) if segment.wants_token]
-            hidden = hidden.index_select(0, on_device(places, hidden.device))
-        rows = self._rows = rows_for(drawing, self.words, self._rows)
-        drawn = draw(logits(self.model, hidden), rows)
-        rows.advance(drawn.tokens)
-        self.last[: len(numbers)].copy_(drawn.tokens)
-        return self._told(numbers, drawn, rows)
+        places = self.graphs.run(plan.segments, sources) if self.graphs is not None else None
+        if places is not None:
+            return self._told(numbers, len(plan.segments), *self._draw_again(drawing, places))
+        return self._told(numbers, *self._by_hand(plan.segments, drawing, sources))
 
-    def batch(self, segments: Sequence[Segment], sources: Sequence[int] = ()) -> Batch:
-        """`sources`: for each segment, the row of `last` with its token if that is PENDING."""
+    def _by_hand(
+        self, segments: Sequence[Segment], drawing: Sequence[Segment], sources: Sequence[int]
+    ) -> tuple[int, Drawn | None, SamplingRows | None]:
+        """The whole step laid out here. How many rows are to be checked, and what was drawn."""
+        hidden = forward(self.model, self.batch(segments, sources), self.kv)
+        device, count, sums = hidden.device, len(drawing), self.latest.sums
+        rest = [place for place, segment in enumerate(segments) if not segment.wants_token]
+        if rest:  # with one sum for all of them: a stream that draws nothing may be the last row's
+            sums[count : count + 1].copy_(row_sums(hidden.index_select(0, on_device(rest, device)).view(1, -1)))
+        if not drawing:
+            return 1, None, None
+        if rest:
+            places = [place for place, segment in enumerate(segments) if segment.wants_token]
+            hidden = hidden.index_select(0, on_device(places, device))
+        rows = self._rows = rows_for(drawing, self.words, self._rows)
+        found = logits(self.model, hidden)
+        drawn = draw(found, rows)
+        rows.advance(drawn.tokens)
+        self.latest.take(drawn.tokens, row_sums(found))
+        return count + bool(rest), drawn, rows
+
+    def _draw_again(
+        self, drawing: Sequence[Segment], places: Sequence[int]
+    ) -> tuple[Drawn | None, SamplingRows | None]:
+        """The rows at `places`, from the logits that a graph left of all of them."""
+        if not places or self.graphs is None:
+            return None, None
+        rows = self._rows = rows_for([drawing[place] for place in places], self.words, self._rows)
+        at = on_device(places, self.kv.device)
+        drawn = draw(self.graphs.logits.index_select(0, at), rows)
+        rows.advance(drawn.tokens)
+        self.latest.tokens.index_copy_(0, at, drawn.tokens)
+        return drawn, rows
+
+    def batch(self, segments: Sequence[AnySegment], sources: Sequence[int] = ()) -> Batch:
+        """`sources`: for each segment, the row of `latest` with its token if that is PENDING."""
         if not self.tile_tokens:
             batch = step_batch(segments, self.block_tokens, self.kv.dtype, self.kv.device, exact=self.model.exact)
         else:
@@ -98,18 +105,18 @@ class Computer:
         if not any(segment.tokens[0] == PENDING for segment in segments):
             return batch
         from_rows = [source for source, each in zip(sources, segments, strict=True) for _ in each.tokens]
-        taken = self.last.index_select(0, on_device(from_rows, self.last.device))
+        taken = self.latest.tokens.index_select(0, on_device(from_rows, self.kv.device))
         return replace(batch, tokens=torch.where(batch.tokens == PENDING, taken, batch.tokens))
 
-    def _told(self, numbers: list[int], drawn: Drawn | None = None, rows: SamplingRows | None = None) -> Launched:
-        """The latest step's tokens on their way to the host."""
+    def _told(self, numbers: list[int], checked: int, drawn: Drawn | None, rows: SamplingRows | None) -> Launched:
+        """The latest step's outcome on its way to the host."""
+        told = self.latest.told()
+        asked = drawn.on_host() if drawn is not None and drawn.chosen is not None else None
         if not self.kv.is_cuda:
-            return Launched(numbers, self.last[: len(numbers)].clone(), drawn=drawn, rows=rows)
-        tokens = torch.empty(len(numbers), dtype=torch.int64, pin_memory=True)
-        tokens.copy_(self.last[: len(numbers)], non_blocking=True)
+            return Launched(numbers, checked, told, None, asked, rows)
         if len(self._events) < EVENTS:
             self._events.appendleft(torch.cuda.Event())  # type: ignore[no-untyped-call]
         ready = self._events.popleft()
         self._events.append(ready)
         ready.record()
-        return Launched(numbers, tokens, ready, drawn, rows)
+        return Launched(numbers, checked, told, ready, asked, rows)

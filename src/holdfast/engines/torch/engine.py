@@ -25,6 +25,7 @@ from holdfast.engines.torch import checkpoint as checkpoints
 from holdfast.engines.torch.canary import private_blocks
 from holdfast.engines.torch.geometry import pool_geometry
 from holdfast.engines.torch.kv_blocks import PoolBlocks
+from holdfast.engines.torch.launched import NotFiniteError
 from holdfast.engines.torch.rank_share import RankWork, share_of_one
 from holdfast.engines.torch.ranks import Ranks
 from holdfast.engines.torch.readiness import Readiness
@@ -171,12 +172,17 @@ class TorchEngine:
         return self._readiness.check(self.memory.pool.mapping)
 
     async def _in_step_thread(self, work: Callable[[], T]) -> T:
-        """In the step thread, while nothing that is mapped moves."""
+        """In the step thread, while nothing that is mapped moves. Numbers that are not finite end the process, as in a
+        step: a canary that cannot be computed is no mere wrong answer."""
         await self.memory.still.acquire()
         running = asyncio.wrap_future(self._stepper.run(work))
         # By its end, not by ours: who waits here may be cancelled, the thread goes on reading what is mapped.
         running.add_done_callback(lambda _: self.memory.still.release())
-        return await asyncio.shield(running)
+        try:
+            return await asyncio.shield(running)
+        except NotFiniteError as error:
+            self.on_fatal(f"the device cannot be made ready: {error}")
+            raise
 
     def _pool_moved(self) -> None:
         """A GPU's graphs know addresses: they are captured again, and tried, before anybody needs them."""

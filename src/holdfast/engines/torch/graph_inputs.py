@@ -2,7 +2,8 @@
 
 Always true: a row's table holds its segment's blocks as far as the step needs them; rows of nobody point at `filler`, a
 block that nobody reads. What is kept is compared by the block list itself, never by whose it is: a stream that gave its
-blocks up comes back, often to the same row, with others (facts 42). Only plain rows have settings here (sampling.py).
+blocks up comes back, often to the same row, with others (facts 42). A graph draws every row by temperature and seed
+alone; of rows that want more than that (sampling.is_plain) the token is drawn again after it.
 """
 
 from __future__ import annotations
@@ -29,18 +30,11 @@ class GraphInputs:
         self.tables = torch.full((rows, table_width), filler, dtype=torch.int64, device=words.device)
         # What each row of `tables` holds: the block list, the very one, and how much of it was sent. None: the filler.
         self._held: list[tuple[list[int] | None, int]] = [(None, 1)] * rows
-        self._settings: dict[Stream, Settings] = {}  # of streams seen in the last step
+        self._settings: dict[Stream, tuple[Settings, bool]] = {}  # of the last step's streams; and whether plain
 
     @property
     def rows(self) -> int:
         return self.tables.shape[0]
-
-    def fit(self, segments: Sequence[Segment]) -> bool:
-        """Whether all that draw are plain, and they are not too many."""
-        return len(segments) <= self.rows and all(self._plain(each.owner) for each in segments if each.wants_token)
-
-    def _plain(self, stream: Stream) -> bool:
-        return stream in self._settings or is_plain(stream.request.sampling, self.words.shape[0])
 
     def fill_tables(self, segments: Sequence[Segment], size: int) -> None:
         """Bring the first `size` rows up to date: the segments', in their order, then nobody's."""
@@ -66,10 +60,17 @@ class GraphInputs:
             target, values = on_device([places, blocks], self.tables.device)
             self.tables.view(-1).index_copy_(0, target, values)
 
-    def settings(self, segments: Sequence[Segment]) -> list[Settings]:
+    def settings(self, segments: Sequence[Segment]) -> tuple[list[Settings], list[int]]:
+        """By row, of the segments that draw; and which rows want more."""
         known = self._settings
-        self._settings = {each.owner: known.get(each.owner) or _settings(each.owner) for each in segments}
-        return list(self._settings.values())
+        now = self._settings = {each.owner: known.get(each.owner) or self._settings_of(each.owner) for each in segments}
+        return [given for given, _ in now.values()], [row for row, (_, plain) in enumerate(now.values()) if not plain]
+
+    def _settings_of(self, stream: Stream) -> tuple[Settings, bool]:
+        sampling = stream.request.sampling
+        greedy = is_greedy(sampling)
+        (bits,) = struct.unpack("q", struct.pack("d", 1.0 if greedy else sampling.temperature))
+        return (seed_key(sampling.seed), bits, int(greedy)), is_plain(sampling, self.words.shape[0])
 
     def sampling_rows(self, positions: torch.Tensor, settings: torch.Tensor) -> SamplingRows:
         """`settings` [3, rows], as lists of `settings` were sent; `positions` of the tokens to draw."""
@@ -82,10 +83,3 @@ class GraphInputs:
             words=self.words,
             likeliest=greedy.bool().unsqueeze(1),
         )
-
-
-def _settings(stream: Stream) -> Settings:
-    sampling = stream.request.sampling
-    greedy = is_greedy(sampling)
-    (bits,) = struct.unpack("q", struct.pack("d", 1.0 if greedy else sampling.temperature))
-    return seed_key(sampling.seed), bits, int(greedy)

@@ -3,8 +3,9 @@
 Always true: a graph reads its inputs where they always lie, the KV pages at the addresses it was captured with, and
 nothing of the host; it is captured in private blocks, before any page is owned, so that a takeover only runs it. Rows
 that fill a batch up to a captured size write to a block that nobody reads. Decodes have graphs by the number of
-streams; steps with chunks, like the first one after a takeover, by the number of positions. Where a stream wants more
-than plain rows, or a step is larger than any captured, the host lays it out (computer.py).
+streams; steps with chunks, like the first one after a takeover, by the number of positions. The rows' logits are left
+where they can be read after it, and every segment's are summed (launched.py), of one that draws nothing too. A step
+that is larger than any captured is laid out by the host (computer.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 
 from holdfast.engines.torch.batch import Batch, Tiles, decode_batch, on_device
 from holdfast.engines.torch.graph_inputs import GraphInputs
+from holdfast.engines.torch.launched import Latest, row_sums
 from holdfast.engines.torch.model import Model, forward, logits
 from holdfast.engines.torch.sampling import draw
 from holdfast.engines.torch.sequences import PENDING, Segment
@@ -55,23 +57,24 @@ def _capture(step: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
 
 
 class StepGraphs:
-    """`last` is where every step leaves what it drew, and has a row for every stream that may run."""
+    """`latest` is where every step leaves what it drew, and has a row for every stream that may run."""
 
     def __init__(
-        self, model: Model, kv: torch.Tensor, inputs: GraphInputs, last: torch.Tensor, step_tokens_max: int, tile: int
+        self, model: Model, kv: torch.Tensor, inputs: GraphInputs, latest: Latest, step_tokens_max: int, tile: int
     ) -> None:
-        self._model, self._kv, self._inputs, self._last = model, kv, inputs, last
+        self._model, self._kv, self._inputs, self._latest = model, kv, inputs, latest
         self._block_tokens, self._tile = kv.shape[3], tile
         rows, device = inputs.rows, kv.device
         self._sizes, self._lengths = sizes_for(rows), positions_for(step_tokens_max)
         longest = max(self._lengths, default=1)
-        # Decodes: token (or PENDING), the row of `last` that PENDING means, position, and the settings.
+        # Decodes: token (or PENDING), the row of `latest` that PENDING means, position, and the settings.
         self._decodes = torch.zeros(6, rows, dtype=torch.int64, device=device)
-        # Steps with chunks. By position: token, its row of `last`, position, block. By tile: as `Tiles`. By stream that
-        # draws: which position's state, the position drawn, and the settings.
+        # Steps with chunks. By position: token, its row of `latest`, position, block. By tile: as `Tiles`. By stream,
+        # those that draw first: which position's state, the position drawn, and the settings.
         self._positions = torch.zeros(4, longest, dtype=torch.int64, device=device)
         self._tiles = torch.zeros(4, self._tiles_of(longest), dtype=torch.int64, device=device)
         self._draws = torch.zeros(5, rows, dtype=torch.int64, device=device)
+        self.logits = torch.zeros(rows, model.head.shape[0], dtype=kv.dtype, device=device)  # of the latest step
         self._decode_graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._chunk_graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
@@ -90,33 +93,34 @@ class StepGraphs:
             graph.replay()  # the first time it is sent to the device, which takes milliseconds
         torch.cuda.synchronize()
 
-    def run(self, segments: Sequence[Segment], sources: Sequence[int]) -> bool:
-        """Whether it could. `sources`: for each segment, the row of `last` that has its token if it is PENDING."""
-        if not self._inputs.fit(segments):
-            return False
+    def run(self, segments: Sequence[Segment], sources: Sequence[int]) -> list[int] | None:
+        """None: it could not. Else the rows, among those that draw, that want more than was drawn for them here.
+        `sources`: for each segment, the row of `latest` that has its token if it is PENDING."""
+        if len(segments) > self._inputs.rows:
+            return None
         if all(len(each.tokens) == 1 and each.wants_token for each in segments):
-            self._run_decodes(segments, sources)
-            return True
+            return self._run_decodes(segments, sources)
         count = sum(len(each.tokens) for each in segments)
         if not self._lengths or count > self._lengths[-1]:
-            return False
-        self._run_chunks(segments, sources, _smallest(self._lengths, count))
-        return True
+            return None
+        return self._run_chunks(segments, sources, _smallest(self._lengths, count))
 
     # -- decodes
 
-    def _run_decodes(self, segments: Sequence[Segment], sources: Sequence[int]) -> None:
+    def _run_decodes(self, segments: Sequence[Segment], sources: Sequence[int]) -> list[int]:
         size = _smallest(self._sizes, len(segments))
         self._inputs.fill_tables(segments, size)
+        settings, wanting = self._inputs.settings(segments)
         fill = [0] * (size - len(segments))
         sent = [
             [each.tokens[0] for each in segments] + fill,
             [*sources, *fill],
             [each.start for each in segments] + fill,
-            *([*kind, *fill] for kind in zip(*self._inputs.settings(segments), strict=True)),
+            *([*kind, *fill] for kind in zip(*settings, strict=True)),
         ]
         self._decodes[:, :size].copy_(on_device(sent, self._kv.device))
         self._decode_graphs[size].replay()
+        return wanting
 
     def _decode_step(self, size: int) -> None:
         given = self._decodes[:, :size]
@@ -130,12 +134,13 @@ class StepGraphs:
         """Every stream's last tile may be partly empty."""
         return length // self._tile + self._inputs.rows
 
-    def _run_chunks(self, segments: Sequence[Segment], sources: Sequence[int], length: int) -> None:
+    def _run_chunks(self, segments: Sequence[Segment], sources: Sequence[int], length: int) -> list[int]:
         inputs, tile, block_tokens = self._inputs, self._tile, self._block_tokens
         inputs.fill_tables(segments, len(segments))
         by_position: list[tuple[int, int, int, int]] = []
         tiles: list[tuple[int, int, int, int]] = []
         ends: list[tuple[int, int]] = []
+        others: list[int] = []
         for number, (segment, source) in enumerate(zip(segments, sources, strict=True)):
             first, start, count = len(by_position), segment.start, len(segment.tokens)
             for at in range(0, count, tile):
@@ -144,12 +149,14 @@ class StepGraphs:
                 by_position.append((token, source, at, segment.blocks[at // block_tokens]))
             if segment.wants_token:
                 ends.append((first + count - 1, segment.position))
+            else:
+                others.append(first + count - 1)
         tiles.sort(key=lambda place: -place[2])  # those that see the most first: they end last
         by_position += [(0, 0, 0, inputs.filler)] * (length - len(by_position))
         tiles += [(0, 0, 0, 0)] * (self._tiles_of(length) - len(tiles))
-        drawing = [each for each in segments if each.wants_token]
-        settings = inputs.settings(drawing)
+        settings, wanting = inputs.settings([each for each in segments if each.wants_token])
         draws = [(*end, *kind) for end, kind in zip(ends, settings, strict=True)]
+        draws += [(end, 0, 0, 0, 1) for end in others]
         draws += [(0, 0, 0, 0, 1)] * (inputs.rows - len(draws))
         kinds = ((self._positions, by_position), (self._tiles, tiles), (self._draws, draws))
         # All in one copy to the device: it is the copies that take time, not their length.
@@ -160,6 +167,7 @@ class StepGraphs:
             target[:, : len(rows)].copy_(flat[at : at + size].view(target.shape[0], len(rows)))
             at += size
         self._chunk_graphs[length].replay()
+        return wanting
 
     def _chunk_step(self, length: int) -> None:
         tokens, sources, positions, blocks = self._positions[:, :length].unbind()
@@ -182,9 +190,10 @@ class StepGraphs:
     # -- both
 
     def _known(self, tokens: torch.Tensor, sources: torch.Tensor) -> torch.Tensor:
-        return torch.where(tokens == PENDING, self._last.index_select(0, sources), tokens)
+        return torch.where(tokens == PENDING, self._latest.tokens.index_select(0, sources), tokens)
 
     def _draw(self, batch: Batch, positions: torch.Tensor, settings: torch.Tensor) -> None:
         rows = self._inputs.sampling_rows(positions, settings)
-        drawn = draw(logits(self._model, forward(self._model, batch, self._kv)), rows)
-        self._last[: drawn.tokens.shape[0]].copy_(drawn.tokens)
+        found = logits(self._model, forward(self._model, batch, self._kv))
+        self.logits[: found.shape[0]].copy_(found)
+        self._latest.take(draw(found, rows).tokens, row_sums(found))

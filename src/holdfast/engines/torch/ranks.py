@@ -24,8 +24,9 @@ import torch
 
 from holdfast.core.requests import Output, TokenLogprobs
 from holdfast.engines.ranks import RankProcesses
-from holdfast.engines.torch.computer import Computer, Launched
+from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.kv_blocks import Blocks
+from holdfast.engines.torch.launched import Launched
 from holdfast.engines.torch.model import Model
 from holdfast.engines.torch.rank import RankLaunch
 from holdfast.engines.torch.rank_books import NotedIndex
@@ -153,7 +154,7 @@ class Ranks:
         """Over the private blocks, which begin with `first` here: their numbers may be others on another rank."""
         if self.count == 1:
             return computer
-        return _LeadingComputer(self, first, computer.model, computer.kv, computer.block_tokens, len(computer.last))
+        return _LeadingComputer(self, first, computer.model, computer.kv, computer.block_tokens, computer.latest.rows)
 
     # -- in the threads that compute
 

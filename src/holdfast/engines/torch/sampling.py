@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import torch
 
 from holdfast.core.requests import Sampling, TokenLogprobs
+from holdfast.engines.torch.batch import on_host
 from holdfast.engines.torch.noise import gumbel, row_keys, seed_key, token_words
 from holdfast.engines.torch.penalties import Kept, Nudges, Penalties, has_nudges, has_penalties, nudges, penalties
 from holdfast.engines.torch.sequences import Segment, Stream
@@ -45,6 +46,7 @@ class SamplingRows:
     penalties: Penalties | None = None
     logprob_rows: torch.Tensor | None = None  # places of rows that ask for logprobs
     logprob_tops: list[int] = field(default_factory=list)  # how many alternatives each of these asks for
+    logprob_streams: list[int] = field(default_factory=list)  # and their numbers
     next_positions: list[int] = field(default_factory=list)  # `positions` as known here, when the rows were made
     steps: int = 0  # taken since
 
@@ -63,12 +65,17 @@ class SamplingRows:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What a step drew, still on its device. The logprobs are of the rows that ask, in their order."""
+    """What a step drew. The logprobs are of the rows that ask, in their order."""
 
     tokens: torch.Tensor
     chosen: torch.Tensor | None = None
     top_ids: torch.Tensor | None = None
     top_logprobs: torch.Tensor | None = None
+
+    def on_host(self) -> Drawn:
+        """The logprobs are on their way: to ask the device for them later would wait for the step after, too."""
+        asked = (self.chosen, self.top_ids, self.top_logprobs)
+        return Drawn(self.tokens, *(on_host(each) if each is not None else None for each in asked))
 
 
 def draw(logits: torch.Tensor, rows: SamplingRows) -> Drawn:
@@ -139,14 +146,14 @@ def _with_logprobs(raw: torch.Tensor, tokens: torch.Tensor, rows: SamplingRows) 
 
 
 def told_logprobs(drawn: Drawn, rows: SamplingRows) -> dict[int, TokenLogprobs]:
-    """By stream number, for those that asked. This waits for the device."""
+    """By stream number, for those that asked. Of what is on a device, this waits for it."""
     if rows.logprob_rows is None or drawn.chosen is None or drawn.top_ids is None or drawn.top_logprobs is None:
         return {}
     ids, values, chosen = drawn.top_ids.tolist(), drawn.top_logprobs.tolist(), drawn.chosen.tolist()
     told = {}
-    for at, (row, top) in enumerate(zip(rows.logprob_rows.tolist(), rows.logprob_tops, strict=True)):
+    for at, (number, top) in enumerate(zip(rows.logprob_streams, rows.logprob_tops, strict=True)):
         listed = list(zip(ids[at][:top], values[at][:top], strict=True))
-        told[rows.streams[row].number] = TokenLogprobs(chosen[at], listed)
+        told[number] = TokenLogprobs(chosen[at], listed)
     return told
 
 
@@ -193,6 +200,7 @@ def rows_for(drawing: Sequence[Segment], words: torch.Tensor, before: SamplingRo
     if logprob_rows:
         rows.logprob_rows = torch.tensor(logprob_rows, device=device)
         rows.logprob_tops = [max(0, settings[row].top_logprobs or 0) for row in logprob_rows]
+        rows.logprob_streams = [streams[row].number for row in logprob_rows]
     return rows
 
 

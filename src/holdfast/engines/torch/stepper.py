@@ -21,8 +21,9 @@ from typing import Any, TypeVar
 import torch
 
 from holdfast.core.requests import Output
-from holdfast.engines.torch.computer import Computer, Launched
+from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.first_steps import FirstSteps
+from holdfast.engines.torch.launched import Launched
 from holdfast.engines.torch.scheduler import Scheduler
 from holdfast.engines.torch.sequences import StepPlan
 

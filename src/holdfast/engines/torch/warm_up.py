@@ -27,9 +27,9 @@ def warm_up(computer: Computer, step_tokens_max: int, table_width: int, filler: 
     for count in [*(1 << power for power in range(most.bit_length() - 1)), most]:
         computer.compute(_plan(count, computer.block_tokens, filler))
     if not computer.model.exact:
-        inputs = GraphInputs(computer.last.shape[0], table_width, filler, computer.words)
+        inputs = GraphInputs(computer.latest.rows, table_width, filler, computer.words)
         tile = computer.tile_tokens
-        graphs = StepGraphs(computer.model, computer.kv, inputs, computer.last, step_tokens_max, tile)
+        graphs = StepGraphs(computer.model, computer.kv, inputs, computer.latest, step_tokens_max, tile)
         graphs.capture()
         computer.graphs = graphs
     progress(WORK, 1, 1)

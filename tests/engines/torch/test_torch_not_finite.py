@@ -1,0 +1,132 @@
+"""Numbers that are not finite are a device error: none of their tokens is said or blocks published; the engine ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch_graph_rig import by_graphs
+from torch_rig import BOUND_S, Rig, Vault, prompt, request, rig, running_vault
+
+from holdfast.engines.torch.launched import NotFiniteError, row_sums
+from holdfast.memory.kv.geometry import block_keys
+
+WANTS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "drawn": {"temperature": 0.8},
+    "truncated": {"temperature": 0.8, "top_p": 0.9},
+    "penalised, with logprobs": {"presence_penalty": 0.5, "top_logprobs": 2},
+}
+
+
+@pytest.fixture
+def vault() -> Iterator[Vault]:
+    with running_vault() as made:
+        yield made
+
+
+@asynccontextmanager
+async def doomed(vault: Vault, **given: Any) -> AsyncIterator[Rig]:
+    """An engine that has to end by an error of its device."""
+    async with rig(vault, **given) as r:
+        yield r
+        assert len(r.fatal) == 1, r.fatal
+        assert "not finite" in r.fatal[0]
+        r.fatal.clear()
+
+
+async def in_step_thread(r: Rig, work: Callable[[], object]) -> None:
+    r.engine._stepper.run(work).result(BOUND_S)
+
+
+def break_kv(r: Rig, stream: int) -> Callable[[], None]:
+    """One number of a stream's first block, as a flipped bit of its exponent leaves it."""
+
+    def work() -> None:
+        ready = r.engine._readiness.ready
+        assert ready is not None
+        ready.computer.kv[r.scheduler.running[stream].blocks[0], 1, 1, 3, 0, 0] = math.inf
+
+    return work
+
+
+def break_model(r: Rig) -> None:
+    ready = r.engine._readiness.ready
+    assert ready is not None
+    model = ready.computer.model
+    ready.computer.model = replace(model, norm=torch.full_like(model.norm, math.nan))
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("wants", WANTS)
+async def test_tokens_of_broken_numbers_are_never_said(
+    vault: Vault, monkeypatch: pytest.MonkeyPatch, wants: str, graphs: bool
+) -> None:
+    """Whatever a stream asks for, and however its steps are launched: all that it said is what the unbroken says."""
+    async with doomed(vault) as r:
+        if graphs:
+            await by_graphs(r, monkeypatch)
+        await r.run({1: request(prompt(40, 1), 60, **WANTS[wants])})
+        r.submit({number: request(prompt(40, 1), 3000, **WANTS[wants]) for number in (2, 3)})
+        await r.until(lambda: len(r.tokens(3)) >= 8)
+        await in_step_thread(r, break_kv(r, 3))
+        await until_fatal(r)
+        for number in (2, 3):
+            assert len(r.tokens(number)) < 3000
+            assert r.tokens(number)[:60] == r.tokens(1)[: len(r.tokens(number))]
+
+
+async def until_fatal(r: Rig) -> None:
+    told = r.engine.on_fatal
+
+    def fatal(why: str) -> None:
+        told(why)
+        assert r.engine._loop is not None
+        r.engine._loop.call_soon_threadsafe(r.sink, [])
+
+    r.engine.on_fatal = fatal
+    await r.until(lambda: bool(r.fatal))
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+async def test_a_chunk_that_draws_nothing_is_not_published_broken(
+    vault: Vault, monkeypatch: pytest.MonkeyPatch, graphs: bool
+) -> None:
+    """Nobody finds the KV of a prompt's broken part under its key: an adopter would end of it, too."""
+    async with doomed(vault, concurrency=4, step_tokens_max=32) as r:
+        if graphs:
+            await by_graphs(r, monkeypatch)
+        ready = r.engine._readiness.ready
+        assert ready is not None
+        model = ready.computer.model
+        broken = replace(model, embed=torch.full_like(model.embed, math.nan))
+        ready.computer.model = broken
+        if ready.computer.graphs is not None:
+            ready.computer.graphs._model = broken
+        r.submit({1: request(prompt(150, 1), 10)})
+        await until_fatal(r)
+        keys = block_keys(r.blocks._root, prompt(150, 1)[:144], r.blocks.block_tokens)
+        assert r.blocks.pool.match(keys) == 0
+        assert not r.batches[-1]
+
+
+async def test_a_canary_of_broken_numbers_ends_the_engine(vault: Vault) -> None:
+    """It is not taken for an answer, not even for the first one, which would be the known one from then on."""
+    async with doomed(vault) as r:
+        break_model(r)
+        with pytest.raises(NotFiniteError):
+            await r.engine.check()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_one_number_of_a_row_is_enough(value: float) -> None:
+    """A row's sum tells of it, and of no other row."""
+    rows = torch.randn(4, 128_256)
+    rows[2, 77_777] = value
+    assert row_sums(rows).isfinite().tolist() == [True, True, False, True]
+    assert row_sums(rows.to(torch.bfloat16)).isfinite().tolist() == [True, True, False, True]
