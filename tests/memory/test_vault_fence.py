@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import resource
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
-from vault_rig import Engine, Rig, facts, fd_count, until
+from vault_rig import Engine, Rig, descriptors_of, facts, fd_count, until
 
 pytestmark = pytest.mark.processes
 
@@ -50,16 +48,6 @@ async def test_owner_that_lost_its_connection_and_lives_keeps_the_fence_closed(r
         await owner.kill()
         assert await granted is True
         assert await second.do("map_pool") == "pages"
-
-
-@contextlib.contextmanager
-def descriptors_of(pid: int, count: int) -> Iterator[None]:
-    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (count, before[1]))
-    try:
-        yield
-    finally:
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
 
 async def test_vault_out_of_descriptors_does_not_pass_a_living_owners_fence(rig: Rig) -> None:

@@ -11,11 +11,12 @@ import hashlib
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,18 @@ async def until(seen: Callable[[], Any], what: str, bound_s: float = BOUND_S) ->
 
 async def facts(client: MemoryClient) -> dict[str, Any]:
     return json.loads(await client.status())
+
+
+@contextlib.contextmanager
+def descriptors_of(pid: int, count: int) -> Iterator[None]:
+    """A process may have so many, for a while."""
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (count, before[1]))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
 
 def fd_count(pid: int | str = "self") -> int:

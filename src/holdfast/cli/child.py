@@ -25,6 +25,7 @@ import uvloop
 from holdfast.cli.child_roles import run_role
 from holdfast.cli.launch import ROLES, Launch, VaultLaunch, role_of
 from holdfast.core.errors import REFUSED, Refused, UserError
+from holdfast.core.limits import raise_descriptor_limit
 from holdfast.supervise.records import Record, remove_record, run_dir, write_record
 
 PR_SET_PDEATHSIG = 1
@@ -48,6 +49,7 @@ def run(launch: Launch) -> int:
         die_with(launch.parent)
     if not getattr(launch, "core_dumps", False):
         no_core_dumps()
+    raise_descriptor_limit()
     run_dir(Path(launch.state_dir)).mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

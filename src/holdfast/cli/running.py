@@ -16,6 +16,7 @@ from pathlib import Path
 
 from holdfast.cli.plan import job_of
 from holdfast.cli.starting import Start, in_words, unfinished
+from holdfast.core.limits import raise_descriptor_limit
 from holdfast.supervise.jobs import Job
 from holdfast.supervise.life import Phase
 from holdfast.supervise.loop import Supervisor
@@ -53,6 +54,7 @@ async def keep_up(
     """Run until stopped; what went wrong at the start, or "". `tied`: nothing may outlive this process. `shown` is
     called once everything serves, or does not though it was adopted, with what it waits for; `stopping` once it is told
     to stop."""
+    raise_descriptor_limit()
     command, logs = child_command(os.getpid() if tied else 0), LocalProcesses(log_dir(start.state_dir))
     supervisor = Supervisor(start.state_dir, [job_of(launch) for launch in start.launches], logs, command, tell)
     watching = Watching(supervisor, SocketNetwork())

@@ -22,6 +22,7 @@ from rich.table import Table
 from holdfast.cli.screen import Screen, tilde
 from holdfast.core.address import TcpAddress, parse_address
 from holdfast.core.errors import UserError
+from holdfast.core.limits import raise_descriptor_limit
 from holdfast.memory.calls import open_connection
 from holdfast.memory.errors import VaultRefused
 from holdfast.memory.finding import socket_path
@@ -43,6 +44,7 @@ Facts = dict[str, Any]
 def run_serve(devices: list[str], folder: Path, budget_bytes: int, uids: tuple[int, ...], status_address: str) -> int:
     """In the foreground; the vaults' own lines appear here, one per event."""
     _check_status_address(status_address, len(devices))
+    raise_descriptor_limit()
     settings = [
         VaultSettings(name, socket_path(folder, name), budget_bytes, uids, status_address=status_address)
         for name in devices

@@ -19,6 +19,8 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.limits import raise_descriptor_limit
+
 PR_SET_PDEATHSIG = 1
 ORDER_BYTES_MAX = 4096
 FDS_MAX = 16  # an election has one lock
@@ -38,6 +40,7 @@ class Seat(msgspec.Struct, frozen=True):
 def sit(seat: Seat) -> bool:
     """To be called first; False: the engine is gone already."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the engine's to answer
+    raise_descriptor_limit()
     if not seat.dies_with_parent:
         return True
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

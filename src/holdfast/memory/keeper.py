@@ -3,7 +3,8 @@
 It understands four words (`Put`, `Drop`, `ListAll`, `End`), never looks into a record, and never maps a page. Always
 true: a record counts only once its last part has come, so a vault that dies in the middle of a `Put` leaves the old
 record; a restarted vault gets exactly what was acknowledged; when the lifeline closes, or one of them gets SIGTERM,
-vault and keeper end and nothing is started again.
+vault and keeper end and nothing is started again; a keeper whose link ends while its vault runs on ends too, since that
+vault starts another one, and what is kept here is no longer all.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import socket
 import sys
 from dataclasses import dataclass, field
 
+from holdfast.core.limits import raise_descriptor_limit
+from holdfast.core.procfs import is_ending, pid_of
 from holdfast.memory.fdsocket import FDS_PER_FRAME_MAX, FdConnection, Frame, close_all
 from holdfast.memory.protocol import READ_ERRORS, Drop, End, Kept, ListAll, Put, encode, to_keeper
 
@@ -23,6 +26,7 @@ from holdfast.memory.protocol import READ_ERRORS, Drop, End, Kept, ListAll, Put,
 RESTART_S = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 QUIET_S = 60.0
 VAULT_END_S = 2.0  # for a vault to leave by itself before it is killed
+TAKEN = 75  # a vault's exit status: another one serves the socket
 
 
 @dataclass(slots=True)
@@ -112,6 +116,7 @@ class Keeper:
         self._records = Records()
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
+        self._replaced = False  # the vault, or another one, goes on without this keeper
         self._vault_knows = False  # that all is to end
         self._vault_gone = asyncio.Event()
         self._link: FdConnection | None = None
@@ -135,7 +140,8 @@ class Keeper:
                 break
             deaths, born_s = deaths + 1, self._loop.time()
             self._start_vault()
-        await self._end_vault()
+        if not self._replaced:
+            await self._end_vault()
 
     def _all_end(self) -> None:
         self._vault_knows = True
@@ -174,7 +180,18 @@ class Keeper:
         self._vault_gone.clear()
         self._pidfd = pidfd
         self._loop.add_reader(pidfd, self._vault_over)
-        self._link = FdConnection(sock, self._take, lambda _: None)
+        self._link = FdConnection(sock, self._take, self._link_lost)
+
+    def _link_lost(self, why: str) -> None:
+        """A dying vault's pidfd tells in a moment; one that lives has had enough of this keeper, or this one of it."""
+        pid = pid_of(self._pidfd) if self._pidfd >= 0 else -1
+        if pid is not None and pid > 0 and not is_ending(pid):
+            self._leave(f"the link to vault {pid} ended, and it lives: {why}")
+
+    def _leave(self, why: str) -> None:
+        print(f"keeper {os.getpid()} ends: {why}", file=sys.stderr, flush=True)
+        self._replaced = True
+        self._over.set()
 
     def _take(self, frame: Frame) -> None:
         if self._link is None:
@@ -184,10 +201,13 @@ class Keeper:
 
     def _vault_over(self) -> None:
         self._loop.remove_reader(self._pidfd)
-        with contextlib.suppress(ChildProcessError):
-            os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+        ended = None
+        with contextlib.suppress(ChildProcessError):  # a vault that started this keeper is not its child
+            ended = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
         os.close(self._pidfd)
         self._pidfd = -1
+        if ended is not None and ended.si_code == os.CLD_EXITED and ended.si_status == TAKEN:
+            self._leave("another vault serves the socket")
         if self._link is not None:
             self._link.close()
             self._link = None
@@ -215,6 +235,7 @@ async def _keep(fds: KeeperFds, vault_command: list[str]) -> None:
 def main(argv: list[str]) -> int:
     """`python -m holdfast.memory.keeper LISTENER LIFELINE LINK VAULT_PIDFD -- VAULT COMMAND…`"""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a vault that started this keeper ignored it
+    raise_descriptor_limit()
     numbers, command = [int(text) for text in argv[:4]], argv[5:]
     asyncio.run(_keep(KeeperFds(*numbers), command))
     return 0

@@ -1,30 +1,41 @@
 """The vault: one process per device that keeps the pages' descriptors, decides who may use them, and maps nothing.
 
 It opens no CUDA context and imports neither torch nor cuda. This file is the process; vault.py is what it does.
+Always true: one vault serves a socket: it holds an exclusive lock beside it from before its first word to its end.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import resource
+import os
 import signal
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
+from holdfast.core.flock import is_at_path, try_flock
+from holdfast.core.limits import raise_descriptor_limit
+from holdfast.memory.keeper import TAKEN
 from holdfast.memory.kept import KeptRecords, VaultFds, ignore_children
 from holdfast.memory.vault import Vault
 from holdfast.memory.vault_settings import VaultSettings
 
 log = logging.getLogger("holdfast.vault")
 
+# For the vault before this one, which may be known as dead a moment before its lock is free.
+LOCK_S = 2.0
+LOCK_POLL_S = 0.02
 
-async def serve(settings: VaultSettings, fds: VaultFds, command: list[str]) -> None:
-    """Run a vault until the lifeline closes or SIGTERM comes."""
+
+async def serve(settings: VaultSettings, fds: VaultFds, command: list[str]) -> int:
+    """Run a vault until the lifeline closes or SIGTERM comes; its exit status."""
+    if not await lock_socket(settings.lock):
+        log.error("another vault holds %s: leaving it to that one", settings.lock)
+        return TAKEN
     ignore_children()
     loop = asyncio.get_running_loop()
     over = asyncio.Event()
@@ -41,6 +52,7 @@ async def serve(settings: VaultSettings, fds: VaultFds, command: list[str]) -> N
     await over.wait()
     loop.remove_reader(fds.lifeline)
     vault.end()
+    return 0
 
 
 async def _show_status(settings: VaultSettings, vault: Vault) -> None:
@@ -53,11 +65,18 @@ async def _show_status(settings: VaultSettings, vault: Vault) -> None:
         log.error("no status page at %s: %s", settings.status_address, error)
 
 
-def raise_fd_limit() -> None:
-    """Slabs, clients and their processes are descriptors here: take as many as this process may have."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+async def lock_socket(path: Path) -> bool:
+    """Hold the socket's lock until this process ends; False: another vault has it. The file is never removed."""
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + LOCK_S
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        if try_flock(descriptor) and is_at_path(descriptor, path):
+            return True
+        os.close(descriptor)
+        if loop.time() > until_s:
+            return False
+        await asyncio.sleep(LOCK_POLL_S)
 
 
 def main(argv: list[str]) -> int:
@@ -65,10 +84,9 @@ def main(argv: list[str]) -> int:
     settings = msgspec.json.decode(argv[0], type=VaultSettings)
     form = f"%(asctime)s {settings.device} %(levelname)s %(message)s"
     logging.basicConfig(level="INFO", format=form, datefmt="%H:%M:%S", stream=sys.stderr)
-    raise_fd_limit()
+    raise_descriptor_limit()
     fds = VaultFds(*(int(text) for text in argv[1:4]))
-    asyncio.run(serve(settings, fds, [sys.executable, "-m", "holdfast.memory.server", argv[0]]))
-    return 0
+    return asyncio.run(serve(settings, fds, [sys.executable, "-m", "holdfast.memory.server", argv[0]]))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.limits import descriptor_limit
 from holdfast.memory.fdsocket import FdConnection, copy_all
 from holdfast.memory.guests import Guest
 from holdfast.memory.kept import KeptRecords
@@ -43,6 +44,8 @@ GUESTS_MAX = 256
 DONATION_S = 3.0
 # Out of descriptors: somebody must leave before another can come.
 ACCEPT_PAUSE_S = 0.1
+# Kept for those who are here: a set of slabs, a pool, a keeper that must be started. Newcomers are refused before.
+FDS_RESERVED = 64
 
 
 class Vault:
@@ -141,6 +144,8 @@ class Vault:
             guest.refuse("forbidden", f"uid {guest.connection.peer_uid()} may not use this vault")
         elif len(self.sessions) >= SESSIONS_MAX or len(self._guests) > GUESTS_MAX:
             guest.refuse("too_many", f"{len(self.sessions)} clients are here already")
+        elif sock.fileno() >= descriptor_limit() - FDS_RESERVED:  # the kernel gives the lowest number that is free
+            guest.refuse("too_many", f"of {descriptor_limit()} descriptors only {FDS_RESERVED} are left")
 
     def guest_left(self, guest: Guest) -> None:
         self._guests.discard(guest)

@@ -24,6 +24,11 @@ class VaultSettings(msgspec.Struct, frozen=True):
         """Says LIVE once a vault has served and ENDED after a clean end: tells a first start from a total loss."""
         return Path(self.socket_path + ".state")
 
+    @property
+    def lock(self) -> Path:
+        """Whoever holds it is the vault of this socket."""
+        return Path(self.socket_path + ".lock")
+
     def marked(self, text: str) -> bool:
         try:
             return self.marker.read_text() == text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -12,9 +11,10 @@ from pathlib import Path
 
 from holdfast.core.address import Address, parse_address
 from holdfast.core.errors import UserError
+from holdfast.core.limits import raise_descriptor_limit
 from holdfast.core.ports import Network
 from holdfast.store.durable import DurableFile
-from holdfast.store.server import CONNECTIONS_MAX, DEFAULT_SETTINGS, ServerSettings, StoreServer
+from holdfast.store.server import DEFAULT_SETTINGS, ServerSettings, StoreServer
 from holdfast.wire.net import SocketNetwork
 
 
@@ -27,7 +27,7 @@ async def serve(
     on_ready: Callable[[Address], None] | None = None,
 ) -> None:
     """Serve until cancelled. `on_ready` is told the bound address once clients can connect."""
-    _raise_descriptor_limit()
+    raise_descriptor_limit()
     server = StoreServer(address, network, DurableFile(durable_path), settings)
     try:
         bound = await server.start()
@@ -38,14 +38,6 @@ async def serve(
     if on_ready is not None:
         on_ready(bound)
     await server.run()
-
-
-def _raise_descriptor_limit() -> None:
-    """Each client is a descriptor; the usual soft limit of 1,024 is below what we promise to hold."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * CONNECTIONS_MAX if hard == resource.RLIM_INFINITY else min(2 * CONNECTIONS_MAX, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _main(address: str, durable_path: str) -> None:
