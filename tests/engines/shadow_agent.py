@@ -21,6 +21,7 @@ from holdfast.core.requests import Output
 from holdfast.engines.place import Place
 from holdfast.engines.sim import SimSettings, parse_fault
 from holdfast.engines.sim.shadow import ShadowSim
+from holdfast.memory.mapped import Mapped
 
 OUT = os.dup(1)  # not inherited by ranks: the pipe ends with this process
 
@@ -35,6 +36,7 @@ class Agent:
         self.engine.on_memory = lambda why: self.told.append(["memory", why])
         self.engine.on_owner_gone = lambda: self.told.append(["owner_gone", ""])
         self.engine.on_fatal = lambda why: self.told.append(["fatal", why])
+        self.engine.on_loading = lambda why: self.told.append(["loading", why])
         self.told: list[list[str]] = []
 
     async def load(self) -> str:
@@ -94,6 +96,16 @@ class Agent:
         """Make no more steps and close the connection to the vault, but live on: what was queued may still land."""
         self.engine.inject(parse_fault({"fault": "wedge"}))
         await self.engine.memory.close()
+
+    async def damage(self) -> None:
+        """Its next look at the weights finds them damaged. Committed slabs are sealed: nothing can damage them here."""
+        verify = self.engine.weights.verify
+
+        def wrong(mapped: Mapped) -> str:
+            self.engine.weights.verify = verify  # type: ignore[method-assign]
+            return "a word is not what was written"
+
+        self.engine.weights.verify = wrong  # type: ignore[method-assign]
 
     async def corrupt(self) -> None:
         """Flip a byte in every page of the pool that is owned."""

@@ -33,11 +33,11 @@ class Failed(Exception):
 class Vault:
     """One vault on host-0, in a folder of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget_bytes: int = 0) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="shadow-"))
         self.socket = str(self.folder / "gms_host-0.sock")
         self.log = self.folder / "log"
-        self.processes = VaultProcesses(VaultSettings("host-0", self.socket), self.log)
+        self.processes = VaultProcesses(VaultSettings("host-0", self.socket, budget_bytes), self.log)
 
     def __enter__(self) -> Vault:
         self.processes.start()

@@ -34,29 +34,6 @@ def mappings(pid: int) -> str:
     return Path(f"/proc/{pid}/maps").read_text()
 
 
-async def test_deaths_after_adoptions_empty_the_pool_then_reload_the_weights(vault: Vault) -> None:
-    """The first adopter believes the pool, the second (no canary since) believes nothing, the third loads the weights
-    anew; a standby maps the new ones; after a canary an adopter believes again."""
-    async with vault.engine(0) as watcher:
-        for epoch, (blocks, reason, reloaded) in enumerate(
-            [(0, "", False), (5, "", False), (0, "no canary", False), (0, "no canary", True)], 1000
-        ):
-            async with vault.engine(epoch - 999) as engine:
-                woken = await engine.do("wake", epoch=epoch)
-                assert (woken["blocks"], reason in woken["reason"]) == (blocks, True)
-                assert bool(woken["reason"]) is bool(reason)
-                assert (await engine.do("facts"))["reloaded"] is reloaded
-                await served(engine, 1)
-                if epoch == 1003:
-                    await engine.do("passed")
-        told = (await watcher.until_facts(lambda facts: ["memory", ""] in facts["told"]))["told"]
-        assert ["memory", "the weights were replaced"] in told
-        assert await watcher.do("check")
-        woken = await watcher.do("wake", epoch=1004)
-        assert (woken["blocks"], woken["reason"]) == (5, "")
-        await served(watcher, 2)
-
-
 async def test_open_blocks_are_kept_away_from_until_the_gpu_fence(vault: Vault) -> None:
     """Past the CPU fence an adopter serves, but not from blocks the earlier owner had open; those come free once its
     process is over."""

@@ -24,6 +24,7 @@ from holdfast.failover.lifecycle import (
     LockWon,
     MemoryProblem,
     Misstep,
+    MustLoad,
     Rested,
     StandDown,
     State,
@@ -44,6 +45,7 @@ EVENTS: dict[str, Event] = {
     "lock": LockWon(7),
     "announced": Announced(7),
     "failed": WakeFailed("x"),
+    "loads": MustLoad("x", 600.0),
     "down": StandDown("x"),
     "rested": Rested(),
     "memory": MemoryProblem("x"),
@@ -52,12 +54,12 @@ EVENTS: dict[str, Event] = {
 }
 # Rows: the state before; columns in the order of EVENTS; "": refused.
 EXPECTED = {
-    "init": ["standby", "", "", "", "", "", "init", "init", "dead"],
-    "standby": ["", "waking", "", "", "draining", "", "standby", "standby", "dead"],
-    "waking": ["", "", "active", "dead", "draining", "", "waking", "waking", "dead"],
-    "active": ["", "", "", "", "draining", "", "active", "active", "dead"],
-    "draining": ["", "", "", "", "draining", "standby", "draining", "draining", "dead"],
-    "dead": ["", "", "", "", "", "", "", "", "dead"],
+    "init": ["standby", "", "", "", "", "", "", "init", "init", "dead"],
+    "standby": ["", "waking", "", "", "", "draining", "", "standby", "standby", "dead"],
+    "waking": ["", "", "active", "dead", "waking", "draining", "", "waking", "waking", "dead"],
+    "active": ["", "", "", "", "", "draining", "", "active", "active", "dead"],
+    "draining": ["", "", "", "", "", "draining", "standby", "draining", "draining", "dead"],
+    "dead": ["", "", "", "", "", "", "", "", "", "dead"],
 }
 
 
@@ -149,6 +151,16 @@ def test_only_waking_has_a_deadline() -> None:
     assert deadlines == dict.fromkeys(State) | {State.WAKING: 5.0 + WAKE_S}
 
 
+def test_a_wake_that_has_to_load_gets_the_time_of_a_load() -> None:
+    """From the moment it says so; it lives until then, says what it loads, and once it has led that is forgotten."""
+    life, _ = step(shadow("waking", entered_s=5.0, epoch=7), MustLoad("the weights are lost", 600.0), 20.0)
+    assert next_deadline_s(life) == 620.0
+    assert live(life, 619.0) == (True, "waking: the weights are lost")
+    assert not live(life, 621.0)[0]
+    life, _ = step(life, Announced(7), 300.0)
+    assert (next_deadline_s(life), live(life, 300.0)) == (None, (True, "serving"))
+
+
 @pytest.mark.parametrize(
     ("life", "event"),
     [
@@ -187,6 +199,7 @@ lively: list[st.SearchStrategy[Event]] = [
     st.builds(Announced, st.integers(1, 50)),
     st.builds(StandDown, reasons),
     st.just(Rested()),
+    st.builds(MustLoad, reasons, st.floats(0, 600)),
     st.builds(MemoryProblem, reasons),
     st.builds(EndpointProblem, reasons, st.booleans()),
 ]
@@ -287,6 +300,9 @@ class Story:
             return Announced(int(rest))
         if word == "fatal":
             return EndpointProblem(rest, fatal=True)
+        if word == "loads":
+            bound_s, _, why = rest.partition(" ")
+            return MustLoad(why, float(bound_s))
         kind = {"failed": WakeFailed, "down": StandDown, "memory": MemoryProblem, "endpoint": EndpointProblem}
         return kind[word](rest) if word in kind else Ended(rest) if word == "ended" else EVENTS[word]
 

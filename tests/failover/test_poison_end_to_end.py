@@ -31,7 +31,7 @@ TOKENS = 400
 RUNGS = {
     "leads with [0-9]+ whole blocks": "believed",
     f"leads with no KV: {NO_CANARY}": "empty",
-    "loaded anew": "reloaded",
+    "without a canary: the weights are verified": "verified",
 }
 # The canary's 8 tokens take 40 ms, so it is over before a suspect that waits to be alone has had its turn.
 TPOT_MS = 5
@@ -94,7 +94,8 @@ def leaders(up: Supervised) -> int:
 @pytest.mark.timeout(120)
 def test_a_poison_prompt_fails_by_name_and_harms_nobody_else(up: Supervised) -> None:
     """It ends as PoisonedRequest after three engines, every innocent stream goes on exactly; the second adopter starts
-    with an empty pool, the third reloads the weights; a pair is left, and its next adopter believes the pool again."""
+    with an empty pool, the third verifies the weights, which are right, so that no second copy of them is ever made; a
+    pair is left, and its next adopter believes the pool again."""
 
     async def run() -> tuple[Received, float, list[float]]:
         running = await streams(up)
@@ -111,8 +112,8 @@ def test_a_poison_prompt_fails_by_name_and_harms_nobody_else(up: Supervised) -> 
     assert took_s < VERDICT_S
     up.wait_until(up.restored, "an active and a standby")
     assert leaders(up) == 4
-    assert rungs(up) == ["believed", "believed", "empty", "reloaded", "empty"]
-    assert "committed generation 2" in (up.folder / "logs" / "vault-1.log").read_text()
+    assert rungs(up) == ["believed", "believed", "empty", "verified", "empty"]
+    assert "generation 2" not in (up.folder / "logs" / "vault-1.log").read_text()
     assert up.active().facts["failover"]["why_empty"] == NO_CANARY
     print(f"verdict after {took_s:.2f} s, worst gap of an innocent stream {max(gaps_s):.2f} s")
 

@@ -208,8 +208,10 @@ def words_of(effect: weights.Effect | pool.Effect, name: str) -> str:
             return f"generation {generation} of {name} is dropped, uncommitted"
         case weights.Superseded(_, by_hash):
             return f"{name} is told that {by_hash} is newer"
+        case weights.LetGo():
+            return f"{name} is asked to let go"
         case weights.DropGeneration(generation):
-            return f"generation {generation} is dropped, superseded and unread"
+            return f"generation {generation} is dropped, unread"
         case weights.AnswerEmpty():
             return f"{name} is told: empty"
         case weights.Refuse(_, code, reason) | pool.Refuse(_, code, reason):

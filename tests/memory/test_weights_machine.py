@@ -21,6 +21,7 @@ from holdfast.memory.weights_machine import (
     Gone,
     GrantRead,
     GrantWrite,
+    LetGo,
     Reader,
     Refuse,
     Release,
@@ -36,6 +37,7 @@ from holdfast.memory.weights_machine import (
 SESSIONS_MAX = 6
 SESSIONS = st.integers(0, SESSIONS_MAX - 1)
 MODES = st.sampled_from(["rw", "ro", "rw_or_ro"])
+ALL_MODES = st.sampled_from(["rw", "ro", "rw_or_ro", "drop"])
 TIMEOUTS = st.sampled_from([20.0, 60.0, 4.0, 0.0])
 HASHES = st.sampled_from(["h1", "h2", "h3"])
 
@@ -75,7 +77,7 @@ class WeightsModel(RuleBasedStateMachine):
     ) -> None:
         ask = Ask(session, mode, self.now_s + timeout_s, patient, replace)
         busy = self.holds(session) or session in self.waiting
-        if not busy and (replace is None or mode == "rw"):
+        if not busy and (replace is None if mode in ("ro", "rw_or_ro") else mode == "rw" or replace is not None):
             self.waiting[session] = ask
         effects = self.do(ask)
         if busy:
@@ -91,7 +93,7 @@ class WeightsModel(RuleBasedStateMachine):
     def ask(self, pick: int, mode: Any, timeout_s: float, patient: bool) -> None:
         self.ask_as(self.free(pick), mode, timeout_s, patient)
 
-    @rule(session=SESSIONS, mode=MODES, timeout_s=TIMEOUTS, replace=st.none() | HASHES)
+    @rule(session=SESSIONS, mode=ALL_MODES, timeout_s=TIMEOUTS, replace=st.none() | HASHES)
     def ask_anything(self, session: int, mode: Any, timeout_s: float, replace: str | None) -> None:
         self.ask_as(session, mode, timeout_s, False, replace)
 
@@ -100,6 +102,12 @@ class WeightsModel(RuleBasedStateMachine):
     def ask_to_replace_what_is_here(self, pick: int, timeout_s: float) -> None:
         assert self.current is not None
         self.ask_as(self.free(pick), "rw", timeout_s, replace=self.kept[self.current])
+
+    @precondition(lambda self: self.current is not None)
+    @rule(pick=SESSIONS, timeout_s=TIMEOUTS)
+    def ask_to_drop_what_is_here(self, pick: int, timeout_s: float) -> None:
+        assert self.current is not None
+        self.ask_as(self.free(pick), "drop", timeout_s, replace=self.kept[self.current])
 
     @precondition(lambda self: self.writer is not None)
     @rule(layout_hash=HASHES)
@@ -181,14 +189,14 @@ class WeightsModel(RuleBasedStateMachine):
             case GrantWrite(session, generation, replacing):
                 ask = self.answered(session)
                 assert self.writer is None, "two writers"
-                assert ask.mode != "ro"
+                assert ask.mode in ("rw", "rw_or_ro")
                 assert replacing == ask.replace == (None if self.current is None else self.kept[self.current])
                 assert generation > max(self.numbers, default=0)
                 self.numbers.append(generation)
                 self.writer = (session, generation)
             case GrantRead(session, generation, layout_hash):
                 if session in self.waiting:
-                    assert self.answered(session).mode != "rw"
+                    assert self.answered(session).mode in ("ro", "rw_or_ro")
                 assert generation == self.current
                 assert self.kept[generation] == layout_hash, "a reader was granted what is not committed"
                 self.readers[session] = generation
@@ -211,12 +219,18 @@ class WeightsModel(RuleBasedStateMachine):
             case Aborted(session, generation):
                 assert self.writer == (session, generation)
                 self.writer = None
+            case LetGo(session):
+                assert self.readers[session] == self.current, "nobody else is in the way"
             case DropGeneration(generation):
-                assert generation != self.current, "the current generation was dropped"
+                if generation == self.current:
+                    asked = [ask for ask in self.waiting.values() if ask.mode == "drop"]
+                    assert self.kept[generation] in [ask.replace for ask in asked], "nobody asked it to go"
+                    assert self.writer is None
+                    self.current = None
                 assert generation not in self.readers.values(), "a generation was dropped under a reader"
                 del self.kept[generation]
             case AnswerEmpty(session):
-                assert self.answered(session).mode == "ro"
+                assert self.answered(session).mode in ("ro", "drop")
                 assert self.current is None
                 assert self.writer is None
             case TimedOut(session):
@@ -233,10 +247,14 @@ class WeightsModel(RuleBasedStateMachine):
         """Whether there is still a reason to wait, said without the table."""
         if ask.deadline_s <= self.now_s:
             return False
+        read = self.current is not None and self.current in self.readers.values()
+        wanted_gone = [each.replace for each in self.waiting.values() if each.mode == "drop"]
+        dropping = read and self.current is not None and self.kept[self.current] in wanted_gone
         if ask.replace is not None:
-            return self.current is not None and self.kept[self.current] == ask.replace and self.writer is not None
+            here = self.current is not None and self.kept[self.current] == ask.replace
+            return here and (self.writer is not None or dropping)
         if self.current is not None:
-            return False
+            return dropping and ask.mode != "rw" and self.writer is None
         if self.writer is not None or self.now_s < self.held_until_s:
             return True
         return ask.mode == "ro" and ask.wait_for_writer

@@ -22,6 +22,7 @@ from holdfast.bench.deployment import free_port
 from holdfast.cli.launch import WorkerLaunch
 from holdfast.cli.plan import UpOptions, plan
 from holdfast.core.errors import UserError
+from holdfast.memory.writer_lock import WriterLock
 from holdfast.store.opening import open_store
 from holdfast.wire.net import SocketNetwork
 
@@ -117,6 +118,42 @@ def test_a_wake_that_hangs_is_not_alive_after_its_deadline(stage: Stage) -> None
     assert (status, body["status"], body["state"]) == (503, "notlive", "waking")
     assert "past its deadline" in body["reason"]
     assert worker.get("/health")[0] == 200
+
+
+def test_a_wake_that_has_to_load_is_alive_beyond_its_deadline(stage: Stage) -> None:
+    """The vault lost the weights while nobody had them mapped: the wake loads them, says so, and is alive long past the
+    time of a wake, for as long as a load may take. Then it leads."""
+    stage.start_vault()
+    holder = stage.hold_lock()
+    worker = stage.worker("--wake-s", "1", "--standby", "unmapped")
+    worker.until_state("standby")
+    stage.restart_vault()
+    writing = WriterLock(stage.folder, "somebody who loads")
+    assert writing.try_acquire()
+    holder.kill()
+    worker.until(lambda: "loaded anew" in worker.get("/live")[1].get("reason", ""), "it to say what it does")
+    began_s = time.monotonic()
+    while time.monotonic() - began_s < 1.5:
+        status, body = worker.get("/live")
+        assert (status, body["state"]) == (200, "waking"), body
+    writing.release()
+    worker.until_state("active")
+
+
+def test_asked_to_stop_while_a_wake_loads(stage: Stage) -> None:
+    """It leaves at once: nobody waits for a load whose engine is not wanted any more."""
+    stage.start_vault()
+    holder = stage.hold_lock()
+    worker = stage.worker("--standby", "unmapped")
+    worker.until_state("standby")
+    stage.restart_vault()
+    writing = WriterLock(stage.folder, "somebody who loads")
+    assert writing.try_acquire()
+    holder.kill()
+    worker.until(lambda: "loaded anew" in worker.get("/live")[1].get("reason", ""), "it to say what it does")
+    status, took_s = worker.terminate()
+    assert (status, took_s < QUICKLY_S) == (0, True), worker.log()
+    writing.release()
 
 
 def test_a_wake_needs_time() -> None:

@@ -102,6 +102,7 @@ class ShadowEngine(Engine, Protocol):
     on_fatal: FatalSink
     on_owner_gone: Callable[[], None]  # the vault saw the pool's owner go: the election is worth a look
     on_memory: Callable[[str], None]  # why the memory cannot be vouched for now; "" once it was verified (again)
+    on_loading: Callable[[str], None]  # a wake turns out to need a load: why. It takes as long as `load` may
 
     @property
     def last_epoch(self) -> int:
@@ -113,7 +114,7 @@ class ShadowEngine(Engine, Protocol):
 
     async def load(self) -> None:
         """Have the weights mapped, loading them if that falls to this engine; warm up. TimeoutError, OSError,
-        VaultRefused and StaleMemoryLayoutError are fatal to the process."""
+        DeviceError, VaultRefused and StaleMemoryLayoutError are fatal to the process."""
 
     async def check(self) -> bool:
         """Run the canary beside the shared pool, in private memory; whether its answer was right."""

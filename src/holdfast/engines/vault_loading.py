@@ -1,8 +1,9 @@
 """Weights into a vault and out of it: who loads by role, what is verified, and what replaces what cannot be trusted.
 
 Always true: a write is begun only with the machine-wide writer lock, which is let go of when the load is over, however
-it ends; what `load` returns with was verified in this process, or was written by it; every wait ends at the deadline.
-Filling and verifying run in a thread, so that beats and connections live on.
+it ends; what `load` returns with was verified in this process, or was written by it; every wait ends at the deadline;
+weights that are right are never given up for others. Filling and verifying run in a thread, so that beats and
+connections live on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from holdfast.memory.client import RO, RW, MemoryClient
-from holdfast.memory.devices import is_host
+from holdfast.memory.devices import OutOfMemory, is_host
 from holdfast.memory.devices.pages import advise
 from holdfast.memory.errors import StaleMemoryLayoutError, VaultRefused
 from holdfast.memory.mapped import Mapped
@@ -28,6 +29,8 @@ from holdfast.memory.writer_policy import Action, Look, Watch, who_loads
 LOOK_MS = 100  # how long one wait for a writer lasts before the lock and the phase are looked at again
 RETRY_S = 0.05  # between two tries at a vault or a lock that is not free: shorter than anybody notices in a load
 REPLACE_MS = 60_000  # for another writer at work to finish or die; the load's own deadline may come first
+LET_GO_MS = 60_000  # for standbys to let go of what is to be dropped: each does it at once, unless its canary runs
+ROOM_S = 10.0  # for memory to come back that the vault, its keeper and a dead engine have just let go of (fact 1)
 LOCK_S = 60.0  # likewise, for the writer lock
 DONTNEED = 4  # MADV_DONTNEED: of a shared mapping it drops the page tables, never the bytes
 
@@ -91,12 +94,18 @@ class Loader:
         finally:
             lock.release()
 
-    async def reload(self, timeout_s: float) -> None:
-        """Write everything anew, beside what is there, though it looks right."""
+    async def doubt(self, timeout_s: float) -> str:
+        """Read everything that is mapped: what was wrong with it, or nothing. If something was, it is loaded anew."""
         lock = WriterLock(self.lock_dir, self.who)
         try:
             async with asyncio.timeout(timeout_s):
-                await self._replace(lock)
+                wrong = await self._wrong()
+                if wrong:
+                    log.warning("the weights mapped here are damaged: %s; loading them anew", wrong)
+                    await self._replace(lock)
+                return wrong
+        except TimeoutError as error:
+            raise TimeoutError(f"the weights were not verified and loaded within {timeout_s:g} s: {error}") from error
         finally:
             lock.release()
 
@@ -168,23 +177,49 @@ class Loader:
             await self.client.connect()
 
     async def _replace(self, lock: WriterLock) -> None:
+        """Load anew what cannot be used, beside it if there is room: nobody waits then. Else in its place."""
         await lock.acquire(LOCK_S)
         mapped = self.client.mapped
         assert mapped is not None, "nothing is mapped that could be replaced"
-        hashed = mapped.layout.hash()
+        hashed, others = mapped.layout.hash(), mapped.layout.identity != self.plan.identity
         await self.let_go()
         await self.client.release()
-        got = await self.client.acquire("rw", REPLACE_MS, replace=hashed)
-        assert got == RW, got
-        await self._write()
-        self.plan.use(self.client.mapped)
+        try:
+            got = await self.client.acquire("rw", REPLACE_MS, replace=hashed)
+            assert got == RW, got
+            await self._write()
+            self.plan.use(self.client.mapped)
+        except (OutOfMemory, VaultRefused) as error:
+            if isinstance(error, VaultRefused) and error.code != "over_budget":
+                raise
+            await self.client.release()
+            if others and json.loads(await self.client.status())["readers"]:
+                raise  # another model's engines live on it
+            log.warning("both do not fit (%s): what is there is dropped first", error)
+            await self.client.drop(hashed, LET_GO_MS)
+            wrong = await self._once(lock, 0)
+            if wrong:
+                raise StaleMemoryLayoutError(f"the weights were loaded anew, and are not right: {wrong}") from error
 
     async def _write(self) -> None:
-        addresses = await self.client.allocate(self.plan.specs, self.plan.identity, self.plan.meta)
+        addresses = await self._allocated()
         log.info("writing the weights %s", self.plan.identity)
         await self._in_thread(lambda: self.plan.fill(addresses))
         await self.client.commit()
         self._untouch()
+
+    async def _allocated(self) -> dict[str, int]:
+        """Memory may be on its way back; what two copies need together will not come by waiting."""
+        client, loop = self.client, asyncio.get_running_loop()
+        deadline_s = loop.time() + ROOM_S
+        while True:
+            try:
+                return await client.allocate(self.plan.specs, self.plan.identity, self.plan.meta)
+            except OutOfMemory:
+                beside = json.loads(await client.status())["layout_hash"] is not None
+                if beside or loop.time() >= deadline_s:
+                    raise
+                await asyncio.sleep(RETRY_S)
 
     async def _wrong(self) -> str:
         mapped = self.client.mapped

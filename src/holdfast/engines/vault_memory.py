@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.engines.background import Background
-from holdfast.engines.takeover import after_takeover
+from holdfast.engines.takeover import DOUBT_FROM_ADOPTIONS, after_takeover, doubt_weights
 from holdfast.engines.vault_loading import Loader, WeightsPlan
 from holdfast.engines.vault_pool import Agree, DirectPool, Owned, followed, take
 from holdfast.memory.calls import MemoryLost, Notice
@@ -26,13 +26,12 @@ from holdfast.memory.devices.contract import Device
 from holdfast.memory.kv.follow import Follower
 from holdfast.memory.kv.geometry import Geometry
 from holdfast.memory.pool_client import PoolClient
-from holdfast.memory.protocol import PoolNews, Superseded
+from holdfast.memory.protocol import LetGo, PoolNews, Superseded
 
 FOLLOW_S = 0.05  # what is left to read at adoption is what 50 ms of tokens published: a few dozen entries
 CONNECT_S = 30.0  # a supervisor starts vault and engines together; a vault is up in a second
 LOAD_S = 600.0  # the largest weights from the slowest disk take minutes
 OWN_S = 30.0  # as remap's: a dead owner is past its fence in under a second, a living one never
-RELOAD_FROM_ADOPTIONS = 3  # the first death was an accident, after the second the pool was emptied: it is the weights
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +54,7 @@ class VaultMemory:
     on_owner_gone: Callable[[], None] = lambda: None
     on_memory: Callable[[str], None] = lambda why: None
     on_fatal: Callable[[str], None] = lambda why: None
+    on_loading: Callable[[str], None] = lambda why: None  # a wake has weights to load, for `LOAD_S` at most
     on_room: Callable[[], None] = lambda: None  # blocks came free at the GPU fence, or may be taken that were spared
     books: contextlib.AbstractContextManager[object] = field(default_factory=contextlib.nullcontext)  # the pool's lock
     on_moved: Callable[[], None] = lambda: None  # a standby's pool lies elsewhere now; called with `still` held
@@ -135,6 +135,7 @@ class VaultMemory:
             await self._remap()
             marks["remapped"] = time.monotonic()
         elif not self.settled.is_set():  # it was just about to map a newer generation
+            self.on_loading("other weights are being mapped")
             async with self.still:
                 await self._loaded.map_current(LOAD_S)
             self.settled.set()
@@ -150,12 +151,9 @@ class VaultMemory:
             async with contextlib.nullcontext() if there else self.still:  # if nothing moves, nothing is waited for
                 owned = await take(self.pool, self.geometry, granted, follower, self.agree)
         marks["adopted"] = time.monotonic()
-        if owned.adoptions >= RELOAD_FROM_ADOPTIONS:
-            log.warning("adopted %d times without a canary: the weights are loaded anew", owned.adoptions)
+        if owned.adoptions >= DOUBT_FROM_ADOPTIONS:
             async with self.still:
-                await self._loaded.reload(LOAD_S)
-            owned.weights_reloaded = True
-            marks["reloaded"] = time.monotonic()
+                await doubt_weights(owned, self._loaded, self.on_loading, LOAD_S)
         owned.marks = marks
         return owned
 
@@ -185,6 +183,7 @@ class VaultMemory:
     async def _remap(self) -> None:
         if await self.client.remap(round(self.own_s * 1000)) == EMPTY:
             log.warning("the vault is empty: loading the weights anew")
+            self.on_loading("the vault is empty: the weights are loaded anew")
             await self._loaded.load(LOAD_S, elected=True)
         elif self._lost:
             await self._loaded.verify()
@@ -287,7 +286,7 @@ class VaultMemory:
                 return
         elif isinstance(notice, MemoryLost):
             self.on_memory(notice.reason)
-        else:
+        elif not isinstance(notice, LetGo) or self.owned is not None:
             return
         self._newer = True
         self._look.set()

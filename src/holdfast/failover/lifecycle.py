@@ -2,7 +2,8 @@
 
 The theory: there is one way to Active for a shadow, through a lock won and then an announcement made, so nothing can be
 routable before both; a normal worker has no other to wait for and goes straight there. Waking alone has a deadline: it
-is the one state in which streams wait for somebody who may hang, so past it `/live` says no and a supervisor ends it.
+is the one state in which streams wait for somebody who may hang, so past it `/live` says no and a supervisor ends it. A
+wake that finds weights to load says so, and has a load's time from then on.
 
 Always true: an event that `TABLE` has no entry for raises `Misstep` and changes nothing; epochs never go back; one that
 leads where the engine already is changes no clock and no reason (the first cause is the one to read); every change of
@@ -29,6 +30,7 @@ from holdfast.failover.lifecycle_words import (
     LockWon,
     MemoryProblem,
     Misstep,
+    MustLoad,
     Rested,
     Rule,
     StandDown,
@@ -52,6 +54,7 @@ __all__ = [
     "LockWon",
     "MemoryProblem",
     "Misstep",
+    "MustLoad",
     "Rested",
     "Rule",
     "StandDown",
@@ -74,6 +77,8 @@ class Lifecycle:
     entered_s: float = 0.0  # when this state began
     epoch: int = 0  # the last it was elected to; 0: never
     reason: str = ""  # why this state was entered
+    loading: str = ""  # what a wake has to load
+    load_until_s: float = 0.0  # and by when
     memory_problem: str = ""  # why the memory cannot be vouched for; a standby is not ready then
     endpoint_problem: str = ""  # why the endpoint is not healthy (canary failed, not admitted, ...)
     endpoint_fatal: bool = False  # only a restart mends that
@@ -103,6 +108,8 @@ def step(life: Lifecycle, event: Event, now_s: float) -> tuple[Lifecycle, tuple[
         return replace(life, memory_problem=event.reason), ()
     if isinstance(event, EndpointProblem):
         return replace(life, endpoint_problem=event.reason, endpoint_fatal=bool(event.reason) and event.fatal), ()
+    if isinstance(event, MustLoad):
+        return replace(life, loading=event.reason, load_until_s=now_s + event.bound_s), ()
     if after is life.state:
         return life, ()
     if isinstance(event, LockWon | Announced):
@@ -121,6 +128,8 @@ def _meaning(life: Lifecycle, event: Event) -> tuple[Cause, str]:
             return Cause.ANNOUNCED, "announced"
         case WakeFailed():
             return Cause.WAKE_FAILED, f"could not wake: {event.reason}"
+        case MustLoad():
+            return Cause.MUST_LOAD, ""
         case StandDown():
             return Cause.STAND_DOWN, event.reason
         case Rested():
@@ -153,6 +162,8 @@ def _enter(life: Lifecycle, after: State, reason: str, now_s: float) -> tuple[Li
         state=after,
         entered_s=now_s,
         reason=reason,
+        loading="",
+        load_until_s=0.0,
         last_duration_s=duration_s,
         durations_s={**life.durations_s, before: duration_s},
         transitions={**life.transitions, move: life.transitions.get(move, 0) + 1},
@@ -162,7 +173,7 @@ def _enter(life: Lifecycle, after: State, reason: str, now_s: float) -> tuple[Li
 
 def next_deadline_s(life: Lifecycle) -> float | None:
     """When something should have happened, as a point in the time that `step` is given; None: no hurry."""
-    return life.entered_s + life.wake_s if life.state is State.WAKING else None
+    return max(life.entered_s + life.wake_s, life.load_until_s) if life.state is State.WAKING else None
 
 
 # -- probes
@@ -210,7 +221,7 @@ def _doing(life: Lifecycle) -> str:
     words = {
         State.INIT: "loading",
         State.STANDBY: "standing by",
-        State.WAKING: "waking",
+        State.WAKING: f"waking: {life.loading}" if life.loading else "waking",
         State.ACTIVE: "serving",
         State.DRAINING: f"draining: {life.reason}",
         State.DEAD: f"dead: {life.reason}",

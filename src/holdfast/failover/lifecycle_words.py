@@ -29,6 +29,7 @@ class Cause(StrEnum):
     WAKE_FAILED = "wake failed"
     STAND_DOWN = "stand down"
     RESTED = "rested"
+    MUST_LOAD = "must load"  # a wake that needs more than a look at what is mapped
     NOTED = "a problem came or went"
     ENDED = "ended"
 
@@ -41,6 +42,7 @@ TABLE: dict[State, dict[Cause, State]] = {
     S.WAKING: {
         C.ANNOUNCED: S.ACTIVE,
         C.WAKE_FAILED: S.DEAD,
+        C.MUST_LOAD: S.WAKING,
         C.STAND_DOWN: S.DRAINING,
         C.NOTED: S.WAKING,
         C.ENDED: S.DEAD,
@@ -120,6 +122,14 @@ class WakeFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class MustLoad:
+    """The wake under way has weights to verify or to load: it gets the time that takes, and no more."""
+
+    reason: str
+    bound_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class StandDown:
     """SIGTERM, `/engine/sleep`, a lost lock."""
 
@@ -152,7 +162,9 @@ class Ended:
     reason: str
 
 
-Event = Loaded | LockWon | Announced | WakeFailed | StandDown | Rested | MemoryProblem | EndpointProblem | Ended
+Event = (
+    Loaded | LockWon | Announced | WakeFailed | MustLoad | StandDown | Rested | MemoryProblem | EndpointProblem | Ended
+)
 
 
 # -- effects

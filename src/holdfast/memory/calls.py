@@ -26,6 +26,7 @@ from holdfast.memory.protocol import (
     Fence,
     Hello,
     Leave,
+    LetGo,
     PoolNews,
     Resume,
     Slabs,
@@ -42,7 +43,7 @@ class MemoryLost(msgspec.Struct, frozen=True):
     reason: str
 
 
-Notice = Superseded | Fence | MemoryLost | PoolNews | Deposed
+Notice = Superseded | Fence | MemoryLost | PoolNews | Deposed | LetGo
 OnNotice = Callable[[Notice], None]
 OnLost = Callable[[str], None]
 # Beyond the vault's own time-out, for its answer to travel: a tenth of it, and never less or more than this.

@@ -140,6 +140,12 @@ class MemoryClient(AttachedClient):
         mapped.committed = True
         return mapped.layout.hash()
 
+    async def drop(self, replace: str, timeout_ms: int) -> None:
+        """The weights of that hash are to go, so that others can be written in their place: returns when nothing is
+        here. Their readers are asked to let go; TimeoutError if one does not, VaultRefused if others are here."""
+        answer = await self._ask("drop", timeout_ms, replace=replace)
+        assert isinstance(answer, WeightsEmpty)
+
     async def slab_checksum(self, slab: int) -> str:
         """Of one slab of the weights this client reads, as the vault itself reads it."""
         return str((await self.link().call(lambda n: SumSlab(n, slab), CALL_TIMEOUT_S)).digest)

@@ -33,7 +33,7 @@ class Resume(msgspec.Struct, frozen=True, array_like=True):
 
 class AskWeights(msgspec.Struct, frozen=True, array_like=True, tag=2):
     call: int
-    mode: str  # "rw", "ro", "rw_or_ro"
+    mode: str  # "rw", "ro", "rw_or_ro", "drop"
     timeout_ms: int
     wait_for_writer: bool = False
     replace: str | None = None
@@ -221,6 +221,10 @@ class Fence(msgspec.Struct, frozen=True, array_like=True, tag=121):
     epoch: int
 
 
+class LetGo(msgspec.Struct, frozen=True, array_like=True, tag=125):
+    """Notice to readers: somebody waits to load weights anew in the place of yours, which stay while you hold them."""
+
+
 # The kinds of `PoolNews`.
 OWNER_GONE = "owner_gone"  # the owner of `epoch` has ended or stepped back
 MADE = "made"  # the pool is complete and can be fetched; made under `epoch`
@@ -244,7 +248,7 @@ class PoolNews(msgspec.Struct, frozen=True, array_like=True, tag=123):
 
 FromVault = (
     Welcome | Failed | Done | WeightsGranted | WeightsEmpty | Slabs | PoolGranted | Status | SlabSum
-    | Superseded | Fence | PoolNews | Deposed
+    | Superseded | Fence | PoolNews | Deposed | LetGo
 )  # fmt: skip
 
 # -- vault and keeper

@@ -24,6 +24,7 @@ from holdfast.memory.protocol import (
     Donate,
     Done,
     Failed,
+    LetGo,
     SlabSum,
     SumSlab,
     Superseded,
@@ -110,17 +111,16 @@ class VaultWeights:
     # -- calls
 
     def ask(self, session: Session, message: AskWeights) -> None:
-        if message.mode not in ("rw", "ro", "rw_or_ro"):
-            session.fail(message.call, "bad_request", f"mode {message.mode!r}; use rw, ro or rw_or_ro")
+        if message.mode not in ("rw", "ro", "rw_or_ro", "drop"):
+            session.fail(message.call, "bad_request", f"mode {message.mode!r}; use rw, ro, rw_or_ro or drop")
             return
         if session.weights_call:
             session.fail(message.call, "busy", "this session waits for the weights already")
             return
         timeout_ms = min(max(0, message.timeout_ms), TIMEOUT_MS_MAX)
         session.weights_call = message.call
-        mode = message.mode
         deadline_s = self._clock() + timeout_ms / 1000
-        self.step(words.Ask(session.number, mode, deadline_s, message.wait_for_writer, message.replace))  # type: ignore[arg-type]
+        self.step(words.Ask(session.number, message.mode, deadline_s, message.wait_for_writer, message.replace))  # type: ignore[arg-type]
 
     def add_slabs(self, session: Session, message: AddSlabs, fds: list[int]) -> None:
         """Take a writer's slabs; refused ones are closed and change nothing."""
@@ -188,10 +188,8 @@ class VaultWeights:
     def _cannot_donate(self, layout: Layout, upload: Upload, *, last: bool) -> Why | None:
         current = self.state.current
         if not self._lost and (current is None or current.layout_hash != layout.hash()):
-            return (
-                "stale",
-                f"nothing was lost here, and {'nothing' if current is None else current.layout_hash} is kept",
-            )
+            here = "nothing" if current is None else current.layout_hash
+            return "stale", f"nothing was lost here, and {here} is kept"
         return wrong_donation(self._device, layout, upload, last=last)
 
     def _take_donated(self, session: Session, call: int, layout: Layout, fds: list[int]) -> None:
@@ -259,7 +257,7 @@ class VaultWeights:
 
     def _tell(self, session: Session, effect: words.Effect) -> None:
         call = session.weights_call
-        if not isinstance(effect, words.Superseded):
+        if not isinstance(effect, words.Superseded | words.LetGo):
             session.weights_call = 0
         if isinstance(effect, words.GrantWrite | words.GrantRead):
             session.weights_granted = call
@@ -286,6 +284,8 @@ class VaultWeights:
                 session.reply(Failed(call, effect.code, effect.reason))
             case words.Superseded():
                 session.reply(Superseded(effect.by_hash))
+            case words.LetGo():
+                session.reply(LetGo())
 
     def _abort(self, effect: words.Aborted) -> None:
         upload = self._uploads.pop(effect.session, None)

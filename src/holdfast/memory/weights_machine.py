@@ -4,14 +4,15 @@ Theory. A *generation* is one committed set of slabs with its layout. One sessio
 that nobody else can see; its commit makes it the *current* one, which new readers get, and makes the writer its first
 reader. A writer that ends before commit leaves what was there before it: nothing, or the committed generation it meant
 to replace. Replacing makes a generation beside the old one, so it never delays a reader; the old one is kept until its
-last reader has left. Whoever cannot be answered yet waits, and every waiter is judged anew on each change, oldest
-first.
+last reader has left. Where both do not fit, the old one is *dropped* first: its readers are asked to let go, nobody new
+gets it meanwhile, and it goes when the last has; a reader that cannot do without it is not pressed, the wish times out.
+Whoever cannot be answered yet waits, and every waiter is judged anew on each change, oldest first.
 
 `TABLE` (weights_state.py) is the whole of admission: what is wished, in which situation, gets which answer.
 
 Always true: at most one writer; a granted generation is a committed one; a waiter that is gone is granted nothing
 (facts 17); a waiter is never granted after its deadline; generation numbers grow; a committed generation is dropped
-only once superseded and unread; `next_deadline` is never in the past after a step.
+only unread, and superseded or asked to go; `next_deadline` is never in the past after a step.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from holdfast.memory.weights_words import (
     Gone,
     GrantRead,
     GrantWrite,
+    LetGo,
     Refuse,
     Release,
     Superseded,
@@ -44,8 +46,8 @@ from holdfast.memory.weights_words import (
 # The words and the state are to be had here too: a shell needs one import.
 __all__ = [
     "Aborted", "AnswerEmpty", "Ask", "Code", "Commit", "Committed", "Donate", "DropGeneration", "Effect", "Event",
-    "Generation", "Gone", "GrantRead", "GrantWrite", "Reader", "Refuse", "Release", "Superseded", "Tick", "TimedOut",
-    "Weights", "next_deadline", "restore", "step",
+    "Generation", "Gone", "GrantRead", "GrantWrite", "LetGo", "Reader", "Refuse", "Release", "Superseded", "Tick",
+    "TimedOut", "Weights", "next_deadline", "restore", "step",
 ]  # fmt: skip
 
 # More than all ranks and standbys a machine can run; past a thousand something is looping, and each step stays short.
@@ -116,11 +118,16 @@ def _apply(state: Weights, event: Event) -> Step:
 
 
 def _ask(state: Weights, ask: Ask) -> Step:
-    if ask.mode != "rw" and ask.replace is not None:
+    if ask.mode not in ("rw", "drop") and ask.replace is not None:
         return state, (Refuse(ask.session, Code.BAD_REQUEST, f"{ask.mode} replaces nothing: ask for rw"),)
+    if ask.mode == "drop" and ask.replace is None:
+        return state, (Refuse(ask.session, Code.BAD_REQUEST, "drop takes the hash of what is to go"),)
     if taken := state.place_of(ask.session):
         return state, (Refuse(ask.session, Code.BUSY, f"this session {taken} already"),)
-    return replace(state, waiters=(*state.waiters, ask)), ()
+    asked: tuple[Effect, ...] = ()
+    if ask.mode == "drop" and state.current is not None and state.current.layout_hash == ask.replace:
+        asked = tuple(LetGo(session) for session in state.readers_of(state.current))
+    return replace(state, waiters=(*state.waiters, ask)), asked
 
 
 def _commit(state: Weights, event: Commit) -> Step:
@@ -136,11 +143,7 @@ def _become_current(state: Weights, committed: Generation, session: int) -> Step
     superseded = state.superseded
     if state.current is not None:
         superseded = (*superseded, state.current)
-        effects += [
-            Superseded(reader.session, committed.layout_hash)
-            for reader in state.readers
-            if reader.generation == state.current.number
-        ]
+        effects += [Superseded(reader, committed.layout_hash) for reader in state.readers_of(state.current)]
     readers = (*state.readers, Reader(session, committed.number))
     return replace(state, current=committed, superseded=superseded, readers=readers), tuple(effects)
 
@@ -200,11 +203,12 @@ def _drop_unread(state: Weights) -> Step:
 
 
 def _settle(state: Weights) -> Step:
-    """The oldest who may write, writes; then everyone else is judged by what that made of the situation."""
-    effects: list[Effect] = []
+    """What is to go, goes; the oldest who may write, writes; everyone else is judged by what that made of it."""
+    state, effects = _dropped(state)
     writer = next((ask for ask in state.waiters if judge(state, ask) is Answer.WRITE), None)
     if writer is not None:
-        state, effects = _grant_write(state, writer)
+        state, granted_write = _grant_write(state, writer)
+        effects += granted_write
     judged = [(ask, judge(state, ask)) for ask in state.waiters]
     assert all(answer is not Answer.WRITE for _, answer in judged), f"two writers: {state!r}"
     state = replace(state, waiters=tuple(ask for ask, answer in judged if answer is Answer.WAIT))
@@ -214,6 +218,16 @@ def _settle(state: Weights) -> Step:
         effects += granted
     effects += [_deny(state, ask, answer) for ask, answer in judged if answer not in (Answer.WAIT, Answer.READ)]
     return state, tuple(effects)
+
+
+def _dropped(state: Weights) -> tuple[Weights, list[Effect]]:
+    ask = next((ask for ask in state.waiters if judge(state, ask) is Answer.DROP), None)
+    if ask is None:
+        return state, []
+    assert state.current is not None
+    effects: list[Effect] = [DropGeneration(state.current.number), AnswerEmpty(ask.session)]
+    waiters = tuple(waiter for waiter in state.waiters if waiter is not ask)
+    return replace(state, current=None, waiters=waiters), effects
 
 
 def _grant_write(state: Weights, ask: Ask) -> tuple[Weights, list[Effect]]:

@@ -20,6 +20,8 @@ class Situation(StrEnum):
     HELD = "held"  # empty after a total loss: whoever still maps the old bytes may yet give them back
     WRITING = "writing"  # a first generation is being written
     COMMITTED = "committed"
+    READ = "read"  # committed, and in use
+    DROPPING = "dropping"  # in use, and somebody waits for its place
     REPLACING = "replacing"  # committed, and the next generation is being written
 
 
@@ -30,6 +32,8 @@ class Wish(StrEnum):
     WRITE = "rw"
     REPLACE = "rw replacing the current hash"
     REPLACE_OTHER = "rw replacing another hash"
+    DROP = "drop the current hash"
+    DROP_OTHER = "drop another hash"
 
 
 class Answer(StrEnum):
@@ -37,6 +41,7 @@ class Answer(StrEnum):
     WRITE = "write"
     WAIT = "wait"
     EMPTY = "empty"
+    DROP = "drop what is here, then empty"
     COMMITTED = "refused: committed"
     STALE = "refused: stale"
 
@@ -45,16 +50,18 @@ def _row(*answers: Answer) -> Mapping[Situation, Answer]:
     return dict(zip(Situation, answers, strict=True))
 
 
-_READ, _WRITE, _WAIT, _STALE = Answer.READ, Answer.WRITE, Answer.WAIT, Answer.STALE
+_READ, _WRITE, _WAIT, _STALE, _TAKEN = Answer.READ, Answer.WRITE, Answer.WAIT, Answer.STALE, Answer.COMMITTED
 # fmt: off
 TABLE: Mapping[Wish, Mapping[Situation, Answer]] = {
-    #                            EMPTY         HELD    WRITING COMMITTED         REPLACING
-    Wish.READ:              _row(Answer.EMPTY, _WAIT,  _WAIT,  _READ,            _READ),
-    Wish.READ_WHEN_WRITTEN: _row(_WAIT,        _WAIT,  _WAIT,  _READ,            _READ),
-    Wish.EITHER:            _row(_WRITE,       _WAIT,  _WAIT,  _READ,            _READ),
-    Wish.WRITE:             _row(_WRITE,       _WAIT,  _WAIT,  Answer.COMMITTED, Answer.COMMITTED),
-    Wish.REPLACE:           _row(_STALE,       _STALE, _STALE, _WRITE,           _WAIT),
-    Wish.REPLACE_OTHER:     _row(_STALE,       _STALE, _STALE, _STALE,           _STALE),
+    #                            EMPTY         HELD          WRITING COMMITTED    READ    DROPPING REPLACING
+    Wish.READ:              _row(Answer.EMPTY, _WAIT,        _WAIT,  _READ,       _READ,  _WAIT,   _READ),
+    Wish.READ_WHEN_WRITTEN: _row(_WAIT,        _WAIT,        _WAIT,  _READ,       _READ,  _WAIT,   _READ),
+    Wish.EITHER:            _row(_WRITE,       _WAIT,        _WAIT,  _READ,       _READ,  _WAIT,   _READ),
+    Wish.WRITE:             _row(_WRITE,       _WAIT,        _WAIT,  _TAKEN,      _TAKEN, _TAKEN,  _TAKEN),
+    Wish.REPLACE:           _row(_STALE,       _STALE,       _STALE, _WRITE,      _WRITE, _WAIT,   _WAIT),
+    Wish.REPLACE_OTHER:     _row(_STALE,       _STALE,       _STALE, _STALE,      _STALE, _STALE,  _STALE),
+    Wish.DROP:              _row(_STALE,       _STALE,       _STALE, Answer.DROP, _WAIT,  _WAIT,   _WAIT),
+    Wish.DROP_OTHER:        _row(Answer.EMPTY, Answer.EMPTY, _STALE, _STALE,      _STALE, _STALE,  _STALE),
 }
 # fmt: on
 
@@ -106,7 +113,7 @@ class Weights:
         """EMPTY, RW, COMMITTED or RO; a replacement at work changes nothing for readers, so it does not show here."""
         if self.current is None:
             return "EMPTY" if self.writer is None else "RW"
-        return "RO" if any(reader.generation == self.current.number for reader in self.readers) else "COMMITTED"
+        return "RO" if self.readers_of(self.current) else "COMMITTED"
 
     def generation_of(self, session: int) -> int | None:
         """What a session holds for reading."""
@@ -117,10 +124,21 @@ class Weights:
 
     def situation(self) -> Situation:
         if self.current is not None:
-            return Situation.COMMITTED if self.writer is None else Situation.REPLACING
+            return self._committed(self.current)
         if self.writer is not None:
             return Situation.WRITING
         return Situation.EMPTY if self.refill_from_s is None else Situation.HELD
+
+    def _committed(self, current: Generation) -> Situation:
+        if self.writer is not None:
+            return Situation.REPLACING
+        if not self.readers_of(current):
+            return Situation.COMMITTED
+        dropping = any(ask.mode == "drop" and ask.replace == current.layout_hash for ask in self.waiters)
+        return Situation.DROPPING if dropping else Situation.READ
+
+    def readers_of(self, generation: Generation) -> list[int]:
+        return [reader.session for reader in self.readers if reader.generation == generation.number]
 
     def place_of(self, session: int) -> str:
         """What a session does here, in words; empty: nothing."""
@@ -137,8 +155,10 @@ def judge(state: Weights, ask: Ask) -> Answer:
 
 def _wish(state: Weights, ask: Ask) -> Wish:
     if ask.replace is not None:
-        current = state.current
-        return Wish.REPLACE if current is not None and current.layout_hash == ask.replace else Wish.REPLACE_OTHER
+        here = state.current is not None and state.current.layout_hash == ask.replace
+        if ask.mode == "drop":
+            return Wish.DROP if here else Wish.DROP_OTHER
+        return Wish.REPLACE if here else Wish.REPLACE_OTHER
     if ask.mode == "ro":
         return Wish.READ_WHEN_WRITTEN if ask.wait_for_writer else Wish.READ
     return Wish.WRITE if ask.mode == "rw" else Wish.EITHER

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-Mode = Literal["rw", "ro", "rw_or_ro"]
+Mode = Literal["rw", "ro", "rw_or_ro", "drop"]
 
 
 class Code(StrEnum):
@@ -29,13 +29,14 @@ class Code(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A session asks for a lock. `wait_for_writer`: an `ro` stays where it would else be answered EMPTY."""
+    """A session asks for a lock. `wait_for_writer`: an `ro` stays where it would else be answered EMPTY. With `drop` it
+    asks for an empty device instead: what is named in `replace` is to go, since a new one does not fit beside it."""
 
     session: int
     mode: Mode
     deadline_s: float
     wait_for_writer: bool = False
-    replace: str | None = None  # `rw` only: the hash of the committed weights it means to replace
+    replace: str | None = None  # `rw` and `drop`: the hash of the committed weights it means to replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +142,19 @@ class Superseded:
 
 
 @dataclass(frozen=True, slots=True)
+class LetGo:
+    """To a reader of the current weights: somebody waits for their place. Whoever can do without them lets go."""
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
 class DropGeneration:
-    """Superseded, and nobody reads it any more: drop its slabs and its record."""
+    """Superseded or asked to go, and nobody reads it any more: drop its slabs and its record."""
 
     generation: int
 
 
-Effect = GrantWrite | GrantRead | AnswerEmpty | Refuse | TimedOut | Committed | Aborted | Superseded | DropGeneration
+Effect = (
+    GrantWrite | GrantRead | AnswerEmpty | Refuse | TimedOut | Committed | Aborted | Superseded | LetGo | DropGeneration
+)

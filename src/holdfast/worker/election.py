@@ -117,3 +117,18 @@ async def first(
     finally:
         for wait in waits:
             wait.cancel()
+
+
+async def done_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether it was done, or raised, before `stop`; else it is cancelled."""
+    task = asyncio.ensure_future(work)
+    try:
+        await first((stop.wait(),), (task,))
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    if task.cancelled():
+        return False
+    task.result()
+    return True

@@ -5,14 +5,14 @@ the pool under a new epoch → the journal has the term → Active on the fronte
 The next canary rides in the first batch, and if its first token is wrong that batch reaches nobody.
 
 Always true: nothing is announced or registered before it is so; whoever is told that the lock is lost sends nothing
-more; between lock and announcement nothing is awaited but the vault's grant; a wake that fails ends the process.
+more; between lock and announcement nothing is awaited but the vault's grant, and weights where they are lost or in
+doubt; a wake that fails ends the process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -31,22 +31,21 @@ from holdfast.failover.lifecycle import (
     Loaded,
     LockWon,
     MemoryProblem,
+    MustLoad,
     Rested,
     StandDown,
     State,
     WakeFailed,
 )
 from holdfast.failover.lock import FailoverLock
-from holdfast.memory.errors import StaleMemoryLayoutError, VaultRefused
-from holdfast.worker.election import Election, first
+from holdfast.worker.election import Election, done_before
+from holdfast.worker.failures import FAILURES, exit_now, in_words
 from holdfast.worker.probation import CANARY, Probation
 from holdfast.worker.process import Worker
 from holdfast.worker.timeline import Timeline
 
 log = logging.getLogger("holdfast.worker")
 
-# What a wake, a load or a planned handover may raise; anything else is our own bug.
-FAILURES = (TimeoutError, OSError, VaultRefused, StaleMemoryLayoutError)
 # From the deadline after which /live says no to giving a wake up oneself, at least: a supervisor, which wants to hear
 # that no three times a second apart, acts first; this is for where there is none.
 SUPERVISOR_S = 10.0
@@ -77,13 +76,15 @@ class Shadow:
         self._election = Election(lock, self._check, settings.canary_s)
         self._over = ""  # why the leadership must end at once
         self._timeline: Timeline | None = None
+        self._patience: asyncio.Timeout | None = None  # with the wake under way
         self._seen_gone_s = 0.0
         self._probation = Probation(engine.canary, engine.canary_passed)
         self._rested = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        engine.on_fatal = _exit_now
+        engine.on_fatal = exit_now
         engine.on_owner_gone = self._owner_gone
         engine.on_memory = self._memory
+        engine.on_loading = self._must_load
         worker.more_facts = self.facts
         worker.actions.update(sleep=self.sleep, wake_up=self.wake_up)
 
@@ -100,33 +101,26 @@ class Shadow:
             on_ready(worker.where)
             while (lost := await self._election.won(stop)) is not None:
                 self._lost = lost
-                await self._wake()
+                if not await self._woken(stop):
+                    break
                 await self._serve(stop)
                 await self._step_back(for_good=stop.is_set())
-            if worker.life.state is State.STANDBY:
+            if worker.life.state in (State.STANDBY, State.WAKING):
                 worker.step(StandDown("asked to stop"))
             await worker.leave()
 
     async def _loaded(self, stop: asyncio.Event) -> bool:
-        """False: asked to stop before it was."""
-        loading = asyncio.ensure_future(self._load())
-        try:
-            await first((stop.wait(),), (loading,))
-        finally:
-            if not loading.done():
-                loading.cancel()
-                await asyncio.gather(loading, return_exceptions=True)
-        if loading.cancelled():
-            return False
-        loading.result()
-        return True
+        return await done_before(stop, self._load())
+
+    async def _woken(self, stop: asyncio.Event) -> bool:
+        return await done_before(stop, self._wake())
 
     async def _load(self) -> None:
         try:
             async with asyncio.timeout(self._settings.load_s):
                 await self._engine.load()
         except FAILURES as error:
-            raise UserError(f"the engine could not be loaded: {_words(error)}") from error
+            raise UserError(f"the engine could not be loaded: {in_words(error)}") from error
         await self._engine.start(self._take_step, self._worker.sessions.take_closed)
         await self._check()
 
@@ -157,15 +151,23 @@ class Shadow:
             timeline.mark("eof", self._seen_gone_s)
         worker.step(LockWon(epoch, contended=known > 0))
         try:
-            async with asyncio.timeout(worker.settings.wake_s + max(worker.settings.wake_s, SUPERVISOR_S)):
+            bound_s = worker.settings.wake_s + max(worker.settings.wake_s, SUPERVISOR_S)
+            async with asyncio.timeout(bound_s) as self._patience:
                 woken = timeline.woken = await engine.wake(epoch, self._lock.pass_fds())
         except FAILURES as error:
-            worker.step(WakeFailed(_words(error)))
-            raise UserError(f"could not take over under epoch {epoch}: {_words(error)}") from error
+            worker.step(WakeFailed(in_words(error)))
+            raise UserError(f"could not take over under epoch {epoch}: {in_words(error)}") from error
         for name, at_s in woken.marks.items():
             timeline.mark(name, at_s)
         self._announce(epoch)
         log.info("leads with %s", f"no KV: {woken.reason}" if woken.reason else f"{woken.blocks} whole blocks of KV")
+
+    def _must_load(self, why: str) -> None:
+        """Weights in a wake: they get a load's time, since the wake's own is for a look at what is mapped."""
+        if self._worker.life.state is State.WAKING and self._patience is not None:
+            log.warning("waking takes longer: %s", why)
+            self._worker.step(MustLoad(why, self._settings.load_s))
+            self._patience.reschedule(asyncio.get_running_loop().time() + self._settings.load_s + SUPERVISOR_S)
 
     def _announce(self, epoch: int) -> None:
         worker = self._worker
@@ -247,7 +249,7 @@ class Shadow:
             async with asyncio.timeout(self._settings.handover_s):
                 await self._engine.rest()
         except FAILURES as error:
-            raise UserError(f"could not step back from the pool: {_words(error)}") from error
+            raise UserError(f"could not step back from the pool: {in_words(error)}") from error
         await self._lock.release()
         if not for_good:
             worker.register(STANDBYS)
@@ -287,13 +289,3 @@ class Shadow:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _words(error: BaseException) -> str:
-    return str(error) or type(error).__name__
-
-
-def _exit_now(why: str) -> None:
-    """A sticky device error, or a lost rank: nothing here can be trusted to end in order, and a fence waits for us."""
-    log.critical("%s: exiting at once", why)
-    os._exit(1)

@@ -19,7 +19,7 @@ from holdfast.engines.rank import Orders, Seat, end, sit
 from holdfast.memory.client import RO, MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.memory.pool_client import PoolClient
-from holdfast.memory.protocol import Superseded
+from holdfast.memory.protocol import LetGo, Superseded
 
 LOAD_MS = 600_000  # as long as the engine itself may load
 STARTING_ROOM_S = 30.0  # for the vault's socket; the engine itself has connected before
@@ -70,7 +70,8 @@ class Rank:
     def _noticed(self, notice: object) -> None:
         self._client_notice(notice)  # type: ignore[arg-type]
         mapped = self._client.mapped
-        if isinstance(notice, Superseded) and mapped is not None and notice.by_hash == mapped.layout.hash():
+        newer = isinstance(notice, Superseded) and mapped is not None and notice.by_hash == mapped.layout.hash()
+        if newer or isinstance(notice, LetGo):
             self._renewing = asyncio.get_running_loop().create_task(self._renew())
             self._renewing.add_done_callback(_end_if_failed)
 

@@ -53,6 +53,7 @@ class ShadowSim(SimEngine):
         self.canary = make_canary()
         self.on_owner_gone: Callable[[], None] = lambda: None
         self.on_memory: Callable[[str], None] = lambda why: None
+        self.on_loading: Callable[[str], None] = lambda why: None
         pool_bytes = settings.kv_blocks * settings.block_size * TOKEN_BYTES
         self.weights = SimWeights(REVISION, round(settings.vault_gib * GIB) - pool_bytes)
         self.memory = VaultMemory(
@@ -70,6 +71,7 @@ class ShadowSim(SimEngine):
             on_owner_gone=lambda: self.on_owner_gone(),
             on_memory=lambda why: self.on_memory(why),
             on_fatal=lambda why: self.on_fatal(why),
+            on_loading=lambda why: self.on_loading(why),
             on_room=self._room_came,
         )
         self.gpu_fence = self.memory.gpu_fence

@@ -34,7 +34,7 @@ from holdfast.engines.torch.settings import TorchSettings
 from holdfast.engines.torch.stepper import PREFILL_BUDGET_MS, Stepper, threads_for
 from holdfast.engines.torch.weights import TorchWeights
 from holdfast.engines.vault_memory import VaultMemory
-from holdfast.memory.devices import open_device
+from holdfast.memory.devices import OutOfMemory, open_device
 from holdfast.memory.kv.resumes import Resumes
 from holdfast.memory.torch_tensors import dtype_name, torch_device
 
@@ -63,6 +63,7 @@ class TorchEngine:
         self.on_fatal: Callable[[str], None] = _die
         self.on_owner_gone: Callable[[], None] = lambda: None
         self.on_memory: Callable[[str], None] = lambda why: None
+        self.on_loading: Callable[[str], None] = lambda why: None
         self.memory = VaultMemory(
             socket_path=place.vault_socket,
             device=open_device(place.device),
@@ -78,6 +79,7 @@ class TorchEngine:
             on_owner_gone=lambda: self.on_owner_gone(),
             on_memory=lambda why: self._ranks.memory_told(0, why),
             on_fatal=lambda why: self.on_fatal(why),
+            on_loading=lambda why: self.on_loading(why),
             on_room=lambda: self._stepper.poke(),
             on_moved=self._pool_moved,
         )
@@ -183,6 +185,8 @@ class TorchEngine:
         except NotFiniteError as error:
             self.on_fatal(f"the device cannot be made ready: {error}")
             raise
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory(f"the device has no room for a step: {error}", "use a smaller --kv-gib") from error
 
     def _pool_moved(self) -> None:
         """A GPU's graphs know addresses: they are captured again, and tried, before anybody needs them."""

@@ -68,6 +68,7 @@ class Rank:
             direct=place.direct,
             own_s=place.wake_s,
             on_memory=lambda why: orders.note("memory", why),
+            on_loading=lambda why: orders.note("loading", why),
             on_fatal=end,
         )
         ends_when_emptied(self.memory, end)

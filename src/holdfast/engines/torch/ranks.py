@@ -185,6 +185,9 @@ class Ranks:
         await self.processes.order("fence", None)
 
     def _noted(self, rank: int, what: str, words: str) -> None:
+        if what == "loading":
+            self._memory.on_loading(f"rank {rank}: {words}")
+            return
         assert what == "memory", what
         self.memory_told(rank, words)
 
