@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,11 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     level = env.get("HOLDFAST_LOG", "info").lower()
     if level not in ("debug", "info", "warning", "error"):
         raise ValueError(f"HOLDFAST_LOG must be debug, info, warning or error, got {level!r}")
-    state_dir = env.get("HOLDFAST_STATE_DIR") or os.path.join(env.get("HOME", "/tmp"), ".holdfast")
+    home = env.get("HOME") or _passwd_home()
+    state_dir = env.get("HOLDFAST_STATE_DIR") or (os.path.join(home, ".holdfast") if home else "")
+    if not state_dir:
+        raise ValueError("HOLDFAST_STATE_DIR must be set: this user has no HOME, and no home directory in passwd")
+    cache_dir = os.path.join(home, ".cache", "holdfast") if home else os.path.join(state_dir, "cache")
     return Environment(
         state_dir=Path(state_dir).absolute(),
         deployment=env.get("DYN_NAMESPACE", "local"),
@@ -56,9 +61,17 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         failover_lock=env.get("FAILOVER_LOCK_PATH", ""),
         lock_token=env.get("HOLDFAST_LOCK_TOKEN", ""),
         log_level=level,
-        cache_dir=Path(env.get("HOLDFAST_CACHE_DIR") or os.path.join(env.get("HOME", "/tmp"), ".cache", "holdfast")),
+        cache_dir=Path(env.get("HOLDFAST_CACHE_DIR") or cache_dir),
         gms_socket_dir=Path(env.get("GMS_SOCKET_DIR") or os.path.join(state_dir, "gms")).absolute(),
     )
+
+
+def _passwd_home() -> str:
+    """Where a user lives whose HOME was left out (cron, systemd, `env -i`); "" for one who is not listed."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:
+        return ""
 
 
 # An empty variable is an unset one: that is how manifests leave one out.

@@ -13,6 +13,7 @@ from holdfast import __version__
 from holdfast.cli import bench, locks, memory, roles
 from holdfast.cli import options as opt
 from holdfast.cli.options import environment
+from holdfast.cli.state_dir import readable
 from holdfast.settings import STATUS_PORT, WAIT_S
 
 RUN = "Run it"
@@ -116,7 +117,7 @@ def down() -> None:
     """Stop everything, whether or not its supervisor lives."""
     from holdfast.cli.down import run_down
 
-    raise typer.Exit(run_down(environment().state_dir))
+    raise typer.Exit(run_down(readable(environment().state_dir)))
 
 
 @app.command(rich_help_panel=RUN)
@@ -124,7 +125,7 @@ def ps(as_json: opt.Json = False) -> None:
     """Show what runs."""
     from holdfast.cli.ps import run_ps
 
-    raise typer.Exit(run_ps(environment().state_dir, as_json))
+    raise typer.Exit(run_ps(readable(environment().state_dir), as_json))
 
 
 @app.command(rich_help_panel=RUN)
@@ -142,7 +143,8 @@ def chat(
     from holdfast.cli.chat import Wishes, run_chat
 
     wishes = Wishes(system, max_tokens, temperature, seed)
-    raise typer.Exit(run_chat(environment().state_dir, url, model, api_key, wishes, message))
+    state_dir = environment().state_dir if url else readable(environment().state_dir)
+    raise typer.Exit(run_chat(state_dir, url, model, api_key, wishes, message))
 
 
 app.command(rich_help_panel=PARTS)(roles.worker)
@@ -179,7 +181,7 @@ def chaos(
     from holdfast.cli.chaos import run_chaos
 
     values = {"factor": factor, "tokens": float(tokens), "by": by}
-    raise typer.Exit(run_chaos(environment().state_dir, worker, fault, values))
+    raise typer.Exit(run_chaos(readable(environment().state_dir), worker, fault, values))
 
 
 app.add_typer(memory.app, name="memory", rich_help_panel=PARTS)

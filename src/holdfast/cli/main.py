@@ -13,6 +13,9 @@ def main() -> None:
     if sys.version_info < (3, 11):  # noqa: UP036 - run from a source tree, pip has checked nothing
         found = ".".join(map(str, sys.version_info[:2]))
         sys.exit(f"holdfast: needs Python 3.11 or newer, this is {found}; make a venv with a newer one")
+    from holdfast.cli.plain_text import soften_output
+
+    soften_output()
     from holdfast.cli.app import app
     from holdfast.core.errors import UserError
 

@@ -154,7 +154,12 @@ def _own_store(env: Environment) -> str:
 
 def _free_name(state_dir: Path, role: str, name: str) -> str:
     """`name` if nobody has it; without one, the first of role-1, role-2, … that is nobody's."""
+    from holdfast.cli.plan import check_state_dir
+    from holdfast.cli.state_dir import own
     from holdfast.supervise.records import launch_path, read_record
+
+    check_state_dir(state_dir)
+    own(state_dir)
 
     def taken(candidate: str) -> bool:
         record = read_record(state_dir, candidate)
@@ -170,9 +175,7 @@ def _free_name(state_dir: Path, role: str, name: str) -> str:
 def _run(launch: Launch) -> None:
     from holdfast.cli.child import run
     from holdfast.cli.machine_checks import check_machine, check_store
-    from holdfast.cli.plan import check_state_dir
 
     check_machine()
     check_store(getattr(launch, "store", ""))
-    check_state_dir(Path(launch.state_dir))
     raise typer.Exit(run(launch))

@@ -82,7 +82,8 @@ class Screen:
             self.line(text)
             yield Busy(self)
             return
-        with self._console.status(escape(text)) as status:
+        spinner = "dots" if self._console.encoding.startswith("utf") else "line"
+        with self._console.status(escape(text), spinner=spinner) as status:
             yield Busy(self, status)
 
     def table(self, statuses: Sequence[Status]) -> None:

@@ -21,6 +21,7 @@ from holdfast.cli.ps import look_at_all
 from holdfast.cli.running import keep_up, log_dir
 from holdfast.cli.screen import Screen, chat_command, show_up
 from holdfast.cli.starting import Start, follow
+from holdfast.cli.state_dir import made, own
 from holdfast.core.address import TcpAddress
 from holdfast.core.errors import UserError
 from holdfast.memory.devices.host_room import free_host_bytes
@@ -40,6 +41,9 @@ def run_up(state_dir: Path, options: UpOptions, detach: bool, tied: bool = True)
     check_store(options.store)
     plan(state_dir, options)  # every wish is checked before anything is touched
     check_engine(options.engine)
+    own(state_dir)
+    if options.standbys and options.vault_dir is not None:
+        made(options.vault_dir, "GMS_SOCKET_DIR")
     lock = take_lock(state_dir)
     if lock is None:
         raise UserError(_already(state_dir))

@@ -1,0 +1,139 @@
+"""State directories that cannot be used are refused in one line; homes without HOME; terminals that take ASCII only."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from up_rig import Place
+
+from holdfast.cli.state_dir import made, own, readable
+from holdfast.core.errors import UserError
+from holdfast.settings import read_environment
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A directory that another user can reach."""
+    path = Path(tempfile.mkdtemp(prefix="hfsd-", dir="/tmp"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def as_another_user(folder: Path) -> Iterator[None]:
+    """Not as root, who may write everywhere."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.chown(folder, NOBODY, NOBODY)
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_a_directory_of_ones_own_is_made_for_oneself(folder: Path) -> None:
+    """Parents too; nobody else can look into it; a second time it is there."""
+    own(folder / "a" / "b")
+    own(folder / "a" / "b")
+    assert (folder / "a" / "b").stat().st_mode & 0o777 == 0o700
+    assert readable(folder / "a" / "b") == folder / "a" / "b"
+    assert readable(folder / "not there") == folder / "not there"
+
+
+def test_a_file_is_no_directory(folder: Path) -> None:
+    """Neither itself nor as a parent."""
+    (folder / "f").touch()
+    for look in (own, readable):
+        with pytest.raises(UserError, match="f is not a directory; set HOLDFAST_STATE_DIR"):
+            look(folder / "f")
+    with pytest.raises(UserError, match="cannot be made: Not a directory; set HOLDFAST_STATE_DIR"):
+        own(folder / "f" / "inside")
+
+
+def test_what_cannot_be_written_is_refused(folder: Path) -> None:
+    """With the kernel's reason; the variable to set is named."""
+    (folder / "closed").mkdir()
+    with as_another_user(folder / "closed"):
+        (folder / "closed").chmod(0o500)
+        with pytest.raises(UserError, match=r"nothing can be written in .*: permission denied; set GMS_SOCKET_DIR"):
+            made(folder / "closed", "GMS_SOCKET_DIR")
+        with pytest.raises(UserError, match="cannot be made: Permission denied; set HOLDFAST_STATE_DIR"):
+            own(folder / "closed" / "new")
+        (folder / "closed").chmod(0o700)
+
+
+def test_where_everyone_may_write_is_refused(folder: Path) -> None:
+    """Whoever can write there can put a socket in our place."""
+    folder.chmod(0o1777)
+    with pytest.raises(UserError, match=r"everyone may write in the state directory .*, e\.g\. .*/holdfast"):
+        own(folder)
+    folder.chmod(0o775)
+    own(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_another_owners_is_refused(folder: Path) -> None:
+    """Even root does not keep keys where another can read them."""
+    os.chown(folder, NOBODY, -1)
+    with pytest.raises(UserError, match=rf"belongs to .*uid {NOBODY}.*set HOLDFAST_STATE_DIR"):
+        own(folder)
+    (folder / "private").mkdir(mode=0o700)
+    with as_another_user(folder), pytest.raises(UserError, match=r"private belongs to root \(uid 0\), who lets nobody"):
+        readable(folder / "private")
+
+
+def test_every_command_says_it_in_one_line(folder: Path) -> None:
+    """From a shell: no traceback, whichever command meets it."""
+    (folder / "f").touch()
+    env = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "HOLDFAST_STATE_DIR": str(folder / "f")}
+    for words in (("up", "--engine", "sim"), ("ps",), ("down",), ("store",)):
+        command = [sys.executable, "-m", "holdfast", *words]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+        assert "is not a directory; set HOLDFAST_STATE_DIR" in done.stderr
+
+
+def test_without_home_the_passwd_home_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not /tmp, where everyone may write; a user without either must say where."""
+    home = Path(pwd.getpwuid(os.geteuid()).pw_dir)
+    for environ in ({}, {"HOME": ""}):
+        read = read_environment(environ)
+        assert (read.state_dir, read.cache_dir) == (home / ".holdfast", home / ".cache" / "holdfast")
+    assert read_environment({"HOME": "/h"}).state_dir == Path("/h/.holdfast")
+
+    def not_listed(uid: int) -> pwd.struct_passwd:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", not_listed)
+    with pytest.raises(ValueError, match="HOLDFAST_STATE_DIR must be set: this user has no HOME"):
+        read_environment({})
+    assert read_environment({"HOLDFAST_STATE_DIR": "/s"}).cache_dir == Path("/s/cache")
+
+
+@pytest.mark.processes
+def test_ascii_only_output_loses_looks_alone() -> None:
+    """A terminal or a file that takes ASCII only: everything is shown, nothing fails for an ellipsis."""
+    place = Place("--engine", "sim", "--standbys", "0")
+    place.env["PYTHONIOENCODING"] = "ascii"
+    try:
+        done = place.up("--status-port", "0", "--model", "Größe")
+        assert done.returncode == 0, done.stderr
+        assert "starting store, worker-1, frontend ..." in done.stdout
+        assert "is up: model Gr??e" in done.stdout
+        assert place.run("down").returncode == 0
+    finally:
+        place.close()
