@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Everything of the torch engine that needs a GPU, on a bare GPU host: no network, no venv of ours.
 #   run_on_gpu.sh tests speed    the gpu tests, then our decode throughput        under 8 minutes
+#   run_on_gpu.sh hardening      preempted, broken and wishing streams; --exact   under 6 minutes
 #   run_on_gpu.sh chain          kills under load                                 under 9 minutes
 #   run_on_gpu.sh vllm           stock vLLM's decode throughput, for the ratio    under 9 minutes
 # Packages that the host lacks are wheels in $WHEELS; vLLM, cut into pieces, lies in $VLLM (part0/vllm, …, deps0/, …).
@@ -59,6 +60,14 @@ tests() {
     -m gpu tests/engines/torch/gpu
 }
 
+hardening() {
+  local status=0
+  timeout 150 "$PYTHON" -m pytest --noconftest -p no:cacheprovider -o addopts= -q -W ignore -rs --durations=8 \
+    -m gpu tests/engines/torch/gpu/test_gpu_steps.py || status=1
+  timeout 200 "$PYTHON" tests/engines/torch/gpu/measure_steps.py || status=1
+  return $status
+}
+
 bench() { timeout "$1" "$PYTHON" -m holdfast.bench.engine_gpu --out "$OUT" --device "$DEVICE" --parts "$2" "${MORE[@]}"; }
 
 # No address is asked for anything, nothing is written where it would stay; greedy decoding draws with no such sampler.
@@ -81,10 +90,11 @@ status=0
     echo "== $part, $(date +%T)"
     case "$part" in
       tests) tests || status=1 ;;
+      hardening) hardening || status=1 ;;
       speed) bench 340 speed || status=1 ;;
       chain) bench 560 chain || status=1 ;;
       vllm) { vllm_wheels && stock_vllm; } || status=1 ;;
-      *) echo "unknown part $part; there are: tests, speed, chain, vllm"; status=1 ;;
+      *) echo "unknown part $part; there are: tests, hardening, speed, chain, vllm"; status=1 ;;
     esac
   done
   echo "== end, $(date +%T), status $status"
