@@ -8,7 +8,9 @@ import random
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from holdfast.frontend.text.tokenizer import ENCODE_NOW_CHARS_MAX, TextTokenizer
+from holdfast.frontend.text.tokenizer import ENCODE_NOW_CHARS_MAX, TextTokenizer, TooManyTokens
+
+ROOM = 1_000_000  # tokens; more than any text here has
 
 
 def trained() -> bytes:
@@ -40,7 +42,7 @@ async def test_long_text_gives_the_same_ids(tokenizer: TextTokenizer) -> None:
     """The way through a thread changes nothing, and a truncation left in the file does not apply."""
     text = words(3_000)
     assert len(text) > ENCODE_NOW_CHARS_MAX
-    ids = await tokenizer.encode(text)
+    ids = await tokenizer.encode(text, ROOM)
     assert ids == tokenizer.encode_now(text)
     detokenizer = tokenizer.table.detokenizer()
     assert "".join([*map(detokenizer.push, ids), detokenizer.flush()]) == text
@@ -48,9 +50,9 @@ async def test_long_text_gives_the_same_ids(tokenizer: TextTokenizer) -> None:
 
 async def test_special_tokens_are_added_only_on_request(tokenizer: TextTokenizer) -> None:
     """Completions begin with the model's own marker; chat prompts bring theirs."""
-    plain = await tokenizer.encode("abc")
-    assert await tokenizer.encode("abc", add_special_tokens=True) == [tokenizer.token_id("<s>"), *plain]
-    assert tokenizer.token_id("<|end|>") in await tokenizer.encode("abc<|end|>")
+    plain = await tokenizer.encode("abc", ROOM)
+    assert await tokenizer.encode("abc", ROOM, add_special_tokens=True) == [tokenizer.token_id("<s>"), *plain]
+    assert tokenizer.token_id("<|end|>") in await tokenizer.encode("abc<|end|>", ROOM)
     assert tokenizer.special_ids == {0, 1}
     assert tokenizer.vocab_size == 400
 
@@ -62,7 +64,7 @@ async def test_a_long_prompt_leaves_the_loop_running(tokenizer: TextTokenizer) -
     """
     text = words(12_000)
     loop = asyncio.get_running_loop()
-    task = asyncio.ensure_future(tokenizer.encode(text))
+    task = asyncio.ensure_future(tokenizer.encode(text, ROOM))
     gaps = []
     while not task.done():
         before = loop.time()
@@ -70,6 +72,19 @@ async def test_a_long_prompt_leaves_the_loop_running(tokenizer: TextTokenizer) -
         gaps.append(loop.time() - before)
     assert len(task.result()) >= 30_000
     assert max(gaps) < sum(gaps) / 2
+
+
+async def test_a_text_that_cannot_fit_is_told_so_after_a_part_of_it(tokenizer: TextTokenizer) -> None:
+    """What is far too long is counted only until that is clear; what just fits, however little a token holds, is not
+    refused."""
+    text = words(50_000)
+    whole = len(tokenizer.encode_now(text))
+    with pytest.raises(TooManyTokens) as refused:
+        await tokenizer.encode(text, 1_000)
+    assert 1_000 < refused.value.count < whole / 2
+    assert len(await tokenizer.encode(text, whole)) == whole
+    spaces = "<|end|>" * 30_000  # seven characters a token
+    assert len(await tokenizer.encode(spaces, 30_000)) == 30_000
 
 
 @pytest.mark.parametrize("bad", [b"", b"{}", b"\xff", b'{"model": 3}'])

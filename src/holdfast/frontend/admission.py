@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,13 +21,18 @@ from holdfast.frontend.choice import Choice, EndTokens
 from holdfast.frontend.model_text import ModelText
 from holdfast.frontend.reply import Reply, ReplyShape, StreamReply
 from holdfast.frontend.text.stops import StopWatcher
-from holdfast.frontend.text.tokenizer import ENCODE_NOW_CHARS_MAX
+from holdfast.frontend.text.tokenizer import ENCODE_NOW_CHARS_MAX, TooManyTokens
 from holdfast.frontend.whole_reply import WholeReply
 from holdfast.migration.dispatcher import Dispatcher
 from holdfast.migration.flight import Flight
 from holdfast.migration.ledger import Ledger
 from holdfast.migration.sets import ModelDirectory, WorkerSet
 from holdfast.wire.http import HttpConnection
+
+# How much is sent to workers in one turn of the loop: 3-5 ms of encoding and writing, where no other stream may wait
+# for more than 20. A stream costs what a prompt of a thousand tokens does, whatever its own.
+LAUNCH_TOKENS_MAX = 300_000
+LAUNCH_TOKENS_EACH = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,7 @@ class Admission:
     ) -> None:
         self._directory = directory
         self._dispatcher = dispatcher
-        self._settings = settings
+        self.settings = settings
         self._rng = rng
         self._wall_clock = wall_clock
         self._loop = asyncio.get_running_loop()
@@ -79,9 +84,9 @@ class Admission:
             except HoldfastError as error:
                 raise of_failure(error.code, error.message, param="messages") from error
         size = sum(len(prompt) for prompt in prompts)
-        if size > self._settings.prompt_chars_max:
+        if size > self.settings.prompt_chars_max:
             param = "messages" if parsed.kind == "chat" else "prompt"
-            why = f"'{param}' is over {self._settings.prompt_chars_max} characters; shorten it."
+            why = f"'{param}' is over {self.settings.prompt_chars_max} characters; shorten it."
             raise context_exceeded(param, text.card.context_tokens_max, why)
         return prompts
 
@@ -99,9 +104,18 @@ class Admission:
     async def encode(self, parsed: ParsedRequest, text: ModelText, prompts: list[str | list[int]]) -> list[list[int]]:
         special = parsed.kind != "chat"
         return [
-            await text.tokenizer.encode(prompt, add_special_tokens=special) if isinstance(prompt, str) else prompt
+            await self._encode_one(parsed, text, prompt, special) if isinstance(prompt, str) else prompt
             for prompt in prompts
         ]
+
+    async def _encode_one(self, parsed: ParsedRequest, text: ModelText, prompt: str, special: bool) -> list[int]:
+        context = text.card.context_tokens_max
+        try:
+            return await text.tokenizer.encode(prompt, context, add_special_tokens=special)
+        except TooManyTokens as error:
+            param = "messages" if parsed.kind == "chat" else "prompt"
+            why = f"'{param}' takes at least {error.count} tokens; shorten it."
+            raise context_exceeded(param, context, why) from None
 
     def launch(
         self,
@@ -151,9 +165,19 @@ class Admission:
             flights.append(choice.flight)
         reply.release = partial(self._abandon_all, flights)
         connection.responder = reply
+        self._launch_some(reply, iter(flights))
+
+    def _launch_some(self, reply: Reply, flights: Iterator[Flight]) -> None:
+        """As many of a reply's streams as one turn of the loop has room for; the rest in the next."""
+        room = LAUNCH_TOKENS_MAX
         for flight in flights:
-            if not reply.outcome:
-                self._dispatcher.launch(flight)
+            if reply.outcome:
+                return
+            self._dispatcher.launch(flight)
+            room -= LAUNCH_TOKENS_EACH + flight.ledger.length
+            if room <= 0:
+                self._loop.call_soon(self._launch_some, reply, flights)
+                return
 
     def _abandon_all(self, flights: list[Flight]) -> None:
         for flight in flights:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from holdfast.core.errors import Code
+from holdfast.frontend.accounts import Account, Accounts
 from holdfast.frontend.admission import Admission, too_busy
-from holdfast.frontend.api.chat import parse_chat
-from holdfast.frontend.api.completions import parse_completion
 from holdfast.frontend.api.errors import SERVER, ApiError, no_worker, of_failure
 from holdfast.frontend.api.request import ParsedRequest
+from holdfast.frontend.body_reader import PARSERS
+from holdfast.frontend.large_bodies import PARSE_NOW_BYTES_MAX, LargeBodies
 from holdfast.frontend.model_text import ModelText
 from holdfast.frontend.pages import OPEN_PATHS, Pages
-from holdfast.frontend.reply import Reply
 from holdfast.frontend.request_names import RequestNames, log_failure
 from holdfast.migration.sets import ModelDirectory, WorkerSet
 from holdfast.wire.http import HttpConnection, HttpRequest
@@ -27,12 +27,7 @@ log = logging.getLogger("holdfast.frontend")
 # Requests being tokenized in threads or waiting for a first worker; each holds its body.
 PREPARING_MAX = 1024
 
-Parse = Callable[[bytes], ParsedRequest]
-Over = Callable[[Reply | None], None]
-_GENERATING: dict[str, tuple[Parse, str]] = {
-    "/v1/chat/completions": (parse_chat, "chat"),
-    "/v1/completions": (parse_completion, "completions"),
-}
+_GENERATING = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}  # each is a key of PARSERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +65,10 @@ class App:
     admission: Admission
     pages: Pages
     names: RequestNames
-    inflight: int = 0
+    accounts: Accounts
+    large: LargeBodies
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _models_changed: asyncio.Event = field(default_factory=asyncio.Event)
-    _became_idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def models_changed(self) -> None:
         """Wake whoever waits for a model."""
@@ -97,7 +92,7 @@ class App:
             self._check_key(request)
         if path in _GENERATING:
             _only(request.method, "POST")
-            self._generate(connection, request, *_GENERATING[path])
+            self._generate(connection, request, _GENERATING[path])
         elif self.pages.has(path):
             _only(request.method, "GET", "HEAD")
             self.pages.answer(connection, path)
@@ -115,55 +110,66 @@ class App:
 
     # -- generating
 
-    def _generate(self, connection: HttpConnection, request: HttpRequest, parse: Parse, endpoint: str) -> None:
+    def _generate(self, connection: HttpConnection, request: HttpRequest, endpoint: str) -> None:
         if self.pages.draining:
             connection.closing = True
             raise ApiError(503, "this frontend is shutting down", SERVER, None, "draining", retry_after_s=1.0)
-        began_s = asyncio.get_running_loop().time()
+        account = self.accounts.begin(endpoint)
         try:
-            parsed = parse(request.body)
-        except ApiError:
-            self.pages.metrics.requests.labels("unknown", endpoint, "unknown", "error").inc()
+            if len(request.body) > PARSE_NOW_BYTES_MAX:
+                self._prepare_slowly(connection, account, request.body)
+                return
+            parsed = PARSERS[endpoint](request.body)
+            account.named(parsed)
+            if not self._launch_now(connection, account, parsed):
+                self._prepare_slowly(connection, account, parsed)
+        except BaseException:
+            account.over(None)
             raise
-        over = self._begin(parsed, endpoint, began_s)
-        try:
-            workers = self.admission.find_set(parsed)
-            if workers is not None:
-                text = cast(ModelText, workers.text)
-                prompts = self.admission.prompt_texts(parsed, text)
-                if self.admission.is_short(prompts):
-                    tokens = self.admission.encode_now(parsed, text, prompts)
-                    self.admission.launch(connection, parsed, workers, text, tokens, over)
-                    return
-        except ApiError:
-            over(None)
-            raise
-        self._prepare_slowly(connection, parsed, over)
 
-    def _prepare_slowly(self, connection: HttpConnection, parsed: ParsedRequest, over: Over) -> None:
+    def _launch_now(self, connection: HttpConnection, account: Account, parsed: ParsedRequest) -> bool:
+        """Everything in this turn of the loop, where it is little; False: it has to be prepared."""
+        workers = self.admission.find_set(parsed)
+        if workers is None:
+            return False
+        text = cast(ModelText, workers.text)
+        prompts = self.admission.prompt_texts(parsed, text)
+        if not self.admission.is_short(prompts):
+            return False
+        tokens = self.admission.encode_now(parsed, text, prompts)
+        self.admission.launch(connection, parsed, workers, text, tokens, account.over)
+        return True
+
+    def _prepare_slowly(self, connection: HttpConnection, account: Account, asked: ParsedRequest | bytes) -> None:
         if len(self._tasks) >= PREPARING_MAX:
-            over(None)
             raise too_busy()
-        task = self._spawn(self._prepare(connection, parsed, over))
+        task = self._spawn(self._prepare(connection, account, asked))
         # Not inside the task: one that is cancelled before its first step never gets to run a line of its own.
-        task.add_done_callback(lambda done: over(None) if done.cancelled() else None)
+        task.add_done_callback(lambda done: account.over(None) if done.cancelled() else None)
         connection.responder = _Preparing(connection, task)
 
-    async def _prepare(self, connection: HttpConnection, parsed: ParsedRequest, over: Over) -> None:
+    async def _prepare(self, connection: HttpConnection, account: Account, asked: ParsedRequest | bytes) -> None:
         """A request that could not be launched at once; the root of its task."""
         try:
+            parsed = await self._parse_large(account, asked) if isinstance(asked, bytes) else asked
             workers = await self._wait_for_set(parsed)
             text = cast(ModelText, workers.text)
-            prompts = self.admission.prompt_texts(parsed, text)
+            prompts = await asyncio.to_thread(self.admission.prompt_texts, parsed, text)
             tokens = await self.admission.encode(parsed, text, prompts)
-            self.admission.launch(connection, parsed, workers, text, tokens, over)
+            self.admission.launch(connection, parsed, workers, text, tokens, account.over)
         except ApiError as error:
-            over(None)
+            account.over(None)
             _refuse(connection, error)
         except Exception:
             log.exception("bug while preparing request %s", connection.request_id)
-            over(None)
+            account.over(None)
             _refuse(connection, ApiError(500, "internal error; the log has the details", SERVER))
+
+    async def _parse_large(self, account: Account, body: bytes) -> ParsedRequest:
+        contexts = {name: card.context_tokens_max for name, card in self.directory.models().items()}
+        parsed = await self.large.parse(account.endpoint, body, contexts)
+        account.named(parsed)
+        return parsed
 
     async def _wait_for_set(self, parsed: ParsedRequest) -> WorkerSet:
         """The set, waiting for a worker if none has come yet or all have gone."""
@@ -180,39 +186,6 @@ class App:
             except TimeoutError:
                 raise no_worker(parsed.model, f"none has come up within {self.settings.model_wait_s:g} s") from None
 
-    def _begin(self, parsed: ParsedRequest, endpoint: str, began_s: float) -> Over:
-        """Count a request in; what is returned counts it out, with its reply or None for a refusal."""
-        # A name a client made up must not become a label for ever.
-        model = parsed.model if self.directory.knows(parsed.model) else "unknown"
-        kind = "stream" if parsed.stream else "unary"
-        self.inflight += 1
-        self.pages.metrics.inflight.labels(model).inc()
-
-        def over(reply: Reply | None) -> None:
-            self.inflight -= 1
-            if self.inflight == 0:
-                self._became_idle.set()
-            self.pages.metrics.inflight.labels(model).dec()
-            outcome = reply.outcome if reply is not None else "error"
-            self.pages.metrics.requests.labels(model, endpoint, kind, outcome).inc()
-            if reply is not None:
-                self._count(reply, model, began_s)
-
-        return over
-
-    def _count(self, reply: Reply, model: str, began_s: float) -> None:
-        now_s = asyncio.get_running_loop().time()
-        made = reply.completion_token_count()
-        shown = self.pages.metrics
-        shown.duration.labels(model).observe(now_s - began_s)
-        shown.input_tokens.labels(model).observe(reply.prompt_token_count())
-        shown.output_tokens.labels(model).observe(made)
-        shown.output_total.labels(model).inc(made)
-        if reply.outcome == "cancelled":
-            shown.disconnects.inc()
-        if reply.first_token_s:
-            shown.ttft.labels(model).observe(reply.first_token_s - began_s)
-
     # -- tasks
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -221,16 +194,11 @@ class App:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def idle(self) -> None:
-        """Wait until no request is under way."""
-        while self.inflight:
-            self._became_idle.clear()
-            await self._became_idle.wait()
-
     async def close(self) -> None:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.large.close()
 
 
 class _WrongMethod(ApiError):

@@ -15,8 +15,10 @@ from holdfast.core.address import Address
 from holdfast.core.ports import Network
 from holdfast.discovery.keys import CARDS, INSTANCES, REFUSALS, STANDBYS, InstanceKey, check_deployment_name
 from holdfast.discovery.registry import Registry
+from holdfast.frontend.accounts import Accounts
 from holdfast.frontend.admission import Admission, AdmissionSettings
 from holdfast.frontend.app import App, AppSettings
+from holdfast.frontend.large_bodies import LargeBodies
 from holdfast.frontend.metrics import FrontendMetrics
 from holdfast.frontend.model_text import TextMaker
 from holdfast.frontend.pages import Pages
@@ -68,8 +70,10 @@ async def run_frontend(
     admission = Admission(directory, dispatcher, AdmissionSettings(), rng, wall_clock)
     shown = FrontendMetrics(dispatcher.stats)
     pages = Pages(directory, dispatcher, pool, int(wall_clock()), lambda: store.state, shown)
-    app = App(AppSettings(settings.api_keys, settings.holds.hold_s), directory, admission, pages, RequestNames(rng))
-    pages.streams = lambda: app.inflight
+    accounts, large = Accounts(directory, shown), LargeBodies(admission.settings.prompt_chars_max)
+    may = AppSettings(settings.api_keys, settings.holds.hold_s)
+    app = App(may, directory, admission, pages, RequestNames(rng), accounts, large)
+    pages.streams = lambda: accounts.inflight
     pool.on_models_changed = app.models_changed
     server = HttpServer(app.handle, network, settings.limits, settings.patience)
     own = HttpServer(pages.handle_own, network)
@@ -141,13 +145,13 @@ async def _drain(app: App, server: HttpServer, drain_s: float) -> None:
     """No new connections; answers under way go on for a bounded time."""
     app.pages.draining = True
     server.stop_accepting()
-    log.info("draining: %d answers under way", app.inflight)
+    log.info("draining: %d answers under way", app.accounts.inflight)
     try:
         async with asyncio.timeout(drain_s):
-            await app.idle()
+            await app.accounts.idle()
             await server.emptied()  # an answer is out when its client has it, not when it is written
     except TimeoutError:
-        left = f"{app.inflight} answers under way and {len(server.connections)} connections"
+        left = f"{app.accounts.inflight} answers under way and {len(server.connections)} connections"
         log.warning("cutting off %s: they were not finished in %g s", left, drain_s)
         server.cut_off(f"this frontend is shutting down and the answer was not finished within {drain_s:g} s")
         with contextlib.suppress(TimeoutError):

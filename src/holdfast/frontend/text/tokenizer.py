@@ -20,6 +20,20 @@ from holdfast.frontend.text.detokenizer import TokenTable
 # Text up to this long is encoded on the loop: about 1,000 tokens, 2 ms at worst, where a trip to a thread and back
 # costs 0.1-0.2 ms of its own and a wait behind other long prompts.
 ENCODE_NOW_CHARS_MAX = 4_000
+# Text with more characters than this for each token that there is room for is counted piece by piece before it is
+# encoded whole, so that what cannot fit is told so soon. Most text has 3 to 5 characters a token.
+CHARS_A_TOKEN = 4
+PIECE_CHARS = 64 * 1024
+# What a cut may add to the count: the word it goes through, in two parts of a few tokens.
+CUT_TOKENS = 8
+
+
+class TooManyTokens(Exception):
+    """A text cannot fit: it has at least `count` tokens."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"at least {count} tokens")
+        self.count = count
 
 
 class TextTokenizer:
@@ -52,20 +66,30 @@ class TextTokenizer:
         return found
 
     def encode_now(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Encode on the spot; for text up to ENCODE_NOW_CHARS_MAX."""
+        """Encode on the spot; for text up to ENCODE_NOW_CHARS_MAX in one turn of the loop."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    async def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+    async def encode(self, text: str, tokens_max: int, *, add_special_tokens: bool = False) -> list[int]:
         """Encode text of any length. Chat: False, the template writes its own markers; completions: True.
+        TooManyTokens where it is clear early that there are more than `tokens_max`; a few more may come back.
 
         The thread pool's queue is bounded by what the frontend admits; the pool itself by the loop's default.
         """
-        if len(text) <= ENCODE_NOW_CHARS_MAX:
-            return self.encode_now(text, add_special_tokens=add_special_tokens)
-        return await asyncio.get_running_loop().run_in_executor(None, self._encode_alone, text, add_special_tokens)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(None, self._encode_alone, text, tokens_max, add_special_tokens)
 
-    def _encode_alone(self, text: str, add_special_tokens: bool) -> list[int]:
+    def _encode_alone(self, text: str, tokens_max: int, add_special_tokens: bool) -> list[int]:
+        if len(text) > tokens_max * CHARS_A_TOKEN:
+            self._refuse_early(text, tokens_max)
         batch = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = batch[0].ids
         return ids
+
+    def _refuse_early(self, text: str, tokens_max: int) -> None:
+        count = 0
+        for start in range(0, len(text), PIECE_CHARS):
+            piece = self._tokenizer.encode_batch_fast([text[start : start + PIECE_CHARS]], add_special_tokens=False)[0]
+            count += max(0, len(piece) - CUT_TOKENS)
+            if count > tokens_max:
+                raise TooManyTokens(count)
