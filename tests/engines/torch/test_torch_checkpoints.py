@@ -46,6 +46,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4, "eos_token_id": 2}),
     "llama3": ("Llama", {"rope_parameters": LLAMA3_ROPE, "eos_token_id": [5, 6], "tie_word_embeddings": True}),
     "llama-biased": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "mistral": ("Mistral", {"head_dim": 16, "sliding_window": None}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", {"head_dim": 16}),
 }
@@ -120,7 +121,8 @@ def test_configurations_agree_with_transformers(saved: Any, name: str) -> None:
     assert ours.norm_eps == theirs.rms_norm_eps
     assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
     assert ours.tied == theirs.tie_word_embeddings
-    assert list(ours.eos_token_ids) == ({"llama2": [2], "llama3": [5, 6], "llama-biased": [2]}.get(name) or [])
+    ends = {"llama2": [2], "llama3": [5, 6], "llama-biased": [2], "mistral": [2]}
+    assert list(ours.eos_token_ids) == ends.get(name, [])
 
 
 def test_llama_3s_divisors_are_transformers(saved: Any) -> None:

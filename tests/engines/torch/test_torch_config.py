@@ -140,11 +140,6 @@ REFUSED = {
     "experts by architecture": ({"architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3MoeForCausalLM"),
     "no architecture": ({"architectures": None, "model_type": None}, "does not name"),
     "experts": ({"num_local_experts": 8}, "experts.*num_local_experts = 8"),
-    "a window in use": (
-        {"use_sliding_window": True, "sliding_window": 512, "max_window_layers": 4},
-        r"sliding-window attention \(512",
-    ),
-    "a window by layer": ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 512}, "sliding"),
     "linear attention": ({"layer_types": ["linear_attention"]}, "linear_attention"),
     "longrope": ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "longrope.*llama3"),
     "dynamic rope": ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "dynamic"),
@@ -177,6 +172,29 @@ def test_what_cannot_be_computed_is_refused_by_name(why: str) -> None:
 def test_a_window_that_cuts_nothing_is_no_obstacle(change: dict[str, Any]) -> None:
     """Most Qwen files name a window that they do not use."""
     assert from_hugging_face(LLAMA2 | change) == from_hugging_face(LLAMA2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"use_sliding_window": True, "sliding_window": 512, "max_window_layers": 4},
+        {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 512},
+        {"architectures": ["MistralForCausalLM"], "sliding_window": 512},
+    ],
+    ids=["switched on", "by layer", "a Mistral's"],
+)
+def test_texts_stay_inside_a_window_in_use(change: dict[str, Any]) -> None:
+    """There a window sees everything, which is what is computed; no other number changes."""
+    assert from_hugging_face(LLAMA2 | change) == replace(from_hugging_face(LLAMA2), context_tokens_max=512)
+
+
+def test_a_mistral_is_a_llama() -> None:
+    """By architecture or by type; a window of null is none, and what its file leaves out is as its makers mean it."""
+    new = {"architectures": ["MistralForCausalLM"], "sliding_window": None, "head_dim": 160}
+    assert from_hugging_face(LLAMA2 | new) == replace(from_hugging_face(LLAMA2), head_size=160)
+    bare = {key: value for key, value in LLAMA2.items() if key not in ("architectures", "num_key_value_heads")}
+    first = from_hugging_face(bare | {"model_type": "mistral", "max_position_embeddings": 32768})
+    assert (first.family, first.kv_heads, first.context_tokens_max) == ("llama", 8, 4096)
 
 
 # -- GGUF
@@ -236,7 +254,6 @@ def test_a_ggufs_scaling_is_read() -> None:
     [
         ({"general.architecture": "gemma3"}, "gemma3.*llama, qwen2, qwen3"),
         ({"llama.expert_count": 8}, "experts"),
-        ({"llama.attention.sliding_window": 512}, "sliding-window"),
         ({"llama.rope.dimension_count": 32}, "rope.dimension_count"),
         ({"llama.attention.head_count_kv": [8, 4]}, "head_count_kv"),
         ({"llama.rope.scaling.type": "longrope"}, "longrope"),
@@ -247,6 +264,11 @@ def test_a_gguf_that_cannot_be_computed_is_refused_by_name(change: dict[str, Any
     """As with config.json."""
     with pytest.raises(UserError, match=words):
         from_gguf(GGUF | change, set())
+
+
+def test_texts_stay_inside_a_ggufs_window() -> None:
+    """As with config.json."""
+    assert from_gguf(GGUF | {"llama.attention.sliding_window": 512}, set()).context_tokens_max == 512
 
 
 def test_divisors_that_are_not_llama_3s_are_refused() -> None:

@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from holdfast.engines.torch.assemble import parts
 from holdfast.engines.torch.batch import step_batch
@@ -54,6 +63,11 @@ FAMILIES: dict[str, tuple[type, type, dict[str, object]]] = {
         LlamaConfig,
         LlamaForCausalLM,
         {"hidden_size": 48, "intermediate_size": 52, "attention_bias": True, "mlp_bias": True, **_GQA},
+    ),
+    "mistral": (
+        MistralConfig,
+        MistralForCausalLM,
+        {"hidden_size": 52, "intermediate_size": 76, "head_dim": 22, "sliding_window": 256, **_GQA},
     ),
     "qwen2": (
         Qwen2Config,

@@ -1,12 +1,13 @@
 """What the engine must know of a model before it reads a weight, and how a Hugging Face `config.json` says it.
 
 Always true: a `ModelConfig` describes a model that the engine computes exactly as its makers do. Whatever the engine
-cannot compute (another architecture, experts, sliding windows in use, an unknown rope, quantised safetensors) is
+cannot compute (another architecture, experts, an unknown rope, quantised safetensors) is
 refused here, by name, as a UserError; nothing unknown is quietly taken for the usual.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,8 +15,19 @@ from typing import Any
 
 from holdfast.core.errors import UserError
 
-FAMILIES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3"}
-SUPPORTED = ", ".join(FAMILIES) + " (Llama 2 and 3, SmolLM2, Qwen2, Qwen3)"
+log = logging.getLogger(__name__)
+
+# A Mistral is a Llama, but for a window in its first version.
+FAMILIES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+TYPES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+SUPPORTED = ", ".join(FAMILIES) + " (Llama 2 and 3, SmolLM2, Mistral, Qwen2, Qwen3)"
+# What a Mistral's config.json means where it leaves them out.
+MISTRAL_WINDOW, MISTRAL_KV_HEADS = 4096, 8
 ROPE_KINDS = ("linear", "llama3", "yarn")
 
 
@@ -82,12 +94,12 @@ def from_hugging_face(config: Mapping[str, Any], generation: Mapping[str, Any] |
         layers=_count(config, "num_hidden_layers"),
         hidden=hidden,
         heads=heads,
-        kv_heads=_count(config, "num_key_value_heads", heads),
+        kv_heads=_count(config, "num_key_value_heads", _kv_heads(config, heads)),
         # Qwen3's head size does not follow from the others: where its file leaves it out, 128 is meant.
         head_size=_count(config, "head_dim", 128 if family == "qwen3" else hidden // heads),
         intermediate=_count(config, "intermediate_size"),
         vocabulary=_count(config, "vocab_size"),
-        context_tokens_max=context,
+        context_tokens_max=within_window(context, _window(config)),
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         rope_theta=theta,
         rope_scaling=scaling,
@@ -105,7 +117,7 @@ def _family(config: Mapping[str, Any]) -> str:
     named = config.get("architectures") or []
     name = str(named[0]) if named else str(config.get("model_type") or "")
     # Files without `architectures` say only the type; "qwen2" and "Qwen2ForCausalLM" mean the same.
-    family = FAMILIES.get(name) or (name if name in FAMILIES.values() and not named else None)
+    family = FAMILIES.get(name) or (TYPES.get(name) if not named else None)
     if family is None:
         said = f"the architecture {name}" if name else "an architecture that config.json does not name"
         raise UserError(f"{said} is not supported; supported are {SUPPORTED}")
@@ -123,11 +135,21 @@ def _refuse_what_is_not_dense(config: Mapping[str, Any]) -> None:
     act = config.get("hidden_act", "silu")
     if act not in ("silu", "swish"):
         raise UserError(f"the activation {act} is not supported; silu is")
-    _refuse_sliding_windows(config)
 
 
-def _refuse_sliding_windows(config: Mapping[str, Any]) -> None:
-    """Qwen configs name a window that most of them do not use; only one that cuts something is in the way."""
+def _is_mistral(config: Mapping[str, Any]) -> bool:
+    named = config.get("architectures") or []
+    return "Mistral" in str(named[0]) if named else config.get("model_type") == "mistral"
+
+
+def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
+    """How many there are where the file does not say."""
+    return MISTRAL_KV_HEADS if _is_mistral(config) and "num_key_value_heads" not in config else heads
+
+
+def _window(config: Mapping[str, Any]) -> int | None:
+    """How far back layers look that do not look at everything; None: all do. Qwen configs name a window that most of
+    them do not use; a Mistral uses the one it has."""
     window, layers = config.get("sliding_window"), config.get("num_hidden_layers") or 0
     kinds = config.get("layer_types")
     odd = sorted({str(kind) for kind in kinds or ()} - {"full_attention", "sliding_attention"})
@@ -135,10 +157,19 @@ def _refuse_sliding_windows(config: Mapping[str, Any]) -> None:
         raise UserError(f"layers of the kind {', '.join(odd)} are not supported; full attention is")
     if kinds is not None:
         used = "sliding_attention" in kinds
+    elif _is_mistral(config):
+        used, window = True, config.get("sliding_window", MISTRAL_WINDOW)
     else:
         used = bool(config.get("use_sliding_window")) and (config.get("max_window_layers") or 0) < layers
-    if used and window is not None and window < (config.get("max_position_embeddings") or math.inf):
-        raise UserError(f"sliding-window attention ({window} tokens) is not supported; full attention is")
+    return window if used else None
+
+
+def within_window(context: int, window: int | None) -> int:
+    """The longest text: inside a window, attention to all of it is attention to everything, as we compute it."""
+    if not window or window >= context:
+        return context
+    log.warning("texts are limited to %d tokens, the model's sliding window, instead of %d", window, context)
+    return window
 
 
 def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:

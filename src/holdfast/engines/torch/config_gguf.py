@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.core.errors import UserError
-from holdfast.engines.torch.config import ModelConfig, RopeScaling, scaling_of
+from holdfast.engines.torch.config import ModelConfig, RopeScaling, scaling_of, within_window
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
@@ -34,7 +34,7 @@ def from_gguf(metadata: Mapping[str, Any], tensors: set[str], rope_divisors: Seq
     hidden, heads = _count(said, "embedding_length"), _count(said, "attention.head_count")
     head_size = _count(said, "attention.key_length", hidden // heads)
     context = _count(said, "context_length")
-    _refuse_odd_attention(said, head_size, context)
+    _refuse_odd_attention(said, head_size)
     theta = _short(said.get("rope.freq_base", 10_000.0))
     return ModelConfig(
         family=family,
@@ -45,7 +45,7 @@ def from_gguf(metadata: Mapping[str, Any], tensors: set[str], rope_divisors: Seq
         head_size=head_size,
         intermediate=_count(said, "feed_forward_length"),
         vocabulary=_count(said, "vocab_size", len(metadata.get("tokenizer.ggml.tokens", ()))),
-        context_tokens_max=context,
+        context_tokens_max=within_window(context, said.get("attention.sliding_window")),
         norm_eps=_short(said.get("attention.layer_norm_rms_epsilon", 1e-6)),
         rope_theta=theta,
         rope_scaling=_scaling(said, context, theta, head_size, rope_divisors),
@@ -71,10 +71,7 @@ def _short(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-def _refuse_odd_attention(said: Mapping[str, Any], head_size: int, context: int) -> None:
-    window = said.get("attention.sliding_window")
-    if window and window < context:
-        raise UserError(f"sliding-window attention ({window} tokens) is not supported; full attention is")
+def _refuse_odd_attention(said: Mapping[str, Any], head_size: int) -> None:
     for key in ("rope.dimension_count", "attention.value_length"):
         if said.get(key, head_size) != head_size:
             raise UserError(f"{key} = {said[key]} beside heads of {head_size} is not supported")
