@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from migration_rig import Cluster
 
-from holdfast.migration.dispatcher import HoldSettings
+from holdfast.migration.patience import HoldSettings
 
 
 def test_failure_without_output_is_not_output() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from migration_rig import Cluster, make_card
 
-from holdfast.migration.dispatcher import HoldSettings
+from holdfast.migration.patience import HoldSettings
 
 
 def test_replay_needs_same_checksum() -> None:

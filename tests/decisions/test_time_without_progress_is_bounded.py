@@ -6,22 +6,24 @@ from __future__ import annotations
 from migration_rig import Cluster
 
 from holdfast.core.errors import Code
-from holdfast.migration.dispatcher import HoldSettings
+from holdfast.migration.patience import HoldSettings
 
 
 def test_time_without_progress_is_bounded() -> None:
-    """A worker says it is overloaded again and again: the stream is failed when the hold is over, not later."""
-    cluster = Cluster(HoldSettings(hold_s=6))
+    """A worker has room and turns it away all the same, again and again: it is refused when its time is over."""
+    cluster = Cluster(HoldSettings(hold_s=60, queue_s=6))
     worker = cluster.worker("a")
     client = cluster.ask("s1")
     began_s = cluster.now_s
     while client.failure is None and cluster.now_s - began_s < 60:
+        worker.room(1)
         if client.flight.link is not None:
-            worker.say("s1", [], fail=Code.WORKER_OVERLOADED)
+            worker.turn_away("s1")
         cluster.wait(0.1)
     assert client.failure is not None
-    assert client.failure[0] is Code.NO_WORKER
+    assert client.failure[0] is Code.WORKER_OVERLOADED
     assert cluster.now_s - began_s <= 6.2
+    assert len(worker.requests) > 50
 
 
 def test_a_token_starts_the_time_anew() -> None:

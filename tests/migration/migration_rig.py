@@ -15,10 +15,11 @@ from holdfast.core.requests import Failure, GenerateRequest, Output, Sampling
 from holdfast.discovery.card import ModelCard, WeightsIdentity
 from holdfast.discovery.keys import InstanceKey, InstanceRecord
 from holdfast.discovery.registry import Instance
-from holdfast.migration.dispatcher import Dispatcher, HoldSettings
+from holdfast.migration.dispatcher import Dispatcher
 from holdfast.migration.flight import Flight
 from holdfast.migration.ledger import Ledger
 from holdfast.migration.link import DataConnection, WorkerLink
+from holdfast.migration.patience import HoldSettings
 from holdfast.migration.sets import ModelDirectory, WorkerSet
 from holdfast.wire.frames import FrameSplitter
 from holdfast.wire.messages import (
@@ -29,7 +30,9 @@ from holdfast.wire.messages import (
     Draining,
     Generate,
     Message,
+    Pass,
     ProcessIdentity,
+    Room,
     Step,
     Welcome,
     decode_to_worker,
@@ -98,6 +101,10 @@ class Client:
     @property
     def ledger(self) -> Ledger:
         return self.flight.ledger
+
+    @property
+    def answering(self) -> bool:
+        return bool(self.shown)
 
     def take(self, output: Output) -> bool:
         self.shown += output.tokens
@@ -179,6 +186,8 @@ class Worker:
             self.cluster.tell(f"{self.name} <- {describe(message)}")
         elif isinstance(message, Cancel):
             self.cluster.tell(f"{self.name} <- cancel {words(message.streams)}")
+        elif isinstance(message, Pass):
+            self.cluster.tell(f"{self.name} <- pass")
 
     @property
     def requests(self) -> list[GenerateRequest]:
@@ -193,6 +202,13 @@ class Worker:
     def say(self, name: str, tokens: list[int], finish: str | None = None, fail: str | None = None) -> None:
         failure = Failure(fail, "as asked") if fail else None
         self.data.data_received(encode(Step([Output(self.numbers[name], tokens, finish, None, failure)])))
+
+    def turn_away(self, name: str) -> None:
+        """As a worker whose places other frontends have."""
+        self.say(name, [], fail=Code.WORKER_OVERLOADED)
+
+    def room(self, places: int) -> None:
+        self.data.data_received(encode(Room(places)))
 
     def close_stream(self, name: str) -> None:
         self.data.data_received(encode(Closed([self.numbers[name]])))

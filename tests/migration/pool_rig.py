@@ -20,10 +20,11 @@ from holdfast.core.requests import GenerateRequest, Output, Sampling
 from holdfast.discovery.card import ModelCard, WeightsIdentity
 from holdfast.discovery.keys import InstanceKey, InstanceRecord
 from holdfast.discovery.registry import Appeared, Instance, Withdrawn
-from holdfast.migration.dispatcher import Dispatcher, HoldSettings
+from holdfast.migration.dispatcher import Dispatcher
 from holdfast.migration.flight import Flight
 from holdfast.migration.ledger import Ledger
 from holdfast.migration.link import WorkerLink
+from holdfast.migration.patience import HoldSettings
 from holdfast.migration.pool import WorkerPool
 from holdfast.migration.sets import ModelDirectory
 from holdfast.wire.frames import FrameSplitter
@@ -195,6 +196,8 @@ class ScriptedWorker:
 
 class Reader:
     """A real small `Consumer`."""
+
+    answering = False
 
     def __init__(self) -> None:
         self.dirty = False

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from migration_rig import Client, Cluster, Worker
 
 from holdfast.core.errors import RESUMABLE, Code
-from holdfast.migration.dispatcher import HoldSettings
+from holdfast.migration.patience import HoldSettings
 from holdfast.routing.table import Standing
 from holdfast.wire.messages import Generate
 
@@ -30,7 +30,7 @@ def next_token(tokens: list[int]) -> int:
 class DispatcherMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.cluster = Cluster(HoldSettings(hold_s=5.0, fresh_max=3, stand_in_after_s=60.0))
+        self.cluster = Cluster(HoldSettings(hold_s=5.0, queue_s=1.0, fresh_max=3, stand_in_after_s=60.0))
         self.names = itertools.count(1)
         self.left: set[str] = set()
         self.epoch = 0
@@ -91,6 +91,21 @@ class DispatcherMachine(RuleBasedStateMachine):
     def attempt_fails(self, pick: int, code: str) -> None:
         worker, client = self.running()[pick % len(self.running())]
         worker.say(client.name, [], fail=code)
+
+    @precondition(lambda self: self.running())
+    @rule(pick=PICK)
+    def request_is_turned_away(self, pick: int) -> None:
+        """Other frontends have its places. Whoever ran nowhere yet has still not failed."""
+        worker, client = self.running()[pick % len(self.running())]
+        if client.flight.first_output:
+            before = (client.ledger.resumed, client.ledger.barren, client.ledger.deaths)
+            worker.turn_away(client.name)
+            assert (client.ledger.resumed, client.ledger.barren, client.ledger.deaths) == before
+
+    @precondition(lambda self: self.living())
+    @rule(pick=PICK, places=st.integers(1, 3))
+    def worker_has_room(self, pick: int, places: int) -> None:
+        self.living()[pick % len(self.living())].room(places)
 
     @precondition(lambda self: self.running())
     @rule(pick=PICK)
@@ -195,6 +210,17 @@ class DispatcherMachine(RuleBasedStateMachine):
             for held in workers.holds:
                 behind = held.standing is Standing.FRESH and workers.holds.suspects
                 assert behind or not workers.table.has_place(held.standing), held.stream
+
+    @invariant()
+    def a_worker_that_was_full_gets_no_more_than_it_has_room_for(self) -> None:
+        for worker in self.living():
+            slot = worker.link.slot
+            assert slot.room == 0 or not slot.in_line, "room is used or passed on in the same breath"
+
+    @invariant()
+    def full_workers_are_no_failures(self) -> None:
+        assert Code.WORKER_OVERLOADED not in self.cluster.dispatcher.stats.resumed
+        assert Code.WORKER_OVERLOADED not in self.cluster.dispatcher.stats.lost
 
     @invariant()
     def a_group_has_one_leader(self) -> None:

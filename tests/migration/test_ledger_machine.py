@@ -85,16 +85,17 @@ def test_an_ended_stream_is_not_attempted_again() -> None:
 
 
 def test_barren_attempts_are_counted_in_a_row() -> None:
-    """A token clears the count; an attempt that is nobody's fault leaves it as it was."""
+    """A token clears the count; an attempt that never ran leaves it as it was, and is no resumption."""
     ledger = Ledger(make_request("r", [1]))
     for _ in range(2):
         ledger.begin_attempt()
         ledger.fail_attempt()
-    ledger.begin_attempt()
-    ledger.fail_attempt(blameless=True)
-    assert ledger.barren == 2
+    turned_away = ledger.begin_attempt()
+    ledger.void_attempt()
+    assert (ledger.barren, ledger.resumed) == (2, 2)
+    assert not ledger.accept(turned_away, [5])
     ledger.accept(ledger.begin_attempt(), [5])
-    ledger.fail_attempt(blameless=True)
+    ledger.fail_attempt()
     assert ledger.barren == 0
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from migration_rig import Cluster, make_card
 
-from holdfast.migration.dispatcher import HoldSettings
+from holdfast.migration.patience import HoldSettings
 from holdfast.migration.sets import WorkerSet
 from transcript_book import must_go_as_written, transcripts
 
@@ -97,6 +97,10 @@ class Story:
     def worker_says(self, name: str, words: list[str], values: dict[str, str]) -> None:
         tokens = [int(token) for token in words[1:]]
         self.cluster.workers[name].say(words[0], tokens, values.get("finish"), values.get("fail"))
+
+    def worker_has(self, name: str, words: list[str], values: dict[str, str]) -> None:
+        """`has room 2`: it was full, and keeps so many places for us."""
+        self.cluster.workers[name].room(int(words[1]))
 
     def worker_leads(self, name: str, words: list[str], values: dict[str, str]) -> None:
         self.cluster.workers[name].take_over(int(values["epoch"]))

@@ -12,8 +12,8 @@ from pool_rig import ScriptedWorker, make_pool_card, pool_rig, until
 
 from holdfast.core.errors import Code
 from holdfast.discovery.registry import NotAdmitted
-from holdfast.migration.dispatcher import HoldSettings
-from holdfast.wire.messages import Refused, Welcome
+from holdfast.migration.patience import HoldSettings
+from holdfast.wire.messages import VERSION, Refused, Welcome
 
 
 @pytest.mark.parametrize("change", [{"instance": 9}, {"namespace": "d-11111111"}, {"checksum": "other"}])
@@ -54,7 +54,7 @@ async def test_another_wire_version_is_not_talked_to(tmp_path: Path) -> None:
         worker = await rig.worker(1)
         worker.welcome = msgspec.structs.replace(worker.welcome, version=9)
         rig.appear(worker)
-        await rig.reason(worker, "worker speaks wire version 9, this frontend 1")
+        await rig.reason(worker, f"worker speaks wire version 9, this frontend {VERSION}")
         assert not rig.is_routable(worker)
 
 

@@ -9,7 +9,7 @@ import msgspec
 from pool_rig import SILENT, TOKENIZER, pool_rig, until
 
 from holdfast.discovery.registry import Appeared, Withdrawn
-from holdfast.migration.dispatcher import HoldSettings
+from holdfast.migration.patience import HoldSettings
 from holdfast.wire.messages import Draining
 
 

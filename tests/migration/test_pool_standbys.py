@@ -12,7 +12,7 @@ from pool_rig import PoolRig, ScriptedWorker, pool_rig, until
 from holdfast.frontend.metrics import FrontendMetrics
 from holdfast.frontend.pages import Pages
 from holdfast.health.verdicts import Verdict
-from holdfast.migration.dispatcher import HoldSettings
+from holdfast.migration.patience import HoldSettings
 from holdfast.wire.messages import Active, Cancel, Draining, encode
 
 

@@ -7,7 +7,6 @@ import pytest
 from holdfast.core.errors import RESUMABLE, Code
 from holdfast.migration.policy import (
     BARREN_ATTEMPTS_MAX,
-    BLAMELESS,
     DEATHS,
     POISON_DEATHS,
     SUSPECT_DEATHS,
@@ -47,11 +46,10 @@ def test_every_code_is_decided(code: Code) -> None:
 
 @pytest.mark.parametrize("code", sorted(RESUMABLE))
 def test_fruitless_attempts_end_by_name(code: Code) -> None:
-    """At the bound a resumable failure fails the stream, with its name and the count; overload never does, and a
-    death has a count of its own."""
+    """At the bound a resumable failure fails the stream, with its name and the count; deaths are counted apart."""
     assert after_failure(code, "why", BARREN_ATTEMPTS_MAX - 1) == Resume(avoid_worker=True)
     verdict = after_failure(code, "why", BARREN_ATTEMPTS_MAX)
-    if code in BLAMELESS | DEATHS:
+    if code in DEATHS:
         assert verdict == Resume(avoid_worker=True)
     else:
         assert verdict == Fail(code, f"gave up after {BARREN_ATTEMPTS_MAX} attempts without a token; the last: why")

@@ -7,7 +7,7 @@ from collections import Counter
 
 from migration_rig import Cluster, make_card
 
-from holdfast.migration.dispatcher import HoldSettings
+from holdfast.migration.patience import HoldSettings
 from holdfast.migration.sets import SEEN_MAX, KnownSettings, ModelDirectory
 
 

@@ -8,7 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from holdfast.routing.table import PREFIX_BLOCK_TOKENS, RouteTable, Slot, Standing
+from holdfast.routing.prefixes import PREFIX_BLOCK_TOKENS
+from holdfast.routing.table import RouteTable, Slot, Standing
 
 PICK = st.integers(0, 10_000)
 PROMPTS = [[1], [5] * 3 * PREFIX_BLOCK_TOKENS, [5] * 2 * PREFIX_BLOCK_TOKENS + [6] * PREFIX_BLOCK_TOKENS]
@@ -25,12 +26,17 @@ class Naive:
         self.aside_until_s = 0.0
         self.costs: list[int] = []
         self.unproven: list[Standing] = []  # of those without a token yet
+        self.room: int | None = None  # None: as much as its places allow
+
+    @property
+    def full(self) -> bool:
+        bound = self.capacity if self.admit_max is None else min(self.capacity, self.admit_max)
+        return len(self.costs) >= bound or self.room == 0
 
     def ready(self, standing: Standing = Standing.FRESH) -> bool:
-        bound = self.capacity if self.admit_max is None else min(self.capacity, self.admit_max)
         if Standing.SUSPECT in self.unproven or (standing is Standing.SUSPECT and self.unproven):
             return False
-        return self.present and self.routable and not self.aside_until_s and len(self.costs) < bound
+        return self.present and self.routable and not self.aside_until_s and not self.full
 
 
 class RouteMachine(RuleBasedStateMachine):
@@ -71,7 +77,25 @@ class RouteMachine(RuleBasedStateMachine):
     def come_back(self, pick: int) -> None:
         if found := self.pick(pick, present=False):
             self.table.add(found[0])
-            found[1].present = True
+            found[1].present, found[1].room = True, None
+
+    @rule(pick=PICK)
+    def turned_away(self, pick: int) -> None:
+        if found := self.pick(pick):
+            self.table.turned_away(found[0])
+            found[1].room = 0
+
+    @rule(pick=PICK, places=st.integers(1, 3))
+    def has_room(self, pick: int, places: int) -> None:
+        if found := self.pick(pick):
+            self.table.has_room(found[0], places)
+            found[1].room = None if found[1].room is None else places
+
+    @rule(pick=PICK)
+    def passes(self, pick: int) -> None:
+        if found := self.pick(pick):
+            assert self.table.passes(found[0]) is (found[1].room != 0)
+            found[1].room = found[1].room and None
 
     @rule(pick=PICK, routable=st.booleans(), admit_max=st.sampled_from([None, 0, 1, 2]))
     def update(self, pick: int, routable: bool, admit_max: int | None) -> None:
@@ -89,7 +113,7 @@ class RouteMachine(RuleBasedStateMachine):
     def forgive(self, pick: int) -> None:
         if found := self.pick(pick):
             self.table.forgive(found[0])
-            found[1].aside_until_s = 0.0
+            found[1].aside_until_s, found[1].room = 0.0, None
 
     @rule(seconds=st.sampled_from([0.1, 0.5, 3.0, 20.0]))
     def tick(self, seconds: float) -> None:
@@ -108,8 +132,10 @@ class RouteMachine(RuleBasedStateMachine):
         if slot is not None:
             assert slot.name in ready
             self.table.take(slot, cost, prompt, standing)
-            self.naive[slot.name].costs.append(cost)
-            self.naive[slot.name].unproven.append(standing)
+            naive = self.naive[slot.name]
+            naive.costs.append(cost)
+            naive.unproven.append(standing)
+            naive.room = None if naive.room is None else naive.room - 1
 
     @rule(pick=PICK)
     def first_token(self, pick: int) -> None:
@@ -145,12 +171,9 @@ class RouteMachine(RuleBasedStateMachine):
     def facts_are_right(self) -> None:
         routable = [naive for naive in self.naive.values() if naive.present and naive.routable]
         assert self.table.routable_count == len(routable)
-        full = [
-            naive
-            for naive in routable
-            if len(naive.costs) >= min(naive.capacity, naive.capacity if naive.admit_max is None else naive.admit_max)
-        ]
-        assert self.table.all_full is (bool(routable) and len(full) == len(routable))
+        full = [naive for naive in routable if naive.full]
+        assert self.table.overloaded is (bool(full) and not self.table.has_ready)
+        assert self.table.places == sum(naive.capacity for naive in routable)
 
 
 RouteMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

@@ -7,16 +7,14 @@ from collections import Counter
 
 import pytest
 
-from holdfast.routing import table as table_module
+from holdfast.routing import prefixes as prefixes_module
+from holdfast.routing.prefixes import PREFIX_BLOCK_TOKENS, PREFIX_BLOCKS_MAX, prefix_keys
 from holdfast.routing.table import (
     ASIDE_S_MAX,
     ASIDE_S_MIN,
     OUTPUT_TOKENS_ASSUMED_MAX,
-    PREFIX_BLOCK_TOKENS,
-    PREFIX_BLOCKS_MAX,
     RouteTable,
     Slot,
-    prefix_keys,
     request_cost,
 )
 
@@ -137,14 +135,14 @@ def test_affinity_never_overrides_readiness() -> None:
 
 def test_remembered_prefixes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The least recently used go first."""
-    monkeypatch.setattr(table_module, "PREFIX_ENTRIES_MAX", 20)
+    monkeypatch.setattr(prefixes_module, "PREFIX_ENTRIES_MAX", 20)
     table = make_table(1)
     slot = table.slots[1]
     for number in range(100):
         table.take(slot, 0, [number] * PREFIX_BLOCK_TOKENS)
         table.give_back(slot, 0)
     assert len(table._prefixes) == 20
-    assert set(prefix_keys([99] * PREFIX_BLOCK_TOKENS)) <= set(table._prefixes)
+    assert all(key in table._prefixes for key in prefix_keys([99] * PREFIX_BLOCK_TOKENS))
 
 
 def test_prefix_keys_are_a_bounded_chain() -> None:
@@ -212,7 +210,7 @@ def test_probation_admits_its_bound_only() -> None:
         assert table.choose([1]) is slot
         table.take(slot, 10, [1])
     assert table.choose([1]) is None
-    assert table.all_full
+    assert table.overloaded
     table.update(slot, routable=True)
     assert table.choose([1]) is slot
     table.update(slot, routable=True, admit_max=0)
@@ -220,19 +218,22 @@ def test_probation_admits_its_bound_only() -> None:
     assert slot.full
 
 
-def test_all_full_speaks_of_routable_workers_only() -> None:
-    """No workers, or none routable, is not full; one that is aside but has a place is not either."""
+def test_overload_is_work_and_not_failure() -> None:
+    """No workers, or none routable, or all set aside, is not overload; one that is full and none that is ready is."""
     table = make_table(2, capacity=1)
     one, two = table.slots.values()
-    assert not RouteTable(random.Random(1)).all_full
-    table.take(one, 1, [1])
+    assert not RouteTable(random.Random(1)).overloaded
+    table.set_aside(one, 0.0)
     table.set_aside(two, 0.0)
+    assert not table.overloaded
+    table.forgive(one)
+    table.take(one, 1, [1])
     assert not table.has_ready
-    assert not table.all_full
+    assert table.overloaded
     table.update(two, routable=False)
-    assert table.all_full
+    assert table.overloaded
     table.update(one, routable=False)
-    assert not table.all_full
+    assert not table.overloaded
     assert table.routable_count == 0
 
 
@@ -267,7 +268,7 @@ def test_a_prefix_is_hashed_once_for_all_choices_of_a_request(monkeypatch: pytes
         hashed.append(len(tokens))
         return prefix_keys(tokens)
 
-    monkeypatch.setattr(table_module, "prefix_keys", counted)
+    monkeypatch.setattr(prefixes_module, "prefix_keys", counted)
     table = make_table(2)
     for _ in range(128):
         slot = table.choose(LONG)
@@ -275,3 +276,28 @@ def test_a_prefix_is_hashed_once_for_all_choices_of_a_request(monkeypatch: pytes
         table.take(slot, 10, LONG)
     table.choose(list(LONG))  # another request's prompt
     assert hashed == [len(LONG), len(LONG)]
+
+
+def test_a_worker_that_was_full_gets_what_it_has_room_for() -> None:
+    """It turned a request away: nothing more goes there until it has room, then as much as it said; what is left over
+    is passed on, and then it is as any other."""
+    table = make_table(1, capacity=5)
+    slot = table.slots[1]
+    table.turned_away(slot)
+    assert table.choose([1]) is None
+    assert table.overloaded
+    assert not table.passes(slot)
+    table.has_room(slot, 2)
+    table.take(slot, 1, [1])
+    assert table.choose([1]) is slot
+    table.take(slot, 1, [1])
+    assert table.choose([1]) is None
+    assert not table.passes(slot), "all of it was used: we may want more"
+    table.has_room(slot, 2)
+    table.take(slot, 1, [1])
+    assert table.passes(slot)
+    assert table.choose([1]) is slot
+    table.take(slot, 1, [1])
+    assert table.choose([1]) is slot
+    table.has_room(slot, 2)  # nobody asked
+    assert table.passes(slot)

@@ -18,6 +18,7 @@ from holdfast.wire.frames import FrameSplitter
 from holdfast.wire.messages import (
     VERSION,
     ArtefactPart,
+    Cancel,
     Closed,
     Draining,
     Generate,
@@ -25,8 +26,10 @@ from holdfast.wire.messages import (
     Hello,
     Message,
     NotTaken,
+    Pass,
     ProcessIdentity,
     Refused,
+    Room,
     Step,
     Welcome,
     decode_to_frontend,
@@ -192,6 +195,71 @@ async def test_an_engine_that_is_full_says_so_for_the_stream_alone(rig: Rig) -> 
         (3, "WorkerOverloaded")
     ]
     assert rig.sessions.streams == 2
+
+
+async def test_a_place_that_comes_free_goes_to_the_frontend_that_has_fewest(rig: Rig) -> None:
+    """One frontend has all places and wants more, another comes: the next place is kept for the second, whatever the
+    first sends meanwhile; what the second does not want is the first's."""
+    rig.engine.limits = Limits(1, 1, 1000)
+    greedy, modest = await rig.connect(), await rig.connect()
+    greedy.send(*[generate(number) for number in range(1, 5)])
+    await rig.until_streams(2)
+    assert [await turned_away(greedy) for _ in range(2)] == [3, 4]
+    modest.send(generate(1))
+    assert await turned_away(modest) == 1
+    (finished, _) = rig.engine.streams
+    rig.engine.cancel(finished)
+    rig.sessions.take_step([Output(finished, [5], "stop")])
+    assert await modest.next() == Room(1)
+    assert isinstance(await greedy.next(), Step)
+    greedy.send(generate(5))
+    assert await turned_away(greedy) == 5, "the place is kept"
+    modest.send(generate(2))
+    await rig.until_streams(2)
+    (finished, _) = rig.engine.streams
+    rig.engine.cancel(finished)
+    rig.sessions.take_step([Output(finished, [5], "stop")])
+    assert isinstance(await greedy.next(), Step)
+    assert await greedy.next() == Room(1), "it has none, the other has one"
+    greedy.send(Pass())
+    assert await modest.next() == Room(1)
+    modest.writer.transport.abort()
+    await rig.until_streams(0)
+    greedy.send(generate(6), generate(7))
+    await rig.until_streams(2)
+
+
+async def test_a_stream_that_ran_before_goes_ahead_of_the_line(rig: Rig) -> None:
+    """It lost its worker in mid-answer: it does not wait behind requests nobody has seen anything of."""
+    rig.engine.limits = Limits(1, 0, 1000)
+    one, two = await rig.connect(), await rig.connect()
+    one.send(generate(1), generate(2))
+    assert await turned_away(one) == 2
+    two.send(Generate(1, GenerateRequest("r", [1, 9], 1, Sampling(5, 1))))
+    await rig.until_streams(2)
+
+
+async def test_a_frozen_frontend_keeps_no_place(rig: Rig) -> None:
+    """It was told of room and does not answer: a moment later another is told, though no step is made."""
+    rig.engine.limits = Limits(1, 0, 1000)
+    frozen, other = await rig.connect(), await rig.connect()
+    frozen.send(generate(1), generate(2))
+    assert await turned_away(frozen) == 2
+    other.send(generate(1))
+    assert await turned_away(other) == 1
+    frozen.send(Cancel([1]))
+    assert await frozen.next() == Room(1)
+    assert await other.next() == Room(1)
+
+
+async def turned_away(frontend: Frontend) -> int:
+    """The stream that the next message turns away."""
+    message = await frontend.next()
+    assert isinstance(message, Step), message
+    (output,) = message.outputs
+    assert output.failure is not None
+    assert output.failure.code == "WorkerOverloaded"
+    return output.stream
 
 
 async def test_a_refused_frontend_takes_its_streams_with_it_at_once(rig: Rig) -> None:

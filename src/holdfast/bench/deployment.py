@@ -89,11 +89,12 @@ class Deployment:
         }
         self._spawn("worker", name, settings | self._worker_settings | other)
 
-    def start_frontend(self, name: str = "frontend") -> None:
+    def start_frontend(self, name: str = "frontend", port: int = 0) -> None:
+        """On a port of its own, or on the one they share."""
         settings: dict[str, Any] = {
             "store": self.store,
             "deployment": "bench",
-            "address": f"tcp://127.0.0.1:{self.port}",
+            "address": f"tcp://127.0.0.1:{port or self.port}",
         }
         self._spawn("frontend", name, settings | self._frontend_settings)
 
@@ -134,15 +135,15 @@ class Deployment:
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
-    def health(self) -> dict[str, Any]:
+    def health(self, port: int = 0) -> dict[str, Any]:
         """The frontend's /health, {} while it does not answer."""
         try:
-            return json.loads(self.get("/health")[1])  # type: ignore[no-any-return]
+            return json.loads(self.get("/health", port)[1])  # type: ignore[no-any-return]
         except (OSError, ValueError, http.client.HTTPException):
             return {}
 
-    def get(self, path: str) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+    def get(self, path: str, port: int = 0) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", port or self.port, timeout=5)
         try:
             connection.request("GET", path)
             response = connection.getresponse()
@@ -150,8 +151,8 @@ class Deployment:
         finally:
             connection.close()
 
-    def alive_workers(self) -> list[str]:
-        workers = self.health().get("workers", [])
+    def alive_workers(self, port: int = 0) -> list[str]:
+        workers = self.health(port).get("workers", [])
         return [worker["instance"] for worker in workers if worker["verdict"] == "alive" and worker["active"]]
 
     def worker_facts(self, name: str) -> dict[str, Any]:

@@ -65,6 +65,7 @@ def up(
     api_key: opt.ApiKeys = None,
     hold_s: opt.HoldS = 30.0,
     known_s: opt.KnownS = 3600.0,
+    queue_s: opt.QueueS = 5.0,
     drain_s: opt.DrainS = 4.0,
     standby: opt.Standby = opt.StandbyKind.MAPPED,
     kv: opt.Kv = opt.KvKind.VAULT,
@@ -108,7 +109,7 @@ def up(
     serving = (deployment or env.deployment, engine, name, workers, frontends, host, port, store)
     loaded = (source, torch, str(env.cache_dir), chosen.gpus)
     given = (*serving, hold_s, drain_s, allow_chaos, keys, sim, env.log_level, *failover, *loaded, known_s)
-    options = UpOptions(*given, status_port=status_port, wait_s=wait_s)
+    options = UpOptions(*given, status_port=status_port, wait_s=wait_s, queue_s=queue_s)
     raise typer.Exit(run_up(env.state_dir, options, detach, tied=not untied))
 
 

@@ -148,7 +148,7 @@ def _shadow(launch: WorkerLaunch, worker: Worker, engine: ShadowEngine) -> Shado
 
 async def _run_frontend(launch: FrontendLaunch, stop: asyncio.Event, on_ready: OnReady) -> None:
     from holdfast.frontend.process import FrontendSettings, run_frontend
-    from holdfast.migration.dispatcher import HoldSettings
+    from holdfast.migration.patience import HoldSettings
     from holdfast.migration.sets import KnownSettings
     from holdfast.store.opening import open_store
     from holdfast.wire.http_request import HttpLimits
@@ -163,7 +163,7 @@ async def _run_frontend(launch: FrontendLaunch, stop: asyncio.Event, on_ready: O
             address=parse_address(launch.address),
             status_address=parse_address(launch.status_address) if launch.status_address else None,
             api_keys=frozenset(launch.api_keys),
-            holds=HoldSettings(hold_s=launch.hold_s, stand_in_after_s=launch.stand_in_after_s),
+            holds=HoldSettings(hold_s=launch.hold_s, queue_s=launch.queue_s, stand_in_after_s=launch.stand_in_after_s),
             known=KnownSettings(frozenset(launch.models), launch.known_s),
             limits=HttpLimits(body_bytes_max=launch.body_bytes_max),
             patience=HttpPatience(request_s=launch.request_s, unread_s=launch.unread_s),

@@ -125,6 +125,7 @@ class FrontendLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request_s: float = 30.0  # for a client to send its request
     unread_s: float = 60.0  # for a client that does not read
     status_address: str = ""  # its own pages, beside a port that several share
+    queue_s: float = 5.0  # for a new request where every worker is full
     stand_in_after_s: float = 10.0  # a set gone this long may be replaced by one with the same tokenizer, inexact
     models: tuple[str, ...] = ()  # known from the start: asked for before a worker came, they are waited for
     known_s: float = 3600.0  # how long a model whose last worker went is answered 503, not 404

@@ -88,6 +88,12 @@ Expect = Annotated[
         rich_help_panel=_SERVING,
     ),
 ]
+QueueS = Annotated[
+    float,
+    typer.Option(
+        min=0, help="How long new requests wait where all workers are full, seconds.", rich_help_panel=_SERVING
+    ),
+]
 DrainS = Annotated[
     float,
     typer.Option(min=0, help="How long answers may finish once asked to stop, seconds.", rich_help_panel=_SERVING),

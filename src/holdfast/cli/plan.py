@@ -78,6 +78,7 @@ class UpOptions:
     cache_dir: str = ""
     gpus: tuple[str, ...] = ()  # a torch engine's devices, by UUID; empty: host memory
     known_s: float = 3600.0  # how long a model without a worker is answered 503
+    queue_s: float = 5.0  # how long a new request waits where every worker is full
     status_port: int = STATUS_PORT  # worker-1a's status page; worker-1b's is one more, worker-2a's ten more
     wait_s: float = WAIT_S  # until it serves; past it what was started is taken down again
 
@@ -178,6 +179,7 @@ def _frontend(state_dir: Path, store: str, name: str, options: UpOptions) -> Fro
         status_address=own_page(state_dir, name),
         api_keys=options.api_keys,
         hold_s=options.hold_s,
+        queue_s=options.queue_s,
         drain_s=options.drain_s,
         log_level=options.log_level,
         models=(options.model,) if options.workers else (),

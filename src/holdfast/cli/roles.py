@@ -111,6 +111,7 @@ def frontend(
     hold_s: opt.HoldS = 30.0,
     known_s: opt.KnownS = 3600.0,
     expect_model: opt.Expect = None,
+    queue_s: opt.QueueS = 5.0,
     body_bytes_max: BodyBytesMax = 16 * 1024 * 1024,
     drain_s: opt.DrainS = 30.0,
 ) -> None:
@@ -134,6 +135,7 @@ def frontend(
             log_level=env.log_level,
             models=tuple(expect_model or ()),
             known_s=known_s,
+            queue_s=queue_s,
             status_address=own_page(env.state_dir, name),
         )
     )

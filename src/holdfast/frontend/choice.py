@@ -18,6 +18,8 @@ from holdfast.migration.flight import Flight
 class ReplySide(Protocol):
     """The reply a choice belongs to."""
 
+    first_token_s: float  # 0 before its first output
+
     def flush_choice(self, choice: Choice) -> None: ...
 
     def choice_failed(self, choice: Choice, code: Code, message: str, retry_after_s: float | None) -> None: ...
@@ -140,6 +142,10 @@ class Choice:
 
     def flush(self) -> None:
         self.reply.flush_choice(self)
+
+    @property
+    def answering(self) -> bool:
+        return self.reply.first_token_s > 0
 
     def failed(self, code: Code, message: str, retry_after_s: float | None) -> None:
         self.reply.choice_failed(self, code, message, retry_after_s)

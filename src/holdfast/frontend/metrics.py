@@ -3,8 +3,8 @@ hand where the tokens pass (`migration.gaps`), and read when somebody scrapes.""
 
 from __future__ import annotations
 
-from holdfast.migration.dispatcher import DispatchStats
 from holdfast.migration.gaps import GAP_BOUNDS_S
+from holdfast.migration.patience import DispatchStats
 from holdfast.migration.pool import WorkerPool
 from holdfast.wire import metrics
 
@@ -50,6 +50,9 @@ class FrontendMetrics:
         self.lost = metrics.Counter(
             "holdfast_streams_lost", "streams that ended with an error, by cause", ("cause",), registry=registry
         )
+        self.refused = metrics.Counter(
+            "holdfast_frontend_refused", "new requests that never ran, by cause", ("cause",), registry=registry
+        )
         self.pause = metrics.Histogram(
             "dynamo_migration_duration_seconds", "gaps that failures made", buckets=_SECONDS, registry=registry
         )
@@ -70,6 +73,7 @@ class FrontendMetrics:
         stats = self._stats
         _catch_up(self.migrations, stats.resumed)
         _catch_up(self.lost, stats.lost)
+        _catch_up(self.refused, stats.refused)
         pauses, stats.pauses_s = stats.pauses_s, []
         for pause_s in pauses:
             self.pause.observe(pause_s)

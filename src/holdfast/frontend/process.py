@@ -23,7 +23,8 @@ from holdfast.frontend.metrics import FrontendMetrics
 from holdfast.frontend.model_text import TextMaker
 from holdfast.frontend.pages import Pages
 from holdfast.frontend.request_names import RequestNames
-from holdfast.migration.dispatcher import Dispatcher, HoldSettings
+from holdfast.migration.dispatcher import Dispatcher
+from holdfast.migration.patience import HoldSettings
 from holdfast.migration.pool import WorkerPool
 from holdfast.migration.sets import KnownSettings, ModelDirectory
 from holdfast.store.contract import Deleted, Lost, Put, Registration, Snapshot, Store

@@ -1,7 +1,8 @@
 """Puts streams on workers, and puts them on others when those fail: the one place where a stream changes hands.
 
 Every method is synchronous and leaves each flight in exactly one of three places: on a link, held by its set, or
-over. Policy is in `policy`, `holds`, `groups` and `routing.table`; this shell sends frames and tells consumers.
+over. Policy is in `policy`, `holds`, `patience`, `groups` and `routing.table`; this shell sends frames and tells
+consumers. A worker that is full has not failed: no attempt is counted and nobody is set aside.
 """
 
 from __future__ import annotations
@@ -9,46 +10,22 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from holdfast.core.errors import Code
 from holdfast.migration.flight import Flight
-from holdfast.migration.gaps import Seams, TokenGaps
+from holdfast.migration.gaps import TokenGaps
 from holdfast.migration.groups import Groups
-from holdfast.migration.policy import BLAMELESS, DEATHS, Fail, after_failure, standing_of
+from holdfast.migration.patience import DispatchStats, HoldSettings, Patience
+from holdfast.migration.policy import DEATHS, Fail, after_failure, standing_of
 from holdfast.migration.sets import ModelDirectory, WorkerSet
 from holdfast.routing.table import Standing, request_cost
-from holdfast.wire.messages import Cancel, Generate
+from holdfast.wire.messages import Cancel, Generate, Pass
 
 if TYPE_CHECKING:
     from holdfast.migration.link import WorkerLink
 
 log = logging.getLogger("holdfast.workers")
-
-# Roughly when a queue of full workers has moved on; only a hint to clients.
-RETRY_AFTER_FULL_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class HoldSettings:
-    """What happens while a set has no worker."""
-
-    hold_s: float = 30.0  # how long a stream or request waits for a worker
-    fresh_max: int = 1024  # new requests that may wait at once, per set; streams under way always may
-    stand_in_after_s: float = 10.0  # then a set with the same tokenizer may take over, flagged inexact
-
-
-@dataclass(slots=True)
-class DispatchStats:
-    """Counted here, shown by the metrics page."""
-
-    resumed: dict[str, int] = field(default_factory=dict)  # by the failure's name
-    lost: dict[str, int] = field(default_factory=dict)
-    pauses_s: list[float] = field(default_factory=list)  # at a failure, token to token; drained by the metrics page
-    gaps: dict[str, TokenGaps] = field(default_factory=dict)  # by model
-    seams: Seams = field(default_factory=Seams)
-    takeovers: int = 0  # a standby said that it is active now
 
 
 class Dispatcher:
@@ -61,21 +38,18 @@ class Dispatcher:
         self._numbers = itertools.count(1)
         self._groups = Groups()
         self.stats = DispatchStats()
+        self._patience = Patience(settings, self.stats)
 
     # -- from the frontend
 
     def launch(self, flight: Flight) -> None:
-        """A new stream: onto a worker, held if its set has none, refused if all are full."""
+        """A new stream: onto a worker; in line if its set has none that can take it; refused if too many wait."""
         # Suspects go first: else a stream of new requests would never leave them a worker to be tried alone on.
         if not flight.workers.holds.suspects and self._send(flight):
             return
-        if flight.workers.table.all_full:
-            self._refuse(flight, Code.WORKER_OVERLOADED, "every worker is full", RETRY_AFTER_FULL_S)
-            return
         flight.workers = self._directory.current(flight.workers)  # it may have been forgotten since it was picked
         if not self._hold(flight):
-            why = "no worker is up and too many requests wait already"
-            self._refuse(flight, Code.NO_WORKER, why, self._settings.hold_s)
+            self._patience.line_is_full(flight)
 
     def abandon(self, flight: Flight) -> None:
         """The client is gone: free everything the stream has, at once."""
@@ -159,8 +133,7 @@ class Dispatcher:
             self.stats.seams.went_on(flight.failed_on, pause_s)
             if len(self.stats.pauses_s) < 65_536:  # bounded if nobody scrapes
                 self.stats.pauses_s.append(pause_s)
-            if ledger.mark or ledger.barren or ledger.deaths:  # else it only met a full worker
-                flight.consumer.resumed(pause_s)
+            flight.consumer.resumed(pause_s)
 
     def stream_over(self, flight: Flight, *, tell_worker: bool) -> None:
         """The stream reached its end (`tell_worker`: before the engine knew it)."""
@@ -177,11 +150,11 @@ class Dispatcher:
             return
         link = flight.link
         self._leave_link(flight, tell_worker=tell_worker, drain=False)
-        ledger.fail_attempt(blameless=code in BLAMELESS, died=code in DEATHS)
+        ledger.fail_attempt(died=code in DEATHS)
         flight.standing = standing_of(ledger.resumed, ledger.deaths)
         verdict = after_failure(code, message, ledger.barren, ledger.deaths)
         if isinstance(verdict, Fail):
-            self._lose(flight, verdict.code, verdict.message)
+            self._patience.lose(flight, verdict.code, verdict.message)
             self._fill(flight.workers)
             return
         if verdict.avoid_worker and link is not None:
@@ -192,6 +165,26 @@ class Dispatcher:
             flight.failed_on = (link.slot.name, link.epoch) if link is not None else (0, 0)
         if not self._send(flight):
             self._hold(flight)
+
+    def turned_away(self, flight: Flight) -> None:
+        """The worker had no place for it: it never ran there, so nothing failed, and it stands where it stood."""
+        link = flight.link
+        assert link is not None, flight
+        self._leave_link(flight, tell_worker=False, drain=False)
+        flight.ledger.void_attempt()
+        flight.workers.table.turned_away(link.slot)
+        if not self._send(flight) and not self._hold(flight):
+            self._patience.line_is_full(flight)
+
+    def has_room(self, link: WorkerLink, places: int) -> None:
+        """A worker that was full keeps places for us: what waits takes them, and what is left it may give to others."""
+        workers = link.workers
+        if workers is None:
+            return
+        workers.table.has_room(link.slot, places)
+        self._fill(workers)
+        if workers.table.passes(link.slot):
+            link.send(Pass())
 
     def workers_changed(self, workers: WorkerSet) -> None:
         """A worker came, went, or has room: give it what waits."""
@@ -205,13 +198,13 @@ class Dispatcher:
         for workers in list(self._directory.sets.values()):
             if workers.table.tick(now_s):
                 self.workers_changed(workers)
+            workers.note_full(now_s)
             if not len(workers.holds):
                 continue
             if workers.empty_since_s and now_s - workers.empty_since_s > self._settings.stand_in_after_s:
                 self._move_to_stand_in(workers)
-            for held in workers.holds.overdue(now_s):
-                waited = f"no worker could take it within {self._settings.hold_s:g} s"
-                self._lose(held.stream, Code.NO_WORKER, waited)
+            for held in workers.holds.overdue(now_s, self._patience.bound_s):
+                self._patience.is_over(held)
             self._fill(workers)
         self._directory.forget_empty(now_s, linger_s=self._settings.hold_s)
 
@@ -245,14 +238,15 @@ class Dispatcher:
             if not self._send(held.stream):
                 return
             workers.holds.drop(held.stream)
+            workers.pace.came_free(self.clock())
 
     def _hold(self, flight: Flight) -> bool:
-        now_s = self.clock()
+        """Stand in line; False if too many new requests do."""
         count = flight.ledger.emitted
-        if flight.hold_mark != count:
-            flight.hold_mark = count
-            flight.hold_deadline_s = now_s + self._settings.hold_s
-        return flight.workers.holds.hold(flight, now_s, flight.hold_deadline_s, flight.standing)
+        if flight.wait_mark != count:
+            flight.wait_mark = count
+            flight.waits_since_s = self.clock()
+        return flight.workers.holds.hold(flight, flight.waits_since_s, flight.standing)
 
     def _leave_link(self, flight: Flight, *, tell_worker: bool, drain: bool = True) -> None:
         link = flight.link
@@ -282,14 +276,3 @@ class Dispatcher:
                 flight.ledger.exact = False
             flight.workers = other
             self._send(flight)  # a stand-in has a place, or it would not be one
-
-    def _refuse(self, flight: Flight, code: Code, message: str, retry_after_s: float) -> None:
-        if flight.ledger.end():
-            flight.consumer.failed(code, message, retry_after_s)
-
-    def _lose(self, flight: Flight, code: Code, message: str) -> None:
-        if flight.ledger.end():
-            self.stats.lost[code] = self.stats.lost.get(code, 0) + 1
-            if flight.failed_at_s:
-                self.stats.seams.lost(flight.failed_on)
-            flight.consumer.failed(code, message, self._settings.hold_s if code is Code.NO_WORKER else None)

@@ -19,6 +19,10 @@ class Consumer(Protocol):
 
     dirty: bool
 
+    @property
+    def answering(self) -> bool:
+        """Whether its client has been given, or is owed, part of this answer: too late to be told to come back."""
+
     def take(self, output: Output) -> bool:
         """Take tokens already in the ledger; True if the consumer has seen the end by itself (a stop string)."""
 
@@ -45,13 +49,13 @@ class Flight:
         "failed_at_s",
         "failed_on",
         "first_output",
-        "hold_deadline_s",
-        "hold_mark",
         "last_s",
         "ledger",
         "link",
         "standing",
         "stream",
+        "wait_mark",
+        "waits_since_s",
         "workers",
     )
 
@@ -68,8 +72,8 @@ class Flight:
         self.failed_at_s = 0.0  # when the last attempt failed, 0 once the stream moves again
         self.failed_on = (0, 0)  # the worker it failed on then, and the epoch that one led under
         self.last_s = 0.0  # when its last token came, 0 before any
-        self.hold_deadline_s = 0.0
-        self.hold_mark = -1  # tokens known when that deadline was set: it stands until there are more
+        self.waits_since_s = 0.0  # when it first had no place,
+        self.wait_mark = -1  # and how many tokens it had then: the time begins anew only when there are more
 
     def __repr__(self) -> str:
         where = f"on {self.link!r}" if self.link is not None else "on no worker"

@@ -1,13 +1,15 @@
-"""Streams waiting for a worker: resumed ones, then suspects, then new ones, each for a bounded time. Pure.
+"""Streams waiting for a place: resumed ones, then suspects, then new ones, longest waiting first. Pure.
 
-Always true: a stream that ran before is never refused a place; new ones are refused beyond `fresh_max`; every held
-stream leaves by being taken, cancelled or overdue.
+Always true: a stream that ran before is never refused a place in line; new ones are refused beyond `fresh_max`; every
+held stream leaves by being taken, cancelled or overdue; one that comes back (a worker turned it away) stands where it
+stood.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+import heapq
+import itertools
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -20,8 +22,8 @@ Stream = TypeVar("Stream", bound=Hashable)
 class Held(Generic[Stream]):
     stream: Stream
     since_s: float
-    deadline_s: float
     standing: Standing
+    number: int  # among those that wait since the same moment
 
 
 class HoldQueue(Generic[Stream]):
@@ -29,43 +31,55 @@ class HoldQueue(Generic[Stream]):
 
     def __init__(self, fresh_max: int) -> None:
         self._fresh_max = fresh_max
-        self._queues: tuple[OrderedDict[Stream, Held[Stream]], ...] = tuple(OrderedDict() for _ in Standing)
+        self._numbers = itertools.count()
+        self._held: dict[Stream, Held[Stream]] = {}
+        self._counts = dict.fromkeys(Standing, 0)
+        self._heap: list[tuple[Standing, float, int, Held[Stream]]] = []  # with some that are held no longer
 
     def __len__(self) -> int:
-        resumed, suspects, fresh = self._queues
-        return len(resumed) + len(suspects) + len(fresh)
+        return len(self._held)
 
     def __contains__(self, stream: Stream) -> bool:
-        return any(stream in queue for queue in self._queues)
+        return stream in self._held
 
-    def hold(self, stream: Stream, now_s: float, deadline_s: float, standing: Standing) -> bool:
-        """Keep a stream; False if there is no room for another new one."""
+    def hold(self, stream: Stream, since_s: float, standing: Standing) -> bool:
+        """Keep a stream that waits since then; False if there is no room for another new one."""
         assert stream not in self, "a stream is held once"
-        queue = self._queues[standing]
-        if standing is Standing.FRESH and len(queue) >= self._fresh_max:
+        if standing is Standing.FRESH and self._counts[standing] >= self._fresh_max:
             return False
-        queue[stream] = Held(stream, now_s, deadline_s, standing)
+        held = self._held[stream] = Held(stream, since_s, standing, next(self._numbers))
+        self._counts[standing] += 1
+        heapq.heappush(self._heap, (standing, since_s, held.number, held))
         return True
 
     def drop(self, stream: Stream) -> None:
-        for queue in self._queues:
-            queue.pop(stream, None)
+        held = self._held.pop(stream, None)
+        if held is None:
+            return
+        self._counts[held.standing] -= 1
+        if len(self._heap) > 2 * len(self._held) + 64:  # mostly of those who left: they cost memory only
+            self._heap = [entry for entry in self._heap if self._is_held(entry[3])]
+            heapq.heapify(self._heap)
 
     def first(self) -> Held[Stream] | None:
         """Who is next, still held."""
-        return next((next(iter(queue.values())) for queue in self._queues if queue), None)
+        while self._heap and not self._is_held(self._heap[0][3]):
+            heapq.heappop(self._heap)
+        return self._heap[0][3] if self._heap else None
 
     @property
     def suspects(self) -> int:
-        return len(self._queues[Standing.SUSPECT])
+        return self._counts[Standing.SUSPECT]
 
-    def overdue(self, now_s: float) -> list[Held[Stream]]:
-        """Take out all whose time is up."""
-        late = [held for held in self if held.deadline_s <= now_s]
+    def overdue(self, now_s: float, patience_s: Callable[[Held[Stream]], float]) -> list[Held[Stream]]:
+        """Take out all who have waited for as long as they may."""
+        late = [held for held in self if now_s - held.since_s >= patience_s(held)]
         for held in late:
             self.drop(held.stream)
         return late
 
     def __iter__(self) -> Iterator[Held[Stream]]:
-        for queue in self._queues:
-            yield from list(queue.values())
+        yield from sorted(self._held.values(), key=lambda held: (held.standing, held.since_s, held.number))
+
+    def _is_held(self, held: Held[Stream]) -> bool:
+        return self._held.get(held.stream) is held

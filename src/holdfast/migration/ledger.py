@@ -42,7 +42,7 @@ class Ledger:
         self.tier = request.tier
         self.attempt = 0  # 0: none begun
         self.resumed = 0  # attempts begun after tokens had been shown or an earlier attempt had failed
-        self.barren = 0  # attempts in a row that failed without adding a token, the blameless ones left out
+        self.barren = 0  # attempts in a row that failed without adding a token
         self.deaths = 0  # attempts in a row whose engine died before they added a token
         self.mark = len(self.made)  # tokens made when the current attempt began
         self.exact = True
@@ -55,13 +55,17 @@ class Ledger:
         self.mark = len(self.made)
         return self.attempt
 
-    def fail_attempt(self, *, blameless: bool = False, died: bool = False) -> None:
+    def void_attempt(self) -> None:
+        """The current attempt never ran: it counts as none, and nothing may come of it."""
+        self.attempt += 1
+
+    def fail_attempt(self, *, died: bool = False) -> None:
         """The current attempt is over without an end; its later output is void too."""
         if len(self.made) > self.mark:
             self.barren = self.deaths = 0
         elif died:
             self.deaths += 1
-        elif not blameless:
+        else:
             self.barren += 1
         self.resumed += 1
         self.attempt += 1

@@ -29,6 +29,7 @@ from holdfast.wire.messages import (
     Draining,
     Hello,
     Refused,
+    Room,
     Step,
     Welcome,
     decode_to_frontend,
@@ -48,11 +49,10 @@ class LinkEvents(Protocol):
     clock: Callable[[], float]
 
     def output_began(self, flight: Flight) -> None: ...
-
     def stream_over(self, flight: Flight, *, tell_worker: bool) -> None: ...
-
     def attempt_failed(self, flight: Flight, code: str, message: str, *, tell_worker: bool = False) -> None: ...
-
+    def turned_away(self, flight: Flight) -> None: ...
+    def has_room(self, link: WorkerLink, places: int) -> None: ...
     def took_over(self, link: WorkerLink) -> None: ...
 
 
@@ -232,7 +232,9 @@ class DataConnection(Framed):
             flight = streams.get(output.stream)
             failure = output.failure
             if failure is not None and not output.tokens:  # nothing for the consumer: it may yet answer with a status
-                if flight is not None:
+                if flight is not None and flight.first_output and failure.code == Code.WORKER_OVERLOADED:
+                    events.turned_away(flight)
+                elif flight is not None:
                     events.attempt_failed(flight, failure.code, failure.message)
                 continue
             if flight is None or not flight.ledger.accept(flight.attempt, output.tokens):
@@ -263,6 +265,8 @@ class DataConnection(Framed):
                 if flight is not None:
                     why = "the worker closed the stream without its end"
                     link.events.attempt_failed(flight, Code.STREAM_INCOMPLETE, why)
+        elif isinstance(message, Room):
+            link.events.has_room(link, message.places)
         elif isinstance(message, Draining):
             link.draining = True
             link.reason = f"draining: {message.reason}"

@@ -5,7 +5,8 @@ death is not it: the count of *barren deaths* (the connection broke before the a
 has two in a row is a suspect and is tried alone, so that the third, if it comes, convicts one stream and no bystander.
 
 Always true: attempts in a row without a token are bounded. A death counts as a death only, every other failure that
-is somebody's fault as a barren attempt only; each count has its own bound, and a token clears both.
+is somebody's fault as a barren attempt only; each count has its own bound, and a token clears both. A request that a
+full worker turned away has not failed, and does not come here.
 """
 
 from __future__ import annotations
@@ -15,8 +16,6 @@ from dataclasses import dataclass
 from holdfast.core.errors import RESUMABLE, Code
 from holdfast.routing.table import Standing
 
-# Overload is a matter of time, not of the request: it waits as long as the hold allows.
-BLAMELESS = frozenset({Code.WORKER_OVERLOADED})
 # Its engine is gone, and the stream with it.
 DEATHS = frozenset({Code.DISCONNECTED})
 # One death is anybody's; a bystander of two in a row pays with a short wait, not with its life.
@@ -58,6 +57,6 @@ def after_failure(code: str, message: str, barren: int, deaths: int = 0) -> Resu
     if deaths >= POISON_DEATHS:
         why = f"{deaths} engines died while they worked on this request, the last time it was tried alone"
         return Fail(Code.POISONED, why)
-    if name not in BLAMELESS | DEATHS and barren >= BARREN_ATTEMPTS_MAX:
+    if name not in DEATHS and barren >= BARREN_ATTEMPTS_MAX:
         return Fail(name, f"gave up after {barren} attempts without a token; the last: {message}")
     return Resume(avoid_worker=True)

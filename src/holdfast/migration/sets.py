@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from holdfast.discovery.card import ModelCard
 from holdfast.migration.flight import Flight
 from holdfast.migration.holds import HoldQueue
+from holdfast.routing.pace import Pace
 from holdfast.routing.table import RouteTable, Standing
 
 if TYPE_CHECKING:
@@ -34,11 +35,13 @@ class WorkerSet:
         self.text_lock = asyncio.Lock()  # whoever makes the text side; others wait for it
         self.text: object | None = None  # what the frontend made of the card's tokenizer and template
         self.empty_since_s = 0.0  # when the last routable worker went, 0 while there is one
+        self.full_since_s = 0.0  # when its workers were first seen to be full, 0 while they are not
+        self.pace = Pace()  # of the places that came free for those who waited
 
     @property
     def weight(self) -> int:
         """How much of its model's traffic it should get: the places of its routable workers."""
-        return sum(slot.capacity for slot in self.table.slots.values() if slot.routable)
+        return self.table.places
 
     def note_routable(self, now_s: float) -> None:
         """Keep `empty_since_s` true after any change of its workers."""
@@ -46,6 +49,13 @@ class WorkerSet:
             self.empty_since_s = 0.0
         elif self.empty_since_s == 0.0:
             self.empty_since_s = now_s
+
+    def note_full(self, now_s: float) -> None:
+        """Keep `full_since_s` true, looked at from time to time."""
+        if not self.table.overloaded:
+            self.full_since_s = 0.0
+        elif self.full_since_s == 0.0:
+            self.full_since_s = now_s
 
     def can_stand_in_for(self, other: WorkerSet) -> bool:
         """Same model, same tokens, so a stream of `other` may go on here, though not exactly."""

@@ -7,23 +7,23 @@ O(1) in the number of workers: ready workers stand in a list with swap-removal, 
 A request that may be what kills engines (a *suspect*) is tried alone: on a worker where all others have made a token
 since they came, and which takes nothing else until the suspect has made one too. Then a death says who it was.
 
-Always true: `choose` only returns a worker that is routable, not full, not set aside and not on trial. Pure; `now`
-and randomness come in.
+A worker that turned a request away is full for us, whatever we have there ourselves, until it says that it has room
+(several frontends share it, and it alone knows them all); then it has as many places as it said.
+
+Always true: `choose` only returns a worker that is routable, not full, not set aside and not on trial; what is asked of
+all workers is counted as they change, never by looking at each. Pure; `now` and randomness come in.
 """
 
 from __future__ import annotations
 
 import heapq
 import random
-from collections import OrderedDict
 from enum import IntEnum
+
+from holdfast.routing.prefixes import PREFIX_BLOCK_TOKENS, Prefixes
 
 # What a request is taken to cost beyond its prompt when it may generate a lot: most end earlier.
 OUTPUT_TOKENS_ASSUMED_MAX = 512
-# Prefix keys per request: 64 blocks of 64 tokens find a shared system prompt or a long chat, at a bounded cost.
-PREFIX_BLOCK_TOKENS = 64
-PREFIX_BLOCKS_MAX = 64
-PREFIX_ENTRIES_MAX = 65_536
 # A worker that failed a request waits this long for the next one, doubling while it goes on failing.
 ASIDE_S_MIN = 0.5
 ASIDE_S_MAX = 8.0
@@ -45,10 +45,13 @@ class Slot:
         "aside_s",
         "aside_until_s",
         "capacity",
+        "counted",
+        "in_line",
         "inflight",
         "name",
         "outstanding",
         "place",
+        "room",
         "routable",
         "trial",
         "unproven",
@@ -66,11 +69,14 @@ class Slot:
         self.aside_until_s = 0.0
         self.aside_s = 0.0
         self.place = -1  # index in the ready list, -1: not in it
+        self.in_line = False  # it turned a request away: we may send as much as it has room for us, and no more
+        self.room = 0
+        self.counted = (0, 0, 0)  # what it adds to the table's counts: routable, of those full, places of routable ones
 
     @property
     def full(self) -> bool:
         bound = self.capacity if self.admit_max is None else min(self.admit_max, self.capacity)
-        return self.inflight >= bound
+        return self.inflight >= bound or (self.in_line and self.room == 0)
 
     def __repr__(self) -> str:
         state = "routable" if self.routable else "not routable"
@@ -85,14 +91,17 @@ class RouteTable:
         self.slots: dict[int, Slot] = {}
         self._ready: list[Slot] = []
         self._aside: list[tuple[float, int]] = []
-        self._prefixes: OrderedDict[int, int] = OrderedDict()
-        self._last: tuple[list[int], list[int]] = ([], [])  # a prompt and its keys: the request's choices share both
+        self._prefixes = Prefixes()
+        self.routable_count = 0
+        self.places = 0  # of all routable workers
+        self._full_count = 0  # routable, and without a place
 
     # -- membership
 
     def add(self, slot: Slot) -> None:
         assert slot.name not in self.slots, slot
         self.slots[slot.name] = slot
+        slot.in_line, slot.room = False, 0  # of an earlier connection
         if slot.aside_until_s:  # its time aside may have passed unseen while it was away
             heapq.heappush(self._aside, (slot.aside_until_s, slot.name))
         self._place(slot)
@@ -121,7 +130,27 @@ class RouteTable:
     def forgive(self, slot: Slot) -> None:
         """It begins anew (it leads again): it takes work at once, whatever it failed before."""
         slot.aside_until_s = slot.aside_s = 0.0
+        slot.in_line, slot.room = False, 0
         self._place(slot)
+
+    def turned_away(self, slot: Slot) -> None:
+        """It took no request of ours: it is full until it says that it has room."""
+        slot.in_line, slot.room = True, 0
+        self._place(slot)
+
+    def has_room(self, slot: Slot, places: int) -> None:
+        """It keeps so many places for us."""
+        if slot.in_line:
+            slot.room = places
+            self._place(slot)
+
+    def passes(self, slot: Slot) -> bool:
+        """Whether we want no more of the room it had: then we are in line no longer, and it must hear that."""
+        if slot.in_line and slot.room == 0:
+            return False
+        slot.in_line, slot.room = False, 0
+        self._place(slot)
+        return True
 
     def praise(self, slot: Slot) -> None:
         """It finished a request: its failures are forgotten."""
@@ -140,7 +169,14 @@ class RouteTable:
         return returned
 
     def _place(self, slot: Slot) -> None:
-        ready = slot.routable and slot.aside_until_s == 0.0 and not slot.full and not slot.trial
+        full = slot.full
+        counts = (1, int(full), slot.capacity) if slot.routable else (0, 0, 0)
+        if counts != slot.counted:
+            was, slot.counted = slot.counted, counts
+            self.routable_count += counts[0] - was[0]
+            self._full_count += counts[1] - was[1]
+            self.places += counts[2] - was[2]
+        ready = slot.routable and slot.aside_until_s == 0.0 and not full and not slot.trial
         if ready and slot.place < 0:
             slot.place = len(self._ready)
             self._ready.append(slot)
@@ -154,18 +190,13 @@ class RouteTable:
     # -- facts
 
     @property
-    def routable_count(self) -> int:
-        return sum(1 for slot in self.slots.values() if slot.routable)
-
-    @property
     def has_ready(self) -> bool:
         return bool(self._ready)
 
     @property
-    def all_full(self) -> bool:
-        """There are routable workers, and none of them has a place."""
-        routable = [slot for slot in self.slots.values() if slot.routable]
-        return bool(routable) and all(slot.full for slot in routable)
+    def overloaded(self) -> bool:
+        """Workers are there and none has a place, because there is too much work: not because they failed."""
+        return self._full_count > 0 and not self._ready
 
     # -- requests
 
@@ -204,9 +235,12 @@ class RouteTable:
             assert slot.unproven == 1, slot
             slot.trial = True
         slot.outstanding += cost
+        if slot.in_line:
+            slot.room -= 1
+            assert slot.room >= 0, slot
         self._place(slot)
         if len(tokens) >= PREFIX_BLOCK_TOKENS:
-            self._remember(tokens, slot.name)
+            self._prefixes.remember(tokens, slot.name)
 
     def settle(self, slot: Slot, standing: Standing) -> None:
         """The request made its first token on `slot`, or leaves without one: once for every `take`."""
@@ -224,42 +258,15 @@ class RouteTable:
         self._place(slot)
 
     def _match(self, tokens: list[int]) -> tuple[Slot | None, int]:
-        keys = self._keys(tokens)
-        for index in range(len(keys) - 1, -1, -1):
-            name = self._prefixes.get(keys[index])
-            slot = self.slots.get(name) if name is not None else None
+        for name, known_tokens in self._prefixes.known_to(tokens):
+            slot = self.slots.get(name)
             if slot is not None and slot.place >= 0:
-                return slot, (index + 1) * PREFIX_BLOCK_TOKENS
+                return slot, known_tokens
         return None, 0
-
-    def _keys(self, tokens: list[int]) -> list[int]:
-        """Hashed once for all that is asked of one list, which nobody writes to."""
-        if self._last[0] is not tokens:
-            self._last = (tokens, prefix_keys(tokens))
-        return self._last[1]
-
-    def _remember(self, tokens: list[int], name: int) -> None:
-        for key in self._keys(tokens):
-            self._prefixes[key] = name
-            self._prefixes.move_to_end(key)
-        while len(self._prefixes) > PREFIX_ENTRIES_MAX:
-            self._prefixes.popitem(last=False)
 
 
 def _load(slot: Slot) -> int:
     return slot.outstanding
-
-
-def prefix_keys(tokens: list[int]) -> list[int]:
-    """A hash chain over the leading blocks; equal keys mean equal prefixes (up to hash collisions, which only
-    cost a worse route)."""
-    keys: list[int] = []
-    chain = 0
-    for block in range(min(len(tokens) // PREFIX_BLOCK_TOKENS, PREFIX_BLOCKS_MAX)):
-        start = block * PREFIX_BLOCK_TOKENS
-        chain = hash((chain, *tokens[start : start + PREFIX_BLOCK_TOKENS]))
-        keys.append(chain)
-    return keys
 
 
 def request_cost(token_count: int, remaining_tokens: int) -> int:

@@ -11,7 +11,7 @@ import msgspec
 from holdfast.core.requests import GenerateRequest, Output
 from holdfast.wire.frames import FrameError, frame
 
-VERSION = 1
+VERSION = 2
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -120,8 +120,19 @@ class Active(msgspec.Struct, frozen=True, array_like=True, tag=13):
     epoch: int
 
 
-ToWorker = Hello | Generate | Cancel | GetArtefact | NotTaken
-ToFrontend = Welcome | Refused | Step | Closed | Draining | Beat | ArtefactPart | Active
+class Room(msgspec.Struct, frozen=True, array_like=True, tag=14):
+    """To a frontend whose request was turned away (WorkerOverloaded): so many places are kept for it for a moment. It
+    sends as many requests, or fewer and a `Pass`; after that it sends nothing before the next `Room`."""
+
+    places: int
+
+
+class Pass(msgspec.Struct, frozen=True, array_like=True, tag=15):
+    """A frontend wants no place in line any more."""
+
+
+ToWorker = Hello | Generate | Cancel | GetArtefact | NotTaken | Pass
+ToFrontend = Welcome | Refused | Step | Closed | Draining | Beat | ArtefactPart | Active | Room
 Message = ToWorker | ToFrontend
 
 _encoder = msgspec.msgpack.Encoder()

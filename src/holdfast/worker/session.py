@@ -25,6 +25,7 @@ from holdfast.wire.messages import (
     GetArtefact,
     Hello,
     NotTaken,
+    Pass,
     Refused,
     Step,
     Welcome,
@@ -74,6 +75,8 @@ class Owner(Protocol):
 
     def cancel(self, session: Session, streams: list[int]) -> None: ...
 
+    def passes(self, session: Session) -> None: ...
+
 
 class Session(asyncio.Protocol):
     """One frontend's data connection."""
@@ -109,6 +112,7 @@ class Session(asyncio.Protocol):
         if self.streams:
             log.info("frontend %s is gone: cancelling its %d streams", self.peer, len(self.streams))
         self._owner.cancel(self, list(self.streams))
+        self._owner.passes(self)
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -139,6 +143,8 @@ class Session(asyncio.Protocol):
             self._owner.generate(self, message)
         elif isinstance(message, Cancel):
             self._owner.cancel(self, message.streams)
+        elif isinstance(message, Pass):
+            self._owner.passes(self)
         elif isinstance(message, GetArtefact):
             self._queue_artefact(message.sha256)
         elif isinstance(message, NotTaken):
@@ -201,6 +207,7 @@ class Session(asyncio.Protocol):
         self._over = True
         self._artefacts.clear()
         self._owner.cancel(self, list(self.streams))
+        self._owner.passes(self)
         if self._timer is not None:
             self._timer.cancel()
         if self._transport is not None:

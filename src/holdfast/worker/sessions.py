@@ -1,7 +1,8 @@
 """All frontends' connections of a worker, and whose stream is whose.
 
 Always true: one frame per frontend and engine step; a frontend that goes away takes its streams with it at once; a
-stream's number is the frontend's own, the engine sees another that is unique here.
+stream's number is the frontend's own, the engine sees another that is unique here. Who finds no place is turned away
+and told when there is one (`worker.shares`); a stream that ran before goes ahead of that line.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import itertools
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import Failure, Output
 from holdfast.engines.contract import Engine
-from holdfast.wire.messages import Active, Closed, Draining, Generate, Step
+from holdfast.wire.messages import Active, Closed, Draining, Generate, Room, Step
 from holdfast.worker.session import Host, Session
+from holdfast.worker.shares import Shares
 
 
 class Sessions:
@@ -23,10 +25,14 @@ class Sessions:
         self._engine = engine
         self._host = host
         self._keys = itertools.count(1)
+        self._loop = asyncio.get_running_loop()
         self._owners: dict[int, tuple[Session, int]] = {}  # engine's number -> frontend's
+        self._shares: Shares[Session] = Shares()
+        self._timer: asyncio.TimerHandle | None = None  # to the end of the first kept place
         self.open: set[Session] = set()
         self.requests_total = 0
         self.tokens_total = 0
+        self.turned_away_total = 0
 
     def connection(self) -> Session:
         return Session(self, self._host)
@@ -46,15 +52,23 @@ class Sessions:
         if stream in session.streams:
             session.refuse(Code.INVALID_REQUEST, f"stream {stream} is in use on this connection")
             return
+        self._host.not_taken = ""  # whoever sends work has admitted this worker
+        ran_before = len(message.request.tokens) > message.request.prompt_len
+        if not self._shares.take(session, self._free) and not ran_before:
+            self._turn_away(session, stream, f"{self.streams} streams are here, and others are in line")
+            return
         try:
             self._engine.submit(key, message.request)
         except HoldfastError as error:
-            session.send_failure(stream, error.code, error.message)
+            if error.code is Code.WORKER_OVERLOADED:
+                self._turn_away(session, stream, error.message)
+            else:
+                session.send_failure(stream, error.code, error.message)
             return
-        self._host.not_taken = ""  # whoever sends work has admitted this worker
         self.requests_total += 1
         self._owners[key] = (session, stream)
         session.streams[stream] = key
+        self._offer()
 
     def cancel(self, session: Session, streams: list[int]) -> None:
         for stream in streams:
@@ -62,6 +76,37 @@ class Sessions:
             if key is not None:
                 del self._owners[key]
                 self._engine.cancel(key)
+        self._offer()
+
+    def passes(self, session: Session) -> None:
+        """It wants no place any more, or is gone."""
+        self._shares.leave(session)
+        self._offer()
+
+    # -- places
+
+    @property
+    def _free(self) -> int:
+        limits = self._engine.limits
+        return limits.concurrency + limits.queue - len(self._owners)
+
+    def _turn_away(self, session: Session, stream: int, why: str) -> None:
+        """Not a failure: it never ran. The next free place may be its frontend's."""
+        self.turned_away_total += 1
+        self._shares.turn_away(session)
+        session.send_failure(stream, Code.WORKER_OVERLOADED, why)
+
+    def _offer(self) -> None:
+        """Tell those in line of places that came free."""
+        if not self._shares:
+            return
+        offers = self._shares.offer(self._free, lambda session: len(session.streams), self._loop.time())
+        for session, places in offers.items():
+            session.send(Room(places))
+        if self._timer is not None:
+            self._timer.cancel()
+        at_s = self._shares.given_up_at_s
+        self._timer = self._loop.call_at(at_s, self._offer) if at_s is not None else None
 
     # -- from the engine
 
@@ -88,6 +133,7 @@ class Sessions:
         for session, mine in by_session.items():
             session.send(Step(mine))
             keeping_up &= not session.congested
+        self._offer()
         return keeping_up
 
     def take_closed(self, keys: list[int]) -> None:
@@ -101,6 +147,7 @@ class Sessions:
                 by_session.setdefault(session, []).append(stream)
         for session, streams in by_session.items():
             session.send(Closed(streams))
+        self._offer()
 
     # -- the beginning and the end
 
@@ -112,6 +159,7 @@ class Sessions:
 
     def hand_back(self, reason: str) -> None:
         """Draining: every stream goes back to its frontend, to be resumed elsewhere."""
+        self._shares.clear()
         for session in list(self.open):
             streams = list(session.streams)
             session.send(Draining(reason))

@@ -1,0 +1,98 @@
+"""Who gets the next place of a worker that is full: those in line, the one with the fewest streams here first. Pure.
+
+Theory. Several frontends share a worker, and none of them knows of the others: only the worker can be fair. A request
+that finds no place is turned away (it never ran, so nothing failed), and its frontend stands in line. A place that
+comes free is *kept* for whoever in line has the fewest streams here, and it is told so; it answers with a request, or
+it passes and leaves the line. So a frontend that wants little always gets it, those that want much get the same, and
+what nobody in line wants is anybody's.
+
+Always true: kept places are free places; whoever is not in line gets no kept place; a kept place is given up after
+`KEEP_S`, for a frozen frontend must not hold one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Who = TypeVar("Who", bound=Hashable)
+
+# A frontend answers an offer in the pass that reads it: a millisecond, on a swamped machine some hundreds.
+KEEP_S = 1.0
+
+
+@dataclass(slots=True)
+class _Turn:
+    kept: int = 0
+    until_s: float = 0.0  # meant only while places are kept
+
+
+class Shares(Generic[Who]):
+    """The line before one worker."""
+
+    def __init__(self, keep_s: float = KEEP_S) -> None:
+        self._keep_s = keep_s
+        self._line: dict[Who, _Turn] = {}  # who was offered a place last stands last
+        self.kept = 0
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def __contains__(self, who: Who) -> bool:
+        return who in self._line
+
+    def turn_away(self, who: Who) -> None:
+        """It found no place: it stands in line from now on, or still."""
+        self._line.setdefault(who, _Turn())
+
+    def take(self, who: Who, free: int) -> bool:
+        """Whether a request of `who` may have one of `free` places; one that was kept for it is used up."""
+        turn = self._line.get(who)
+        if turn is not None and turn.kept:
+            turn.kept -= 1
+            self.kept -= 1
+            return free > self.kept
+        return free > self.kept
+
+    def leave(self, who: Who) -> None:
+        """It wants no more, or is gone; what was kept for it is free."""
+        turn = self._line.pop(who, None)
+        if turn is not None:
+            self.kept -= turn.kept
+
+    def clear(self) -> None:
+        self._line.clear()
+        self.kept = 0
+
+    def offer(self, free: int, streams_of: Callable[[Who], int], now_s: float) -> dict[Who, int]:
+        """Keep places for those in line; how many for whom. Who has not answered its last offer gets no other."""
+        for who in [who for who, turn in self._line.items() if turn.kept and turn.until_s <= now_s]:
+            self.leave(who)
+        spare = free - self.kept
+        fewest = [
+            (streams_of(who), place, who) for place, (who, turn) in enumerate(self._line.items()) if not turn.kept
+        ]
+        offers: dict[Who, int] = {}
+        if not fewest or spare <= 0:
+            return offers
+        heapq.heapify(fewest)
+        while spare > 0:
+            streams, place, who = fewest[0]
+            heapq.heapreplace(fewest, (streams + 1, place, who))  # places differ: `who` is never compared
+            offers[who] = offers.get(who, 0) + 1
+            spare -= 1
+        for who, places in offers.items():
+            self._line[who] = self._line.pop(who)
+            self._line[who].kept, self._line[who].until_s = places, now_s + self._keep_s
+            self.kept += places
+        return offers
+
+    @property
+    def given_up_at_s(self) -> float | None:
+        """When the first kept place is given up; None while none is kept."""
+        return min((turn.until_s for turn in self._line.values() if turn.kept), default=None)
+
+    def __repr__(self) -> str:
+        return f"<Shares {len(self._line)} in line, {self.kept} places kept>"

@@ -1,0 +1,146 @@
+"""The line before a full worker: who gets the next place, and that nobody is forgotten."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from holdfast.worker.shares import KEEP_S, Shares
+
+PLACES = 8
+WHO = st.sampled_from("ABCD")
+
+
+class SharesMachine(RuleBasedStateMachine):
+    """A worker of eight places and four frontends that do what the protocol lets them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shares: Shares[str] = Shares()
+        self.streams = dict.fromkeys("ABCD", 0)
+        self.room = dict.fromkeys("ABCD", 0)  # what each has been offered and not answered
+        self.now_s = 0.0
+
+    @property
+    def free(self) -> int:
+        return PLACES - sum(self.streams.values())
+
+    def offer(self) -> None:
+        for who, places in self.shares.offer(self.free, self.streams.__getitem__, self.now_s).items():
+            assert places > 0
+            assert self.room[who] == 0
+            self.room[who] = places
+
+    @rule(who=WHO)
+    def ask(self, who: str) -> None:
+        others = self.shares.kept - self.room[who]
+        taken = self.shares.take(who, self.free)
+        assert taken is (self.free > others)
+        self.room[who] = max(0, self.room[who] - 1)
+        if taken:
+            self.streams[who] += 1
+        else:
+            self.shares.turn_away(who)
+            assert who in self.shares
+        self.offer()
+
+    @rule(who=WHO)
+    def end(self, who: str) -> None:
+        self.streams[who] = max(0, self.streams[who] - 1)
+        self.offer()
+
+    @rule(who=WHO)
+    def leave(self, who: str) -> None:
+        self.shares.leave(who)
+        self.room[who] = 0
+        self.offer()
+
+    @rule(seconds=st.sampled_from([0.1, KEEP_S]))
+    def time_passes(self, seconds: float) -> None:
+        self.now_s += seconds
+        before = {who for who in "ABCD" if self.room[who]}
+        self.offer()
+        for who in before:
+            if who not in self.shares:
+                self.room[who] = 0  # it was too slow
+
+    @invariant()
+    def kept_places_are_free_places(self) -> None:
+        assert self.shares.kept == sum(self.room.values())
+        assert 0 <= self.shares.kept <= self.free
+
+    @invariant()
+    def nobody_stands_in_line_before_a_free_place(self) -> None:
+        waiting = [who for who in "ABCD" if who in self.shares and not self.room[who]]
+        assert not waiting or self.free == self.shares.kept
+
+    @invariant()
+    def what_is_kept_is_given_up_in_time(self) -> None:
+        at_s = self.shares.given_up_at_s
+        assert (at_s is None) is (self.shares.kept == 0)
+        assert at_s is None or self.now_s < at_s <= self.now_s + KEEP_S
+
+
+SharesMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestSharesMachine = SharesMachine.TestCase
+
+
+def served(demand: dict[str, int], rounds: int, life: int) -> dict[str, int]:
+    """A worker of eight places whose streams live for `life` rounds; each frontend always has so many requests."""
+    shares: Shares[str] = Shares()
+    streams: dict[str, list[int]] = {who: [] for who in demand}
+    done = dict.fromkeys(demand, 0)
+
+    def free() -> int:
+        return PLACES - sum(map(len, streams.values()))
+
+    def ask(who: str, now: int) -> bool:
+        if shares.take(who, free()):
+            streams[who].append(now + life)
+            return True
+        shares.turn_away(who)
+        return False
+
+    for now in range(rounds):
+        for who, ends in streams.items():
+            done[who] += sum(end <= now for end in ends)
+            streams[who] = [end for end in ends if end > now]
+        for who, places in shares.offer(free(), lambda who: len(streams[who]), now * 0.01).items():
+            wanted = min(places, demand[who] - len(streams[who]))
+            assert all(ask(who, now) for _ in range(wanted))
+            if wanted < places:
+                shares.leave(who)
+        for who, wanted in demand.items():
+            while len(streams[who]) < wanted and who not in shares and ask(who, now):
+                pass
+    return done
+
+
+def test_who_wants_much_gets_the_same_as_others_who_do() -> None:
+    """Whatever the proportion of their demands, and whoever came first."""
+    for first, second in itertools.permutations((8, 80, 800), 2):
+        done = served({"A": first, "B": second}, rounds=2000, life=10)
+        assert max(done.values()) <= 1.1 * min(done.values()), done
+
+
+def test_who_wants_little_gets_all_of_it() -> None:
+    """Two places of eight are less than a half: it is served as if it were alone, and the others have the rest."""
+    done = served({"A": 800, "B": 2}, rounds=2000, life=10)
+    alone = served({"B": 2}, rounds=2000, life=10)
+    assert done["B"] >= 0.75 * alone["B"], (done, alone)
+    assert done["A"] + done["B"] >= 0.95 * sum(served({"A": 800}, rounds=2000, life=10).values())
+
+
+def test_a_frontend_that_does_not_answer_loses_its_turn() -> None:
+    """It is frozen: its place is kept for a moment, then it is another's."""
+    shares: Shares[str] = Shares()
+    for who in "AB":
+        shares.turn_away(who)
+    assert shares.offer(1, lambda who: 0, 10.0) == {"A": 1}
+    assert shares.offer(1, lambda who: 0, 10.5) == {}
+    assert shares.offer(1, lambda who: 0, 10.0 + KEEP_S) == {"B": 1}
+    assert "A" not in shares
+    assert not shares.take("A", 1), "it comes too late: the place is B's"
