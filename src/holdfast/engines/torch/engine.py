@@ -31,7 +31,7 @@ from holdfast.engines.torch.ranks import Ranks
 from holdfast.engines.torch.readiness import Readiness
 from holdfast.engines.torch.scheduler import Scheduler
 from holdfast.engines.torch.settings import TorchSettings
-from holdfast.engines.torch.stepper import PREFILL_BUDGET_MS, Stepper, threads_for
+from holdfast.engines.torch.stepper import Stepper, threads_for
 from holdfast.engines.torch.weights import TorchWeights
 from holdfast.engines.vault_memory import VaultMemory
 from holdfast.memory.devices import OutOfMemory, open_device
@@ -130,12 +130,13 @@ class TorchEngine:
     def progress(self) -> Progress:
         stepper, scheduler = self._stepper, self._stepper.scheduler
         recent = sorted(stepper.recent_s)
+        budget_ms = stepper.budget_ms  # before `steps`: see there
         return Progress(
             steps=stepper.steps,
             running=len(scheduler.running) if scheduler is not None else 0,
             waiting=len(scheduler.waiting) if scheduler is not None else 0,
             step_ms_p99=recent[(len(recent) * 99 - 1) // 100] * 1000 if recent else 0.0,
-            budget_ms=PREFILL_BUDGET_MS if stepper.prefilling else 0.0,
+            budget_ms=budget_ms,
             thread=stepper.thread,
         )
 

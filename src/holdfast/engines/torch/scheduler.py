@@ -75,11 +75,6 @@ class Scheduler:
         )
 
     @property
-    def prefilling(self) -> bool:
-        """Whether some running stream has more than its newest token to compute."""
-        return any(stream.missing > 1 for stream in self.running.values())
-
-    @property
     def in_flight(self) -> int:
         return len(self._in_flight)
 

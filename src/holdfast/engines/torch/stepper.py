@@ -4,7 +4,9 @@ Always true: the books (scheduler, blocks, index) change only under `lock`, and 
 waited for; steps retire in their order, at most `ahead` of them are launched beside the one that is waited for; what a
 step completed is published before its tokens leave this thread; an error of the device ends the process, since nothing
 that was computed after it can be believed. What a step made waits in `made` until the loop takes it, so that a cancel
-can still take a stream's share out of it.
+can still take a stream's share out of it. `budget_ms` is declared before a step is launched and holds until it has
+landed; it falls only after `steps` has grown, so whoever reads it first and `steps` next never sees an old step with a
+new step's budget.
 """
 
 from __future__ import annotations
@@ -26,12 +28,11 @@ from holdfast.engines.torch.first_steps import FirstSteps
 from holdfast.engines.torch.launched import Launched
 from holdfast.engines.torch.scheduler import Scheduler
 from holdfast.engines.torch.sequences import StepPlan
+from holdfast.engines.torch.step_budget import ERRAND_MS_MAX, STEP_MS_MAX, StepBudget
 
 RECENT_STEPS = 256  # enough for a p99 to mean a few steps
 CONGESTED_S = 0.002  # a congested receiver drains a socket buffer in about this time
-# A step with a prompt in it may take so long before it counts as stuck: seconds on a CPU, at most.
-PREFILL_BUDGET_MS = 60_000.0
-ENDS_S = 60.0  # the longest step there may be
+ENDS_S = STEP_MS_MAX / 1000
 
 T = TypeVar("T")
 
@@ -56,6 +57,7 @@ class _Flight:
     plan: StepPlan
     launched: Launched
     began_s: float
+    budget_ms: float
 
 
 class Stepper:
@@ -89,7 +91,8 @@ class Stepper:
         # Outputs by step, for the loop to take one by one: it bounds them, by easing off and by what it lets run.
         self.made: deque[list[Output]] = deque()
         self.steps = 0
-        self.prefilling = False
+        self.budget_ms = 0.0  # for all that is in flight
+        self._budget = StepBudget()
         self.recent_s: list[float] = []
         # A daemon: a hung device must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="steps", daemon=True)
@@ -173,7 +176,6 @@ class Stepper:
             serves = computer is not None and alone is None and not self._errands
             plan = scheduler.plan() if scheduler is not None and serves else None
             if scheduler is not None:
-                self.prefilling = plan is not None and scheduler.prefilling
                 self._tell(scheduler.take_early())
             if plan is not None:
                 self._idle.clear()
@@ -203,20 +205,28 @@ class Stepper:
         return True
 
     def _launch(self, scheduler: Scheduler, plan: StepPlan, computer: Computer) -> _Flight:
+        budget_ms = self._budget.of(plan)
+        self.budget_ms = max(budget_ms, self._budget_in_flight())
         began_s = time.perf_counter()
         launched = computer.launch(plan)
         self._first.launched(plan.token_count, began_s, time.perf_counter())
-        return _Flight(scheduler, plan, launched, began_s)
+        return _Flight(scheduler, plan, launched, began_s, budget_ms)
+
+    def _budget_in_flight(self) -> float:
+        return max((flight.budget_ms for flight in self._flights), default=0.0)
 
     def _run_errand(self) -> bool:
         if not self._errands:
             return False
         work, future = self._errands.popleft()
         if future.set_running_or_notify_cancel():
+            self.budget_ms, began_s = ERRAND_MS_MAX, time.perf_counter()
             try:
                 future.set_result(work())
             except Exception as error:  # whoever asked hears it
                 future.set_exception(error)
+            finally:
+                self.budget_ms = self._budget.errand_took((time.perf_counter() - began_s) * 1000)
         return True
 
     def _land(self, flight: _Flight) -> bool:
@@ -229,6 +239,8 @@ class Stepper:
             self._first.landed(now_s)
             self.steps += 1
             self.recent_s = [*self.recent_s[1 - RECENT_STEPS :], took_s]
+            self._budget.took(flight.plan, took_s * 1000)
+            self.budget_ms = self._budget_in_flight()
             willing = self._tell(flight.scheduler.retire(flight.plan, tokens, logprobs))
             if not self._flights:
                 self._idle.set()
