@@ -139,6 +139,7 @@ def test_config_and_headers_decide_before_torch_is_loaded(refusing: Refusing) ->
         (("--store", "redis://localhost:1"), "there is no such store; a store is etcd://127.0.0.1:2379"),
         (("--model", "tiny", "--ranks", "3"), "3 ranks cannot share the model's 2 KV heads evenly"),
         (("--model", "tiny", "--kv-gib", "1e9"), "--kv-gib 1e+09 does not fit into memory: host "),
+        (("--model", "tiny", "--context", "5000"), "--context 5000 is beyond the 4096 tokens"),
         (("--engine", "sim", "--vault-gib", "1e9"), "--vault-gib 1e+09 for each of 1 workers does not fit"),
     ],
 )

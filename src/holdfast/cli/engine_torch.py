@@ -35,6 +35,7 @@ def make_torch(launch: WorkerLaunch, looked_at: Checkpoint, progress: Progress) 
         context_tokens_max=engine.context_tokens_max,
         block_size=settings.block_tokens,
         eos_token_ids=list(checkpoint.config.eos_token_ids),
+        generation_defaults=dict(checkpoint.generation_defaults),
         model_type="chat" if checkpoint.chat_template else "completions",
         root=launch.source if Path(launch.source).is_absolute() else "",
     )

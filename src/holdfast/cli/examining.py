@@ -59,6 +59,7 @@ def examine_sim(options: UpOptions, free_bytes: int | None) -> None:
 
 def examine(asked: Asked, progress: Progress) -> Checkpoint:
     """The model, looked at but not read; UserError or ValueError says what cannot be."""
+    from holdfast.engines.torch.config import check_context
     from holdfast.engines.torch.host_plan import host_plan
     from holdfast.engines.torch.parameters import check_ranks
     from holdfast.engines.torch.resolve import look_at
@@ -67,6 +68,7 @@ def examine(asked: Asked, progress: Progress) -> Checkpoint:
     settings = TorchSettings(**msgspec.to_builtins(asked.torch))
     looked_at = look_at(asked.source, Path(asked.cache_dir), progress)
     check_ranks(looked_at.config, settings.ranks)
+    check_context(looked_at.config, settings.context_tokens_max)
     if asked.on_host:
         plan = host_plan(looked_at.config, settings, host_bytes(), asked.standbys, asked.workers)
         plan.check(settings.kv_gib, asked.free_bytes)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 # Field 22 of /proc/<pid>/stat, counted from the state (field 3), which follows the name's closing bracket.
 _START_TICKS_FIELD = 22 - 3
 _FLAGS_FIELD = 9 - 3
+_ARM_MODEL = ("CPU implementer", "CPU architecture", "CPU variant", "CPU part")
 _PF_EXITING = 0x4  # of the kernel's task flags: it will never run a line of its own again
 
 
@@ -35,6 +36,13 @@ class ThreadTimes:
 def boot_id() -> str:
     """Differs between machines, and between two boots of one; empty where the kernel does not tell."""
     return (read_text("/proc/sys/kernel/random/boot_id") or "").strip()
+
+
+def cpu_model() -> str:
+    """What the first processor calls itself, by name or, on ARM, by its maker's numbers; empty where nobody tells."""
+    lines = (read_text("/proc/cpuinfo") or "").split("\n\n")[0].splitlines()
+    said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return said.get("model name") or "/".join(said[name] for name in _ARM_MODEL if name in said)
 
 
 def pid_namespace() -> str:

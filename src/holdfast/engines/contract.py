@@ -78,6 +78,14 @@ class Canary:
 
     request: GenerateRequest
     tokens: tuple[int, ...]
+    known_from: str = ""  # the file the answer is written down in; empty: it follows from the weights
+
+    @property
+    def suspects(self) -> str:
+        """What is to blame for a wrong answer."""
+        if not self.known_from:
+            return "these weights or this device make other tokens"
+        return f"{self.known_from} has another for such an engine; the weights, the device or that file is damaged"
 
 
 @dataclass(frozen=True, slots=True)

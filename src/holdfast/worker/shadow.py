@@ -127,7 +127,7 @@ class Shadow:
     async def _check(self) -> None:
         if not await self._engine.check():
             self._worker.step(Ended("the canary's answer was wrong"))
-            raise UserError("the canary's answer was wrong: these weights or this device make other tokens")
+            raise UserError(f"the canary's answer was wrong: {self._engine.canary.suspects}")
 
     # -- taking over
 

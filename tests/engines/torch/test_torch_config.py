@@ -127,6 +127,26 @@ def test_old_rope_names_are_understood() -> None:
     assert scaling.attention_factor == pytest.approx(1.138629436)
 
 
+@pytest.mark.parametrize(
+    ("positions", "rope", "context"),
+    [
+        (32768, {"factor": 4.0, "original_max_position_embeddings": 32768}, 131072),  # Qwen2.5's advice
+        (40960, {"factor": 4.0, "original_max_position_embeddings": 32768}, 131072),  # Qwen3's
+        (131072, {"factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
+        (131072, {"original_max_position_embeddings": 32768}, 131072),
+        (4096, {"factor": 16.0}, 65536),
+    ],
+)
+def test_a_yarn_ropes_context_is_the_stretched_one(positions: int, rope: dict[str, Any], context: int) -> None:
+    """Whatever `max_position_embeddings` says beside it: the first length times the factor, in both file formats."""
+    config = QWEN2 | {"max_position_embeddings": positions, "rope_scaling": {"rope_type": "yarn", **rope}}
+    assert from_hugging_face(config).context_tokens_max == context
+    names = {"factor": "factor", "original_max_position_embeddings": "original_context_length"}
+    said = {f"llama.rope.scaling.{names[key]}": value for key, value in rope.items()}
+    gguf = GGUF | {"llama.context_length": positions, "llama.rope.scaling.type": "yarn"} | said
+    assert from_gguf(gguf, set()).context_tokens_max == context
+
+
 def test_every_named_end_ends_a_text() -> None:
     """generation_config.json's ends come first, config.json's are kept."""
     config = LLAMA2 | {"eos_token_id": 7}

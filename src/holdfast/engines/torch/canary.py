@@ -6,18 +6,26 @@ the first engine with these weights and this arithmetic on this machine.
 
 from __future__ import annotations
 
-import json
+import hashlib
+import logging
 import os
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
+import msgspec
+
+from holdfast.core.errors import UserError
 from holdfast.core.requests import GenerateRequest, Sampling
 from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.kv_blocks import PrivateBlocks
 from holdfast.engines.torch.scheduler import Scheduler, SchedulerSettings
 
+log = logging.getLogger("holdfast.engine")
+
 PROMPT_TOKENS = 24
 TOKENS = 8
+KINDS_MAX = 64  # kept in one file: every new version of the engine on every kind of device is one
 
 
 def canary_request(vocabulary: int) -> GenerateRequest:
@@ -49,13 +57,50 @@ def run_canary(
     return tuple(tokens)
 
 
-def known_answer(folder: Path, kind: str, tokens: tuple[int, ...]) -> tuple[int, ...]:
-    """What the first engine of this kind answered; `tokens`, if this is the first."""
-    path = folder / "canaries.json"
-    known: dict[str, list[int]] = json.loads(path.read_text()) if path.exists() else {}
+def answers_in(folder: Path) -> Path:
+    """The file with the known answers of a vault's engines."""
+    return folder / "canaries.json"
+
+
+def known_answer(path: Path, kind: str, tokens: tuple[int, ...]) -> tuple[int, ...]:
+    """What the first engine of this kind answered; `tokens`, if this is the first. UserError names the file where it
+    holds something else than answers."""
+    known = _read(path)
     if kind not in known:
         known[kind] = list(tokens)
-        whole = path.with_name(f".canaries.{os.getpid()}")
-        whole.write_text(json.dumps(known))
-        whole.replace(path)
+        _write(path, dict(list(known.items())[-KINDS_MAX:]))
     return tuple(known[kind])
+
+
+def _read(path: Path) -> dict[str, list[int]]:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UserError(f"{path}, the known answers of canaries, cannot be read: {error.strerror}") from error
+    try:
+        return msgspec.json.decode(data, type=dict[str, list[int]])
+    except msgspec.DecodeError as error:
+        why = f"{path} does not hold the known answers of canaries: {error}"
+        raise UserError(f"{why}; remove it, and the next engine writes it anew") from error
+
+
+def _write(path: Path, known: dict[str, list[int]]) -> None:
+    """Whole or not at all. An answer that cannot be kept costs the comparison with the next engine, not this one."""
+    whole = path.with_name(f".canaries.{os.getpid()}")
+    try:
+        whole.write_bytes(msgspec.json.encode(known))
+        whole.replace(path)
+    except OSError as error:
+        log.warning("the canary's answer could not be written to %s: %s", path, error.strerror)
+        whole.unlink(missing_ok=True)
+
+
+@cache
+def code_identity() -> str:
+    """Of the sources that compute: engines of two versions need not round alike."""
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]

@@ -42,6 +42,14 @@ class Checkpoint(Protocol):
     def chat_template(self) -> str | None: ...
 
     @property
+    def bos_token(self) -> str:
+        """The text of its begin-of-text token, for chat templates; empty without one."""
+
+    @property
+    def generation_defaults(self) -> Mapping[str, float]:
+        """What its makers want a silent request to get, by the names of a model card."""
+
+    @property
     def source(self) -> str:
         """Where it came from, for people."""
 
@@ -59,6 +67,8 @@ class FileCheckpoint:
     chat_template: str | None = field(repr=False)
     source: str
     tensors: Mapping[str, Stored] = field(repr=False)
+    bos_token: str = ""
+    generation_defaults: Mapping[str, float] = field(default_factory=dict)
 
     def read(self, name: str, first: int = 0, last: int | None = None) -> torch.Tensor:
         return self.tensors[name].read(first, last)

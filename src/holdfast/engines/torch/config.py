@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.core.errors import UserError
@@ -99,7 +99,7 @@ def from_hugging_face(config: Mapping[str, Any], generation: Mapping[str, Any] |
         head_size=_count(config, "head_dim", 128 if family == "qwen3" else hidden // heads),
         intermediate=_count(config, "intermediate_size"),
         vocabulary=_count(config, "vocab_size"),
-        context_tokens_max=within_window(context, _window(config)),
+        context_tokens_max=within_window(reach(context, scaling), _window(config)),
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         rope_theta=theta,
         rope_scaling=scaling,
@@ -189,6 +189,29 @@ def _eos(generation: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int,
             if token is not None:
                 found[int(token)] = None
     return tuple(found)
+
+
+def with_end(config: ModelConfig, end: int | None) -> ModelConfig:
+    """With the tokenizer's own end of text before the others; one that the model has no row for is never drawn."""
+    if end is None or end >= config.vocabulary:
+        return config
+    others = [token for token in config.eos_token_ids if token != end]
+    return replace(config, eos_token_ids=(end, *others))
+
+
+def reach(context: int, scaling: RopeScaling | None) -> int:
+    """How long a text may be. A yarn rope's files often leave `max_position_embeddings` at what the model was first
+    trained for (or at something between): the stretched length is meant, as vLLM reads it too."""
+    if scaling is None or scaling.kind != "yarn":
+        return context
+    return int(scaling.original_context * scaling.factor)
+
+
+def check_context(config: ModelConfig, asked: int) -> None:
+    """Positions that a model was not made for turn its text into noise; UserError."""
+    if asked > config.context_tokens_max:
+        made_for = f"{config.context_tokens_max} tokens that the model was made for"
+        raise UserError(f"--context {asked} is beyond the {made_for}; give no more than those")
 
 
 def _rope(config: Mapping[str, Any], context: int) -> tuple[float, RopeScaling | None]:

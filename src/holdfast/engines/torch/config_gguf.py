@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.core.errors import UserError
-from holdfast.engines.torch.config import ModelConfig, RopeScaling, scaling_of, within_window
+from holdfast.engines.torch.config import ModelConfig, RopeScaling, reach, scaling_of, within_window
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
@@ -36,6 +36,7 @@ def from_gguf(metadata: Mapping[str, Any], tensors: set[str], rope_divisors: Seq
     context = _count(said, "context_length")
     _refuse_odd_attention(said, head_size)
     theta = _short(said.get("rope.freq_base", 10_000.0))
+    scaling = _scaling(said, context, theta, head_size, rope_divisors)
     return ModelConfig(
         family=family,
         layers=_count(said, "block_count"),
@@ -45,10 +46,10 @@ def from_gguf(metadata: Mapping[str, Any], tensors: set[str], rope_divisors: Seq
         head_size=head_size,
         intermediate=_count(said, "feed_forward_length"),
         vocabulary=_count(said, "vocab_size", len(metadata.get("tokenizer.ggml.tokens", ()))),
-        context_tokens_max=within_window(context, said.get("attention.sliding_window")),
+        context_tokens_max=within_window(reach(context, scaling), said.get("attention.sliding_window")),
         norm_eps=_short(said.get("attention.layer_norm_rms_epsilon", 1e-6)),
         rope_theta=theta,
-        rope_scaling=_scaling(said, context, theta, head_size, rope_divisors),
+        rope_scaling=scaling,
         tied="output.weight" not in tensors,
         qkv_bias="blk.0.attn_q.bias" in tensors,
         qk_norm=family == "qwen3",

@@ -12,7 +12,7 @@ from holdfast.engines.torch.checkpoint import FileCheckpoint, Progress, needed, 
 from holdfast.engines.torch.config import ModelConfig
 from holdfast.engines.torch.config_gguf import from_gguf
 from holdfast.engines.torch.gguf_file import read_gguf
-from holdfast.engines.torch.gguf_tokenizer import chat_template, tokenizer_json
+from holdfast.engines.torch.gguf_tokenizer import bos_token, chat_template, tokenizer_json
 from holdfast.engines.torch.stored import Stored
 
 _OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
@@ -50,6 +50,7 @@ def look_at_gguf(path: Path, known_identity: str = "") -> FileCheckpoint:
         chat_template=chat_template(file.metadata),
         source=str(path),
         tensors=tensors,
+        bos_token=bos_token(file.metadata),
     )
 
 

@@ -133,9 +133,14 @@ def _post_processor(metadata: Mapping[str, Any], cut: _Cut, tokens: list[str]) -
 
 def chat_template(metadata: Mapping[str, Any]) -> str | None:
     """The file's template, if it has one, with its begin-of-text token written in."""
-    template, bos = metadata.get("tokenizer.chat_template"), metadata.get("tokenizer.ggml.bos_token_id")
-    tokens = metadata.get("tokenizer.ggml.tokens", ())
-    return with_bos(template, tokens[bos] if bos is not None else "") if template else None
+    template = metadata.get("tokenizer.chat_template")
+    return with_bos(template, bos_token(metadata)) if template else None
+
+
+def bos_token(metadata: Mapping[str, Any]) -> str:
+    """The begin-of-text token's text, empty without one."""
+    bos, tokens = metadata.get("tokenizer.ggml.bos_token_id"), metadata.get("tokenizer.ggml.tokens", ())
+    return str(tokens[bos]) if bos is not None else ""
 
 
 def with_bos(template: str, bos: str) -> str:

@@ -11,8 +11,16 @@ from pathlib import Path
 
 import torch
 
+from holdfast.core.procfs import cpu_model
 from holdfast.engines.contract import Canary
-from holdfast.engines.torch.canary import canary_request, canary_scheduler, known_answer, run_canary
+from holdfast.engines.torch.canary import (
+    answers_in,
+    canary_request,
+    canary_scheduler,
+    code_identity,
+    known_answer,
+    run_canary,
+)
 from holdfast.engines.torch.checkpoint import Progress
 from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.rank_share import RankWork
@@ -39,7 +47,7 @@ class Readiness:
 
     def __init__(self, work: RankWork, weights: TorchWeights, ranks: Ranks, folder: Path, progress: Progress) -> None:
         self._work, self._weights, self._ranks = work, weights, ranks
-        self._folder, self._progress = folder, progress
+        self._answers, self._progress = answers_in(folder), progress
         self.canary = Canary(canary_request(work.checkpoint.config.vocabulary), ())
         self.ready: Ready | None = None
         self._filled: Ready | None = None  # in whose private blocks the canary's prompt is
@@ -71,7 +79,8 @@ class Readiness:
         settings, size = self.settings_for(ready.computer), self._work.settings.block_tokens
         tokens = run_canary(self.canary.request, settings, computer, ready.blocks, size)
         self._filled = ready
-        self.canary = Canary(self.canary.request, known_answer(self._folder, self._kind(computer), tokens))
+        known = known_answer(self._answers, self._kind(computer), tokens)
+        self.canary = Canary(self.canary.request, known, str(self._answers))
         return tokens == self.canary.tokens
 
     def alone(self, ready: Ready) -> Scheduler:
@@ -92,10 +101,15 @@ class Readiness:
         )
 
     def _kind(self, computer: Computer) -> str:
-        """Engines of one kind answer alike."""
+        """All that can change the answer: engines of one kind answer alike."""
         settings, device = self._work.settings, computer.kv.device
-        how = "exact" if settings.exact else "fast"
-        where = f"{device.type}, torch {torch.__version__}, {threads_for(settings.threads)} threads"
+        how = f"{'exact' if settings.exact else 'fast'}, blocks of {settings.block_tokens}"
+        how += f", {self._work.positions_max} positions, {self._ranks.count} ranks, code {code_identity()}"
+        where = f"{device.type}, torch {torch.__version__}"
         if device.type == "cuda":
-            where += f", {torch.cuda.get_device_name(device)}"
+            major, minor = torch.cuda.get_device_capability(device)
+            where += f", CUDA {torch.version.cuda}, {torch.cuda.get_device_name(device)} (sm_{major}{minor})"
+        else:  # a library picks its kernels by what the processor has
+            where += f", {torch.backends.cpu.get_cpu_capability()} of {cpu_model()}"
+            where += f", {threads_for(settings.threads)} threads"
         return f"{self._weights.identity}, {how}, {where}"

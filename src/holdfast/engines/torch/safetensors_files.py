@@ -14,7 +14,8 @@ from typing import Any
 from holdfast.core.errors import UserError
 from holdfast.engines.torch import identity
 from holdfast.engines.torch.checkpoint import FileCheckpoint, Progress, needed
-from holdfast.engines.torch.config import from_hugging_face
+from holdfast.engines.torch.config import from_hugging_face, with_end
+from holdfast.engines.torch.generation import generation_defaults, token_id, token_text
 from holdfast.engines.torch.gguf_tokenizer import with_bos
 from holdfast.engines.torch.stored import PLAIN, Stored, bytes_of
 
@@ -32,20 +33,27 @@ def look_at_directory(path: Path) -> FileCheckpoint:
     generation = path / "generation_config.json"
     if not (path / "config.json").exists():
         raise UserError(f"{path} has no config.json; a model's directory has one, with tokenizer.json and safetensors")
-    config = from_hugging_face(_json(path / "config.json"), _json(generation) if generation.exists() else None)
+    advice = _json(generation) if generation.exists() else {}
+    config = from_hugging_face(_json(path / "config.json"), advice)
     tokenizer = path / "tokenizer.json"
     if not tokenizer.exists():
         raise UserError(f"{path} has no tokenizer.json; save the tokenizer there with transformers' save_pretrained")
-    if not isinstance(_json(tokenizer).get("model"), dict):
+    words = _json(tokenizer)
+    if not isinstance(words.get("model"), dict):
         raise UserError(f"{tokenizer} has no model: it is not a tokenizer as transformers saves it")
+    named = _tokenizer_config(path)
+    config = with_end(config, token_id(words, token_text(named.get("eos_token"))))
+    bos = token_text(named.get("bos_token"))
     tensors = needed(_tensors(path), config, path)
     return FileCheckpoint(
         config=config,
         identity="",
         tokenizer_json=_bytes(tokenizer),
-        chat_template=_chat_template(path),
+        chat_template=_chat_template(path, named, bos),
         source=str(path),
         tensors=tensors,
+        bos_token=bos,
+        generation_defaults=generation_defaults(advice, generation),
     )
 
 
@@ -95,17 +103,22 @@ def _stored(path: Path, name: str, entry: dict[str, Any], start: int) -> Stored:
     return Stored(kind, shape, path, start + first)
 
 
-def _chat_template(path: Path) -> str | None:
+def _tokenizer_config(path: Path) -> dict[str, Any]:
+    """How the tokenizer's own files name its tokens; one that was saved by hand may have only the second."""
+    said: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (path / name).exists():
+            said |= {key: value for key, value in _json(path / name).items() if value is not None}
+    return said
+
+
+def _chat_template(path: Path, named: dict[str, Any], bos: str) -> str | None:
     """A file of its own since transformers 4.43; before, a field, which may list several templates by name."""
-    tokenizer = path / "tokenizer_config.json"
-    said = _json(tokenizer) if tokenizer.exists() else {}
     alone = path / "chat_template.jinja"
-    template = _bytes(alone).decode() if alone.exists() else said.get("chat_template")
+    template = _bytes(alone).decode() if alone.exists() else named.get("chat_template")
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template}
-        template = named.get("default")
-    bos = said.get("bos_token") or ""
-    return with_bos(template, str(bos["content"] if isinstance(bos, dict) else bos)) if template else None
+        template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
+    return with_bos(template, bos) if template else None
 
 
 def _bytes(path: Path) -> bytes:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -87,6 +88,8 @@ class RandomCheckpoint:
     seed: int
     tokenizer_json: bytes = field(repr=False)
     chat_template: str | None = field(repr=False)
+    bos_token: str = ""
+    generation_defaults: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def identity(self) -> str:
