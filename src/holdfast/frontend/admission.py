@@ -185,7 +185,6 @@ class Admission:
 
     def _shape(self, parsed: ParsedRequest, workers: WorkerSet) -> ReplyShape:
         chat = parsed.kind == "chat"
-        deterministic = all(link.welcome is None or link.welcome.deterministic for link in workers.links.values())
         return ReplyShape(
             chat=chat,
             response_id=f"{'chatcmpl' if chat else 'cmpl'}-{self._rng.getrandbits(96):024x}",
@@ -194,7 +193,7 @@ class Admission:
             usage=parsed.usage,
             token_ids=parsed.return_token_ids,
             logprobs=parsed.top_logprobs is not None,
-            deterministic=deterministic,
+            deterministic=workers.deterministic,
         )
 
 

@@ -64,7 +64,7 @@ class Dispatcher:
         """A worker is connected; it gets work once it is active and its judge trusts it."""
         link.workers = workers
         link.gaps = self.stats.gaps.setdefault(workers.card.name, TokenGaps())
-        workers.links[link.slot.name] = link
+        self._directory.enter(link, workers)
         workers.table.add(link.slot)
         if link.active:
             self._lead(link)
@@ -91,7 +91,7 @@ class Dispatcher:
         link.stop_routing()
         link.fail_streams(Code.DISCONNECTED, "the worker's connection ended", tell_worker=False)
         workers.table.remove(link.slot)
-        del workers.links[link.slot.name]
+        self._directory.leave(link, workers)
         link.workers, link.trusted = None, False
         self.workers_changed(workers)
 
@@ -110,7 +110,7 @@ class Dispatcher:
         """Whoever led its group before is over, whether it knows it or not."""
         if not self._groups.hear(link.claim):
             log.warning("worker %x is not taken as active: %s", link.slot.name, self.objection(link))
-        group = [*(self._directory.group_of(link) if link.group else []), link]
+        group = [*self._directory.group_of(link), link]
         for other in group:  # the new leader last: when it is routable, nobody else is
             self.reroute(other)
         for other in group:

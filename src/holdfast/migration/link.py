@@ -72,6 +72,7 @@ class WorkerLink:
         self.active = False  # by its own word: it takes work; False: it stands by
         self.epoch = 0
         self.group = ""
+        self.deterministic = True
         self.trusted = False  # the judge's word, as last told: it may get work,
         self.admit_max: int | None = None  # and at most so many streams
         self.on_word: Callable[[], None] = lambda: None  # told of a sign of life that cannot wait for the next tick
@@ -91,6 +92,7 @@ class WorkerLink:
     def greeted(self, welcome: Welcome) -> None:
         """What it says of itself on a new connection; whatever was said on the old one is void."""
         self.active, self.epoch, self.group = welcome.active, welcome.epoch, welcome.group
+        self.deterministic = welcome.deterministic
         self.draining = False
 
     def check(self, welcome: Welcome) -> None:

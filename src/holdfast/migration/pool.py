@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from holdfast.core.address import parse_address
 from holdfast.core.ports import Network
 from holdfast.discovery.card import ModelCard
+from holdfast.discovery.keys import InstanceKey
 from holdfast.discovery.registry import Appeared, Change, Instance, NotAdmitted, Withdrawn
 from holdfast.health.liveness import TICK_S
 from holdfast.health.verdicts import Judged
@@ -58,6 +59,7 @@ class WorkerPool:
         self._ticks = 0
         self._timer: asyncio.TimerHandle | None = None
         self.watched: dict[WorkerLink, Watch] = {}
+        self._by_key: dict[InstanceKey, list[WorkerLink]] = {}  # the same: one now, and those whose record has changed
         self.verdicts: dict[str, int] = {}  # changes of verdict, by the new one
         self.on_models_changed: Callable[[], None] = lambda: None
 
@@ -89,22 +91,32 @@ class WorkerPool:
                 self._not_admitted(change)
 
     def _appeared(self, instance: Instance) -> None:
-        for link in self.watched:
+        known = self._by_key.setdefault(instance.key, [])
+        for link in known:
             if link.instance == instance:
                 link.withdrawn = False  # its key went and came back; the link never cared
                 return
         self._directory.saw(instance.card.name, self._loop.time())
         link = WorkerLink(instance, self._dispatcher)
+        known.append(link)
         watch = self.watched[link] = Watch(link, self._network, self._peer, self._judged)
         self._tasks[link] = self._loop.create_task(self._keep(watch))
 
     def _withdrawn(self, instance: Instance) -> None:
-        for link in list(self.watched):
+        for link in list(self._by_key.get(instance.key, ())):
             if link.instance == instance:
                 link.withdrawn = True
                 if link.data is None:
                     self._tasks[link].cancel()
-                    del self.watched[link]  # should its key come back at once, that is for a new link
+                    self._forget(link)  # should its key come back at once, that is for a new link
+
+    def _forget(self, link: WorkerLink) -> None:
+        key = link.instance.key
+        if self.watched.pop(link, None) is None:
+            return
+        self._by_key[key].remove(link)
+        if not self._by_key[key]:
+            del self._by_key[key]
 
     def _not_admitted(self, change: NotAdmitted) -> None:
         log.warning("worker %x is not admitted: %s", change.key.instance, change.reason)
@@ -147,7 +159,7 @@ class WorkerPool:
                 await asyncio.sleep(retry_s * self._rng.uniform(0.8, 1.2))
                 retry_s = min(RETRY_S_MAX, retry_s * 2)
         finally:
-            self.watched.pop(link, None)
+            self._forget(link)
             self._tasks.pop(link, None)
 
     async def _session(self, watch: Watch) -> None:

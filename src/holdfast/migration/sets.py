@@ -31,6 +31,7 @@ class WorkerSet:
         self.table = RouteTable(rng)
         self.holds: HoldQueue[Flight] = HoldQueue(fresh_holds_max)
         self.links: dict[int, WorkerLink] = {}  # by instance
+        self._inexact = 0  # workers among them whose answers differ from one time to the next
         self.sessions = 0  # data connections to its workers, with those that are not ready for work yet
         self.text_lock = asyncio.Lock()  # whoever makes the text side; others wait for it
         self.text: object | None = None  # what the frontend made of the card's tokenizer and template
@@ -42,6 +43,20 @@ class WorkerSet:
     def weight(self) -> int:
         """How much of its model's traffic it should get: the places of its routable workers."""
         return self.table.places
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether every worker of it, asked again, would answer the same."""
+        return self._inexact == 0
+
+    def enter(self, link: WorkerLink) -> None:
+        """A worker of it is connected."""
+        self.links[link.slot.name] = link
+        self._inexact += not link.deterministic
+
+    def leave(self, link: WorkerLink) -> None:
+        del self.links[link.slot.name]
+        self._inexact -= not link.deterministic
 
     def note_routable(self, now_s: float) -> None:
         """Keep `empty_since_s` true after any change of its workers."""
@@ -94,6 +109,7 @@ class ModelDirectory:
         self._known = known
         self._seen: dict[str, float] = {}  # when a worker of this model was last heard of, the oldest first
         self.sets: dict[tuple[str, str], WorkerSet] = {}
+        self._groups: dict[tuple[str, str], list[WorkerLink]] = {}  # connected engines, by namespace and group
 
     def saw(self, name: str, now_s: float) -> None:
         """A worker of this model is there, or was until now."""
@@ -149,11 +165,22 @@ class ModelDirectory:
         ]
 
     def group_of(self, link: WorkerLink) -> list[WorkerLink]:
-        """The connected workers of a link's group, without itself."""
-        namespace = link.instance.key.namespace
-        sets = [workers for workers in self.sets.values() if workers.namespace == namespace]
-        links = [other for workers in sets for other in workers.links.values()]
-        return [other for other in links if other is not link and other.group == link.group]
+        """The connected workers of a link's group, without itself; a worker without a group has none."""
+        return [other for other in self._groups.get(_group(link), ()) if other is not link]
+
+    def enter(self, link: WorkerLink, workers: WorkerSet) -> None:
+        """A worker of the set is connected."""
+        workers.enter(link)
+        if link.group:
+            self._groups.setdefault(_group(link), []).append(link)
+
+    def leave(self, link: WorkerLink, workers: WorkerSet) -> None:
+        workers.leave(link)
+        if link.group:
+            group = self._groups[_group(link)]
+            group.remove(link)
+            if not group:
+                del self._groups[_group(link)]
 
     def forget_empty(self, now_s: float, linger_s: float) -> None:
         """Drop sets that have had no worker at all for `linger_s` and hold nothing, and names not seen for long."""
@@ -166,3 +193,7 @@ class ModelDirectory:
                 del self.sets[key]
         while self._seen and now_s - self._seen[oldest := next(iter(self._seen))] > self._known.seen_s:
             del self._seen[oldest]
+
+
+def _group(link: WorkerLink) -> tuple[str, str]:
+    return link.instance.key.namespace, link.group
