@@ -37,6 +37,7 @@ class Place:
 
     def __init__(self, *shape: str) -> None:
         self.shape = shape or PLAIN
+        self.pace = ("--sim-tpot-ms", "5") if "sim" in self.shape else ()
         self.state_dir = Path(tempfile.mkdtemp(prefix="hfup-", dir="/tmp"))
         self.port = free_port()
         self.model = "holdfast-sim"
@@ -57,13 +58,13 @@ class Place:
 
     def up(self, *words: str) -> subprocess.CompletedProcess[str]:
         """`holdfast up --detach`."""
-        return self.run("up", "--detach", "--port", str(self.port), "--sim-tpot-ms", "5", *self.shape, *words)
+        return self.run("up", "--detach", "--port", str(self.port), *self.pace, *self.shape, *words)
 
     def up_here(self, *words: str) -> subprocess.Popen[bytes]:
         """`holdfast up` in the foreground of a session of its own, its screen shown in full."""
         with (self.state_dir / "screen").open("wb") as screen:
             process = subprocess.Popen(
-                self.command("up", "--port", str(self.port), "--sim-tpot-ms", "5", *self.shape, *words),
+                self.command("up", "--port", str(self.port), *self.pace, *self.shape, *words),
                 env=self.env,
                 stdout=screen,
                 stderr=screen,

@@ -60,8 +60,8 @@ class Supervised:
         self.port = free_port()
         self._group = group
         self._start_s = start_s
-        engine = () if "--engine" in options else ("--engine", "sim")
-        self._options = ("--port", str(self.port), "--allow-chaos", *engine, *options)
+        engine = () if "--engine" in options else ("--engine", "sim", "--allow-chaos")
+        self._options = ("--port", str(self.port), *engine, *options)
         self._environ = os.environ | {"HOLDFAST_STATE_DIR": str(self.folder)} | (environ or {})
         self._environ.pop("GMS_SOCKET_DIR", None)
         self._up: subprocess.Popen[bytes] | None = None

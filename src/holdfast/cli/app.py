@@ -48,6 +48,8 @@ def root(
 
 @app.command(rich_help_panel=RUN)
 def up(
+    called: typer.Context,
+    config: opt.Config = None,
     engine: opt.Engine = "torch",
     workers: opt.Workers = 1,
     standbys: opt.Standbys = 1,
@@ -89,12 +91,14 @@ def up(
     By default a real model, SmolLM2-135M-Instruct; `--engine sim` is a simulator that says random words.
     """
     from holdfast.cli.devices import choose
+    from holdfast.cli.idle_options import refuse_idle
     from holdfast.cli.launch import SimLaunch, TorchLaunch
     from holdfast.cli.models import named
     from holdfast.cli.plan import UpOptions
     from holdfast.cli.screen import Screen
     from holdfast.cli.up import run_up
 
+    refuse_idle(engine, standbys, opt.given(called, up))
     env = environment()
     keys = tuple(api_key or env.api_keys)
     memory: dict[str, Any] = {} if vault_gib is None else {"vault_gib": vault_gib}

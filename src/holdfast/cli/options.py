@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from holdfast.cli.config_file import defaults, keys_of
 from holdfast.core.errors import UserError
 from holdfast.settings import Environment, read_environment
 
@@ -44,6 +46,27 @@ StatusPort = Annotated[
     ),
 ]
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Run in the background.")]
+
+
+def _read_config(called: typer.Context, config: Path | None) -> Path | None:
+    """What the file says becomes the other options' defaults: this one is looked at before them."""
+    if config is not None:
+        from holdfast.cli.app import up
+
+        called.default_map = defaults(config, up)
+    return config
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        "-c",
+        is_eager=True,
+        callback=_read_config,
+        help="A TOML file with any of these options, e.g. port = 9000; the command line wins.",
+    ),
+]
 WaitS = Annotated[
     float,
     typer.Option(min=0, help="How long it may take until it serves, seconds; past it all is stopped again."),
@@ -194,6 +217,16 @@ SimPoisonToken = Annotated[
 AllowChaos = Annotated[
     bool, typer.Option("--allow-chaos", help="Let `holdfast chaos` break workers.", rich_help_panel=_SIM)
 ]
+
+
+def given(called: typer.Context, command: Callable[..., None]) -> dict[str, str]:
+    """The options that somebody gave, on the command line or in a file: by name, each with its flag."""
+    return {key.name: key.flag for key in keys_of(command).values() if _is_given(called, key.name)}
+
+
+def _is_given(called: typer.Context, name: str) -> bool:
+    source = called.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
 
 
 def environment() -> Environment:

@@ -1,0 +1,137 @@
+"""`holdfast up -c FILE`: every option can be in it, the command line wins, and nothing in it is ignored. Options that
+would do nothing are refused, wherever they stand."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from holdfast.cli import up as ups
+from holdfast.cli.app import app, up
+from holdfast.cli.config_file import Key, defaults, keys_of
+from holdfast.cli.idle_options import INSTEAD, ONLY, WITH_STANDBYS, refuse_idle
+from holdfast.cli.plan import UpOptions
+from holdfast.core.errors import UserError
+
+KEYS = keys_of(up)
+
+
+def toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value).replace("'", '"')
+
+
+def some(key: Key) -> Any:
+    """A value that the option takes, and no default."""
+    if issubclass(key.kind, enum.Enum):
+        return str(list(key.kind)[-1].value)
+    if key.kind in (bool, int, float):
+        return True if key.kind is bool else max(2, int(key.least or 0))
+    return "/tmp/x" if issubclass(key.kind, Path) else "x"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """What `up` was asked for by words and a file's text; nothing is started."""
+    monkeypatch.setenv("HOLDFAST_STATE_DIR", str(tmp_path / "s"))
+    monkeypatch.delenv("HOLDFAST_API_KEYS", raising=False)
+    seen: list[tuple[UpOptions, bool]] = []
+    monkeypatch.setattr(ups, "run_up", lambda _, options, detach, tied: seen.append((options, detach)) or 0)
+    file = tmp_path / "up.toml"
+
+    def ask(text: str, *words: str) -> tuple[UpOptions, bool]:
+        file.write_text(text)
+        done = CliRunner().invoke(app, ["up", "-c", str(file), *words], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return seen[-1]
+
+    return ask
+
+
+def test_every_option_can_be_in_a_file(tmp_path: Path) -> None:
+    """By its long name without the dashes, in TOML's own types."""
+    file = tmp_path / "up.toml"
+    values = {word: some(key) for word, key in KEYS.items() if key.name != "config"}
+    file.write_text("".join(f"{word} = {toml(value)}\n" for word, value in values.items()))
+    read = defaults(file, up)
+    assert set(read) == {key.name for key in KEYS.values()} - {"config"}
+    assert len(read) > 30
+    assert (read["port"], read["kv_gib"], read["threads"], read["api_key"]) == (2, 2, 2, ["x"])
+
+
+def test_the_command_line_wins_over_the_file(asked: Any) -> None:
+    """What both say is the command line's; what only the file says is the file's; the rest is as always."""
+    text = 'engine = "sim"\nport = 9001\nworkers = 3\napi-key = ["a", "b"]\nstandby = "unmapped"\ndetach = true\n'
+    options, detach = asked(text, "--workers", "2")
+    assert (options.engine, options.port, options.workers, options.standby) == ("sim", 9001, 2, "unmapped")
+    assert (options.api_keys, options.frontends, detach) == (("a", "b"), 1, True)
+    options, _ = asked(text, "--api-key", "c", "--standby", "mapped")
+    assert (options.api_keys, options.standby) == (("c",), "mapped")
+    options, _ = asked("exact = true\nkv-gib = 1\n", "--fast", "--device", "cpu")
+    assert (options.torch.exact, options.torch.kv_gib) == (False, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("kv-gibb = 1", "up.toml: kv-gibb: there is no such option of `holdfast up`; did you mean kv-gib?"),
+        ("kv_gib = 1", "up.toml: kv_gib: .*did you mean kv-gib?"),
+        ("zzzz = 1", "up.toml: zzzz: .*`holdfast up --help` lists them"),
+        ('config = "x"', "up.toml: config: there is no such option"),
+        ("[torch]\nkv-gib = 1", "up.toml: torch.kv-gib: there are no tables; did you mean kv-gib?"),
+        ('port = "8000"', "up.toml: port must be a whole number, got '8000'"),
+        ("port = 70000", "up.toml: port must be a whole number of 65535 or less, got 70000"),
+        ("drain-s = -1", "up.toml: drain-s must be a number of 0 or more, got -1"),
+        ("standbys = true", "up.toml: standbys must be a whole number, got True"),
+        ("exact = 1", "up.toml: exact must be true or false, got 1"),
+        ('standby = "asleep"', "up.toml: standby must be one of mapped, unmapped, got 'asleep'"),
+        ("api-key = [1]", "up.toml: api-key must be a string, or a list of them, got 1"),
+        ("port = ", "up.toml is not TOML: "),
+        ("model = '\udcff'", "up.toml is not TOML: "),
+    ],
+)
+def test_what_a_file_cannot_say_is_refused_by_its_path(text: str, words: str, tmp_path: Path) -> None:
+    """With the file, the key's path and, where one is near, the name that was meant."""
+    file = tmp_path / "up.toml"
+    file.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(UserError, match=words.replace("?", r"\?")):
+        defaults(file, up)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """As the person wrote it."""
+    with pytest.raises(UserError, match=r"-c .*none\.toml cannot be read: No such file"):
+        defaults(tmp_path / "none.toml", up)
+
+
+# -- options that would do nothing
+
+
+def test_idle_options_are_options() -> None:
+    """Every name in the tables is one of `up`'s."""
+    names = {key.name for key in KEYS.values()}
+    assert {name for owned in ONLY.values() for name in owned} | set(WITH_STANDBYS) | set(INSTEAD) <= names
+
+
+@pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
+def test_what_would_do_nothing_is_refused_by_name(key: Key) -> None:
+    """For every option: the engine it is not for refuses it, the engine it is for takes it."""
+    for engine in ONLY:
+        others = [name for owner, names in ONLY.items() if owner != engine for name in names]
+        if key.name in others:
+            with pytest.raises(UserError, match=f"{key.flag} is for --engine .* does nothing for {engine}"):
+                refuse_idle(engine, 1, {key.name: key.flag})
+        else:
+            refuse_idle(engine, 1, {key.name: key.flag})
+    if key.name in WITH_STANDBYS:
+        with pytest.raises(UserError, match=f"{key.flag} does nothing without standbys"):
+            refuse_idle("sim", 0, {key.name: key.flag})
+
+
+def test_a_files_idle_options_are_refused_too(asked: Any) -> None:
+    """Nobody is told on the command line only."""
+    with pytest.raises(UserError, match="--kv-gib is for --engine torch and does nothing for sim"):
+        asked('engine = "sim"\nkv-gib = 1\n')
