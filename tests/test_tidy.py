@@ -37,6 +37,7 @@ CLOCK = {
     "frontend/process.py": "wall time for `created`, handed down from here",
     "frontend/model_text.py": "the date for chat templates, handed down from here",
     "memory/vault.py": "wall time for the history that people read",
+    "supervise/witness.py": "wall time of incidents, for people; when leaders began is on the one clock all share",
     "cli/": OPERATOR,
     "bench/": MEASURES,
 }

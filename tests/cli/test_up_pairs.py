@@ -81,8 +81,9 @@ def test_the_standby_goes_on_and_a_new_one_stands_by(place: Place, number: signa
     failover = after["active"]["failover"]
     assert {"died_ms", "lock_ms", "fence_ms", "adopted_ms", "announced_ms", "new_standby_ms"} <= set(failover)
     shown = place.run("ps").stdout
-    assert "last failover" in shown
-    assert "died 0 · " in shown
+    why = "SIGKILL" if number is signal.SIGKILL else "killed: it is stopped"
+    assert f"{before['active']['name']} (active) died: {why}" in shown
+    assert f"{after['active']['name']} took over; 1 stream went on, worst gap " in shown
     assert " · new standby " in shown
 
 

@@ -35,6 +35,7 @@ def test_the_first_restart_is_immediate() -> None:
     life, done = grow(*READY, (5.0, m.Exited("SIGKILL")), (5.0, m.Spawned(12)), (5.4, m.BecameReady()))
     assert life.phase is Phase.READY
     assert done[2:] == [
+        m.Fell(11, "SIGKILL", was_ready=True),
         m.Tell("died (SIGKILL); starting it again"),
         m.Spawn(),
         m.Tell("is back as pid 12, after 0.40 s"),
@@ -126,7 +127,8 @@ def test_a_condemned_process_is_killed_and_comes_back(events: tuple[tuple[float,
     assert done[-2:] == [m.Tell("is stopped: state T; killing pid 11"), m.Kill()]
     back, effects = step(life, m.Exited("SIGKILL"), 9.1)
     assert (back.phase, back.failures) == (Phase.STARTING, 1)
-    assert effects == (m.Tell("died (killed: it is stopped: state T); starting it again"), m.Spawn())
+    fell = m.Fell(11, "killed: it is stopped: state T", was_ready=events is READY)
+    assert effects == (fell, m.Tell("died (killed: it is stopped: state T); starting it again"), m.Spawn())
 
 
 def test_the_startup_bound() -> None:

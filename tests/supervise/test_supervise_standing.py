@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.cli.failovers import headline, steps
 from holdfast.supervise.standing import groups_of, timeline, with_groups
 from holdfast.supervise.status import Status, shown_state
 
@@ -80,21 +79,6 @@ def test_what_has_not_happened_is_not_told() -> None:
         ("GPU fence", 3.0),
         ("first token", 20.0),
     ]
-
-
-def test_the_lines_for_people() -> None:
-    """Who leads, when the failover was and what was kept, and the steps in milliseconds or seconds."""
-    active = engine("worker-1b", "active", epoch=1700, failover=FAILOVER | {"why": "SIGKILL"})
-    new = engine("worker-1a", "standby", entered_unix_s=1001.5)
-    (group,) = groups_of(with_groups([active, new], {}))
-    assert group.failover is not None
-    assert str(group).startswith("worker-1: worker-1b is active")
-    assert headline(group.failover).startswith("last failover ")
-    assert headline(group.failover).endswith(" (SIGKILL; 12 blocks of KV kept)")
-    assert " · ".join(steps(group.failover)) == (
-        "died 0 · EOF 0.5 ms · lock 2.0 ms · CPU fence 2.5 ms · adopted 4.0 ms · announced 5.0 ms · "
-        "first token 31.0 ms · new standby 1.50 s"
-    )
 
 
 def test_the_first_active_did_not_fail_over() -> None:

@@ -134,6 +134,17 @@ def ps(as_json: opt.Json = False) -> None:
 
 
 @app.command(rich_help_panel=RUN)
+def incidents(
+    as_json: opt.Json = False,
+    last: Annotated[int, typer.Option(min=0, help="How many, the latest; 0: all of the hundred that are kept.")] = 20,
+) -> None:
+    """Show what died, why, who went on, and the gap that streams saw."""
+    from holdfast.cli.incidents import run_incidents
+
+    raise typer.Exit(run_incidents(environment().state_dir, as_json, last))
+
+
+@app.command(rich_help_panel=RUN)
 def chat(
     message: Annotated[str, typer.Argument(help="One question; without it what is piped in, or a conversation.")] = "",
     url: Annotated[str, typer.Option(help="The server, e.g. http://127.0.0.1:8000; default: the one up here.")] = "",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.cli.launch import FrontendLaunch, Launch, StoreLaunch, VaultLaunch, WorkerLaunch
 from holdfast.core.address import parse_address
 from holdfast.core.errors import Passing, Refused, UserError
+from holdfast.supervise.records import journals_dir
 
 if TYPE_CHECKING:
     from holdfast.engines.contract import ShadowEngine
@@ -141,7 +142,7 @@ def _shadow(launch: WorkerLaunch, worker: Worker, engine: ShadowEngine) -> Shado
 
     if not launch.group:
         raise UserError("--lock needs --group: the name that this engine and its standbys share")
-    journals = Path(launch.state_dir) / "run" / "journals" / launch.group
+    journals = journals_dir(Path(launch.state_dir), launch.group)
     lock = open_lock(launch.lock, launch.name, launch.lock_token)
     return Shadow(worker, engine, lock, ShadowSettings(journals, launch.name))
 

@@ -203,7 +203,8 @@ def job_of(launch: Launch) -> Job:
     beats = launch.beat_address if isinstance(launch, WorkerLaunch) else ""
     settings = msgspec.json.encode(launch)
     probes = Probes(startup_s=LOAD_BOUND_S) if isinstance(launch, WorkerLaunch) else Probes()
-    return Job(launch.name, role_of(launch), settings, bound_s, probes=probes, beat_address=beats)
+    group = launch.group if isinstance(launch, WorkerLaunch) else ""
+    return Job(launch.name, role_of(launch), settings, bound_s, probes=probes, beat_address=beats, group=group)
 
 
 def _vault_dir(state_dir: Path, options: UpOptions) -> Path:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from holdfast.cli.failovers import headline, steps
+from holdfast.cli.failovers import last_failover
 from holdfast.cli.screen import Screen, tilde
+from holdfast.failover.journal import Term, read_terms
+from holdfast.supervise.incidents import Incident, complete, read_incidents
 from holdfast.supervise.lock import holder
-from holdfast.supervise.records import read_launch
+from holdfast.supervise.records import journals_dir, read_launch
 from holdfast.supervise.standing import groups_of, with_groups
 from holdfast.supervise.status import Status, look
 from holdfast.wire.net import SocketNetwork
+
+DAY_S = 86_400.0
 
 
 class _Grouped(msgspec.Struct):
@@ -34,7 +40,9 @@ def run_ps(state_dir: Path, as_json: bool) -> int:
         screen.line(f"nothing runs in {tilde(state_dir)}; start with `holdfast up`")
         return 0
     screen.table(statuses)
-    show_groups(screen, statuses)
+    incidents = incidents_by_now(state_dir, statuses)
+    show_groups(screen, statuses, incidents)
+    show_count(screen, incidents, time.time())
     found = holder(state_dir)
     if found is None:
         screen.line("\nno supervisor: nothing is restarted until `holdfast up` adopts these", style="yellow")
@@ -56,13 +64,31 @@ def _group_of(state_dir: Path, name: str) -> str:
         return ""
 
 
-def show_groups(screen: Screen, statuses: Sequence[Status]) -> None:
+def incidents_by_now(state_dir: Path, statuses: Sequence[Status]) -> list[Incident]:
+    """What the supervisor wrote down, and what has become known since it last looked."""
+    terms: dict[str, list[Term]] = {}
+    incidents = read_incidents(state_dir)
+    for group in {incident.group for incident in incidents if incident.group}:
+        with contextlib.suppress(OSError):
+            terms[group] = read_terms(journals_dir(state_dir, group))
+    return [complete(incident, statuses, terms.get(incident.group, [])) for incident in incidents]
+
+
+def show_groups(screen: Screen, statuses: Sequence[Status], incidents: Sequence[Incident]) -> None:
     """Below the table: who leads each group, and its last failover."""
     groups = groups_of(statuses)
     if groups:
         screen.line()
     for group in groups:
         screen.line(str(group))
-        if group.failover is not None:
-            screen.line(f"  {headline(group.failover)}")
-            screen.steps(steps(group.failover), "    ")
+        if told := last_failover(group, incidents):
+            screen.line(f"  {told.line}")
+            screen.steps(told.facts, "    ", "; ")
+            screen.steps(told.steps, "    ")
+
+
+def show_count(screen: Screen, incidents: Sequence[Incident], now_s: float) -> None:
+    """Whether there is more to be read."""
+    if lately := sum(incident.unix_s > now_s - DAY_S for incident in incidents):
+        noun = "incident" if lately == 1 else "incidents"
+        screen.line(f"\n{lately} {noun} in the last 24 hours: `holdfast incidents`", style="yellow")

@@ -101,16 +101,16 @@ class Screen:
             if note := _note(status):
                 self.line(f"  {status.name}: {note}", style="yellow")
 
-    def steps(self, words: Sequence[str], indent: str) -> None:
+    def steps(self, words: Sequence[str], indent: str, between: str = " · ") -> None:
         """Words in a row, never broken in the middle of one."""
         rows = [""]
         for word in words:
-            longer = f"{rows[-1]} · {word}" if rows[-1] else word
+            longer = f"{rows[-1]}{between}{word}" if rows[-1] else word
             if rows[-1] and len(indent) + len(longer) > self._console.width:
                 rows.append(word)
             else:
                 rows[-1] = longer
-        for row in rows:
+        for row in filter(None, rows):
             self.line(f"{indent}{row}")
 
 

@@ -1,7 +1,7 @@
 """How long clients wait between two tokens: a histogram of every gap, and what each worker's failure cost its streams.
 
 The histogram is on the per-token path, where a call of a metrics library would cost a quarter of the whole frontend
-(facts 33): a pass over one frame gathers equal gaps and counts them together, and the metrics page reads the counts.
+(facts 33): equal gaps of one step, mostly all of them, are counted together, and the metrics page reads the counts.
 
 Always true: every token but a stream's first is counted once; a gap is counted when it ends, so a stall shows as one
 long gap, whatever made it; a seam's gap is from the last token before the failure to the first after it.
@@ -27,13 +27,12 @@ class TokenGaps:
         self.counts = [0] * (len(GAP_BOUNDS_S) + 1)
         self.sum_s = 0.0
 
-    def add(self, since: dict[float, int], now_s: float) -> None:
-        """A pass is over in which so many streams had their last token at each of these times (0: never before)."""
-        for last_s, count in since.items():
-            if last_s:
-                gap_s = now_s - last_s
-                self.counts[bisect_left(GAP_BOUNDS_S, gap_s)] += count
-                self.sum_s += gap_s * count
+    def add(self, since_s: float, now_s: float, count: int) -> None:
+        """So many streams have a token now, and had the one before it then (0: none before)."""
+        if since_s and count:
+            gap_s = now_s - since_s
+            self.counts[bisect_left(GAP_BOUNDS_S, gap_s)] += count
+            self.sum_s += gap_s * count
 
     def add_together(self, count: int) -> None:
         """So many tokens came together with the one before them."""

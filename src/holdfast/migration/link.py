@@ -228,26 +228,30 @@ class DataConnection(Framed):
     def _take_step(self, step: Step, dirty: list[Consumer]) -> None:
         streams = self._link.streams
         events = self._link.events
+        gaps = self._link.gaps
         now_s = self._now()
-        since: dict[float, int] = {}  # when the last token had come, and of how many streams
+        since_s, count = 0.0, 0  # of streams in a row, all whose last token came at that time: mostly the whole step
         for output in step.outputs:
             flight = streams.get(output.stream)
-            failure = output.failure
-            if failure is not None and not output.tokens:  # nothing for the consumer: it may yet answer with a status
+            failure, tokens = output.failure, output.tokens
+            if failure is not None and not tokens:  # nothing for the consumer: it may yet answer with a status
                 if flight is not None and flight.first_output and failure.code == Code.WORKER_OVERLOADED:
                     events.turned_away(flight)
                 elif flight is not None:
                     events.attempt_failed(flight, failure.code, failure.message)
                 continue
-            if flight is None or not flight.ledger.accept(flight.attempt, output.tokens):
+            if flight is None or not flight.ledger.accept(flight.attempt, tokens):
                 continue
             if flight.first_output:
                 events.output_began(flight)
-            if output.tokens:
-                last_s, flight.last_s = flight.last_s, now_s
-                since[last_s] = since.get(last_s, 0) + 1
-                if len(output.tokens) > 1:
-                    self._link.gaps.add_together(len(output.tokens) - 1)
+            if tokens:
+                if flight.last_s != since_s:
+                    gaps.add(since_s, now_s, count)
+                    since_s, count = flight.last_s, 0
+                count += 1
+                flight.last_s = now_s
+                if len(tokens) > 1:
+                    gaps.add_together(len(tokens) - 1)
             consumer = flight.consumer
             over = consumer.take(output)
             if not consumer.dirty:
@@ -257,7 +261,7 @@ class DataConnection(Framed):
                 events.stream_over(flight, tell_worker=output.finish is None and failure is None)
             elif failure is not None:
                 events.attempt_failed(flight, failure.code, failure.message)
-        self._link.gaps.add(since, now_s)
+        gaps.add(since_s, now_s, count)
 
     def _other(self, message: object) -> None:
         link = self._link

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from holdfast.supervise.life import Life, Policy, Restart
 from holdfast.supervise.probes import Asked, Probes
 from holdfast.supervise.processes import Process
+from holdfast.supervise.records import Record
 
 # Who is there before the others start: a worker needs its vault's memory, and everyone asks the store.
 START_ORDER = (("store", "vault"), ("worker", "frontend"))
@@ -26,6 +27,7 @@ class Job:
     probes: Probes | None = None  # None: it is never asked, and may take as long as it likes to start
     restart: str = Restart.ALWAYS
     beat_address: str = ""  # where its beats are heard; empty: it has none
+    group: str = ""  # of engines that take over from each other; empty: it is in none
 
     def policy(self) -> Policy:
         return Policy(self.restart, None if self.probes is None else self.probes.startup_s)
@@ -40,6 +42,7 @@ class Slot:
     process: Process | None = None
     timer: asyncio.TimerHandle | None = None
     asked: Asked = field(default_factory=Asked)  # what its present process answered so far
+    record: Record | None = None  # what its last process that was ready wrote of itself
 
     @classmethod
     def of(cls, job: Job) -> Slot:

@@ -144,11 +144,20 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
+class Fell:
+    """It ended unasked: to be remembered. `was_ready`: it had been ready in this life."""
+
+    pid: int
+    how: str
+    was_ready: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Tell:
     """A line for people; it reads after the process's name."""
 
     text: str
 
 
-Effect = Spawn | Terminate | Kill | Tell
+Effect = Spawn | Terminate | Kill | Fell | Tell
 Outcome = tuple[Life, tuple[Effect, ...]]

@@ -38,6 +38,7 @@ from holdfast.supervise.records import (
     write_launch,
     write_record,
 )
+from holdfast.supervise.witness import Witness
 
 # Records are files: while something starts they are looked at this often. Adds at most this much to "ready" on the
 # screen, and nothing to the process's own readiness.
@@ -66,6 +67,7 @@ class Supervisor:
         self._tell = tell
         self.slots = {job.name: Slot.of(job) for job in jobs}
         self.adopted: list[Record] = []
+        self.witness = Witness(state_dir)
         self._changed = asyncio.Event()
         self._polling: asyncio.TimerHandle | None = None
 
@@ -109,6 +111,7 @@ class Supervisor:
         if process is None:
             return False
         self.adopted.append(record)
+        slot.record = record
         self._hold(slot, process)
         self._step(slot, life.Adopted(record.pid, record.state == "ready"))
         return True
@@ -212,6 +215,8 @@ class Supervisor:
             case life.Kill():
                 if slot.process is not None:
                     slot.process.kill()
+            case life.Fell():
+                self.witness.fell(slot, effect)
             case life.Tell(text):
                 self._tell(f"{slot.job.name} {text}")
 
@@ -281,6 +286,8 @@ class Supervisor:
                 continue
             record = read_record(self._state_dir, slot.job.name)
             if record is not None and record.pid == slot.life.pid and record.state == "ready":
+                slot.record = record
                 self._step(slot, life.BecameReady())
+                self.witness.back(slot)
             else:
                 self._poll_soon()

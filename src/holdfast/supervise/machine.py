@@ -25,6 +25,7 @@ from holdfast.supervise.life import (
     Condemned,
     Event,
     Exited,
+    Fell,
     Kill,
     KillNow,
     Life,
@@ -118,10 +119,17 @@ def _become_unkillable(life: Life, _event: Event, now_s: float) -> Outcome:
 
 
 def _become_fallen(life: Life, event: Exited, now_s: float) -> Outcome:
-    """It ended unasked: start it again, now or after a pause, unless that was not promised."""
-    how = f"killed: it {life.note}" if life.phase is Phase.KILLED and life.note else event.how
+    """It ended unasked, which is remembered."""
     if not life.wanted:
         return _become_left(life, event, now_s)
+    how = f"killed: it {life.note}" if life.phase is Phase.KILLED and life.note else event.how
+    after, effects = _become_raised(life, replace(event, how=how), now_s)
+    return after, (Fell(life.pid, how, life.ready_s is not None), *effects)
+
+
+def _become_raised(life: Life, event: Exited, now_s: float) -> Outcome:
+    """Start it again, now or after a pause, unless that was not promised."""
+    how = event.how
     if life.policy.restart == Restart.NEVER or (life.policy.restart == Restart.ON_FAILURE and event.clean):
         over, _ = _become_over(life, event, now_s)
         return over, (Tell(f"ended ({how}); it is not started again"),)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
@@ -166,8 +167,13 @@ class _Log:
         os.close(self.descriptor)
 
 
+# What a logger of ours puts before its words: date, time, name, level.
+_LOG_HEAD = re.compile(r"^\d{4}-\d\d-\d\d [\d:,.]+ \S+ [A-Z]+ ")
+
+
 def exit_words(status: int | None, last_line: str) -> str:
     """How a process ended, for people."""
+    last_line = _LOG_HEAD.sub("", last_line)
     if status is None:
         return "ended"
     if status < 0:

@@ -54,8 +54,13 @@ def run_dir(state_dir: Path) -> Path:
     return state_dir / "run"
 
 
+def journals_dir(state_dir: Path, group: str) -> Path:
+    """Where the engines of a group write down when they led (`failover.journal`)."""
+    return run_dir(state_dir) / "journals" / group
+
+
 def write_record(state_dir: Path, record: Record) -> None:
-    _write(_record_path(state_dir, record.name), msgspec.json.encode(record))
+    write_whole(_record_path(state_dir, record.name), msgspec.json.encode(record))
 
 
 def write_first_record(state_dir: Path, record: Record) -> None:
@@ -98,7 +103,7 @@ def launch_path(state_dir: Path, name: str) -> Path:
 def write_launch(state_dir: Path, name: str, settings: bytes) -> Path:
     """Write down what a process is started with; where."""
     path = launch_path(state_dir, name)
-    _write(path, settings)
+    write_whole(path, settings)
     return path
 
 
@@ -124,7 +129,8 @@ def _record_path(state_dir: Path, name: str) -> Path:
     return run_dir(state_dir) / f"{name}.json"
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes) -> None:
+    """So that a reader sees the old content or the new, never half of one."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

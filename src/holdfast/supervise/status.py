@@ -45,6 +45,7 @@ class Status(msgspec.Struct, frozen=True):
     entered_unix_s: float | None = None  # when it came into its state
     failover: dict[str, Any] | None = None  # how this active took over, in milliseconds since the other's death
     metrics: str = ""  # where a scrape finds its metrics
+    seams: list[dict[str, Any]] | None = None  # of a frontend: what workers' failures were to its streams
 
 
 async def look(state_dir: Path, network: Network, bound_s: float = ANSWER_S) -> list[Status]:
@@ -84,6 +85,7 @@ async def _look_at(record: Record, network: Network, bound_s: float) -> Status:
         facts.get("entered_unix_s"),
         facts.get("failover") or None,
         metrics_address(record),
+        facts.get("seams"),
     )
 
 

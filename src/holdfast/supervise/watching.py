@@ -152,6 +152,7 @@ class Watching:
             for slot, probes in self._asked:
                 tasks.create_task(self._ask(slot, probes))
             tasks.create_task(self._tick())
+            tasks.create_task(self._supervisor.witness.run(self._network))
 
     async def _tick(self) -> None:
         loop = asyncio.get_running_loop()

@@ -1,0 +1,100 @@
+"""What went wrong, so that it can be told later: every unasked end of a supervised process, why, and what it cost.
+
+The supervisor writes them down (`supervise.witness`); `holdfast ps` and `holdfast incidents` read them. Three know of
+each: the supervisor why a process ended, the engines' journals who led when, the frontends what their streams saw.
+
+Always true: the last `INCIDENTS_MAX` are kept, across restarts of everything; nothing is guessed: what no witness has
+said is None or empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.failover.journal import Term
+from holdfast.supervise.records import write_whole
+from holdfast.supervise.status import Status
+
+INCIDENTS_MAX = 100
+# From a process's end to when a supervisor hears of it: milliseconds, on a starved machine a few seconds.
+SEEN_LATE_NS = 5_000_000_000
+SUCCESSION_S = 120.0  # a group without a leader for longer has been started again, not taken over
+
+
+class Incident(msgspec.Struct, frozen=True):
+    """One process that ended unasked."""
+
+    unix_s: float
+    name: str
+    role: str
+    pid: int
+    why: str
+    part: str = ""  # "active" or "standby" of a group; empty: it has none, or was not ready yet
+    group: str = ""
+    instance: str = ""
+    epoch: int = 0  # under which it led
+    times: int = 1  # ends in a row before it was ready again
+    back_after_s: float | None = None  # until a process of its name was ready again
+    successor: str = ""  # who led next
+    streams: int | None = None  # that went on elsewhere
+    lost: int | None = None  # that did not
+    gap_ms: float | None = None  # the worst of them saw, from its last token before to its first after
+    failover: dict[str, Any] | None = None  # the successor's timeline
+
+
+def read_incidents(state_dir: Path) -> list[Incident]:
+    """Oldest first."""
+    try:
+        return msgspec.json.decode(_path(state_dir).read_bytes(), type=list[Incident])
+    except (OSError, msgspec.DecodeError):
+        return []
+
+
+def write_incidents(state_dir: Path, incidents: Sequence[Incident]) -> None:
+    """All there are; OSError if they cannot be written."""
+    write_whole(_path(state_dir), msgspec.json.encode(incidents))
+
+
+def _path(state_dir: Path) -> Path:
+    return state_dir / "incidents.json"
+
+
+def led(terms: Sequence[Term], pid: int, now_ns: int) -> int:
+    """The epoch under which this process led until its end, seen just now; 0: it did not. Its successor may have
+    begun before its end was seen."""
+    own = [term for term in terms if term.pid == pid]
+    if not own:
+        return 0
+    later = [term for term in terms if term.epoch > own[-1].epoch]
+    return own[-1].epoch if not later or now_ns - later[0].began_ns < SEEN_LATE_NS else 0
+
+
+def complete(incident: Incident, statuses: Sequence[Status], terms: Sequence[Term]) -> Incident:
+    """With what frontends and engines can say of it by now; `terms` are its group's."""
+    if incident.epoch:
+        # An epoch is a time, too: whoever leads after the next start of everything took nothing over.
+        until = (incident.unix_s + SUCCESSION_S) * 1000
+        after = [term.engine for term in terms if incident.epoch < term.epoch < until]
+        incident = replace(incident, successor=after[0] if after else "")
+        told = [s.failover for s in statuses if s.failover and s.failover.get("from_pid") == incident.pid]
+        incident = replace(incident, failover=told[0] if told else incident.failover)
+    return _with_streams(incident, statuses)
+
+
+def _with_streams(incident: Incident, statuses: Sequence[Status]) -> Incident:
+    heard = [status.seams for status in statuses if status.seams is not None]
+    if not heard or not incident.instance:
+        return incident
+    key = (incident.instance, incident.epoch)
+    seams = [seam for seams in heard for seam in seams if (seam.get("instance"), seam.get("epoch")) == key]
+    streams, lost = (sum(int(seam[name]) for seam in seams) for name in ("streams", "lost"))
+    gap_ms = max((float(seam["worst_gap_ms"]) for seam in seams if seam["streams"]), default=None)
+    # A frontend that has died since takes what it knew with it; what was heard once stands.
+    if incident.streams is not None and streams + lost < incident.streams + (incident.lost or 0):
+        return incident
+    return replace(incident, streams=streams, lost=lost, gap_ms=gap_ms)

@@ -1,0 +1,106 @@
+"""The supervisor as a witness: writes down each unasked end of a process, and asks around until all is known of it.
+
+Always true: an incident is on disk before its process is started again, if the disk takes it at all; a disk that does
+not costs the record and nothing else; whoever keeps ending before it is ready is one incident, told how often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from holdfast.core.ports import Network
+from holdfast.failover.journal import Term, read_terms
+from holdfast.supervise.incidents import INCIDENTS_MAX, Incident, complete, led, read_incidents, write_incidents
+from holdfast.supervise.jobs import Slot
+from holdfast.supervise.life import Fell
+from holdfast.supervise.records import journals_dir
+from holdfast.supervise.standing import with_groups
+from holdfast.supervise.status import look
+
+LOOK_S = 1.0  # between two rounds of questions while something is not known yet
+# Streams of a dead worker have their next token within a second; who was slower is told by the next look.
+HEARD_S = 5.0
+GIVEN_UP_S = 120.0  # what nobody has said by then nobody will
+
+
+Key = tuple[float, str]  # when, and who
+
+
+class Witness:
+    """Keeps the incidents of one state directory."""
+
+    def __init__(self, state_dir: Path, unix_clock: Callable[[], float] = time.time) -> None:
+        self._state_dir = state_dir
+        self._clock = unix_clock
+        self.incidents = {(incident.unix_s, incident.name): incident for incident in read_incidents(state_dir)}
+        self._down: dict[str, Key] = {}  # of those whose process is not ready again
+        self._open: set[Key] = set()  # about which more may be heard
+        self._news = asyncio.Event()
+
+    def fell(self, slot: Slot, fell: Fell) -> None:
+        """Its process ended unasked, just now."""
+        job, key = slot.job, self._down.get(slot.job.name)
+        if not fell.was_ready and key in self.incidents:
+            same = self.incidents[key]
+            self._keep(key, replace(same, times=same.times + 1, why=fell.how))
+            return
+        instance = slot.record.instance if slot.record is not None and slot.record.pid == fell.pid else ""
+        epoch = led(self._terms(job.group), fell.pid, time.monotonic_ns())
+        part = ("active" if epoch else "standby") if job.group and fell.was_ready else ""
+        made = Incident(self._clock(), job.name, job.role, fell.pid, fell.how, part, job.group, instance, epoch)
+        key = self._down[job.name] = (made.unix_s, made.name)
+        self._keep(key, made)
+
+    def back(self, slot: Slot) -> None:
+        """A process of this name is ready."""
+        key = self._down.pop(slot.job.name, None)
+        if key in self.incidents:
+            incident = self.incidents[key]
+            self._keep(key, replace(incident, back_after_s=round(self._clock() - incident.unix_s, 3)))
+
+    async def run(self, network: Network) -> None:
+        """Ask around while something is not known; for ever."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            while self._open:
+                await asyncio.sleep(LOOK_S)
+                await self._ask(network)
+
+    async def _ask(self, network: Network) -> None:
+        groups = {self.incidents[key].name: self.incidents[key].group for key in self._open}
+        statuses = with_groups(await look(self._state_dir, network), groups)
+        for key in sorted(self._open):
+            incident = self.incidents[key]
+            self._keep(key, complete(incident, statuses, self._terms(incident.group)))
+            if self._is_told(self.incidents[key]):
+                self._open.discard(key)
+
+    def _is_told(self, incident: Incident) -> bool:
+        age_s = self._clock() - incident.unix_s
+        whole = incident.back_after_s is not None and bool(incident.successor or not incident.epoch)
+        return age_s > GIVEN_UP_S or (whole and age_s > HEARD_S)
+
+    def _terms(self, group: str) -> list[Term]:
+        with contextlib.suppress(OSError):
+            return read_terms(journals_dir(self._state_dir, group)) if group else []
+        return []
+
+    def _keep(self, key: Key, incident: Incident) -> None:
+        if self.incidents.get(key) == incident:
+            return
+        self.incidents[key] = incident
+        self._open.add(key)
+        if len(self.incidents) > INCIDENTS_MAX:
+            oldest = next(iter(self.incidents))
+            del self.incidents[oldest]
+            self._open.discard(oldest)
+        self._news.set()
+        with contextlib.suppress(OSError):  # a full disk: it is kept here, and written with the next
+            write_incidents(self._state_dir, list(self.incidents.values()))

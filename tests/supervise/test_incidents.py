@@ -1,0 +1,175 @@
+"""What died, why, and what it cost: written down by the supervisor, filled in from what others know, kept for later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from holdfast.cli.failovers import cost, headline, last_failover, steps
+from holdfast.failover.journal import Term
+from holdfast.supervise.incidents import INCIDENTS_MAX, SEEN_LATE_NS, Incident, complete, led, read_incidents
+from holdfast.supervise.jobs import Job, Slot
+from holdfast.supervise.life import Fell
+from holdfast.supervise.records import Record
+from holdfast.supervise.standing import groups_of
+from holdfast.supervise.status import Status
+from holdfast.supervise.witness import Witness
+
+FIRST, SECOND = 900_000, 1_000_100  # epochs are milliseconds of unix time
+TERMS = [Term("worker-1a", FIRST, 7, 1, 2), Term("worker-1b", SECOND, 8, 3, 0)]
+DIED = Incident(1000.0, "worker-1a", "worker", 7, "SIGKILL", "active", "worker-1", "abc", FIRST)
+TIMELINE: dict[str, Any] = {
+    "unix_s": 1000.1,
+    "from_epoch": FIRST,
+    "from_pid": 7,
+    "from_engine": "worker-1a",
+    "zero": "the last leader's last token",
+    "died_ms": 0.0,
+    "lock_ms": 2.0,
+    "first_token_ms": 31.0,
+    "new_standby_ms": 1500.0,
+    "blocks": 12,
+}
+
+
+def frontend(**seam: Any) -> Status:
+    seams = [{"instance": "abc", "epoch": FIRST, "streams": 0, "lost": 0, "worst_gap_ms": 0.0} | seam] if seam else []
+    return Status("frontend", "frontend", 1, "ready", "", 0, seams=seams)
+
+
+def active(**fields: Any) -> Status:
+    more: dict[str, Any] = {"group": "worker-1", "lifecycle": "active", "epoch": SECOND} | fields
+    return Status("worker", "worker-1b", 8, "active", "", 0, **more)
+
+
+def test_an_incident_is_filled_in_by_those_who_know() -> None:
+    """Frontends say what streams saw, all of a shared port together; journals who led next; that one how."""
+    statuses = [
+        active(failover=TIMELINE),
+        frontend(streams=2, worst_gap_ms=61.5),
+        frontend(streams=1, worst_gap_ms=70.0),
+    ]
+    told = complete(DIED, statuses, TERMS)
+    assert (told.successor, told.streams, told.lost, told.gap_ms) == ("worker-1b", 3, 0, 70.0)
+    assert told.failover == TIMELINE
+    assert complete(told, [active()], TERMS) == told, "what was heard once stands"
+
+
+def test_other_workers_failures_are_not_mixed_in() -> None:
+    """Neither another instance's seam nor the timeline of one that took over from another."""
+    others = [
+        frontend(instance="abd", streams=9),
+        frontend(epoch=300, streams=9),
+        active(failover=TIMELINE | {"from_pid": 9}),
+    ]
+    told = complete(DIED, others, TERMS[:1])
+    assert (told.successor, told.streams, told.gap_ms, told.failover) == ("", 0, None, None)
+    assert complete(DIED, [], TERMS).streams is None, "nobody was asked"
+
+
+def test_who_led_is_the_journals_word() -> None:
+    """The last leader's own process; also one whose successor began before its end was seen, and not one that handed
+    over long before."""
+    assert (led(TERMS, 8, 4), led(TERMS, 9, 4), led([], 7, 4)) == (SECOND, 0, 0)
+    assert led(TERMS, 7, 4) == FIRST
+    assert led(TERMS, 7, SEEN_LATE_NS + 4) == 0
+
+
+def slot(name: str = "worker-1a", group: str = "") -> Slot:
+    made = Slot.of(Job(name, "worker", group=group))
+    made.record = Record(name, "worker", 7, 1, instance="abc")
+    return made
+
+
+def test_a_loop_is_one_incident(tmp_path: Path) -> None:
+    """Who dies again before it is ready is told how often; who was ready is a new one; the last reason counts."""
+    witness = Witness(tmp_path, lambda: 50.0)
+    witness.fell(slot(), Fell(7, "SIGKILL", was_ready=True))
+    for pid in (8, 9):
+        witness.fell(slot(), Fell(pid, f"exited with {pid}", was_ready=False))
+    (one,) = read_incidents(tmp_path)
+    assert (one.pid, one.times, one.why, one.instance, one.back_after_s) == (7, 3, "exited with 9", "abc", None)
+    witness.back(slot())
+    witness._clock = lambda: 60.0
+    witness.fell(slot(), Fell(10, "SIGTERM", was_ready=True))
+    one, two = read_incidents(tmp_path)
+    assert (one.back_after_s, two.times, two.why) == (0.0, 1, "SIGTERM")
+
+
+def test_the_last_hundred_outlive_the_supervisor(tmp_path: Path) -> None:
+    """The next one goes on with them, and the oldest give way. One that was down when a supervisor ended is not
+    called back by a start of another day."""
+    clock = iter(range(1000))
+    for _ in range(2):
+        witness = Witness(tmp_path, lambda: float(next(clock)))
+        witness.back(slot())
+        for pid in range(INCIDENTS_MAX - 30):
+            witness.fell(slot(), Fell(pid, "SIGKILL", was_ready=True))
+    kept = read_incidents(tmp_path)
+    assert [incident.unix_s for incident in kept] == list(range(40, 140))
+    assert all(incident.back_after_s is None for incident in kept)
+
+
+def test_a_disk_that_takes_nothing_costs_the_record_alone(tmp_path: Path) -> None:
+    """The supervisor goes on, and still knows."""
+    (tmp_path / "incidents.json").mkdir()
+    witness = Witness(tmp_path, lambda: 50.0)
+    witness.fell(slot(), Fell(7, "SIGKILL", was_ready=True))
+    assert len(witness.incidents) == 1
+
+
+def test_a_file_that_is_not_ours_is_no_incident(tmp_path: Path) -> None:
+    """Garbage reads as nothing."""
+    (tmp_path / "incidents.json").write_text("{")
+    assert read_incidents(tmp_path) == []
+
+
+# -- the words
+
+
+def test_a_failover_is_told_with_its_cause_and_what_streams_saw() -> None:
+    """Who died of what, who went on, the gap; then the steps from a zero that is named."""
+    (group,) = groups_of([active(failover=TIMELINE)])
+    told = last_failover(
+        group, [complete(DIED, [active(failover=TIMELINE), frontend(streams=3, worst_gap_ms=70)], TERMS)]
+    )
+    assert told is not None
+    assert told.line.endswith(": worker-1a (active) died: SIGKILL")
+    assert told.facts == ["worker-1b took over", "3 streams went on, worst gap 70.0 ms", "12 blocks of KV kept"]
+    assert told.steps == ["from its last token: lock 2.0 ms", "first token 31.0 ms", "new standby 1.50 s"]
+
+
+def test_where_nobody_waited_no_first_token_is_shown() -> None:
+    """It came whenever somebody asked again."""
+    assert not any("first token" in step for step in steps(TIMELINE, streams=0))
+    assert "no stream was on it" in cost(complete(DIED, [frontend()], TERMS))
+
+
+def test_lost_streams_are_told() -> None:
+    """Also where others went on."""
+    told = cost(complete(DIED, [frontend(streams=1, lost=2, worst_gap_ms=5.0)], TERMS))
+    assert told == ["worker-1b took over", "1 stream went on, worst gap 5.0 ms", "2 streams lost"]
+
+
+def test_a_change_of_leaders_that_nobody_saw_says_so() -> None:
+    """No reason is made up; and the first leader of all did not take over from anybody."""
+    (group,) = groups_of([active(failover=TIMELINE | {"from_pid": 2**22 + 5})])
+    told = last_failover(group, [])
+    assert told is not None
+    assert told.line.endswith("worker-1a ended; no supervisor saw why")
+    (group,) = groups_of([active(failover=TIMELINE | {"from_epoch": 0})])
+    assert last_failover(group, []) is None
+
+
+def test_the_next_start_took_nothing_over() -> None:
+    """Who leads after everything was stopped and started is nobody's successor, and an old failover is not shown as
+    how it came to lead."""
+    later = [TERMS[0], Term("worker-1b", 1_000_000 + 86_400_000, 8, 3, 0)]
+    assert complete(DIED, [], later).successor == ""
+    (group,) = groups_of([active(failover=TIMELINE | {"from_epoch": 0, "unix_s": 90_000.0})])
+    assert last_failover(group, [complete(DIED, [], [*TERMS[:1], Term("worker-1c", SECOND, 9, 3, 0)])]) is None
+
+
+def test_an_end_that_was_clean_is_not_called_a_death() -> None:
+    """A process that was asked by somebody else, and left."""
+    assert headline(Incident(1.0, "frontend", "frontend", 3, "exited with 0")) == "frontend left by itself"
