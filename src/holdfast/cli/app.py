@@ -62,6 +62,7 @@ def up(
     wait_s: opt.WaitS = WAIT_S,
     model: opt.Source = "",
     served_name: opt.ServedName = "",
+    chat_template: opt.ChatTemplate = None,
     deployment: opt.Deployment = "",
     store: opt.Store = "",
     api_key: opt.ApiKeys = None,
@@ -90,6 +91,7 @@ def up(
 
     By default a real model, SmolLM2-135M-Instruct; `--engine sim` is a simulator that says random words.
     """
+    from holdfast.cli.chat_templates import template_path
     from holdfast.cli.devices import choose
     from holdfast.cli.idle_options import refuse_idle
     from holdfast.cli.launch import SimLaunch, TorchLaunch
@@ -111,9 +113,9 @@ def up(
     if chosen.note:
         Screen().line(chosen.note, style="dim")
     serving = (deployment or env.deployment, engine, name, workers, frontends, host, port, store)
-    loaded = (source, torch, str(env.cache_dir), chosen.gpus)
+    loaded, template = (source, torch, str(env.cache_dir), chosen.gpus), template_path(chat_template)
     given = (*serving, hold_s, drain_s, allow_chaos, keys, sim, env.log_level, *failover, *loaded, known_s)
-    options = UpOptions(*given, status_port=status_port, wait_s=wait_s, queue_s=queue_s)
+    options = UpOptions(*given, status_port=status_port, wait_s=wait_s, queue_s=queue_s, chat_template=template)
     raise typer.Exit(run_up(env.state_dir, options, detach, tied=not untied))
 
 

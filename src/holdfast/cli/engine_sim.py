@@ -7,6 +7,7 @@ import random
 
 import msgspec
 
+from holdfast.cli.chat_templates import read_template
 from holdfast.cli.engine_place import place_of
 from holdfast.cli.launch import WorkerLaunch
 from holdfast.discovery.card import ModelCard, WeightsIdentity
@@ -21,7 +22,7 @@ def make_sim(launch: WorkerLaunch, rng: random.Random) -> tuple[SimEngine, Model
         name=launch.model,
         weights=WeightsIdentity(revision=REVISION),
         tokenizer_sha256=hashlib.sha256(tokenizer).hexdigest(),
-        chat_template=chat_template(),
+        chat_template=read_template(launch.chat_template) if launch.chat_template else chat_template(),
         context_tokens_max=min(settings.context_tokens_max, settings.kv_blocks * settings.block_size),
         block_size=settings.block_size,
         eos_token_ids=[EOS_TOKEN_ID],

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.cli.chat_templates import read_template
 from holdfast.cli.engine_place import place_of
 from holdfast.cli.launch import WorkerLaunch
 from holdfast.discovery.card import ModelCard, WeightsIdentity
 from holdfast.engines.torch.checkpoint import Checkpoint, Progress
 from holdfast.engines.torch.engine import TorchEngine
 from holdfast.engines.torch.geometry import settings_on, settle
+from holdfast.engines.torch.gguf_tokenizer import with_bos
 from holdfast.engines.torch.resolve import known
 from holdfast.engines.torch.settings import TorchSettings
 
@@ -27,19 +29,27 @@ def make_torch(launch: WorkerLaunch, looked_at: Checkpoint, progress: Progress) 
     checkpoint = known(looked_at, Path(launch.cache_dir), progress)
     settings = _settings(launch, checkpoint)
     engine = TorchEngine(checkpoint, settings, place_of(launch), progress)
+    template = chat_template(launch, checkpoint)
     card = ModelCard(
         name=launch.model,
         weights=WeightsIdentity(revision=checkpoint.identity, dtype=engine.dtype_name),
         tokenizer_sha256=hashlib.sha256(checkpoint.tokenizer_json).hexdigest(),
-        chat_template=checkpoint.chat_template,
+        chat_template=template,
         context_tokens_max=engine.context_tokens_max,
         block_size=settings.block_tokens,
         eos_token_ids=list(checkpoint.config.eos_token_ids),
         generation_defaults=dict(checkpoint.generation_defaults),
-        model_type="chat" if checkpoint.chat_template else "completions",
+        model_type="chat" if template else "completions",
         root=launch.source if Path(launch.source).is_absolute() else "",
     )
     return engine, card, checkpoint.tokenizer_json
+
+
+def chat_template(launch: WorkerLaunch, checkpoint: Checkpoint) -> str | None:
+    """The operator's template, or the model's own; None: it does not chat."""
+    if not launch.chat_template:
+        return checkpoint.chat_template
+    return with_bos(read_template(launch.chat_template), checkpoint.bos_token)
 
 
 def _settings(launch: WorkerLaunch, checkpoint: Checkpoint) -> TorchSettings:

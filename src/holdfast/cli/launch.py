@@ -97,6 +97,7 @@ class WorkerLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device_pairs: int = 1
     # (vault's socket, device) of the ranks after the first, whose are `vault_socket` and `device`.
     more_vaults: tuple[tuple[str, str], ...] = ()
+    chat_template: str = ""  # a file in place of the model's own template
     status_any: bool = False  # where another has that port, take any: it is a wish of ours, not of a person
 
     def namespace(self) -> str:
@@ -106,6 +107,8 @@ class WorkerLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             settings |= {"sim": self.sim}
         else:  # a GPU rounds otherwise
             settings |= {"torch": self.torch, "source": self.source, "on": "cpu" if is_host(self.device) else "gpu"}
+        if self.chat_template:
+            settings |= {"chat_template": self.chat_template}
         settings = msgspec.to_builtins(settings)
         return namespace_for(self.deployment, settings)
 

@@ -165,6 +165,12 @@ Source = Annotated[
         rich_help_panel=_SERVING,
     ),
 ]
+ChatTemplate = Annotated[
+    Path | None,
+    typer.Option(
+        help="A Jinja file that makes prompts of chats, in place of the model's own template.", rich_help_panel=_SERVING
+    ),
+]
 ServedName = Annotated[
     str, typer.Option(help="The name clients ask for; default: the model's.", rich_help_panel=_SERVING)
 ]

@@ -81,6 +81,7 @@ class UpOptions:
     queue_s: float = 5.0  # how long a new request waits where every worker is full
     status_port: int = STATUS_PORT  # worker-1a's status page; worker-1b's is one more, worker-2a's ten more
     wait_s: float = WAIT_S  # until it serves; past it what was started is taken down again
+    chat_template: str = ""  # a file in place of the model's own template
 
     @property
     def ranks(self) -> int:
@@ -166,6 +167,7 @@ def _worker(state_dir: Path, store: str, name: str, status_port: int, options: U
         source=options.source,
         cache_dir=options.cache_dir,
         torch=options.torch,
+        chat_template=options.chat_template,
     )
 
 

@@ -34,6 +34,7 @@ def worker(
     name: opt.Name = "",
     engine: opt.Engine = "sim",
     model: opt.Model = "holdfast-sim",
+    chat_template: opt.ChatTemplate = None,
     address: Address = "tcp://127.0.0.1:0",
     beat_address: BeatAddress = "tcp://127.0.0.1:0",
     status_address: StatusAddress = "",
@@ -60,6 +61,7 @@ def worker(
     sim_context_tokens_max: opt.SimContext = 32_768,
 ) -> None:
     """A worker: hosts an engine, registers in the store, serves frontends."""
+    from holdfast.cli.chat_templates import template_path
     from holdfast.cli.launch import SimLaunch, WorkerLaunch
     from holdfast.cli.locks import read_token
 
@@ -92,6 +94,7 @@ def worker(
             starting_ready=env.starting_ready,
             health_endpoints=env.ready_endpoints,
             core_dumps=core_dumps,
+            chat_template=template_path(chat_template),
         )
     )
 

@@ -1,0 +1,100 @@
+"""`--chat-template FILE`: the operator's template in place of the model's; what is none is refused before any start."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from openai import OpenAI
+from up_rig import Place
+
+from holdfast.bench.deployment import Deployment
+from holdfast.cli.chat_templates import read_template, template_path
+from holdfast.cli.launch import WorkerLaunch
+from holdfast.core.errors import UserError
+from holdfast.discovery.card import CHAT_TEMPLATE_BYTES_MAX
+from holdfast.engines.sim.vocabulary import asset
+from holdfast.frontend.text.template import Templates
+from holdfast.frontend.text.tokenizer import TextTokenizer
+
+SHOUTING = "{% for message in messages %}{{ message.content | upper }}!{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"", "has 0 bytes"),
+        (b"\xff\xfe", "is not UTF-8"),
+        (b"x" * (CHAT_TEMPLATE_BYTES_MAX + 1), "bytes; 1 to"),
+        (b"{% for message in messages %}", "does not compile"),
+    ],
+)
+def test_a_file_that_is_no_template_is_named(tmp_path: Path, content: bytes | None, words: str) -> None:
+    """With the option, the file and what is wrong with it."""
+    path = tmp_path / "chat.jinja"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=rf"--chat-template {path}.*{words}"):
+        template_path(path)
+
+
+def test_a_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines stand in another directory than the person who started them."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "chat.jinja").write_text(SHOUTING)
+    assert template_path(Path("chat.jinja")) == str(tmp_path / "chat.jinja")
+    assert template_path(None) == ""
+    assert read_template(str(tmp_path / "chat.jinja")) == SHOUTING
+
+
+def test_another_template_is_another_namespace() -> None:
+    """Two workers that would make different prompts of a chat are never one set."""
+    plain = WorkerLaunch("/s", "unix:///x", "local")
+    assert plain.namespace() != WorkerLaunch("/s", "unix:///x", "local", chat_template="/t").namespace()
+
+
+def test_a_template_that_asks_for_the_begin_of_text_gets_the_models(tmp_path: Path) -> None:
+    """Like the model's own."""
+    pytest.importorskip("torch")
+    from holdfast.cli.engine_torch import chat_template
+    from holdfast.engines.torch.tiny import tiny
+
+    path = tmp_path / "chat.jinja"
+    path.write_text("{{ bos_token }}" + SHOUTING)
+    launch = WorkerLaunch("/s", "unix:///x", "local", engine="torch", chat_template=str(path))
+    made = chat_template(launch, replace(tiny(), bos_token="<s>"))
+    assert made is not None
+    assert Templates(datetime.now).get(made).render([{"role": "user", "content": "hi"}]) == "<s>HI!"
+
+
+def test_up_refuses_a_template_that_is_none() -> None:
+    """In one line, before anything is started."""
+    place = Place()
+    try:
+        done = place.up("--chat-template", "/nowhere.jinja")
+        assert done.returncode == 1
+        assert "--chat-template /nowhere.jinja cannot be read" in done.stderr
+        assert not (place.state_dir / "run").exists()
+    finally:
+        place.close()
+
+
+@pytest.mark.processes
+def test_prompts_are_made_by_the_file(tmp_path: Path) -> None:
+    """What the engine was asked is the chat as the template writes it."""
+    (tmp_path / "chat.jinja").write_text(SHOUTING)
+    with (
+        Deployment(workers=1, worker={"chat_template": str(tmp_path / "chat.jinja")}) as deployment,
+        OpenAI(base_url=f"http://127.0.0.1:{deployment.port}/v1", api_key="none", timeout=20) as client,
+    ):
+        answer = client.chat.completions.create(
+            model="holdfast-sim",
+            messages=[{"role": "user", "content": "the sea"}],
+            max_tokens=2,
+            extra_body={"return_token_ids": True},
+        )
+    assert answer.model_extra is not None
+    assert answer.model_extra["prompt_token_ids"] == TextTokenizer(asset("tokenizer.json")).encode_now("THE SEA!")
