@@ -58,6 +58,7 @@ SOCKETS = {
     "bench/": MEASURES,
 }
 ROOTS = {
+    "engines/torch/hub_fetch.py": "the root of a process that only fetches: it says what went wrong, and ends",
     "frontend/app.py": "the root of a request: a bug becomes a 500 and a log line",
     "frontend/text/tokenizer.py": "the binding raises bare Exception, and nothing narrower",
     "worker/status.py": "the root of an operator's action: a bug becomes a 500 and a log line",

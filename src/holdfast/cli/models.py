@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from holdfast.cli.examining import Asked, examine, examine_sim
 from holdfast.cli.plan import UpOptions
 from holdfast.cli.progress import works
 from holdfast.core.errors import UserError
+from holdfast.engines.torch.hub import fetch_from_hub, is_hub_id
 
 SIM_NAME = "holdfast-sim"
 DEFAULT = "default"
 WORKS = {"fetch": "fetching", "check": "checking", "unpack": "unpacking"}
-MODELS = "give a directory with config.json and safetensors, a .gguf file, tiny (random weights), or nothing (SmolLM2)"
+MODELS = (
+    "give a directory with config.json and safetensors, a .gguf file, a Hub id (org/name), tiny (random weights), "
+    "or nothing (SmolLM2)"
+)
 NAMES = {DEFAULT: "smollm2-135m-instruct", "smollm2-135m": "smollm2-135m-instruct", "tiny": "tiny"}
 
 
@@ -21,9 +26,12 @@ def named(engine: str, model: str, served_name: str) -> tuple[str, str]:
     if engine == "sim":
         return DEFAULT, served_name or model or SIM_NAME
     source = model or DEFAULT
-    if not _is_made(source):
-        source = str(Path(source).expanduser().absolute())
-    return source, served_name or NAMES.get(source) or Path(source).name.removesuffix(".gguf")
+    if _is_made(source):
+        return source, served_name or NAMES.get(source) or source
+    path = Path(source).expanduser().absolute()
+    if not path.exists() and is_hub_id(source):
+        return source, served_name or source.partition("@")[0]
+    return str(path), served_name or path.name.removesuffix(".gguf")
 
 
 def _is_made(source: str) -> bool:
@@ -31,15 +39,21 @@ def _is_made(source: str) -> bool:
     return source in NAMES or source.startswith("random:")
 
 
-def prepare(options: UpOptions, free_bytes: int | None) -> None:
-    """Have the model here, and know that it can be served, before anything is started; UserError if it cannot."""
+def prepare(options: UpOptions, free_bytes: int | None) -> UpOptions:
+    """Have the model here, and know that it can be served, before anything is started; UserError if it cannot. The
+    options with where it is."""
     if options.engine == "sim":
         examine_sim(options, free_bytes)
-        return
-    if not _is_made(options.source) and not Path(options.source).exists():
-        raise UserError(f"--model {options.source} is not there; {MODELS}")
+        return options
+    what = options.source if is_hub_id(options.source) else "SmolLM2-135M-Instruct"
     with works() as tell:
-        examine(
-            Asked.of_deployment(options, free_bytes),
-            lambda work, done, total: tell(f"{WORKS[work]} SmolLM2-135M-Instruct", done, total),
-        )
+
+        def progress(work: str, done: int, total: int | None) -> None:
+            tell(f"{WORKS[work]} {what}", done, total)
+
+        if is_hub_id(options.source):
+            options = replace(options, source=str(fetch_from_hub(options.source, progress)))
+        elif not _is_made(options.source) and not Path(options.source).exists():
+            raise UserError(f"--model {options.source} is not there; {MODELS}")
+        examine(Asked.of_deployment(options, free_bytes), progress)
+    return options

@@ -161,7 +161,7 @@ Source = Annotated[
     str,
     typer.Option(
         "--model",
-        help="torch: default (SmolLM2-135M), tiny, a path (safetensors directory, .gguf), or random:8b; sim: a name.",
+        help="torch: default (SmolLM2-135M), a directory, a .gguf, a Hub id (org/name), tiny, random:8b; sim: a name.",
         rich_help_panel=_SERVING,
     ),
 ]

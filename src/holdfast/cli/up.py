@@ -51,7 +51,7 @@ def run_up(state_dir: Path, options: UpOptions, detach: bool, tied: bool = True)
         sign(lock, Holder(os.getpid()))
         port = settle_port(options.host, options.port, state_dir)
         options = replace(options, port=port)
-        _prepare(state_dir, options)  # minutes, maybe: after all that is quick
+        options = _prepare(state_dir, options)  # minutes, maybe: after all that is quick
         view = UpView(Screen(), state_dir, options, detach)
         launches = plan(state_dir, options)
         if detach:
@@ -61,11 +61,11 @@ def run_up(state_dir: Path, options: UpOptions, detach: bool, tied: bool = True)
         os.close(lock)
 
 
-def _prepare(state_dir: Path, options: UpOptions) -> None:
+def _prepare(state_dir: Path, options: UpOptions) -> UpOptions:
     """Memory that our own processes have, which may be adopted, is not counted as somebody else's."""
     ours = any(record.alive for record in read_records(state_dir))
     try:
-        prepare(options, None if ours else free_host_bytes())
+        return prepare(options, None if ours else free_host_bytes())
     except ValueError as error:
         raise UserError(str(error)) from error
 
