@@ -50,6 +50,40 @@ def test_a_client_that_goes_away_frees_the_engine(deployment: Deployment, stream
     deployment.wait_until(lambda: deployment.health()["streams"] == 0, "the frontend to let go", 5)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+def test_a_half_closed_client_gets_its_answer(deployment: Deployment, stream: bool, version: str) -> None:
+    """It has said that it sends nothing more, not that it is gone: the whole answer comes, and then the end."""
+    with Raw(deployment.port) as raw:
+        raw.post(CHAT, long_chat(tokens=300, stream=stream), version=version)
+        raw.sock.shutdown(socket.SHUT_WR)
+        reply = raw.reply()
+        if reply.status == 100:
+            reply = raw.reply()
+        assert reply.status == 200
+        if stream:
+            assert reply.events()[-1] == "[DONE]"
+        else:
+            assert reply.json()["usage"]["completion_tokens"] == 300
+        assert raw.at_end()
+
+
+def test_requests_sent_ahead_by_a_half_closed_client_are_answered(deployment: Deployment) -> None:
+    """All of them, in order; the last one says that the connection closes."""
+    with Raw(deployment.port) as raw:
+        for tokens in (100, 50, 20):
+            raw.post(CHAT, long_chat(tokens=tokens))
+        raw.sock.shutdown(socket.SHUT_WR)
+        replies = []
+        while len(replies) < 3:
+            reply = raw.reply()
+            if reply.status != 100:
+                replies.append(reply)
+        assert [reply.json()["usage"]["completion_tokens"] for reply in replies] == [100, 50, 20]
+        assert [reply.headers.get("connection", "") for reply in replies] == ["", "", "close"]
+        assert raw.at_end()
+
+
 def test_leaving_with_requests_sent_ahead_frees_everything(deployment: Deployment) -> None:
     """Neither the stream under way nor those that wait behind it, nor nonsense behind them, hold anything."""
     before = fds(deployment.pid("frontend"))

@@ -126,7 +126,7 @@ class FrontendLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parent: int = 0
     log_level: str = "info"
     request_s: float = 30.0  # for a client to send its request
-    unread_s: float = 60.0  # for a client that does not read
+    unread_s: float = 300.0  # for a client that does not read
     status_address: str = ""  # its own pages, beside a port that several share
     queue_s: float = 5.0  # for a new request where every worker is full
     stand_in_after_s: float = 10.0  # a set gone this long may be replaced by one with the same tokenizer, inexact

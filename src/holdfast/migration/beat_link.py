@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.migration.link import Framed
+from holdfast.migration.framed import Framed
 from holdfast.wire.frames import FrameError
 from holdfast.wire.messages import Beat, decode_to_frontend
 

@@ -10,37 +10,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from holdfast.core.errors import Code
 from holdfast.discovery.registry import Instance
 from holdfast.migration.flight import Consumer, Flight
+from holdfast.migration.framed import Framed
 from holdfast.migration.gaps import TokenGaps
 from holdfast.migration.groups import Claim
 from holdfast.routing.table import Slot
-from holdfast.wire.frames import FrameError, FrameSplitter
+from holdfast.wire.frames import FrameError
 from holdfast.wire.messages import (
-    VERSION,
     Active,
     ArtefactPart,
     Closed,
     Draining,
-    Hello,
-    Refused,
     Room,
     Step,
     Welcome,
     decode_to_frontend,
-    encode,
 )
 
 if TYPE_CHECKING:
     from holdfast.migration.sets import WorkerSet
-
-# A stopped worker's socket takes little; what is queued beyond this is never going to be read.
-UNSENT_BYTES_MAX = 64 * 1024 * 1024
 
 
 class LinkEvents(Protocol):
@@ -114,69 +108,6 @@ class WorkerLink:
 
     def __repr__(self) -> str:
         return f"<WorkerLink {self.instance.key.instance:x} {self.reason}, {len(self.streams)} streams>"
-
-
-class Framed(asyncio.Protocol):
-    """Handshake and frames; subclasses take the messages."""
-
-    purpose = ""
-
-    def __init__(self, peer: str) -> None:
-        self._peer = peer
-        self._splitter = FrameSplitter()
-        loop = asyncio.get_running_loop()
-        self.transport: asyncio.Transport | None = None
-        self.welcomed: asyncio.Future[Welcome] = loop.create_future()
-        self.lost: asyncio.Future[str] = loop.create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
-        self.transport.write(encode(Hello(VERSION, self.purpose, self._peer)))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.transport = None
-        why = f"connection lost: {exc}" if exc else "connection closed by the worker"
-        if not self.welcomed.done():
-            self.welcomed.set_exception(ConnectionError(why))
-            self.welcomed.exception()  # the waiter may have timed out; the failure is in `lost` as well
-        if not self.lost.done():
-            self.lost.set_result(why)
-
-    async def welcome(self, timeout_s: float) -> Welcome:
-        """The worker's answer; ConnectionError or TimeoutError if there is none."""
-        async with asyncio.timeout(timeout_s):
-            return await asyncio.shield(self.welcomed)
-
-    def send(self, message: msgspec.Struct) -> None:
-        if self.transport is None:
-            return
-        if self.transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
-            self.transport.abort()
-            return
-        self.transport.write(encode(message))
-
-    def close(self) -> None:
-        if self.transport is not None:
-            self.transport.abort()
-
-    def _first(self, message: object) -> None:
-        """Welcome or Refused."""
-        if self.welcomed.done():
-            return
-        if isinstance(message, Welcome) and message.version == VERSION:
-            self.welcomed.set_result(message)
-        elif isinstance(message, Welcome):
-            self._break(f"worker speaks wire version {message.version}, this frontend {VERSION}")
-        elif isinstance(message, Refused):
-            self._break(f"worker refused the connection: {message.reason}")
-
-    def _break(self, why: str) -> None:
-        if not self.welcomed.done():
-            self.welcomed.set_exception(ConnectionError(why))
-            self.welcomed.exception()
-        if not self.lost.done():
-            self.lost.set_result(why)
-        self.close()
 
 
 class DataConnection(Framed):

@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from http import HTTPStatus
 from typing import Protocol, cast
 
 import msgspec
 
+from holdfast.wire import http_response
 from holdfast.wire.http_request import HttpLimits, HttpRequest, RefusedRequest, RequestReader
-from holdfast.wire.net import set_nodelay
+from holdfast.wire.http_response import Headers
+from holdfast.wire.net import Outgoing, is_reset, set_nodelay
 
 __all__ = ["Handler", "HttpConnection", "HttpLimits", "HttpRequest", "Responder"]
 
@@ -29,6 +30,8 @@ PIPELINE_MAX = 16
 # How long a client may go on sending after the last answer. Closing at once would reset the connection under what
 # is still on its way, and take the answer with it.
 LINGER_S = 2.0
+# After a client said that it sends no more, for a reset to come back from one that is gone altogether.
+RESET_S = 0.05
 
 
 class Responder(Protocol):
@@ -57,9 +60,9 @@ class HttpConnection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.responder: Responder | None = None
         self.paused = False
-        self.paused_since_s = 0.0
         self.closing = False  # the response under way, or the next one, is the last
         self.busy = False  # a request is being answered
+        self.outgoing = Outgoing()
         self.request_id = ""  # what the handler calls it; told to the client with the answer
         self.active_at_s = self._loop.time()
         self.receiving_since_s = 0.0  # when the request that is arriving began to
@@ -69,6 +72,7 @@ class HttpConnection(asyncio.Protocol):
         self._waiting: deque[HttpRequest] = deque()
         self._refusal: RefusedRequest | None = None  # what ended the reading; answered after all that came before it
         self._linger: asyncio.TimerHandle | None = None
+        self._half_closed = False  # the client sends nothing more
 
     # -- asyncio.Protocol
 
@@ -90,7 +94,6 @@ class HttpConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.paused = True
-        self.paused_since_s = self._loop.time()
 
     def resume_writing(self) -> None:
         self.paused = False
@@ -109,7 +112,26 @@ class HttpConnection(asyncio.Protocol):
         if self._reader.begun != begun:
             self.receiving_since_s = self.active_at_s
 
+    def eof_received(self) -> bool:
+        """The client sends nothing more. It may be gone, or only done with sending: it gets what it asked for."""
+        if self.transport is None or not (self.busy or self._waiting):
+            return False
+        self._half_closed = True
+        if self._request is not None and not self._streaming and not self._request.http10:
+            self._send(http_response.CONTINUE)  # harmless to who reads it; who is gone answers with a reset
+        self._loop.call_later(RESET_S, self.check_client)
+        return True
+
+    def check_client(self) -> None:
+        """End a half-closed connection whose client is gone: it is not read from, so nothing else tells."""
+        if self._half_closed and self.transport is not None and is_reset(self.transport):
+            self.transport.abort()
+
     # -- requests
+
+    @property
+    def received_bytes(self) -> int:
+        return self._reader.received_bytes
 
     @property
     def receiving(self) -> bool:
@@ -129,7 +151,7 @@ class HttpConnection(asyncio.Protocol):
     def _on_expect(self) -> None:
         """Between two responses only; in the middle of one the client must do without, as it may have to anyway."""
         if self.transport is not None and not self.busy and not self._waiting:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._send(http_response.CONTINUE)
 
     def _serve(self, request: HttpRequest) -> None:
         self.busy = True
@@ -158,7 +180,7 @@ class HttpConnection(asyncio.Protocol):
         status: int,
         body: bytes,
         content_type: bytes = b"application/json",
-        headers: tuple[tuple[bytes, bytes], ...] = (),
+        headers: Headers = (),
     ) -> None:
         """A whole response. Inside a stream there is no place for one: then the client sees a broken body."""
         if self.transport is None:
@@ -168,12 +190,10 @@ class HttpConnection(asyncio.Protocol):
             return
         head = self._head(status, content_type, headers) + b"content-length: %d\r\n\r\n" % len(body)
         without_body = self._request is not None and self._request.method == "HEAD"
-        self.transport.write(head if without_body else head + body)
+        self._send(head if without_body else head + body)
         self._finish_response()
 
-    def start_stream(
-        self, content_type: bytes, headers: tuple[tuple[bytes, bytes], ...] = (), data: bytes = b""
-    ) -> None:
+    def start_stream(self, content_type: bytes, headers: Headers = (), data: bytes = b"") -> None:
         """The head of a streamed 200, and the body's first piece in the same write; it may be empty."""
         assert self._request is not None
         assert not self._streaming, "one response at a time"
@@ -182,25 +202,28 @@ class HttpConnection(asyncio.Protocol):
         self.closing |= self._request.http10  # the body ends with the connection
         head = self._head(200, content_type, headers)
         head += b"transfer-encoding: chunked\r\n\r\n" if self._chunked else b"\r\n"
-        if self.transport is not None:
-            self.transport.write(head + self._piece(data))
+        self._send(head + self._piece(data))
 
     def write(self, data: bytes) -> None:
         """One piece of a streamed body; an empty one writes nothing."""
         if self.transport is not None and data:
             assert self._streaming, "a piece of no stream"
-            self.transport.write(self._piece(data))
+            self._send(self._piece(data))
 
     def end_stream(self, data: bytes = b"") -> None:
         """The last piece of a streamed body, which may be empty, and its end."""
         if self.transport is not None:
             assert self._streaming, "the end of no stream"
-            self.transport.write(self._piece(data) + (b"0\r\n\r\n" if self._chunked else b""))
+            self._send(self._piece(data) + (http_response.LAST_CHUNK if self._chunked else b""))
         self._finish_response()
 
     def _piece(self, data: bytes) -> bytes:
-        """The one place where a piece becomes bytes: a chunk of no bytes would be the body's end."""
-        return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked and data else data
+        return http_response.chunk(data) if self._chunked else data
+
+    def _send(self, data: bytes) -> None:
+        if self.transport is not None:
+            self.outgoing.written += len(data)
+            self.transport.write(data)
 
     def abort(self) -> None:
         """Drop the client at once."""
@@ -213,18 +236,15 @@ class HttpConnection(asyncio.Protocol):
         if not (self.busy or self._waiting or self.receiving) and self.transport is not None:
             self.transport.close()
 
-    def _head(self, status: int, content_type: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
-        keep = self._request is not None and self._request.keep_alive and not self.closing
-        lines = [_status_line(status), b"content-type: " + content_type + b"\r\n"]
-        lines += [name + b": " + value + b"\r\n" for name, value in headers]
+    def _head(self, status: int, content_type: bytes, headers: Headers) -> bytes:
+        request = self._request
+        self.closing |= self._half_closed and not self._waiting
+        keep = request is not None and request.keep_alive and not self.closing
+        self.closing = not keep
         if self.request_id:
-            lines.append(b"x-request-id: %b\r\n" % self.request_id.encode())
-        if not keep:
-            self.closing = True
-            lines.append(b"connection: close\r\n")
-        elif self._request is not None and self._request.http10:
-            lines.append(b"connection: keep-alive\r\n")
-        return b"".join(lines)
+            headers = (*headers, (b"x-request-id", self.request_id.encode()))
+        kept = b"keep-alive" if request is not None and request.http10 else b""
+        return http_response.head(status, content_type, headers, kept if keep else b"close")
 
     def _finish_response(self) -> None:
         self.responder = None
@@ -241,11 +261,16 @@ class HttpConnection(asyncio.Protocol):
             self._loop.call_soon(self._serve_waiting)
         elif self._refusal is not None:
             self._answer_refusal(self._refusal)
+        elif self._half_closed:
+            self._hang_up()
 
     def _hang_up(self) -> None:
         """Say that nothing more comes; close when the client has closed, or soon."""
         assert self.transport is not None
         self._waiting.clear()
+        if self._half_closed:
+            self.transport.close()  # it sends nothing that a close could reset
+            return
         self.transport.write_eof()
         self._linger = self._loop.call_later(LINGER_S, self._end_linger)
 
@@ -253,14 +278,3 @@ class HttpConnection(asyncio.Protocol):
         if self.transport is not None:
             self.transport.close()  # what is not sent yet still goes out; the sweep ends a client that does not read
 
-
-_status_lines: dict[int, bytes] = {}
-
-
-def _status_line(status: int) -> bytes:
-    line = _status_lines.get(status)
-    if line is None:
-        known = status in HTTPStatus._value2member_map_  # 499 is not in the book
-        phrase = HTTPStatus(status).phrase if known else "Error"
-        line = _status_lines[status] = f"HTTP/1.1 {status} {phrase}\r\n".encode()
-    return line

@@ -65,6 +65,11 @@ class RequestReader:
         self._in_head = False
         self.receiving = False  # a request has begun to arrive and is not complete
 
+    @property
+    def received_bytes(self) -> int:
+        """Of the request that is arriving."""
+        return self._header_bytes + self._body_bytes
+
     def feed(self, data: bytes) -> None:
         """Take received bytes; RefusedRequest ends it."""
         rest = memoryview(data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 
 from holdfast.core.address import Address
@@ -10,14 +11,19 @@ from holdfast.core.ports import Listener, Network
 from holdfast.wire.http import Handler, HttpConnection
 from holdfast.wire.http_request import HttpLimits, RefusedRequest
 
+log = logging.getLogger("holdfast.http")
+
+# What a request may come in at and have more time than `request_s`: a modem's pace.
+RECEIVED_BYTES_PER_S_MIN = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class HttpPatience:
-    """How long a client may do nothing."""
+    """How long a client may do nothing. Who goes on reading or sending, however slowly, is not cut off."""
 
-    request_s: float = 30.0  # to send a request it has begun, however many pieces it comes in
+    request_s: float = 30.0  # to send a request it has begun, and as much again for what came at a modem's pace
     idle_s: float = 300.0  # between requests; longer than common proxies', so that they close first
-    unread_s: float = 60.0  # without reading what was sent
+    unread_s: float = 300.0  # without taking any of what was sent; reading shows a packet at a time, of up to 64 KiB
 
 
 class HttpServer:
@@ -84,12 +90,19 @@ class HttpServer:
 
     def _judge(self, connection: HttpConnection, now_s: float) -> None:
         patience = self._patience
-        if connection.paused and now_s - connection.paused_since_s > patience.unread_s:
-            connection.abort()
-        elif connection.busy:
+        transport = connection.transport
+        if transport is None:
             return
+        if transport.get_write_buffer_size():
+            connection.active_at_s = now_s  # it is idle from when it has taken everything
+            if connection.outgoing.stalled_s(transport, now_s) > patience.unread_s:
+                log.info("dropping a client that took nothing for %g s of what was sent to it", patience.unread_s)
+                connection.abort()
+        elif connection.busy:
+            connection.check_client()
         elif connection.receiving:
-            if now_s - connection.receiving_since_s > patience.request_s:
-                connection.refuse(RefusedRequest(408, f"the request did not arrive within {patience.request_s:g} s"))
+            allowed_s = patience.request_s + connection.received_bytes / RECEIVED_BYTES_PER_S_MIN
+            if now_s - connection.receiving_since_s > allowed_s:
+                connection.refuse(RefusedRequest(408, f"the request did not arrive within {allowed_s:.0f} s"))
         elif now_s - connection.active_at_s > patience.idle_s:
-            connection.abort()
+            transport.close()  # not aborted: the kernel may still have the end of an answer

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
 import contextlib
+import fcntl
 import os
 import socket
+import termios
 from dataclasses import dataclass
 
 from holdfast.core.address import Address, TcpAddress, UnixAddress
 from holdfast.core.ports import Listener, ProtocolFactory
 
+# The state of a connection that the other side has reset, first byte of TCP_INFO.
+_TCP_CLOSE = 7
 # A burst of connects during a restart waits here instead of being refused.
 BACKLOG = 1024
 
@@ -59,6 +64,47 @@ def set_nodelay(transport: asyncio.BaseTransport) -> None:
     sock = transport.get_extra_info("socket")
     if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+class Outgoing:
+    """What was written to a transport, and whether the other side takes it. `written` is counted by whoever writes."""
+
+    __slots__ = ("_since_s", "_taken", "written")
+
+    def __init__(self) -> None:
+        self.written = 0
+        self._taken = -1
+        self._since_s = 0.0
+
+    def stalled_s(self, transport: asyncio.Transport, now_s: float) -> float:
+        """For how long, by the looks taken here, nothing was taken of what waits; 0 where nothing waits."""
+        waiting = transport.get_write_buffer_size()
+        if not waiting:
+            return 0.0
+        taken = self.written - waiting - _kernel_bytes(transport)
+        if taken != self._taken:
+            self._taken, self._since_s = taken, now_s
+        return now_s - self._since_s
+
+
+def _kernel_bytes(transport: asyncio.BaseTransport) -> int:
+    """What the kernel holds that the other side has not acknowledged. A slow reader shows here first: the kernel takes
+    more from us only in large steps."""
+    sock = transport.get_extra_info("socket")
+    if sock is None:
+        return 0
+    size = array.array("i", [0])
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, size)
+    return size[0]
+
+
+def is_reset(transport: asyncio.BaseTransport) -> bool:
+    """Whether the other side has ended a connection that nobody reads from, and so nobody hears of its end."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    return bool(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE)
 
 
 def _remove_dead_socket(path: str) -> None:

@@ -1,0 +1,36 @@
+"""The bytes of a response: its head, and the pieces of a streamed body. Pure: no sockets, no clock."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+LAST_CHUNK = b"0\r\n\r\n"
+
+
+def head(status: int, content_type: bytes, headers: Headers, connection: bytes) -> bytes:
+    """All but what tells where the body ends, and the empty line; `connection`: b"" for what the version implies."""
+    lines = [_status_line(status), b"content-type: " + content_type + b"\r\n"]
+    lines += [name + b": " + value + b"\r\n" for name, value in headers]
+    if connection:
+        lines.append(b"connection: " + connection + b"\r\n")
+    return b"".join(lines)
+
+
+def chunk(data: bytes) -> bytes:
+    """The one place where a piece becomes a chunk: one of no bytes would be the body's end, so it becomes nothing."""
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+
+
+_status_lines: dict[int, bytes] = {}
+
+
+def _status_line(status: int) -> bytes:
+    line = _status_lines.get(status)
+    if line is None:
+        known = status in HTTPStatus._value2member_map_  # 499 is not in the book
+        phrase = HTTPStatus(status).phrase if known else "Error"
+        line = _status_lines[status] = f"HTTP/1.1 {status} {phrase}\r\n".encode()
+    return line
