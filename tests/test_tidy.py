@@ -32,6 +32,7 @@ CLOCK = {
     "failover/lock_serve.py": "wall time for the record that people read",
     "failover/lost_event.py": "a lock's end by the kernel's clock: the loop's stands still inside a callback",
     "engines/torch/stepper.py": "steps are timed in their own thread, which has no event loop",
+    "engines/torch/warm_up.py": "what compiling cost is told, from the same thread",
     "engines/vault_memory.py": "a takeover's marks, on the one clock all processes share",
     "failover/journal.py": "when a leader last sent, on the one clock all processes share",
     "frontend/process.py": "wall time for `created`, handed down from here",

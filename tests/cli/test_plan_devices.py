@@ -14,7 +14,7 @@ import pytest
 from up_rig import START_S, Place
 
 from holdfast.cli import devices
-from holdfast.cli.devices import Chosen, Found, choose
+from holdfast.cli.devices import Chosen, Found, choose, exact_note
 from holdfast.cli.launch import TorchLaunch, VaultLaunch, WorkerLaunch
 from holdfast.cli.models import named
 from holdfast.cli.plan import UpOptions, plan
@@ -34,6 +34,12 @@ def planned(options: UpOptions) -> tuple[list[VaultLaunch], list[WorkerLaunch]]:
     launches = plan(STATE, options)
     vaults = [launch for launch in launches if isinstance(launch, VaultLaunch)]
     return vaults, [launch for launch in launches if isinstance(launch, WorkerLaunch)]
+
+
+def test_exact_on_a_gpu_says_what_it_costs() -> None:
+    """Who asks for it there is told at the start; on a CPU, and for others, there is nothing to say."""
+    assert "many times slower than --fast" in exact_note(True, Chosen(GPUS[:1]))
+    assert exact_note(True, Chosen()) == exact_note(False, Chosen(GPUS[:1])) == ""
 
 
 # -- who sits where

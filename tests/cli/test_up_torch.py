@@ -132,6 +132,7 @@ AT = "2026-01-02 03:04:05,678 worker-1a INFO "
         ([], IMPORTING),
         (["hash: 3 of 9 MiB"], "reading the model, 3 of 9 MiB"),
         (["fetch: …"], "fetching the model"),
+        (["weights sha256:0: 9 bytes written in 2.44 s", "compile: …"], "compiling kernels"),
         (["writing the weights sha256:0, float32"], LOADING),
         (["writing the weights sha256:0, float32", "load: 1 of 513 MiB", "else"], f"{LOADING}, 1 of 513 MiB"),
         (["load: 513 of 513 MiB", "weights sha256:0, float32: 538968064 bytes written in 2.44 s"], WARMING),

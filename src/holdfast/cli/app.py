@@ -92,7 +92,7 @@ def up(
     By default a real model, SmolLM2-135M-Instruct; `--engine sim` is a simulator that says random words.
     """
     from holdfast.cli.chat_templates import template_path
-    from holdfast.cli.devices import choose
+    from holdfast.cli.devices import choose, exact_note
     from holdfast.cli.idle_options import refuse_idle
     from holdfast.cli.launch import SimLaunch, TorchLaunch
     from holdfast.cli.models import named
@@ -110,8 +110,8 @@ def up(
     sizes = {"context_tokens_max": context, "concurrency": streams_max}
     torch = TorchLaunch(exact=exact, kv_gib=kv_gib, threads=threads, ranks=ranks, **sizes)
     chosen = choose(engine, device, workers * ranks)
-    if chosen.note:
-        Screen().line(chosen.note, style="dim")
+    for note in filter(None, (chosen.note, exact_note(exact, chosen))):
+        Screen().line(note, style="dim")
     serving = (deployment or env.deployment, engine, name, workers, frontends, host, port, store)
     loaded, template = (source, torch, str(env.cache_dir), chosen.gpus), template_path(chat_template)
     given = (*serving, hold_s, drain_s, allow_chaos, keys, sim, env.log_level, *failover, *loaded, known_s)

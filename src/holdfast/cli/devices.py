@@ -57,6 +57,16 @@ def choose(engine: str, text: str, needed: int, find: Callable[[], Found] | None
     return Chosen(tuple(dict.fromkeys(_gpu(name, find) for name in names)))
 
 
+def exact_note(exact: bool, chosen: Chosen) -> str:
+    """What `--exact` costs there, for those who may not know; "" where it costs little."""
+    if not (exact and chosen.gpus):
+        return ""
+    return (
+        "--exact on a GPU computes every position by itself, without CUDA graphs: many times slower than --fast; each "
+        "engine logs its milliseconds per position as it starts"
+    )
+
+
 def _gpu(name: str, find: Callable[[], Found]) -> str:
     if name in (AUTO, CPU):
         raise UserError(f"--device: {name} stands alone; workers that answer for each other must compute alike")

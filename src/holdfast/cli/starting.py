@@ -33,6 +33,7 @@ WORKS = {
     "unpack": "unpacking the model",
     "hash": "reading the model",
     "load": LOADING,
+    "compile": "compiling kernels",
 }
 
 _WORK = re.compile(r" INFO (\w+): (\d+ of \d+ MiB|…)$")

@@ -42,6 +42,10 @@ class Computer:
         self._rows: SamplingRows | None = None
         self._row_of: dict[int, int] = {}  # by stream number, in `latest`
         self.tile_tokens = 0
+        if kv.is_cuda and model.exact:
+            # cuDNN's attention builds a plan for every length it has not seen: on an H200 32 streams took three times
+            # as long with it, and every start and takeover began with it.
+            torch.backends.cuda.enable_cudnn_sdp(False)
         if kv.is_cuda and not model.exact:
             from holdfast.engines.torch.kernels_attention import tile_tokens  # loads triton
 

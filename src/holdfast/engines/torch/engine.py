@@ -204,6 +204,8 @@ class TorchEngine:
         owned = await self._ranks.wake(epoch, pass_fds)
         ready = self._readiness.found(owned.pages_address)
         if ready is None:
+            if self._device.type == "cuda":  # minutes, where nothing was compiled on this machine before
+                self.on_loading("kernels are compiled for pages at another address")
             where = (owned.pages_address, owned.range_bytes, owned.private_at)
             ready = await self._in_step_thread(lambda: self._readiness.make(*where))
         blocks = self._blocks = PoolBlocks(owned.pool)

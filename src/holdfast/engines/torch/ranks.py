@@ -119,6 +119,8 @@ class Ranks:
         """All ranks at once: they agree with one another on the way. The caller bounds it."""
         if self.count == 1:
             return await self._memory.own(epoch)
+        if self._turn.locked():
+            self._memory.on_loading("a canary is under way on every rank")
         async with self._turn:
             owned: Owned
             order = self.processes.order("wake", None, fds, epoch=epoch)

@@ -95,11 +95,14 @@ def draw(logits: torch.Tensor, rows: SamplingRows) -> Drawn:
 
 
 def _tokens(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    if logits.is_cuda and rows.truncation is None:
+    if logits.is_cuda and (rows.truncation is None or rows.greedy is None):
         from holdfast.engines.torch.kernels_sampling import sample  # loads triton
 
-        settings = (rows.seeds, rows.positions, rows.temperatures, rows.words)
-        return sample(logits, *settings, _likeliest(rows))
+        temperatures = rows.temperatures
+        if rows.truncation is not None:  # of what is divided already
+            logits, temperatures = logits / temperatures, torch.ones_like(temperatures)
+            rows.truncation.apply_(logits)
+        return sample(logits, rows.seeds, rows.positions, temperatures, rows.words, _likeliest(rows))
     if rows.greedy is None:
         return _gumbel_max(logits, row_keys(rows.seeds, rows.positions), rows.temperatures, rows)
     if rows.random is None:

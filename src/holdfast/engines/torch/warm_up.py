@@ -5,6 +5,9 @@ Always true: only `filler` is written, the one block that is nobody's.
 
 from __future__ import annotations
 
+import logging
+import time
+
 import torch
 
 from holdfast.core.requests import GenerateRequest, Sampling
@@ -16,23 +19,38 @@ from holdfast.engines.torch.sequences import Segment, StepPlan, Stream
 
 PINNED = range(6, 22)  # powers of two, bytes: up to the block tables of a whole batch
 PINNED_EACH = 8  # of a step's handful of lists, for the steps in flight
-WORK = "compiling kernels and capturing graphs"
+WORK = "compile"  # kernels, and capture graphs
+
+log = logging.getLogger("holdfast.engine")
 
 
 def warm_up(computer: Computer, step_tokens_max: int, table_width: int, filler: int, progress: Progress) -> None:
-    """Chunks of every power of two blocks up to the largest step, then all graphs."""
+    """Chunks of every power of two blocks up to the largest step, then all graphs. Under `exact` every row is a call of
+    its own, the same in any step: one block has them all."""
     progress(WORK, 0, None)
+    began_s = time.perf_counter()
     _pin()
-    most = max(1, step_tokens_max // computer.block_tokens)
+    tokens = computer.block_tokens
+    most = 1 if computer.model.exact else max(1, step_tokens_max // tokens)
     for count in [*(1 << power for power in range(most.bit_length() - 1)), most]:
-        computer.compute(_plan(count, computer.block_tokens, filler))
-    if not computer.model.exact:
+        computer.compute(_plan(count, tokens, filler))
+    if computer.model.exact:
+        ready_s = time.perf_counter()
+        computer.compute(_plan(1, tokens, filler))
+        each_ms = (time.perf_counter() - ready_s) * 1000 / tokens
+        log.warning(
+            "exact on a GPU: compiled in %.1f s; every position is computed by itself, without graphs, in %.1f ms: a "
+            "prompt of 1,000 tokens takes %.0f s, and so do 1,000 tokens of all streams together",
+            ready_s - began_s,
+            each_ms,
+            each_ms,
+        )
+    else:
         inputs = GraphInputs(computer.latest.rows, table_width, filler, computer.words)
         tile = computer.tile_tokens
         graphs = StepGraphs(computer.model, computer.kv, inputs, computer.latest, step_tokens_max, tile)
         graphs.capture()
         computer.graphs = graphs
-    progress(WORK, 1, 1)
 
 
 def _pin() -> None:

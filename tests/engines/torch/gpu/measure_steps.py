@@ -1,21 +1,24 @@
 """What one stream's wishes cost a batch, and what `exact` costs, on a GPU: `python measure_steps.py`. Prints JSON.
 
-Each line compares in one run: the same engine, the same 64 streams, one of them with a wish or none; the same two exact
-engines, with cuDNN's attention, which builds a plan for every length, and without.
+Lines of the first kind are of the same engine and the same 64 streams, one of them with a wish or none; then of two
+exact engines, from the first one's load to what the second does after a handover; then of a whole exact deployment
+whose active engine is killed as soon as its standby stands by, twice. DEVICE is another one than cuda-0.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from holdfast.core.requests import GenerateRequest, Output, Sampling
 from holdfast.engines.place import Place
@@ -105,9 +108,8 @@ async def wishes() -> None:
         await engine.stop()
 
 
-async def exact(cudnn: bool) -> None:
-    torch.backends.cuda.enable_cudnn_sdp(cudnn)
-    marks: dict[str, Any] = {"exact": True, "cudnn attention": cudnn}
+async def exact() -> None:
+    marks: dict[str, Any] = {"exact": True}
     at_s = time.perf_counter()
 
     def mark(name: str) -> None:
@@ -122,7 +124,7 @@ async def exact(cudnn: bool) -> None:
         await first.check()
         mark("canary_s")
         await first.wake(time.time_ns() // 1_000_000)
-        mark("first_wake_s")
+        mark("first_wake_s")  # the pool is made, and everything for its addresses
         second = await loaded(at, 1, second_said, exact=True)
         mark("standby_load_s")
         for number in range(32):
@@ -143,11 +145,50 @@ async def exact(cudnn: bool) -> None:
     print(json.dumps(marks), flush=True)
 
 
+def holdfast(state: str, *words: str) -> str:
+    command = [sys.executable, "-m", "holdfast", *words]
+    ran = subprocess.run(command, env=os.environ | {"HOLDFAST_STATE_DIR": state}, capture_output=True, timeout=BOUND_S)
+    return ran.stdout.decode() + (ran.stderr.decode() if ran.returncode else "")
+
+
+def workers(state: str) -> dict[str, int]:
+    """Pids by what they are."""
+    rows = json.loads(holdfast(state, "ps", "--json"))
+    return {row["state"]: row["pid"] for row in rows if row["role"] == "worker"}
+
+
+def deployment() -> None:
+    """How long until it is up, and until a killed engine's place is taken and stood by for; who was killed for what."""
+    state, began_s = tempfile.mkdtemp(dir="/tmp"), time.perf_counter()
+    options = ("--exact", "--model", "tiny", "--kv-gib", "1", "--device", os.environ.get("DEVICE", "cuda-0"))
+    print(holdfast(state, "up", *options, "--detach", "--port", "8977")[:600], flush=True)
+    marks: dict[str, Any] = {"deployment": "exact", "up_s": round(time.perf_counter() - began_s, 1)}
+    try:
+        for kill in ("first", "second"):
+            before = workers(state)
+            os.kill(before["active"], signal.SIGKILL)
+            began_s = time.perf_counter()
+            while time.perf_counter() - began_s < BOUND_S / 3:
+                now = workers(state)
+                if now.get("active") == before["standby"] and f"{kill}_active_s" not in marks:
+                    marks[f"{kill}_active_s"] = round(time.perf_counter() - began_s, 2)
+                if {"active", "standby"} <= now.keys() and before["active"] not in now.values():
+                    marks[f"{kill}_redundant_s"] = round(time.perf_counter() - began_s, 2)
+                    break
+        marks["failover"] = [row["failover"] for row in json.loads(holdfast(state, "ps", "--json")) if row["failover"]]
+    finally:
+        holdfast(state, "down")
+    logs = [line for path in Path(state, "logs").glob("*") for line in path.read_text(errors="replace").splitlines()]
+    words = ("cannot live", "is wedged", "is stopped", "exact on a GPU", "waking takes longer", "-> active")
+    marks["logged"] = [line for line in logs if any(word in line for word in words)]
+    print(json.dumps(marks, indent=1), flush=True)
+
+
 async def main() -> None:
     await wishes()
-    for cudnn in (torch.backends.cuda.cudnn_sdp_enabled(), False):
-        await exact(cudnn)
+    await exact()
 
 
 if __name__ == "__main__":
     asyncio.run(main())
+    deployment()

@@ -62,7 +62,7 @@ tests() {
 
 hardening() {
   local status=0
-  timeout 150 "$PYTHON" -m pytest --noconftest -p no:cacheprovider -o addopts= -q -W ignore -rs --durations=8 \
+  timeout 120 "$PYTHON" -m pytest --noconftest -p no:cacheprovider -o addopts= -q -W ignore -rs --durations=8 \
     -m gpu tests/engines/torch/gpu/test_gpu_steps.py || status=1
   timeout 200 "$PYTHON" tests/engines/torch/gpu/measure_steps.py || status=1
   return $status

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.gpu
 
 BLOCK = 16
 BLOCK_GIB = 2 * TINY.layers * TINY.kv_heads * TINY.head_size * BLOCK * 2 / 2**30  # in bf16
-BOUND_S = 60.0
+BOUND_S = 30.0
 WANTS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "drawn": {"temperature": 0.8},
@@ -106,9 +106,10 @@ async def awake(vault: tuple[str, str], **given: Any) -> AsyncIterator[Said]:
         await said.engine.stop()
 
 
-def asked(tokens: int, max_tokens: int, seed: int, **wants: Any) -> GenerateRequest:
+def asked(tokens: int, max_tokens: int, seed: int, made: Sequence[int] = (), **wants: Any) -> GenerateRequest:
     prompt = [(seed // 100 * 977 + place * 7) % 5000 for place in range(tokens)]
-    return GenerateRequest("x", prompt, len(prompt), Sampling(max_tokens, seed, **({"ignore_eos": True} | wants)))
+    sampling = Sampling(max_tokens, seed, **({"ignore_eos": True} | wants))
+    return GenerateRequest("x", [*prompt, *made], len(prompt), sampling)
 
 
 async def test_a_preempted_streams_tables_are_its_own(vault: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,15 +186,41 @@ async def test_an_engine_whose_numbers_break_ends(vault: tuple[str, str]) -> Non
             said.engine.submit(number, asked(40, 3000, number * 100, **list(WANTS.values())[number % len(WANTS)]))
         await said.until(20, range(1, 11))
 
-        def work() -> None:
+        def work() -> str:
             ready, scheduler = said.engine._readiness.ready, said.engine._stepper.scheduler
             assert ready is not None
             assert scheduler is not None
-            ready.computer.kv[scheduler.running[7].blocks[0], 1, 1, 3, 0, 0] = math.nan
+            block = scheduler.running[7].blocks[0]
+            ready.computer.kv[block, 1, 1, 3, 0, 0] = math.nan
+            return f"block {block}: {ready.computer.kv[block, 1, 1, 3, 0].tolist()}"
 
-        said.engine._stepper.run(work)
-        await said.until_fatal()
+        async with asyncio.timeout(BOUND_S):
+            broken = await asyncio.wrap_future(said.engine._stepper.run(work))
+        try:
+            await said.until_fatal()
+        except TimeoutError:
+            told = {number: len(said.tokens(number)) for number in range(1, 11)}
+            raise AssertionError(f"{broken}; {said.engine!r}; {told}") from None
         assert "not finite" in said.fatal
+
+
+async def test_exact_says_the_same_in_any_batch(vault: tuple[str, str]) -> None:
+    """Alone, together, or resumed in the middle: every stream's tokens are the same, whatever it wants."""
+    async with awake(vault, exact=True) as said:
+        names = dict(enumerate(WANTS, 1))
+        for number, name in names.items():
+            said.engine.submit(number, asked(10 + 7 * number, 30, number * 100, **WANTS[name]))
+            await said.until(30, [number])
+        for number, name in names.items():
+            said.engine.submit(20 + number, asked(10 + 7 * number, 30, number * 100, **WANTS[name]))
+        await said.until(30, [20 + number for number in names])
+        for number, name in names.items():
+            assert said.tokens(20 + number) == said.tokens(number), name
+            made = said.tokens(number)[:12]
+            said.engine.submit(40 + number, asked(10 + 7 * number, 30, number * 100, made, **WANTS[name]))
+        await said.until(18, [40 + number for number in names])
+        for number, name in names.items():
+            assert said.tokens(40 + number) == said.tokens(number)[12:], name
 
 
 async def test_streams_that_want_more_stay_in_the_graph(

@@ -1,0 +1,81 @@
+"""Compiling is not dying: a wake that compiles says so and answers meanwhile; `exact` compiles the least it can."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch_rig import BOUND_S, Vault, prompt, request, rig, running_vault
+
+from holdfast.engines.torch import warm_up
+from holdfast.engines.torch.computer import Computer
+from holdfast.engines.torch.launched import Launched
+from holdfast.engines.torch.readiness import Readiness, Ready
+from holdfast.engines.torch.sequences import StepPlan
+
+
+@pytest.fixture
+def vault() -> Iterator[Vault]:
+    with running_vault() as made:
+        yield made
+
+
+async def test_a_wake_that_compiles_says_so_and_goes_on(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, what is not ready for the pool's addresses is made in the wake: whoever bounds the wake hears it before
+    it begins, so that it gets a load's time; the engine answers meanwhile, and serves after it. Where all is ready
+    nothing is said."""
+    began, gate = threading.Event(), threading.Event()
+    real = Readiness.make
+
+    def slow(self: Readiness, address: int, size: int, private_at: int) -> Ready:
+        began.set()
+        assert gate.wait(BOUND_S)
+        return real(self, address, size, private_at)
+
+    async with rig(vault) as r:
+        told: list[str] = []
+        r.engine.on_loading = told.append
+        r.engine._device = torch.device("cuda")  # as far as a wake is concerned
+        await r.engine.rest()
+        await r.engine.wake(2000)
+        assert told == []
+        await r.engine.rest()
+        r.engine._readiness.ready = None
+        monkeypatch.setattr(Readiness, "make", slow)
+        waking = asyncio.ensure_future(r.engine.wake(3000))
+        assert await asyncio.to_thread(began.wait, BOUND_S)
+        assert len(told) == 1
+        assert "compiled" in told[0]
+        assert r.engine.progress().budget_ms > BOUND_S * 1000
+        assert not waking.done()
+        gate.set()
+        await waking
+        await r.run({1: request(prompt(20), 5)})
+        assert len(r.tokens(1)) == 5
+
+
+async def test_exact_warms_up_by_one_block_and_says_what_it_costs(
+    vault: Vault, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every row is a call of its own, so a step of one block has them all: not every size is computed position by
+    position. What a position takes is logged."""
+    positions: list[int] = []
+    real = Computer.launch
+
+    def noted(self: Computer, plan: StepPlan) -> Launched:
+        positions.append(plan.token_count)
+        return real(self, plan)
+
+    async with rig(vault) as r:
+        ready = r.engine._readiness.ready
+        assert ready is not None
+        monkeypatch.setattr(Computer, "launch", noted)
+        monkeypatch.setattr(warm_up, "_pin", lambda: None)
+        with caplog.at_level(logging.WARNING, "holdfast.engine"):
+            warm_up.warm_up(ready.computer, 512, 16, ready.blocks.stop, lambda *_: None)
+        assert positions == [16, 16]
+        assert "every position is computed by itself" in caplog.text
