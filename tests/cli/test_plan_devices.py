@@ -264,7 +264,15 @@ def test_a_tiny_model_on_the_cpu(place: Place) -> None:
     done = place.run("up", "--detach", "--port", str(place.port), *place.shape, *wanted)
     assert done.returncode == 0, done.stderr
     assert "--device auto" not in done.stdout
-    assert list(place.ps()) == ["store", "vault-1", "worker-1a", "worker-1b", "frontend"]
+    assert list(place.ps()) == [
+        "store",
+        "vault-1",
+        "vault-1-keeper",
+        "vault-1-server",
+        "worker-1a",
+        "worker-1b",
+        "frontend",
+    ]
     launch = json.loads(launch_path(place.state_dir, "worker-1a").read_bytes())
     assert (launch["device"], launch["standbys"], launch["more_vaults"]) == ("host-1", 1, [])
     assert (launch["torch"]["context_tokens_max"], launch["torch"]["concurrency"]) == (256, 3)

@@ -14,6 +14,7 @@ from up_rig import Place, until
 pytestmark = pytest.mark.processes
 
 ENGINES = ("worker-1a", "worker-1b")
+VAULT = ("vault-1", "vault-1-keeper", "vault-1-server")
 SMALL = ("--vault-gib", "0.0625")
 
 
@@ -38,7 +39,7 @@ def test_the_default_is_a_pair(place: Place) -> None:
     done = place.up()
     assert done.returncode == 0, done.stderr
     processes = place.ps()
-    assert list(processes) == ["store", "vault-1", "worker-1a", "worker-1b", "frontend"]
+    assert list(processes) == ["store", *VAULT, "worker-1a", "worker-1b", "frontend"]
     assert processes["vault-1"]["state"] == "ready"
     until(lambda: is_whole(place), "an active and a standby")
     engines = by_state(place)

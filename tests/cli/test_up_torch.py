@@ -45,7 +45,8 @@ def test_the_default_is_a_pair_whose_streams_outlive_a_kill(place: Place) -> Non
     for word in (f"worker-1a: {IMPORTING}", f"worker-1b: {IMPORTING}", "model tiny", "Kill the active engine"):
         assert word in done.stdout
     processes = place.ps()
-    assert list(processes) == ["store", "vault-1", "worker-1a", "worker-1b", "frontend"]
+    vault = ["vault-1", "vault-1-keeper", "vault-1-server"]
+    assert list(processes) == ["store", *vault, "worker-1a", "worker-1b", "frontend"]
     engines = {process["state"]: process for process in processes.values() if process["role"] == "worker"}
     assert set(engines) == {"active", "standby"}
     connection = http.client.HTTPConnection("127.0.0.1", place.port, timeout=60)

@@ -144,13 +144,15 @@ def test_a_silent_vault_delays_nobody(folder: Path) -> None:
     path = socket_path(folder, "host-0")
     until(lambda: [facts for facts in status(folder) if "pid" in facts], "the vault")
     vault = pair(path, WAIT_S).vault
-    os.kill(vault, signal.SIGSTOP)
+    for pid in (process.pid, vault):  # who serves too, or it would replace the vault
+        os.kill(pid, signal.SIGSTOP)
     try:
         (facts,) = status(folder)
         assert "no answer within 1 s" in facts["error"]
         assert "no answer" in holdfast(folder, "status").stdout
     finally:
-        os.kill(vault, signal.SIGCONT)
+        for pid in (vault, process.pid):
+            os.kill(pid, signal.SIGCONT)
     end(process)
 
 

@@ -78,8 +78,10 @@ async def _run_vault(launch: VaultLaunch, stop: asyncio.Event, on_ready: OnReady
     from holdfast.memory.calls import open_connection
     from holdfast.memory.launch import VaultProcesses
     from holdfast.memory.vault_settings import VaultSettings
+    from holdfast.supervise.records import forget_parts, write_parts
 
-    vault = VaultProcesses(VaultSettings(launch.device, launch.socket_path, launch.budget_bytes))
+    settings = VaultSettings(launch.device, launch.socket_path, launch.budget_bytes)
+    vault = VaultProcesses(settings, on_members=lambda pids: write_parts(Path(launch.state_dir), launch.name, pids))
     vault.start()
     watching = asyncio.ensure_future(vault.watch())
     stopping = asyncio.ensure_future(stop.wait())
@@ -97,6 +99,7 @@ async def _run_vault(launch: VaultLaunch, stop: asyncio.Event, on_ready: OnReady
             task.cancel()
         await asyncio.gather(watching, stopping, return_exceptions=True)
         vault.stop()
+        forget_parts(Path(launch.state_dir), launch.name)
 
 
 def _ignore(_: object) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cache
 
 # Field 22 of /proc/<pid>/stat, counted from the state (field 3), which follows the name's closing bracket.
 _START_TICKS_FIELD = 22 - 3
@@ -74,6 +75,27 @@ def is_ending(pid: int) -> bool | None:
     if fields is None:
         return None
     return fields[0] in ("Z", "X") or bool(int(fields[_FLAGS_FIELD]) & _PF_EXITING)
+
+
+def is_frozen(pid: int) -> bool:
+    """Is its cgroup (v2), or one above it, frozen? The old freezer shows as a thread that makes no switches."""
+    mount = _cgroup2_mount()
+    lines = (read_text(f"/proc/{pid}/cgroup") or "").splitlines()
+    path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), None)
+    if mount is None or path is None:
+        return False
+    events = read_text(f"{mount}{path.rstrip('/')}/cgroup.events") or ""
+    return "frozen 1" in events.splitlines()
+
+
+@cache
+def _cgroup2_mount() -> str | None:
+    """Where the one cgroup v2 tree is mounted; it does not move while we run."""
+    for line in (read_text("/proc/self/mountinfo") or "").splitlines():
+        place, _, kind = line.partition(" - ")
+        if kind.startswith("cgroup2 "):
+            return place.split()[4]
+    return None
 
 
 def read_own_thread(thread: int) -> ThreadTimes | None:

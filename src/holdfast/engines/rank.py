@@ -20,10 +20,10 @@ from typing import Any
 import msgspec
 
 from holdfast.core.limits import raise_descriptor_limit
+from holdfast.memory.fdsocket import receive
 
 PR_SET_PDEATHSIG = 1
 ORDER_BYTES_MAX = 4096
-FDS_MAX = 16  # an election has one lock
 
 # Takes an order's name, its fields and its descriptors; what it gives is the answer.
 CarryOut = Callable[[str, dict[str, Any], list[int]], Awaitable[Any]]
@@ -86,9 +86,10 @@ class Orders:
             await ready.wait()
         finally:
             loop.remove_reader(self._control)
-        text, fds, flags, _ = socket.recv_fds(self._control, ORDER_BYTES_MAX, FDS_MAX, socket.MSG_CMSG_CLOEXEC)
-        assert not flags & socket.MSG_CTRUNC, "descriptors were dropped on the way"
-        return text, fds
+        try:
+            return receive(self._control)
+        except EOFError:
+            return b"", []
 
 
 def end(why: str) -> None:

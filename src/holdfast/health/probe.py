@@ -6,9 +6,7 @@ event loop. It reports; `liveness` judges.
 
 from __future__ import annotations
 
-from functools import cache
-
-from holdfast.core.procfs import boot_id, pid_namespace, read_process, read_text
+from holdfast.core.procfs import boot_id, is_frozen, pid_namespace, read_process, read_text
 from holdfast.health.verdicts import ProbeResult
 from holdfast.wire.messages import ProcessIdentity
 
@@ -31,7 +29,7 @@ def probe(identity: ProcessIdentity) -> ProbeResult:
         return ProbeResult(gone=True)
     state, switches = _thread(identity.pid, identity.beat_thread)
     return ProbeResult(
-        gone=False, state=stat.state, frozen=_is_frozen(identity.pid), thread_state=state, switches=switches
+        gone=False, state=stat.state, frozen=is_frozen(identity.pid), thread_state=state, switches=switches
     )
 
 
@@ -41,24 +39,3 @@ def _thread(pid: int, thread: int) -> tuple[str, int]:
     fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
     switches = sum(int(fields.get(f"{kind}_ctxt_switches", "0")) for kind in ("voluntary", "nonvoluntary"))
     return fields.get("State", "").strip()[:1], switches
-
-
-def _is_frozen(pid: int) -> bool:
-    """Is its cgroup (v2), or one above it, frozen? The old freezer shows as a thread that makes no switches."""
-    mount = _cgroup2_mount()
-    lines = (read_text(f"/proc/{pid}/cgroup") or "").splitlines()
-    path = next((line.removeprefix("0::") for line in lines if line.startswith("0::")), None)
-    if mount is None or path is None:
-        return False
-    events = read_text(f"{mount}{path.rstrip('/')}/cgroup.events") or ""
-    return "frozen 1" in events.splitlines()
-
-
-@cache
-def _cgroup2_mount() -> str | None:
-    """Where the one cgroup v2 tree is mounted; it does not move while we run."""
-    for line in (read_text("/proc/self/mountinfo") or "").splitlines():
-        place, _, kind = line.partition(" - ")
-        if kind.startswith("cgroup2 "):
-            return place.split()[4]
-    return None

@@ -22,8 +22,9 @@ from holdfast.memory.protocol import Donate, Mapping, PoolNews, Resume
 SLAB_BYTES = 1024**3  # remap cost is the number of handles, not bytes (facts 5)
 CALL_TIMEOUT_S = 30.0
 CONNECT_TIMEOUT_S = 5.0
-# Soon at first, for a vault its keeper starts again; then seldom, for one that somebody must start.
-REATTACH_S = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5, 1.0)
+# Soon at first, for a vault its keeper starts again; then at a pace that is well within what a vault that has lost
+# everything waits for those who can give it back (1 s for the pool).
+REATTACH_S = (0.0, 0.01, 0.05, 0.1, 0.2)
 
 
 @dataclass(slots=True)

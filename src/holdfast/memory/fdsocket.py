@@ -115,6 +115,7 @@ class FdConnection:
         self._unsent_bytes = 0
         self._unsent_fds = 0
         self._writing = False
+        self._deaf = False  # it reads no more; what it said last, and its end, are still to be read
         self.open = True
         self.peer_ended = False  # the end came from the other side; else it was ours, for want of memory, say
         self._loop.add_reader(sock.fileno(), self._readable)
@@ -173,7 +174,7 @@ class FdConnection:
 
     def send(self, body: bytes, fds: list[int] | None = None) -> None:
         """Queue a frame; descriptors are duplicated, so the caller keeps its own."""
-        if not self.open:
+        if not self.open or self._deaf:
             return
         assert len(body) <= FRAME_BYTES_MAX
         assert fds is None or len(fds) <= FDS_PER_FRAME_MAX
@@ -197,6 +198,10 @@ class FdConnection:
             try:
                 sent = self._send_some(first)
             except (BlockingIOError, InterruptedError):
+                break
+            except BrokenPipeError:
+                self._deaf = True
+                self._drop_unsent()
                 break
             except OSError as error:
                 self._lose(error)
@@ -227,8 +232,14 @@ class FdConnection:
             self._loop.remove_writer(self._sock.fileno())
 
     def _lose(self, error: OSError) -> None:
-        self.peer_ended = isinstance(error, BrokenPipeError | ConnectionResetError)
+        self.peer_ended = isinstance(error, ConnectionResetError)
         self.close(f"connection lost: {error}")
+
+    def _drop_unsent(self) -> None:
+        for outgoing in self._outgoing:
+            close_all(outgoing.fds)
+        self._outgoing.clear()
+        self._unsent_bytes = self._unsent_fds = 0
 
     def close(self, why: str = "closed") -> None:
         """Close now; frames not yet sent are dropped. Idempotent."""
@@ -238,20 +249,19 @@ class FdConnection:
         self._loop.remove_reader(self._sock.fileno())
         if self._writing:
             self._loop.remove_writer(self._sock.fileno())
-        for outgoing in self._outgoing:
-            close_all(outgoing.fds)
+        self._drop_unsent()
         for frame in self._arrived:
             frame.close_fds()
-        self._outgoing.clear()
         self._arrived.clear()
         self._splitter.close()
         self._sock.close()
         self._on_lost(why)
 
 
-def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
-    """One recvmsg; EOFError at the end, FdProtocolError when descriptors were cut off."""
-    data, control, flags, _ = sock.recvmsg(_RECEIVE_BYTES, _CONTROL_BYTES, socket.MSG_CMSG_CLOEXEC)
+def receive(sock: socket.socket, also: int = 0) -> tuple[bytes, list[int]]:
+    """One recvmsg; EOFError at the end, FdProtocolError when descriptors were cut off. (`socket.recv_fds` is no use
+    here: it drops the flags it is given.)"""
+    data, control, flags, _ = sock.recvmsg(_RECEIVE_BYTES, _CONTROL_BYTES, socket.MSG_CMSG_CLOEXEC | also)
     fds = array.array("i")
     for level, kind, payload in control:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

@@ -1,25 +1,33 @@
-"""Start a vault with its keeper, and start both again when both are gone; the listening socket stays open here.
+"""Start a vault with its keeper, kill either when it is stopped, and start both again when both are gone; the
+listening socket stays open here.
 
-The lifeline is a socket pair. Keeper and vault have one end: when the other is shut or closed, they end. This process
-has the other, and reads its end once nobody holds the first: vault and keeper are both gone, whoever had started them.
-Always true: while this object is started, clients' connections wait in the socket's backlog, never find nobody.
+The lifeline is a socket pair. Keeper and vault have one end: they announce themselves on it, and when the other is shut
+or closed, they end. This process has the other, and reads its end once nobody holds the first: vault and keeper are
+both gone, whoever had started them. Who is stopped is killed here, and started again by the other one.
+Always true: while this object is started, clients' connections wait in the socket's backlog, never find nobody; `stop`
+leaves nobody behind, not even one that is stopped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import select
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from holdfast.core.errors import UserError
+from holdfast.memory.members import LOOK_S, Members
 from holdfast.memory.vault_settings import ENDED, VaultSettings
+
+log = logging.getLogger("holdfast.vault")
 
 BACKLOG = 1024
 END_S = 5.0
@@ -31,12 +39,18 @@ QUIET_S = 60.0
 class VaultProcesses:
     """A keeper and its vault, for as long as this object's lifeline is open."""
 
-    def __init__(self, settings: VaultSettings, log_path: Path | None = None) -> None:
+    def __init__(
+        self,
+        settings: VaultSettings,
+        log_path: Path | None = None,
+        on_members: Callable[[dict[str, int]], None] = lambda pids: None,
+    ) -> None:
         self.settings = settings
         self._log_path = log_path
         self._lifeline: socket.socket | None = None
         self._listener: socket.socket | None = None
         self.keeper: subprocess.Popen[bytes] | None = None
+        self.members = Members(on_members)
 
     def start(self) -> None:
         self._listener = self._bind()
@@ -46,15 +60,17 @@ class VaultProcesses:
 
     def _start_pair(self) -> None:
         assert self._listener is not None
-        self._lifeline, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._lifeline, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         vault = [sys.executable, "-m", "holdfast.memory.server", msgspec.json.encode(self.settings).decode()]
         fds = (self._listener.fileno(), theirs.fileno())
         command = [sys.executable, "-m", "holdfast.memory.keeper", *map(str, fds), "-1", "-1", "--", *vault]
         try:
             with contextlib.ExitStack() as stack:
                 log = stack.enter_context(self._log_path.open("ab")) if self._log_path else None
+                # A group of its own, out of a terminal's Ctrl-C; but the session of whoever serves, with whose end a
+                # supervisor kills what is left of it.
                 self.keeper = subprocess.Popen(
-                    command, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                    command, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
                 )
         finally:
             theirs.close()
@@ -64,21 +80,22 @@ class VaultProcesses:
     def gone(self) -> bool:
         """Whether neither vault nor keeper lives."""
         assert self._lifeline is not None
-        readable, _, _ = select.select([self._lifeline], [], [], 0)
-        return bool(readable)
+        return self.members.hear(self._lifeline)
 
     def ensure(self) -> bool:
         """Start both again if both died; True if that was so. Weights and pool come back from whoever maps them."""
         if self._listener is None or self._lifeline is None or not self.gone() or self.settings.marked(ENDED):
             return False
         self._lifeline.close()
+        self.members.forget()
         if self.keeper is not None:
             self.keeper.wait()  # it is gone: this only reaps it
         self._start_pair()
         return True
 
     async def watch(self) -> None:
-        """`ensure`, as soon as it is needed, until cancelled or until both have ended as they were told to."""
+        """`ensure`, as soon as it is needed, until cancelled or until both have ended as they were told to; meanwhile
+        look after them."""
         loop = asyncio.get_running_loop()
         deaths, born_s = 0, loop.time()
         while True:
@@ -91,11 +108,17 @@ class VaultProcesses:
 
     async def _until_gone(self) -> None:
         loop = asyncio.get_running_loop()
-        gone, lifeline = asyncio.Event(), self._lifeline
+        said, lifeline = asyncio.Event(), self._lifeline
         assert lifeline is not None
-        loop.add_reader(lifeline, gone.set)
+        loop.add_reader(lifeline, said.set)
         try:
-            await gone.wait()
+            while not self.gone():
+                said.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):
+                        await said.wait()
+                for told in self.members.kill_stopped():
+                    log.warning("%s: %s", self.settings.device, told)
         finally:
             loop.remove_reader(lifeline)
 
@@ -122,21 +145,30 @@ class VaultProcesses:
         if self._listener is None or self._lifeline is None:
             return
         self._listener.close()
-        self._lifeline.settimeout(END_S)
         with contextlib.suppress(OSError):
             self._lifeline.shutdown(socket.SHUT_WR)
-        try:
-            with contextlib.suppress(ConnectionError):
-                self._lifeline.recv(1)
-        except TimeoutError:
+        if not self._all_left(END_S):
+            self.members.kill_all()
             if self.keeper is not None:
                 self.keeper.kill()
         if self.keeper is not None:
             self.keeper.wait(END_S)
         self._lifeline.close()
+        self.members.forget()
         self._listener = self._lifeline = self.keeper = None
         for left in (Path(self.settings.socket_path), self.settings.marker):
             left.unlink(missing_ok=True)
+
+
+    def _all_left(self, within_s: float) -> bool:
+        """Whether both leave in time; who is stopped cannot, and is killed for it at the first look."""
+        assert self._lifeline is not None
+        for _ in range(round(within_s / LOOK_S)):
+            if self.members.hear(self._lifeline):
+                return True
+            self.members.kill_stopped(looks=1)
+            select.select([self._lifeline], [], [], LOOK_S)
+        return self.members.hear(self._lifeline)
 
 
 def _answers(path: str) -> bool:

@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -21,6 +20,7 @@ from holdfast.core.flock import is_at_path, try_flock
 from holdfast.core.limits import raise_descriptor_limit
 from holdfast.memory.keeper import TAKEN
 from holdfast.memory.kept import KeptRecords, VaultFds, ignore_children
+from holdfast.memory.members import SERVER, announce
 from holdfast.memory.vault import Vault
 from holdfast.memory.vault_settings import VaultSettings
 
@@ -36,13 +36,13 @@ async def serve(settings: VaultSettings, fds: VaultFds, command: list[str]) -> i
     if not await lock_socket(settings.lock):
         log.error("another vault holds %s: leaving it to that one", settings.lock)
         return TAKEN
+    announce(fds.lifeline, SERVER)
     ignore_children()
     loop = asyncio.get_running_loop()
-    over = asyncio.Event()
-    stop: Callable[[], None] = over.set
+    over, asked = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    loop.add_reader(fds.lifeline, stop)
+        loop.add_signal_handler(number, _set_both, over, asked)
+    loop.add_reader(fds.lifeline, over.set)
     kept = KeptRecords(fds, command)
     await kept.load()
     vault = Vault(settings, kept, socket.socket(fileno=fds.listener))
@@ -51,8 +51,13 @@ async def serve(settings: VaultSettings, fds: VaultFds, command: list[str]) -> i
         await _show_status(settings, vault)
     await over.wait()
     loop.remove_reader(fds.lifeline)
-    vault.end()
+    vault.end(meant=asked.is_set())
     return 0
+
+
+def _set_both(over: asyncio.Event, asked: asyncio.Event) -> None:
+    asked.set()
+    over.set()
 
 
 async def _show_status(settings: VaultSettings, vault: Vault) -> None:

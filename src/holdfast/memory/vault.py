@@ -118,9 +118,11 @@ class Vault:
         (self._ended if record.closed else self.sessions)[record.number] = session
         return session
 
-    def end(self) -> None:
-        """A clean end: nothing is to come back."""
-        self._settings.marker.write_text(ENDED)
+    def end(self, *, meant: bool) -> None:
+        """This vault ends. Meant: nothing is to come back. Else whoever held the lifeline is gone, perhaps killed, and
+        the next vault takes back what engines still map (who lets go of everything removes the marker itself)."""
+        if meant:
+            self._settings.marker.write_text(ENDED)
         self._loop.remove_reader(self._listener.fileno())
         self._kept.close()
         for session in list(self.sessions.values()):

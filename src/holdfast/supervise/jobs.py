@@ -13,7 +13,7 @@ from holdfast.supervise.records import Record
 # Who is there before the others start: a worker needs its vault's memory, and everyone asks the store.
 START_ORDER = (("store", "vault"), ("worker", "frontend"))
 # Who leaves first has no peer left to break a stream of; memory outlives its engines, and the store goes last.
-STOP_ORDER = (("frontend",), ("worker",), ("vault",), ("store",))
+STOP_ORDER = (("frontend",), ("worker",), ("vault", "server", "keeper"), ("store",))
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,14 +97,21 @@ class Supervisor:
         """Take over what an earlier supervisor left; returns those that were started with other settings."""
         outdated: list[Slot] = []
         for record in read_records(self._state_dir):
+            if record.part_of and self._is_looked_after(record):
+                continue
             written = read_launch(self._state_dir, record.name)
             if record.name not in self.slots:
-                self._drop_surplus(record, supervised=written is not None)
+                self._drop_surplus(record, supervised=written is not None or bool(record.part_of))
                 continue
             slot = self.slots[record.name]
             if self._adopt_one(slot, record) and written != slot.job.settings:
                 outdated.append(slot)
         return outdated
+
+    def _is_looked_after(self, part: Record) -> bool:
+        """Whether the process it belongs to lives; one that was killed may leave a stopped part behind."""
+        whole = read_record(self._state_dir, part.part_of)
+        return whole is not None and whole.alive
 
     def _adopt_one(self, slot: Slot, record: Record) -> bool:
         process = self._processes.adopt(record)

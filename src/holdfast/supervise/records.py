@@ -33,6 +33,7 @@ class Record(msgspec.Struct, frozen=True):
     note: str = ""
     failures: int = 0  # in a row, before this life
     retry_s: float = 0.0  # when the next try is, by this machine's monotonic clock; 0: there is none to come
+    part_of: str = ""  # the process that started it and looks after it: a vault's keeper is no job of a supervisor's
 
     @classmethod
     def of_this_process(cls, name: str, role: str, facts: dict[str, Any]) -> Record:
@@ -74,6 +75,24 @@ def write_first_record(state_dir: Path, record: Record) -> None:
             os.link(temporary, path)
     finally:
         temporary.unlink()
+
+
+def write_parts(state_dir: Path, name: str, pids: dict[str, int]) -> None:
+    """What a process runs of its own, by role, so that it is shown, and found if it is ever left behind."""
+    for role, pid in pids.items():
+        stat = read_process(pid)
+        if stat is None:
+            continue
+        part = Record(f"{name}-{role}", role, pid, stat.start_ticks, part_of=name)
+        with contextlib.suppress(OSError):  # a full disk must not end memory that serves
+            write_record(state_dir, part)
+
+
+def forget_parts(state_dir: Path, name: str) -> None:
+    """All of them have ended."""
+    for record in read_records(state_dir):
+        if record.part_of == name:
+            forget_record(state_dir, record.name)
 
 
 def remove_record(state_dir: Path, name: str, pid: int | None = None) -> None:

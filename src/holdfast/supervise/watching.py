@@ -16,7 +16,7 @@ import contextlib
 
 from holdfast.core.address import TcpAddress, parse_address
 from holdfast.core.ports import Network
-from holdfast.core.procfs import boot_id, pid_namespace, read_process
+from holdfast.core.procfs import boot_id, is_ending, pid_namespace, read_process
 from holdfast.health.liveness import TICK_S, Judge, stopped_reason
 from holdfast.health.probe import is_local, probe
 from holdfast.health.verdicts import Effect, Judged, StartProbe, StopProbe, Verdict
@@ -31,10 +31,31 @@ from holdfast.wire.messages import ProcessIdentity
 CONNECT_S = 2.0  # a beat thread answers at once; one that does not is tried again
 # Between tries to open a beat connection: the judge's first doubt comes later than two of them.
 REOPEN_S = 0.2
-# One that never answered a beat connection (adopted while stopped, say) has no beats to miss. The kernel's word alone
-# counts then, for as long as an idle worker may be silent: a debugger's short stop is no death.
+# One that has no beats (a store, a vault, a frontend), or never answered a beat connection (adopted while stopped,
+# say), has none to miss. The kernel's word alone counts, for as long as an idle worker may be silent: a debugger's
+# short stop is no death.
 STOPPED_TICKS = 15
 CONDEMNED = (Verdict.STOPPED, Verdict.WEDGED)  # GONE is not among them: its host may only be out of sight
+
+
+class KernelWatch:
+    """One process without beats, judged by the kernel's word alone: stopped, for long enough to be no accident."""
+
+    def __init__(self, slot: Slot, supervisor: Supervisor) -> None:
+        self.slot = slot
+        self._supervisor = supervisor
+        self._pid = 0
+        self._stopped_ticks = 0
+
+    def tick(self) -> None:
+        life = self.slot.life
+        if life.pid != self._pid or life.phase is not Phase.READY:
+            self._pid, self._stopped_ticks = life.pid, 0
+            return
+        why = stopped_reason(probe(_identity_of(self._pid)))
+        self._stopped_ticks = self._stopped_ticks + 1 if why and not is_ending(self._pid) else 0
+        if self._stopped_ticks >= STOPPED_TICKS:
+            self._supervisor.condemn(self.slot, self._pid, f"is stopped: {why}")
 
 
 class BeatWatch:
@@ -45,6 +66,7 @@ class BeatWatch:
         self._supervisor = supervisor
         self._network = network
         self._loop = asyncio.get_running_loop()
+        self._kernel = KernelWatch(slot, supervisor)  # for one that was never heard
         self._begin(0)
 
     def _begin(self, pid: int) -> None:
@@ -53,7 +75,6 @@ class BeatWatch:
         self._identity: ProcessIdentity | None = None
         self._beat: BeatConnection | None = None
         self._probing = False
-        self._stopped_ticks = 0
 
     def _is_due(self) -> bool:
         return self.slot.life.phase is Phase.READY
@@ -95,7 +116,7 @@ class BeatWatch:
             self._begin(life.pid)
             return
         if judge.verdict is Verdict.NEW:
-            self._look_at_stranger()
+            self._kernel.tick()
             return
         if self._beat is not None:
             for beat in self._beat.beats:
@@ -105,27 +126,15 @@ class BeatWatch:
         if self._probing and self._identity is not None:
             self._perform(judge.on_probe(now_s, probe(self._identity)))
 
-    def _look_at_stranger(self) -> None:
-        why = stopped_reason(probe(_identity_of(self._pid)))
-        self._stopped_ticks = self._stopped_ticks + 1 if why else 0
-        if why and self._stopped_ticks >= STOPPED_TICKS:
-            self._supervisor.condemn(self.slot, self._pid, f"is stopped: {why}")
-
     def _perform(self, effects: tuple[Effect, ...]) -> None:
         for effect in effects:
             if isinstance(effect, StartProbe | StopProbe):
                 self._probing = isinstance(effect, StartProbe)
-            elif isinstance(effect, Judged) and effect.after in CONDEMNED and not _is_ending(self._pid):
+            elif isinstance(effect, Judged) and effect.after in CONDEMNED and not is_ending(self._pid):
                 self._supervisor.condemn(self.slot, self._pid, f"is {effect.after}: {effect.reason}")
 
     def __repr__(self) -> str:
         return f"<BeatWatch {self.judge!r}>"
-
-
-def _is_ending(pid: int) -> bool:
-    """Dead, with its memory still being taken apart (0.2 s for a GPU's, facts 1): its end comes by itself."""
-    stat = read_process(pid)
-    return stat is not None and stat.state in ("Z", "X")
 
 
 def _identity_of(pid: int) -> ProcessIdentity:
@@ -142,6 +151,8 @@ class Watching:
         self._network = network
         slots = list(supervisor.slots.values())
         self.beats = [BeatWatch(slot, supervisor, network) for slot in slots if _can_be_heard(slot.job.beat_address)]
+        unheard = [slot for slot in slots if not _can_be_heard(slot.job.beat_address)]
+        self._seen = [KernelWatch(slot, supervisor) for slot in unheard]
         self._asked = [(slot, slot.job.probes) for slot in slots if slot.job.probes is not None]
 
     async def run(self) -> None:
@@ -160,6 +171,8 @@ class Watching:
             await asyncio.sleep(TICK_S)
             for watch in self.beats:
                 watch.tick(loop.time())
+            for seen in self._seen:
+                seen.tick()
 
     async def _ask(self, slot: Slot, probes: Probes) -> None:
         while True:

@@ -1,0 +1,145 @@
+"""Vaults and keepers that are stopped: found by the kernel's word, killed and replaced; left behind by nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+from vault_rig import MIB, Rig, digest, expected, facts, load, until
+
+from holdfast.memory.client import MemoryClient
+from holdfast.memory.devices import open_device
+from holdfast.memory.pool_client import PoolClient
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    """With somebody who looks after vault and keeper."""
+    with Rig() as started:
+        watching = asyncio.create_task(started.vaults["host-0"].watch())
+        yield started
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+def stop(rig: Rig, *kinds: str) -> list[int]:
+    found = [pid for kind in kinds for pid in rig.pids(kind)]
+    assert len(found) == len(kinds)
+    for pid in found:
+        os.kill(pid, signal.SIGSTOP)
+    return found
+
+
+def replaced(rig: Rig, old: list[int]) -> bool:
+    living = rig.pids("server") + rig.pids("keeper")
+    return len(living) == 2 and not set(old) & set(living)
+
+
+@pytest.mark.parametrize("kinds", [("server",), ("keeper",), ("server", "keeper")])
+async def test_stopped_vault_or_keeper_is_replaced_and_a_takeover_succeeds(rig: Rig, kinds: tuple[str, ...]) -> None:
+    """The owner dies while it is stopped: the next one has pages and weights all the same."""
+    async with rig.client(2) as writer, rig.engine(0) as owner, rig.engine(1) as second:
+        await writer.acquire("rw", 1000)
+        await load(writer)
+        await writer.commit()
+        for engine in (owner, second):
+            await engine.do("open")
+            await engine.do("join", epoch=None)
+        assert await owner.do("own", epoch=10) is False
+        await owner.do("make", text="pages")
+        old = stop(rig, *kinds)
+        if len(kinds) == 1:  # else the pool is its owner's to give back
+            await owner.kill()
+        else:
+            await until(lambda: _back(owner), "it has given its pool back")
+            await owner.kill()
+        assert await second.do("own", epoch=11, timeout_ms=15_000) is True
+        assert await second.do("map_pool") == "pages"
+        await until(lambda: replaced(rig, old), "replaced")
+        await until(lambda: writer.connected, "it is back")
+        assert (await facts(writer))["weights"] == "RO"
+        assert digest(writer) == expected(1)
+
+
+async def _back(engine: object) -> bool:
+    return bool(await engine.do("lost")) and bool(await engine.do("connected"))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", ["server", "keeper"])
+async def test_end_leaves_nobody_behind_who_is_stopped(kind: str) -> None:
+    """Also a keeper that the vault itself has started; and nobody waits for the stopped one to leave."""
+    with Rig() as rig:
+        async with rig.client(0):
+            first = rig.pids("keeper")
+            rig.kill("keeper")
+            await until(lambda: rig.pids("keeper") not in ([], first), "another keeper")
+        vault = rig.vaults["host-0"]
+        await until(lambda: not vault.gone() and set(vault.members.pids.values()) == _living(rig), "both are known")
+        stop(rig, kind)
+        vault.stop()
+        await until(lambda: not _living(rig), "nobody is left")
+
+
+def _living(rig: Rig) -> set[int]:
+    return {*rig.pids("server"), *rig.pids("keeper")}
+
+
+@contextlib.asynccontextmanager
+async def serving(rig: Rig) -> AsyncIterator[asyncio.subprocess.Process]:
+    command = [sys.executable, "-m", "holdfast", "memory", "serve", "--device", "host-0"]
+    launcher = await asyncio.create_subprocess_exec(
+        *command, "--socket-dir", str(rig.directory), stdout=asyncio.subprocess.DEVNULL
+    )
+    try:
+        yield launcher
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            launcher.terminate()
+        await launcher.wait()
+
+
+async def test_engines_give_everything_back_after_the_launcher_was_killed() -> None:
+    """Vault and keeper end with it; that is a loss and no clean end: the next vault takes weights and pool back."""
+    rig = Rig()
+    async with serving(rig) as first:
+        await until(lambda: os.path.exists(rig.path()), "it listens")
+        client = MemoryClient(rig.path(), open_device("host-0"), 0)
+        await client.connect(20.0)
+        await client.acquire("rw", 1000)
+        await load(client)
+        await client.commit()
+        pool = PoolClient(client, open_device("host-0"))
+        await pool.acquire(10, "g", 1000)
+        await pool.make(MIB, [2 * MIB])
+        first.kill()
+        await until(lambda: not rig.pids("server") and not rig.pids("keeper"), "both have ended")
+        async with serving(rig):
+            await until(lambda: client.connected, "it is back")
+            seen = await facts(client)
+            assert (seen["weights"], seen["pool"]) == ("RO", "OWNED(10)")
+            assert digest(client) == expected(1)
+            async with rig.client(1) as late:
+                assert await late.acquire("rw_or_ro", 5000) == "ro"
+            pool.unmap()
+            await client.close()
+    rig.__exit__()
+
+
+async def test_clean_end_is_no_loss() -> None:
+    """SIGTERM to who serves lets go of the memory: the next vault does not wait for anybody to give it back."""
+    rig = Rig()
+    async with serving(rig):
+        await until(lambda: os.path.exists(rig.path()), "it listens")
+        async with rig.client(0) as client:
+            await client.acquire("rw", 1000)
+            await load(client)
+            await client.commit()
+    assert not list(rig.directory.glob("*.state"))
+    rig.__exit__()
