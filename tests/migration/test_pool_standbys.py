@@ -54,7 +54,7 @@ async def test_a_standby_is_ready_in_all_but_its_word(tmp_path: Path) -> None:
         assert flight in flight.workers.holds
         facts = pages(rig).facts()
         assert facts["status"] == "no_worker"
-        assert facts["reason"] == "no active worker; 1f stands by to take over"
+        assert facts["reason"] == "no active worker; worker 1f stands by to take over"
         assert shown(rig, worker) | {"active": False, "epoch": 0, "group": "g"} == shown(rig, worker)
         assert shown(rig, worker)["reason"] == "standing by"
         page = pages(rig).metrics.page(rig.pool, {}).decode()

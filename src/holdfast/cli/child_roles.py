@@ -126,6 +126,7 @@ async def _run_worker(launch: WorkerLaunch, stop: asyncio.Event, on_ready: OnRea
             launch.engine_id,
             launch.wake_s,
             ProbeSettings(launch.starting_ready, launch.health_endpoints),
+            launch.name,
             launch.status_any,
         )
         store = open_store(launch.store, network, rng)

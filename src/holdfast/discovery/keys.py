@@ -72,6 +72,7 @@ class InstanceRecord(msgspec.Struct, frozen=True):
     beat_address: str
     checksum: str
     pid: int = 0
+    name: str = ""  # as `holdfast ps` calls it
 
 
 def encode_record(record: InstanceRecord) -> bytes:

@@ -33,6 +33,11 @@ class Instance:
     record: InstanceRecord
     card: ModelCard
 
+    @property
+    def name(self) -> str:
+        """As logs and `holdfast ps` call it."""
+        return self.record.name or f"worker {self.key.instance:x}"
+
 
 @dataclass(frozen=True, slots=True)
 class Appeared:

@@ -109,6 +109,7 @@ class Pages:
         objection = link.reason if link.workers is None else self.dispatcher.objection(link)
         return {
             "instance": f"{link.slot.name:x}",
+            "name": link.instance.name,
             "verdict": str(watch.judge.verdict),
             "reason": objection or watch.judge.reason,
             "streams": len(link.streams),
@@ -119,7 +120,7 @@ class Pages:
 
     def _waiting_for(self) -> str:
         """Why nobody can serve just now, naming who may soon."""
-        standbys = ", ".join(f"{link.slot.name:x}" for link in self.pool.standbys)
+        standbys = ", ".join(link.instance.name for link in self.pool.standbys)
         if standbys:
             return f"no active worker; {standbys} stands by to take over"
         return "no worker that can serve" if self.pool.watched else "no worker is known"

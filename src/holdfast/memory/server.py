@@ -88,7 +88,7 @@ def main(argv: list[str]) -> int:
     """`python -m holdfast.memory.server JSON LISTENER LINK LIFELINE`"""
     settings = msgspec.json.decode(argv[0], type=VaultSettings)
     form = f"%(asctime)s {settings.device} %(levelname)s %(message)s"
-    logging.basicConfig(level="INFO", format=form, datefmt="%H:%M:%S", stream=sys.stderr)
+    logging.basicConfig(level="INFO", format=form, stream=sys.stderr)
     raise_descriptor_limit()
     fds = VaultFds(*(int(text) for text in argv[1:4]))
     return asyncio.run(serve(settings, fds, [sys.executable, "-m", "holdfast.memory.server", argv[0]]))

@@ -104,12 +104,12 @@ class Dispatcher:
             return  # it is told as active when it joins
         link.workers.table.forgive(link.slot)
         self._lead(link)
-        log.info("worker %x is active, epoch %d: %d streams", link.slot.name, link.epoch, len(link.streams))
+        log.info("%s is active, epoch %d: %d streams", link.instance.name, link.epoch, len(link.streams))
 
     def _lead(self, link: WorkerLink) -> None:
         """Whoever led its group before is over, whether it knows it or not."""
         if not self._groups.hear(link.claim):
-            log.warning("worker %x is not taken as active: %s", link.slot.name, self.objection(link))
+            log.warning("%s is not taken as active: %s", link.instance.name, self.objection(link))
         group = [*self._directory.group_of(link), link]
         for other in group:  # the new leader last: when it is routable, nobody else is
             self.reroute(other)

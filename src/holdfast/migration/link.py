@@ -107,7 +107,7 @@ class WorkerLink:
             self.events.attempt_failed(flight, code, message, tell_worker=tell_worker)
 
     def __repr__(self) -> str:
-        return f"<WorkerLink {self.instance.key.instance:x} {self.reason}, {len(self.streams)} streams>"
+        return f"<WorkerLink {self.instance.name} {self.reason}, {len(self.streams)} streams>"
 
 
 class DataConnection(Framed):
@@ -130,7 +130,7 @@ class DataConnection(Framed):
         if link.data is self:
             link.data = None
             link.stop_routing()
-            why = f"worker {link.slot.name:x}: {self.lost.result()}"
+            why = f"{link.instance.name}: {self.lost.result()}"
             link.fail_streams(Code.DISCONNECTED, why, tell_worker=False)
 
     def _first(self, message: object) -> None:

@@ -119,7 +119,8 @@ class WorkerPool:
             del self._by_key[key]
 
     def _not_admitted(self, change: NotAdmitted) -> None:
-        log.warning("worker %x is not admitted: %s", change.key.instance, change.reason)
+        name = change.record.name if change.record is not None else ""
+        log.warning("%s is not admitted: %s", name or f"worker {change.key.instance:x}", change.reason)
         if change.record is not None:
             task = self._loop.create_task(self._tell_not_taken(change.record.address, change.reason))
             self._notices.add(task)
@@ -206,7 +207,7 @@ class WorkerPool:
         objection = self._dispatcher.objection(link)
         link.reason = objection or "serving"
         state = f"does not serve yet: {objection}" if objection else "serves"
-        log.info("worker %x of %s (%s) %s", link.slot.name, workers.card.name, workers.namespace, state)
+        log.info("%s of %s (%s) %s", link.instance.name, workers.card.name, workers.namespace, state)
 
     def _retire(self, link: WorkerLink) -> None:
         data, link.data = link.data, None
@@ -220,7 +221,7 @@ class WorkerPool:
         watch.reset()
         if link.workers is not None:
             self._dispatcher.leave(link)
-            log.info("worker %x left: %s", link.slot.name, link.reason)
+            log.info("%s left: %s", link.instance.name, link.reason)
 
     async def _ready_text(self, link: WorkerLink, workers: WorkerSet, data: DataConnection) -> None:
         """Make the set's text side if no other worker has brought it yet."""
@@ -231,7 +232,7 @@ class WorkerPool:
             try:
                 workers.text = await self._prepare_text(workers.card, tokenizer)
             except ValueError as error:
-                log.warning("worker %x is not admitted: %s", link.slot.name, error)
+                log.warning("%s is not admitted: %s", link.instance.name, error)
                 await self._tell_not_taken(link.instance.record.address, str(error))
                 raise
 

@@ -30,7 +30,7 @@ class Watch:
         self, link: WorkerLink, network: Network, peer: str, on_judged: Callable[[Watch, Judged], None]
     ) -> None:
         self.link = link
-        self.judge = Judge(f"{link.slot.name:x}")
+        self.judge = Judge(link.instance.name)
         self._network = network
         self._peer = peer
         self._on_judged = on_judged

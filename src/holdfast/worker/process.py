@@ -53,6 +53,7 @@ class WorkerSettings:
     engine_id: int = 0
     wake_s: float = 30.0  # how long waking may take before /live says no
     probes: ProbeSettings = field(default_factory=ProbeSettings)
+    name: str = ""  # as `holdfast ps` calls it
     status_any: bool = False  # the status page takes any port where another has the one it should have
 
 
@@ -169,7 +170,7 @@ class Worker:
         assert self._listener is not None
         assert self._beats is not None
         addresses = str(self._listener.address), str(self._beats.address)
-        record = InstanceRecord(*addresses, self._card.checksum(), self.welcome.process.pid)
+        record = InstanceRecord(*addresses, self._card.checksum(), self.welcome.process.pid, self.settings.name)
         values = {CARDS: encode_card(self._card), prefix: encode_record(record)}
         for where, value in values.items():
             if where not in self._registrations:
@@ -230,6 +231,7 @@ class Worker:
             "status": self.status,
             "reason": self.life.reason or self.life.memory_problem or self.life.endpoint_problem or None,
             "role": "worker",
+            "name": self.settings.name,
             "instance": f"{self.key.instance:x}",
             "namespace": self.key.namespace,
             "group": self.settings.group,
