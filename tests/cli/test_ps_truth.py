@@ -75,11 +75,17 @@ def scraped(url: str) -> str:
         return str(answer.read().decode())
 
 
+def sample(page: str, name: str) -> float:
+    """The one line of a name."""
+    (line,) = [line for line in page.splitlines() if line.startswith(f"{name} ")]
+    return float(line.split()[1])
+
+
 @contextlib.contextmanager
 def streams(place: Place, count: int) -> Iterator[None]:
     """Open answers that do not end by themselves for a while."""
     body = {"model": place.model, "stream": True, "max_tokens": 6000, "ignore_eos": True}
-    body["messages"] = [{"role": "user", "content": "hello"}]
+    body["messages"] = [{"role": "user", "content": "hello " * 100}]
     opened = []
     try:
         for _ in range(count):
@@ -97,7 +103,7 @@ def streams(place: Place, count: int) -> Iterator[None]:
 def test_what_ps_shows_of_a_deployment_that_was_up_before(place: Place) -> None:
     """A first start is no failover, whatever journals an earlier deployment left; workers' metrics are where they
     were, after a restart of all and of one; each frontend of a shared port shows its own streams; and one that
-    drains is `draining`, not `silent`."""
+    drains is `draining`, not `silent`. While streams run, the active's page shows the KV they hold and share."""
     status_port = str(free_port())
     assert place.up("--status-port", status_port).returncode == 0
     until(lambda: is_whole(place), "an active and a standby")
@@ -117,6 +123,10 @@ def test_what_ps_shows_of_a_deployment_that_was_up_before(place: Place) -> None:
     with streams(place, 8):
         told = [status["streams"] for status in place.ps().values() if status["role"] == "frontend"]
         assert sum(told) == 8, told
+        led = scraped(next(status["metrics"] for status in engines(place).values() if status["state"] == "active"))
+        assert sample(led, "dynamo_component_kvstats_active_blocks") > 0
+        assert 0 < sample(led, "dynamo_component_kvstats_gpu_cache_usage_percent") <= 1
+        assert sample(led, "holdfast_worker_prefix_hit_tokens_total") > 0, "eight times the same long question"
         busy = next(s for s in place.ps().values() if s["role"] == "frontend" and s["streams"])
         os.kill(busy["pid"], signal.SIGTERM)
         seen: list[str] = []

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from holdfast.core.requests import GenerateRequest, Output
 from holdfast.memory.kv.resumes import Resumes
+from holdfast.memory.kv.usage import KvUse
 
 # Takes one step's outputs. Answers False when a receiver is congested: an engine that can ease off, should.
 StepSink = Callable[[list[Output]], bool]
@@ -36,6 +37,7 @@ class Progress:
     step_ms_p99: float  # over recent steps, 0 before the first
     budget_ms: float  # how long the current step may take by its own account (prefill, compilation)
     thread: int  # the native id of the thread that makes steps
+    kv: KvUse = field(default_factory=KvUse)  # of the pool it owns
 
 
 @dataclass(frozen=True, slots=True)

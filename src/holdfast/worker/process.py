@@ -14,7 +14,7 @@ import hashlib
 import logging
 import random
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import msgspec
@@ -244,6 +244,7 @@ class Worker:
             "waiting": progress.waiting,
             "steps_total": progress.steps,
             "step_ms_p99": progress.step_ms_p99,
+            "kv": asdict(progress.kv),
             "tokens_total": self.sessions.tokens_total,
             "requests_total": self.sessions.requests_total,
             **self.more_facts(),

@@ -19,6 +19,7 @@ from holdfast.core.errors import UserError
 from holdfast.failover.lifecycle import Entered, Lifecycle, Misstep, live, ready
 from holdfast.wire import metrics
 from holdfast.wire.http import HttpConnection, HttpRequest
+from holdfast.worker.kv_metrics import KvMetrics
 from holdfast.worker.lifecycle_metrics import LifecycleMetrics
 
 log = logging.getLogger("holdfast.worker")
@@ -61,6 +62,7 @@ class StatusPage:
         self._pages = {"/live": self._live, "/health": self._health, "/metrics": self._metrics}
         self._registry = metrics.MetricsRegistry()
         self._failover = LifecycleMetrics(self._registry, unix_clock)
+        self._kv = KvMetrics(self._registry)
         self._status = metrics.Gauge(
             "dynamo_worker_status", "1 for the worker's state", ("status",), registry=self._registry
         )
@@ -147,6 +149,7 @@ class StatusPage:
         for name, counter in self._counters.items():
             metrics.catch_up(counter, facts[name])
         self._failover.show(self._lifecycle(), facts)
+        self._kv.show(facts.get("kv", {}))
         connection.respond(200, metrics.page(self._registry), metrics.CONTENT_TYPE)
 
     # -- levers

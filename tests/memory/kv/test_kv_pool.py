@@ -8,6 +8,7 @@ from kv_rig import KEYS, fresh, geometry
 from holdfast.memory.kv import adopt
 from holdfast.memory.kv.index import FREE, FULL, OPEN, Index, Misuse
 from holdfast.memory.kv.pool import NoRoom, Pool
+from holdfast.memory.kv.usage import KvUse
 
 SHAPE = geometry(8)
 
@@ -297,3 +298,13 @@ def test_only_the_owner_has_a_pool() -> None:
     assert repr(pool) == "<kv pool epoch 10: 8 free, 0 held, 0 cached, 0 quarantined>"
     stream(pool, KEYS[:1])
     assert FULL in {pool.index.state(block) for block in range(8)}
+
+
+def test_what_was_asked_for_and_found_is_counted() -> None:
+    """In tokens of whole blocks; who is held, who is cached, of how many."""
+    pool, size = new_pool(), SHAPE.block_tokens
+    first = stream(pool, KEYS[:3])
+    stream(pool, KEYS[:2] + KEYS[9:10])
+    assert pool.use() == KvUse(8, 4, 0, 6 * size, 2 * size)
+    pool.release(first)
+    assert (pool.use().held, pool.use().cached, pool.use().usage) == (3, 1, 3 / 8)

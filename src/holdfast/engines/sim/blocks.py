@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from holdfast.engines.sim.stream import Stream
+from holdfast.memory.kv.usage import KvUse
 
 
 class Blocks(Protocol):
@@ -20,6 +21,9 @@ class Blocks(Protocol):
 
     @property
     def used(self) -> int: ...
+
+    def use(self) -> KvUse:
+        """How full they are; another thread may ask."""
 
     def start(self, stream: Stream) -> float | None:
         """Blocks for its text and one more token: the share of the text whose KV is still to be computed. None: there
@@ -47,6 +51,9 @@ class CountedBlocks:
         self._count = count
         self._block_size = block_size
         self.used = 0
+
+    def use(self) -> KvUse:
+        return KvUse(self._count, self.used)
 
     def start(self, stream: Stream) -> float | None:
         blocks = blocks_for(stream.sequence.length + 1, self._block_size)

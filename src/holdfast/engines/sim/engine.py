@@ -102,6 +102,7 @@ class SimEngine:
             step_ms_p99=self._step_ms_p99(),
             budget_ms=budget_s * 1000 if scheduler.prefilling else 0.0,
             thread=self._thread,
+            kv=scheduler.blocks.use(),
         )
 
     def _step_ms_p99(self) -> float:

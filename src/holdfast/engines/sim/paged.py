@@ -21,6 +21,7 @@ from holdfast.engines.sim.vocabulary import Vocabulary
 from holdfast.memory.kv.geometry import KEY_BYTES, Geometry, block_keys
 from holdfast.memory.kv.pool import NoRoom, Pool
 from holdfast.memory.kv.resumes import Resumes
+from holdfast.memory.kv.usage import KvUse
 
 TOKEN_BYTES = 4
 
@@ -54,6 +55,9 @@ class PagedBlocks:
                 part.release()
 
     # -- the port
+
+    def use(self) -> KvUse:
+        return self.pool.use()
 
     def start(self, stream: Stream) -> float | None:
         if stream.tokens is stream.request.tokens:
@@ -143,6 +147,9 @@ class PrivateBlocks:
         for part in (self.words, self._words):
             if part is not None:
                 part.release()
+
+    def use(self) -> KvUse:
+        return KvUse()
 
     def start(self, stream: Stream) -> float | None:
         blocks = blocks_for(stream.end, self._block_size)

@@ -36,6 +36,7 @@ from holdfast.engines.torch.weights import TorchWeights
 from holdfast.engines.vault_memory import VaultMemory
 from holdfast.memory.devices import OutOfMemory, open_device
 from holdfast.memory.kv.resumes import Resumes
+from holdfast.memory.kv.usage import KvUse
 from holdfast.memory.torch_tensors import dtype_name, torch_device
 
 # The event loop must get its turn while the step thread runs Python between two products.
@@ -138,6 +139,7 @@ class TorchEngine:
             step_ms_p99=recent[(len(recent) * 99 - 1) // 100] * 1000 if recent else 0.0,
             budget_ms=budget_ms,
             thread=stepper.thread,
+            kv=blocks.pool.use() if (blocks := self._blocks) is not None else KvUse(),
         )
 
     # -- loading and standing by

@@ -20,6 +20,7 @@ from holdfast.memory.kv.cached import Cached
 from holdfast.memory.kv.geometry import KEY_BYTES
 from holdfast.memory.kv.index import FREE as ENTRY_FREE
 from holdfast.memory.kv.index import LIVE, Index, Misuse, Owner
+from holdfast.memory.kv.usage import KvUse
 
 if TYPE_CHECKING:  # adopt.py loads numpy; an owner that starts fresh does without
     from holdfast.memory.kv.adopt import Adoption
@@ -64,13 +65,20 @@ class Pool:
         self.fence_awaited = QUARANTINED in self._kinds  # soon, so that who can wait for room, should
         self._twins: dict[int, int] = {}
         self._tick = epoch << TICKS_PER_EPOCH_BITS
+        self._asked_blocks = self._found_blocks = 0  # by `lookup`
 
     def __repr__(self) -> str:
-        held = len(self._kinds) - self.free_count - self.cached_count - self.quarantined_count
+        use = self.use()
         return (
-            f"<kv pool epoch {self.epoch}: {self.free_count} free, {held} held, {self.cached_count} cached, "
+            f"<kv pool epoch {self.epoch}: {self.free_count} free, {use.held} held, {use.cached} cached, "
             f"{self.quarantined_count} quarantined>"
         )
+
+    def use(self) -> KvUse:
+        """How full it is; another thread may ask."""
+        count, cached, size = len(self._kinds), self.cached_count, self._block_tokens
+        held = count - self.free_count - cached - self.quarantined_count
+        return KvUse(count, held, cached, self._asked_blocks * size, self._found_blocks * size)
 
     @property
     def free_count(self) -> int:
@@ -112,6 +120,8 @@ class Pool:
                 break
             self._hold(block, key)
             found.append(block)
+        self._asked_blocks += len(keys)
+        self._found_blocks += len(found)
         return found
 
     def fits(self, keys: Sequence[bytes], count: int, *, sparing: bool = False) -> bool:
