@@ -65,11 +65,12 @@ def test_an_overflow_begins_with_the_words_clients_look_for() -> None:
 
 
 def test_a_completion_that_says_no_length_gets_sixteen_tokens() -> None:
-    """As with OpenAI and vLLM, or what is left of the context, or the model's own default; a chat has the rest."""
+    """As with OpenAI and vLLM, or what is left of the context, or the model's smaller default; a chat has the rest."""
     silent = ParsedRequest(kind="completion", model="m", prompts=["x"])
     assert build_sampling(silent, {}, 7, 10, 100).max_tokens == 16
     assert build_sampling(silent, {}, 7, 95, 100).max_tokens == 5
-    assert build_sampling(silent, {"max_tokens": 40}, 7, 10, 100).max_tokens == 40
+    assert build_sampling(silent, {"max_tokens": 40}, 7, 10, 100).max_tokens == 16
+    assert build_sampling(silent, {"max_tokens": 4}, 7, 10, 100).max_tokens == 4
     assert build_sampling(chat(), {}, 7, 10, 100).max_tokens == 90
 
 

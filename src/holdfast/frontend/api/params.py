@@ -97,8 +97,8 @@ def _max_tokens(parsed: ParsedRequest, default: int | None, prompt_tokens: int, 
         why = f"'{source}' takes {prompt_tokens} tokens and leaves no room for an answer; shorten it."
         raise context_exceeded(source, context_tokens_max, why)
     if parsed.max_tokens is None:
-        wanted = default if default is not None else COMPLETION_TOKENS if parsed.kind == "completion" else rest
-        return min(wanted, rest)
+        silent = COMPLETION_TOKENS if parsed.kind == "completion" else rest
+        return min(silent, rest, default if default is not None else rest)
     if parsed.max_tokens > rest:
         field = parsed.max_tokens_field
         why = f"you requested {prompt_tokens + parsed.max_tokens} tokens ({prompt_tokens} in '{source}', "
