@@ -88,7 +88,7 @@ def test_a_standby_that_cannot_start(up: Supervised) -> None:
     assert f"failed {seen['failures']} times in a row" in seen["note"]
     assert f"cannot listen on unix://{socket}" in seen["note"]
     assert 0 < seen["retry_in_s"] <= PAUSE_S_MAX
-    words = rf"{broken.name} .*crash loop failed [0-9]+ times in a row.*; next try in [0-9.]+ s"
+    words = rf"{broken.name}: .*failed [0-9]+ times in a row.*; next try in [0-9.]+ s"
     up.wait_until(lambda: bool(re.search(words, holdfast(up, "ps"))), "that in `ps`", LOOP_S)
     assert uvloop.run(ask_it(up)).text == unbroken.text
     assert up.active().pid == leader.pid

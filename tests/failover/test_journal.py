@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.failover.journal import TERMS_MAX, Journal, Term, read_terms, two_leaders
+from small_disks import BALLAST, fill, small_disk
 
 LEADER = """
 import sys, time
@@ -74,3 +75,48 @@ def test_two_leaders_are_found(newer: Term) -> None:
     """Whoever sent after a newer leader had begun, or shares its epoch, is found; an orderly change is not."""
     assert two_leaders(RIGHT) == []
     assert len(two_leaders([RIGHT[0], newer])) == 1
+
+
+FULL = """
+import sys
+from pathlib import Path
+from holdfast.failover.journal import Journal
+journal = Journal(Path(sys.argv[1]))
+print("stands by", flush=True)
+sys.stdin.readline()
+for epoch in (7, 8):
+    journal.begin(epoch)
+    journal.sent()
+print("led", flush=True)
+sys.stdin.readline()
+journal.begin(9)
+journal.sent()
+print("led", flush=True)
+"""
+
+
+@pytest.mark.parametrize("full_from_the_start", [False, True])
+def test_a_full_disk_ends_no_leader(full_from_the_start: bool) -> None:
+    """A leader that reserved its journal has its terms in it, one that could not leads without; with room again
+    the next term is there."""
+    with small_disk(256 * 1024) as disk:
+        if full_from_the_start:
+            fill(disk)
+        child = subprocess.Popen(
+            [sys.executable, "-c", FULL, str(disk / "a.journal")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert child.stdin is not None
+        assert child.stdout is not None
+        with child:
+            assert child.stdout.readline() == b"stands by\n"
+            fill(disk)
+            child.stdin.write(b"lead\n")
+            child.stdin.flush()
+            assert child.stdout.readline() == b"led\n", "it died of its own journal"
+            assert [term.epoch for term in read_terms(disk)] == ([] if full_from_the_start else [7, 8])
+            (disk / BALLAST).unlink()
+            child.stdin.write(b"lead\n")
+            child.stdin.close()
+            assert child.stdout.readline() == b"led\n"
+            assert child.wait(10) == 0
+        assert [term.epoch for term in read_terms(disk)][-1] == 9

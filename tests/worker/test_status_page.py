@@ -421,7 +421,7 @@ async def test_what_only_grows_is_a_counter(rig: Rig) -> None:
     await rig.start()
     page = (await rig.get("/metrics"))[1].decode()
     kinds = {family.name: family.type for family in text_string_to_metric_families(page)}
-    work = {"holdfast_worker_steps", "holdfast_worker_tokens", "holdfast_worker_requests"}
+    work = {"holdfast_worker_steps", "holdfast_worker_tokens", "holdfast_worker_requests", "holdfast_unwritten"}
     work |= {"holdfast_worker_prefix_tokens", "holdfast_worker_prefix_hit_tokens"}
     failover = {f"{FAILOVER}_{name}" for name in ("transitions", "switch_attempts", "switch_success")}
     assert {name for name, kind in kinds.items() if kind == "counter"} == work | failover

@@ -17,6 +17,8 @@ import msgspec
 from holdfast.cli.launch import ROLES, Launch, role_of
 from holdfast.cli.running import keep_up, log_dir
 from holdfast.cli.starting import Start
+from holdfast.core.log_files import log_path, turn_over
+from holdfast.core.unwritten import say
 from holdfast.supervise.lock import Holder, sign
 from holdfast.supervise.processes import LocalProcesses
 
@@ -42,12 +44,14 @@ def main(argv: list[str]) -> int:
     start = Start.of(state_dir, LocalProcesses(log_dir(state_dir)), launches)
     trouble = asyncio.run(keep_up(start, tied=False, wait_s=float(argv[2]), tell=_log, shown=shown))
     if trouble:
-        print(trouble, file=sys.stderr)
+        say(trouble)
     return 1 if trouble else 0
 
 
 def _log(line: str) -> None:
-    print(time.strftime("%Y-%m-%d %H:%M:%S"), line, file=sys.stderr, flush=True)
+    say(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}")
+    if (path := log_path()) is not None:
+        turn_over(path)
 
 
 if __name__ == "__main__":

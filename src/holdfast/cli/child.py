@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import gc
 import logging
 import os
@@ -26,9 +27,15 @@ from holdfast.cli.child_roles import run_role
 from holdfast.cli.launch import ROLES, Launch, VaultLaunch, role_of
 from holdfast.core.errors import REFUSED, Refused, UserError
 from holdfast.core.limits import raise_descriptor_limit
+from holdfast.core.log_files import log_to_own_file
+from holdfast.core.unwritten import UNWRITTEN, say
 from holdfast.supervise.records import Record, remove_record, run_dir, write_record
+from holdfast.wire.net import CannotListenError
 
 PR_SET_PDEATHSIG = 1
+RECORD_RETRY_S = 1.0  # a disk gets room again when somebody makes some: nothing else waits for this
+
+log = logging.getLogger(__name__)
 
 
 def main(argv: list[str]) -> int:
@@ -42,9 +49,7 @@ def main(argv: list[str]) -> int:
 
 def run(launch: Launch) -> int:
     """Run a process until it is stopped; its exit status."""
-    logging.basicConfig(
-        level=launch.log_level.upper(), format=f"%(asctime)s {launch.name} %(levelname)s %(message)s", stream=sys.stderr
-    )
+    log_to_own_file(launch.log_level.upper(), f"%(asctime)s {launch.name} %(levelname)s %(message)s")
     if launch.parent:
         die_with(launch.parent)
     if not getattr(launch, "core_dumps", False):
@@ -55,10 +60,10 @@ def run(launch: Launch) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(launch))
     except Refused as error:
-        print(f"holdfast {role_of(launch)}: {' '.join(str(error).split())}", file=sys.stderr)
+        say(f"holdfast {role_of(launch)}: {' '.join(str(error).split())}")
         return REFUSED
     except (UserError, ValueError) as error:
-        print(f"holdfast {role_of(launch)}: {error}", file=sys.stderr)
+        say(f"holdfast {role_of(launch)}: {error}")
         return 1
     return 0
 
@@ -89,7 +94,7 @@ async def _serve(launch: Launch) -> None:
         # Start-up garbage is kept for good: a collection over it in mid-stream would stall every stream.
         gc.collect()
         gc.freeze()
-        write_record(state_dir, Record.of_this_process(launch.name, role_of(launch), facts))
+        _write_down(state_dir, Record.of_this_process(launch.name, role_of(launch), facts))
 
     try:
         await run_role(launch, stop, on_ready)
@@ -99,11 +104,26 @@ async def _serve(launch: Launch) -> None:
         remove_record(state_dir, launch.name)
 
 
+def _write_down(state_dir: Path, record: Record) -> None:
+    """Serving needs no record. Without room for it, it is tried again until there is."""
+    try:
+        write_record(state_dir, record)
+    except OSError as error:
+        log.warning("cannot write down that it runs: %s; trying again", error)
+        UNWRITTEN.failed("record", error)
+        asyncio.get_running_loop().call_later(RECORD_RETRY_S, _write_down, state_dir, record)
+    else:
+        UNWRITTEN.written("record")
+
+
 def _explain(launch: Launch, error: OSError) -> str:
+    if not isinstance(error, CannotListenError):
+        room = "; make room on that disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        return f"cannot go on: {error}{room}"
     address = launch.socket_path if isinstance(launch, VaultLaunch) else launch.address
-    if error.errno == 98:
+    if error.errno == errno.EADDRINUSE:
         return f"{address} is in use; stop what uses it, or choose another address or --port"
-    if error.errno == 13:
+    if error.errno == errno.EACCES:
         return f"no permission to listen on {address}; choose a port over 1023"
     return f"cannot listen on {address}: {error}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -43,12 +44,22 @@ def run_ps(state_dir: Path, as_json: bool) -> int:
     incidents = incidents_by_now(state_dir, statuses)
     show_groups(screen, statuses, incidents)
     show_count(screen, incidents, time.time())
+    if full := no_room(state_dir):
+        screen.line(f"\n{full}", style="yellow")
     found = holder(state_dir)
     if found is None:
         screen.line("\nno supervisor: nothing is restarted until `holdfast up` adopts these", style="yellow")
     else:
         screen.line(f"\nsupervised by pid {found.pid}{', detached' if found.detached else ''}", style="dim")
     return 0
+
+
+def no_room(state_dir: Path) -> str:
+    """What it means that nothing can be written here, if that is so."""
+    disk = os.statvfs(state_dir)
+    if disk.f_bavail and (disk.f_favail or not disk.f_files):
+        return ""
+    return f"no room on the disk of {tilde(state_dir)}: logs have gaps, and what is shown here may be out of date"
 
 
 async def look_at_all(state_dir: Path) -> list[Status]:

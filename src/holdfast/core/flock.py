@@ -39,11 +39,13 @@ def is_at_path(descriptor: int, path: Path) -> bool:
 
 
 def sign(descriptor: int, text: bytes) -> None:
-    """Padded, so that it covers what stood there before: ext4 makes a truncated file's writers wait for the disk."""
+    """Padded, so that it covers what stood there before: ext4 makes a truncated file's writers wait for the disk. One
+    that is full leaves it unsigned, not unlocked."""
     padded = text.rstrip().ljust(SIGNATURE_BYTES - 1) + b"\n"
-    os.pwrite(descriptor, padded, 0)
-    if os.fstat(descriptor).st_size > len(padded):
-        os.ftruncate(descriptor, len(padded))
+    with contextlib.suppress(OSError):
+        os.pwrite(descriptor, padded, 0)
+        if os.fstat(descriptor).st_size > len(padded):
+            os.ftruncate(descriptor, len(padded))
 
 
 def read_signature(path: Path) -> bytes | None:

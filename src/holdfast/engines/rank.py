@@ -13,13 +13,13 @@ import json
 import os
 import signal
 import socket
-import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 
 from holdfast.core.limits import raise_descriptor_limit
+from holdfast.core.unwritten import say
 from holdfast.memory.fdsocket import receive
 
 PR_SET_PDEATHSIG = 1
@@ -94,5 +94,5 @@ class Orders:
 
 def end(why: str) -> None:
     """This process cannot go on; its engine sees that, and ends too."""
-    print(f"rank process {os.getpid()} ends: {why}", file=sys.stderr, flush=True)
+    say(f"rank process {os.getpid()} ends: {why}")
     os._exit(1)

@@ -129,8 +129,7 @@ class FileLock:
         return None
 
     def _become_holder(self, descriptor: int) -> asyncio.Event:
-        with contextlib.suppress(OSError):  # a full disk leaves it unsigned, not unlocked
-            sign(descriptor, signature(self.who))
+        sign(descriptor, signature(self.who))
         self._lost = asyncio.Event()
         self._check = asyncio.get_running_loop().call_later(CHECK_S, self._look)
         return self._lost

@@ -5,11 +5,14 @@ so the last store of a killed process is there to be read. From all files of one
 older leader ever sent anything after a newer one had begun: the promise of the whole election, checked from outside.
 
 Always true: a term is visible only once it is whole (its epoch is stored last); one process writes one file; the oldest
-term gives way when the file is full.
+term gives way when the file is full. The file's space is reserved and touched before it is relied on: a store to a
+mapped hole on a full disk would kill the process (fact 39). Where it cannot be had, the terms are kept in memory, which
+nobody else can read, and the file is tried again with the next term: a witness is missed, never fatal.
 """
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import time
@@ -18,11 +21,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from holdfast.core.unwritten import UNWRITTEN
+
 # Terms of one engine's name; a failover a minute for half a day. Beyond that the oldest go.
 TERMS_MAX = 1024
 _WORDS = 4  # epoch, pid, began_ns, last_sent_ns
 _EPOCH, _PID, _BEGAN, _SENT = range(_WORDS)
 _BYTES = TERMS_MAX * _WORDS * 8
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +47,26 @@ class Journal:
     """The writer's side."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.ftruncate(descriptor, _BYTES)
-            self._words = memoryview(mmap.mmap(descriptor, _BYTES)).cast("Q")
-        finally:
-            os.close(descriptor)
+        self._path = path
+        self._on_disk = False
+        self._words = memoryview(mmap.mmap(-1, _BYTES)).cast("Q")
         self._at = 0
+        self._reserve()
+
+    def _reserve(self) -> None:
+        try:
+            self._words = _mapped(self._path)
+        except OSError as error:
+            UNWRITTEN.failed("journal", error)
+            log.warning("leads without a journal at %s: %s", self._path, error)
+            return
+        self._on_disk = True
+        UNWRITTEN.written("journal")
 
     def begin(self, epoch: int) -> None:
         """A term begins: to be stored before anybody is told of it."""
+        if not self._on_disk:
+            self._reserve()
         epochs = self._words[_EPOCH::_WORDS].tolist()
         at = self._at = epochs.index(min(epochs)) * _WORDS
         words = self._words
@@ -65,11 +81,29 @@ class Journal:
         self._words[self._at + _SENT] = time.monotonic_ns()
 
 
+def _mapped(path: Path) -> memoryview:
+    """The file's words, every page of them there for good; OSError if they cannot be had."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, _BYTES)
+        os.ftruncate(descriptor, _BYTES)
+        words = memoryview(mmap.mmap(descriptor, _BYTES)).cast("Q")
+    finally:
+        os.close(descriptor)
+    for at in range(0, len(words), mmap.PAGESIZE // 8):
+        words[at] = words[at]
+    return words
+
+
 def read_terms(folder: Path) -> list[Term]:
     """All terms of one group's engines, oldest epoch first."""
     terms: list[Term] = []
     for path in sorted(folder.glob("*.journal")):
-        data = path.read_bytes()
+        try:
+            data = path.read_bytes()
+        except OSError:  # somebody else's, or just gone
+            continue
         words = memoryview(data[: len(data) // 32 * 32]).cast("Q").tolist()
         rows = (words[at : at + _WORDS] for at in range(0, len(words), _WORDS))
         terms += [Term(path.stem, *row) for row in rows if row[_EPOCH]]

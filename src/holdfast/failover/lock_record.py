@@ -6,6 +6,7 @@ folder synced); a file that is damaged, cut off or edited by hand reads as unrea
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import zlib
@@ -20,6 +21,7 @@ from holdfast.failover.lock_words import Record
 FORMAT = "holdfast-lock-1"
 # A record is some hundred bytes.
 FILE_BYTES_MAX = 64 * 1024
+RESERVED_BYTES = 4096  # a record has some three hundred
 
 
 class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,6 +54,22 @@ class LockRecord:
             os.close(guard)
             raise UserError(f"another lock server uses {self.path}: stop it, or give this one its own file") from error
         self._guard = guard
+        for path in (self._beside,) if self.path.exists() else (self._beside, self._old):
+            self._reserve(path)
+
+    def _reserve(self, path: Path) -> None:
+        """Room for the next save, so that a full disk does not keep anybody from being elected. From then on the record
+        that was replaced is the room for the next."""
+        with contextlib.suppress(OSError), open(path, "r+b", opener=_made) as file:
+            os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)
+
+    @property
+    def _beside(self) -> Path:
+        return self.path.with_name(self.path.name + ".new")
+
+    @property
+    def _old(self) -> Path:
+        return self.path.with_name(self.path.name + ".old")
 
     def close(self) -> None:
         if self._guard is not None:
@@ -70,12 +88,15 @@ class LockRecord:
     def save(self, record: Record) -> None:
         """Return once `record` would survive a power cut; raise OSError otherwise."""
         body = msgspec.json.encode(_Content(FORMAT, record))
-        beside = self.path.with_name(self.path.name + ".new")
-        with open(beside, "wb", opener=_private) as file:
+        with open(self._beside, "r+b", opener=_made) as file:  # not truncated first: its room is reserved
             file.write(body + b"\n" + _sum(body) + b"\n")
-            file.flush()
+            file.truncate()
             os.fsync(file.fileno())
-        os.replace(beside, self.path)
+        with contextlib.suppress(OSError):
+            os.link(self.path, self._old)
+        os.replace(self._beside, self.path)
+        with contextlib.suppress(OSError):
+            os.replace(self._old, self._beside)
         folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(folder)
@@ -100,6 +121,6 @@ def _sum(body: bytes) -> bytes:
     return f"{zlib.crc32(body):08x}".encode()
 
 
-def _private(path: str, flags: int) -> int:
+def _made(path: str, flags: int) -> int:
     # The holder's id is in it: who knows it could come back in the holder's place.
-    return os.open(path, flags, 0o600)
+    return os.open(path, flags | os.O_CREAT, 0o600)

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from holdfast.core.unwritten import UNWRITTEN
 from holdfast.frontend.api.errors import model_not_found, no_worker
 from holdfast.frontend.metrics import FrontendMetrics
 from holdfast.migration.dispatcher import Dispatcher
@@ -102,6 +103,7 @@ class Pages:
             "models": sorted(self.directory.models()),
             "seams": [_seam(seam) for seam in self.dispatcher.stats.seams.latest()],
             "workers": [self._worker(watch) for watch in self.pool.watched.values()],
+            "unwritten": UNWRITTEN.words,
         }
 
     def _worker(self, watch: Watch) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from holdfast.core.limits import raise_descriptor_limit
 from holdfast.core.procfs import is_ending, pid_of
+from holdfast.core.unwritten import say
 from holdfast.memory.fdsocket import FDS_PER_FRAME_MAX, FdConnection, Frame, close_all
 from holdfast.memory.members import KEEPER, announce
 from holdfast.memory.protocol import READ_ERRORS, Drop, End, Kept, ListAll, Put, encode, to_keeper
@@ -169,7 +170,7 @@ class Keeper:
         try:
             pid = os.posix_spawn(command[0], command, os.environ, file_actions=actions)
         except OSError as error:  # no memory or no processes left: what is kept stays kept, and it is tried again
-            print(f"cannot start a vault: {error}", file=sys.stderr, flush=True)
+            say(f"cannot start a vault: {error}")
             mine.close()
             self._vault_gone.set()
         else:
@@ -190,7 +191,7 @@ class Keeper:
             self._leave(f"the link to vault {pid} ended, and it lives: {why}")
 
     def _leave(self, why: str) -> None:
-        print(f"keeper {os.getpid()} ends: {why}", file=sys.stderr, flush=True)
+        say(f"keeper {os.getpid()} ends: {why}")
         self._replaced = True
         self._over.set()
 

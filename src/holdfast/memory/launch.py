@@ -26,6 +26,7 @@ import msgspec
 from holdfast.core.errors import UserError
 from holdfast.memory.members import LOOK_S, Members
 from holdfast.memory.vault_settings import ENDED, VaultSettings
+from holdfast.wire.net import CannotListenError
 
 log = logging.getLogger("holdfast.vault")
 
@@ -134,7 +135,11 @@ class VaultProcesses:
                 )
             os.unlink(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(path)
+        try:
+            listener.bind(path)
+        except OSError as error:
+            listener.close()
+            raise CannotListenError(error.errno, error.strerror or str(error)) from error
         # The vault asks the kernel for each peer's uid; the mode only keeps out those whom nobody allowed.
         os.chmod(path, 0o666 if self.settings.allowed_uids else 0o600)
         listener.listen(BACKLOG)

@@ -18,6 +18,7 @@ import msgspec
 
 from holdfast.core.flock import is_at_path, try_flock
 from holdfast.core.limits import raise_descriptor_limit
+from holdfast.core.log_files import log_to_own_file
 from holdfast.memory.keeper import TAKEN
 from holdfast.memory.kept import KeptRecords, VaultFds, ignore_children
 from holdfast.memory.members import SERVER, announce
@@ -88,7 +89,7 @@ def main(argv: list[str]) -> int:
     """`python -m holdfast.memory.server JSON LISTENER LINK LIFELINE`"""
     settings = msgspec.json.decode(argv[0], type=VaultSettings)
     form = f"%(asctime)s {settings.device} %(levelname)s %(message)s"
-    logging.basicConfig(level="INFO", format=form, stream=sys.stderr)
+    log_to_own_file("INFO", form)
     raise_descriptor_limit()
     fds = VaultFds(*(int(text) for text in argv[1:4]))
     return asyncio.run(serve(settings, fds, [sys.executable, "-m", "holdfast.memory.server", argv[0]]))

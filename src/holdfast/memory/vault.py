@@ -76,7 +76,7 @@ class Vault:
     def start(self) -> None:
         """Adopt what the keeper has, then accept."""
         lost = self._settings.marked(LIVE) and not self._kept.whole
-        self._settings.marker.write_text(LIVE)
+        self._settings.mark(LIVE)
         readers, seats = self._expect_clients()
         self.weights.adopt(readers, self._loop.time() + DONATION_S if lost else None)
         self.pool.adopt(seats, lost=lost)
@@ -122,7 +122,7 @@ class Vault:
         """This vault ends. Meant: nothing is to come back. Else whoever held the lifeline is gone, perhaps killed, and
         the next vault takes back what engines still map (who lets go of everything removes the marker itself)."""
         if meant:
-            self._settings.marker.write_text(ENDED)
+            self._settings.mark(ENDED)
         self._loop.remove_reader(self._listener.fileno())
         self._kept.close()
         for session in list(self.sessions.values()):

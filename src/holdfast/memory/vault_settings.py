@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from pathlib import Path
 
 import msgspec
+
+log = logging.getLogger(__name__)
 
 LIVE = "live"
 ENDED = "ended"
@@ -31,6 +35,20 @@ class VaultSettings(msgspec.Struct, frozen=True):
 
     def marked(self, text: str) -> bool:
         try:
-            return self.marker.read_text() == text
+            return self.marker.read_text().strip() == text
         except FileNotFoundError:
             return False
+
+    def mark(self, text: str) -> None:
+        """Over what stands there, which needs no room. Where it cannot be written, a total loss will look like a first
+        start: the next vault then waits for nobody to give memory back."""
+        if self.marked(text):
+            return
+        try:
+            descriptor = os.open(self.marker, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.pwrite(descriptor, text.ljust(len(ENDED)).encode(), 0)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            log.warning("cannot write %s: %s", self.marker, error)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.core import flock
+
 
 class Holder(msgspec.Struct, frozen=True):
     """Who supervises."""
@@ -41,8 +43,7 @@ def take_lock(state_dir: Path) -> int | None:
 
 def sign(descriptor: int, holder: Holder) -> None:
     """Say who has the lock."""
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, msgspec.json.encode(holder), 0)
+    flock.sign(descriptor, msgspec.json.encode(holder))
 
 
 def holder(state_dir: Path) -> Holder | None:

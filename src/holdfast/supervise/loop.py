@@ -16,27 +16,22 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
 from holdfast.core.errors import REFUSED
-from holdfast.core.procfs import read_process
 from holdfast.supervise import life, machine
 from holdfast.supervise.jobs import START_ORDER, STOP_ORDER, Job, Slot
 from holdfast.supervise.life import Phase
 from holdfast.supervise.machine import KERNEL_S
+from holdfast.supervise.notes import Notes
 from holdfast.supervise.probes import Asked
 from holdfast.supervise.processes import Process, Processes, exit_words
 from holdfast.supervise.records import (
     Record,
     forget,
-    forget_record,
     read_launch,
     read_record,
     read_records,
-    remove_record,
-    write_first_record,
+    set_aside,
     write_launch,
-    write_record,
 )
 from holdfast.supervise.witness import Witness
 
@@ -68,6 +63,7 @@ class Supervisor:
         self.slots = {job.name: Slot.of(job) for job in jobs}
         self.adopted: list[Record] = []
         self.witness = Witness(state_dir)
+        self._notes = Notes(state_dir, tell)
         self._changed = asyncio.Event()
         self._polling: asyncio.TimerHandle | None = None
 
@@ -206,7 +202,7 @@ class Supervisor:
         slot.timer = loop.call_at(deadline_s, self._step, slot, life.Tick()) if deadline_s is not None else None
         for effect in effects:
             self._perform(slot, effect)
-        self._write_down(slot)
+        self._notes.stands(slot)
         if slot.life.phase is Phase.STARTING:
             self._poll_soon()
         self._changed.set()
@@ -234,7 +230,7 @@ class Supervisor:
     def _spawn(self, slot: Slot) -> None:
         job = slot.job
         try:
-            forget_record(self._state_dir, job.name)  # "backing off", or a killed process's
+            set_aside(self._state_dir, job.name)  # "backing off", or a killed process's
             path = write_launch(self._state_dir, job.name, job.settings)
             process = self._processes.spawn(job.name, self._command(job, path))
         except OSError as error:
@@ -245,7 +241,7 @@ class Supervisor:
         failures = slot.life.failures
         note = f"failed {failures} times in a row before" if failures >= machine.CRASH_LOOP_FAILURES else ""
         record = Record.of_process(process.pid, job.name, job.role, state="starting", note=note, failures=failures)
-        write_first_record(self._state_dir, record)
+        self._notes.started(record)
         self._step(slot, life.Spawned(process.pid))
 
     def _hold(self, slot: Slot, process: Process) -> None:
@@ -256,29 +252,10 @@ class Supervisor:
     def _gone(self, slot: Slot, process: Process, status: int | None) -> None:
         assert slot.process is process, "one process per job"
         slot.process = None
-        remove_record(self._state_dir, slot.job.name, process.pid)
+        set_aside(self._state_dir, slot.job.name, process.pid)
         last_line = self._processes.last_line(slot.job.name) if status else ""
         how = exit_words(status, last_line)
         self._step(slot, life.Exited(how, clean=status == 0, refused=status == REFUSED))
-
-    def _write_down(self, slot: Slot) -> None:
-        """What no process can say of itself: that it is gone for good, why it waits, or that it does not end."""
-        job, now = slot.job, slot.life
-        if now.phase is Phase.OVER:
-            forget(self._state_dir, job.name)
-        elif now.phase in (Phase.BACKING_OFF, Phase.CRASH_LOOP, Phase.REFUSED):
-            retry_s = now.deadline_s or 0.0
-            waits = Record(job.name, job.role, 0, 0, "", "", "", str(now.phase), now.note, now.failures, retry_s)
-            write_record(self._state_dir, waits)
-        elif now.phase is Phase.UNKILLABLE:
-            self._write_unkillable(slot)
-
-    def _write_unkillable(self, slot: Slot) -> None:
-        stat, found = read_process(slot.life.pid), read_record(self._state_dir, slot.job.name)
-        if stat is None or found is None or found.pid != slot.life.pid:
-            return  # it has just ended, or says nothing of itself; its end is an event of the loop
-        note = f"{slot.life.note} (state {stat.state})"
-        write_record(self._state_dir, msgspec.structs.replace(found, state=str(slot.life.phase), note=note))
 
     # -- readiness
 

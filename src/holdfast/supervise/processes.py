@@ -19,11 +19,12 @@ from pathlib import Path
 from typing import Protocol
 
 from holdfast.core.errors import REFUSED
+from holdfast.core.log_files import LOG_BYTES_MAX
 from holdfast.core.procfs import read_process
+from holdfast.core.unwritten import UNWRITTEN
 from holdfast.supervise.groups import kill_group, kill_session, leads_session
 from holdfast.supervise.records import Record
 
-LOG_BYTES_MAX = 10 * 1024 * 1024  # a log this long is set aside (one generation) when its process starts again
 TAIL_BYTES = 4096  # enough for the last line of a log
 
 
@@ -146,12 +147,18 @@ class LocalProcesses:
         return self.logs / f"{name}.log"
 
     def _open_log(self, name: str) -> _Log:
-        self.logs.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = self.path(name)
-        with contextlib.suppress(FileNotFoundError):
-            if path.stat().st_size > LOG_BYTES_MAX:
-                path.replace(path.with_suffix(".log.1"))
-        return _Log(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
+        """Where it cannot be had the process starts without one."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+        try:
+            self.logs.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path = self.path(name)
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_size > LOG_BYTES_MAX:  # it logged little at a time, and never looked
+                    path.replace(path.with_suffix(".log.1"))
+            return _Log(os.open(path, flags | os.O_CREAT, 0o600))
+        except OSError as error:
+            UNWRITTEN.failed("log", error)
+            return _Log(os.open(os.devnull, flags))
 
 
 @dataclass(slots=True)

@@ -3,13 +3,15 @@
 Beside it the supervisor keeps what the process was started with (`NAME.launch`, readable by its owner only: there are
 keys in it), and writes the record itself while there is no process that could: one just started, one backing off.
 
-Always true: a record is written whole or not at all; it counts only while the process that wrote it lives (pid and
-start time both match, so a reused pid is never taken for it).
+Always true: a record is written whole or not at all, but for a full disk, where it is written over the old one; it
+counts only while the process that wrote it lives (pid and start time both match, so a reused pid is never taken for
+it).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -61,20 +63,25 @@ def journals_dir(state_dir: Path, group: str) -> Path:
 
 
 def write_record(state_dir: Path, record: Record) -> None:
-    write_whole(_record_path(state_dir, record.name), msgspec.json.encode(record))
+    path, data = _record_path(state_dir, record.name), msgspec.json.encode(record)
+    try:
+        write_whole(path, data)
+    except OSError:
+        if not path.exists():
+            _aside_path(state_dir, record.name).rename(path)
+        _write_over(path, data)
 
 
 def write_first_record(state_dir: Path, record: Record) -> None:
     """Write it unless there is one: the process itself may have been quicker, and knows more."""
-    path = _record_path(state_dir, record.name)
+    path, aside = _record_path(state_dir, record.name), _aside_path(state_dir, record.name)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = path.with_name(f".{record.name}.first.{os.getpid()}")
-    temporary.write_bytes(msgspec.json.encode(record))
     try:
+        _write_over(aside, msgspec.json.encode(record), os.O_CREAT)
         with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)
+            os.link(aside, path)
     finally:
-        temporary.unlink()
+        aside.unlink(missing_ok=True)
 
 
 def write_parts(state_dir: Path, name: str, pids: dict[str, int]) -> None:
@@ -92,13 +99,22 @@ def forget_parts(state_dir: Path, name: str) -> None:
     """All of them have ended."""
     for record in read_records(state_dir):
         if record.part_of == name:
-            forget_record(state_dir, record.name)
+            forget(state_dir, record.name)
 
 
-def remove_record(state_dir: Path, name: str, pid: int | None = None) -> None:
-    """Take away a process's own record (this one's, unless told), not a successor's."""
+def set_aside(state_dir: Path, name: str, pid: int | None = None) -> None:
+    """No process of this name lives, or that one does not: its record counts no more. The room it has on the disk is
+    kept for the next one's."""
     record = read_record(state_dir, name)
-    if record is not None and record.pid == (os.getpid() if pid is None else pid):
+    if pid is None or (record is not None and record.pid == pid):
+        with contextlib.suppress(FileNotFoundError):
+            _record_path(state_dir, name).rename(_aside_path(state_dir, name))
+
+
+def remove_record(state_dir: Path, name: str) -> None:
+    """Take away this process's own record, not a successor's."""
+    record = read_record(state_dir, name)
+    if record is not None and record.pid == os.getpid():
         _record_path(state_dir, name).unlink(missing_ok=True)
 
 
@@ -120,9 +136,10 @@ def launch_path(state_dir: Path, name: str) -> Path:
 
 
 def write_launch(state_dir: Path, name: str, settings: bytes) -> Path:
-    """Write down what a process is started with; where."""
+    """Write down what a process is started with; where. A second start needs no room on the disk."""
     path = launch_path(state_dir, name)
-    write_whole(path, settings)
+    if read_launch(state_dir, name) != settings:
+        write_whole(path, settings)
     return path
 
 
@@ -135,24 +152,39 @@ def read_launch(state_dir: Path, name: str) -> bytes | None:
 
 def forget(state_dir: Path, name: str) -> None:
     """A supervised process is over for good."""
-    forget_record(state_dir, name)
-    launch_path(state_dir, name).unlink(missing_ok=True)
-
-
-def forget_record(state_dir: Path, name: str) -> None:
-    """No process of this name lives."""
-    _record_path(state_dir, name).unlink(missing_ok=True)
+    for path in (_record_path(state_dir, name), _aside_path(state_dir, name), launch_path(state_dir, name)):
+        path.unlink(missing_ok=True)
 
 
 def _record_path(state_dir: Path, name: str) -> Path:
     return run_dir(state_dir) / f"{name}.json"
 
 
+def _aside_path(state_dir: Path, name: str) -> Path:
+    return run_dir(state_dir) / f".{name}.aside"
+
+
 def write_whole(path: Path, data: bytes) -> None:
-    """So that a reader sees the old content or the new, never half of one."""
+    """So that a reader sees the old content or the new, never half of one; OSError leaves the old."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-    temporary.rename(path)
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        temporary.rename(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _write_over(path: Path, data: bytes, flags: int = 0) -> None:
+    """Into the room that the old content has, where there is none for a new file. Who reads it half-way finds nothing,
+    and looks again."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o600)
+    try:
+        if os.pwrite(descriptor, data, 0) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        os.ftruncate(descriptor, len(data))
+    finally:
+        os.close(descriptor)

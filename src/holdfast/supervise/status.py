@@ -75,7 +75,7 @@ async def _look_at(record: Record, network: Network, bound_s: float) -> Status:
         state,
         record.address,
         int(facts.get("streams", 0)),
-        record.note or ("" if facts.get("ready") is True else str(facts.get("reason") or "")),
+        _note(record, facts),
         record.failures,
         retry_in_s,
         str(facts.get("group") or ""),
@@ -87,6 +87,12 @@ async def _look_at(record: Record, network: Network, bound_s: float) -> Status:
         metrics_address(record),
         facts.get("seams"),
     )
+
+
+def _note(record: Record, facts: dict[str, Any]) -> str:
+    notes = [record.note or ("" if facts.get("ready") is True else str(facts.get("reason") or ""))]
+    notes.append(str(facts.get("unwritten") or ""))
+    return "; ".join(note for note in notes if note)
 
 
 def metrics_address(record: Record) -> str:

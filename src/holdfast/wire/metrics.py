@@ -9,15 +9,27 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from holdfast.core.unwritten import UNWRITTEN
+
 __all__ = ["CONTENT_TYPE", "Counted", "Counter", "Gauge", "Histogram", "MetricsRegistry", "catch_up", "page"]
 
 MetricsRegistry = CollectorRegistry
 CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
 
+_PROCESS = CollectorRegistry()  # what every page of this process shows besides its own
+_unwritten = Counter(
+    "holdfast_unwritten",
+    "Writes of this process's own log, record or journal that failed (a full disk)",
+    ["what"],
+    registry=_PROCESS,
+)
+
 
 def page(registry: CollectorRegistry) -> bytes:
     """The text that a scrape gets."""
-    return generate_latest(registry)
+    for kind, total in UNWRITTEN.totals.items():
+        catch_up(_unwritten.labels(kind), total)
+    return generate_latest(registry) + generate_latest(_PROCESS)
 
 
 def catch_up(counter: Counter, total: float) -> None:

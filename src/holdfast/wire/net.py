@@ -32,6 +32,10 @@ class _SocketListener:
                 os.unlink(self.address.path)
 
 
+class CannotListenError(OSError):
+    """An address that cannot be listened on; the kernel's number and words for why."""
+
+
 class SocketNetwork:
     """Sockets of this machine."""
 
@@ -46,6 +50,12 @@ class SocketNetwork:
         return transport
 
     async def listen(self, address: Address, factory: ProtocolFactory, *, share_port: bool = False) -> Listener:
+        try:
+            return await self._listen(address, factory, share_port)
+        except OSError as error:
+            raise CannotListenError(error.errno, error.strerror or str(error)) from error
+
+    async def _listen(self, address: Address, factory: ProtocolFactory, share_port: bool) -> Listener:
         loop = asyncio.get_running_loop()
         if isinstance(address, UnixAddress):
             _remove_dead_socket(address.path)

@@ -21,6 +21,7 @@ import msgspec
 
 from holdfast.core.address import Address, TcpAddress
 from holdfast.core.ports import Listener, Network
+from holdfast.core.unwritten import UNWRITTEN
 from holdfast.discovery.card import ModelCard, encode_card
 from holdfast.discovery.keys import CARDS, INSTANCES, InstanceKey, InstanceRecord, encode_record
 from holdfast.engines.contract import Engine
@@ -247,6 +248,7 @@ class Worker:
             "kv": asdict(progress.kv),
             "tokens_total": self.sessions.tokens_total,
             "requests_total": self.sessions.requests_total,
+            "unwritten": UNWRITTEN.words,
             **self.more_facts(),
         }
 

@@ -18,6 +18,7 @@ import torch
 
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import GenerateRequest
+from holdfast.core.unwritten import say
 from holdfast.engines.background import Background
 from holdfast.engines.contract import Canary, ClosedSink, Limits, Progress, StepSink, Woken
 from holdfast.engines.place import Place
@@ -264,5 +265,5 @@ class TorchEngine:
 
 
 def _die(why: str) -> None:
-    print(why, file=sys.stderr, flush=True)
+    say(why)
     os._exit(1)

@@ -1,0 +1,57 @@
+"""What a supervisor writes down of its processes, for `ps` and for the supervisor after it.
+
+Always true: a record that cannot be written (a full disk) is missed, told once, and never a reason to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from holdfast.core.procfs import read_process
+from holdfast.supervise.jobs import Slot
+from holdfast.supervise.life import Phase
+from holdfast.supervise.records import Record, forget, read_record, write_first_record, write_record
+
+
+class Notes:
+    """`tell` is for people."""
+
+    def __init__(self, state_dir: Path, tell: Callable[[str], None]) -> None:
+        self._state_dir = state_dir
+        self._tell = tell
+        self._missed = False  # the last one, which was told
+
+    def started(self, record: Record) -> None:
+        self._write(write_first_record, record)
+
+    def stands(self, slot: Slot) -> None:
+        """What no process can say of itself: that it is gone for good, why it waits, or that it does not end."""
+        job, now = slot.job, slot.life
+        if now.phase is Phase.OVER:
+            forget(self._state_dir, job.name)
+        elif now.phase in (Phase.BACKING_OFF, Phase.CRASH_LOOP, Phase.REFUSED):
+            retry_s = now.deadline_s or 0.0
+            waits = Record(job.name, job.role, 0, 0, "", "", "", str(now.phase), now.note, now.failures, retry_s)
+            self._write(write_record, waits)
+        elif now.phase is Phase.UNKILLABLE:
+            self._does_not_end(slot)
+
+    def _does_not_end(self, slot: Slot) -> None:
+        stat, found = read_process(slot.life.pid), read_record(self._state_dir, slot.job.name)
+        if stat is None or found is None or found.pid != slot.life.pid:
+            return  # it has just ended, or says nothing of itself; its end is an event of the loop
+        note = f"{slot.life.note} (state {stat.state})"
+        self._write(write_record, msgspec.structs.replace(found, state=str(slot.life.phase), note=note))
+
+    def _write(self, write: Callable[[Path, Record], None], record: Record) -> None:
+        try:
+            write(self._state_dir, record)
+        except OSError as error:
+            if not self._missed:
+                self._tell(f"{record.name}: its record cannot be written: {error}")
+            self._missed = True
+        else:
+            self._missed = False

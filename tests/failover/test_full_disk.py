@@ -1,0 +1,124 @@
+"""A state directory without a byte left, under a real deployment: a small tmpfs, filled while streams run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uvloop
+from known_answers import answer_to, ask_number
+
+from holdfast.bench.clients import Received, read_answer
+from holdfast.bench.supervised import Supervised, in_thread, kill_group
+from holdfast.failover.journal import two_leaders
+from small_disks import BALLAST, fill, small_disk
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+
+BYTES = 8 * 1024 * 1024
+STREAMS = range(6)
+TOKENS = 300
+EXPECTED = {number: answer_to(number, TOKENS) for number in STREAMS}
+
+
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    with small_disk(BYTES) as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def kept_full(folder: Path) -> Iterator[None]:
+    """Whatever anybody frees is taken at once."""
+    over = threading.Event()
+
+    def keep() -> None:
+        while not over.wait(0.002):
+            fill(folder)
+
+    fill(folder)
+    filler = threading.Thread(target=keep)
+    filler.start()
+    try:
+        yield
+    finally:
+        over.set()
+        filler.join()
+
+
+async def streams(up: Supervised) -> list[asyncio.Task[Received]]:
+    before = await in_thread(up.tokens_total)
+    running = [asyncio.create_task(ask_number(up.port, number, TOKENS)) for number in STREAMS]
+    await in_thread(up.wait_until, lambda: up.tokens_total() > before + 60, "streams under way")
+    return running
+
+
+async def are_unbroken(running: list[asyncio.Task[Received]]) -> None:
+    for number, received in enumerate(await asyncio.gather(*running)):
+        answer = read_answer(received)
+        assert (answer.error, answer.done, answer.exact) == (None, True, True), number
+        assert answer.tokens == EXPECTED[number], number
+        assert answer.resumed, "the engine died too late to mean anything"
+
+
+def killed_under_load(up: Supervised, *, vault: bool = False) -> None:
+    """The active engine, and before it the vault if so wished; every stream goes on, and a pair is left."""
+    before = up.active().pid
+
+    async def run() -> None:
+        running = await streams(up)
+        if vault:
+            await in_thread(os.kill, up.vault_pids()[0], signal.SIGKILL)
+        await in_thread(kill_group, before)
+        await are_unbroken(running)
+
+    uvloop.run(run())
+    up.wait_restored(before)
+
+
+def shown(up: Supervised) -> str:
+    command = [sys.executable, "-m", "holdfast", "ps"]
+    environ = os.environ | {"HOLDFAST_STATE_DIR": str(up.folder)}
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=30).stdout
+
+
+def test_a_full_disk_costs_no_stream_and_no_process(disk: Path) -> None:
+    """With not a byte left the winner of an election leads, streams go on exactly, engines and vault are replaced and
+    ready, and nothing else ends; `ps` and metrics say what cannot be written. With room again all is as before."""
+    with Supervised("--vault-gib", "0.1", "--sim-tpot-ms", "8", folder=disk) as up:
+        others = up.processes()
+        killed_under_load(up)  # whoever leads next has never led before
+        with kept_full(disk):
+            killed_under_load(up)
+            killed_under_load(up, vault=True)
+            assert "no room" in shown(up)
+            assert 'holdfast_unwritten_total{what="log"}' in metrics(up)
+        (disk / BALLAST).unlink()
+        up.wait_until(lambda: "no room" not in shown(up), "the warning to go away")
+        killed_under_load(up)
+        now = up.processes()
+        assert {name for name in others if now[name] != others[name]} == {"vault-process", "vault-1-server"}
+        assert two_leaders(up.terms()) == []
+        assert len(up.terms()) == 5
+        for record in up.records().values():
+            assert record["state"] == "ready", json.dumps(record)
+
+
+def metrics(up: Supervised) -> str:
+    host, port = up.records()[up.active().name]["status"].removeprefix("tcp://").rsplit(":", 1)
+    connection = http.client.HTTPConnection(host, int(port), timeout=5)
+    try:
+        connection.request("GET", "/metrics")
+        return connection.getresponse().read().decode()
+    finally:
+        connection.close()
