@@ -53,7 +53,6 @@ SOCKETS = {
     "engines/torch/ranks.py": RANKS,
     "engines/torch/rank_words.py": RANKS,
     "failover/lock_peer.py": "options of a socket the network made",
-    "store/keepalive.py": "options of a socket the network made",
     "memory/": "descriptors travel over Unix sockets only, which no simulated network can carry",
     "cli/": "looks whether a port is free before it starts anything",
     "bench/": MEASURES,

@@ -26,6 +26,7 @@ class Environment:
     deployment: str  # DYN_NAMESPACE: the deployment's name; default "local"
     api_keys: tuple[str, ...]  # HOLDFAST_API_KEYS: comma-separated; none: everyone may ask
     status_port: int  # DYN_SYSTEM_PORT: a worker's status server; default 0, a free one; -1: none
+    status_host: str  # DYN_SYSTEM_HOST: where it listens; default 127.0.0.1, 0.0.0.0 for probes from elsewhere
     status_enabled: bool  # DYN_SYSTEM_ENABLED: whether there is one; default true, unless the port is -1
     starting_ready: bool  # DYN_SYSTEM_STARTING_HEALTH_STATUS: "ready" or "notready" while loading; default notready
     ready_endpoints: tuple[str, ...]  # DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS: '["generate"]'; default [], all there are
@@ -54,6 +55,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         deployment=env.get("DYN_NAMESPACE", "local"),
         api_keys=tuple(key.strip() for key in env.get("HOLDFAST_API_KEYS", "").split(",") if key.strip()),
         status_port=max(port, 0),
+        status_host=env.get("DYN_SYSTEM_HOST") or "127.0.0.1",
         status_enabled=_one_of(env, "DYN_SYSTEM_ENABLED", {**YES, **NO}, "true") and port >= 0,
         starting_ready=_one_of(env, "DYN_SYSTEM_STARTING_HEALTH_STATUS", STARTING, "notready"),
         ready_endpoints=_names(env, "DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS"),

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from holdfast import __version__
-from holdfast.cli import bench, locks, memory, roles
+from holdfast.cli import bench, locks, memory, roles, worker_role
 from holdfast.cli import options as opt
 from holdfast.cli.options import environment
 from holdfast.cli.state_dir import readable
@@ -69,6 +69,7 @@ def up(
     hold_s: opt.HoldS = 30.0,
     known_s: opt.KnownS = 3600.0,
     queue_s: opt.QueueS = 5.0,
+    load_s: opt.LoadS = 7200.0,
     drain_s: opt.DrainS = 4.0,
     standby: opt.Standby = opt.StandbyKind.MAPPED,
     kv: opt.Kv = opt.KvKind.VAULT,
@@ -89,8 +90,7 @@ def up(
 ) -> None:
     """Start everything: store, vaults, workers with their standbys, and frontend. Ctrl-C stops it.
 
-    By default a real model, SmolLM2-135M-Instruct; `--engine sim` is a simulator that says random words.
-    """
+    By default a real model, SmolLM2-135M-Instruct; `--engine sim` is a simulator that says random words."""
     from holdfast.cli.chat_templates import template_path
     from holdfast.cli.devices import choose, exact_note
     from holdfast.cli.idle_options import refuse_idle
@@ -102,7 +102,6 @@ def up(
 
     refuse_idle(engine, standbys, opt.given(called, up))
     env = environment()
-    keys = tuple(api_key or env.api_keys)
     memory: dict[str, Any] = {} if vault_gib is None else {"vault_gib": vault_gib}
     sim = SimLaunch(ttft_ms=sim_ttft_ms, tpot_ms=sim_tpot_ms, ranks=sim_ranks, poison_token=sim_poison_token, **memory)
     failover = (standbys, standby.value, kv.value, env.gms_socket_dir, wake_s)
@@ -114,8 +113,9 @@ def up(
         Screen().line(note, style="dim")
     serving = (deployment or env.deployment, engine, name, workers, frontends, host, port, store)
     loaded, template = (source, torch, str(env.cache_dir), chosen.gpus), template_path(chat_template)
-    given = (*serving, hold_s, drain_s, allow_chaos, keys, sim, env.log_level, *failover, *loaded, known_s)
-    options = UpOptions(*given, status_port=status_port, wait_s=wait_s, queue_s=queue_s, chat_template=template)
+    asked = (hold_s, drain_s, allow_chaos, tuple(api_key or env.api_keys), sim, env.log_level)
+    more: dict[str, Any] = {"status_port": status_port, "status_host": env.status_host, "chat_template": template}
+    options = UpOptions(*serving, *asked, *failover, *loaded, known_s, queue_s, load_s, wait_s=wait_s, **more)
     raise typer.Exit(run_up(env.state_dir, options, detach, tied=not untied))
 
 
@@ -165,7 +165,7 @@ def chat(
     raise typer.Exit(run_chat(state_dir, url, model, api_key, wishes, message))
 
 
-app.command(rich_help_panel=PARTS)(roles.worker)
+app.command(rich_help_panel=PARTS)(worker_role.worker)
 app.command(rich_help_panel=PARTS)(roles.frontend)
 app.command(rich_help_panel=PARTS)(roles.store)
 

@@ -128,6 +128,7 @@ async def _run_worker(launch: WorkerLaunch, stop: asyncio.Event, on_ready: OnRea
             ProbeSettings(launch.starting_ready, launch.health_endpoints),
             launch.name,
             launch.status_any,
+            launch.advertise,
         )
         store = open_store(launch.store, network, rng)
         made = await asyncio.to_thread(make_engine, launch, rng)
@@ -148,7 +149,7 @@ def _shadow(launch: WorkerLaunch, worker: Worker, engine: ShadowEngine) -> Shado
         raise UserError("--lock needs --group: the name that this engine and its standbys share")
     journals = journals_dir(Path(launch.state_dir), launch.group)
     lock = open_lock(launch.lock, launch.name, launch.lock_token)
-    return Shadow(worker, engine, lock, ShadowSettings(journals, launch.name))
+    return Shadow(worker, engine, lock, ShadowSettings(journals, launch.name, launch.load_s))
 
 
 async def _run_frontend(launch: FrontendLaunch, stop: asyncio.Event, on_ready: OnReady) -> None:

@@ -15,5 +15,6 @@ def place_of(launch: WorkerLaunch) -> Place:
         unmapped=launch.standby == "unmapped",
         direct=launch.kv == "direct",
         wake_s=launch.wake_s,
+        load_s=launch.load_s,
         more=launch.more_vaults,
     )

@@ -86,6 +86,7 @@ class WorkerLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     standby: str = "mapped"  # or "unmapped": give the addresses' contents up while standing by
     kv: str = "vault"  # or "direct": KV in memory of its own, lost with it
     wake_s: float = 30.0
+    load_s: float = 7200.0  # for its model to be loaded
     starting_ready: bool = False  # what probes are answered while it loads
     health_endpoints: tuple[str, ...] = ()
     core_dumps: bool = False
@@ -98,6 +99,7 @@ class WorkerLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # (vault's socket, device) of the ranks after the first, whose are `vault_socket` and `device`.
     more_vaults: tuple[tuple[str, str], ...] = ()
     chat_template: str = ""  # a file in place of the model's own template
+    advertise: str = ""  # the host that others reach it at; empty: the one it listens on
     status_any: bool = False  # where another has that port, take any: it is a wish of ours, not of a person
 
     def namespace(self) -> str:

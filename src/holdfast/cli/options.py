@@ -78,7 +78,6 @@ Untied = Annotated[
 Name = Annotated[str, typer.Option(help="How `holdfast ps` calls it; default: the next free name.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, for programs.")]
 
-Model = Annotated[str, typer.Option(help="The name clients ask for.", rich_help_panel=_SERVING)]
 Deployment = Annotated[
     str, typer.Option(help="The deployment's name; default $DYN_NAMESPACE or local.", rich_help_panel=_SERVING)
 ]
@@ -151,6 +150,9 @@ EngineId = Annotated[
 ]
 Group = Annotated[
     str, typer.Option(help="The name that this engine and its standbys share.", rich_help_panel=_FAILOVER)
+]
+LoadS = Annotated[
+    float, typer.Option(min=0, help="How long loading a model may take, seconds.", rich_help_panel=_SERVING)
 ]
 WakeS = Annotated[float, typer.Option(min=0, help="How long taking over may take, seconds.", rich_help_panel=_FAILOVER)]
 CoreDumps = Annotated[

@@ -45,9 +45,8 @@ WORKER_STOP_S = 3.0
 STORE_STOP_S = 1.0
 VAULT_STOP_S = 1.0
 FRONTEND_GRACE_S = 1.0  # on top of its own drain
-# From an engine's start until it is ready: ten minutes for its weights (engines.vault_memory), after which it gives up
-# by itself, and one to import, compile and capture.
-LOAD_BOUND_S = 660.0
+# On top of loading, which gives up by itself: to import, compile and capture.
+LOAD_GRACE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +78,8 @@ class UpOptions:
     gpus: tuple[str, ...] = ()  # a torch engine's devices, by UUID; empty: host memory
     known_s: float = 3600.0  # how long a model without a worker is answered 503
     queue_s: float = 5.0  # how long a new request waits where every worker is full
+    load_s: float = 7200.0  # how long loading a model may take
+    status_host: str = "127.0.0.1"  # where workers' status pages listen
     status_port: int = STATUS_PORT  # worker-1a's status page; worker-1b's is one more, worker-2a's ten more
     wait_s: float = WAIT_S  # until it serves; past it what was started is taken down again
     chat_template: str = ""  # a file in place of the model's own template
@@ -159,8 +160,9 @@ def _worker(state_dir: Path, store: str, name: str, status_port: int, options: U
         options.model,
         address=f"unix://{state_dir}/run/{name}.sock",
         beat_address=f"unix://{state_dir}/run/{name}.beat",
-        status_address=str(TcpAddress("127.0.0.1", status_port)),
+        status_address=str(TcpAddress(options.status_host, status_port)),
         status_any=True,
+        load_s=options.load_s,
         allow_chaos=options.allow_chaos,
         sim=options.sim,
         log_level=options.log_level,
@@ -204,8 +206,8 @@ def job_of(launch: Launch) -> Job:
         bound_s = launch.drain_s + FRONTEND_GRACE_S
     beats = launch.beat_address if isinstance(launch, WorkerLaunch) else ""
     settings = msgspec.json.encode(launch)
-    probes = Probes(startup_s=LOAD_BOUND_S) if isinstance(launch, WorkerLaunch) else Probes()
     group = launch.group if isinstance(launch, WorkerLaunch) else ""
+    probes = Probes(startup_s=launch.load_s + LOAD_GRACE_S) if isinstance(launch, WorkerLaunch) else Probes()
     return Job(launch.name, role_of(launch), settings, bound_s, probes=probes, beat_address=beats, group=group)
 
 
@@ -233,6 +235,8 @@ def _check(state_dir: Path, options: UpOptions) -> None:
         raise UserError(f"--engine {options.engine} keeps its memory in a vault; {mend}")
     if not options.wait_s > 0:
         raise UserError(f"--wait-s must be over 0, got {options.wait_s:g}")
+    if not options.load_s > 0:
+        raise UserError(f"--load-s must be over 0, got {options.load_s:g}")
     if not options.wake_s > 0:
         raise UserError(f"--wake-s must be over 0, got {options.wake_s:g}")
     last = _status_port(max(options.workers, 1), options.standbys, options)

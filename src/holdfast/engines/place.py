@@ -14,4 +14,5 @@ class Place:
     unmapped: bool = False  # stand by without mappings
     direct: bool = False  # KV in memory of its own
     wake_s: float = 30.0
+    load_s: float = 7200.0  # for the weights to be there: from a slow disk, or over a network, hours
     more: tuple[tuple[str, str], ...] = ()  # vault socket and device of ranks 1, 2, …

@@ -30,7 +30,7 @@ from holdfast.memory.protocol import LetGo, PoolNews, Superseded
 
 FOLLOW_S = 0.05  # what is left to read at adoption is what 50 ms of tokens published: a few dozen entries
 CONNECT_S = 30.0  # a supervisor starts vault and engines together; a vault is up in a second
-LOAD_S = 600.0  # the largest weights from the slowest disk take minutes
+LOAD_S = 7200.0  # as `Place.load_s`
 OWN_S = 30.0  # as remap's: a dead owner is past its fence in under a second, a living one never
 
 log = logging.getLogger(__name__)
@@ -51,10 +51,11 @@ class VaultMemory:
     unmapped: bool = False  # stand by without mappings
     direct: bool = False  # KV in memory of this process
     own_s: float = OWN_S
+    load_s: float = LOAD_S
     on_owner_gone: Callable[[], None] = lambda: None
     on_memory: Callable[[str], None] = lambda why: None
     on_fatal: Callable[[str], None] = lambda why: None
-    on_loading: Callable[[str], None] = lambda why: None  # a wake has weights to load, for `LOAD_S` at most
+    on_loading: Callable[[str], None] = lambda why: None  # a wake has weights to load, for `load_s` at most
     on_room: Callable[[], None] = lambda: None  # blocks came free at the GPU fence, or may be taken that were spared
     books: contextlib.AbstractContextManager[object] = field(default_factory=contextlib.nullcontext)  # the pool's lock
     on_moved: Callable[[], None] = lambda: None  # a standby's pool lies elsewhere now; called with `still` held
@@ -96,7 +97,7 @@ class VaultMemory:
         """Weights mapped and verified, by role; then stand by. A caller that wants it unmapped calls `sleep` next."""
         self._loader = Loader(self.client, plan, self.lock_dir, self.who)
         await self._loader.connect(CONNECT_S)
-        await self._loader.load(LOAD_S)
+        await self._loader.load(self.load_s)
         self.settled.set()
         await self._stand_by()
         self._beside.start(self._tend())
@@ -137,7 +138,7 @@ class VaultMemory:
         elif not self.settled.is_set():  # it was just about to map a newer generation
             self.on_loading("other weights are being mapped")
             async with self.still:
-                await self._loaded.map_current(LOAD_S)
+                await self._loaded.map_current(self.load_s)
             self.settled.set()
         name = self.geometry.hash.hex()
         granted = await self.pool.acquire(epoch, f"direct {name}" if self.direct else name, round(self.own_s * 1000))
@@ -153,7 +154,7 @@ class VaultMemory:
         marks["adopted"] = time.monotonic()
         if owned.adoptions >= DOUBT_FROM_ADOPTIONS:
             async with self.still:
-                await doubt_weights(owned, self._loaded, self.on_loading, LOAD_S)
+                await doubt_weights(owned, self._loaded, self.on_loading, self.load_s)
         owned.marks = marks
         return owned
 
@@ -184,7 +185,7 @@ class VaultMemory:
         if await self.client.remap(round(self.own_s * 1000)) == EMPTY:
             log.warning("the vault is empty: loading the weights anew")
             self.on_loading("the vault is empty: the weights are loaded anew")
-            await self._loaded.load(LOAD_S, elected=True)
+            await self._loaded.load(self.load_s, elected=True)
         elif self._lost:
             await self._loaded.verify()
         self._loaded.plan.use(self.client.mapped)
@@ -264,7 +265,7 @@ class VaultMemory:
         self.on_memory("the weights were replaced")
         try:
             async with self.still:
-                await self._loaded.map_current(LOAD_S)
+                await self._loaded.map_current(self.load_s)
         except ConnectionError:
             self._newer = True
             raise

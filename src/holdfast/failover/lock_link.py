@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from holdfast.failover import lock_messages as m
-from holdfast.store.keepalive import set_keepalive
 from holdfast.wire.frames import FrameError, FrameSplitter
 
 Answer = TypeVar("Answer", m.Welcome, m.Granted, m.Released, m.Pong, m.Owner)
@@ -41,7 +40,6 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        set_keepalive(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed.set()

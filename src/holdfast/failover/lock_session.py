@@ -16,9 +16,8 @@ from holdfast.core.address import UnixAddress
 from holdfast.failover import lock_messages as m
 from holdfast.failover import lock_words as w
 from holdfast.failover.lock_peer import may_connect, peer_uid
-from holdfast.store.keepalive import set_keepalive
 from holdfast.wire.frames import FrameError, FrameSplitter
-from holdfast.wire.net import set_nodelay
+from holdfast.wire.net import tune
 
 if TYPE_CHECKING:
     from holdfast.failover.lock_server import LockServer
@@ -52,8 +51,7 @@ class Session(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX)
-        set_nodelay(transport)
-        set_keepalive(transport)
+        tune(transport)
         self._hello_timer = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self._no_hello)
         self._number = self._server.admit(self)
         if self._number is None:

@@ -27,6 +27,7 @@ from holdfast.store.etcd_messages import (
     WatchResult,
     read,
 )
+from holdfast.wire.net import tuned_socket
 
 try:
     import aiohttp
@@ -53,7 +54,10 @@ class EtcdGateway:
         self.generation = 0
 
     async def __aenter__(self) -> EtcdGateway:
-        connector = aiohttp.TCPConnector(limit=CONNECTIONS_MAX, force_close=False)
+        # A watch is silent for hours: without probes it would outlive its server's machine.
+        connector = aiohttp.TCPConnector(
+            limit=CONNECTIONS_MAX, force_close=False, socket_factory=lambda info: tuned_socket(*info[:3])
+        )
         # The environment's proxies are for the world outside, not for a cluster's own store.
         self._session = aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(), trust_env=False)
         return self

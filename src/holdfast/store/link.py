@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from holdfast.store import messages as m
-from holdfast.store.keepalive import set_keepalive
 from holdfast.wire.frames import FrameError, FrameSplitter
 
 # Unsent bytes towards a frozen server; beyond, calls fail at once instead of piling up behind it.
@@ -53,7 +52,6 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        set_keepalive(transport)
         self._transport.write(m.encode(m.Hello(m.VERSION)))
 
     def connection_lost(self, exc: Exception | None) -> None:

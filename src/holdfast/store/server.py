@@ -17,10 +17,9 @@ from holdfast.core.address import Address
 from holdfast.core.ports import Listener, Network
 from holdfast.store import messages as m
 from holdfast.store.durable import Durable
-from holdfast.store.keepalive import set_keepalive
 from holdfast.store.machine import DEFAULT_LIMITS, Effects, Limits, Send, StoreMachine
 from holdfast.wire.frames import FrameError, FrameSplitter
-from holdfast.wire.net import set_nodelay
+from holdfast.wire.net import tune
 
 _log = logging.getLogger(__name__)
 
@@ -151,8 +150,7 @@ class _Peer(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=self._server.settings.unsent_bytes_max)
-        set_nodelay(transport)
-        set_keepalive(transport)
+        tune(transport)
         self._hello_timer = asyncio.get_running_loop().call_later(HELLO_TIMEOUT_S, self._no_hello)
         self._number = self._server.admit(self)
         if self._number is None:

@@ -19,7 +19,7 @@ import msgspec
 from holdfast.wire import http_response
 from holdfast.wire.http_request import HttpLimits, HttpRequest, RefusedRequest, RequestReader
 from holdfast.wire.http_response import Headers
-from holdfast.wire.net import Outgoing, is_reset, set_nodelay
+from holdfast.wire.net import Outgoing, is_reset, tune
 
 __all__ = ["Handler", "HttpConnection", "HttpLimits", "HttpRequest", "Responder"]
 
@@ -78,7 +78,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        set_nodelay(transport)
+        tune(transport, may_pause=True)
         self.transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         self._registry.add(self)
 

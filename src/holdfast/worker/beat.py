@@ -25,6 +25,7 @@ from holdfast.core.procfs import ThreadTimes, read_own_thread
 from holdfast.engines.contract import Progress
 from holdfast.wire.frames import FrameError, FrameSplitter
 from holdfast.wire.messages import VERSION, Beat, Hello, Refused, Welcome, decode_to_worker, encode
+from holdfast.wire.net import tune_socket
 
 BEAT_S = 0.2
 IDLE_BEAT_S = 1.0
@@ -198,8 +199,7 @@ class BeatThread:
             return
         sock.setblocking(False)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        if isinstance(self._address, TcpAddress):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        tune_socket(sock)
         observer = _Observer(sock, greet_by=time.monotonic() + HELLO_WAIT_S)
         self._observers.add(observer)
         self._selector.register(sock, selectors.EVENT_READ, observer)

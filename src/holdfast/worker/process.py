@@ -39,6 +39,7 @@ log = logging.getLogger("holdfast.worker")
 
 COMPONENT = "worker"
 ENDPOINT = "generate"
+EVERYWHERE = ("0.0.0.0", "::")  # as hosts to listen on
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,18 @@ class WorkerSettings:
     probes: ProbeSettings = field(default_factory=ProbeSettings)
     name: str = ""  # as `holdfast ps` calls it
     status_any: bool = False  # the status page takes any port where another has the one it should have
+    advertise: str = ""  # the host that others reach its TCP addresses at; empty: as it listens
+
+    def __post_init__(self) -> None:
+        for address in (self.data_address, self.beat_address):
+            if isinstance(address, TcpAddress) and address.host in EVERYWHERE and not self.advertise:
+                raise ValueError(f"{address} is where to listen, not where to connect; say with --advertise HOST")
+
+    def reached_at(self, address: Address) -> Address:
+        """What others are told to connect to."""
+        if self.advertise and isinstance(address, TcpAddress):
+            return TcpAddress(self.advertise, address.port)
+        return address
 
 
 class Worker:
@@ -170,7 +183,8 @@ class Worker:
         assert self.welcome is not None, "introduce before register"
         assert self._listener is not None
         assert self._beats is not None
-        addresses = str(self._listener.address), str(self._beats.address)
+        reached_at = self.settings.reached_at
+        addresses = str(reached_at(self._listener.address)), str(reached_at(self._beats.address))
         record = InstanceRecord(*addresses, self._card.checksum(), self.welcome.process.pid, self.settings.name)
         values = {CARDS: encode_card(self._card), prefix: encode_record(record)}
         for where, value in values.items():

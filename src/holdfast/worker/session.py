@@ -32,7 +32,7 @@ from holdfast.wire.messages import (
     decode_to_worker,
     encode,
 )
-from holdfast.wire.net import set_nodelay
+from holdfast.wire.net import tune
 
 log = logging.getLogger("holdfast.worker")
 
@@ -96,7 +96,7 @@ class Session(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        set_nodelay(transport)
+        tune(transport)
         if len(self._owner.open) >= SESSIONS_MAX:
             self.refuse(Code.WORKER_OVERLOADED, f"{SESSIONS_MAX} frontends are connected already")
             return

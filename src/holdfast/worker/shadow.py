@@ -57,7 +57,7 @@ class ShadowSettings:
 
     journals: Path  # the group's journals, one file per engine
     name: str
-    load_s: float = 600.0  # weights from a slow disk; a load that takes longer has hung
+    load_s: float = 7200.0  # weights from a slow disk or a network; a load that takes longer has hung
     canary_s: float = 20.0  # a standby's last canary is younger than this and one look: under 30 s
     handover_s: float = 3.0  # to step back from the pool in a planned handover; then the process's end fences it
 

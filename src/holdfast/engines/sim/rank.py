@@ -21,7 +21,7 @@ from holdfast.memory.devices import open_device
 from holdfast.memory.pool_client import PoolClient
 from holdfast.memory.protocol import LetGo, Superseded
 
-LOAD_MS = 600_000  # as long as the engine itself may load
+LOAD_MS = 7_200_000  # the engine, which waits for this, has a bound of its own
 STARTING_ROOM_S = 30.0  # for the vault's socket; the engine itself has connected before
 
 

@@ -26,7 +26,7 @@ from holdfast.engines.sim.scheduler import Scheduler
 from holdfast.engines.sim.settings import REVISION, SimSettings
 from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, load
 from holdfast.engines.sim.weights import SimWeights
-from holdfast.engines.vault_memory import LOAD_S, VaultMemory
+from holdfast.engines.vault_memory import VaultMemory
 from holdfast.memory.devices import open_device, view
 from holdfast.memory.kv.resumes import Resumes
 
@@ -68,6 +68,7 @@ class ShadowSim(SimEngine):
             unmapped=place.unmapped,
             direct=place.direct,
             own_s=place.wake_s,
+            load_s=place.load_s,
             on_owner_gone=lambda: self.on_owner_gone(),
             on_memory=lambda why: self.on_memory(why),
             on_fatal=lambda why: self.on_fatal(why),
@@ -96,7 +97,7 @@ class ShadowSim(SimEngine):
 
     async def load(self) -> None:
         await self.memory.load(self.weights)
-        await self.ranks.start(self.place.vault_socket, self.place.device, self.place.engine_id, LOAD_S)
+        await self.ranks.start(self.place.vault_socket, self.place.device, self.place.engine_id, self.place.load_s)
         if not await self.check():
             return  # its caller checks too, and says so
         if self.place.unmapped:

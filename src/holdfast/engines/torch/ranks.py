@@ -36,7 +36,7 @@ from holdfast.engines.torch.rank_share import RankWork
 from holdfast.engines.torch.rank_words import ANSWER, ANSWER_S, Compute, Piece, Settle, tell
 from holdfast.engines.torch.scheduler import Scheduler, SchedulerSettings
 from holdfast.engines.torch.sequences import StepPlan
-from holdfast.engines.vault_memory import LOAD_S, VaultMemory
+from holdfast.engines.vault_memory import VaultMemory
 from holdfast.engines.vault_pool import Owned
 from holdfast.memory.kv.pool import Pool
 
@@ -85,7 +85,7 @@ class Ranks:
             shutil.rmtree(folder)
         self._memory.agree = agree_in(self.group)
         self._memory.others_fenced = self._fenced
-        await self.processes.order("load", LOAD_S)
+        await self.processes.order("load", self._work.place.load_s)
 
     async def checking(self, canary: Callable[[], Awaitable[bool]]) -> bool:
         """Every rank keeps its memory still for a canary, to its end, even if nobody waits for it any more."""
@@ -105,7 +105,7 @@ class Ranks:
             return right
 
     async def sleep(self) -> None:
-        await self.processes.order("sleep", LOAD_S)
+        await self.processes.order("sleep", self._work.place.load_s)
 
     def memory_told(self, rank: int, why: str) -> None:
         """Health hears of the first rank whose memory is in doubt."""

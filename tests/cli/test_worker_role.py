@@ -1,0 +1,187 @@
+"""`holdfast worker` by itself: from the environment a pod gives its engines, and what its flags mean."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+from up_rig import Place, until
+
+from holdfast.bench.deployment import free_port
+from holdfast.cli import worker_role
+from holdfast.cli.app import app
+from holdfast.cli.launch import WorkerLaunch
+from holdfast.cli.plan import UpOptions, job_of, plan
+from holdfast.cli.worker_role import group_of
+from holdfast.core.address import TcpAddress, UnixAddress
+from holdfast.settings import read_environment
+from holdfast.worker.process import WorkerSettings
+
+STATE = Path("/tmp/hf")  # of plans that nobody carries out
+# What an operator gives each engine of a pod, and nothing else.
+POD = ("ENGINE_ID", "GMS_SOCKET_DIR", "FAILOVER_LOCK_PATH", "DYN_SYSTEM_PORT")
+
+
+def launched(*words: str, **environ: str) -> WorkerLaunch:
+    """What a command line would start."""
+    caught: list[WorkerLaunch] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker_role, "run_foreground", caught.append)
+        for name in (*POD, "DYN_SYSTEM_HOST"):
+            patch.delenv(name, raising=False)
+        for name, value in environ.items():
+            patch.setenv(name, value)
+        result = CliRunner().invoke(app, ["worker", *words])
+    assert result.exception is None, result.output
+    return caught[0]
+
+
+@pytest.fixture(autouse=True)
+def own_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A short path: sockets would lie in it."""
+    with tempfile.TemporaryDirectory(prefix="hfw-", dir="/tmp") as folder:
+        monkeypatch.setenv("HOLDFAST_STATE_DIR", folder)
+        yield
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    place = Place()
+    try:
+        yield place
+    finally:
+        for process in place.started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(10)
+        shutil.rmtree(place.state_dir, ignore_errors=True)
+
+
+def start(place: Place, *words: str, **environ: str) -> subprocess.Popen[bytes]:
+    with open(place.state_dir / f"{len(place.started)}.log", "wb") as log:
+        process = subprocess.Popen(
+            place.command(*words),
+            env=place.env | environ,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    place.started.append(process)
+    return process
+
+
+def facts(port: int, host: str = "127.0.0.1") -> dict[str, Any]:
+    """A worker's /health, {} while it does not answer."""
+    connection = http.client.HTTPConnection(host, port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return dict(json.loads(connection.getresponse().read()))
+    except (OSError, http.client.HTTPException, ValueError):
+        return {}
+    finally:
+        connection.close()
+
+
+def test_the_environment_of_a_pod_alone_starts_an_engine_with_a_standby(place: Place) -> None:
+    """Two engines with the same command, told apart by ENGINE_ID and DYN_SYSTEM_PORT: one leads, the other stands by,
+    and takes over when the first is killed."""
+    shared = {"GMS_SOCKET_DIR": str(place.state_dir / "shared"), "FAILOVER_LOCK_PATH": str(place.state_dir / "f.lock")}
+    ports = [free_port(), free_port()]
+    start(place, "store")
+    start(place, "memory", "serve", "--device", "host-0", **shared)
+    engines = [
+        start(place, "worker", ENGINE_ID=str(number), DYN_SYSTEM_PORT=str(port), **shared)
+        for number, port in enumerate(ports)
+    ]
+
+    def states() -> list[str]:
+        return [facts(port).get("status", "") for port in ports]
+
+    until(lambda: sorted(states()) == ["active", "standby"], "one engine that leads and one that stands by")
+    seen = [facts(port) for port in ports]
+    assert seen[0]["group"] == seen[1]["group"]
+    assert [one["engine_id"] for one in seen] == [0, 1]
+    leader = states().index("active")
+    engines[leader].kill()
+    until(lambda: states()[1 - leader] == "active", "the other to take over")
+
+
+def test_a_torch_worker_loads_the_model_it_was_given() -> None:
+    """`--engine torch --model X` is about X: what is loaded, what it is called, where what is fetched is kept."""
+    tiny = launched("--engine", "torch", "--model", "tiny", "--exact", "--kv-gib", "0.25", HOLDFAST_CACHE_DIR="/c")
+    assert (tiny.source, tiny.model, tiny.cache_dir) == ("tiny", "tiny", "/c")
+    assert (tiny.torch.exact, tiny.torch.kv_gib) == (True, 0.25)
+    path = launched("--engine", "torch", "--model", "./models/x.gguf", "--served-name", "mine")
+    assert (path.source, path.model) == (os.path.abspath("./models/x.gguf"), "mine")
+    sim = launched("--model", "words")
+    assert (sim.engine, sim.model) == ("sim", "words")
+
+
+def test_flags_win_over_the_pods_environment() -> None:
+    """The environment fills what was not said."""
+    pod = {"GMS_SOCKET_DIR": "/shared", "FAILOVER_LOCK_PATH": "/shared/failover.lock", "ENGINE_ID": "1"}
+    told = launched(**pod)
+    assert told.vault_socket == "/shared/gms_host-0.sock"
+    assert (told.lock, told.engine_id, told.standbys) == ("/shared/failover.lock", 1, 1)
+    assert told.name == f"{told.group}-1"
+    flags = ("--vault-socket", "/v.sock", "--group", "g", "--name", "n", "--engine-id", "3", "--lock", "/l")
+    said = launched(*flags, **pod)
+    assert (said.vault_socket, said.group, said.name, said.engine_id, said.lock) == ("/v.sock", "g", "n", 3, "/l")
+    plain = launched()
+    assert (plain.vault_socket, plain.group, plain.lock) == ("", "", "")
+
+
+def test_engines_with_one_lock_are_one_group() -> None:
+    """A path is another file on another machine; an address is the same lock from everywhere."""
+    assert group_of("/shared/failover.lock", "pod-1") == group_of("flock:///shared/failover.lock", "pod-1")
+    assert group_of("/shared/failover.lock", "pod-1") != group_of("/shared/failover.lock", "pod-2")
+    assert group_of("/a/failover.lock", "pod-1") != group_of("/b/failover.lock", "pod-1")
+    assert group_of("etcd://e:2379/lock", "pod-1") == group_of("etcd://e:2379/lock", "pod-2")
+
+
+def test_status_pages_listen_where_they_are_told() -> None:
+    """On loopback unless DYN_SYSTEM_HOST says otherwise, for `worker` and `up`; a flag wins."""
+    assert launched(DYN_SYSTEM_PORT="9090").status_address == "tcp://127.0.0.1:9090"
+    assert launched(DYN_SYSTEM_PORT="9090", DYN_SYSTEM_HOST="0.0.0.0").status_address == "tcp://0.0.0.0:9090"
+    assert launched("--status-address", "tcp://10.0.0.1:1", DYN_SYSTEM_HOST="::").status_address == "tcp://10.0.0.1:1"
+    assert read_environment({"HOME": "/h", "DYN_SYSTEM_HOST": "::"}).status_host == "::"
+    options = UpOptions("local", status_host="0.0.0.0")
+    pages = [one.status_address for one in plan(STATE, options) if isinstance(one, WorkerLaunch)]
+    assert pages
+    assert all(page.startswith("tcp://0.0.0.0:") for page in pages)
+
+
+def test_others_are_told_an_address_they_can_reach() -> None:
+    """Where a worker listens everywhere somebody must say how it is reached; its heartbeat is beside it."""
+    unix = UnixAddress("/w.sock")
+    everywhere = TcpAddress("0.0.0.0", 9000)
+    for data, beat in ((everywhere, unix), (unix, TcpAddress("::", 0))):
+        with pytest.raises(ValueError, match="--advertise HOST"):
+            WorkerSettings("ns", data, beat, None)
+    settings = WorkerSettings("ns", everywhere, everywhere, None, advertise="10.0.0.7")
+    assert settings.reached_at(everywhere) == TcpAddress("10.0.0.7", 9000)
+    assert settings.reached_at(unix) == unix
+    assert launched("--address", "tcp://0.0.0.0:9000", "--advertise", "h").beat_address == "tcp://0.0.0.0:0"
+    assert launched("--address", "unix:///w.sock").beat_address.startswith("unix://")
+
+
+def test_loading_may_take_two_hours_unless_told_otherwise() -> None:
+    """For the engine, and for the supervisor that waits for it."""
+    for options, load_s in ((UpOptions("local"), 7200.0), (UpOptions("local", load_s=60.0), 60.0)):
+        engines = [one for one in plan(STATE, options) if isinstance(one, WorkerLaunch)]
+        assert {one.load_s for one in engines} == {load_s}
+        probes = [job_of(one).probes for one in engines]
+        assert all(probe is not None and probe.startup_s > load_s for probe in probes)
+    assert launched().load_s == 7200.0
