@@ -168,3 +168,14 @@ def test_a_model_card_has_a_root(client: OpenAI) -> None:
     assert model.model_extra is not None
     assert (model.model_extra["root"], model.model_extra["parent"]) == (MODEL, None)
     assert model.model_extra["max_model_len"] == 32_768
+
+
+@pytest.mark.processes
+def test_a_prompt_that_no_pool_can_hold_is_the_clients_to_mend() -> None:
+    """400, not 429: waiting would not help. What the pool holds is the context that clients are told of."""
+    with Deployment(workers=1, sim={"kv_blocks": 4, "block_size": 16}) as deployment, Raw(deployment.port) as raw:
+        (card,) = raw.get("/v1/models").reply().json()["data"]
+        assert card["max_model_len"] == 64
+        refused = raw.post(COMPLETIONS, {"model": MODEL, "prompt": [1] * 64}).reply()
+        assert (refused.status, refused.error["code"]) == (400, "context_length_exceeded")
+        assert raw.post(COMPLETIONS, {"model": MODEL, "prompt": [1] * 63}).reply().status == 200

@@ -14,6 +14,7 @@ import torch
 from torch_ranks_rig import Group, Vaults, gone, running_vaults
 from torch_rig import BLOCK, BLOCK_GIB, BOUND_S, SETTINGS, prompt, request, rig, running_vault
 
+from holdfast.core.errors import UserError
 from holdfast.engines.place import Place
 from holdfast.engines.torch.engine import TorchEngine
 from holdfast.engines.torch.geometry import pool_geometry
@@ -220,11 +221,11 @@ async def spoil_on_rank_1(vaults: Vaults, text: list[int]) -> None:
         index.free(block)
 
 
-@pytest.mark.parametrize(("ranks", "why"), [(3, "4 heads and 2 KV heads"), (4, "4 heads and 2 KV heads")])
-def test_ranks_that_cannot_share_the_heads_are_refused(ranks: int, why: str) -> None:
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_ranks_that_cannot_share_the_heads_are_refused(ranks: int) -> None:
     """A number of ranks that does not divide the heads is refused with the numbers, before anything is started."""
     place = Place("none", more=(("none", "host-1"),) * (ranks - 1))
-    with pytest.raises(ValueError, match=why):
+    with pytest.raises(UserError, match=f"{ranks} ranks cannot share the model's 2 KV heads"):
         TorchEngine(tiny(), TorchSettings(**SETTINGS), place, lambda *_: None)
 
 
