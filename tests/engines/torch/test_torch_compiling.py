@@ -79,3 +79,16 @@ async def test_exact_warms_up_by_one_block_and_says_what_it_costs(
             warm_up.warm_up(ready.computer, 512, 16, ready.blocks.stop, lambda *_: None)
         assert positions == [16, 16]
         assert "every position is computed by itself" in caplog.text
+
+
+async def test_what_is_ready_is_for_one_range_not_for_an_address(vault: Vault) -> None:
+    """A larger range at the same address is another: its private blocks lie elsewhere, and what was made for the
+    smaller one would write into the pool's."""
+    async with rig(vault) as r:
+        ready = r.engine._readiness.ready
+        assert ready is not None
+        address, size, private_at = ready.where
+        assert r.engine._readiness.found(address, size, private_at) is ready
+        assert r.engine._readiness.found(address, 2 * size, private_at) is None
+        assert r.engine._readiness.found(address, size, 0) is None
+        assert ready.blocks.start * r.engine.geometry.block_bytes >= private_at > 0

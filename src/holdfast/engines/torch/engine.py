@@ -206,11 +206,11 @@ class TorchEngine:
 
     async def wake(self, epoch: int, pass_fds: tuple[int, ...] = ()) -> Woken:
         owned = await self._ranks.wake(epoch, pass_fds)
-        ready = self._readiness.found(owned.pages_address)
+        where = (owned.pages_address, owned.range_bytes, owned.private_at)
+        ready = self._readiness.found(*where)
         if ready is None:
             if self._device.type == "cuda":  # minutes, where nothing was compiled on this machine before
                 self.on_loading("kernels are compiled for pages at another address")
-            where = (owned.pages_address, owned.range_bytes, owned.private_at)
             ready = await self._in_step_thread(lambda: self._readiness.make(*where))
         blocks = self._blocks = PoolBlocks(owned.pool)
         scheduler = self._ranks.scheduler(self._readiness.settings_for(ready.computer), blocks, owned.pool)

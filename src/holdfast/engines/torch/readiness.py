@@ -1,7 +1,9 @@
 """What steps need, made and tried before anybody waits for it: a computer with its graphs, and a canary's word for it.
 
-Always true: a computer is used only for the addresses and the mapped weights it was made for; the canary writes private
-blocks only, which lie behind the pool's pages, so a standby may run it beside an owner. Called in the step thread.
+Always true: a computer is used only for the very range (address, size, where private memory begins) and the mapped
+weights it was made for: an address alone may be another range's later, and private blocks would then be the pool's. The
+canary writes private blocks only, which lie behind the pool's pages, so a standby may run it beside an owner. Called in
+the step thread.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ from holdfast.memory.pool_mapping import PoolMapping
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Made for pages at one address and for one set of mapped weights."""
+    """Made for one range of pages and for one set of mapped weights."""
 
-    address: int
+    where: tuple[int, int, int]  # address, size, where in it private memory begins
     tensors: dict[str, torch.Tensor]
     computer: Computer
     blocks: range  # private ones, for canaries; behind them is one more, the filler
@@ -52,15 +54,15 @@ class Readiness:
         self.ready: Ready | None = None
         self._filled: Ready | None = None  # in whose private blocks the canary's prompt is
 
-    def found(self, address: int) -> Ready | None:
-        """What is ready for pages there, if it is."""
-        ready = self.ready
-        fits = ready is not None and ready.address == address and ready.tensors is self._weights.tensors
+    def found(self, address: int, size: int, private_at: int) -> Ready | None:
+        """What is ready for that range, if it is."""
+        ready, where = self.ready, (address, size, private_at)
+        fits = ready is not None and ready.where == where and ready.tensors is self._weights.tensors
         return ready if fits else None
 
     def make(self, address: int, size: int, private_at: int) -> Ready:
         """Compiles and captures, unless that is done. `private_at`: where in the range private memory begins."""
-        ready = self.found(address)
+        ready = self.found(address, size, private_at)
         if ready is not None:
             return ready
         work, tensors = self._work, self._weights.tensors
@@ -69,7 +71,7 @@ class Readiness:
         if computer.kv.is_cuda and self._ranks.count == 1:  # it computes, and so would need the others
             width = -(-work.positions_max // work.settings.block_tokens)
             warm_up(computer, work.settings.step_tokens_max, width, blocks.stop, self._progress)
-        self.ready = Ready(address, tensors, computer, blocks)
+        self.ready = Ready((address, size, private_at), tensors, computer, blocks)
         return self.ready
 
     def check(self, mapping: PoolMapping) -> bool:
