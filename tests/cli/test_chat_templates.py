@@ -75,7 +75,7 @@ def test_up_refuses_a_template_that_is_none() -> None:
     place = Place()
     try:
         done = place.up("--chat-template", "/nowhere.jinja")
-        assert done.returncode == 1
+        assert done.returncode == 78
         assert "--chat-template /nowhere.jinja cannot be read" in done.stderr
         assert not (place.state_dir / "run").exists()
     finally:

@@ -19,7 +19,7 @@ from holdfast.cli.launch import TorchLaunch, VaultLaunch, WorkerLaunch
 from holdfast.cli.models import named
 from holdfast.cli.plan import UpOptions, plan
 from holdfast.cli.seats import Seat, seats
-from holdfast.core.errors import UserError
+from holdfast.core.errors import REFUSED, UserError
 from holdfast.supervise.records import launch_path
 
 STATE = Path("/tmp/hf-devices")
@@ -292,9 +292,9 @@ def test_a_tiny_model_on_the_cpu(place: Place) -> None:
     ],
 )
 def test_the_command_refuses_in_one_line(place: Place, words: tuple[str, ...], said: str) -> None:
-    """A device or a number of ranks that cannot be is one line and status 1, with nothing started."""
+    """A device or a number of ranks that cannot be is one line and status 78, with nothing started."""
     done = place.run("up", "--detach", "--port", str(place.port), *place.shape, *words)
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert (done.returncode, done.stderr.count("\n")) == (REFUSED, 1)
     assert said in done.stderr
     assert not (place.state_dir / "run").exists()
 

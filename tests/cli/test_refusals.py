@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from up_rig import Place
 
 from holdfast.cli.launch import TorchLaunch, WorkerLaunch
 from holdfast.core.errors import REFUSED
+from holdfast.engines.torch.checkpoint import tensor_shapes
+from holdfast.engines.torch.config import from_hugging_face
 from holdfast.engines.torch.safetensors_files import INDEX, SINGLE
 
 LLAMA: dict[str, Any] = {
@@ -73,6 +76,15 @@ def refusing(tmp_path: Path) -> Iterator[Refusing]:
 def header(**tensors: dict[str, Any]) -> bytes:
     text = json.dumps(tensors).encode()
     return len(text).to_bytes(8, "little") + text
+
+
+def weights(config: dict[str, Any]) -> bytes:
+    """A safetensors file of zeros with all that the model needs."""
+    tensors, at = {}, 0
+    for name, shape in tensor_shapes(from_hugging_face(config)).items():
+        tensors[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, at + 4 * math.prod(shape)]}
+        at += 4 * math.prod(shape)
+    return header(**tensors) + bytes(at)
 
 
 TOKENIZER = b'{"model": {}}'
@@ -135,6 +147,7 @@ def test_config_and_headers_decide_before_torch_is_loaded(refusing: Refusing) ->
     ("wishes", "words"),
     [
         (("--model", "GEMMA"), "GemmaForCausalLM is not supported"),
+        (("--model", "WORDLESS"), "the model's tokenizer.json cannot be read"),
         (("--engine", "vllm"), "there is no such engine; there are sim, torch"),
         (("--store", "redis://localhost:1"), "there is no such store; a store is etcd://127.0.0.1:2379"),
         (("--model", "tiny", "--ranks", "3"), "3 ranks cannot share the model's 2 KV heads evenly"),
@@ -148,9 +161,12 @@ def test_what_cannot_be_is_refused_once(
 ) -> None:
     """`up` says one line that names the thing; no process was started, and torch was not loaded."""
     gemma = refusing.model("gemma", LLAMA | {"architectures": ["GemmaForCausalLM"]})
-    status, said, cpu_s = refusing.up(*(gemma if word == "GEMMA" else word for word in wishes))
+    single = {"model__safetensors": weights(LLAMA)}
+    wordless = refusing.model("wordless", LLAMA, tokenizer__json=TOKENIZER, **single)
+    paths = {"GEMMA": gemma, "WORDLESS": wordless}
+    status, said, cpu_s = refusing.up(*(paths.get(word, word) for word in wishes))
     record_property("cpu_s", round(cpu_s, 2))
-    assert (status, said.count("\n")) == (1, 1), said
+    assert (status, said.count("\n")) == (REFUSED, 1), said
     assert words in said
     assert not refusing.trace.exists(), "torch was loaded"
     assert not (refusing.place.state_dir / "run").exists(), "something was started"

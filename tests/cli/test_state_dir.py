@@ -16,7 +16,7 @@ import pytest
 from up_rig import Place
 
 from holdfast.cli.state_dir import made, own, readable
-from holdfast.core.errors import UserError
+from holdfast.core.errors import REFUSED, UserError
 from holdfast.settings import read_environment
 
 NOBODY = 65534
@@ -100,10 +100,10 @@ def test_every_command_says_it_in_one_line(folder: Path) -> None:
     """From a shell: no traceback, whichever command meets it."""
     (folder / "f").touch()
     env = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "HOLDFAST_STATE_DIR": str(folder / "f")}
-    for words in (("up", "--engine", "sim"), ("ps",), ("down",), ("store",)):
-        command = [sys.executable, "-m", "holdfast", *words]
+    for words, status in (("up --engine sim", REFUSED), ("ps", 1), ("down", 1), ("store", REFUSED), ("lock serve", 1)):
+        command = [sys.executable, "-m", "holdfast", *words.split()]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+        assert (done.returncode, done.stderr.count("\n")) == (status, 1), done.stderr
         assert "is not a directory; set HOLDFAST_STATE_DIR" in done.stderr
 
 

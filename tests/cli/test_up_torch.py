@@ -19,7 +19,7 @@ from holdfast.cli.launch import FrontendLaunch, WorkerLaunch
 from holdfast.cli.plan import UpOptions, plan
 from holdfast.cli.running import log_dir
 from holdfast.cli.starting import IMPORTING, LOADING, WAITING, WARMING, Start, phase_of
-from holdfast.core.errors import UserError
+from holdfast.core.errors import REFUSED, UserError
 from holdfast.engines.torch.fetch import SMOLLM2, fetch
 from holdfast.supervise.processes import LocalProcesses
 
@@ -116,7 +116,7 @@ def test_offline_and_without_a_cached_model_the_ways_out_are_named(place: Place)
 def test_a_model_that_is_not_there_is_refused_at_once(place: Place) -> None:
     """A mistyped path is named before anything is started."""
     done = place.run("up", "--port", str(place.port), "--model", "/nowhere/model.gguf")
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert (done.returncode, done.stderr.count("\n")) == (REFUSED, 1)
     assert "--model /nowhere/model.gguf is not there" in done.stderr
     assert not (place.state_dir / "run").exists()
 

@@ -36,7 +36,7 @@ def test_wheel_serves_from_an_empty_venv(tmp_path: Path) -> None:
     port = free_port()
     environment = {**os.environ, **state}
     refused = subprocess.run([bin_dir / "holdfast", "up"], capture_output=True, text=True, timeout=60, env=environment)
-    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert (refused.returncode, refused.stderr.count("\n")) == (78, 1)
     assert "needs the package torch" in refused.stderr
     assert "pip install 'holdfast-llm[torch]'" in refused.stderr
     assert "holdfast up --engine sim" in refused.stderr

@@ -14,6 +14,7 @@ from holdfast.cli import bench, locks, memory, roles, worker_role
 from holdfast.cli import options as opt
 from holdfast.cli.options import environment
 from holdfast.cli.state_dir import readable
+from holdfast.core.errors import settled
 from holdfast.settings import STATUS_PORT, WAIT_S
 
 RUN = "Run it"
@@ -92,27 +93,25 @@ def up(
 
     By default a real model, SmolLM2-135M-Instruct; `--engine sim` is a simulator that says random words."""
     from holdfast.cli.chat_templates import template_path
-    from holdfast.cli.devices import choose, exact_note
+    from holdfast.cli.devices import choose_and_tell
     from holdfast.cli.idle_options import refuse_idle
     from holdfast.cli.launch import SimLaunch, TorchLaunch
     from holdfast.cli.models import named
     from holdfast.cli.plan import UpOptions
-    from holdfast.cli.screen import Screen
     from holdfast.cli.up import run_up
 
-    refuse_idle(engine, standbys, opt.given(called, up))
-    env = environment()
+    with settled():
+        refuse_idle(engine, standbys, opt.given(called, up))
+        env, template = environment(), template_path(chat_template)
+        source, name = named(engine, model, served_name)
+        gpus = choose_and_tell(engine, device, workers * ranks, exact)
     memory: dict[str, Any] = {} if vault_gib is None else {"vault_gib": vault_gib}
     sim = SimLaunch(ttft_ms=sim_ttft_ms, tpot_ms=sim_tpot_ms, ranks=sim_ranks, poison_token=sim_poison_token, **memory)
     failover = (standbys, standby.value, kv.value, env.gms_socket_dir, wake_s)
-    source, name = named(engine, model, served_name)
     sizes = {"context_tokens_max": context, "concurrency": streams_max}
     torch = TorchLaunch(exact=exact, kv_gib=kv_gib, threads=threads, ranks=ranks, **sizes)
-    chosen = choose(engine, device, workers * ranks)
-    for note in filter(None, (chosen.note, exact_note(exact, chosen))):
-        Screen().line(note, style="dim")
     serving = (deployment or env.deployment, engine, name, workers, frontends, host, port, store)
-    loaded, template = (source, torch, str(env.cache_dir), chosen.gpus), template_path(chat_template)
+    loaded = (source, torch, str(env.cache_dir), gpus)
     asked = (hold_s, drain_s, allow_chaos, tuple(api_key or env.api_keys), sim, env.log_level)
     more: dict[str, Any] = {"status_port": status_port, "status_host": env.status_host, "chat_template": template}
     options = UpOptions(*serving, *asked, *failover, *loaded, known_s, queue_s, load_s, wait_s=wait_s, **more)

@@ -17,6 +17,7 @@ import msgspec
 from holdfast.cli.launch import ROLES, Launch, role_of
 from holdfast.cli.running import keep_up, log_dir
 from holdfast.cli.starting import Start
+from holdfast.core.errors import exit_status
 from holdfast.core.log_files import log_path, turn_over
 from holdfast.core.unwritten import say
 from holdfast.supervise.lock import Holder, sign
@@ -44,8 +45,8 @@ def main(argv: list[str]) -> int:
     start = Start.of(state_dir, LocalProcesses(log_dir(state_dir)), launches)
     trouble = asyncio.run(keep_up(start, tied=False, wait_s=float(argv[2]), tell=_log, shown=shown))
     if trouble:
-        say(trouble)
-    return 1 if trouble else 0
+        say(str(trouble))
+    return exit_status(trouble)
 
 
 def _log(line: str) -> None:

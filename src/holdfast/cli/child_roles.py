@@ -9,13 +9,13 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.cli.launch import FrontendLaunch, Launch, StoreLaunch, VaultLaunch, WorkerLaunch
 from holdfast.core.address import parse_address
-from holdfast.core.errors import Passing, Refused, UserError
+from holdfast.core.errors import UserError, settled
 from holdfast.supervise.records import journals_dir
 
 if TYPE_CHECKING:
@@ -27,17 +27,6 @@ if TYPE_CHECKING:
 VAULT_READY_S = 30.0
 
 OnReady = Callable[[dict[str, Any]], None]
-
-
-@contextlib.contextmanager
-def _settled() -> Iterator[None]:
-    """Everything that follows from settings alone is made inside: what is wrong there no second try mends."""
-    try:
-        yield
-    except (Passing, Refused):
-        raise
-    except (UserError, ValueError) as error:
-        raise Refused(str(error)) from error
 
 
 async def run_role(launch: Launch, stop: asyncio.Event, on_ready: OnReady) -> None:
@@ -115,7 +104,7 @@ async def _run_worker(launch: WorkerLaunch, stop: asyncio.Event, on_ready: OnRea
 
     rng = random.Random()
     network = SocketNetwork()
-    with _settled():
+    with settled():
         settings = WorkerSettings(
             launch.namespace(),
             parse_address(launch.address),
@@ -163,7 +152,7 @@ async def _run_frontend(launch: FrontendLaunch, stop: asyncio.Event, on_ready: O
 
     rng = random.Random()
     network = SocketNetwork()
-    with _settled():
+    with settled():
         settings = FrontendSettings(
             deployment=launch.deployment,
             address=parse_address(launch.address),

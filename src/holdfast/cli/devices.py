@@ -67,6 +67,16 @@ def exact_note(exact: bool, chosen: Chosen) -> str:
     )
 
 
+def choose_and_tell(engine: str, text: str, needed: int, exact: bool) -> tuple[str, ...]:
+    """The GPUs of `choose`, and on the screen what was left to us and what `--exact` costs there."""
+    from holdfast.cli.screen import Screen  # here, not above: who asks the driver needs none
+
+    chosen = choose(engine, text, needed)
+    for note in filter(None, (chosen.note, exact_note(exact, chosen))):
+        Screen().line(note, style="dim")
+    return chosen.gpus
+
+
 def _gpu(name: str, find: Callable[[], Found]) -> str:
     if name in (AUTO, CPU):
         raise UserError(f"--device: {name} stands alone; workers that answer for each other must compute alike")

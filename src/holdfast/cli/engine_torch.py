@@ -24,8 +24,6 @@ log = logging.getLogger("holdfast.engine")
 
 def make_torch(launch: WorkerLaunch, looked_at: Checkpoint, progress: Progress) -> tuple[TorchEngine, ModelCard, bytes]:
     """The engine, its card and its tokenizer; UserError for a model that cannot be had, ValueError for a field."""
-    if not launch.vault_socket:
-        raise ValueError("vault_socket: a torch engine keeps its memory in a vault; set it, or use `holdfast up`")
     checkpoint = known(looked_at, Path(launch.cache_dir), progress)
     settings = _settings(launch, checkpoint)
     engine = TorchEngine(checkpoint, settings, place_of(launch), progress)

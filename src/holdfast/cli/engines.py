@@ -83,6 +83,8 @@ def _check(launch: WorkerLaunch) -> None:
         raise ValueError(f"wake_s must be over 0, got {launch.wake_s}")
     if not launch.load_s > 0:
         raise ValueError(f"load_s must be over 0, got {launch.load_s}")
+    if launch.engine == "torch" and not launch.vault_socket:
+        raise ValueError("vault_socket: a torch engine keeps its memory in a vault; set it, or use `holdfast up`")
     if launch.lock and not launch.vault_socket:
         raise ValueError("lock: an engine can only stand by with its memory in a vault; set vault_socket")
     if launch.vault_socket and not launch.lock:

@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.options import environment
+from holdfast.cli.state_dir import own
 from holdfast.core.errors import UserError
 
 app = typer.Typer(help="Elect one engine of a group: serve the lock they take turns with.", no_args_is_help=True)
@@ -49,7 +50,8 @@ def serve(
     env = environment()
     run = env.state_dir / "run"
     if not (address and state_file):
-        run.mkdir(parents=True, exist_ok=True, mode=0o700)
+        own(env.state_dir)
+        run.mkdir(exist_ok=True, mode=0o700)
     logging.basicConfig(level=env.log_level.upper(), format="%(asctime)s lock %(levelname)s %(message)s")
     where, file = address or f"unix://{run}/lock.sock", (state_file or run / "lock.state").absolute()
     try:

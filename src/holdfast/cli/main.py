@@ -1,6 +1,7 @@
 """The `holdfast` command's first lines: refuse what cannot work, then hand over to `cli.app`.
 
-Always true: a person's mistake ends in one line on stderr and status 1, never in a traceback. What is imported before
+Always true: a person's mistake ends in one line on stderr and status 1, or 78 where trying again cannot help, never in
+a traceback. What is imported before
 the version check must load on any Python 3.
 """
 
@@ -17,9 +18,10 @@ def main() -> None:
 
     soften_output()
     from holdfast.cli.app import app
-    from holdfast.core.errors import UserError
+    from holdfast.core.errors import UserError, exit_status
 
     try:
         app(prog_name="holdfast")
     except UserError as error:
-        sys.exit(f"holdfast: {' '.join(str(error).split())}")
+        print(f"holdfast: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(exit_status(error))

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.options import Json, environment
+from holdfast.cli.state_dir import made
 from holdfast.core.errors import UserError
 
 app = typer.Typer(help="Memory that outlives processes: serve it, look at it.", no_args_is_help=True)
@@ -49,6 +50,8 @@ def serve(
         raise UserError("no device is named; use --device host-0, --device cuda-0, or --all")
     folder = (socket_dir or environment().gms_socket_dir).absolute()
     uids = tuple(allow_uid or ())
+    if folder.exists():
+        made(folder, "GMS_SOCKET_DIR, or --socket-dir,")
     raise typer.Exit(run_serve(list(dict.fromkeys(names)), folder, round(budget_gib * 1024**3), uids, status_address))
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 from holdfast.cli.examining import Asked, examine, examine_sim
 from holdfast.cli.plan import UpOptions
 from holdfast.cli.progress import works
-from holdfast.core.errors import UserError
+from holdfast.core.errors import HoldfastError, UserError
 from holdfast.engines.torch.hub import fetch_from_hub, is_hub_id
 
 SIM_NAME = "holdfast-sim"
@@ -39,6 +40,21 @@ def _is_made(source: str) -> bool:
     return source in NAMES or source.startswith("random:")
 
 
+def check_text(tokenizer_json: bytes, template: str) -> None:
+    """What frontends will do with the model's words; UserError says what they cannot read."""
+    from holdfast.frontend.text.template import Templates
+    from holdfast.frontend.text.tokenizer import TextTokenizer
+
+    try:
+        TextTokenizer(tokenizer_json)
+        if template:
+            Templates(datetime.now).get(template)
+    except ValueError as error:
+        raise UserError(f"the model's {error}") from error
+    except HoldfastError as error:
+        raise UserError(f"the model's chat template cannot be used: {error.message}") from error
+
+
 def prepare(options: UpOptions, free_bytes: int | None) -> UpOptions:
     """Have the model here, and know that it can be served, before anything is started; UserError if it cannot. The
     options with where it is."""
@@ -55,5 +71,6 @@ def prepare(options: UpOptions, free_bytes: int | None) -> UpOptions:
             options = replace(options, source=str(fetch_from_hub(options.source, progress)))
         elif not _is_made(options.source) and not Path(options.source).exists():
             raise UserError(f"--model {options.source} is not there; {MODELS}")
-        examine(Asked.of_deployment(options, free_bytes), progress)
+        looked_at = examine(Asked.of_deployment(options, free_bytes), progress)
+    check_text(looked_at.tokenizer_json, "" if options.chat_template else looked_at.chat_template or "")
     return options

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.config_file import defaults, keys_of
-from holdfast.core.errors import UserError
+from holdfast.core.errors import UserError, settled
 from holdfast.settings import Environment, read_environment
 
 _SERVING = "Serving"
@@ -53,7 +53,8 @@ def _read_config(called: typer.Context, config: Path | None) -> Path | None:
     if config is not None:
         from holdfast.cli.app import up
 
-        called.default_map = defaults(config, up)
+        with settled():
+            called.default_map = defaults(config, up)
     return config
 
 

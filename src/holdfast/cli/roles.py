@@ -10,7 +10,7 @@ import typer
 
 from holdfast.cli import options as opt
 from holdfast.cli.options import environment
-from holdfast.core.errors import UserError
+from holdfast.core.errors import UserError, settled
 from holdfast.settings import Environment
 
 if TYPE_CHECKING:
@@ -83,8 +83,9 @@ def free_name(state_dir: Path, role: str, name: str) -> str:
     from holdfast.cli.state_dir import own
     from holdfast.supervise.records import launch_path, read_record
 
-    check_state_dir(state_dir)
-    own(state_dir)
+    with settled():
+        check_state_dir(state_dir)
+        own(state_dir)
 
     def taken(candidate: str) -> bool:
         record = read_record(state_dir, candidate)
@@ -101,6 +102,7 @@ def run_foreground(launch: Launch) -> None:
     from holdfast.cli.child import run
     from holdfast.cli.machine_checks import check_machine, check_store
 
-    check_machine()
-    check_store(getattr(launch, "store", ""))
+    with settled():
+        check_machine()
+        check_store(getattr(launch, "store", ""))
     raise typer.Exit(run(launch))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from holdfast.cli.plan import job_of
 from holdfast.cli.starting import Start, in_words, unfinished
-from holdfast.core.limits import raise_descriptor_limit
+from holdfast.core.errors import Refused, UserError
 from holdfast.supervise.jobs import Job
 from holdfast.supervise.life import Phase
 from holdfast.supervise.loop import Supervisor
@@ -50,16 +50,15 @@ async def keep_up(
     tell: Tell,
     shown: Callable[[str], Awaitable[None]],
     stopping: Callable[[], None] = lambda: None,
-) -> str:
-    """Run until stopped; what went wrong at the start, or "". `tied`: nothing may outlive this process. `shown` is
-    called once everything serves, or does not though it was adopted, with what it waits for; `stopping` once it is told
-    to stop."""
-    raise_descriptor_limit()
+) -> UserError | None:
+    """Run until stopped; what went wrong at the start, if anything did. `tied`: nothing may outlive this process.
+    `shown` is called once everything serves, or does not though it was adopted, with what it waits for; `stopping` once
+    it is told to stop."""
     command, logs = child_command(os.getpid() if tied else 0), LocalProcesses(log_dir(start.state_dir))
     supervisor = Supervisor(start.state_dir, [job_of(launch) for launch in start.launches], logs, command, tell)
     watching = Watching(supervisor, SocketNetwork())
     stop = asyncio.Event()
-    trouble: list[str] = []
+    trouble: list[UserError] = []
 
     def asked() -> None:
         if stop.is_set():
@@ -73,7 +72,7 @@ async def keep_up(
     async def begin() -> None:
         lack = await _start(supervisor, start, tied, wait_s)
         if lack and not supervisor.adopted:
-            trouble.append(lack)
+            trouble.append(Refused(lack) if _is_refused(supervisor) else UserError(lack))
             stopping()
             stop.set()
         else:
@@ -88,7 +87,7 @@ async def keep_up(
         for task in running:
             task.cancel()
     await supervisor.stop()
-    return "".join(trouble)
+    return trouble[0] if trouble else None
 
 
 async def _start(supervisor: Supervisor, start: Start, tied: bool, wait_s: float) -> str:
@@ -116,6 +115,11 @@ def _hopeless(supervisor: Supervisor) -> str:
         if not slot.life.was_ready and slot.life.failures >= START_FAILURES_MAX:
             return f"{slot.job.name} cannot be started: {slot.life.note.partition(', ')[2]}"
     return ""
+
+
+def _is_refused(supervisor: Supervisor) -> bool:
+    """Whether a second try would end the same."""
+    return any(slot.life.phase is Phase.REFUSED for slot in supervisor.slots.values())
 
 
 def _guard(adopted: Sequence[Record]) -> None:

@@ -23,7 +23,7 @@ from holdfast.cli.screen import Screen, chat_command, show_up
 from holdfast.cli.starting import Start, follow
 from holdfast.cli.state_dir import made, own
 from holdfast.core.address import TcpAddress
-from holdfast.core.errors import UserError
+from holdfast.core.errors import REFUSED, Refused, UserError, settled
 from holdfast.memory.devices.host_room import free_host_bytes
 from holdfast.supervise.lock import Holder, holder, sign, take_lock
 from holdfast.supervise.processes import LocalProcesses
@@ -37,13 +37,14 @@ WATCH_GRACE_S = 15.0  # on top of the bound, for a detached supervisor to take e
 
 def run_up(state_dir: Path, options: UpOptions, detach: bool, tied: bool = True) -> int:
     """Run it; the exit status. UserError before anything is started. `tied`: in the foreground nothing outlives it."""
-    check_machine()
-    check_store(options.store)
-    plan(state_dir, options)  # every wish is checked before anything is touched
-    check_engine(options.engine)
-    own(state_dir)
-    if options.standbys and options.vault_dir is not None:
-        made(options.vault_dir, "GMS_SOCKET_DIR")
+    with settled():
+        check_machine()
+        check_store(options.store)
+        plan(state_dir, options)  # every wish is checked before anything is touched
+        check_engine(options.engine)
+        own(state_dir)
+        if options.standbys and options.vault_dir is not None:
+            made(options.vault_dir, "GMS_SOCKET_DIR")
     lock = take_lock(state_dir)
     if lock is None:
         raise UserError(_already(state_dir))
@@ -64,10 +65,8 @@ def run_up(state_dir: Path, options: UpOptions, detach: bool, tied: bool = True)
 def _prepare(state_dir: Path, options: UpOptions) -> UpOptions:
     """Memory that our own processes have, which may be adopted, is not counted as somebody else's."""
     ours = any(record.alive for record in read_records(state_dir))
-    try:
+    with settled():
         return prepare(options, None if ours else free_host_bytes())
-    except ValueError as error:
-        raise UserError(str(error)) from error
 
 
 def _already(state_dir: Path) -> str:
@@ -132,8 +131,8 @@ async def _foreground(state_dir: Path, launches: list[Launch], lock: int, view: 
                 stopping=stopping,
             )
             following.cancel()
-    if trouble:
-        raise UserError(f"{trouble} (logs in {log_dir(state_dir)})")
+    if trouble is not None:
+        raise type(trouble)(f"{trouble} (logs in {log_dir(state_dir)})")
     view.screen.line("everything has stopped")
     return 0
 
@@ -183,7 +182,8 @@ async def _watch_background(
             following.cancel()
     if child.poll() is not None:
         last_line = LocalProcesses(log_dir(state_dir)).last_line("up")
-        raise UserError(f"{last_line} (logs in {log_dir(state_dir)})")
+        kind = Refused if child.returncode == REFUSED else UserError
+        raise kind(f"{last_line} (logs in {log_dir(state_dir)})")
     await view.show(lack)
     return 1 if lack else 0
 

@@ -6,6 +6,8 @@ The outside world's failures are translated into these names at the edge where t
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from enum import StrEnum
 
 
@@ -60,4 +62,20 @@ class Passing(UserError):
     """Something that is missing now and may be there the next time: a network, a server."""
 
 
+@contextlib.contextmanager
+def settled() -> Iterator[None]:
+    """Whatever follows from settings alone is made inside: what is wrong there no second try mends."""
+    try:
+        yield
+    except (Passing, Refused):
+        raise
+    except (UserError, ValueError) as error:
+        raise Refused(str(error)) from error
+
+
 REFUSED = 78  # the exit status of what was refused; sysexits.h calls it EX_CONFIG
+
+
+def exit_status(error: UserError | None) -> int:
+    """What a process that ended so tells who started it."""
+    return 0 if error is None else REFUSED if isinstance(error, Refused) else 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from holdfast.core.errors import UserError
+from holdfast.core.errors import Passing, UserError
 from holdfast.engines.torch.config import ModelConfig
 from holdfast.engines.torch.parameters import parameters
 from holdfast.engines.torch.settings import GIB, TorchSettings
@@ -76,7 +76,7 @@ class HostPlan:
             blocks = f"two KV blocks of {self.block_bytes:,} bytes"
             raise UserError(f"--kv-gib {kv_gib:g} does not hold {blocks}; give it more")
         if free_bytes is not None and self.needed_bytes > free_bytes:
-            raise UserError(
+            raise Passing(
                 f"{_gib(self.needed_bytes)} of memory are needed and {_gib(free_bytes)} of {_gib(self.host_bytes)} are "
                 f"free now; stop what uses the rest, or {_MENDS}"
             )
