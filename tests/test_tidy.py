@@ -38,12 +38,14 @@ CLOCK = {
     "frontend/process.py": "wall time for `created`, handed down from here",
     "frontend/model_text.py": "the date for chat templates, handed down from here",
     "memory/vault.py": "wall time for the history that people read",
+    "memory/vault_pool.py": "epochs are wall time",
     "supervise/witness.py": "wall time of incidents, for people; when leaders began is on the one clock all share",
     "cli/": OPERATOR,
     "bench/": MEASURES,
 }
 RANKS = "an engine's processes: descriptors, and a step's words, over socket pairs"
 SOCKETS = {
+    "core/peers.py": "asks the kernel about a socket that somebody else opened",
     "wire/net.py": "the real network behind the port",
     "worker/beat.py": "beats come from a thread of its own, not from the event loop (facts 31)",
     "engines/sim/": "the fault socket, outside of what it breaks",

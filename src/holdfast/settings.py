@@ -30,6 +30,7 @@ class Environment:
     status_enabled: bool  # DYN_SYSTEM_ENABLED: whether there is one; default true, unless the port is -1
     starting_ready: bool  # DYN_SYSTEM_STARTING_HEALTH_STATUS: "ready" or "notready" while loading; default notready
     ready_endpoints: tuple[str, ...]  # DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS: '["generate"]'; default [], all there are
+    engine_token: str  # HOLDFAST_ENGINE_TOKEN: who has it may `POST /engine/…` from anywhere; default "", nobody
     engine_id: int  # ENGINE_ID: which of its group an engine is; 0, the default, may write weights first
     failover_lock: str  # FAILOVER_LOCK_PATH: a path, or a lock's address; default "", no election
     lock_token: str  # HOLDFAST_LOCK_TOKEN: what a lock server on TCP asks for; default "", none
@@ -59,6 +60,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         status_enabled=_one_of(env, "DYN_SYSTEM_ENABLED", {**YES, **NO}, "true") and port >= 0,
         starting_ready=_one_of(env, "DYN_SYSTEM_STARTING_HEALTH_STATUS", STARTING, "notready"),
         ready_endpoints=_names(env, "DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS"),
+        engine_token=env.get("HOLDFAST_ENGINE_TOKEN", ""),
         engine_id=_whole_number(env, "ENGINE_ID", "a whole number from 0 up", 0, 65535),
         failover_lock=env.get("FAILOVER_LOCK_PATH", ""),
         lock_token=env.get("HOLDFAST_LOCK_TOKEN", ""),

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import fcntl
 import mmap
 import os
+import re
 import socket
 import struct
 import sys
+import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -17,13 +21,17 @@ import msgspec
 import pytest
 from vault_rig import MIB, Rig, digest, expected, facts, fd_count, load, until
 
+from holdfast.core.errors import UserError
 from holdfast.memory import protocol
+from holdfast.memory.calls import check_uid
 from holdfast.memory.client import MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.memory.errors import VaultRefused
 from holdfast.memory.fdsocket import close_all
+from holdfast.memory.launch import VaultProcesses
 from holdfast.memory.layout import Layout
 from holdfast.memory.pool_client import PoolClient
+from holdfast.memory.vault_settings import VaultSettings
 
 pytestmark = pytest.mark.processes
 NOBODY = 65534
@@ -72,6 +80,117 @@ async def test_another_uid_is_refused_and_an_allowed_one_is_served(rig: Rig) -> 
     assert await as_nobody(rig) == "forbidden"
     with Rig(allowed_uids=(NOBODY,)) as other:
         assert await as_nobody(other) == "Welcome"
+
+
+AS_NOBODY_A_CLIENT = """
+import asyncio, os, sys
+from holdfast.memory.client import MemoryClient
+from holdfast.memory.devices import open_device
+from holdfast.memory.writer_lock import WriterLock
+from pathlib import Path
+device = open_device("host-0")
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+async def main():
+    client = MemoryClient(sys.argv[1], device, 0)
+    await client.connect()
+    assert WriterLock(Path(sys.argv[1]).parent, "nobody").try_acquire()
+    print(await client.acquire("rw", 1000))
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+async def test_allowed_uid_can_use_the_directory_we_make() -> None:
+    """The folder is passable, the socket answers, and the writer's lock can be taken; nobody can list the folder."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as above:
+        os.chmod(above, 0o755)
+        path = os.path.join(above, "made", "gms_host-0.sock")
+        vault = VaultProcesses(VaultSettings("host-0", path, allowed_uids=(NOBODY,)))
+        vault.start()
+        try:
+            child = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", AS_NOBODY_A_CLIENT, path), stdout=asyncio.subprocess.PIPE
+            )
+            said, _ = await child.communicate()
+            assert said.decode().strip() == "rw"
+            assert os.stat(os.path.dirname(path)).st_mode & 0o777 == 0o711
+        finally:
+            vault.stop()
+
+
+def test_allowed_uid_is_told_what_is_in_its_way() -> None:
+    """A folder above that others cannot pass is named at the start, not found out by the first of them."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as above:  # made for its owner alone
+        vault = VaultProcesses(
+            VaultSettings("host-0", os.path.join(above, "made", "gms_host-0.sock"), allowed_uids=(NOBODY,))
+        )
+        with pytest.raises(UserError, match=re.escape(above)):
+            vault.start()
+
+
+@pytest.mark.parametrize("allowed", [(), (NOBODY,)])
+async def test_client_gives_nothing_to_a_strangers_vault(allowed: tuple[int, ...]) -> None:
+    """Who listens at the path must be this user, root, or one that was named: else not even a greeting is sent."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        path = os.path.join(folder, "gms_host-0.sock")
+        with contextlib.suppress(PermissionError):
+            check_uid(path, NOBODY, allowed)
+            assert allowed, "a stranger was taken for our own"
+            return
+        assert not allowed
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+async def test_strangers_vault_is_refused_by_who_connects() -> None:
+    """The kernel says who listens: a socket that somebody else put there gets no pidfd and no page."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o777)
+        path = os.path.join(folder, "gms_host-0.sock")
+        code = (
+            "import os, socket, sys\nos.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+            "s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); os.chmod(sys.argv[1], 0o666)\n"
+            "print('up', flush=True); c, _ = s.accept(); print(len(c.recv(100)), flush=True)"
+        )
+        stranger = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", code, path), stdout=asyncio.subprocess.PIPE
+        )
+        assert stranger.stdout is not None
+        await stranger.stdout.readline()
+        with pytest.raises(PermissionError, match="--vault-uid 65534"):
+            await MemoryClient(path, open_device("host-0"), 0).connect()
+        assert (await stranger.communicate())[0] == b"0\n"
+
+
+async def test_strangers_cost_little_before_they_are_known(rig: Rig) -> None:
+    """A frame that is larger than a greeting is refused by its header, and its bytes are not kept."""
+    vault = await until(lambda: rig.pids("server"), "the vault")
+    async with rig.client(0):
+        before = resident_kib(vault[0])
+        socks = [socket.socket(socket.AF_UNIX) for _ in range(10)]
+        loop = asyncio.get_running_loop()
+        for sock in socks:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, rig.path())
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                async with asyncio.timeout(5):
+                    await loop.sock_sendall(sock, struct.pack(">IH", 31 * MIB, 0) + bytes(30 * MIB))
+        assert resident_kib(vault[0]) - before < 20 * 1024
+        for sock in socks:
+            sock.close()
+
+
+def resident_kib(pid: int) -> int:
+    with open(f"/proc/{pid}/status") as file:
+        return int(next(line.split()[1] for line in file if line.startswith("VmRSS")))
+
+
+async def test_epoch_that_would_keep_everybody_out_is_refused(rig: Rig) -> None:
+    """Epochs grow by one or follow the clock: a larger one is a mistake, and the next leader is not made to pay."""
+    async with rig.client(0) as wrong, rig.client(1) as right:
+        for epoch in (2**62, time.time_ns() // 1_000_000 + 7 * 24 * 3600 * 1000):
+            with pytest.raises(VaultRefused, match="far in the future"):
+                await PoolClient(wrong, open_device("host-0")).acquire(epoch, "g", 1000)
+        await PoolClient(right, open_device("host-0")).acquire(time.time_ns() // 1_000_000, "g", 1000)
 
 
 # -- without the lock

@@ -114,7 +114,7 @@ async def _run_worker(launch: WorkerLaunch, stop: asyncio.Event, on_ready: OnRea
             launch.group if launch.lock else "",
             launch.engine_id,
             launch.wake_s,
-            ProbeSettings(launch.starting_ready, launch.health_endpoints),
+            ProbeSettings(launch.starting_ready, launch.health_endpoints, launch.engine_token),
             launch.name,
             launch.status_any,
             launch.advertise,

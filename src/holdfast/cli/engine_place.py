@@ -16,5 +16,6 @@ def place_of(launch: WorkerLaunch) -> Place:
         direct=launch.kv == "direct",
         wake_s=launch.wake_s,
         load_s=launch.load_s,
+        vault_uids=launch.vault_uids,
         more=launch.more_vaults,
     )

@@ -78,6 +78,7 @@ class WorkerLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parent: int = 0
     log_level: str = "info"
     vault_socket: str = ""  # the vault its memory is in; empty: memory of its own
+    vault_uids: tuple[int, ...] = ()  # whose vault it may be, besides this user's and root's
     device: str = "host-0"
     engine_id: int = 0
     lock: str = ""  # the election's lock; set: it stands by until it has it
@@ -89,6 +90,7 @@ class WorkerLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     load_s: float = 7200.0  # for its model to be loaded
     starting_ready: bool = False  # what probes are answered while it loads
     health_endpoints: tuple[str, ...] = ()
+    engine_token: str = ""  # for `POST /engine/…` from anywhere
     core_dumps: bool = False
     source: str = "default"  # what a torch engine loads: default, tiny, or a path
     cache_dir: str = ""  # where fetched models are kept

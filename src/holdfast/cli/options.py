@@ -134,6 +134,12 @@ VaultGib = Annotated[
 VaultSocket = Annotated[
     str, typer.Option(help="The vault's socket; default: none, memory of its own.", rich_help_panel=_FAILOVER)
 ]
+VaultUid = Annotated[
+    list[int] | None,
+    typer.Option(
+        help="Whose vault it may be, besides this user's and root's; may be repeated.", rich_help_panel=_FAILOVER
+    ),
+]
 Device = Annotated[str, typer.Option(help="The device the vault serves, e.g. host-0.", rich_help_panel=_FAILOVER)]
 Lock = Annotated[
     str,

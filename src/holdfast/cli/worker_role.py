@@ -44,6 +44,7 @@ def worker(
     drain_s: opt.DrainS = 5.0,
     load_s: opt.LoadS = 7200.0,
     vault_socket: opt.VaultSocket = "",
+    vault_uid: opt.VaultUid = None,
     device: opt.Device = "host-0",
     lock: opt.Lock = "",
     lock_token_file: opt.LockTokenFile = None,
@@ -90,6 +91,7 @@ def worker(
     seat |= {"status_address": status_address or _status_address(env), "advertise": advertise}
     seat |= {"standby": standby.value, "kv": kv.value, "lock_token": read_token(lock_token_file, env.lock_token)}
     seat |= {"drain_s": drain_s, "wake_s": wake_s, "load_s": load_s, "core_dumps": core_dumps}
+    seat |= {"vault_uids": tuple(vault_uid or ())}
     seat |= {"engine": engine, "model": model, "source": source, "chat_template": template_path(chat_template)}
     seat |= {"torch": TorchLaunch(exact=exact, kv_gib=kv_gib, **limits), "allow_chaos": allow_chaos}
     seat |= {"sim": SimLaunch(sim_ttft_ms, sim_tpot_ms, sim_jitter, *sizes, **memory)}
@@ -99,6 +101,7 @@ def worker(
 def _told(env: Environment) -> dict[str, Any]:
     """What only the environment says."""
     probes = {"starting_ready": env.starting_ready, "health_endpoints": env.ready_endpoints}
+    probes |= {"engine_token": env.engine_token}
     folders = {"state_dir": str(env.state_dir), "cache_dir": str(env.cache_dir)}
     return {"log_level": env.log_level, **folders, **probes}
 

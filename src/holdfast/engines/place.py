@@ -15,4 +15,5 @@ class Place:
     direct: bool = False  # KV in memory of its own
     wake_s: float = 30.0
     load_s: float = 7200.0  # for the weights to be there: from a slow disk, or over a network, hours
+    vault_uids: tuple[int, ...] = ()  # whose vault it may be, besides this user's and root's
     more: tuple[tuple[str, str], ...] = ()  # vault socket and device of ranks 1, 2, …

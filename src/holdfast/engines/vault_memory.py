@@ -52,6 +52,7 @@ class VaultMemory:
     direct: bool = False  # KV in memory of this process
     own_s: float = OWN_S
     load_s: float = LOAD_S
+    vault_uids: tuple[int, ...] = ()  # whose vault it may be, besides this user's and root's
     on_owner_gone: Callable[[], None] = lambda: None
     on_memory: Callable[[str], None] = lambda why: None
     on_fatal: Callable[[str], None] = lambda why: None
@@ -79,9 +80,8 @@ class VaultMemory:
     _lost: bool = False  # the vault was away, and what is mapped was not verified since
 
     def __post_init__(self) -> None:
-        self.client = MemoryClient(
-            self.socket_path, self.device, self.engine_id, on_lost=self._vault_lost, on_notice=self._noticed
-        )
+        self.client = MemoryClient(self.socket_path, self.device, self.engine_id, vault_uids=self.vault_uids)
+        self.client.on_lost, self.client.on_notice = self._vault_lost, self._noticed
         self.pool = PoolClient(self.client, self.host, self.private_bytes, self._heard, lambda why: self.on_fatal(why))
         self.gpu_fence = self.pool.gpu_fence
         self._direct = DirectPool(self.device, self.geometry, self.private_bytes)

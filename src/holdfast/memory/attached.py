@@ -35,6 +35,7 @@ class AttachedClient:
     device: Device
     engine_id: int
     slab_bytes: int = SLAB_BYTES
+    vault_uids: tuple[int, ...] = ()  # whose vault it may be, besides this user's and root's
     on_lost: Callable[[str], None] = lambda why: None
     on_notice: Callable[[Notice], None] = lambda notice: None
     name: str = field(default_factory=lambda: f"{SystemRandom().getrandbits(64):016x}")
@@ -64,7 +65,7 @@ class AttachedClient:
             resume = Resume(held, self.epoch) if held is not None or self.registered else None
             self._attached.clear()
             connection, welcome = await open_connection(
-                self.path, self.name, self.engine_id, timeout_s, self._noticed, self._lost, resume
+                self.path, self.name, self.engine_id, timeout_s, self._noticed, self._lost, resume, self.vault_uids
             )
             self._connection = connection
             self.last_epoch = max(self.last_epoch, welcome.pool_epoch)

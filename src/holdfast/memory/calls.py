@@ -10,11 +10,12 @@ import asyncio
 import itertools
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
 
+from holdfast.core.peers import peer_uid
 from holdfast.memory.errors import VaultRefused
 from holdfast.memory.fdsocket import FDS_PER_FRAME_MAX, FdConnection, Frame, close_all
 from holdfast.memory.protocol import (
@@ -184,6 +185,13 @@ class VaultConnection:
         self._on_lost(why)
 
 
+def check_uid(path: str, uid: int | None, allowed: Collection[int] | None) -> None:
+    """Weights and KV are handed to whoever listens there: not to a stranger who was there first."""
+    if allowed is not None and uid not in (os.getuid(), 0, *allowed):
+        mend = f"if it is meant to, name it: --vault-uid {uid}"
+        raise PermissionError(f"the vault at {path} belongs to uid {uid}, not to {os.getuid()}; {mend}")
+
+
 async def open_connection(
     path: str,
     client: str,
@@ -192,14 +200,17 @@ async def open_connection(
     on_notice: OnNotice,
     on_lost: OnLost,
     resume: Resume | None = None,
+    vault_uids: Collection[int] | None = (),
 ) -> tuple[VaultConnection, Welcome]:
-    """Connect and greet; ConnectionError says whether the socket is missing, nobody listens, or it was refused."""
+    """Connect and greet; ConnectionError says whether the socket is missing, nobody listens, or it was refused. The
+    vault must be this user's, root's, or one of `vault_uids` (None: anybody's, for who only looks)."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.setblocking(False)
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout_s):
             await loop.sock_connect(sock, path)
+        check_uid(path, peer_uid(sock), vault_uids)
     except FileNotFoundError:
         sock.close()
         raise ConnectionError(f"there is no vault at {path}; start one with `holdfast memory serve`") from None

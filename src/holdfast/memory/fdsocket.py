@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from holdfast.core.peers import peer_uid
+
 # The kernel's own bound on one message (SCM_MAX_FD).
 FDS_PER_FRAME_MAX = 253
 # 100,000 tensors with long names are some 20 MB; a layout is the largest thing that travels.
@@ -30,7 +32,6 @@ FRAMES_PER_TURN = 32
 _HEADER = struct.Struct(">IH")
 _SO_PEERPIDFD = 77  # Python has no name for it yet
 _RECEIVE_BYTES = 256 * 1024
-_CONTROL_BYTES = socket.CMSG_SPACE(FDS_PER_FRAME_MAX * array.array("i").itemsize)
 
 
 class FdProtocolError(Exception):
@@ -57,11 +58,12 @@ class _Outgoing:
 class FdSplitter:
     """Cuts received bytes and descriptors into frames. Pure but for closing what it refuses."""
 
-    __slots__ = ("_buffer", "_fds")
+    __slots__ = ("_buffer", "_fds", "bytes_max", "fds_max")
 
-    def __init__(self) -> None:
+    def __init__(self, bytes_max: int = FRAME_BYTES_MAX, fds_max: int = FDS_PER_FRAME_MAX) -> None:
         self._buffer = bytearray()
         self._fds: deque[int] = deque()
+        self.bytes_max, self.fds_max = bytes_max, fds_max  # of one frame
 
     def feed(self, data: bytes, fds: list[int]) -> list[Frame]:
         self._fds.extend(fds)
@@ -69,7 +71,7 @@ class FdSplitter:
         frames: list[Frame] = []
         try:
             used = self._cut(frames)
-            if len(self._fds) > FDS_PER_FRAME_MAX:
+            if len(self._fds) > self.fds_max:
                 raise FdProtocolError("more descriptors than any frame may have")
         except FdProtocolError:
             for frame in frames:
@@ -83,7 +85,7 @@ class FdSplitter:
         at = 0
         while len(self._buffer) - at >= _HEADER.size:
             size, count = _HEADER.unpack_from(self._buffer, at)
-            if size > FRAME_BYTES_MAX or count > FDS_PER_FRAME_MAX:
+            if size > self.bytes_max or count > self.fds_max:
                 raise FdProtocolError(f"frame announces {size} bytes and {count} descriptors, over the limits")
             start = at + _HEADER.size
             if len(self._buffer) < start + size:
@@ -123,9 +125,11 @@ class FdConnection:
     def fileno(self) -> int:
         return self._sock.fileno()
 
-    def peer_uid(self) -> int:
-        credentials = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        return int(struct.unpack("3i", credentials)[1])
+    def allow(self, bytes_max: int, fds_max: int) -> None:  # in a frame, from now on
+        self._splitter.bytes_max, self._splitter.fds_max = bytes_max, fds_max
+
+    def peer_uid(self) -> int | None:
+        return peer_uid(self._sock)
 
     def peer_pidfd(self) -> list[int]:
         """A pidfd of the process that connected, where the kernel (6.5) and its life allow one."""
@@ -138,7 +142,8 @@ class FdConnection:
 
     def _readable(self) -> None:
         try:
-            self._arrived += self._splitter.feed(*receive(self._sock))
+            split = self._splitter
+            self._arrived += split.feed(*receive(self._sock, min(_RECEIVE_BYTES, split.bytes_max), split.fds_max))
         except (BlockingIOError, InterruptedError):
             return
         except FdProtocolError as error:
@@ -258,11 +263,13 @@ class FdConnection:
         self._on_lost(why)
 
 
-def receive(sock: socket.socket, also: int = 0) -> tuple[bytes, list[int]]:
-    """One recvmsg; EOFError at the end, FdProtocolError when descriptors were cut off. (`socket.recv_fds` is no use
-    here: it drops the flags it is given.)"""
-    data, control, flags, _ = sock.recvmsg(_RECEIVE_BYTES, _CONTROL_BYTES, socket.MSG_CMSG_CLOEXEC | also)
+def receive(
+    sock: socket.socket, data_bytes: int = _RECEIVE_BYTES, fds_max: int = FDS_PER_FRAME_MAX, also: int = 0
+) -> tuple[bytes, list[int]]:
+    """One recvmsg; EOFError at the end, FdProtocolError when descriptors were cut off."""
     fds = array.array("i")
+    control_bytes = socket.CMSG_SPACE(fds_max * fds.itemsize)
+    data, control, flags, _ = sock.recvmsg(data_bytes, control_bytes, socket.MSG_CMSG_CLOEXEC | also)
     for level, kind, payload in control:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])

@@ -1,6 +1,6 @@
 """A connection to the vault from its first byte to its end; a session once it has said hello.
 
-Always true: who does not say hello in time, or says it wrongly, is told why and is gone.
+Always true: who does not say hello in time, or says it wrongly, is told why and is gone; until then it costs a few kB.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 from typing import Protocol
 
 from holdfast.memory.devices.fds import FdKind, fd_kind
-from holdfast.memory.fdsocket import FdConnection, Frame
+from holdfast.memory.fdsocket import FDS_PER_FRAME_MAX, FRAME_BYTES_MAX, FdConnection, Frame
 from holdfast.memory.protocol import (
     READ_ERRORS,
     VERSION,
@@ -26,6 +26,9 @@ from holdfast.memory.sessions import Session
 
 # A client says hello in the same breath as it connects; a busy machine may take its time.
 HELLO_S = 10.0
+# What somebody may send before it is known: who it is, with its pidfd. So many strangers cost so little memory.
+HELLO_BYTES_MAX = 4096
+HELLO_FDS_MAX = 2  # one too many is told so, more are cut off
 # What a client may call itself; it is kept and logged.
 NAME_CHARS_MAX = 200
 
@@ -87,6 +90,7 @@ class Guest:
         assert isinstance(message, Hello)
         self._hello_due.cancel()
         self._vault.guest_left(self)
+        self.connection.allow(FRAME_BYTES_MAX, FDS_PER_FRAME_MAX)
         self._session = self._vault.greet(message, frame.fds[0], self.connection)
         if not self.connection.open:  # it left while it was being greeted
             self._vault.session_lost(self._session, "connection lost")

@@ -187,7 +187,7 @@ class Keeper:
     def _link_lost(self, why: str) -> None:
         """A dying vault's pidfd tells in a moment; one that lives has had enough of this keeper, or this one of it."""
         pid = pid_of(self._pidfd) if self._pidfd >= 0 else -1
-        if pid is not None and pid > 0 and not is_ending(pid):
+        if not self._over.is_set() and pid is not None and pid > 0 and not is_ending(pid):
             self._leave(f"the link to vault {pid} ended, and it lives: {why}")
 
     def _leave(self, why: str) -> None:

@@ -26,6 +26,7 @@ import msgspec
 from holdfast.core.errors import UserError
 from holdfast.memory.members import LOOK_S, Members
 from holdfast.memory.vault_settings import ENDED, VaultSettings
+from holdfast.memory.writer_lock import FILE_NAME as WRITER_LOCK
 from holdfast.wire.net import CannotListenError
 
 log = logging.getLogger("holdfast.vault")
@@ -127,7 +128,10 @@ class VaultProcesses:
 
     def _bind(self) -> socket.socket:
         path = self.settings.socket_path
-        Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder = Path(path).parent
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self.settings.allowed_uids:
+            open_to_others(folder)
         with contextlib.suppress(FileNotFoundError):
             if _answers(path):
                 raise UserError(
@@ -174,6 +178,23 @@ class VaultProcesses:
             self.members.kill_stopped(looks=1)
             select.select([self._lifeline], [], [], LOOK_S)
         return self.members.hear(self._lifeline)
+
+
+def open_to_others(folder: Path) -> None:
+    """Let allowed users pass through the socket's folder (not list it): each socket in it asks who they are. And let
+    them lock out other writers with its writer's lock. UserError names what is in their way."""
+    try:
+        folder.chmod(folder.stat().st_mode | 0o011)
+        lock = folder / WRITER_LOCK
+        lock.touch(mode=0o600)
+        lock.chmod(0o666)
+    except PermissionError as error:
+        why = f"{error.filename} cannot be opened to others; choose another --socket-dir"
+        raise UserError(f"--allow-uid: {why}") from error
+    closed = next((above for above in folder.resolve().parents if not above.stat().st_mode & 0o001), None)
+    if closed is not None:
+        mend = "choose a --socket-dir outside of it, or chmod o+x it"
+        raise UserError(f"--allow-uid: others cannot pass {closed}; {mend}")
 
 
 def _answers(path: str) -> bool:

@@ -53,7 +53,7 @@ class Members:
         """Take what was announced; True once nobody holds the lifeline's other end."""
         while True:
             try:
-                said, fds = receive(lifeline, socket.MSG_DONTWAIT)
+                said, fds = receive(lifeline, also=socket.MSG_DONTWAIT)
             except (BlockingIOError, InterruptedError):
                 return False
             except FdProtocolError:

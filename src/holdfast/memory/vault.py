@@ -21,7 +21,7 @@ import msgspec
 
 from holdfast.core.limits import descriptor_limit
 from holdfast.memory.fdsocket import FdConnection, copy_all
-from holdfast.memory.guests import Guest
+from holdfast.memory.guests import HELLO_BYTES_MAX, HELLO_FDS_MAX, Guest
 from holdfast.memory.kept import KeptRecords
 from holdfast.memory.pool_machine import Seat
 from holdfast.memory.processes import Processes, is_over
@@ -141,6 +141,7 @@ class Vault:
             return
         guest = Guest(self)
         guest.connection = FdConnection(sock, guest.take, guest.lost)
+        guest.connection.allow(HELLO_BYTES_MAX, HELLO_FDS_MAX)
         self._guests.add(guest)
         if guest.connection.peer_uid() not in self._uids:
             guest.refuse("forbidden", f"uid {guest.connection.peer_uid()} may not use this vault")

@@ -6,6 +6,7 @@ its own; who takes a mapper's seat, or comes back to it, is told how the pool st
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from holdfast.memory.fdsocket import close_all
@@ -38,6 +39,12 @@ if TYPE_CHECKING:
 # After a loss of vault and keeper together, how long an owner that lives has to give its pool back before another one
 # is made. It reattaches as soon as the socket answers; and if it died too, its streams stand still for just as long.
 DONATION_S = 1.0
+
+
+# An epoch is one more than the last, or unix milliseconds. Past that and a clock that is a day off it is a mistake, and
+# would keep every later leader out for as long.
+EPOCH_AHEAD_MS = 24 * 3600 * 1000
+TOO_FAR = "epoch {} is far in the future: epochs are unix milliseconds, or one more than the last"
 
 
 class VaultPool(PoolEffects):
@@ -90,9 +97,20 @@ class VaultPool(PoolEffects):
         if session.pool_call:
             session.fail(message.call, "busy", "this session waits for the pool already")
             return
+        if self._too_far(session, message.call, message.epoch):
+            return
         session.pool_call = message.call
         deadline_s = self._clock() + min(max(0, message.timeout_ms), TIMEOUT_MS_MAX) / 1000
         self.step(Acquire(session.number, message.epoch, message.geometry, deadline_s))
+
+    def _too_far(self, session: Session, call: int, epoch: int) -> bool:
+        if self._is_too_far(epoch):
+            session.fail(call, "bad_request", TOO_FAR.format(epoch))
+            return True
+        return False
+
+    def _is_too_far(self, epoch: int) -> bool:
+        return epoch > max(self.state.last_epoch, time.time_ns() // 1_000_000) + EPOCH_AHEAD_MS
 
     def add_slabs(self, session: Session, message: AddPoolSlabs, fds: list[int]) -> None:
         why = self._cannot_add(session, message, fds)
@@ -127,6 +145,8 @@ class VaultPool(PoolEffects):
         why: Why | None = None
         if not self._lost or self.state.pages is not None:
             why = "stale", f"nothing was lost here: the pool is {self.state.phase}"
+        if why is None and self._is_too_far(message.epoch):
+            why = "bad_request", TOO_FAR.format(message.epoch)
         why = why or wrong_pool_slab(self._device, upload, message.sizes, fds, last=message.last)
         upload.sizes += message.sizes
         upload.fds += fds

@@ -16,6 +16,7 @@ from typing import Protocol, cast
 
 import msgspec
 
+from holdfast.core.peers import peer_uid
 from holdfast.wire import http_response
 from holdfast.wire.http_request import HttpLimits, HttpRequest, RefusedRequest, RequestReader
 from holdfast.wire.http_response import Headers
@@ -128,6 +129,12 @@ class HttpConnection(asyncio.Protocol):
             self.transport.abort()
 
     # -- requests
+
+    @property
+    def peer_uid(self) -> int | None:
+        """Whose process of this machine is at the other end; None: nobody's that can be told."""
+        sock = self.transport.get_extra_info("socket") if self.transport is not None else None
+        return peer_uid(sock) if sock is not None else None
 
     @property
     def received_bytes(self) -> int:

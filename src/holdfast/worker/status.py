@@ -1,7 +1,8 @@
 """The worker's status page over HTTP: `/live`, `/health`, `/metrics`, and two levers for operators.
 
 Always true: a page is made from the facts and the lifecycle of that moment; probes never wait; at most one operator's
-action is under way, it ends within `ACTION_S`, and a client who leaves does not stop it half-way.
+action is under way, it ends within `ACTION_S`, and a client who leaves does not stop it half-way; levers are for those
+who may pull them (levers.py).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from holdfast.failover.lifecycle import Entered, Lifecycle, Misstep, live, ready
 from holdfast.wire import metrics
 from holdfast.wire.http import HttpConnection, HttpRequest
 from holdfast.worker.kv_metrics import KvMetrics
+from holdfast.worker.levers import refusal as levers_refusal
 from holdfast.worker.lifecycle_metrics import LifecycleMetrics
 
 log = logging.getLogger("holdfast.worker")
@@ -37,6 +39,7 @@ class ProbeSettings:
 
     starting_ready: bool = False  # while loading say ready, for those who do not want to be probed yet
     endpoints: tuple[str, ...] = ()  # must be healthy for /health, by name; none: all there are
+    token: str = ""  # for levers, from anywhere; empty: only this user's and root's processes on this machine
 
 
 class StatusPage:
@@ -111,6 +114,8 @@ class StatusPage:
             connection.respond(405, _error(f"only {allowed[0]} is allowed here"), headers=allow)
         elif request.path in self._pages:
             self._pages[request.path](connection)
+        elif why := levers_refusal(request.headers, connection.peer_uid, self._settings.token):
+            connection.respond(403, _error(why))
         else:
             self._act(connection, request.path, levers[request.path])
 

@@ -69,6 +69,7 @@ class ShadowSim(SimEngine):
             direct=place.direct,
             own_s=place.wake_s,
             load_s=place.load_s,
+            vault_uids=place.vault_uids,
             on_owner_gone=lambda: self.on_owner_gone(),
             on_memory=lambda why: self.on_memory(why),
             on_fatal=lambda why: self.on_fatal(why),

@@ -67,6 +67,7 @@ class Rank:
             unmapped=place.unmapped,
             direct=place.direct,
             own_s=place.wake_s,
+            vault_uids=place.vault_uids,
             on_memory=lambda why: orders.note("memory", why),
             on_loading=lambda why: orders.note("loading", why),
             on_fatal=end,
