@@ -80,6 +80,22 @@ def failover(
 
 
 @app.command()
+def overload(
+    seconds: Annotated[float, typer.Option(min=1, help="How long clients ask.")] = 60.0,
+    workers: Annotated[int, typer.Option(min=1, help="How many sim workers.")] = 1,
+    load: Annotated[float, typer.Option(min=0.1, help="Clients for each place that the workers have.")] = 2.0,
+    kill_every_s: Annotated[float, typer.Option(min=0, help="Kill a worker this often, seconds; 0: never.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="What is asked, and who is killed.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object on stdout, for programs.")] = False,
+) -> None:
+    """Two frontends, clients three to one, on workers that cannot take all: who was served, refused, or lost."""
+    from holdfast.bench.overload import OverloadBench, run
+
+    bench = OverloadBench(seconds, workers, load=load, kill_every_s=kill_every_s, seed=seed)
+    _show(run(bench, lambda text: print(text, file=sys.stderr, flush=True)), as_json)
+
+
+@app.command()
 def engine(
     model: Annotated[str, typer.Option(help="default, tiny, a directory of safetensors, or a .gguf file.")] = "default",
     streams: Annotated[str, typer.Option(help="How many at once; several with commas between.")] = "1,8",

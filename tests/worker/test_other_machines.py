@@ -1,0 +1,151 @@
+"""A worker and its frontend on two machines (network namespaces joined by a cable that can be cut). Real processes."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ENDLESS = "20000"  # tokens: of such an answer only the beginning is read
+ASK = f"""
+import http.client, json, sys
+host, port, path, *tokens = sys.argv[1:]
+connection = http.client.HTTPConnection(host, int(port), timeout=30)
+endless = tokens == ["{ENDLESS}"]
+if tokens:
+    body = {{"model": "holdfast-sim", "prompt": "Once", "max_tokens": int(tokens[0]), "ignore_eos": True}}
+    body["stream"] = endless
+    connection.request("POST", path, json.dumps(body), {{"content-type": "application/json"}})
+else:
+    connection.request("GET", path)
+answer = connection.getresponse()
+print(answer.status, repr((answer.read(64) if endless else answer.read()).decode()), flush=True)
+sys.stdin.read()
+"""
+
+
+class Machines:
+    """`near` has the worker and the store, `far` the frontend."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="hfns-", dir="/tmp"))
+        self.spaces = {name: f"hf{os.getpid()}{name}" for name in ("near", "far")}
+        self.hosts = {"near": "10.203.0.1", "far": "10.203.0.2"}
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def lay_cable(self) -> None:
+        for space in self.spaces.values():
+            _ip("netns", "add", space)
+        near, far = self.spaces["near"], self.spaces["far"]
+        _ip("-n", near, "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", far)
+        for name, space in self.spaces.items():
+            _ip("-n", space, "addr", "add", f"{self.hosts[name]}/24", "dev", "cable")
+            for device in ("cable", "lo"):
+                _ip("-n", space, "link", "set", device, "up")
+
+    def cut_cable(self) -> None:
+        """Nobody is told: packets vanish, as when a machine loses its power."""
+        _ip("-n", self.spaces["far"], "link", "set", "cable", "down")
+
+    def start(self, machine: str, *words: str, stdin: Any = subprocess.DEVNULL) -> subprocess.Popen[str]:
+        state = self.folder / machine
+        with open(self.folder / f"{len(self.processes)}.log", "wb") as log:
+            process = subprocess.Popen(
+                ["ip", "netns", "exec", self.spaces[machine], sys.executable, *words],
+                env={**os.environ, "HOLDFAST_STATE_DIR": str(state)},
+                stdin=stdin,
+                stdout=subprocess.PIPE if stdin == subprocess.PIPE else log,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+        return process
+
+    def get(self, machine: str, port: int, *rest: str) -> tuple[int, str]:
+        words = (sys.executable, "-c", ASK, "127.0.0.1", str(port), *rest)
+        done = subprocess.run(
+            ["ip", "netns", "exec", self.spaces[machine], *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        status, _, body = done.stdout.partition(" ")
+        return (int(status), ast.literal_eval(body.strip())) if status.isdigit() else (0, done.stderr)
+
+    def end(self) -> None:
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(10)
+        for space in self.spaces.values():
+            subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def machines() -> Iterator[Machines]:
+    if shutil.which("ip") is None:
+        pytest.skip("needs `ip` (iproute2) for network namespaces")
+    machines = Machines()
+    try:
+        try:
+            machines.lay_cable()
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"needs leave to make network namespaces: {error.stderr!r}")
+        yield machines
+    finally:
+        machines.end()
+
+
+def until(true: Callable[[], Any], what: str, bound_s: float = 60.0) -> float:
+    began_s = time.monotonic()
+    while not true():
+        assert time.monotonic() - began_s < bound_s, f"waited {bound_s:g} s for {what}"
+        time.sleep(0.1)
+    return time.monotonic() - began_s
+
+
+@pytest.mark.long
+def test_a_worker_serves_a_frontend_on_another_machine_and_notices_that_it_is_gone(machines: Machines) -> None:
+    """The frontend finds it by the address it advertises and is served; when the frontend's machine is cut off in
+    mid-answer, the worker stops making tokens for it within the half minute that its connection's probes take."""
+    store = f"tcp://{machines.hosts['near']}:7000"
+    holdfast = ("-m", "holdfast")
+    machines.start("near", *holdfast, "store", "--address", "tcp://0.0.0.0:7000")
+    reached = ("--address", "tcp://0.0.0.0:0", "--advertise", machines.hosts["near"])
+    status = ("--status-address", "tcp://0.0.0.0:9090")
+    machines.start("near", *holdfast, "worker", "--store", store, *reached, *status)
+    machines.start("far", *holdfast, "frontend", "--store", store, "--port", "8000")
+    until(lambda: machines.get("far", 8000, "/health")[0] == 200, "the frontend to have its worker")
+    answered, body = machines.get("far", 8000, "/v1/completions", "3")
+    assert answered == 200, body
+    client = machines.start("far", "-c", ASK, "127.0.0.1", "8000", "/v1/completions", ENDLESS, stdin=subprocess.PIPE)
+    assert client.stdout is not None
+    assert client.stdout.readline().startswith("200 ")
+
+    def streams() -> int:
+        return int(json.loads(machines.get("near", 9090, "/health")[1])["streams"])
+
+    assert streams() == 1
+    machines.cut_cable()
+    gone_s = until(lambda: streams() == 0, "the worker to let go of a frontend that is gone")
+    assert gone_s > 1.0, "a look at a cable that was not cut"
