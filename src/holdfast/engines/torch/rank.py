@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import socket
 import sys
 import threading
@@ -28,7 +27,7 @@ from holdfast.engines.torch.model import forward
 from holdfast.engines.torch.rank_books import done_again
 from holdfast.engines.torch.rank_group import Group
 from holdfast.engines.torch.rank_memory import agree_in, ends_when_emptied
-from holdfast.engines.torch.rank_share import RankWork
+from holdfast.engines.torch.rank_share import RankWork, read
 from holdfast.engines.torch.rank_words import ANSWER, Compute, Piece, heard
 from holdfast.engines.torch.stepper import threads_for, use_threads
 from holdfast.engines.torch.weights import TorchWeights
@@ -40,7 +39,7 @@ from holdfast.memory.torch_tensors import torch_device
 class RankLaunch(msgspec.Struct, frozen=True):
     seat: Seat
     steps: int  # the descriptor of its end of the steps' socket pair
-    work: int  # of a file with its RankWork, pickled by the leader
+    work: int  # of a file with its RankWork, written by the leader
 
 
 class Rank:
@@ -171,7 +170,7 @@ def main(text: str) -> int:
         return 1
     with os.fdopen(launch.work, "rb") as file:
         file.seek(0)
-        work = pickle.load(file)
+        work = read(file.read())
     asyncio.run(live(launch, work))
     return 0
 

@@ -7,17 +7,19 @@ rank's number differ.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
+import msgspec
 import torch
 
 from holdfast.engines.place import Place
-from holdfast.engines.torch.checkpoint import Checkpoint
+from holdfast.engines.torch.checkpoint import Checkpoint, FileCheckpoint
 from holdfast.engines.torch.linear import AllReduce
 from holdfast.engines.torch.model import Model, arithmetic_for, bind
 from holdfast.engines.torch.paged import kv_view
 from holdfast.engines.torch.settings import TorchSettings
 from holdfast.engines.torch.stepper import threads_for
+from holdfast.engines.torch.tiny import RandomCheckpoint
 from holdfast.memory.kv.geometry import Geometry
 from holdfast.memory.torch_tensors import storage_at, tensor_in
 
@@ -47,6 +49,45 @@ class RankWork:
         flat = tensor_in(storage_at(address, size, device, self), self.dtype, 0, (size // self.dtype.itemsize,), (1,))
         shape = self.geometry
         return kv_view(flat, shape.layers, shape.kv_heads, shape.head_size, shape.block_tokens)
+
+
+class _Words(msgspec.Struct, frozen=True):
+    """A `RankWork` between processes: plain data, which can be read and do nothing else."""
+
+    settings: TorchSettings
+    place: Place
+    geometry: Geometry
+    positions_max: int
+    dtype: str
+    identity: str  # of the weights, as the leader knows them
+    files: FileCheckpoint | None = None
+    random: RandomCheckpoint | None = None
+
+
+def written(work: RankWork) -> bytes:
+    """For a rank's process. Without the model's words, which only the leader speaks."""
+    kind = "files" if isinstance(work.checkpoint, FileCheckpoint) else "random"
+    assert isinstance(work.checkpoint, FileCheckpoint | RandomCheckpoint), work.checkpoint
+    words = {
+        "settings": asdict(work.settings),
+        "place": asdict(work.place),
+        "geometry": asdict(work.geometry),
+        "positions_max": work.positions_max,
+        "dtype": str(work.dtype).removeprefix("torch."),
+        "identity": work.checkpoint.identity,
+        kind: asdict(replace(work.checkpoint, tokenizer_json=b"", chat_template=None)),
+    }
+    return msgspec.json.encode(words, enc_hook=str)  # paths are the only thing that JSON does not know
+
+
+def read(data: bytes) -> RankWork:
+    """ValueError if it would not be the leader's weights."""
+    words = msgspec.json.decode(data, type=_Words, dec_hook=lambda kind, value: kind(value))
+    checkpoint = words.files or words.random
+    if checkpoint is None or checkpoint.identity != words.identity:
+        raise ValueError(f"these are not the leader's weights, {words.identity}")
+    dtype = getattr(torch, words.dtype)
+    return RankWork(checkpoint, words.settings, words.place, words.geometry, words.positions_max, dtype)
 
 
 def share_of_one(settings: TorchSettings, ranks: int) -> TorchSettings:

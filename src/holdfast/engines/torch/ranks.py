@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import shutil
 import socket
 import tempfile
@@ -32,7 +31,7 @@ from holdfast.engines.torch.rank import RankLaunch
 from holdfast.engines.torch.rank_books import NotedIndex
 from holdfast.engines.torch.rank_group import Group
 from holdfast.engines.torch.rank_memory import agree_in, ends_when_emptied
-from holdfast.engines.torch.rank_share import RankWork
+from holdfast.engines.torch.rank_share import RankWork, written
 from holdfast.engines.torch.rank_words import ANSWER, ANSWER_S, Compute, Piece, Settle, tell
 from holdfast.engines.torch.scheduler import Scheduler, SchedulerSettings
 from holdfast.engines.torch.sequences import StepPlan
@@ -201,7 +200,7 @@ class Ranks:
         memory = os.memfd_create("rank")
         try:
             with os.fdopen(os.dup(memory), "wb") as file:
-                pickle.dump(work, file)
+                file.write(written(work))
             steps = theirs.fileno()
             self.processes.spawn(
                 "holdfast.engines.torch.rank",

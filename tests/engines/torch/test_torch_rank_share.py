@@ -1,0 +1,57 @@
+"""What a rank's process is started from: plain data, from which the same work comes out."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import holdfast
+from holdfast.engines.place import Place
+from holdfast.engines.torch.checkpoint import FileCheckpoint
+from holdfast.engines.torch.config import RopeScaling
+from holdfast.engines.torch.rank_share import RankWork, read, written
+from holdfast.engines.torch.settings import TorchSettings
+from holdfast.engines.torch.stored import Stored
+from holdfast.engines.torch.tiny import RandomCheckpoint, tiny
+from holdfast.memory.kv.geometry import Geometry
+
+
+def work_of(checkpoint: FileCheckpoint | RandomCheckpoint) -> RankWork:
+    geometry = Geometry(checkpoint.identity, "float32", 16, 2, 1, 32, 64, rank=1, rank_count=2)
+    place = Place("/tmp/gms/gms_host-2.sock", "host-2", who="worker-1a", vault_uids=(7,))
+    return RankWork(checkpoint, TorchSettings(ranks=2, kv_gib=0.25), place, geometry, 512, torch.bfloat16)
+
+
+def files() -> FileCheckpoint:
+    rope = RopeScaling("llama3", 8.0, original_context=8192)
+    config = replace(tiny().config, rope_scaling=rope, eos_token_ids=(1, 2))
+    tensors = {"lm_head.weight": Stored("BF16", (4, 8), Path("/models/a b.safetensors"), 80)}
+    return FileCheckpoint(config, "sha256:1", b"words", "template", "a model", tensors, "<s>", {"temperature": 0.6})
+
+
+@pytest.mark.parametrize("checkpoint", [files(), tiny()], ids=["files", "random"])
+def test_a_ranks_work_is_the_same_on_the_other_side(checkpoint: FileCheckpoint | RandomCheckpoint) -> None:
+    """But for the model's words, which only the leader speaks."""
+    work = work_of(checkpoint)
+    without_words = replace(work, checkpoint=replace(checkpoint, tokenizer_json=b"", chat_template=None))
+    assert read(written(work)) == without_words
+
+
+def test_work_over_other_weights_is_refused() -> None:
+    """A rank that would load something else than its leader does not begin."""
+    changed = written(work_of(tiny())).replace(b'"seed":', b'"seed":1')
+    with pytest.raises(ValueError, match="not the leader's weights"):
+        read(changed)
+
+
+def test_nothing_is_unpickled_anywhere() -> None:
+    """Data between processes can be read and do nothing else."""
+    for path in Path(holdfast.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {"pickle", "marshal", "shelve"} & set(names), path
