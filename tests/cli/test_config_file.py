@@ -15,9 +15,11 @@ from holdfast.cli.app import app, up
 from holdfast.cli.config_file import Key, defaults, keys_of
 from holdfast.cli.idle_options import INSTEAD, ONLY, WITH_STANDBYS, refuse_idle
 from holdfast.cli.plan import UpOptions
+from holdfast.cli.worker_role import worker
 from holdfast.core.errors import UserError
 
 KEYS = keys_of(up)
+WORKER_KEYS = keys_of(worker)
 
 
 def toml(value: Any) -> str:
@@ -111,12 +113,12 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_idle_options_are_options() -> None:
-    """Every name in the tables is one of `up`'s."""
-    names = {key.name for key in KEYS.values()}
+    """Every name in the tables is an option of `up` or of `worker`."""
+    names = {key.name for key in (*KEYS.values(), *WORKER_KEYS.values())}
     assert {name for owned in ONLY.values() for name in owned} | set(WITH_STANDBYS) | set(INSTEAD) <= names
 
 
-@pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
+@pytest.mark.parametrize("key", (KEYS | WORKER_KEYS).values(), ids=KEYS | WORKER_KEYS)
 def test_what_would_do_nothing_is_refused_by_name(key: Key) -> None:
     """For every option: the engine it is not for refuses it, the engine it is for takes it."""
     for engine in ONLY:
@@ -135,3 +137,10 @@ def test_a_files_idle_options_are_refused_too(asked: Any) -> None:
     """Nobody is told on the command line only."""
     with pytest.raises(UserError, match="--kv-gib is for --engine torch and does nothing for sim"):
         asked('engine = "sim"\nkv-gib = 1\n')
+
+
+def test_a_workers_idle_options_are_refused() -> None:
+    """By hand as under `up`."""
+    words = ["worker", "--engine", "torch", "--sim-queue", "3"]
+    with pytest.raises(UserError, match="--sim-queue is for --engine sim and does nothing for torch"):
+        CliRunner().invoke(app, words, catch_exceptions=False)

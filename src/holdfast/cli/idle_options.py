@@ -11,7 +11,10 @@ from holdfast.core.errors import UserError
 
 # By their names in Python; flags come in with what was given.
 ONLY = {
-    "sim": ("vault_gib", "sim_ttft_ms", "sim_tpot_ms", "sim_ranks", "sim_poison_token", "allow_chaos"),
+    "sim": (
+        *("vault_gib", "sim_ttft_ms", "sim_tpot_ms", "sim_ranks", "sim_poison_token", "allow_chaos"),
+        *("sim_jitter", "sim_concurrency", "sim_queue", "sim_block_size", "sim_kv_blocks", "sim_context_tokens_max"),
+    ),
     "torch": ("exact", "ranks", "kv_gib", "context", "streams_max", "threads"),
 }
 INSTEAD = {

@@ -17,6 +17,7 @@ import typer
 from holdfast.cli import options as opt
 from holdfast.cli.options import environment
 from holdfast.cli.roles import free_name, own_store, run_foreground
+from holdfast.core.errors import settled
 from holdfast.settings import Environment
 
 Address = Annotated[str, typer.Option(help="Where frontends connect; port 0 picks a free one.")]
@@ -30,6 +31,7 @@ Advertise = Annotated[
 
 
 def worker(
+    called: typer.Context,
     store: opt.Store = "",
     deployment: opt.Deployment = "",
     name: opt.Name = "",
@@ -76,10 +78,13 @@ def worker(
     device (`--vault-socket`, or in `$GMS_SOCKET_DIR`; `holdfast memory serve` runs one).
     """
     from holdfast.cli.chat_templates import template_path
+    from holdfast.cli.idle_options import refuse_idle
     from holdfast.cli.launch import SimLaunch, TorchLaunch, WorkerLaunch
     from holdfast.cli.locks import read_token
     from holdfast.cli.models import named
 
+    with settled():
+        refuse_idle(engine, 1, opt.given(called, worker))
     env = environment()
     name, seat = _seat(env, name, device, lock, env.engine_id if engine_id is None else engine_id, group, vault_socket)
     source, model = named(engine, model, served_name)

@@ -162,6 +162,7 @@ def test_a_hub_id_is_fetched_once(stand_in: StandIn) -> None:
     there = {file.name for file in path.rglob("*") if file.is_file()}
     assert there == {"config.json", "tokenizer.json", "model.safetensors"}
     assert look_at(str(path), path, quiet).config.family == "llama"
+    assert look_at("org/small", path, quiet).source == str(path)
     assert told[0] == ("fetch", 0, None)
     stand_in.asked.clear()
     assert fetch_from_hub("org/small@main", quiet) == path

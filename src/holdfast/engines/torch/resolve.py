@@ -8,6 +8,7 @@ from holdfast.core.errors import UserError
 from holdfast.engines.torch.checkpoint import Checkpoint, FileCheckpoint, Progress
 from holdfast.engines.torch.fetch import SMOLLM2, fetch
 from holdfast.engines.torch.gguf_model import look_at_gguf
+from holdfast.engines.torch.hub import fetch_from_hub, is_hub_id
 from holdfast.engines.torch.identity import identified
 from holdfast.engines.torch.safetensors_files import look_at_directory
 from holdfast.engines.torch.tiny import RANDOM, SHAPES, shaped, tiny
@@ -35,6 +36,8 @@ def look_at(model: str, cache: Path, progress: Progress) -> Checkpoint:
     if model.startswith(RANDOM):
         return shaped(model)
     path = Path(model).expanduser()
+    if not path.exists() and is_hub_id(model):
+        path = fetch_from_hub(model, progress)
     if path.is_dir():
         return look_at_directory(path)
     if path.is_file() and path.suffix == ".gguf":
