@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holdfast.core.errors import UserError
+from holdfast.core.errors import Refused
 
 # By their names in Python; flags come in with what was given.
 ONLY = {
@@ -28,12 +28,12 @@ WITH_STANDBYS = ("standby", "kv", "wake_s", "vault_gib")
 
 
 def refuse_idle(engine: str, standbys: int, given: Mapping[str, str]) -> None:
-    """`given`: the options that somebody gave, by name, each with its flag. UserError names one that does nothing."""
+    """`given`: the options that somebody gave, by name, each with its flag. Refused names one that does nothing."""
     for owner, names in ONLY.items():
         for name in names:
             if name in given and owner != engine and engine in ONLY:
                 instead = f"; {INSTEAD[name]}" if name in INSTEAD else ""
-                raise UserError(f"{given[name]} is for --engine {owner} and does nothing for {engine}{instead}")
+                raise Refused(f"{given[name]} is for --engine {owner} and does nothing for {engine}{instead}")
     for name in WITH_STANDBYS:
         if name in given and not standbys:
-            raise UserError(f"{given[name]} does nothing without standbys; leave it out, or use --standbys 1 or more")
+            raise Refused(f"{given[name]} does nothing without standbys; leave it out, or use --standbys 1 or more")

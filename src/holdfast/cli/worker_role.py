@@ -17,7 +17,6 @@ import typer
 from holdfast.cli import options as opt
 from holdfast.cli.options import environment
 from holdfast.cli.roles import free_name, own_store, run_foreground
-from holdfast.core.errors import settled
 from holdfast.settings import Environment
 
 Address = Annotated[str, typer.Option(help="Where frontends connect; port 0 picks a free one.")]
@@ -83,8 +82,7 @@ def worker(
     from holdfast.cli.locks import read_token
     from holdfast.cli.models import named
 
-    with settled():
-        refuse_idle(engine, 1, opt.given(called, worker))
+    refuse_idle(engine, 1, opt.given(called, worker))
     env = environment()
     name, seat = _seat(env, name, device, lock, env.engine_id if engine_id is None else engine_id, group, vault_socket)
     source, model = named(engine, model, served_name)
