@@ -127,6 +127,11 @@ def test_what_ps_shows_of_a_deployment_that_was_up_before(place: Place) -> None:
         assert sample(led, "dynamo_component_kvstats_active_blocks") > 0
         assert 0 < sample(led, "dynamo_component_kvstats_gpu_cache_usage_percent") <= 1
         assert sample(led, "holdfast_worker_prefix_hit_tokens_total") > 0, "eight times the same long question"
+        page = scraped(f"http://127.0.0.1:{place.port}/metrics")
+        for name in ("frontend", "frontend-2"):
+            assert f'holdfast_frontend_up{{frontend="{name}"}} 1' in page
+        under_way = [line for line in page.splitlines() if line.startswith("dynamo_frontend_inflight_requests{")]
+        assert sum(float(line.split()[-1]) for line in under_way) == 8, "one scrape shows all frontends of the port"
         busy = next(s for s in place.ps().values() if s["role"] == "frontend" and s["streams"])
         os.kill(busy["pid"], signal.SIGTERM)
         seen: list[str] = []

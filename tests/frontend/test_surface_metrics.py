@@ -20,6 +20,7 @@ def scrape(deployment: Deployment) -> Samples:
     found: Samples = {}
     for family in text_string_to_metric_families(reply.body.decode()):
         for sample in family.samples:
+            assert sample.labels.pop("frontend") == "frontend", "every number says whose it is"
             found[sample.name, tuple(sorted(sample.labels.values()))] = sample.value
     return found
 

@@ -58,6 +58,7 @@ def up(
     host: opt.Host = "127.0.0.1",
     port: opt.Port = 8000,
     status_port: opt.StatusPort = STATUS_PORT,
+    access_log: opt.AccessLog = False,
     detach: opt.Detach = False,
     untied: opt.Untied = False,
     wait_s: opt.WaitS = WAIT_S,
@@ -111,11 +112,10 @@ def up(
     sizes = {"context_tokens_max": context, "concurrency": streams_max}
     torch = TorchLaunch(exact=exact, kv_gib=kv_gib, threads=threads, ranks=ranks, **sizes)
     serving = (deployment or env.deployment, engine, name, workers, frontends, host, port, store)
-    loaded = (source, torch, str(env.cache_dir), gpus)
     asked = (hold_s, drain_s, allow_chaos, tuple(api_key or env.api_keys), sim, env.log_level)
-    more: dict[str, Any] = {"status_port": status_port, "status_host": env.status_host, "chat_template": template}
-    options = UpOptions(*serving, *asked, *failover, *loaded, known_s, queue_s, load_s, wait_s=wait_s, **more)
-    raise typer.Exit(run_up(env.state_dir, options, detach, tied=not untied))
+    given = (*serving, *asked, *failover, source, torch, str(env.cache_dir), gpus, known_s, queue_s, load_s)
+    pages = (env.status_host, access_log, status_port, wait_s, template)
+    raise typer.Exit(run_up(env.state_dir, UpOptions(*given, *pages), detach, tied=not untied))
 
 
 @app.command(rich_help_panel=RUN)

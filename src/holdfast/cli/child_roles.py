@@ -10,6 +10,7 @@ import contextlib
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,6 +143,7 @@ def _shadow(launch: WorkerLaunch, worker: Worker, engine: ShadowEngine) -> Shado
 
 
 async def _run_frontend(launch: FrontendLaunch, stop: asyncio.Event, on_ready: OnReady) -> None:
+    from holdfast.cli.siblings import other_pages
     from holdfast.frontend.process import FrontendSettings, run_frontend
     from holdfast.migration.patience import HoldSettings
     from holdfast.migration.sets import KnownSettings
@@ -163,10 +165,13 @@ async def _run_frontend(launch: FrontendLaunch, stop: asyncio.Event, on_ready: O
             limits=HttpLimits(body_bytes_max=launch.body_bytes_max),
             patience=HttpPatience(request_s=launch.request_s, unread_s=launch.unread_s),
             drain_s=launch.drain_s,
+            access_log=launch.access_log,
+            name=launch.name,
         )
         store = open_store(launch.store, network, rng)
     await store.start()
     try:
-        await run_frontend(settings, store, network, rng, stop, on_ready)
+        others = partial(other_pages, Path(launch.state_dir), launch.name, network)
+        await run_frontend(settings, store, network, rng, stop, on_ready, others=others)
     finally:
         await store.close()

@@ -131,6 +131,7 @@ class FrontendLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log_level: str = "info"
     request_s: float = 30.0  # for a client to send its request
     unread_s: float = 300.0  # for a client that does not read
+    access_log: bool = False  # a line in its log for every request
     status_address: str = ""  # its own pages, beside a port that several share
     queue_s: float = 5.0  # for a new request where every worker is full
     stand_in_after_s: float = 10.0  # a set gone this long may be replaced by one with the same tokenizer, inexact

@@ -39,6 +39,7 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 pi
 Workers = Annotated[int, typer.Option(help="How many workers; each is an active engine with its standbys.")]
 Standbys = Annotated[int, typer.Option(help="Standbys of each worker; 0: plain workers, without vaults.")]
 Frontends = Annotated[int, typer.Option(help="How many frontends share the port.")]
+AccessLog = Annotated[bool, typer.Option("--access-log", help="A line in the frontend's log for every request.")]
 StatusPort = Annotated[
     int,
     typer.Option(

@@ -80,6 +80,7 @@ class UpOptions:
     queue_s: float = 5.0  # how long a new request waits where every worker is full
     load_s: float = 7200.0  # how long loading a model may take
     status_host: str = "127.0.0.1"  # where workers' status pages listen
+    access_log: bool = False  # of the frontends: a line for every request
     status_port: int = STATUS_PORT  # worker-1a's status page; worker-1b's is one more, worker-2a's ten more
     wait_s: float = WAIT_S  # until it serves; past it what was started is taken down again
     chat_template: str = ""  # a file in place of the model's own template
@@ -180,6 +181,7 @@ def _frontend(state_dir: Path, store: str, name: str, options: UpOptions) -> Fro
         options.deployment,
         name,
         address=str(TcpAddress(options.host, options.port)),
+        access_log=options.access_log,
         status_address=own_page(state_dir, name),
         api_keys=options.api_keys,
         hold_s=options.hold_s,

@@ -37,6 +37,7 @@ def frontend(
     queue_s: opt.QueueS = 5.0,
     body_bytes_max: BodyBytesMax = 16 * 1024 * 1024,
     drain_s: opt.DrainS = 30.0,
+    access_log: opt.AccessLog = False,
 ) -> None:
     """A frontend: the OpenAI-compatible HTTP server. Several may share one port."""
     from holdfast.cli.launch import FrontendLaunch
@@ -59,6 +60,7 @@ def frontend(
             models=tuple(expect_model or ()),
             known_s=known_s,
             queue_s=queue_s,
+            access_log=access_log,
             status_address=own_page(env.state_dir, name),
         )
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from holdfast.frontend.access import AccessLog
 from holdfast.frontend.api.request import ParsedRequest
 from holdfast.frontend.metrics import FrontendMetrics
 from holdfast.frontend.reply import Reply
@@ -17,6 +18,7 @@ class Accounts:
 
     directory: ModelDirectory
     metrics: FrontendMetrics
+    access: AccessLog | None = None
     inflight: int = 0
     _became_idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -67,6 +69,8 @@ class Account:
         metrics.requests.labels(self.model, self.endpoint, self.kind, outcome).inc()
         if reply is not None:
             self._measure(reply, metrics)
+            if self.accounts.access is not None:
+                self.accounts.access.measured(reply, self.model)
 
     def _measure(self, reply: Reply, shown: FrontendMetrics) -> None:
         model = self.model

@@ -78,6 +78,8 @@ class App:
     def handle(self, connection: HttpConnection, request: HttpRequest) -> None:
         """The root of every request."""
         connection.request_id = self.names.of(request.headers)
+        if self.accounts.access is not None:
+            self.accounts.access.begin(connection, request)
         try:
             self._route(connection, request)
         except ApiError as error:

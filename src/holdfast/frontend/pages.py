@@ -12,6 +12,7 @@ import msgspec
 from holdfast.core.unwritten import UNWRITTEN
 from holdfast.frontend.api.errors import model_not_found, no_worker
 from holdfast.frontend.metrics import FrontendMetrics
+from holdfast.frontend.scrape import Others, Scrape, nobody
 from holdfast.migration.dispatcher import Dispatcher
 from holdfast.migration.gaps import Seam
 from holdfast.migration.pool import WorkerPool
@@ -35,6 +36,8 @@ class Pages:
     created: int
     store_state: Callable[[], str]
     metrics: FrontendMetrics
+    name: str = "frontend"  # whose the numbers are, on a page of all who share the port
+    others: Others = nobody
     draining: bool = False
     streams: Callable[[], int] = lambda: 0  # requests under way
 
@@ -44,7 +47,9 @@ class Pages:
 
     def handle_own(self, connection: HttpConnection, request: HttpRequest) -> None:
         """The address that is this frontend's alone: its port may be shared, and another may answer there."""
-        if request.path in OPEN_PATHS and request.method in ("GET", "HEAD"):
+        if request.path == "/metrics" and request.method in ("GET", "HEAD"):
+            connection.respond(200, self._own_metrics(), metrics.CONTENT_TYPE)
+        elif request.path in OPEN_PATHS and request.method in ("GET", "HEAD"):
             self.answer(connection, request.path)
         else:
             error = {"message": f"there are only GET {', '.join(sorted(OPEN_PATHS))} here"}
@@ -58,14 +63,16 @@ class Pages:
             facts = self.facts()
             connection.respond(200 if facts["status"] == "ready" else 503, msgspec.json.encode(facts))
         elif path == "/metrics":
-            page = self.metrics.page(self.pool, self._held())
-            connection.respond(200, page, metrics.CONTENT_TYPE)
+            Scrape(connection, self.name, self._own_metrics(), self.others)
         elif path == _MODELS:
             cards = [self._card(name) for name in self.directory.models()]
             connection.respond(200, msgspec.json.encode({"object": "list", "data": cards}))
         else:
             name = unquote(path.removeprefix(f"{_MODELS}/"))  # clients write "org/name" as org%2Fname
             connection.respond(200, msgspec.json.encode(self._card(name)))
+
+    def _own_metrics(self) -> bytes:
+        return self.metrics.page(self.pool, self._held())
 
     def _card(self, name: str) -> dict[str, Any]:
         card = self.directory.models().get(name)

@@ -15,6 +15,7 @@ from holdfast.core.address import Address
 from holdfast.core.ports import Network
 from holdfast.discovery.keys import CARDS, INSTANCES, REFUSALS, STANDBYS, InstanceKey, check_deployment_name
 from holdfast.discovery.registry import Registry
+from holdfast.frontend.access import AccessLog
 from holdfast.frontend.accounts import Accounts
 from holdfast.frontend.admission import Admission, AdmissionSettings
 from holdfast.frontend.app import App, AppSettings
@@ -23,6 +24,7 @@ from holdfast.frontend.metrics import FrontendMetrics
 from holdfast.frontend.model_text import TextMaker
 from holdfast.frontend.pages import Pages
 from holdfast.frontend.request_names import RequestNames
+from holdfast.frontend.scrape import Others, nobody
 from holdfast.migration.dispatcher import Dispatcher
 from holdfast.migration.patience import HoldSettings
 from holdfast.migration.pool import WorkerPool
@@ -50,6 +52,8 @@ class FrontendSettings:
     limits: HttpLimits = field(default_factory=HttpLimits)
     patience: HttpPatience = field(default_factory=HttpPatience)
     drain_s: float = 30.0  # SIGTERM: how long answers under way may take
+    name: str = "frontend"  # as `holdfast ps` calls it
+    access_log: bool = False  # a line in the log for every request
 
 
 async def run_frontend(
@@ -60,6 +64,7 @@ async def run_frontend(
     stop: asyncio.Event,
     on_ready: Callable[[dict[str, Any]], None],
     wall_clock: Callable[[], float] = time.time,
+    others: Others = nobody,
 ) -> None:
     """Serve until `stop` is set, then drain."""
     check_deployment_name(settings.deployment)
@@ -70,8 +75,9 @@ async def run_frontend(
     pool = WorkerPool(directory, dispatcher, network, rng, TextMaker().prepare, peer)
     admission = Admission(directory, dispatcher, AdmissionSettings(), rng, wall_clock)
     shown = FrontendMetrics(dispatcher.stats)
-    pages = Pages(directory, dispatcher, pool, int(wall_clock()), lambda: store.state, shown)
-    accounts, large = Accounts(directory, shown), LargeBodies(admission.settings.prompt_chars_max)
+    pages = Pages(directory, dispatcher, pool, int(wall_clock()), lambda: store.state, shown, settings.name, others)
+    access = AccessLog() if settings.access_log else None
+    accounts, large = Accounts(directory, shown, access), LargeBodies(admission.settings.prompt_chars_max)
     may = AppSettings(settings.api_keys, settings.holds.hold_s)
     app = App(may, directory, admission, pages, RequestNames(rng), accounts, large)
     pages.streams = lambda: accounts.inflight

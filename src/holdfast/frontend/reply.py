@@ -118,10 +118,15 @@ class Reply:
     def _prompt_of(self, choice: Choice) -> list[int]:
         return self.prompts[choice.index * len(self.prompts) // len(self.choices)]
 
+    def resumed_count(self, choices: list[Choice] | None = None) -> int:
+        """How many times its streams changed hands."""
+        flights = [choice.flight for choice in choices or self.choices]
+        return sum(flight.ledger.resumed for flight in flights if flight is not None)
+
     def _holdfast(self, choices: list[Choice]) -> dict[str, Any]:
         """How many times the stream changed hands, and whether its tokens are those of an unbroken run."""
         ledgers = [choice.flight.ledger for choice in choices if choice.flight is not None]
-        resumed = sum(ledger.resumed for ledger in ledgers)
+        resumed = self.resumed_count(choices)
         exact = all(ledger.exact for ledger in ledgers) and (self.shape.deterministic or resumed == 0)
         return {"resumed": resumed, "exact": exact}
 

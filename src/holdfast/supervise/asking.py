@@ -40,6 +40,12 @@ async def ask(address: Address, network: Network, bound_s: float, path: str = "/
     return None if answer is None else _facts(answer)
 
 
+async def ask_page(address: Address, network: Network, bound_s: float, path: str) -> bytes | None:
+    """What stands at `path`, or None if there was no 200 in time."""
+    head, _, body = (await _get(address, network, bound_s, path) or b"").partition(b"\r\n\r\n")
+    return body if head.partition(b"\r\n")[0].split()[1:2] == [b"200"] else None
+
+
 async def ask_status(address: Address, network: Network, bound_s: float, path: str) -> int | None:
     """The status code at `path`, or None if no answer came in time."""
     words = (await _get(address, network, bound_s, path) or b"").partition(b"\r\n")[0].split()

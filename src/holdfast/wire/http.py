@@ -65,6 +65,8 @@ class HttpConnection(asyncio.Protocol):
         self.busy = False  # a request is being answered
         self.outgoing = Outgoing()
         self.request_id = ""  # what the handler calls it; told to the client with the answer
+        self.on_over: Callable[[int], object] | None = None  # told a response's status once it is over; 0: it had none
+        self._status = 0
         self.active_at_s = self._loop.time()
         self.receiving_since_s = 0.0  # when the request that is arriving began to
         self._request: HttpRequest | None = None
@@ -92,6 +94,7 @@ class HttpConnection(asyncio.Protocol):
         responder, self.responder = self.responder, None
         if responder is not None:
             responder.client_gone()
+        self._tell_over()
 
     def pause_writing(self) -> None:
         self.paused = True
@@ -245,6 +248,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _head(self, status: int, content_type: bytes, headers: Headers) -> bytes:
         request = self._request
+        self._status = status
         self.closing |= self._half_closed and not self._waiting
         keep = request is not None and request.keep_alive and not self.closing
         self.closing = not keep
@@ -253,7 +257,14 @@ class HttpConnection(asyncio.Protocol):
         kept = b"keep-alive" if request is not None and request.http10 else b""
         return http_response.head(status, content_type, headers, kept if keep else b"close")
 
+    def _tell_over(self) -> None:
+        told, self.on_over = self.on_over, None
+        status, self._status = self._status, 0
+        if told is not None:
+            told(status)
+
     def _finish_response(self) -> None:
+        self._tell_over()
         self.responder = None
         self.request_id = ""
         self.busy = self._streaming = False
