@@ -137,7 +137,7 @@ def _judge(
         "whole_again_s_max": spread(again_s)["max"],
         "not_whole": state.not_whole,
         "descriptors": torment.descriptors,
-        "full_disk": "tried" if disk.mounted else "not tried: it needs the right to mount a filesystem",
+        "full_disk": "in turn" if disk.mounted else "never: it takes the right to mount a filesystem",
         "seed": torment.seed,
         "wrong": [_story(state, seen) for seen in wrong[:20]],
         "bound": "nothing lost, wrong or hanging, never two leaders, whole again after each fault, nothing left behind",

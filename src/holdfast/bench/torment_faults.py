@@ -113,7 +113,7 @@ def _leads_alone(pid: int, roles: dict[str, int]) -> bool:
 class Disk:
     """A small filesystem of its own for a state directory, that can be full. Needs the right to mount."""
 
-    SIZE = b"size=48m"
+    OPTIONS = b"size=48m,mode=700"
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -121,7 +121,7 @@ class Disk:
         self.mounted = False
 
     def mount(self) -> bool:
-        done = self._libc.mount(b"tmpfs", str(self._folder).encode(), b"tmpfs", 0, self.SIZE)
+        done = self._libc.mount(b"tmpfs", str(self._folder).encode(), b"tmpfs", 0, self.OPTIONS)
         self.mounted = done == 0
         return self.mounted
 
