@@ -1,7 +1,8 @@
-"""`make prove-torment`: ten minutes of random faults under a real engine's deployment; written to a results file.
+"""`make prove-torment`: ten minutes of random faults under a real engine's deployment, then ten with two frontends that ask
+twice what the workers can take, calm and with workers killed all the while; written to a results file.
 
-Exits with 1 if an answer was lost, wrong or hung, if there were two leaders, if redundancy did not come back, or if a
-process was left behind.
+Exits with 1 if an answer was lost, wrong or hung, if there were two leaders, if redundancy did not come back, if a
+process was left behind, if a refusal was not a 429 with a time to come back, or if a frontend or a client starved.
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.bench import torment
+from holdfast.bench import overload, torment
+from holdfast.bench.overload import OverloadBench
 from holdfast.bench.results import Row, prove
 
 RESULTS = Path("bench/results/torment.json")
+UNFAIRNESS_MAX = 2.0
 FIGURES = (
     "faults", "answers", "cancelled", "lost_or_wrong", "hanging", "two_leaders",
     "longest_answer_s", "whole_again_s_p50", "whole_again_s_max", "full_disk",
+    "completed", "unfairness", "clients_starved", "refused_429", "refused_otherwise", "wait_s_max", "wrong", "lost",
+    "resumed", "migrations_counted",
 )  # fmt: skip
 
 
@@ -26,8 +31,21 @@ def _tell(text: str) -> None:
         sys.stderr.flush()
 
 
+def _overload(bench: OverloadBench) -> Row:
+    row = overload.run(bench, _tell)
+    wrong = row["wrong"] + row["lost"] + row["clients_starved"] + row["refused_without_retry_after"]
+    if not bench.kill_every_s:
+        wrong += row["refused_otherwise"] + row["resumed"]
+    met = wrong == 0 and row["unfairness"] <= UNFAIRNESS_MAX and row["completed"] > 0 and row["refused_429"] > 0
+    bound = f"nothing lost or wrong, nobody starves, fair within {UNFAIRNESS_MAX:g}x, refused by 429 with Retry-After, "
+    bound += "no migration that was none"
+    return row | {"bound": bound, "met": met and row["migrations_counted"] == row["resumed"]}
+
+
 ROWS: dict[str, Callable[[], Row]] = {
     "everything": lambda: torment.run(torment.Torment(), _tell),
+    "overload": lambda: _overload(OverloadBench(seconds=300.0, workers=2)),
+    "overload-with-kills": lambda: _overload(OverloadBench(seconds=300.0, workers=2, kill_every_s=10.0)),
 }
 
 
