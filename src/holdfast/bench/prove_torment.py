@@ -1,5 +1,5 @@
-"""`make prove-torment`: ten minutes of random faults under a real engine's deployment, then ten with two frontends that ask
-twice what the workers can take, calm and with workers killed all the while; written to a results file.
+"""`make prove-torment`: ten minutes of random faults under a real engine's deployment; then ten with two frontends that
+ask twice what the workers can take, calm and with workers killed all the while. Written to a results file.
 
 Exits with 1 if an answer was lost, wrong or hung, if there were two leaders, if redundancy did not come back, if a
 process was left behind, if a refusal was not a 429 with a time to come back, or if a frontend or a client starved.
