@@ -118,8 +118,8 @@ def _row(status: Status) -> tuple[str, ...]:
     colour = _STATE_COLOURS.get(status.state, "yellow")
     state = f"[{colour}]{escape(status.state)}[/{colour}]"
     streams = str(status.streams) if status.role in _STREAMING else ""
-    # Names of ours begin with the role; a person may have chosen another.
-    name = status.name if status.name.startswith(status.role) else f"{status.name} ({status.role})"
+    # Names of ours have the role in them; a person may have chosen another.
+    name = status.name if status.role in status.name else f"{status.name} ({status.role})"
     return escape(name), str(status.pid or ""), state, streams, escape(_address(status))
 
 

@@ -252,7 +252,7 @@ class WorkerPool:
     def _judged(self, watch: Watch, judged: Judged) -> None:
         self.verdicts[judged.after] = self.verdicts.get(judged.after, 0) + 1
         self._update_route(watch)
-        log.info("worker %s: %s -> %s: %s", watch.judge.name, judged.before, judged.after, judged.reason)
+        log.info("%s: %s -> %s: %s", watch.judge.name, judged.before, judged.after, judged.reason)
 
     def _update_route(self, watch: Watch) -> None:
         watch.link.trusted, watch.link.admit_max = watch.judge.routable, watch.judge.admit_max
