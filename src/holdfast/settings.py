@@ -54,7 +54,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     return Environment(
         state_dir=Path(state_dir).absolute(),
         deployment=env.get("DYN_NAMESPACE", "local"),
-        api_keys=tuple(key.strip() for key in env.get("HOLDFAST_API_KEYS", "").split(",") if key.strip()),
+        api_keys=_keys(env, "HOLDFAST_API_KEYS"),
         status_port=max(port, 0),
         status_host=env.get("DYN_SYSTEM_HOST") or "127.0.0.1",
         status_enabled=_one_of(env, "DYN_SYSTEM_ENABLED", {**YES, **NO}, "true") and port >= 0,
@@ -88,6 +88,13 @@ def _whole_number(env: Mapping[str, str], name: str, what: str, least: int, most
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 6 and least <= int(text) <= most):
         raise ValueError(f"{name} must be {what}, got {text!r}")
     return int(text)
+
+
+def _keys(env: Mapping[str, str], name: str) -> tuple[str, ...]:
+    keys = tuple(key.strip() for key in env.get(name, "").split(",") if key.strip())
+    if env.get(name) and not keys:
+        raise ValueError(f"{name} is set and holds no key: that would let everyone ask; leave it out for that")
+    return keys
 
 
 def _one_of(env: Mapping[str, str], name: str, words: Mapping[str, bool], default: str) -> bool:

@@ -30,7 +30,12 @@ def answer(port: int, number: int, far: threading.Event) -> tuple[str, dict[str,
     body = {"model": "tiny", "stream": True, "max_tokens": TOKENS, "ignore_eos": True, "seed": number}
     body |= {"prompt": f"stream {number} " * (1 + 9 * number), "temperature": 0.8 if number % 2 else 0.0}
     try:
-        connection.request("POST", "/v1/completions", json.dumps(body | {"stream_options": {"include_usage": True}}))
+        connection.request(
+            "POST",
+            "/v1/completions",
+            json.dumps(body | {"stream_options": {"include_usage": True}}),
+            {"content-type": "application/json"},
+        )
         chunks = []
         for line in connection.getresponse():
             if line.startswith(b"data: {"):

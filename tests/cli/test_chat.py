@@ -46,7 +46,7 @@ def told(deployment: Deployment, *messages: str, max_tokens: int | None = None) 
     said = [{"role": roles[place % 2], "content": text} for place, text in enumerate(messages)]
     body = {"model": "holdfast-sim", "messages": said, "seed": 7, "max_tokens": max_tokens}
     connection = http.client.HTTPConnection("127.0.0.1", deployment.port, timeout=WAIT_S)
-    connection.request("POST", "/v1/chat/completions", json.dumps(body))
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
     answer = json.loads(connection.getresponse().read())
     connection.close()
     return str(answer["choices"][0]["message"]["content"])

@@ -56,6 +56,12 @@ def test_version() -> None:
         (("up", "--store", "etcd"), REFUSED, "etcd://127.0.0.1:2379"),
         (("up", "--engine", "sim", "--host", "256.1.1.1"), 1, "is not an address"),
         (("up", "--engine", "sim", "--host", "192.0.2.1"), 1, "not an address of this machine"),
+        (("up", "--api-key", ""), REFUSED, "--api-key is empty; is a variable unset?"),
+        (("up", "--api-key", "good", "--api-key", " "), REFUSED, "--api-key is empty"),
+        (("frontend", "--api-key", ""), REFUSED, "--api-key is empty"),
+        (("up", "--api-key", "good "), REFUSED, "--api-key has spaces at its ends"),
+        (("up", "--cors-origin", "https://a.example/chat"), REFUSED, "is no origin; e.g. https://chat.example.org"),
+        (("frontend", "--cors-origin", "a.example"), REFUSED, "is no origin"),
         (("up", "--standbys", "0"), REFUSED, "--engine torch keeps its memory in a vault"),
         (("fly",), 2, "fly"),
     ],
@@ -76,6 +82,14 @@ def test_a_wrong_environment_is_named() -> None:
     done = holdfast("ps", HOLDFAST_LOG="loud")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "HOLDFAST_LOG" in done.stderr
+
+
+@pytest.mark.parametrize("keys", [",", " ", " , "])
+def test_keys_in_the_environment_that_are_none_open_nothing(keys: str) -> None:
+    """A variable that is set was meant to guard the server; only an empty one is as good as unset."""
+    done = holdfast("up", "--engine", "sim", HOLDFAST_API_KEYS=keys)
+    assert (done.returncode, done.stderr.count("\n")) == (REFUSED, 1)
+    assert "HOLDFAST_API_KEYS is set and holds no key" in done.stderr
 
 
 def test_a_long_state_directory_is_refused() -> None:

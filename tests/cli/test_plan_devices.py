@@ -278,7 +278,8 @@ def test_a_tiny_model_on_the_cpu(place: Place) -> None:
     assert (launch["torch"]["context_tokens_max"], launch["torch"]["concurrency"]) == (256, 3)
     body = {"model": "tiny", "prompt": "as ever", "max_tokens": 5, "ignore_eos": True}
     url = f"http://127.0.0.1:{place.port}/v1/completions"
-    answer = urllib.request.urlopen(url, json.dumps(body).encode(), timeout=START_S)
+    asked = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
+    answer = urllib.request.urlopen(asked, timeout=START_S)
     assert json.load(answer)["usage"]["completion_tokens"] == 5
 
 

@@ -91,7 +91,7 @@ def streams(place: Place, count: int) -> Iterator[None]:
         for _ in range(count):
             connection = http.client.HTTPConnection("127.0.0.1", place.port, timeout=30)
             opened.append(connection)
-            connection.request("POST", "/v1/chat/completions", json.dumps(body))
+            connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
             connection.getresponse().read1(1)
         yield
     finally:
@@ -155,7 +155,7 @@ class Reader(threading.Thread):
         body = {"model": model, "stream": True, "max_tokens": max_tokens, "ignore_eos": True}
         body["messages"] = [{"role": "user", "content": "hello"}]
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        self._connection.request("POST", "/v1/chat/completions", json.dumps(body))
+        self._connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
 
     def run(self) -> None:
         with self._connection.getresponse() as answer:

@@ -52,7 +52,7 @@ def test_the_default_is_a_pair_whose_streams_outlive_a_kill(place: Place) -> Non
     connection = http.client.HTTPConnection("127.0.0.1", place.port, timeout=60)
     body = {"model": "tiny", "stream": True, "max_tokens": 400, "ignore_eos": True}
     body |= {"messages": [{"role": "user", "content": "hello"}], "stream_options": {"include_usage": True}}
-    connection.request("POST", "/v1/chat/completions", json.dumps(body))
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
     answer = connection.getresponse()
     told = [answer.readline() for _ in range(20)]
     os.kill(engines["active"]["pid"], signal.SIGKILL)

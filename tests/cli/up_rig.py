@@ -118,7 +118,7 @@ class Place:
         body = {"model": self.model, "stream": True, "max_tokens": max_tokens, "ignore_eos": True}
         body["messages"] = [{"role": "user", "content": "hello"}]
         try:
-            connection.request("POST", "/v1/chat/completions", json.dumps(body))
+            connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
             return connection.getresponse().read().decode()
         finally:
             connection.close()

@@ -65,6 +65,8 @@ class Raw:
 
     def post(self, path: str, body: Any, headers: str = "", version: str = "1.1") -> Raw:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        if "content-type" not in headers.lower():
+            headers += "content-type: application/json\r\n"
         head = f"POST {path} HTTP/{version}\r\nhost: x\r\ncontent-length: {len(data)}\r\n{headers}\r\n"
         return self.send(head.encode() + data)
 

@@ -11,6 +11,7 @@ from http_rig import Raw, ask_once, chat
 from holdfast.bench.deployment import Deployment
 
 CHAT = "/v1/chat/completions"
+POST = f"POST {CHAT} HTTP/1.1\r\ncontent-type: application/json"
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def test_a_body_that_is_too_large_is_refused_by_its_announcement(port: int) -> N
     """413 at the header, and the answer arrives although the client goes on sending."""
     size = 20 * 1024 * 1024
     with Raw(port) as raw:
-        raw.send(f"POST {CHAT} HTTP/1.1\r\ncontent-length: {size}\r\n\r\n".encode())
+        raw.send(f"{POST}\r\ncontent-length: {size}\r\n\r\n".encode())
         for _ in range(size // 65536):
             raw.send(b"x" * 65536)
         reply = raw.reply()
@@ -92,7 +93,7 @@ def test_a_body_that_is_too_large_is_refused_by_its_announcement(port: int) -> N
 def test_a_chunked_body_that_is_too_large_is_refused_on_the_way(port: int) -> None:
     """413 as soon as the chunks add up to too much."""
     with Raw(port) as raw:
-        raw.send(f"POST {CHAT} HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n".encode())
+        raw.send(f"{POST}\r\ntransfer-encoding: chunked\r\n\r\n".encode())
         for _ in range(40):
             raw.send(b"8000\r\n" + b"x" * 0x8000 + b"\r\n")
         assert raw.reply().status == 413
@@ -102,7 +103,7 @@ def test_a_chunked_body_is_read_like_any_other(port: int) -> None:
     """Cut at any byte, with extensions and trailers."""
     data = json.dumps(chat("in pieces")).encode()
     with Raw(port) as raw:
-        raw.send(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode())
+        raw.send(f"{POST}\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode())
         for place in range(0, len(data), 7):
             part = data[place : place + 7]
             raw.send(b"%x;ext=1\r\n%b\r\n" % (len(part), part))
@@ -115,7 +116,7 @@ def test_a_chunked_body_is_read_like_any_other(port: int) -> None:
 def test_a_trailer_is_no_header(deployment: Deployment) -> None:
     """What follows the body cannot change how the request was meant, such as its connection's end."""
     with Raw(deployment.port) as raw:
-        raw.send(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode())
+        raw.send(f"{POST}\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode())
         raw.send(b"2\r\n{}\r\n0\r\nauthorization: Bearer late\r\n\r\n")
         assert raw.reply().status == 400
         assert raw.get("/live").reply().status == 200
@@ -125,10 +126,10 @@ def test_a_client_that_waits_for_leave_to_send_gets_it(port: int) -> None:
     """Expect: 100-continue is answered before the body, and by the refusal itself when the body is too large."""
     data = json.dumps(chat()).encode()
     with Raw(port) as raw:
-        raw.send(f"POST {CHAT} HTTP/1.1\r\ncontent-length: {len(data)}\r\nexpect: 100-continue\r\n\r\n".encode())
+        raw.send(f"{POST}\r\ncontent-length: {len(data)}\r\nexpect: 100-continue\r\n\r\n".encode())
         assert raw.reply().status == 100
         assert raw.send(data).reply().status == 200
-        raw.send(f"POST {CHAT} HTTP/1.1\r\ncontent-length: 9999999\r\nexpect: 100-continue\r\n\r\n".encode())
+        raw.send(f"{POST}\r\ncontent-length: 9999999\r\nexpect: 100-continue\r\n\r\n".encode())
         assert raw.reply().status == 413
 
 
@@ -137,7 +138,7 @@ def test_leave_to_send_is_not_written_into_a_stream(port: int) -> None:
     data = json.dumps(chat("second")).encode()
     with Raw(port) as raw:
         raw.post(CHAT, chat("first", stream=True, max_tokens=40, ignore_eos=True))
-        raw.send(f"POST {CHAT} HTTP/1.1\r\ncontent-length: {len(data)}\r\nexpect: 100-continue\r\n\r\n".encode())
+        raw.send(f"{POST}\r\ncontent-length: {len(data)}\r\nexpect: 100-continue\r\n\r\n".encode())
         first = raw.reply()
         assert first.events()[-1] == "[DONE]"
         assert raw.send(data).reply().status == 200
@@ -242,7 +243,7 @@ def test_a_slow_sender_is_told_and_cut(port: int) -> None:
     """A byte now and then does not keep a request open: 408 after the time for one request."""
     with Raw(port) as raw:
         began_s = time.monotonic()
-        raw.send(f"POST {CHAT} HTTP/1.1\r\ncontent-length: 1000\r\n\r\n".encode())
+        raw.send(f"{POST}\r\ncontent-length: 1000\r\n\r\n".encode())
         raw.sock.settimeout(0.2)
         while True:
             raw.send(b" ")
@@ -260,7 +261,7 @@ def test_a_slow_sender_is_told_and_cut(port: int) -> None:
 def test_many_small_pieces_make_a_request(port: int) -> None:
     """Byte by byte, head and body."""
     data = json.dumps(chat()).encode()
-    whole = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data
+    whole = f"{POST}\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data
     with Raw(port) as raw:
         for place in range(len(whole)):
             raw.send(whole[place : place + 1])

@@ -99,6 +99,10 @@ def test_a_model_is_found_by_its_escaped_name(port: int) -> None:
         "authorization: first-key x\r\n",
         "authorization: Bearer first-ke\r\n",
         "authorization: Bearer \xff\xfe\r\n",
+        "authorization: first-key\r\n",
+        "authorization: Basic first-key\r\n",
+        "authorization: Bearerfirst-key\r\n",
+        "authorization: Bearer Bearer first-key\r\n",
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions", "/nowhere"])
@@ -120,6 +124,13 @@ def test_any_of_the_keys_opens(guarded: int, key: str) -> None:
     if key.isascii():
         with Raw(guarded) as raw:
             assert raw.post("/v1/chat/completions", chat(), f"authorization: Bearer {key}\r\n").reply().status == 200
+
+
+@pytest.mark.parametrize("scheme", ["bearer", "BEARER", "Bearer", "bEaReR "])
+def test_the_scheme_of_a_key_is_read_in_any_case(guarded: int, scheme: str) -> None:
+    """As HTTP has it."""
+    with Raw(guarded) as raw:
+        assert raw.get("/v1/models", f"authorization: {scheme} first-key\r\n").reply().status == 200
 
 
 @pytest.mark.parametrize("path", ["/health", "/live", "/metrics"])

@@ -25,7 +25,6 @@ from holdfast.migration.flight import Flight
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 LARGE = 15_000_000
-JSON = "content-type: application/json\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +38,7 @@ def frontend(deployment: Deployment) -> Iterator[MeteredFrontend]:
 
 def ask(port: int, path: str, body: Any) -> Reply:
     with Raw(port) as raw:
-        return raw.post(path, body, JSON).reply()
+        return raw.post(path, body).reply()
 
 
 def completion(prompt: Any, **more: Any) -> dict[str, Any]:
@@ -177,7 +176,7 @@ def test_a_lost_reader_costs_no_answer(other: Deployment, when: str) -> None:
     else:
         os.kill(reader, signal.SIGSTOP)
         with Raw(other.port) as raw:
-            raw.post(COMPLETIONS, padded(completion("hi", max_tokens=1)), JSON)
+            raw.post(COMPLETIONS, padded(completion("hi", max_tokens=1)))
             other.wait_until(lambda: other.health()["streams"] == 1, "the body to be with the reader")
             if when == "reading":
                 os.kill(reader, signal.SIGKILL)

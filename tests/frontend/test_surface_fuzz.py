@@ -196,7 +196,7 @@ def test_absurd_prompts_are_refused_by_name(held: Held, prompt: Any) -> None:
 def test_noise_on_the_socket(held: Held) -> None:
     """Random bytes, and real requests with random bytes in them, on connections of their own: an answer or a close."""
     rng = random.Random(7)
-    good = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"
+    good = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
     for _ in range(150):
         data = bytearray(good if rng.random() < 0.7 else rng.randbytes(rng.randrange(1, 300)))
         for _ in range(rng.randrange(1, 6)):

@@ -178,7 +178,8 @@ class StreamClient(asyncio.Protocol):
             return Received(error="not connected")
         self._received = Received(sent_s=time.perf_counter())
         self._over = self._loop.create_future()
-        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n{headers}\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head += f"content-length: {len(body)}\r\n{headers}\r\n"
         self._transport.write(head.encode() + body)
         await self._over
         return self._received

@@ -68,6 +68,7 @@ def up(
     deployment: opt.Deployment = "",
     store: opt.Store = "",
     api_key: opt.ApiKeys = None,
+    cors_origin: opt.CorsOrigins = None,
     hold_s: opt.HoldS = 30.0,
     known_s: opt.KnownS = 3600.0,
     queue_s: opt.QueueS = 5.0,
@@ -114,7 +115,7 @@ def up(
     serving = (deployment or env.deployment, engine, name, workers, frontends, host, port, store)
     asked = (hold_s, drain_s, allow_chaos, tuple(api_key or env.api_keys), sim, env.log_level)
     given = (*serving, *asked, *failover, source, torch, str(env.cache_dir), gpus, known_s, queue_s, load_s)
-    pages = (env.status_host, access_log, status_port, wait_s, template)
+    pages = (env.status_host, access_log, status_port, wait_s, template, tuple(cors_origin or ()))
     raise typer.Exit(run_up(env.state_dir, UpOptions(*given, *pages), detach, tied=not untied))
 
 

@@ -144,6 +144,7 @@ def _shadow(launch: WorkerLaunch, worker: Worker, engine: ShadowEngine) -> Shado
 
 async def _run_frontend(launch: FrontendLaunch, stop: asyncio.Event, on_ready: OnReady) -> None:
     from holdfast.cli.siblings import other_pages
+    from holdfast.frontend.gate import Gate
     from holdfast.frontend.process import FrontendSettings, run_frontend
     from holdfast.migration.patience import HoldSettings
     from holdfast.migration.sets import KnownSettings
@@ -159,7 +160,7 @@ async def _run_frontend(launch: FrontendLaunch, stop: asyncio.Event, on_ready: O
             deployment=launch.deployment,
             address=parse_address(launch.address),
             status_address=parse_address(launch.status_address) if launch.status_address else None,
-            api_keys=frozenset(launch.api_keys),
+            gate=Gate(frozenset(launch.api_keys), frozenset(launch.cors_origins)),
             holds=HoldSettings(hold_s=launch.hold_s, queue_s=launch.queue_s, stand_in_after_s=launch.stand_in_after_s),
             known=KnownSettings(frozenset(launch.models), launch.known_s),
             limits=HttpLimits(body_bytes_max=launch.body_bytes_max),

@@ -137,6 +137,7 @@ class FrontendLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stand_in_after_s: float = 10.0  # a set gone this long may be replaced by one with the same tokenizer, inexact
     models: tuple[str, ...] = ()  # known from the start: asked for before a worker came, they are waited for
     known_s: float = 3600.0  # how long a model whose last worker went is answered 503, not 404
+    cors_origins: tuple[str, ...] = ()  # of web pages that may ask; "*": any
 
 
 Launch = StoreLaunch | VaultLaunch | WorkerLaunch | FrontendLaunch

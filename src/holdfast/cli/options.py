@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.config_file import defaults, keys_of
+from holdfast.cli.web_access import check_keys, check_origins
 from holdfast.core.errors import UserError, settled
 from holdfast.settings import Environment, read_environment
 
@@ -34,7 +35,7 @@ class KvKind(StrEnum):
 
 
 Engine = Annotated[str, typer.Option(help="Which engine a worker hosts: torch, or sim, the simulator.")]
-Host = Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 for everyone.")]
+Host = Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 for everyone, :: with IPv6.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 picks a free port.")]
 Workers = Annotated[int, typer.Option(help="How many workers; each is an active engine with its standbys.")]
 Standbys = Annotated[int, typer.Option(help="Standbys of each worker; 0: plain workers, without vaults.")]
@@ -87,10 +88,22 @@ Store = Annotated[
     str,
     typer.Option(help="A store to use, e.g. etcd://127.0.0.1:2379; default: our own.", rich_help_panel=_SERVING),
 ]
+CorsOrigins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cors-origin",
+        callback=check_origins,
+        help="A web origin whose pages may ask from a browser, or '*'; may be repeated. Default: none.",
+        rich_help_panel=_SERVING,
+    ),
+]
 ApiKeys = Annotated[
     list[str] | None,
     typer.Option(
-        "--api-key", help="A key clients must send; may be repeated. Also $HOLDFAST_API_KEYS.", rich_help_panel=_SERVING
+        "--api-key",
+        callback=check_keys,
+        help="A key clients must send; may be repeated. Also $HOLDFAST_API_KEYS.",
+        rich_help_panel=_SERVING,
     ),
 ]
 HoldS = Annotated[

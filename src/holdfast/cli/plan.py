@@ -84,6 +84,7 @@ class UpOptions:
     status_port: int = STATUS_PORT  # worker-1a's status page; worker-1b's is one more, worker-2a's ten more
     wait_s: float = WAIT_S  # until it serves; past it what was started is taken down again
     chat_template: str = ""  # a file in place of the model's own template
+    cors_origins: tuple[str, ...] = ()  # of web pages that may ask from a browser
 
     @property
     def ranks(self) -> int:
@@ -190,6 +191,7 @@ def _frontend(state_dir: Path, store: str, name: str, options: UpOptions) -> Fro
         log_level=options.log_level,
         models=(options.model,) if options.workers else (),
         known_s=options.known_s,
+        cors_origins=options.cors_origins,
     )
 
 

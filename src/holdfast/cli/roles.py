@@ -35,6 +35,7 @@ def frontend(
     known_s: opt.KnownS = 3600.0,
     expect_model: opt.Expect = None,
     queue_s: opt.QueueS = 5.0,
+    cors_origin: opt.CorsOrigins = None,
     body_bytes_max: BodyBytesMax = 16 * 1024 * 1024,
     drain_s: opt.DrainS = 30.0,
     access_log: opt.AccessLog = False,
@@ -62,6 +63,7 @@ def frontend(
             queue_s=queue_s,
             access_log=access_log,
             status_address=own_page(env.state_dir, name),
+            cors_origins=tuple(cors_origin or ()),
         )
     )
 

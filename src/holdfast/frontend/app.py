@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from holdfast.frontend.admission import Admission, too_busy
 from holdfast.frontend.api.errors import SERVER, ApiError, no_worker, of_failure
 from holdfast.frontend.api.request import ParsedRequest
 from holdfast.frontend.body_reader import PARSERS
+from holdfast.frontend.gate import Gate, GateError
 from holdfast.frontend.large_bodies import PARSE_NOW_BYTES_MAX, LargeBodies
 from holdfast.frontend.model_text import ModelText
 from holdfast.frontend.pages import OPEN_PATHS, Pages
@@ -28,14 +28,6 @@ log = logging.getLogger("holdfast.frontend")
 PREPARING_MAX = 1024
 
 _GENERATING = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}  # each is a key of PARSERS
-
-
-@dataclass(frozen=True, slots=True)
-class AppSettings:
-    """Who may ask, and how long a request waits for a model's first worker."""
-
-    api_keys: frozenset[str] = frozenset()
-    model_wait_s: float = 30.0
 
 
 @dataclass(slots=True)
@@ -60,7 +52,8 @@ class _Preparing:
 class App:
     """Answers HTTP requests."""
 
-    settings: AppSettings
+    gate: Gate
+    model_wait_s: float  # how long a request waits for a model's first worker
     directory: ModelDirectory
     admission: Admission
     pages: Pages
@@ -78,6 +71,7 @@ class App:
     def handle(self, connection: HttpConnection, request: HttpRequest) -> None:
         """The root of every request."""
         connection.request_id = self.names.of(request.headers)
+        connection.answer_headers = self.gate.headers_for(request)
         if self.accounts.access is not None:
             self.accounts.access.begin(connection, request)
         try:
@@ -90,25 +84,21 @@ class App:
 
     def _route(self, connection: HttpConnection, request: HttpRequest) -> None:
         path = request.path
+        allowed = self.gate.may_ask_first(request)
+        if allowed is not None:
+            connection.respond(200, b"", b"text/plain", allowed)
+            return
         if path not in OPEN_PATHS:
-            self._check_key(request)
+            self.gate.check_key(request)
         if path in _GENERATING:
-            _only(request.method, "POST")
+            self.gate.check_method(request, "POST")
+            self.gate.check_body(request)
             self._generate(connection, request, _GENERATING[path])
         elif self.pages.has(path):
-            _only(request.method, "GET", "HEAD")
+            self.gate.check_method(request, "GET", "HEAD")
             self.pages.answer(connection, path)
         else:
             raise ApiError(404, f"unknown path {path[:200]!r}; see /v1/models, /v1/chat/completions, /v1/completions")
-
-    def _check_key(self, request: HttpRequest) -> None:
-        keys = self.settings.api_keys
-        if not keys:
-            return
-        given = request.headers.get(b"authorization", b"").removeprefix(b"Bearer ")
-        if not any(hmac.compare_digest(given, key.encode()) for key in keys):
-            message = "missing or wrong API key; send 'Authorization: Bearer KEY'"
-            raise ApiError(401, message, "authentication_error", None, "invalid_api_key")
 
     # -- generating
 
@@ -176,7 +166,7 @@ class App:
     async def _wait_for_set(self, parsed: ParsedRequest) -> WorkerSet:
         """The set, waiting for a worker if none has come yet or all have gone."""
         loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + self.settings.model_wait_s
+        deadline_s = loop.time() + self.model_wait_s
         while True:
             changed = self._models_changed
             workers = self.admission.find_set(parsed)
@@ -186,7 +176,7 @@ class App:
                 async with asyncio.timeout_at(deadline_s):
                     await changed.wait()
             except TimeoutError:
-                raise no_worker(parsed.model, f"none has come up within {self.settings.model_wait_s:g} s") from None
+                raise no_worker(parsed.model, f"none has come up within {self.model_wait_s:g} s") from None
 
     # -- tasks
 
@@ -203,24 +193,9 @@ class App:
         await self.large.close()
 
 
-class _WrongMethod(ApiError):
-    def __init__(self, method: str, allowed: tuple[str, ...]) -> None:
-        super().__init__(405, f"method {method} is not allowed here; use {allowed[0]}")
-        self.allow = ", ".join(allowed).encode()
-
-
-def _only(method: str, *allowed: str) -> None:
-    if method not in allowed:
-        raise _WrongMethod(method, allowed)
-
-
 def _refuse(connection: HttpConnection, error: ApiError) -> None:
     log_failure(connection.request_id, error)
-    headers: tuple[tuple[bytes, bytes], ...] = ()
+    headers = error.headers if isinstance(error, GateError) else ()
     if error.retry_after_s is not None:
-        headers = ((b"retry-after", b"%d" % max(1, round(error.retry_after_s))),)
-    elif isinstance(error, _WrongMethod):
-        headers = ((b"allow", error.allow),)
-    elif error.status == 401:
-        headers = ((b"www-authenticate", b"Bearer"),)
+        headers = (*headers, (b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
     connection.respond(error.status, error.body(), headers=headers)

@@ -18,7 +18,8 @@ from holdfast.discovery.registry import Registry
 from holdfast.frontend.access import AccessLog
 from holdfast.frontend.accounts import Accounts
 from holdfast.frontend.admission import Admission, AdmissionSettings
-from holdfast.frontend.app import App, AppSettings
+from holdfast.frontend.app import App
+from holdfast.frontend.gate import Gate
 from holdfast.frontend.large_bodies import LargeBodies
 from holdfast.frontend.metrics import FrontendMetrics
 from holdfast.frontend.model_text import TextMaker
@@ -46,7 +47,7 @@ class FrontendSettings:
     deployment: str
     address: Address
     status_address: Address | None = None  # its own pages, beside a port that it may share; None: only there
-    api_keys: frozenset[str] = frozenset()
+    gate: Gate = field(default_factory=Gate)  # who may ask
     holds: HoldSettings = field(default_factory=HoldSettings)
     known: KnownSettings = field(default_factory=KnownSettings)
     limits: HttpLimits = field(default_factory=HttpLimits)
@@ -78,8 +79,8 @@ async def run_frontend(
     pages = Pages(directory, dispatcher, pool, int(wall_clock()), lambda: store.state, shown, settings.name, others)
     access = AccessLog() if settings.access_log else None
     accounts, large = Accounts(directory, shown, access), LargeBodies(admission.settings.prompt_chars_max)
-    may = AppSettings(settings.api_keys, settings.holds.hold_s)
-    app = App(may, directory, admission, pages, RequestNames(rng), accounts, large)
+    waits_s = settings.holds.hold_s
+    app = App(settings.gate, waits_s, directory, admission, pages, RequestNames(rng), accounts, large)
     pages.streams = lambda: accounts.inflight
     pool.on_models_changed = app.models_changed
     server = HttpServer(app.handle, network, settings.limits, settings.patience)

@@ -65,6 +65,7 @@ class HttpConnection(asyncio.Protocol):
         self.busy = False  # a request is being answered
         self.outgoing = Outgoing()
         self.request_id = ""  # what the handler calls it; told to the client with the answer
+        self.answer_headers: Headers = ()  # the handler's; they go with the answer, whatever it is
         self.on_over: Callable[[int], object] | None = None  # told a response's status once it is over; 0: it had none
         self._status = 0
         self.active_at_s = self._loop.time()
@@ -252,6 +253,7 @@ class HttpConnection(asyncio.Protocol):
         self.closing |= self._half_closed and not self._waiting
         keep = request is not None and request.keep_alive and not self.closing
         self.closing = not keep
+        headers += self.answer_headers
         if self.request_id:
             headers = (*headers, (b"x-request-id", self.request_id.encode()))
         kept = b"keep-alive" if request is not None and request.http10 else b""
@@ -266,7 +268,7 @@ class HttpConnection(asyncio.Protocol):
     def _finish_response(self) -> None:
         self._tell_over()
         self.responder = None
-        self.request_id = ""
+        self.request_id, self.answer_headers = "", ()
         self.busy = self._streaming = False
         self._request = None
         self.active_at_s = self._loop.time()
@@ -295,4 +297,3 @@ class HttpConnection(asyncio.Protocol):
     def _end_linger(self) -> None:
         if self.transport is not None:
             self.transport.close()  # what is not sent yet still goes out; the sweep ends a client that does not read
-

@@ -74,11 +74,24 @@ class SocketNetwork:
             server = await loop.create_unix_server(factory, address.path, backlog=BACKLOG)
             os.chmod(address.path, 0o600)
             return _SocketListener(address, server)
-        server = await loop.create_server(
-            factory, address.host, address.port, backlog=BACKLOG, reuse_port=share_port, reuse_address=True
-        )
+        if address.host == "::":
+            sock = _both_families(address.port, share_port)
+            server = await loop.create_server(factory, sock=sock, backlog=BACKLOG)
+        else:
+            server = await loop.create_server(
+                factory, address.host, address.port, backlog=BACKLOG, reuse_port=share_port, reuse_address=True
+            )
         port = server.sockets[0].getsockname()[1]
         return _SocketListener(TcpAddress(address.host, port), server)
+
+
+def _both_families(port: int, share_port: bool) -> socket.socket:
+    """A listening socket for IPv6 and IPv4: `::` is everyone, where the loop's own would take IPv6 only."""
+    dual = socket.has_dualstack_ipv6()
+    address = ("::", port)
+    return socket.create_server(
+        address, family=socket.AF_INET6, backlog=BACKLOG, reuse_port=share_port, dualstack_ipv6=dual
+    )
 
 
 def tune(transport: asyncio.BaseTransport, *, may_pause: bool = False) -> None:
