@@ -63,16 +63,19 @@ def test_ps_json_is_a_list_of_processes(shared: Place) -> None:
 
 
 def test_a_stopped_process_shows_as_stopped(shared: Place) -> None:
-    """SIGSTOP is seen within a second's asking, and the others are still asked. (The store: it is not watched.)"""
+    """SIGSTOP is seen within a second's asking, and the others are still asked."""
     pid = shared.record("store")["pid"]
-    os.kill(pid, signal.SIGSTOP)
+    supervisor = shared.lock()["pid"]  # stopped too, or it would replace the other one
+    for stopped in (supervisor, pid):
+        os.kill(stopped, signal.SIGSTOP)
     try:
         processes = shared.ps()
         assert processes["store"]["state"] == "stopped"
         assert processes["worker-1"]["state"] == "ready"
         assert "stopped" in shared.run("ps").stdout
     finally:
-        os.kill(pid, signal.SIGCONT)
+        for stopped in (pid, supervisor):
+            os.kill(stopped, signal.SIGCONT)
 
 
 def test_a_stopped_worker_is_killed_and_replaced(shared: Place, record_property: pytest.RecordProperty) -> None:
