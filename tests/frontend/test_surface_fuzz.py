@@ -65,6 +65,7 @@ class Held:
         self.connection = Raw(deployment.port)
         for _ in range(20):  # so that thread pools and tables are as large as they get
             self.connection.post(PATHS[0], chat("x" * 6000, stream=True)).reply()
+        self.connection.post(PATHS[0], chat("x" * 400_000)).reply()  # large bodies have a reader, from the first on
         self.fds, self.threads = fds(self.pid), threads(self.pid)
         self.rss_bytes = rss_bytes(self.pid)
 

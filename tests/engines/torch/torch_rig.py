@@ -30,6 +30,7 @@ from holdfast.memory.vault_settings import VaultSettings
 
 AGENT = Path(__file__).with_name("torch_engine_agent.py")
 BOUND_S = 30.0  # far above what anything here takes, on a busy machine too
+LOAD_S = 100.0  # a child's first order waits for its import of torch: ten times as long beside others that import it
 BLOCK = 16
 # A block of the tiny model: keys and values of all layers, fp32.
 BLOCK_GIB = 2 * TINY.layers * TINY.kv_heads * TINY.head_size * BLOCK * 4 / 2**30
@@ -213,7 +214,7 @@ class Child:
         return self._answers[number]
 
     async def do(self, name: str, **arguments: Any) -> Any:
-        async with asyncio.timeout(BOUND_S):
+        async with asyncio.timeout(LOAD_S if name == "load" else BOUND_S):
             return await self.order(name, **arguments)
 
     async def submit(self, stream: int, tokens: list[int], max_tokens: int, **given: Any) -> None:
