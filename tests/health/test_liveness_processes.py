@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from liveness_watch import Child, Watch
 
-from holdfast.health.probe import _cgroup2_mount, is_local, probe
+from holdfast.core.procfs import _cgroup2_mount
+from holdfast.health.probe import is_local, probe
 from holdfast.health.verdicts import LOST, Verdict
 
 pytestmark = pytest.mark.processes
