@@ -62,6 +62,7 @@ def test_version() -> None:
         (("up", "--api-key", "good "), REFUSED, "--api-key has spaces at its ends"),
         (("up", "--cors-origin", "https://a.example/chat"), REFUSED, "is no origin; e.g. https://chat.example.org"),
         (("frontend", "--cors-origin", "a.example"), REFUSED, "is no origin"),
+        (("up", "--engine", "sim", "--hold-s", "inf"), REFUSED, "--hold-s must be a finite number"),
         (("up", "--standbys", "0"), REFUSED, "--engine torch keeps its memory in a vault"),
         (("fly",), 2, "fly"),
     ],

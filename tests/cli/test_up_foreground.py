@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 
@@ -125,4 +126,29 @@ def test_untied_everything_outlives_a_killed_up(place: Place) -> None:
     assert {name: place.record(name)["pid"] for name in names} == pids
     again.send_signal(signal.SIGTERM)
     assert again.wait(15) == 0
+    assert place.pids() == set()
+
+
+def test_a_reader_that_leaves_takes_nothing_along(place: Place) -> None:
+    """`holdfast up | tee`, and tee ends: a worker's death after that, which `up` can tell nobody of, is mended as ever."""
+    reads, writes = os.pipe()
+    up = subprocess.Popen(
+        place.command("up", "--port", str(place.port), "--sim-tpot-ms", "5", *place.shape),
+        env=place.env,
+        stdin=subprocess.DEVNULL,
+        stdout=writes,
+        stderr=writes,
+        start_new_session=True,
+    )
+    place.started.append(up)
+    os.close(writes)
+    until(lambda: place.health().get("status") == "ready", "everything to be up")
+    os.close(reads)
+    before = place.record("worker-1")["pid"]
+    os.kill(before, signal.SIGKILL)
+    until(lambda: place.back("worker-1", before), "worker-1 to be back")
+    assert up.poll() is None
+    assert place.chat(5).endswith("data: [DONE]\n\n")
+    up.send_signal(signal.SIGTERM)
+    up.wait(15)
     assert place.pids() == set()

@@ -15,6 +15,7 @@ from holdfast.cli import options as opt
 from holdfast.cli.options import environment
 from holdfast.cli.state_dir import readable
 from holdfast.core.errors import settled
+from holdfast.failover.lifecycle_words import WAKE_S
 from holdfast.settings import STATUS_PORT, WAIT_S
 
 RUN = "Run it"
@@ -76,7 +77,7 @@ def up(
     drain_s: opt.DrainS = 4.0,
     standby: opt.Standby = opt.StandbyKind.MAPPED,
     kv: opt.Kv = opt.KvKind.VAULT,
-    wake_s: opt.WakeS = 30.0,
+    wake_s: opt.WakeS = WAKE_S,
     vault_gib: opt.VaultGib = None,
     exact: opt.Exact = False,
     device: opt.Devices = "auto",

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from holdfast.discovery.keys import namespace_for
+from holdfast.failover.lifecycle_words import WAKE_S
 from holdfast.memory.devices.fds import is_host
 
 ENGINES = ("sim", "torch")
@@ -86,7 +87,7 @@ class WorkerLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     group: str = ""  # shared by the engines that take over from each other
     standby: str = "mapped"  # or "unmapped": give the addresses' contents up while standing by
     kv: str = "vault"  # or "direct": KV in memory of its own, lost with it
-    wake_s: float = 30.0
+    wake_s: float = WAKE_S
     load_s: float = 7200.0  # for its model to be loaded
     starting_ready: bool = False  # what probes are answered while it loads
     health_endpoints: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -11,13 +12,20 @@ import typer
 
 from holdfast.cli.config_file import defaults, keys_of
 from holdfast.cli.web_access import check_keys, check_origins
-from holdfast.core.errors import UserError, settled
+from holdfast.core.errors import Refused, UserError, settled
 from holdfast.settings import Environment, read_environment
 
 _SERVING = "Serving"
 _FAILOVER = "Failover"
 _SIM = "The sim engine"
 _TORCH = "The torch engine"
+
+
+def _finite(context: typer.Context, given: typer.CallbackParam, value: float | None) -> float | None:
+    """No option means for ever by infinity, and neither infinity nor NaN can be written into a process's settings."""
+    if value is not None and not math.isfinite(value):
+        raise Refused(f"--{(given.name or '').replace('_', '-')} must be a finite number, got {value:g}")
+    return value
 
 
 class StandbyKind(StrEnum):
@@ -72,7 +80,9 @@ Config = Annotated[
 ]
 WaitS = Annotated[
     float,
-    typer.Option(min=0, help="How long it may take until it serves, seconds; past it all is stopped again."),
+    typer.Option(
+        callback=_finite, min=0, help="How long it may take until it serves, seconds; past it all is stopped again."
+    ),
 ]
 Untied = Annotated[
     bool,
@@ -107,11 +117,15 @@ ApiKeys = Annotated[
     ),
 ]
 HoldS = Annotated[
-    float, typer.Option(min=0, help="How long streams wait for a worker, seconds.", rich_help_panel=_SERVING)
+    float,
+    typer.Option(
+        callback=_finite, min=0, help="How long streams wait for a worker, seconds.", rich_help_panel=_SERVING
+    ),
 ]
 KnownS = Annotated[
     float,
     typer.Option(
+        callback=_finite,
         min=0,
         help="How long a model whose last worker went is answered 503, not 404, seconds.",
         rich_help_panel=_SERVING,
@@ -128,12 +142,20 @@ Expect = Annotated[
 QueueS = Annotated[
     float,
     typer.Option(
-        min=0, help="How long new requests wait where all workers are full, seconds.", rich_help_panel=_SERVING
+        callback=_finite,
+        min=0,
+        help="How long new requests wait where all workers are full, seconds.",
+        rich_help_panel=_SERVING,
     ),
 ]
 DrainS = Annotated[
     float,
-    typer.Option(min=0, help="How long answers may finish once asked to stop, seconds.", rich_help_panel=_SERVING),
+    typer.Option(
+        callback=_finite,
+        min=0,
+        help="How long answers may finish once asked to stop, seconds.",
+        rich_help_panel=_SERVING,
+    ),
 ]
 
 Standby = Annotated[
@@ -143,7 +165,8 @@ Kv = Annotated[
     KvKind, typer.Option(help="KV in the vault, where it survives, or the engine's own.", rich_help_panel=_FAILOVER)
 ]
 VaultGib = Annotated[
-    float | None, typer.Option(min=0, help="A sim engine's memory in the vault, GiB.", rich_help_panel=_FAILOVER)
+    float | None,
+    typer.Option(callback=_finite, min=0, help="A sim engine's memory in the vault, GiB.", rich_help_panel=_FAILOVER),
 ]
 VaultSocket = Annotated[
     str, typer.Option(help="The vault's socket; default: none, memory of its own.", rich_help_panel=_FAILOVER)
@@ -173,9 +196,13 @@ Group = Annotated[
     str, typer.Option(help="The name that this engine and its standbys share.", rich_help_panel=_FAILOVER)
 ]
 LoadS = Annotated[
-    float, typer.Option(min=0, help="How long loading a model may take, seconds.", rich_help_panel=_SERVING)
+    float,
+    typer.Option(callback=_finite, min=0, help="How long loading a model may take, seconds.", rich_help_panel=_SERVING),
 ]
-WakeS = Annotated[float, typer.Option(min=0, help="How long taking over may take, seconds.", rich_help_panel=_FAILOVER)]
+WakeS = Annotated[
+    float,
+    typer.Option(callback=_finite, min=0, help="How long taking over may take, seconds.", rich_help_panel=_FAILOVER),
+]
 CoreDumps = Annotated[
     bool, typer.Option("--core-dumps", help="Allow core dumps; they delay a failover.", rich_help_panel=_FAILOVER)
 ]
@@ -204,7 +231,10 @@ Exact = Annotated[
     ),
 ]
 KvGib = Annotated[
-    float, typer.Option(min=0, help="KV pool, GiB; 0: half on a CPU, on a GPU what is left.", rich_help_panel=_TORCH)
+    float,
+    typer.Option(
+        callback=_finite, min=0, help="KV pool, GiB; 0: half on a CPU, on a GPU what is left.", rich_help_panel=_TORCH
+    ),
 ]
 Devices = Annotated[
     str,
@@ -227,12 +257,16 @@ TorchThreads = Annotated[
     int, typer.Option("--torch-threads", min=0, help="CPU threads; 0: all cores but one.", rich_help_panel=_TORCH)
 ]
 
-SimTtftMs = Annotated[float, typer.Option(min=0, help="Time to the first token, milliseconds.", rich_help_panel=_SIM)]
+SimTtftMs = Annotated[
+    float, typer.Option(callback=_finite, min=0, help="Time to the first token, milliseconds.", rich_help_panel=_SIM)
+]
 SimTpotMs = Annotated[
-    float, typer.Option(min=0, help="Time per token, milliseconds; 0 is full speed.", rich_help_panel=_SIM)
+    float,
+    typer.Option(callback=_finite, min=0, help="Time per token, milliseconds; 0 is full speed.", rich_help_panel=_SIM),
 ]
 SimJitter = Annotated[
-    float, typer.Option(min=0, max=1, help="Share by which a step's time varies.", rich_help_panel=_SIM)
+    float,
+    typer.Option(callback=_finite, min=0, max=1, help="Share by which a step's time varies.", rich_help_panel=_SIM),
 ]
 SimConcurrency = Annotated[int, typer.Option(min=1, help="Streams that run at once.", rich_help_panel=_SIM)]
 SimQueue = Annotated[int, typer.Option(min=0, help="Streams that may wait.", rich_help_panel=_SIM)]

@@ -25,6 +25,7 @@ from holdfast.cli.seats import Seat, check_seats, pairs_on, seats
 from holdfast.core.address import UNIX_PATH_BYTES_MAX, TcpAddress
 from holdfast.core.errors import UserError
 from holdfast.discovery.keys import check_deployment_name
+from holdfast.failover.lifecycle_words import WAKE_S
 from holdfast.memory.finding import socket_path
 from holdfast.settings import STATUS_PORT, WAIT_S
 from holdfast.store.endpoints import check_url
@@ -71,7 +72,7 @@ class UpOptions:
     standby: str = "mapped"  # or "unmapped": how a standby waits
     kv: str = "vault"  # or "direct": where the KV pool lies
     vault_dir: Path | None = None  # None: "gms" in the state directory
-    wake_s: float = 30.0  # how long taking over may take
+    wake_s: float = WAKE_S  # how long taking over may take
     source: str = "default"  # what a torch engine loads
     torch: TorchLaunch = field(default_factory=TorchLaunch)
     cache_dir: str = ""

@@ -53,11 +53,21 @@ class Busy:
             self._status.update(escape(text))
 
 
+class _Console(Console):
+    """Rich's, but a reader that has gone (`up | tee`, and tee ended) silences it, and does not end the process: what is
+    supervised must go on."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), self.file.fileno())  # else the last flush, at the exit, would fail
+
+
 class Screen:
     """Standard output, for people."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False, soft_wrap=True)
+        self._console = console or _Console(highlight=False, soft_wrap=True)
         if console is None and not self._console.is_terminal:
             self._console.width = PLAIN_WIDTH
 

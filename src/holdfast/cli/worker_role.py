@@ -17,6 +17,7 @@ import typer
 from holdfast.cli import options as opt
 from holdfast.cli.options import environment
 from holdfast.cli.roles import free_name, own_store, run_foreground
+from holdfast.failover.lifecycle_words import WAKE_S
 from holdfast.settings import Environment
 
 Address = Annotated[str, typer.Option(help="Where frontends connect; port 0 picks a free one.")]
@@ -53,7 +54,7 @@ def worker(
     group: opt.Group = "",
     standby: opt.Standby = opt.StandbyKind.MAPPED,
     kv: opt.Kv = opt.KvKind.VAULT,
-    wake_s: opt.WakeS = 30.0,
+    wake_s: opt.WakeS = WAKE_S,
     core_dumps: opt.CoreDumps = False,
     vault_gib: opt.VaultGib = None,
     exact: opt.Exact = False,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from holdfast.failover.lifecycle_words import WAKE_S
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -13,7 +15,7 @@ class Place:
     who: str = "engine"
     unmapped: bool = False  # stand by without mappings
     direct: bool = False  # KV in memory of its own
-    wake_s: float = 30.0
+    wake_s: float = WAKE_S
     load_s: float = 7200.0  # for the weights to be there: from a slow disk, or over a network, hours
     vault_uids: tuple[int, ...] = ()  # whose vault it may be, besides this user's and root's
     more: tuple[tuple[str, str], ...] = ()  # vault socket and device of ranks 1, 2, …

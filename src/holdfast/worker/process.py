@@ -27,6 +27,7 @@ from holdfast.discovery.keys import CARDS, INSTANCES, InstanceKey, InstanceRecor
 from holdfast.engines.contract import Engine
 from holdfast.failover import lifecycle
 from holdfast.failover.lifecycle import Ended, EndpointProblem, Lifecycle, Loaded, StandDown, State
+from holdfast.failover.lifecycle_words import WAKE_S
 from holdfast.store.contract import Registration, Store
 from holdfast.wire.http_server import HttpServer
 from holdfast.wire.messages import VERSION, Welcome
@@ -53,7 +54,7 @@ class WorkerSettings:
     drain_s: float = 5.0  # SIGTERM to exit, at most
     group: str = ""  # engines that take over from each other; empty: a normal worker
     engine_id: int = 0
-    wake_s: float = 30.0  # how long waking may take before /live says no
+    wake_s: float = WAKE_S  # how long waking may take before /live says no
     probes: ProbeSettings = field(default_factory=ProbeSettings)
     name: str = ""  # as `holdfast ps` calls it
     status_any: bool = False  # the status page takes any port where another has the one it should have
