@@ -130,7 +130,7 @@ def test_untied_everything_outlives_a_killed_up(place: Place) -> None:
 
 
 def test_a_reader_that_leaves_takes_nothing_along(place: Place) -> None:
-    """`holdfast up | tee`, and tee ends: a worker's death after that, which `up` can tell nobody of, is mended as ever."""
+    """`holdfast up | tee`, and tee ends: a death after that, which `up` can tell nobody of, is mended as ever."""
     reads, writes = os.pipe()
     up = subprocess.Popen(
         place.command("up", "--port", str(place.port), "--sim-tpot-ms", "5", *place.shape),
