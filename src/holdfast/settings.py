@@ -92,7 +92,7 @@ def _whole_number(env: Mapping[str, str], name: str, what: str, least: int, most
 
 def _keys(env: Mapping[str, str], name: str) -> tuple[str, ...]:
     keys = tuple(key.strip() for key in env.get(name, "").split(",") if key.strip())
-    if env.get(name) and not keys:
+    if name in env and not keys:  # unlike other variables: who sets it means to guard, and a mistake must not open
         raise ValueError(f"{name} is set and holds no key: that would let everyone ask; leave it out for that")
     return keys
 

@@ -85,9 +85,9 @@ def test_a_wrong_environment_is_named() -> None:
     assert "HOLDFAST_LOG" in done.stderr
 
 
-@pytest.mark.parametrize("keys", [",", " ", " , "])
+@pytest.mark.parametrize("keys", ["", ",", " ", " , "])
 def test_keys_in_the_environment_that_are_none_open_nothing(keys: str) -> None:
-    """A variable that is set was meant to guard the server; only an empty one is as good as unset."""
+    """A variable that is set was meant to guard: `HOLDFAST_API_KEYS=${KEYS}` with KEYS unset opens nothing."""
     done = holdfast("up", "--engine", "sim", HOLDFAST_API_KEYS=keys)
     assert (done.returncode, done.stderr.count("\n")) == (REFUSED, 1)
     assert "HOLDFAST_API_KEYS is set and holds no key" in done.stderr

@@ -266,3 +266,15 @@ def test_many_small_pieces_make_a_request(port: int) -> None:
         for place in range(len(whole)):
             raw.send(whole[place : place + 1])
         assert raw.reply().status == 200
+
+
+def test_what_comes_behind_a_last_request_is_not_answered(deployment: Deployment, port: int) -> None:
+    """`Connection: close` and more bytes in the same packet: the request is answered, the rest is read and forgotten,
+    and no error is logged."""
+    before = deployment.log("frontend").count("Traceback")
+    last = b"GET /live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\nXYZ\r\n\r\n"
+    for request in (last, b"GET /live HTTP/1.0\r\n\r\n\xff"):
+        with Raw(port) as raw:
+            assert raw.send(request).reply().status == 200
+            assert raw.at_end()
+    assert deployment.log("frontend").count("Traceback") == before

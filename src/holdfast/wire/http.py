@@ -176,7 +176,7 @@ class HttpConnection(asyncio.Protocol):
     def refuse(self, refusal: RefusedRequest) -> None:
         """Read nothing more; answer with the refusal when its turn comes, then close."""
         self._refusal = refusal
-        if not self.busy and not self._waiting:
+        if not self.busy and not self._waiting and self._linger is None:  # who was hung up on has its answer
             self._answer_refusal(refusal)
 
     def _answer_refusal(self, refusal: RefusedRequest) -> None:
