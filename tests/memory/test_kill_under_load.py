@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 
 import pytest
+from vault_rig import BOUND_S, Rig, load
 
+from holdfast.bench import vault_census
 from holdfast.bench.vault_kills import CATEGORIES, Campaign
 from holdfast.bench.vault_watch import Watch
+from holdfast.memory.client import MemoryClient
 
 SEED = int(os.environ.get("HOLDFAST_TEST_SEED", "1")) % 1_000_000
 
@@ -23,6 +28,35 @@ def test_thirty_kills_under_load() -> None:
     assert {category: len(outcome.recover_ms[category]) for category in CATEGORIES} == dict.fromkeys(CATEGORIES, 5)
     assert outcome.did["commit"] > 30
     assert outcome.did["adopt"] > 5
+
+
+@pytest.mark.processes
+async def test_count_waits_until_the_vault_has_let_go_of_who_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vault that gets no CPU just when the one who counts leaves has the same descriptors as one that does."""
+    with Rig() as rig:
+        async with rig.client(0) as writer:
+            await writer.acquire("rw", 1000)
+            await load(writer)
+            await writer.commit()
+        first = await asyncio.to_thread(vault_census.census, rig.path(), BOUND_S)
+        counts, count = 0, vault_census._count
+        leave = MemoryClient.close
+
+        async def leave_unnoticed(client: MemoryClient) -> None:
+            os.kill(rig.pids("server")[0], signal.SIGSTOP)
+            await leave(client)
+
+        def count_once_then_let_it_run(path: str, slabs: int, within_s: float) -> vault_census.Census:
+            nonlocal counts
+            counts += 1
+            counted = count(path, slabs, within_s)
+            os.kill(rig.pids("server")[0], signal.SIGCONT)
+            return counted
+
+        monkeypatch.setattr(MemoryClient, "close", leave_unnoticed)
+        monkeypatch.setattr(vault_census, "_count", count_once_then_let_it_run)
+        assert await asyncio.to_thread(vault_census.census, rig.path(), BOUND_S) == first
+        assert counts > 1
 
 
 def _watch(*story: tuple[str, dict[str, object]]) -> list[str]:

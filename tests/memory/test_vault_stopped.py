@@ -21,12 +21,16 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
-    """With somebody who looks after vault and keeper."""
-    with Rig() as started:
-        watching = asyncio.create_task(started.vaults["host-0"].watch())
-        yield started
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+    """With somebody who looks after vault and keeper, started as with nohup: the kernel's hang-up ends nobody."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Rig() as started:
+            watching = asyncio.create_task(started.vaults["host-0"].watch())
+            yield started
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def stop(rig: Rig, *kinds: str) -> list[int]:

@@ -79,8 +79,9 @@ class Rig:
         return found
 
     def kill(self, *kinds: str, device: str = "host-0") -> None:
-        """SIGKILL, all in one breath: stopped first, so that none can start another one in between."""
-        found = [pid for kind in kinds for pid in self.pids(kind, device)]
+        """SIGKILL, all in one breath: stopped first, so that none can start another one in between; the keeper last:
+        with its end the kernel lets a stopped vault run on where SIGHUP is ignored (nohup)."""
+        found = [pid for kind in ("server", "keeper") if kind in kinds for pid in self.pids(kind, device)]
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in found:
                 os.kill(pid, number)

@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.core.procfs import read_text
 from holdfast.memory.client import MemoryClient
 from holdfast.memory.devices import open_device
 
@@ -80,9 +81,10 @@ def census(path: str, within_s: float) -> Census:
     slabs = asyncio.run(_slabs_at_rest(path, within_s))
     deadline_s = time.monotonic() + within_s
     while True:
+        # The vault hears of our own leaving a moment later, drops what it kept for us, and then its keeper does.
+        left = not _known_to(pair(path, within_s))
         counted = _count(path, slabs, within_s)
-        # The vault hears of our own leaving a moment later, and drops what it kept for us.
-        if counted.memfds == slabs or time.monotonic() > deadline_s:
+        if (left and counted.memfds == slabs) or time.monotonic() > deadline_s:
             return counted
         time.sleep(POLL_S)
 
@@ -103,6 +105,16 @@ async def _slabs_at_rest(path: str, within_s: float) -> int:
         return len(client.mapped.layout.slab_sizes) + (2 if facts["pool_bytes"] else 0)
     finally:
         await client.close()
+
+
+def _known_to(found: Pair) -> bool:
+    """Whether one of them still has a pidfd of this process: the last thing each lets go of after a client has left."""
+    for pid in (found.vault, found.keeper):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            lines = (read_text(f"/proc/{pid}/fdinfo/{fd}") or "").splitlines()
+            if f"Pid:\t{os.getpid()}" in lines:
+                return True
+    return False
 
 
 def _count(path: str, slabs: int, within_s: float) -> Census:

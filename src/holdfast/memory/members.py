@@ -73,15 +73,19 @@ class Members:
         self._changed(self.pids)
 
     def kill_stopped(self, looks: int = STOPPED_LOOKS) -> list[str]:
-        """Look at each once, and kill who was found stopped so many times in a row; what was done, in words."""
-        told = []
-        for role, member in self._known.items():
+        """Look at each once, and kill who was found stopped so many times in a row; what was done, in words.
+
+        Where both are stopped, both go, the keeper last: when the leader of its group dies, the kernel hangs up on the
+        stopped ones in it and lets them run on. Whether that ends a vault depends on who started us (nohup)."""
+        for member in self._known.values():
             member.stopped = member.stopped + 1 if member.is_stopped else 0
-            if member.stopped >= looks:
-                member.stopped = 0
-                self._kill(member)
-                told.append(f"{role} {member.pid} is stopped: killing it")
-        return told
+        stopped = {role: member for role, member in self._known.items() if member.stopped}
+        if any(member.stopped < looks for member in stopped.values()):
+            return []
+        for role in sorted(stopped, key=(SERVER, KEEPER).index):
+            stopped[role].stopped = 0
+            self._kill(stopped[role])
+        return [f"{role} {member.pid} is stopped: killing it" for role, member in stopped.items()]
 
     def kill_all(self) -> None:
         for member in self._known.values():
