@@ -182,7 +182,7 @@ async def test_full_house_makes_room_for_who_says_hello(tmp_path: Path, monkeypa
 async def test_random_bytes_harm_nobody(tmp_path: Path) -> None:
     """Whatever is sent, the holder's event stays unset and the server serves."""
     rng = random.Random(5)
-    async with served(tmp_path) as server:
+    async with served(tmp_path, window_s=30.0) as server:  # a busy machine's pauses are no lost server
         lost = await granted(holder := server.lock("holder"))
         for _ in range(100):
             with await server.raw() as sock:
