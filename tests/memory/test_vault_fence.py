@@ -90,3 +90,14 @@ async def test_cut_off_owner_is_expected_back_by_the_next_vault_too(rig: Rig) ->
         assert not granted.done()
         await owner.kill()
         assert await granted is True
+
+
+async def test_owner_that_leaves_while_the_vault_is_away_holds_nobody_up(rig: Rig) -> None:
+    """A client of a process that lives on is closed just after the vault was killed: it takes its leave of the next
+    vault, and the pool is another's for the asking."""
+    async with rig.engine(0) as owner, rig.engine(1) as second:
+        await owning(owner)
+        rig.kill("server")
+        await owner.do("hang_up")
+        await second.do("open")
+        assert await second.do("own", epoch=11, timeout_ms=10_000) is True

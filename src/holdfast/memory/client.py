@@ -7,6 +7,7 @@ that was cancelled holds nothing; the writer of weights that were not committed 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 
 from holdfast.memory.attached import CALL_TIMEOUT_S, AttachedClient
@@ -30,6 +31,7 @@ from holdfast.memory.protocol import (
 )
 
 REMAP_TIMEOUT_MS = 30_000
+FAREWELL_S = 2.0  # a killed vault is back within half a second; an engine that ends is not kept longer than this
 
 # The answers to `acquire` and `remap`.
 RW = "rw"
@@ -48,7 +50,10 @@ class MemoryClient(AttachedClient):
         return bytes((await self.link().call(GetStatus, CALL_TIMEOUT_S)).facts)
 
     async def close(self) -> None:
-        """Unmap everything and let go of every lock."""
+        """Unmap everything and let go of every lock. A vault that is away is waited for, within a bound: what it knows
+        of this client counts until the client says otherwise, or its process ends."""
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            await self._be_heard()
         self._closed = True
         if self._reattaching is not None:
             self._reattaching.cancel()
@@ -57,6 +62,15 @@ class MemoryClient(AttachedClient):
         if self._connection is not None:
             self._connection.leave()
             self._connection = None
+
+    async def _be_heard(self) -> None:
+        """Return when a vault has answered that knows of this client's seat, if it has one."""
+        async with asyncio.timeout(FAREWELL_S):
+            while self._has_a_seat:
+                await self.until_connected(FAREWELL_S)
+                with contextlib.suppress(ConnectionError):
+                    await self.status()
+                    return
 
     # -- weights
 
