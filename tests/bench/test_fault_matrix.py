@@ -11,7 +11,7 @@ from holdfast.bench.calm import run as run_calm
 from holdfast.bench.faults import HITS, STALL_MS_MAX, Load, Outcome, run_case, run_stop_and_continue
 from holdfast.bench.outages import frontend_killed, no_worker_within_hold, only_worker_returns, store_outage
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.long, pytest.mark.processes, pytest.mark.timeout(180)]
 
 SEED = int(os.environ.get("HOLDFAST_TEST_SEED", "1")) % 1_000_000
 LOAD = Load(streams=16, tokens=120, seed=SEED)
@@ -38,7 +38,6 @@ def test_stopped_worker_continues_mid_stream() -> None:
     assert verdicts[-2:] == ["probation", "alive"], verdicts
 
 
-@pytest.mark.long
 def test_slow_and_starved_engines_are_left_alone() -> None:
     """Engines 20 times slower on saturated cores: nothing is lost, nothing is moved."""
     result = run_calm(CalmBench(seconds=10.0, streams=16))
@@ -62,7 +61,6 @@ def test_no_worker_within_the_hold() -> None:
     assert result["frontend_alive"], result
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", ["embedded", "etcd"])
 @pytest.mark.parametrize("how", ["kill", "freeze"])
 def test_store_away_under_load(kind: str, how: str) -> None:

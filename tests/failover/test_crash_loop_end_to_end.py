@@ -20,7 +20,7 @@ from holdfast.bench.supervised import EngineSeen, Supervised, in_thread, kill_gr
 from holdfast.failover.journal import two_leaders
 from holdfast.supervise.machine import CRASH_LOOP_FAILURES, PAUSE_S_MAX
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.long, pytest.mark.processes]
 
 # Pauses of 0.1 s to 0.8 s and five starts of half a second; a shared machine may take many times that.
 LOOP_S = 60.0

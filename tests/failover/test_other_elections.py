@@ -23,7 +23,7 @@ from holdfast.bench.deployment import Deployment, etcd_command, free_port
 from holdfast.bench.supervised import in_thread
 from holdfast.failover.journal import Term, read_terms, two_leaders
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.long, pytest.mark.processes]
 
 GROUP = "pair"
 ENGINES = ("engine-a", "engine-b")

@@ -8,7 +8,7 @@ from holdfast.bench.failover_cases import run_cases
 from holdfast.bench.faults import Load
 from holdfast.bench.supervised import Supervised
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.long, pytest.mark.processes, pytest.mark.timeout(90)]
 
 LOAD = Load(streams=8, tokens=100)
 
