@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from vault_rig import Rig, descriptors_of, digest, expected, facts, fd_count, load, until
+from vault_rig import Rig, back, descriptors_of, digest, expected, facts, fd_count, load, until
 
 pytestmark = pytest.mark.processes
 
@@ -35,10 +35,10 @@ async def test_keeper_that_lost_its_link_leaves_and_one_vault_comes_back(rig: Ri
             await writer.commit()
             await until(lambda: old not in rig.pids("keeper"), "the old keeper is gone")
         await until(lambda: len(rig.pids("keeper")) == 1, "there is one keeper")
-        before = rig.pids("server")
+        before, link = rig.pids("server"), writer.link()
         rig.kill("server")
         await until(lambda: rig.pids("server") not in ([], before), "another vault")
-        await until(lambda: writer.connected, "it is back")
+        await back(writer, link)
         assert len(rig.pids("server")) == len(rig.pids("keeper")) == 1
         assert (await facts(writer))["weights"] == "RO"
         assert digest(writer) == expected(1)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
-from vault_rig import MIB, Engine, Rig, digest, expected, facts, load, until
+from vault_rig import MIB, Engine, Rig, back, digest, expected, facts, load, lost, until
 
 from holdfast.memory.client import MemoryClient
 from holdfast.memory.devices import open_device
@@ -208,9 +208,10 @@ async def test_owner_that_died_while_the_vault_was_away_is_heard_of_on_coming_ba
         standby = Standby(client)
         await standby.pool.stand_by()
         standby.news.clear()
+        link = client.link()
         rig.kill("server")
         await owner.kill()
-        await until(lambda: not client.connected, "the vault is gone")
+        await lost(client, link)
         granted = await standby.pool.acquire(11, "g", BACK_MS)
         assert standby.pool.mapped_is(granted.made_epoch)
         assert standby.news[:2] == [PoolNews("made", 10), PoolNews("owner_gone", 10)]
@@ -224,10 +225,11 @@ async def test_vault_killed_before_the_engine_changes_nothing_for_the_failover(r
         await owner_of(owner)
         standby = Standby(client)
         await standby.pool.stand_by()
+        link = client.link()
         rig.kill("server")
         await until(lambda: owner.do("lost"), "the owner notices")
         await until(lambda: owner.do("connected"), "the owner is back")
-        await client.until_connected(BACK_MS / 1000)
+        await back(client, link)
         standby.news.clear()
         await owner.kill()
         await standby.hears("owner_gone", 10)
@@ -240,8 +242,9 @@ async def test_seat_taken_before_there_was_any_pool_outlives_the_vault(rig: Rig)
     async with rig.client(0) as client:
         standby = Standby(client)
         assert await standby.pool.stand_by() is None
+        link = client.link()
         rig.kill("server")
-        await until(lambda: not client.connected, "the vault is gone")
+        await lost(client, link)
         assert not (await standby.pool.acquire(10, "g", BACK_MS)).adopt
 
 

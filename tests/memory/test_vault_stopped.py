@@ -10,7 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 
 import pytest
-from vault_rig import MIB, Rig, digest, expected, facts, load, until
+from vault_rig import MIB, Rig, back, digest, expected, facts, load, until
 
 from holdfast.memory.client import MemoryClient
 from holdfast.memory.devices import open_device
@@ -58,6 +58,7 @@ async def test_stopped_vault_or_keeper_is_replaced_and_a_takeover_succeeds(rig: 
             await engine.do("join", epoch=None)
         assert await owner.do("own", epoch=10) is False
         await owner.do("make", text="pages")
+        link = writer.link()
         old = stop(rig, *kinds)
         if len(kinds) == 1:  # else the pool is its owner's to give back
             await owner.kill()
@@ -67,7 +68,8 @@ async def test_stopped_vault_or_keeper_is_replaced_and_a_takeover_succeeds(rig: 
         assert await second.do("own", epoch=11, timeout_ms=15_000) is True
         assert await second.do("map_pool") == "pages"
         await until(lambda: replaced(rig, old), "replaced")
-        await until(lambda: writer.connected, "it is back")
+        if "server" in kinds:
+            await back(writer, link)
         assert (await facts(writer))["weights"] == "RO"
         assert digest(writer) == expected(1)
 
@@ -122,10 +124,11 @@ async def test_engines_give_everything_back_after_the_launcher_was_killed() -> N
         pool = PoolClient(client, open_device("host-0"))
         await pool.acquire(10, "g", 1000)
         await pool.make(MIB, [2 * MIB])
+        link = client.link()
         first.kill()
         await until(lambda: not rig.pids("server") and not rig.pids("keeper"), "both have ended")
         async with serving(rig):
-            await until(lambda: client.connected, "it is back")
+            await back(client, link)
             seen = await facts(client)
             assert (seen["weights"], seen["pool"]) == ("RO", "OWNED(10)")
             assert digest(client) == expected(1)

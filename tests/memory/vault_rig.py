@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from holdfast.memory.calls import VaultConnection
 from holdfast.memory.client import MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.memory.launch import VaultProcesses
@@ -117,6 +118,16 @@ async def until(seen: Callable[[], Any], what: str, bound_s: float = BOUND_S) ->
                 return found
             await asyncio.sleep(0.01)
     raise AssertionError(what)
+
+
+async def lost(client: MemoryClient, link: VaultConnection) -> None:
+    """Wait until the client has lost this link; it may be back on another one by then."""
+    await until(lambda: not client.connected or client.link() is not link, "it notices")
+
+
+async def back(client: MemoryClient, lost_link: VaultConnection) -> None:
+    """Wait until the client is back on another link: the lost one counts as connected until its end has been read."""
+    await until(lambda: client.connected and client.link() is not lost_link, "it is back")
 
 
 async def facts(client: MemoryClient) -> dict[str, Any]:
