@@ -12,25 +12,23 @@ from pathlib import Path
 import msgspec
 
 from holdfast.cli import child
-from holdfast.cli.launch import StoreLaunch, WorkerLaunch
+from holdfast.cli.launch import StoreLaunch
 from holdfast.supervise.records import read_record
 from holdfast.wire.net import CannotListenError
 from small_disks import BALLAST, fill, small_disk
 
-
-def explained(error: OSError) -> str:
-    return child._explain(WorkerLaunch("/tmp/x", "tcp://127.0.0.1:1", "local", address="unix:///tmp/x/w.sock"), error)
+WHERE = "unix:///tmp/x/w.sock"
 
 
 def test_only_what_could_not_listen_says_so() -> None:
     """A full disk is called that, with the file; an address in use is called that."""
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/x/run/w.json")
-    assert explained(full) == (
+    assert child._explain(full) == (
         "cannot go on: [Errno 28] No space left on device: '/tmp/x/run/w.json'; make room on that disk"
     )
-    assert "listen" not in explained(ConnectionResetError(errno.ECONNRESET, "reset"))
-    assert explained(CannotListenError(errno.EADDRINUSE, "x")).startswith("unix:///tmp/x/w.sock is in use")
-    assert explained(CannotListenError(errno.EROFS, "read-only")).startswith("cannot listen on unix:///tmp/x/w.sock")
+    assert "listen" not in child._explain(ConnectionResetError(errno.ECONNRESET, "reset"))
+    assert child._explain(CannotListenError(errno.EADDRINUSE, "x", WHERE)).startswith(f"{WHERE} is in use")
+    assert child._explain(CannotListenError(errno.EROFS, "read-only", WHERE)) == f"cannot listen on {WHERE}: read-only"
 
 
 def test_a_process_without_a_record_serves_and_writes_it_once_there_is_room() -> None:

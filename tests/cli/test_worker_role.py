@@ -36,7 +36,9 @@ POD = ("ENGINE_ID", "GMS_SOCKET_DIR", "FAILOVER_LOCK_PATH", "DYN_SYSTEM_PORT")
 def launched(*words: str, **environ: str) -> WorkerLaunch:
     """What a command line would start."""
     caught: list[WorkerLaunch] = []
-    with pytest.MonkeyPatch.context() as patch:
+    folder = tempfile.TemporaryDirectory(prefix="hfw-", dir=os.environ["HOLDFAST_STATE_DIR"])
+    with folder as own, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOLDFAST_STATE_DIR", own)  # a name is its process's until it ends, and here nobody does
         patch.setattr(worker_role, "run_foreground", caught.append)
         for name in (*POD, "DYN_SYSTEM_HOST"):
             patch.delenv(name, raising=False)

@@ -24,7 +24,7 @@ import msgspec
 import uvloop
 
 from holdfast.cli.child_roles import run_role
-from holdfast.cli.launch import ROLES, Launch, VaultLaunch, role_of
+from holdfast.cli.launch import ROLES, Launch, role_of
 from holdfast.core.errors import REFUSED, Refused, UserError
 from holdfast.core.limits import raise_descriptor_limit
 from holdfast.core.log_files import log_to_own_file
@@ -99,7 +99,7 @@ async def _serve(launch: Launch) -> None:
     try:
         await run_role(launch, stop, on_ready)
     except OSError as error:
-        raise UserError(_explain(launch, error)) from error
+        raise UserError(_explain(error)) from error
     finally:
         remove_record(state_dir, launch.name)
 
@@ -116,16 +116,16 @@ def _write_down(state_dir: Path, record: Record) -> None:
         UNWRITTEN.written("record")
 
 
-def _explain(launch: Launch, error: OSError) -> str:
+def _explain(error: OSError) -> str:
     if not isinstance(error, CannotListenError):
         room = "; make room on that disk" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         return f"cannot go on: {error}{room}"
-    address = launch.socket_path if isinstance(launch, VaultLaunch) else launch.address
+    address = error.filename
     if error.errno == errno.EADDRINUSE:
         return f"{address} is in use; stop what uses it, or choose another address or --port"
     if error.errno == errno.EACCES:
         return f"no permission to listen on {address}; choose a port over 1023"
-    return f"cannot listen on {address}: {error}"
+    return f"cannot listen on {address}: {error.strerror}"
 
 
 if __name__ == "__main__":

@@ -10,13 +10,11 @@ import typer
 
 from holdfast.cli import options as opt
 from holdfast.cli.options import environment
-from holdfast.core.errors import UserError, settled
+from holdfast.core.errors import settled
 from holdfast.settings import Environment
 
 if TYPE_CHECKING:
     from holdfast.cli.launch import Launch
-
-NAMES_MAX = 1024  # processes of one role in one state directory
 
 BodyBytesMax = Annotated[int, typer.Option(min=1, help="The largest request body, bytes.")]
 StoreAddress = Annotated[
@@ -46,7 +44,7 @@ def frontend(
     from holdfast.core.address import TcpAddress
 
     env = environment()
-    name = free_name(env.state_dir, "frontend", name)
+    name = own_name(env.state_dir, "frontend", name)
     found_by = (str(env.state_dir), store or own_store(env), deployment or env.deployment, name)
     where, keys = str(TcpAddress(host, port)), tuple(api_key or env.api_keys)
     run_foreground(
@@ -73,7 +71,7 @@ def store(address: StoreAddress = "", name: opt.Name = "store") -> None:
     from holdfast.cli.launch import StoreLaunch
 
     env = environment()
-    name = free_name(env.state_dir, "store", name)
+    name = own_name(env.state_dir, "store", name)
     run_foreground(StoreLaunch(str(env.state_dir), address or own_store(env), name, log_level=env.log_level))
 
 
@@ -81,25 +79,16 @@ def own_store(env: Environment) -> str:
     return f"unix://{env.state_dir}/run/store.sock"
 
 
-def free_name(state_dir: Path, role: str, name: str) -> str:
-    """`name` if nobody has it; without one, the first of role-1, role-2, … that is nobody's."""
+def own_name(state_dir: Path, role: str, name: str) -> str:
+    """`name`, or the next free one of its role, claimed for this process; the state directory is made if need be."""
+    from holdfast.cli.names import claim_name
     from holdfast.cli.plan import check_state_dir
     from holdfast.cli.state_dir import own
-    from holdfast.supervise.records import launch_path, read_record
 
     with settled():
         check_state_dir(state_dir)
         own(state_dir)
-
-    def taken(candidate: str) -> bool:
-        record = read_record(state_dir, candidate)
-        return launch_path(state_dir, candidate).exists() or (record is not None and record.alive)
-
-    if not name:
-        return next(free for place in range(1, NAMES_MAX) if not taken(free := f"{role}-{place}"))
-    if taken(name):
-        raise UserError(f"{name} runs already in {state_dir}; see `holdfast ps`, or choose another --name")
-    return name
+    return claim_name(state_dir, role, name)
 
 
 def run_foreground(launch: Launch) -> None:

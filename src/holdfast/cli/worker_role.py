@@ -16,7 +16,7 @@ import typer
 
 from holdfast.cli import options as opt
 from holdfast.cli.options import environment
-from holdfast.cli.roles import free_name, own_store, run_foreground
+from holdfast.cli.roles import own_name, own_store, run_foreground
 from holdfast.failover.lifecycle_words import WAKE_S
 from holdfast.settings import Environment
 
@@ -123,7 +123,7 @@ def _seat(
         name = name or f"{group}-{engine_id}"
         vault_socket = vault_socket or socket_path(env.gms_socket_dir, device)
     seat = {"vault_socket": vault_socket, "device": device, "engine_id": engine_id, "lock": lock, "group": group}
-    return free_name(env.state_dir, "worker", name), {**seat, "standbys": 1 if lock else 0}
+    return own_name(env.state_dir, "worker", name), {**seat, "standbys": 1 if lock else 0}
 
 
 def group_of(lock: str, host: str) -> str:

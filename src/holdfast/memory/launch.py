@@ -143,7 +143,7 @@ class VaultProcesses:
             listener.bind(path)
         except OSError as error:
             listener.close()
-            raise CannotListenError(error.errno, error.strerror or str(error)) from error
+            raise CannotListenError(error.errno, error.strerror or str(error), path) from error
         # The vault asks the kernel for each peer's uid; the mode only keeps out those whom nobody allowed.
         os.chmod(path, 0o666 if self.settings.allowed_uids else 0o600)
         listener.listen(BACKLOG)

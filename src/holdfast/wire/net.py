@@ -45,7 +45,7 @@ class _SocketListener:
 
 
 class CannotListenError(OSError):
-    """An address that cannot be listened on; the kernel's number and words for why."""
+    """An address that cannot be listened on (`filename`); the kernel's number and words for why."""
 
 
 class SocketNetwork:
@@ -65,7 +65,7 @@ class SocketNetwork:
         try:
             return await self._listen(address, factory, share_port)
         except OSError as error:
-            raise CannotListenError(error.errno, error.strerror or str(error)) from error
+            raise CannotListenError(error.errno, error.strerror or str(error), str(address)) from error
 
     async def _listen(self, address: Address, factory: ProtocolFactory, share_port: bool) -> Listener:
         loop = asyncio.get_running_loop()

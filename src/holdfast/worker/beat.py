@@ -25,7 +25,7 @@ from holdfast.core.procfs import ThreadTimes, read_own_thread
 from holdfast.engines.contract import Progress
 from holdfast.wire.frames import FrameError, FrameSplitter
 from holdfast.wire.messages import VERSION, Beat, Hello, Refused, Welcome, decode_to_worker, encode
-from holdfast.wire.net import tune_socket
+from holdfast.wire.net import CannotListenError, tune_socket
 
 BEAT_S = 0.2
 IDLE_BEAT_S = 1.0
@@ -268,7 +268,14 @@ class BeatThread:
 
 
 def _listen(address: Address) -> tuple[socket.socket, Address]:
-    """A listening socket and where it ended up; raises OSError like any bind."""
+    """A listening socket and where it ended up."""
+    try:
+        return _bind(address)
+    except OSError as error:
+        raise CannotListenError(error.errno, error.strerror or str(error), str(address)) from error
+
+
+def _bind(address: Address) -> tuple[socket.socket, Address]:
     if isinstance(address, TcpAddress):
         sock = socket.create_server((address.host, address.port), family=_family(address.host), backlog=OBSERVERS_MAX)
         bound: Address = TcpAddress(address.host, sock.getsockname()[1])
