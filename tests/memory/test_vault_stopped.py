@@ -74,6 +74,17 @@ async def test_stopped_vault_or_keeper_is_replaced_and_a_takeover_succeeds(rig: 
         assert digest(writer) == expected(1)
 
 
+@pytest.mark.parametrize("kind", ["server", "keeper"])
+async def test_one_that_is_stopped_before_its_first_word_is_replaced_too(rig: Rig, kind: str) -> None:
+    """It was just started for another that died, and is stopped while its interpreter loads: who started it said so."""
+    async with rig.client(0):
+        first = rig.pids(kind)
+        rig.kill(kind)
+        second: list[int] = await until(lambda: [pid for pid in rig.pids(kind) if pid not in first], "another")
+        os.kill(second[0], signal.SIGSTOP)
+        await until(lambda: rig.pids(kind) and not set(rig.pids(kind)) & {*first, *second}, "replaced")
+
+
 async def _back(engine: object) -> bool:
     return bool(await engine.do("lost")) and bool(await engine.do("connected"))  # type: ignore[attr-defined]
 

@@ -21,7 +21,7 @@ from holdfast.core.limits import raise_descriptor_limit
 from holdfast.core.procfs import is_ending, pid_of
 from holdfast.core.unwritten import say
 from holdfast.memory.fdsocket import FDS_PER_FRAME_MAX, FdConnection, Frame, close_all
-from holdfast.memory.members import KEEPER, announce
+from holdfast.memory.members import KEEPER, SERVER, announce
 from holdfast.memory.protocol import READ_ERRORS, Drop, End, Kept, ListAll, Put, encode, to_keeper
 
 # A vault that dies again at once is started more and more slowly; after a quiet minute the count is forgotten.
@@ -174,6 +174,7 @@ class Keeper:
             mine.close()
             self._vault_gone.set()
         else:
+            announce(self._fds.lifeline, SERVER, pid)
             self._watch_vault(os.pidfd_open(pid), mine)
         finally:
             its.close()
@@ -239,7 +240,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a vault that started this keeper ignored it
     raise_descriptor_limit()
     numbers, command = [int(text) for text in argv[:4]], argv[5:]
-    announce(numbers[1], KEEPER)
+    announce(numbers[1], KEEPER, os.getpid())
     asyncio.run(_keep(KeeperFds(*numbers), command))
     return 0
 

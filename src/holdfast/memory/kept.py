@@ -20,6 +20,7 @@ from functools import partial
 
 from holdfast.memory.fdsocket import FdConnection, Frame, close_all
 from holdfast.memory.keeper import Record, parts
+from holdfast.memory.members import KEEPER, announce
 from holdfast.memory.protocol import READ_ERRORS, Drop, End, Kept, ListAll, Put, encode, from_keeper
 
 log = logging.getLogger("holdfast.vault")
@@ -159,12 +160,13 @@ class KeptRecords:
                 command = [sys.executable, "-m", "holdfast.memory.keeper", *map(str, fds), "--", *self._vault_command]
                 try:
                     actions = [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in fds]
-                    os.posix_spawn(command[0], command, os.environ, file_actions=actions)
+                    pid = os.posix_spawn(command[0], command, os.environ, file_actions=actions)
                 except OSError:
                     mine.close()
                     raise
         finally:
             os.close(own)
+        announce(self._fds.lifeline, KEEPER, pid)
         return mine
 
     def _put_everything_again(self, waiting: list[Then]) -> None:

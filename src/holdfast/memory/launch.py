@@ -1,7 +1,7 @@
 """Start a vault with its keeper, kill either when it is stopped, and start both again when both are gone; the
 listening socket stays open here.
 
-The lifeline is a socket pair. Keeper and vault have one end: they announce themselves on it, and when the other is shut
+The lifeline is a socket pair. Keeper and vault have one end: they are announced on it, and when the other is shut
 or closed, they end. This process has the other, and reads its end once nobody holds the first: vault and keeper are
 both gone, whoever had started them. Who is stopped is killed here, and started again by the other one.
 Always true: while this object is started, clients' connections wait in the socket's backlog, never find nobody; `stop`
@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.core.errors import UserError
-from holdfast.memory.members import LOOK_S, Members
+from holdfast.memory.members import KEEPER, LOOK_S, Members, announce
 from holdfast.memory.vault_settings import ENDED, VaultSettings
 from holdfast.memory.writer_lock import FILE_NAME as WRITER_LOCK
 from holdfast.wire.net import CannotListenError
@@ -74,6 +74,7 @@ class VaultProcesses:
                 self.keeper = subprocess.Popen(
                     command, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
                 )
+            announce(theirs.fileno(), KEEPER, self.keeper.pid)
         finally:
             theirs.close()
 

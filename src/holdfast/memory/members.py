@@ -1,6 +1,9 @@
-"""Who belongs to a lifeline: keeper and vault announce themselves on it; who holds its other end looks after them.
+"""Who belongs to a lifeline: keeper and vault are announced on it; who holds its other end looks after them.
 
-Always true: a member is known by the pidfd it sent, so a signal never reaches a stranger; one is killed for the
+Each announces whom it starts, since that one may be stopped before its first word; and itself, since its starter may
+have been killed before that.
+
+Always true: a member is known by the pidfd that was sent, so a signal never reaches a stranger; one is killed for the
 kernel's word that it is stopped, for some looks in a row, never for silence.
 """
 
@@ -67,10 +70,12 @@ class Members:
         if pid is None or pid <= 0:  # it is over already
             close_all(fds)
             return
-        if role in self._known:
-            os.close(self._known[role].pidfd)
+        known = self._known.get(role)
+        if known is not None:
+            os.close(known.pidfd)
         self._known[role] = Member(pid, fds[0])
-        self._changed(self.pids)
+        if known is None or known.pid != pid:
+            self._changed(self.pids)
 
     def kill_stopped(self, looks: int = STOPPED_LOOKS) -> list[str]:
         """Look at each once, and kill who was found stopped so many times in a row; what was done, in words.
@@ -100,10 +105,10 @@ class Members:
         self._known.clear()
 
 
-def announce(lifeline: int, role: str) -> None:
-    """Say who this process is, to whoever started it or its keeper; that one may be gone."""
+def announce(lifeline: int, role: str, pid: int) -> None:
+    """Say which process this is, to whoever started the first of them; that one may be gone, and the process too."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(lifeline)) as held:
-        pidfd = os.pidfd_open(os.getpid())
+        pidfd = os.pidfd_open(pid)
         try:
             rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [pidfd]))
             held.sendmsg([role.encode()], [rights], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)

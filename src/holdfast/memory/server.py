@@ -37,7 +37,7 @@ async def serve(settings: VaultSettings, fds: VaultFds, command: list[str]) -> i
     if not await lock_socket(settings.lock):
         log.error("another vault holds %s: leaving it to that one", settings.lock)
         return TAKEN
-    announce(fds.lifeline, SERVER)
+    announce(fds.lifeline, SERVER, os.getpid())
     ignore_children()
     loop = asyncio.get_running_loop()
     over, asked = asyncio.Event(), asyncio.Event()
