@@ -3,13 +3,18 @@ each choice, or sends all of them."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
+import re
 import signal
+import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -17,7 +22,7 @@ from http_rig import Raw, Reply
 from loop_rig import WAIT_S, MeteredFrontend
 
 from holdfast.bench.deployment import Deployment, free_port
-from holdfast.frontend import large_bodies
+from holdfast.frontend import app, large_bodies
 from holdfast.frontend.admission import LAUNCH_TOKENS_MAX
 from holdfast.frontend.api.errors import ApiError
 from holdfast.migration.dispatcher import Dispatcher
@@ -165,40 +170,128 @@ def test_a_reader_ends_with_its_frontend(other: Deployment) -> None:
     other.wait_until(lambda: not Path(f"/proc/{reader}").exists(), "the reader to end")
 
 
-@pytest.mark.parametrize("when", ["idle", "reading", "the client leaves"])
-def test_a_lost_reader_costs_no_answer(other: Deployment, when: str) -> None:
-    """A body that was with it is read by another one, and so is the next; a client that left takes its reader along."""
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_reader_costs_no_answer(other: Deployment, sent: signal.Signals) -> None:
+    """Killed or stopped, the next body is read by another one; the loss is in the log and on the metrics page."""
     pid = other.pid("other")
     (reader,) = readers(pid)
-    if when == "idle":
-        os.kill(reader, signal.SIGKILL)
-        other.wait_until(lambda: not readers(pid), "the reader to be gone")
-    else:
-        os.kill(reader, signal.SIGSTOP)
-        with Raw(other.port) as raw:
-            raw.post(COMPLETIONS, padded(completion("hi", max_tokens=1)))
-            other.wait_until(lambda: other.health()["streams"] == 1, "the body to be with the reader")
-            if when == "reading":
-                os.kill(reader, signal.SIGKILL)
-                assert raw.reply().status == 200
-        other.wait_until(lambda: other.health()["streams"] == 0, "the frontend to let go")
-        other.wait_until(lambda: reader not in readers(pid), "the reader to be ended")
+    os.kill(reader, sent)
     assert ask(other.port, COMPLETIONS, padded(completion("hi", max_tokens=1))).status == 200
+    assert reader not in readers(pid)
+    cause = "died" if sent is signal.SIGKILL else "stopped"
+    with Raw(other.port) as raw:
+        page = raw.get("/metrics").reply().body.decode()
+    assert re.search(rf'^holdfast_body_readers_lost_total{{.*cause="{cause}".*}} 1\.0$', page, re.MULTILINE)
+    assert f"lost the reader of large bodies ({cause})" in other.log("other")
+
+
+@pytest.fixture
+def first_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Put a line of shell in the place of the first reader; those after it are real."""
+
+    def put(line: str) -> None:
+        script = tmp_path / "python"
+        first = f"if mkdir {tmp_path}/first 2>/dev/null; then {line}; fi"
+        script.write_text(f'#!/bin/sh\n{first}\nexec {sys.executable} "$@"\n')
+        script.chmod(0o755)
+        monkeypatch.setattr(large_bodies.sys, "executable", str(script))
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [("head -c 8 >/dev/null; exit 1", "died"), ("kill -STOP $$", "stopped"), ("exec sleep 1000", "stuck")],
+)
+async def test_a_reader_that_will_not_answer_is_replaced(
+    first_reader: Callable[[str], None], line: str, cause: str
+) -> None:
+    """Whatever became of it, its body is read by another one."""
+    first_reader(line)
+    lost: list[str] = []
+    large = large_bodies.LargeBodies(10**6, lost.append)
+    body = json.dumps(padded(completion("hi"))).encode()
+    assert (await large.parse("completions", body, {})).prompts == ["hi"]
+    assert lost == [cause]
+    await large.close()
+
+
+async def test_a_client_that_leaves_takes_its_reader_along(first_reader: Callable[[str], None]) -> None:
+    """The answer would be taken for the next one's; that is no loss to be told, and the next body is read."""
+    first_reader("exec sleep 1000")
+    lost: list[str] = []
+    large = large_bodies.LargeBodies(10**6, lost.append)
+    body = json.dumps(padded(completion("hi"))).encode()
+    asked = asyncio.create_task(large.parse("completions", body, {}))
+    async with asyncio.timeout(WAIT_S):
+        while large._reader is None:
+            await asyncio.sleep(0.01)
+    reader = large._reader.pid
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+    assert not command_line(reader)
+    assert (await large.parse("completions", body, {})).prompts == ["hi"]
+    assert lost == []
+    await large.close()
+
+
+def test_a_client_that_leaves_while_its_body_is_read_is_counted_as_one(
+    frontend: MeteredFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As cancelled, which no alert on errors should see."""
+    reading = threading.Event()
+
+    async def read_for_ever(*asked: object) -> NoReturn:
+        reading.set()
+        await asyncio.sleep(10 * WAIT_S)
+        raise AssertionError
+
+    monkeypatch.setattr(large_bodies.LargeBodies, "parse", read_for_ever)
+    before = outcomes(frontend.port)
+    with Raw(frontend.port) as raw:
+        raw.post(COMPLETIONS, padded(completion("hi", max_tokens=1)))
+        assert reading.wait(WAIT_S)
+    deadline_s = time.monotonic() + WAIT_S
+    while (now := outcomes(frontend.port)) == before:
+        assert time.monotonic() < deadline_s
+    assert now - before == Counter({"cancelled": 1, "left": 1})
+
+
+def outcomes(port: int) -> Counter[str]:
+    """Requests that are over, by outcome, and clients that left."""
+    with Raw(port) as raw:
+        page = raw.get("/metrics").reply().body.decode()
+    found = re.findall(r'^dynamo_frontend_requests_total{.*status="(\w+)".*} (\S+)$', page, re.MULTILINE)
+    left = re.findall(r"^dynamo_frontend_disconnected_clients_total\S* (\S+)$", page, re.MULTILINE)
+    found += [("left", count) for count in left]
+    counted: Counter[str] = Counter()
+    for outcome, count in found:
+        counted[outcome] += int(float(count))
+    return counted
 
 
 async def test_a_body_under_which_every_reader_dies_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a second try, with a hint to come back."""
     monkeypatch.setattr(large_bodies.sys, "executable", "/bin/false")
-    large = large_bodies.LargeBodies(chars_max=10**6)
+    large = large_bodies.LargeBodies(10**6, lambda cause: None)
     with pytest.raises(ApiError) as refused:
         await large.parse("completions", b"{}", {})
     assert (refused.value.status, refused.value.code, refused.value.retry_after_s) == (503, "reader_failed", 1.0)
 
 
 async def test_large_bodies_that_wait_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond that a body is refused at once, and told to come back."""
+    """Beyond that a body is refused at once as any overload is, and told to come back."""
     monkeypatch.setattr(large_bodies, "WAITING_BYTES_MAX", 100)
-    large = large_bodies.LargeBodies(chars_max=10**6)
+    large = large_bodies.LargeBodies(10**6, lambda cause: None)
     with pytest.raises(ApiError) as refused:
         await large.parse("completions", b" " * 101, {})
-    assert (refused.value.status, refused.value.code) == (503, "overloaded")
+    assert (refused.value.status, refused.value.type, refused.value.retry_after_s) == (429, "overloaded_error", 1.0)
+
+
+def test_too_many_requests_in_preparation_are_overload(
+    frontend: MeteredFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """429 with Retry-After, as when the workers are full: clients and balancers know what to do with it."""
+    monkeypatch.setattr(app, "PREPARING_MAX", 0)
+    reply = ask(frontend.port, COMPLETIONS, padded(completion("hi", max_tokens=1)))
+    assert (reply.status, reply.error["type"], reply.headers["retry-after"]) == (429, "overloaded_error", "1")

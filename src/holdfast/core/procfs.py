@@ -98,10 +98,25 @@ def _cgroup2_mount() -> str | None:
     return None
 
 
+def is_stopped(pid: int) -> bool:
+    """Is it kept from running, by a signal, a debugger or its cgroup?"""
+    stat = read_process(pid)
+    return stat is not None and (stat.state in "Tt" or is_frozen(pid))
+
+
 def read_own_thread(thread: int) -> ThreadTimes | None:
     """Times of a thread of this process, or None if it is gone or this kernel keeps no schedstat."""
-    fields = _stat_fields(f"/proc/self/task/{thread}/stat")
-    times = (read_text(f"/proc/self/task/{thread}/schedstat") or "").split()
+    return _thread_times(f"/proc/self/task/{thread}")
+
+
+def read_main_thread(pid: int) -> ThreadTimes | None:
+    """Times of the first thread of a process, or None as above."""
+    return _thread_times(f"/proc/{pid}")
+
+
+def _thread_times(place: str) -> ThreadTimes | None:
+    fields = _stat_fields(f"{place}/stat")
+    times = (read_text(f"{place}/schedstat") or "").split()
     if fields is None or len(times) < 2:
         return None
     return ThreadTimes(state=fields[0], cpu_ns=int(times[0]), run_delay_ns=int(times[1]))

@@ -41,7 +41,7 @@ class Accounts:
 
 @dataclass(slots=True)
 class Account:
-    """One request, over once `over` was called with its reply, or with None for a refusal."""
+    """One request, over once it was told so: with its reply, with None for a refusal, or when its client left early."""
 
     accounts: Accounts
     endpoint: str
@@ -57,7 +57,14 @@ class Account:
         self.kind = "stream" if parsed.stream else "unary"
         self.accounts.metrics.inflight.labels(self.model).inc()
 
+    def client_left(self) -> None:
+        """Before there was a reply."""
+        self._close("cancelled", None)
+
     def over(self, reply: Reply | None) -> None:
+        self._close(reply.outcome if reply is not None else "error", reply)
+
+    def _close(self, outcome: str, reply: Reply | None) -> None:
         if not self._open:
             return
         self._open = False
@@ -65,8 +72,9 @@ class Account:
         self.accounts.ended()
         if self.kind != "unknown":
             metrics.inflight.labels(self.model).dec()
-        outcome = reply.outcome if reply is not None else "error"
         metrics.requests.labels(self.model, self.endpoint, self.kind, outcome).inc()
+        if outcome == "cancelled":
+            metrics.disconnects.inc()
         if reply is not None:
             self._measure(reply, metrics)
             if self.accounts.access is not None:
@@ -80,7 +88,5 @@ class Account:
         shown.input_tokens.labels(model).observe(reply.prompt_token_count())
         shown.output_tokens.labels(model).observe(made)
         shown.output_total.labels(model).inc(made)
-        if reply.outcome == "cancelled":
-            shown.disconnects.inc()
         if reply.first_token_s:
             shown.ttft.labels(model).observe(reply.first_token_s - self.began_s)

@@ -14,7 +14,7 @@ from functools import partial
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.requests import SEED_MAX, GenerateRequest
-from holdfast.frontend.api.errors import SERVER, ApiError, invalid, model_not_found, of_failure
+from holdfast.frontend.api.errors import invalid, model_not_found, of_failure
 from holdfast.frontend.api.params import build_sampling, check_token_ids, context_exceeded
 from holdfast.frontend.api.request import CHOICES_MAX, ParsedRequest
 from holdfast.frontend.choice import Choice, EndTokens
@@ -201,7 +201,3 @@ def _ends(parsed: ParsedRequest, text: ModelText) -> EndTokens:
     shown = frozenset(parsed.stop_token_ids) if parsed.include_stop else frozenset()
     hidden = text.eos_ids | (frozenset(parsed.stop_token_ids) - shown)
     return EndTokens(hidden, text.eos_id if not parsed.ignore_eos else -1)
-
-
-def too_busy() -> ApiError:
-    return ApiError(503, "too many requests are being prepared", SERVER, None, "overloaded", retry_after_s=1.0)

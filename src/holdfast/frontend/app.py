@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from holdfast.core.errors import Code
 from holdfast.frontend.accounts import Account, Accounts
-from holdfast.frontend.admission import Admission, too_busy
-from holdfast.frontend.api.errors import SERVER, ApiError, no_worker, of_failure
+from holdfast.frontend.admission import Admission
+from holdfast.frontend.api.errors import SERVER, ApiError, no_worker, of_failure, too_busy
 from holdfast.frontend.api.request import ParsedRequest
 from holdfast.frontend.body_reader import PARSERS
 from holdfast.frontend.gate import Gate, GateError
@@ -35,9 +35,11 @@ class _Preparing:
     """Stands in as the responder until the reply exists, so that a client's leaving is noticed."""
 
     connection: HttpConnection
+    account: Account
     task: asyncio.Task[None]
 
     def client_gone(self) -> None:
+        self.account.client_left()
         self.task.cancel()
 
     def cut_off(self, why: str) -> None:
@@ -134,11 +136,11 @@ class App:
 
     def _prepare_slowly(self, connection: HttpConnection, account: Account, asked: ParsedRequest | bytes) -> None:
         if len(self._tasks) >= PREPARING_MAX:
-            raise too_busy()
+            raise too_busy("too many requests are being prepared")
         task = self._spawn(self._prepare(connection, account, asked))
         # Not inside the task: one that is cancelled before its first step never gets to run a line of its own.
         task.add_done_callback(lambda done: account.over(None) if done.cancelled() else None)
-        connection.responder = _Preparing(connection, task)
+        connection.responder = _Preparing(connection, account, task)
 
     async def _prepare(self, connection: HttpConnection, account: Account, asked: ParsedRequest | bytes) -> None:
         """A request that could not be launched at once; the root of its task."""

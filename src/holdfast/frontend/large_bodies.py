@@ -1,7 +1,8 @@
 """Bodies that would stop the event loop: sent to a `body_reader`, one after the other.
 
 Always true: the loop only copies what is large, and never looks through it; what waits here is bounded in bytes, and
-each body in time; a reader that dies costs a second try, and a body under which two die is refused.
+each body in time; a reader that dies, is stopped or hangs costs a second try with another one, and is counted; a body
+under which two are lost is refused.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ import contextlib
 import logging
 import sys
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import cast
 
 import msgspec
 
-from holdfast.frontend.api.errors import SERVER, ApiError
+from holdfast.core.procfs import is_stopped, read_main_thread
+from holdfast.frontend.api.errors import SERVER, ApiError, too_busy
 from holdfast.frontend.api.request import ParsedRequest
 from holdfast.frontend.body_reader import ANSWER_HEAD, QUESTION_HEAD, Answer, Question
+from holdfast.frontend.reader_judge import LOOK_S, ReaderJudge
 
 log = logging.getLogger("holdfast.frontend")
 
@@ -26,16 +29,18 @@ log = logging.getLogger("holdfast.frontend")
 PARSE_NOW_BYTES_MAX = 256 * 1024
 # Of bodies that wait for the reader: sixteen of the largest.
 WAITING_BYTES_MAX = 256 * 1024 * 1024
-# The largest body takes half a second on a slow core; a reader that needs this long is stuck or stopped.
+# The last resort, for a machine too busy to run a reader at all; one that will not answer is known by its judge.
 PARSE_S = 30.0
+END_S = 2.0  # for a killed reader to be gone; one that hangs in the kernel is not waited for
 TRIES = 2  # a reader may have died before this body came
 
 
 class LargeBodies:
-    """Parses bodies in another process, which is started when the first one comes."""
+    """Parses bodies in another process, which is started when the first one comes. `lost` is told why one was lost."""
 
-    def __init__(self, chars_max: int) -> None:
+    def __init__(self, chars_max: int, lost: Callable[[str], None]) -> None:
         self._chars_max = chars_max
+        self._lost = lost
         self._reader: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
         self._waiting_bytes = 0
@@ -43,8 +48,7 @@ class LargeBodies:
     async def parse(self, endpoint: str, body: bytes, contexts: Mapping[str, int]) -> ParsedRequest:
         """The request in a body; ApiError refuses it."""
         if self._waiting_bytes + len(body) > WAITING_BYTES_MAX:
-            message = "too many large requests are being read"
-            raise ApiError(503, message, SERVER, None, "overloaded", retry_after_s=1.0)
+            raise too_busy("too many large requests are being read")
         self._waiting_bytes += len(body)
         try:
             async with self._turn:
@@ -61,12 +65,16 @@ class LargeBodies:
 
     async def _ask(self, question: Question, body: bytes) -> Answer:
         for _ in range(TRIES):
+            verdicts: list[str] = []
             try:
                 async with asyncio.timeout(PARSE_S):
-                    given = await self._exchange(question, body)
+                    reader = await self._running()
+                    with _watched(reader, len(body), verdicts.append):
+                        given = await _exchange(reader, question, body)
             except (OSError, asyncio.IncompleteReadError) as error:  # TimeoutError is one
                 await self._end()
-                log.warning("the reader of large bodies failed at one of %d bytes: %r", len(body), error)
+                verdicts.append("slow" if isinstance(error, TimeoutError) else "died")
+                self._lose(verdicts[0], f"over a body of {len(body)} bytes")
             except BaseException:
                 await self._end()  # the asker left in the middle: the answer would be taken for the next one's
                 raise
@@ -77,27 +85,61 @@ class LargeBodies:
         message = f"the process that reads large requests failed at this one {TRIES} times"
         raise ApiError(503, message, SERVER, None, "reader_failed", retry_after_s=1.0)
 
-    async def _exchange(self, question: Question, body: bytes) -> Answer:
-        if self._reader is None or self._reader.returncode is not None:
+    async def _running(self) -> asyncio.subprocess.Process:
+        if self._reader is not None and self._reader.returncode is not None:
+            self._lose("died", f"between two bodies, with {self._reader.returncode}")
+            self._reader = None
+        if self._reader is None:
             pipe = asyncio.subprocess.PIPE
             command = (sys.executable, "-m", "holdfast.frontend.body_reader")
             self._reader = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
-        sink, source = self._reader.stdin, self._reader.stdout
-        assert sink is not None
-        assert source is not None
-        asked = msgspec.msgpack.encode(question)
-        sink.write(QUESTION_HEAD.pack(len(asked), len(body)) + asked)
-        sink.write(body)
-        await sink.drain()
-        (size,) = ANSWER_HEAD.unpack(await source.readexactly(ANSWER_HEAD.size))
-        return msgspec.msgpack.decode(await source.readexactly(size), type=Answer)
+        return self._reader
+
+    def _lose(self, cause: str, when: str) -> None:
+        log.warning("lost the reader of large bodies (%s) %s", cause, when)
+        self._lost(cause)
 
     async def _end(self) -> None:
         reader, self._reader = self._reader, None
-        if reader is not None:
+        if reader is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            reader.kill()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(reader.wait(), END_S)
+
+
+async def _exchange(reader: asyncio.subprocess.Process, question: Question, body: bytes) -> Answer:
+    sink, source = reader.stdin, reader.stdout
+    assert sink is not None
+    assert source is not None
+    asked = msgspec.msgpack.encode(question)
+    sink.write(QUESTION_HEAD.pack(len(asked), len(body)) + asked)
+    sink.write(body)
+    await sink.drain()
+    (size,) = ANSWER_HEAD.unpack(await source.readexactly(ANSWER_HEAD.size))
+    return msgspec.msgpack.decode(await source.readexactly(size), type=Answer)
+
+
+@contextlib.contextmanager
+def _watched(reader: asyncio.subprocess.Process, body_bytes: int, judged: Callable[[str], None]) -> Iterator[None]:
+    """Kill a reader that will not answer, and tell why; whoever waits for its answer notices its end."""
+    loop, judge = asyncio.get_running_loop(), ReaderJudge(body_bytes)
+    timer: asyncio.TimerHandle
+
+    def look() -> None:
+        nonlocal timer
+        if verdict := judge.look(is_stopped(reader.pid), read_main_thread(reader.pid)):
+            judged(verdict)
             with contextlib.suppress(ProcessLookupError):
                 reader.kill()
-            await reader.wait()
+        timer = loop.call_later(LOOK_S, look)
+
+    timer = loop.call_later(LOOK_S, look)
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 async def _with_ids(parsed: ParsedRequest, packed: list[bytes]) -> ParsedRequest:

@@ -63,7 +63,15 @@ class FrontendMetrics:
         self.takeovers = metrics.Counter(
             "holdfast_frontend_takeovers", "standbys that said they are active now", registry=registry
         )
+        self._readers_lost = metrics.Counter(
+            "holdfast_body_readers_lost", "readers of large bodies lost, by cause", ("cause",), registry=registry
+        )
+        for cause in ("died", "slow", "stopped", "stuck"):  # shown from the start, for alerts
+            self._readers_lost.labels(cause)
         self.verdicts = metrics.Counter("holdfast_verdicts", "changes of verdict", ("verdict",), registry=registry)
+
+    def reader_lost(self, cause: str) -> None:
+        self._readers_lost.labels(cause).inc()
 
     def _gaps(self) -> list[tuple[str, list[int], float]]:
         return [(model, gaps.counts, gaps.sum_s) for model, gaps in self._stats.gaps.items()]

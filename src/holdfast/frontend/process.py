@@ -78,7 +78,8 @@ async def run_frontend(
     shown = FrontendMetrics(dispatcher.stats)
     pages = Pages(directory, dispatcher, pool, int(wall_clock()), lambda: store.state, shown, settings.name, others)
     access = AccessLog() if settings.access_log else None
-    accounts, large = Accounts(directory, shown, access), LargeBodies(admission.settings.prompt_chars_max)
+    accounts = Accounts(directory, shown, access)
+    large = LargeBodies(admission.settings.prompt_chars_max, shown.reader_lost)
     waits_s = settings.holds.hold_s
     app = App(settings.gate, waits_s, directory, admission, pages, RequestNames(rng), accounts, large)
     pages.streams = lambda: accounts.inflight

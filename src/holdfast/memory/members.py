@@ -17,7 +17,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast.core.procfs import is_frozen, pid_of, read_process
+from holdfast.core.procfs import is_stopped, pid_of
 from holdfast.memory.fdsocket import FdProtocolError, close_all, receive
 from holdfast.memory.processes import is_over
 
@@ -37,8 +37,7 @@ class Member:
 
     @property
     def is_stopped(self) -> bool:
-        stat = read_process(self.pid) if not is_over(self.pidfd) else None
-        return stat is not None and (stat.state in "Tt" or is_frozen(self.pid))
+        return not is_over(self.pidfd) and is_stopped(self.pid)
 
 
 class Members:

@@ -80,3 +80,8 @@ def of_failure(code: Code, message: str, param: str | None = None, retry_after_s
     """A named failure as an answer; what is not listed is a worker's fault, and worth another try later."""
     status, kind = _OF_CODE.get(code, (503, UNAVAILABLE))
     return ApiError(status, message, kind, param, code.value, retry_after_s)
+
+
+def too_busy(why: str) -> ApiError:
+    """Overload of this frontend itself; a worker's has the same status."""
+    return of_failure(Code.RESOURCE_EXHAUSTED, f"{why}; try again soon", retry_after_s=1.0)
