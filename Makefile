@@ -29,17 +29,17 @@ up: $(VENV)/.installed ## Install what is needed, then serve on http://127.0.0.1
 	@echo "3/3 starting"
 	@exec $(VENV)/bin/holdfast up $(ARGS)
 
-# Rooms whose tests kill whole deployments and look at the clock: one after the other. All others two at a time, with one
-# order of sets and dictionaries for both.
-ALONE := $(wildcard tests/bench tests/cli tests/failover tests/worker tests/health tests/supervise)
+# Tests marked `alone` kill whole deployments or look at the clock: one after the other. All others two at a time, with
+# one order of sets and dictionaries for both.
+ALONE = $(sort $(shell grep -rl --include='test_*.py' 'mark\.alone' tests))
 PYTEST := $(VENV)/bin/python -m pytest --hypothesis-seed=$(SEED)
 
 test: export HOLDFAST_TEST_SEED = $(SEED)
 test: $(VENV)/.installed-dev ## Run the tests (ARGS: options of pytest; SEED: repeat a run's random choices).
 	@echo "3/3 testing with seed $(SEED); the same choices again: make test SEED=$(SEED)"
 ifeq ($(strip $(ARGS)),)
-	@PYTHONHASHSEED=0 $(PYTEST) -m "not long" -n 2 --dist loadfile tests $(ALONE:%=--ignore=%)
-	@$(PYTEST) -m "not long" $(ALONE)
+	@PYTHONHASHSEED=0 $(PYTEST) -m "not long and not alone" -n 2 --dist loadfile tests
+	@$(PYTEST) -m "alone and not long" $(ALONE)
 else
 	@$(PYTEST) $(ARGS)
 endif

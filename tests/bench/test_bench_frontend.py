@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.bench.latency import first_token, long_prompt
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.alone, pytest.mark.processes, pytest.mark.timeout(120)]
 
 
 def _bench(*arguments: str) -> dict[str, float]:

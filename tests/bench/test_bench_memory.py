@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.alone, pytest.mark.processes, pytest.mark.timeout(120)]
 
 
 def _bench(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -6,11 +6,15 @@ import os
 from collections.abc import Iterator
 
 import pytest
+import uvloop
 
 from holdfast.bench import failover
+from holdfast.bench.clients import Answer
 from holdfast.bench.failover_cases import HITS, STALL_MS_MAX, run_cases
-from holdfast.bench.faults import Load
+from holdfast.bench.faults import Load, run_streams
 from holdfast.bench.supervised import Supervised
+
+pytestmark = pytest.mark.alone
 
 LOAD = Load(streams=8, tokens=120)
 # The exact bounds are `make prove-failover`'s; here other tests share the machine's two cores.
@@ -23,11 +27,16 @@ def up() -> Iterator[Supervised]:
         yield started
 
 
+@pytest.fixture(scope="module")
+def unbroken(up: Supervised) -> list[Answer]:
+    return uvloop.run(run_streams(up.port, LOAD))
+
+
 @pytest.mark.parametrize("name", HITS)
 @pytest.mark.timeout(90)
-def test_every_stream_goes_on_and_a_standby_comes_back(up: Supervised, name: str) -> None:
+def test_every_stream_goes_on_and_a_standby_comes_back(up: Supervised, unbroken: list[Answer], name: str) -> None:
     """Whatever ends the active engine, all streams end as if nothing had happened, and a new standby is ready."""
-    [(_, outcome, more)] = run_cases(up, LOAD, (name,))
+    [(_, outcome, more)] = run_cases(up, LOAD, (name,), unbroken)
     assert outcome.survived, (outcome, up.logs())
     assert outcome.resumed, "the hit came too late to mean anything"
     assert more["two_leaders"] == 0

@@ -6,13 +6,17 @@ import asyncio
 import json
 import re
 
+import pytest
 import uvloop
 
 from holdfast.bench.clients import Answer, Received, ask, chat_body, open_client, read_answer
 from holdfast.bench.deployment import Deployment, free_port
 from holdfast.bench.overload import OverloadBench, run
 
+pytestmark = [pytest.mark.alone, pytest.mark.processes]
 
+
+@pytest.mark.long
 def test_frontends_that_ask_too_much_get_the_same_and_refusals_are_429() -> None:
     """Ten times as many clients at one frontend as at the other, far beyond what the worker takes: both finish about
     as much, refusals say when to come back, and nothing that only waited is called a migration."""

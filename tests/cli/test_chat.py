@@ -18,7 +18,7 @@ from up_rig import free_port
 from holdfast.bench.deployment import Deployment
 from holdfast.cli.chat_view import MARK, WAITING
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.alone, pytest.mark.processes]
 
 SEED = ("--seed", "7")
 ENOUGH = ("--max-tokens", "150")  # at 10 ms a token: long enough to be killed in the middle
@@ -209,6 +209,7 @@ def test_a_piped_answer_survives_too(breakable: Deployment, unbroken: str) -> No
     assert f"{MARK} {DIED}" in done[0].stderr.decode()
 
 
+@pytest.mark.long
 def test_no_engine_is_up_for_a_while(breakable: Deployment, unbroken: str) -> None:
     """With every engine dead, before or in the middle of an answer, it says so and goes on when one is back."""
     with OnTerminal(breakable.folder, "chat", *SEED, *ENOUGH) as chat:

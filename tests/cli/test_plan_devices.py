@@ -258,6 +258,7 @@ def place() -> Iterator[Place]:
 
 
 @pytest.mark.processes
+@pytest.mark.long
 def test_a_tiny_model_on_the_cpu(place: Place) -> None:
     """`up --engine torch --device cpu --model tiny` answers, and its engines have what was asked for."""
     wanted = ("--device", "cpu", "--context", "256", "--streams-max", "3")

@@ -9,8 +9,6 @@ import json
 import os
 import signal
 import socket
-import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from itertools import pairwise
@@ -24,6 +22,7 @@ from holdfast.bench.deployment import free_port
 from holdfast.cli.screen import Screen
 from holdfast.supervise.status import Status
 
+pytestmark = pytest.mark.alone
 processes = pytest.mark.processes
 
 LONG_NOTE = "failed 7 times in a row, exited with 1: " + " ".join(f"word{n}" for n in range(30)) + " the-end"
@@ -146,28 +145,8 @@ def test_what_ps_shows_of_a_deployment_that_was_up_before(place: Place) -> None:
     assert "silent" not in seen
 
 
-class Reader(threading.Thread):
-    """One streamed answer, and when each of its tokens came."""
-
-    def __init__(self, port: int, model: str, max_tokens: int) -> None:
-        super().__init__(daemon=True)
-        self.at_s: list[float] = []
-        body = {"model": model, "stream": True, "max_tokens": max_tokens, "ignore_eos": True}
-        body["messages"] = [{"role": "user", "content": "hello"}]
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        self._connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
-
-    def run(self) -> None:
-        with self._connection.getresponse() as answer:
-            for line in answer:
-                if b'"delta":{"content"' in line:
-                    self.at_s.append(time.monotonic())
-
-    def worst_gap_ms(self) -> float:
-        return max(after - before for before, after in pairwise(self.at_s)) * 1000
-
-
 @processes
+@pytest.mark.long
 def test_a_failover_is_shown_as_its_streams_saw_it(place: Place) -> None:
     """An engine whose steps stand still is found out late and killed: the gap that is shown is the one a client
     measures, not the time since somebody noticed; why it died is shown; and it is still known after the next `up`."""
@@ -175,18 +154,16 @@ def test_a_failover_is_shown_as_its_streams_saw_it(place: Place) -> None:
     assert place.up("--allow-chaos", "--sim-tpot-ms", "20").returncode == 0
     until(lambda: is_whole(place), "an active and a standby")
     wedged = next(status for status in engines(place).values() if status["state"] == "active")
-    reader = Reader(place.port, place.model, 300)
-    reader.start()
-    until(lambda: len(reader.at_s) > 20, "the stream to run", 20.0)
+    answer = place.answering(300)
     assert place.run("chaos", wedged["name"], "wedge").returncode == 0
-    reader.join(60)
-    assert len(reader.at_s) > 200, "the answer went on"
+    assert answer.whole().endswith("data: [DONE]\n\n")
+    worst_gap_ms = max(after - before for before, after in pairwise(answer.at_s)) * 1000
     until(lambda: is_whole(place), "an active and a standby")
 
     (incident,) = told(place, wedged["name"])
     assert incident["why"].startswith("killed: it is wedged")
     assert (incident["part"], incident["streams"], incident["lost"]) == ("active", 1, 0)
-    assert 0.8 < incident["gap_ms"] / reader.worst_gap_ms() < 1.25
+    assert 0.8 < incident["gap_ms"] / worst_gap_ms < 1.25
     assert f"{wedged['name']} (active) died: killed: it is wedged" in place.run("ps").stdout
     assert place.run("down").returncode == 0
     assert place.up().returncode == 0

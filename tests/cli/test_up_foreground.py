@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
-import threading
 from collections.abc import Iterator
 
 import pytest
 from up_rig import Place, until
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.alone, pytest.mark.processes]
 
 
 @pytest.fixture
@@ -65,47 +63,36 @@ def test_what_was_adopted_does_not_outlive_it_either(place: Place) -> None:
 def test_answers_finish_before_it_stops(place: Place) -> None:
     """SIGTERM in the middle of an answer: the answer is finished, then everything stops."""
     up = place.up_here()
-    answers: list[str] = []
-    client = threading.Thread(target=lambda: answers.append(place.chat(200)))
-    client.start()
-    until(lambda: place.health().get("streams"), "the stream to run", 10.0)
+    answer = place.answering(200)
     up.send_signal(signal.SIGTERM)
     assert up.wait(15) == 0
-    client.join(5)
-    assert answers[0].endswith("data: [DONE]\n\n")
+    assert answer.whole().endswith("data: [DONE]\n\n")
     assert "everything has stopped" in place.screen()
 
 
 def test_asking_twice_kills(place: Place) -> None:
     """A second SIGINT does not wait for answers."""
     up = place.up_here("--drain-s", "30")
-
-    def ask() -> None:
-        with contextlib.suppress(Exception):
-            place.chat(5000)
-
-    client = threading.Thread(target=ask)
-    client.start()
-    until(lambda: place.health().get("streams"), "the stream to run", 10.0)
+    answer = place.answering(5000)
     up.send_signal(signal.SIGINT)
     until(lambda: not place.health() or place.health().get("status") == "draining", "draining", 5.0)
     up.send_signal(signal.SIGINT)
     up.wait(5)
-    client.join(5)
+    assert "[DONE]" not in answer.whole()
     assert "killing everything" in place.screen()
     assert place.pids() == set()
 
 
-def test_what_cannot_start_says_why(place: Place) -> None:
+@pytest.mark.parametrize("words", [(), pytest.param(("--detach",), marks=pytest.mark.long)], ids=["here", "detached"])
+def test_what_cannot_start_says_why(place: Place, words: tuple[str, ...]) -> None:
     """A worker that fails at once three times ends `up` with one line that has the cause, and leaves nothing."""
     (place.state_dir / "run" / "worker-1.sock").mkdir(parents=True)  # nobody can listen there
-    for words in ((), ("--detach",)):
-        done = place.run("up", *place.shape, "--port", str(place.port), *words)
-        assert done.returncode == 1
-        assert done.stderr.count("\n") == 1, done.stderr
-        assert "worker-1 cannot be started: " in done.stderr
-        assert "/run/worker-1.sock" in done.stderr
-        until(lambda: not place.pids(), "every process to be gone", 2.0)
+    done = place.run("up", *place.shape, "--port", str(place.port), *words)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert "worker-1 cannot be started: " in done.stderr
+    assert "/run/worker-1.sock" in done.stderr
+    until(lambda: not place.pids(), "every process to be gone", 2.0)
 
 
 def test_untied_everything_outlives_a_killed_up(place: Place) -> None:
@@ -114,14 +101,10 @@ def test_untied_everything_outlives_a_killed_up(place: Place) -> None:
     up = place.up_here("--untied")
     names = ("store", "worker-1", "worker-2", "frontend")
     pids = {name: place.record(name)["pid"] for name in names}
-    answers: list[str] = []
-    client = threading.Thread(target=lambda: answers.append(place.chat(200)))
-    client.start()
-    until(lambda: place.health().get("streams"), "the stream to run", 10.0)
+    answer = place.answering(200)
     up.kill()
     up.wait(5)
-    client.join(20)
-    assert answers[0].endswith("data: [DONE]\n\n")
+    assert answer.whole().endswith("data: [DONE]\n\n")
     again = place.up_here("--untied")
     assert {name: place.record(name)["pid"] for name in names} == pids
     again.send_signal(signal.SIGTERM)

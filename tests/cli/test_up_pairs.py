@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from up_rig import Place, until
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.alone, pytest.mark.processes]
 
 ENGINES = ("worker-1a", "worker-1b")
 VAULT = ("vault-1", "vault-1-keeper", "vault-1-server")
@@ -25,6 +24,21 @@ def place() -> Iterator[Place]:
     made.close()
 
 
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Place]:
+    """One deployment for the tests that leave a pair; `down` leaves nothing of it."""
+    made = Place("--engine", "sim", *SMALL)
+    try:
+        done = made.up()
+        assert done.returncode == 0, done.stderr
+        made.first_screen = done.stdout  # type: ignore[attr-defined]
+        yield made
+        assert made.run("down").returncode == 0
+        until(lambda: not made.pids(), "every process to be gone", 5.0)
+    finally:
+        made.close()
+
+
 def by_state(place: Place) -> dict[str, dict[str, Any]]:
     """The two engines by what they are now."""
     return {process["state"]: process for name, process in place.ps().items() if name in ENGINES}
@@ -34,18 +48,17 @@ def is_whole(place: Place) -> bool:
     return set(by_state(place)) == {"active", "standby"}
 
 
-def test_the_default_is_a_pair(place: Place) -> None:
-    """Store, vault, two engines of which one is active, frontend; the screen says whom to kill; `down` ends all."""
-    done = place.up()
-    assert done.returncode == 0, done.stderr
+def test_the_default_is_a_pair(pair: Place) -> None:
+    """Store, vault, two engines of which one is active, frontend; the screen says whom to kill."""
+    place, screen = pair, pair.first_screen  # type: ignore[attr-defined]
     processes = place.ps()
     assert list(processes) == ["store", *VAULT, "worker-1a", "worker-1b", "frontend"]
     assert processes["vault-1"]["state"] == "ready"
     until(lambda: is_whole(place), "an active and a standby")
     engines = by_state(place)
     active = engines["active"]
-    assert f"kill -9 {active['pid']}\n" in done.stdout
-    assert "Kill the active engine while it answers; its standby goes on" in done.stdout
+    assert f"kill -9 {active['pid']}\n" in screen
+    assert "Kill the active engine while it answers; its standby goes on" in screen
     assert active["epoch"] > 0
     assert {engine["group"] for engine in engines.values()} == {"worker-1"}
     assert sorted(engine["engine_id"] for engine in engines.values()) == [0, 1]
@@ -54,28 +67,22 @@ def test_the_default_is_a_pair(place: Place) -> None:
     assert f"{engines['standby']['name']} stands by" in shown
     assert "last failover" not in shown
     assert place.chat().endswith("data: [DONE]\n\n")
-    assert place.run("down").returncode == 0
-    until(lambda: not place.pids(), "every process to be gone", 5.0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_the_standby_goes_on_and_a_new_one_stands_by(place: Place, number: signal.Signals) -> None:
+def test_the_standby_goes_on_and_a_new_one_stands_by(pair: Place, number: signal.Signals) -> None:
     """The active dies, or is stopped and killed for it: the answer is finished by the other, nobody helps, and `ps`
     shows the failover with its timeline up to the new standby."""
-    assert place.up().returncode == 0
+    place = pair
     until(lambda: is_whole(place), "an active and a standby")
     before = by_state(place)
-    answers: list[str] = []
-    client = threading.Thread(target=lambda: answers.append(place.chat(600)))
-    client.start()
-    until(lambda: place.health().get("streams"), "the stream to run", 10.0)
+    answer = place.answering(200)
     os.kill(before["active"]["pid"], number)
     until(
         lambda: is_whole(place) and by_state(place)["active"]["name"] == before["standby"]["name"],
         "the roles to have changed",
     )
-    client.join(30)
-    assert answers[0].endswith("data: [DONE]\n\n")
+    assert answer.whole().endswith("data: [DONE]\n\n")
     after = by_state(place)
     assert after["active"]["epoch"] > before["active"]["epoch"]
     assert after["standby"]["pid"] != before["active"]["pid"]

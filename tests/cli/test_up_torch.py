@@ -23,6 +23,7 @@ from holdfast.core.errors import REFUSED, UserError
 from holdfast.engines.torch.fetch import SMOLLM2, fetch
 from holdfast.supervise.processes import LocalProcesses
 
+pytestmark = pytest.mark.alone
 TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 STOP_S = 15.0  # the ten seconds that are promised, and a loaded machine
 
@@ -68,6 +69,7 @@ def test_the_default_is_a_pair_whose_streams_outlive_a_kill(place: Place) -> Non
 
 @TORCH
 @pytest.mark.processes
+@pytest.mark.long
 def test_ctrl_c_while_the_weights_load(place: Place) -> None:
     """On a terminal the phases are shown as they come; Ctrl-C amid the load ends everything within its bound."""
     cache = Path(os.environ.get("HOLDFAST_CACHE_DIR") or Path.home() / ".cache" / "holdfast")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from up_rig import Place, until
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.alone, pytest.mark.processes]
 
 ENGINES = ("worker-1a", "worker-1b")
 PARTS = ("vault-1-server", "vault-1-keeper")

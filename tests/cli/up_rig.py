@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -11,12 +12,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from holdfast.bench.deployment import free_port
+from holdfast.cli.ps import look_at_all
 
 START_S = 60.0  # a loaded CI machine
 # Workers without vaults and election: quicker, where that is not the point.
@@ -81,9 +86,9 @@ class Place:
         return (self.state_dir / "screen").read_text()
 
     def ps(self) -> dict[str, dict[str, Any]]:
-        done = self.run("ps", "--json")
-        assert done.returncode == 0, done.stderr
-        return {process["name"]: process for process in json.loads(done.stdout)}
+        """What `holdfast ps --json` says, without the start of a Python for every look."""
+        said = msgspec.json.encode(asyncio.run(look_at_all(self.state_dir)))
+        return {process["name"]: process for process in json.loads(said)}
 
     # -- looking
 
@@ -114,14 +119,12 @@ class Place:
 
     def chat(self, max_tokens: int = 20) -> str:
         """One streamed answer, as it came."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=START_S)
+        return self.answering(max_tokens).whole()
+
+    def answering(self, max_tokens: int) -> Answering:
+        """One streamed answer, of which the first words are here and the last may come later."""
         body = {"model": self.model, "stream": True, "max_tokens": max_tokens, "ignore_eos": True}
-        body["messages"] = [{"role": "user", "content": "hello"}]
-        try:
-            connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
-            return connection.getresponse().read().decode()
-        finally:
-            connection.close()
+        return Answering(self.port, body | {"messages": [{"role": "user", "content": "hello"}]})
 
     def pids(self) -> set[int]:
         """Every process of this place, whoever started it: all inherit the state directory in their environment."""
@@ -141,3 +144,35 @@ class Place:
             for process in self.started:
                 process.poll()
         shutil.rmtree(self.state_dir, ignore_errors=True)
+
+
+class Answering(threading.Thread):
+    """A stream that is read as it comes, and when each of its words came. Made once the first one is here, so that
+    whatever is done next is done in the middle of it."""
+
+    def __init__(self, port: int, body: dict[str, Any]) -> None:
+        super().__init__(daemon=True)
+        self.text = ""
+        self.at_s: list[float] = []
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START_S)
+        self._connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+        self._answer = self._connection.getresponse()
+        while not self.at_s and (line := self._answer.readline()):
+            self._take(line)
+        self.start()
+
+    def _take(self, line: bytes) -> None:
+        self.text += line.decode()
+        if b'"delta":{"content"' in line:
+            self.at_s.append(time.monotonic())
+
+    def run(self) -> None:
+        with contextlib.closing(self._connection), contextlib.suppress(OSError, http.client.HTTPException):
+            for line in self._answer:
+                self._take(line)
+
+    def whole(self, bound_s: float = START_S) -> str:
+        """All of it, once it has ended."""
+        self.join(bound_s)
+        assert not self.is_alive(), f"an answer that did not end within {bound_s:g} s"
+        return self.text

@@ -13,7 +13,7 @@ from lock_rig import BOUND_S, Engine, EtcdRig, until
 from holdfast.failover.etcd_lock import MARGIN_PER_LEASE
 from holdfast.failover.lost_event import LostEvent
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.alone, pytest.mark.processes]
 
 
 @pytest.fixture(params=["own"])

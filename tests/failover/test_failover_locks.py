@@ -15,7 +15,7 @@ from lock_rig import BOUND_S, KINDS, Engine, LockRig, fd_count, until
 
 from holdfast.failover.lock import FailoverLock
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.alone, pytest.mark.processes]
 ENGINES = 8
 # Longer than any lock's poll: a second winner would have shown itself.
 SHOWN_S = 0.06

@@ -21,7 +21,7 @@ from holdfast.failover.file_lock import CHECK_S, FileLock
 from holdfast.failover.filesystems import filesystem_of, filesystem_type, is_networked, mount_id
 from holdfast.failover.identity import UNSIGNED
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.alone, pytest.mark.processes]
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from holdfast.bench.supervised import Supervised, in_thread, kill_group
 from holdfast.failover.journal import two_leaders
 from small_disks import BALLAST, fill, small_disk
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.long, pytest.mark.processes, pytest.mark.timeout(120)]
 
 BYTES = 8 * 1024 * 1024
 STREAMS = range(6)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from lock_rig import Engine, ServerRig, until
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.alone, pytest.mark.processes]
 # A restarted server is back well within two thirds of this, also on a busy machine.
 LONG_S = 6.0
 # For tests that wait until it has passed; the holder's bound is two thirds of it.

@@ -22,7 +22,7 @@ from holdfast.bench.supervised import Supervised, in_thread, kill_group
 from holdfast.failover.journal import two_leaders
 from holdfast.memory.kv.adopt import NO_CANARY
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.alone, pytest.mark.processes]
 
 INNOCENTS = range(12)
 VICTIM = 99  # its answer comes to the poison word early

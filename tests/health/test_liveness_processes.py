@@ -17,7 +17,7 @@ from holdfast.core.procfs import _cgroup2_mount
 from holdfast.health.probe import is_local, probe
 from holdfast.health.verdicts import LOST, Verdict
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.alone, pytest.mark.processes]
 
 
 @pytest.fixture
@@ -98,6 +98,7 @@ def _run_delay_s(child: Child) -> float:
     return sum(int(file.read_text().split()[1]) for file in files) / 1e9
 
 
+@pytest.mark.long
 def test_a_starved_process_is_never_judged_dead() -> None:
     """Sixteen busy processes of far higher weight take its CPU for six seconds: nothing is moved."""
     with Child(nice=19) as child:

@@ -17,6 +17,7 @@ from holdfast.memory.client import MemoryClient
 SEED = int(os.environ.get("HOLDFAST_TEST_SEED", "1")) % 1_000_000
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_thirty_kills_under_load() -> None:

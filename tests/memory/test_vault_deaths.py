@@ -183,9 +183,9 @@ async def test_whoever_serves_starts_both_again_by_itself(rig: Rig) -> None:
     async with rig.client(0) as writer:
         await write(writer)
         for _ in range(2):
+            link = writer.link()
             rig.kill("keeper", "server")
-            await until(lambda: not writer.connected, "it notices")
-            await until(lambda: writer.connected, "it is back")
+            await back(writer, link)
             assert (await facts(writer))["weights"] == "RO"
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)

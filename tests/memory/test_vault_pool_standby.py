@@ -258,9 +258,10 @@ async def test_vault_keeper_and_engine_killed_leave_weights_and_a_fresh_pool(rig
         await client.commit()
         standby = Standby(client, private_bytes=1)
         await standby.pool.stand_by()
+        link = client.link()
         rig.kill("keeper", "server")
         await owner.kill()
-        await until(lambda: not client.connected, "both are gone")
+        await lost(client, link)
         granted = await standby.pool.acquire(client.last_epoch + 1, "g", BACK_MS)
         assert not granted.adopt
         assert not standby.pool.mapped_is(granted.made_epoch)
@@ -287,11 +288,12 @@ async def test_pool_given_back_after_a_total_loss_is_still_the_one_that_standbys
         await maker.kill()
         assert (await owner.pool.acquire(11, "g", 2000)).adopt
         standby.news.clear()
+        links = client.link(), third.link()
         rig.kill("keeper", "server")
-        await until(lambda: rig.vaults["host-0"].gone() and not client.connected, "both are gone")
+        await until(rig.vaults["host-0"].gone, "both are gone")
         assert rig.vaults["host-0"].ensure()
-        await client.until_connected(BACK_MS / 1000)
-        await third.until_connected(BACK_MS / 1000)
+        await back(client, links[0])
+        await back(third, links[1])
         await standby.hears("made", 10)
         await standby.hears("granted", 11)
         assert (await facts(third))["pool"] == "OWNED(11)"

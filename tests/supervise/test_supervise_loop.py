@@ -22,6 +22,8 @@ from holdfast.supervise.records import Record, launch_path, read_record, read_re
 from holdfast.supervise.status import look
 from holdfast.wire.net import SocketNetwork
 
+pytestmark = pytest.mark.alone
+
 # Its settings are a shell script; it is ready once it has replaced "starting" in its own record.
 BECOME_READY = 'f="$1/run/$2.json"; while ! [ -e "$f" ]; do sleep 0.01; done; sed -i s/starting/ready/ "$f"; '
 SERVE = BECOME_READY + "exec sleep 1000"

@@ -20,6 +20,8 @@ from holdfast.wire.messages import VERSION, Beat, Hello, Message, Refused, Welco
 from holdfast.worker.beat import OBSERVERS_MAX, BeatThread
 from holdfast.worker.identity import own_identity
 
+pytestmark = pytest.mark.alone
+
 IDLE = Progress(steps=0, running=0, waiting=0, step_ms_p99=0.0, budget_ms=0.0, thread=0)
 
 

@@ -26,7 +26,7 @@ from holdfast.memory.writer_lock import WriterLock
 from holdfast.store.opening import open_store
 from holdfast.wire.net import SocketNetwork
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.alone, pytest.mark.processes, pytest.mark.timeout(60)]
 
 QUICKLY_S = 3.0  # the supervisor's patience with a worker that was asked to stop
 WAKE_S = 10.0  # longer than any look at it takes, on a busy machine

@@ -20,7 +20,7 @@ from holdfast.bench.faults import Load, compare, run_streams
 from holdfast.bench.supervised import EngineSeen, Supervised, children_of, in_thread, kill_group
 from holdfast.failover.journal import Term, two_leaders
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.alone, pytest.mark.processes, pytest.mark.timeout(120)]
 
 WAKE_S = 2.0
 LOAD = Load(streams=4, tokens=200)

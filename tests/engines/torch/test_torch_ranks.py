@@ -141,6 +141,7 @@ async def test_two_ranks_say_what_one_says(vaults: Vaults, unbroken: Said) -> No
         assert 0 not in second.said[99], "what is not a number was drawn from"
 
 
+@pytest.mark.long
 async def test_whichever_rank_is_killed_streams_go_on(vaults: Vaults, unbroken: Said) -> None:
     """SIGKILL one rank in mid-stream, first one of the others, then the leader: the engine ends with all its ranks, and
     the next group goes on with every stream, token for token, computing less than a block of any again. But a block

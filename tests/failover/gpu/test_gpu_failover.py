@@ -14,6 +14,7 @@ from holdfast.bench import failover_gpu
 from holdfast.bench.failover_gpu import GpuBench
 from holdfast.memory.devices.cuda_driver import Driver, find_gpu
 
+pytestmark = pytest.mark.alone
 GPU = [
     pytest.mark.gpu,
     pytest.mark.timeout(240),
