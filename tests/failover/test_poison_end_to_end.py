@@ -94,8 +94,8 @@ def leaders(up: Supervised) -> int:
 @pytest.mark.timeout(120)
 def test_a_poison_prompt_fails_by_name_and_harms_nobody_else(up: Supervised) -> None:
     """It ends as PoisonedRequest after three engines, every innocent stream goes on exactly; the second adopter starts
-    with an empty pool, the third verifies the weights, which are right, so that no second copy of them is ever made; a
-    pair is left, and its next adopter believes the pool again."""
+    with an empty pool and lives until the trial, so that the third may believe what it left; no second copy of the
+    weights is ever made; a pair is left, and its next adopter believes the pool."""
 
     async def run() -> tuple[Received, float, list[float]]:
         running = await streams(up)
@@ -112,9 +112,10 @@ def test_a_poison_prompt_fails_by_name_and_harms_nobody_else(up: Supervised) -> 
     assert took_s < VERDICT_S
     up.wait_until(up.restored, "an active and a standby")
     assert leaders(up) == 4
-    assert rungs(up) == ["believed", "believed", "empty", "verified", "empty"]
+    seen = rungs(up)
+    assert seen[:3] == ["believed", "believed", "empty"]
+    assert seen[3:] in (["believed"], ["verified", "empty"]), "the latter where its canary was slower than the trial"
     assert "generation 2" not in (up.folder / "logs" / "vault-1.log").read_text()
-    assert up.active().facts["failover"]["why_empty"] == NO_CANARY
     print(f"verdict after {took_s:.2f} s, worst gap of an innocent stream {max(gaps_s):.2f} s")
 
     async def kill_under_way() -> None:
@@ -126,7 +127,7 @@ def test_a_poison_prompt_fails_by_name_and_harms_nobody_else(up: Supervised) -> 
     before = up.active().pid
     uvloop.run(kill_under_way())
     up.wait_restored(before)
-    assert rungs(up)[5:] == ["believed"]
+    assert rungs(up)[len(seen) :] == ["believed"]
     assert up.active().facts["failover"]["blocks"] > 0
 
 

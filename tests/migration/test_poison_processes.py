@@ -18,6 +18,7 @@ from holdfast.migration.ledger import Ledger
 
 TTFT_MS = 15
 TOKENS = 60
+KILLS = 10
 CHILD = Path(__file__).parent / "engine_child.py"
 
 
@@ -108,6 +109,22 @@ async def test_one_request_kills_three_engines_and_no_other_stream(tmp_path: Pat
         }
         assert engines.deaths == 3
         assert rig.dispatcher.stats.lost == {Code.POISONED: 1}
+
+
+async def test_ten_new_engines_killed_at_once_cost_no_stream(tmp_path: Path) -> None:
+    """Each is killed as soon as it says that it leads: the streams wait for one that lives, and go on exactly."""
+    async with pool_rig(tmp_path) as rig, group(rig, engines=KILLS + 1) as engines:
+        prompts = {f"s{number}": [number + 1, 2, 3] for number in range(8)}
+        asked = {name: ask(rig, name, prompt) for name, prompt in prompts.items()}
+        for kill in range(KILLS):
+            await until(lambda: rig.dispatcher.stats.takeovers == kill + 1, "an engine to lead")  # noqa: B023
+            engines.active.kill()
+            await until(lambda: engines.deaths == kill + 1, "the death to be known")  # noqa: B023
+        await until(lambda: all(reader.finish or reader.failure for _, reader in asked.values()), "all to end")
+        assert not rig.dispatcher.stats.lost
+        assert {name: reader.shown for name, (_, reader) in asked.items()} == {
+            name: unbroken(prompt) for name, prompt in prompts.items()
+        }
 
 
 async def test_kills_with_tokens_in_between_cost_no_stream(tmp_path: Path) -> None:

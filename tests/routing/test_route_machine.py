@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from holdfast.routing.prefixes import PREFIX_BLOCK_TOKENS
-from holdfast.routing.table import RouteTable, Slot, Standing
+from holdfast.routing.table import YOUNG_S, RouteTable, Slot, Standing
 
 PICK = st.integers(0, 10_000)
 PROMPTS = [[1], [5] * 3 * PREFIX_BLOCK_TOKENS, [5] * 2 * PREFIX_BLOCK_TOKENS + [6] * PREFIX_BLOCK_TOKENS]
@@ -24,6 +24,7 @@ class Naive:
         self.routable = False
         self.admit_max: int | None = None
         self.aside_until_s = 0.0
+        self.young_until_s = 0.0
         self.costs: list[int] = []
         self.unproven: list[Standing] = []  # of those without a token yet
         self.room: int | None = None  # None: as much as its places allow
@@ -34,7 +35,9 @@ class Naive:
         return len(self.costs) >= bound or self.room == 0
 
     def ready(self, standing: Standing = Standing.FRESH) -> bool:
-        if Standing.SUSPECT in self.unproven or (standing is Standing.SUSPECT and self.unproven):
+        if Standing.SUSPECT in self.unproven:
+            return False
+        if standing is Standing.SUSPECT and (self.unproven or self.young_until_s):
             return False
         return self.present and self.routable and not self.aside_until_s and not self.full
 
@@ -80,6 +83,12 @@ class RouteMachine(RuleBasedStateMachine):
             found[1].present, found[1].room = True, None
 
     @rule(pick=PICK)
+    def begins(self, pick: int) -> None:
+        if found := self.pick(pick):
+            self.table.begins(found[0], self.now_s)
+            found[1].young_until_s = self.now_s + YOUNG_S
+
+    @rule(pick=PICK)
     def turned_away(self, pick: int) -> None:
         if found := self.pick(pick):
             self.table.turned_away(found[0])
@@ -118,10 +127,14 @@ class RouteMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.1, 0.5, 3.0, 20.0]))
     def tick(self, seconds: float) -> None:
         self.now_s += seconds
-        back = [n for n in self.naive.values() if n.present and 0 < n.aside_until_s <= self.now_s]
-        assert self.table.tick(self.now_s) is bool(back)
+        present = [naive for naive in self.naive.values() if naive.present]
+        back = [naive for naive in present if 0 < naive.aside_until_s <= self.now_s]
+        grown = [naive for naive in present if 0 < naive.young_until_s <= self.now_s]
+        assert self.table.tick(self.now_s) is bool(back or grown)
         for naive in back:
             naive.aside_until_s = 0.0
+        for naive in grown:
+            naive.young_until_s = 0.0
 
     @rule(prompt=st.sampled_from(PROMPTS), cost=st.integers(1, 500), standing=st.sampled_from(Standing))
     def choose_and_take(self, prompt: list[int], cost: int, standing: Standing) -> None:

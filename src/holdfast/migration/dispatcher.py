@@ -66,6 +66,7 @@ class Dispatcher:
         link.gaps = self.stats.gaps.setdefault(workers.card.name, TokenGaps())
         self._directory.enter(link, workers)
         workers.table.add(link.slot)
+        workers.table.begins(link.slot, self.clock())
         if link.active:
             self._lead(link)
 
@@ -103,6 +104,7 @@ class Dispatcher:
         if link.workers is None:
             return  # it is told as active when it joins
         link.workers.table.forgive(link.slot)
+        link.workers.table.begins(link.slot, self.clock())
         self._lead(link)
         log.info("%s is active, epoch %d: %d streams", link.instance.name, link.epoch, len(link.streams))
 
@@ -150,7 +152,10 @@ class Dispatcher:
             return
         link = flight.link
         self._leave_link(flight, tell_worker=tell_worker, drain=False)
-        ledger.fail_attempt(died=code in DEATHS)
+        if link is not None and link.draining:
+            ledger.hand_back()
+        else:
+            ledger.fail_attempt(died=code in DEATHS)
         flight.standing = standing_of(ledger.resumed, ledger.deaths)
         verdict = after_failure(code, message, ledger.barren, ledger.deaths)
         if isinstance(verdict, Fail):

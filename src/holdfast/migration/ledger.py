@@ -61,12 +61,16 @@ class Ledger:
 
     def fail_attempt(self, *, died: bool = False) -> None:
         """The current attempt is over without an end; its later output is void too."""
-        if len(self.made) > self.mark:
-            self.barren = self.deaths = 0
-        elif died:
+        if died:
             self.deaths += 1
         else:
             self.barren += 1
+        self.hand_back()
+
+    def hand_back(self) -> None:
+        """The current attempt is over because its worker was told to stop: nobody's fault."""
+        if len(self.made) > self.mark:
+            self.barren = self.deaths = 0
         self.resumed += 1
         self.attempt += 1
 

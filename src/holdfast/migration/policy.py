@@ -2,11 +2,13 @@
 
 Theory. An engine's death takes all its streams with it, and one of them may be the cause. Who makes a token after a
 death is not it: the count of *barren deaths* (the connection broke before the attempt made a token) starts anew. Who
-has two in a row is a suspect and is tried alone, so that the third, if it comes, convicts one stream and no bystander.
+has two in a row is a suspect and is tried alone, on an engine that has lived for a while (`routing.table`), so that the
+third, if it comes, convicts one stream and no bystander, and nobody because somebody kills every engine that begins.
 
 Always true: attempts in a row without a token are bounded. A death counts as a death only, every other failure that
 is somebody's fault as a barren attempt only; each count has its own bound, and a token clears both. A request that a
-full worker turned away has not failed, and does not come here.
+full worker turned away has not failed, and does not come here; one that a worker gave back when it was told to stop is
+nobody's fault, and not counted.
 """
 
 from __future__ import annotations

@@ -5,7 +5,9 @@ requests by their work, not their number; a matched prefix is work saved, so it 
 O(1) in the number of workers: ready workers stand in a list with swap-removal, set-aside ones in a heap by time.
 
 A request that may be what kills engines (a *suspect*) is tried alone: on a worker where all others have made a token
-since they came, and which takes nothing else until the suspect has made one too. Then a death says who it was.
+since they came, and which takes nothing else until the suspect has made one too. And not on a worker that is *young*:
+whatever kills every new engine at once would convict whoever happens to be tried there. A worker that lived until then
+and dies now says who it was.
 
 A worker that turned a request away is full for us, whatever we have there ourselves, until it says that it has room
 (several frontends share it, and it alone knows them all); then it has as many places as it said.
@@ -27,6 +29,9 @@ OUTPUT_TOKENS_ASSUMED_MAX = 512
 # A worker that failed a request waits this long for the next one, doubling while it goes on failing.
 ASIDE_S_MIN = 0.5
 ASIDE_S_MAX = 8.0
+# A worker is young for so long after it began to serve. Longer than an engine needs to prove what it took over
+# (`worker.probation.BELIEF_S`), so that a request that kills it then does not cost the next one its KV.
+YOUNG_S = 1.5
 
 
 class Standing(IntEnum):
@@ -55,6 +60,7 @@ class Slot:
         "routable",
         "trial",
         "unproven",
+        "young_until_s",
     )
 
     def __init__(self, name: int, capacity: int) -> None:
@@ -66,6 +72,7 @@ class Slot:
         self.routable = False
         self.unproven = 0  # requests that have yet to make their first token here
         self.trial = False  # one of those is a suspect
+        self.young_until_s = 0.0  # no suspect is tried on it before; 0: it has served for a while
         self.aside_until_s = 0.0
         self.aside_s = 0.0
         self.place = -1  # index in the ready list, -1: not in it
@@ -91,6 +98,7 @@ class RouteTable:
         self.slots: dict[int, Slot] = {}
         self._ready: list[Slot] = []
         self._aside: list[tuple[float, int]] = []
+        self._young: list[tuple[float, int]] = []
         self._prefixes = Prefixes()
         self.routable_count = 0
         self.places = 0  # of all routable workers
@@ -102,9 +110,17 @@ class RouteTable:
         assert slot.name not in self.slots, slot
         self.slots[slot.name] = slot
         slot.in_line, slot.room = False, 0  # of an earlier connection
-        if slot.aside_until_s:  # its time aside may have passed unseen while it was away
+        # Its time aside, or as a young one, may have passed unseen while it was away.
+        if slot.aside_until_s:
             heapq.heappush(self._aside, (slot.aside_until_s, slot.name))
+        if slot.young_until_s:
+            heapq.heappush(self._young, (slot.young_until_s, slot.name))
         self._place(slot)
+
+    def begins(self, slot: Slot, now_s: float) -> None:
+        """It serves from now on: connected, or as the new leader of its group."""
+        slot.young_until_s = now_s + YOUNG_S
+        heapq.heappush(self._young, (slot.young_until_s, slot.name))
 
     def remove(self, slot: Slot) -> None:
         if self.slots.get(slot.name) is slot:
@@ -157,8 +173,14 @@ class RouteTable:
         slot.aside_s = 0.0
 
     def tick(self, now_s: float) -> bool:
-        """Bring back those whose time aside is over; True if any came back."""
+        """Bring back those whose time aside is over, and let suspects to those who are young no longer; True if any."""
         returned = False
+        while self._young and self._young[0][0] <= now_s:
+            _, name = heapq.heappop(self._young)
+            slot = self.slots.get(name)
+            if slot is not None and 0.0 < slot.young_until_s <= now_s:
+                slot.young_until_s = 0.0
+                returned = True
         while self._aside and self._aside[0][0] <= now_s:
             _, name = heapq.heappop(self._aside)
             slot = self.slots.get(name)
@@ -205,7 +227,8 @@ class RouteTable:
         return bool(self._trial_places() if standing is Standing.SUSPECT else self._ready)
 
     def _trial_places(self) -> list[Slot]:
-        return [slot for slot in self._ready if slot.unproven == 0]  # a scan: suspects are few and rare
+        # A scan: suspects are few and rare.
+        return [slot for slot in self._ready if slot.unproven == 0 and slot.young_until_s == 0.0]
 
     def choose(self, tokens: list[int], standing: Standing = Standing.FRESH) -> Slot | None:
         """The worker for a request with these tokens, or None if none can take it now."""

@@ -21,8 +21,8 @@ from holdfast.engines.contract import Canary
 
 # The canary's stream; frontends' streams count from 1.
 CANARY = 0
-# A request that kills engines has done it within 0.2 s, tried alone as well; an engine that is killed by hand has as a
-# rule led for longer than this, and what it leaves is worth believing.
+# A request that kills engines has done it within 0.2 s, or is tried alone later (`routing.table.YOUNG_S`); an engine
+# that is killed by hand has as a rule led for longer than this, and what it leaves is worth believing.
 BELIEF_S = 1.0
 
 
