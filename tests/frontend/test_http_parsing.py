@@ -221,17 +221,6 @@ def test_a_connection_serves_many_requests_and_closes_when_asked(port: int) -> N
         assert raw.at_end()
 
 
-@pytest.mark.parametrize("upgrade", ["h2c", "websocket"])
-def test_the_wish_for_another_protocol_is_ignored(port: int, upgrade: str) -> None:
-    """Some clients add an upgrade to every request, body and all: it is answered as HTTP/1.1, once."""
-    wish = f"connection: Upgrade, HTTP2-Settings\r\nupgrade: {upgrade}\r\nhttp2-settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n"
-    with Raw(port) as raw:
-        reply = raw.post(CHAT, chat("upgraded"), wish).reply()
-        assert reply.status == 200
-        assert raw.get("/live", wish).reply().json() == {"status": "live"}
-        assert raw.get("/v1/models").reply().status == 200
-
-
 def test_a_proxy_request_is_refused(port: int) -> None:
     """CONNECT has no place here."""
     reply = ask_once(port, b"CONNECT example.org:443 HTTP/1.1\r\nhost: x\r\n\r\n")

@@ -70,12 +70,15 @@ class App:
         self._models_changed.set()
         self._models_changed = asyncio.Event()
 
-    def handle(self, connection: HttpConnection, request: HttpRequest) -> None:
-        """The root of every request."""
+    def begin(self, connection: HttpConnection, request: HttpRequest) -> None:
+        """What every answer has, also one to what is no request."""
         connection.request_id = self.names.of(request.headers)
         connection.answer_headers = self.gate.headers_for(request)
         if self.accounts.access is not None:
             self.accounts.access.begin(connection, request)
+
+    def handle(self, connection: HttpConnection, request: HttpRequest) -> None:
+        """The root of every request."""
         try:
             self._route(connection, request)
         except ApiError as error:

@@ -84,7 +84,7 @@ async def run_frontend(
     app = App(settings.gate, waits_s, directory, admission, pages, RequestNames(rng), accounts, large)
     pages.streams = lambda: accounts.inflight
     pool.on_models_changed = app.models_changed
-    server = HttpServer(app.handle, network, settings.limits, settings.patience)
+    server = HttpServer(app.handle, network, settings.limits, settings.patience, app.begin)
     own = HttpServer(pages.handle_own, network)
     status = await own.start(settings.status_address) if settings.status_address is not None else None
     address = await server.start(settings.address, share_port=True)

@@ -14,8 +14,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
 
-import msgspec
-
 from holdfast.core.peers import peer_uid
 from holdfast.wire import http_response
 from holdfast.wire.http_request import HttpLimits, HttpRequest, RefusedRequest, RequestReader
@@ -52,7 +50,8 @@ Handler = Callable[["HttpConnection", HttpRequest], None]
 class HttpConnection(asyncio.Protocol):
     """One client's connection."""
 
-    def __init__(self, handler: Handler, limits: HttpLimits, registry: set[HttpConnection]) -> None:
+    def __init__(self, begin: Handler, handler: Handler, limits: HttpLimits, registry: set[HttpConnection]) -> None:
+        self._begin = begin
         self._handler = handler
         self._limits = limits
         self._registry = registry
@@ -155,8 +154,8 @@ class HttpConnection(asyncio.Protocol):
             return
         ahead_bytes = len(request.body) + sum(len(waiting.body) for waiting in self._waiting)
         if len(self._waiting) >= PIPELINE_MAX or ahead_bytes > self._limits.body_bytes_max:
-            limit = f"{PIPELINE_MAX} requests or {self._limits.body_bytes_max} bytes"
-            raise RefusedRequest(429, f"more than {limit} sent ahead on one connection")
+            limit = f"{PIPELINE_MAX} requests or {self._limits.body_bytes_max} bytes sent ahead on one connection"
+            raise RefusedRequest(429, f"more than {limit}", request, http_response.RETRY_SOON)
         self._waiting.append(request)
 
     def _on_expect(self) -> None:
@@ -167,6 +166,7 @@ class HttpConnection(asyncio.Protocol):
     def _serve(self, request: HttpRequest) -> None:
         self.busy = True
         self._request = request
+        self._begin(self, request)
         self._handler(self, request)
 
     def _serve_waiting(self) -> None:
@@ -180,9 +180,10 @@ class HttpConnection(asyncio.Protocol):
             self._answer_refusal(refusal)
 
     def _answer_refusal(self, refusal: RefusedRequest) -> None:
-        self._request = None
-        error = {"message": refusal.message, "type": "invalid_request_error", "param": None, "code": None}
-        self.respond(refusal.status, msgspec.json.encode({"error": error}))
+        self._request = refusal.request or self._reader.so_far()
+        self._request.keep_alive = False
+        self._begin(self, self._request)
+        self.respond(refusal.status, http_response.refusal(refusal.message), headers=refusal.headers)
 
     # -- answering
 

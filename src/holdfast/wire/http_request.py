@@ -11,8 +11,11 @@ from dataclasses import dataclass
 
 import httptools
 
-# Dropped when a request is read again as if it had not asked for another protocol.
-_UPGRADE_HEADERS = frozenset({b"connection", b"upgrade", b"http2-settings"})
+from holdfast.wire.http_response import Headers
+
+# Dropped when a request is read again as if it had not asked for another protocol, as headers and as what the
+# connection header lists.
+_UPGRADE_HEADERS = frozenset({b"upgrade", b"http2-settings"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +37,18 @@ class HttpRequest:
 
 
 class RefusedRequest(Exception):
-    """Bytes that are not a request we can take: the status and the sentence to answer with."""
+    """Bytes that are not a request we can take: the status and the sentence to answer with.
 
-    def __init__(self, status: int, message: str) -> None:
+    `request`: what is refused, where it is more than what is arriving."""
+
+    def __init__(
+        self, status: int, message: str, request: HttpRequest | None = None, headers: Headers = ()
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
+        self.request = request
+        self.headers = headers
 
 
 class RequestReader:
@@ -69,6 +78,11 @@ class RequestReader:
     def received_bytes(self) -> int:
         """Of the request that is arriving."""
         return self._header_bytes + self._body_bytes
+
+    def so_far(self) -> HttpRequest:
+        """What is known of the request that is arriving, for who refuses it."""
+        method = self._parser.get_method().decode("latin-1") if self._url else "-"
+        return HttpRequest(method, _path(self._url) if self._url else "-", self._headers, b"", False, False)
 
     def feed(self, data: bytes) -> None:
         """Take received bytes; RefusedRequest ends it."""
@@ -100,8 +114,12 @@ class RequestReader:
         method = self._parser.get_method()
         if method == b"CONNECT":
             raise RefusedRequest(405, "this is not a proxy: CONNECT is not allowed")
-        lines = [name + b": " + value for name, value in self._headers.items() if name not in _UPGRADE_HEADERS]
-        head = b"\r\n".join([method + b" " + self._url + b" HTTP/1.1", *lines, b"", b""])
+        listed = [word.strip() for word in self._headers.get(b"connection", b"").split(b",")]
+        kept = [word for word in listed if word.lower() not in _UPGRADE_HEADERS]
+        headers = {**self._headers, b"connection": b", ".join(kept)}
+        lines = [name + b": " + value for name, value in headers.items() if name not in _UPGRADE_HEADERS]
+        version = self._parser.get_http_version().encode()
+        head = b"\r\n".join([method + b" " + self._url + b" HTTP/" + version, *lines, b"", b""])
         self._parser = httptools.HttpRequestParser(self)
         self._feed_parser(memoryview(head))
 
@@ -118,8 +136,12 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_header(len(name) + len(value))
-        if self._in_head:  # what trails a chunked body changes nothing
-            self._headers[name.lower()] = value
+        if not self._in_head:
+            return  # what trails a chunked body changes nothing
+        name = name.lower()
+        if name == b"connection" and name in self._headers:
+            value = self._headers[name] + b", " + value  # a list, on as many lines as its sender likes
+        self._headers[name] = value
 
     def _count_header(self, size: int) -> None:
         self._header_bytes += size

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
+import msgspec
+
 Headers = tuple[tuple[bytes, bytes], ...]
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+RETRY_SOON: Headers = ((b"retry-after", b"1"),)
 LAST_CHUNK = b"0\r\n\r\n"
 
 
@@ -17,6 +20,12 @@ def head(status: int, content_type: bytes, headers: Headers, connection: bytes) 
     if connection:
         lines.append(b"connection: " + connection + b"\r\n")
     return b"".join(lines)
+
+
+def refusal(message: str) -> bytes:
+    """The body of an answer to what is no request, in OpenAI's shape."""
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+    return msgspec.json.encode({"error": error})
 
 
 def chunk(data: bytes) -> bytes:

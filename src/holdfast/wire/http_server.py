@@ -27,7 +27,8 @@ class HttpPatience:
 
 
 class HttpServer:
-    """Serve `handler` on one address until closed."""
+    """Serve `handler` on one address until closed. `begin` comes before every answer, be it the handler's or a refusal
+    of what is no request: it may name the request and add headers, and has only what arrived of it."""
 
     def __init__(
         self,
@@ -35,7 +36,9 @@ class HttpServer:
         network: Network,
         limits: HttpLimits | None = None,
         patience: HttpPatience | None = None,
+        begin: Handler = lambda connection, request: None,
     ) -> None:
+        self._begin = begin
         self._handler = handler
         self._network = network
         self._limits = limits or HttpLimits()
@@ -51,7 +54,7 @@ class HttpServer:
         return self._listener.address
 
     def _connection(self) -> HttpConnection:
-        return HttpConnection(self._handler, self._limits, self.connections)
+        return HttpConnection(self._begin, self._handler, self._limits, self.connections)
 
     def stop_accepting(self) -> None:
         """Close the listening socket and every connection that has no request under way."""

@@ -1,0 +1,89 @@
+"""What is refused before it is a whole request is answered as everything else: by name, for web pages too, with a line
+in the access log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from http_rig import Raw, Reply, chat
+
+from holdfast.bench.deployment import Deployment, free_port
+
+CHAT = "/v1/chat/completions"
+HOME = "https://chat.example.org"
+
+
+@pytest.fixture(scope="module")
+def port(deployment: Deployment) -> Iterator[int]:
+    """Of one more frontend: with an access log, and open to one page."""
+    port, settings = deployment.port, deployment._frontend_settings
+    deployment.port = other = free_port()
+    deployment._frontend_settings = {**settings, "access_log": True, "cors_origins": [HOME]}
+    try:
+        deployment.start_frontend("strict")
+        deployment.wait_until(lambda: deployment.health().get("status") == "ready", "the frontend with an access log")
+    finally:
+        deployment.port, deployment._frontend_settings = port, settings
+    yield other
+    deployment.kill("strict")
+    del deployment.processes["strict"]
+
+
+def line_of(deployment: Deployment, name: str) -> str:
+    """The one line of a request; it is written in the turn after the answer."""
+    found = lambda: [line for line in deployment.log("strict").splitlines() if f" request={name} " in line]  # noqa: E731
+    deployment.wait_until(lambda: bool(found()), f"the line of {name}", 10)
+    (line,) = found()
+    return line
+
+
+def check(deployment: Deployment, reply: Reply, status: int, name: str, asked: str = f"POST {CHAT}") -> None:
+    assert (reply.status, reply.headers.get("x-request-id")) == (status, name)
+    assert reply.headers["access-control-allow-origin"] == HOME
+    assert reply.headers["connection"] == "close"
+    assert reply.error["type"] == "invalid_request_error"
+    assert f' "{asked}" {status} ' in line_of(deployment, name)
+
+
+@pytest.mark.parametrize(
+    ("status", "rest"),
+    [
+        (400, "space : before\r\n\r\n"),
+        (400, "transfer-encoding: chunked\r\n\r\nzz\r\n"),
+        (408, "content-length: 10\r\n\r\n"),
+        (413, "content-length: 99999999\r\n\r\n"),
+        (431, "x: " + "y" * 40_000 + "\r\n\r\n"),
+    ],
+)
+def test_a_refusal_of_what_arrives_is_an_answer_like_any_other(
+    deployment: Deployment, port: int, status: int, rest: str
+) -> None:
+    """With the name and for the page that were told before it went wrong."""
+    name = f"while-{status}-{len(rest)}"
+    with Raw(port) as raw:
+        raw.send(f"POST {CHAT} HTTP/1.1\r\nx-request-id: {name}\r\norigin: {HOME}\r\nhost: x\r\n{rest}".encode())
+        check(deployment, raw.reply(), status, name)
+
+
+def test_a_refusal_of_what_is_sent_ahead_is_an_answer_like_any_other(deployment: Deployment, port: int) -> None:
+    """It names the request that was one too many, and says when to come back."""
+    with Raw(port) as raw:
+        raw.post(CHAT, chat("a", stream=True, max_tokens=100, ignore_eos=True))
+        heads = [f"GET /live HTTP/1.1\r\nx-request-id: ahead-{n}\r\norigin: {HOME}\r\n\r\n" for n in range(30)]
+        raw.send("".join(heads).encode())
+        replies = [raw.reply() for _ in range(18)]
+    check(deployment, replies[-1], 429, "ahead-16", "GET /live")
+    assert replies[-1].headers["retry-after"] == "1"
+    assert [reply.headers["x-request-id"] for reply in replies[1:-1]] == [f"ahead-{n}" for n in range(16)]
+
+
+def test_nonsense_has_a_name_too(deployment: Deployment, port: int) -> None:
+    """Of ours, and never that of the request before it."""
+    with Raw(port) as raw:
+        first = raw.get("/live", "x-request-id: before\r\n").reply()
+        reply = raw.send(b"nonsense\r\n\r\n").reply()
+    assert (first.headers["x-request-id"], reply.status) == ("before", 400)
+    name = reply.headers["x-request-id"]
+    assert name.startswith("req-")
+    assert ' "- -" 400 ' in line_of(deployment, name)
