@@ -36,23 +36,24 @@ def decode_launches(data: bytes) -> list[Launch]:
 def main(argv: list[str]) -> int:
     lock, state_dir = int(argv[0]), Path(argv[1])
     sign(lock, Holder(os.getpid(), detached=True))
+    log = log_path()
+
+    def tell(line: str) -> None:
+        if log is not None:
+            turn_over(log)
+        say(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}")
 
     async def shown(lack: str) -> None:
-        _log(lack or "everything is up")
+        tell(lack or "everything is up")
         sign(lock, Holder(os.getpid(), detached=True, up=not lack, lack=lack))
 
     launches = decode_launches(sys.stdin.buffer.read())
     start = Start.of(state_dir, LocalProcesses(log_dir(state_dir)), launches)
-    trouble = asyncio.run(keep_up(start, tied=False, wait_s=float(argv[2]), tell=_log, shown=shown))
+    trouble = asyncio.run(keep_up(start, lock=lock, tied=False, wait_s=float(argv[2]), tell=tell, shown=shown))
     if trouble:
         say(str(trouble))
+        sign(lock, Holder(os.getpid(), detached=True, trouble=str(trouble)))
     return exit_status(trouble)
-
-
-def _log(line: str) -> None:
-    say(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}")
-    if (path := log_path()) is not None:
-        turn_over(path)
 
 
 if __name__ == "__main__":

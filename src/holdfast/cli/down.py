@@ -19,18 +19,27 @@ from holdfast.supervise.processes import LocalProcesses
 from holdfast.supervise.records import Record, read_records
 
 SUPERVISOR_S = 20.0  # its own stages are bounded below this; past it, it hangs and is killed
-LOCK_S = 5.0  # from the end of its holder to the lock; and for a new holder to sign
+KERNEL_S = 5.0  # from SIGKILL to its end
+# One after the other: `up --detach` hands the lock to another process. More than this is somebody who starts them.
+SUPERVISORS_MAX = 5
+LOOK_S = 0.05
 
 
 def run_down(state_dir: Path) -> int:
     """Stop all and say what was stopped. That nothing runs is no error."""
     screen = Screen()
+    if not state_dir.exists() and holder(state_dir) is None:
+        screen.line(f"nothing runs in {state_dir}")
+        return 0
     running = [record for record in read_records(state_dir) if record.alive]
     with screen.busy("stopping …") if running else contextlib.nullcontext():
-        supervisor = _stop_supervisor(state_dir, screen)
-        _say_gone(running, screen)
-        left = _stop_rest(state_dir, screen)
-    if not running and not left and not supervisor:
+        lock, supervisors = _stop_supervisors(state_dir, screen)
+        try:
+            _say_gone(running, screen)
+            left = asyncio.run(_stop_records(state_dir, screen))
+        finally:
+            os.close(lock)
+    if not running and not left and not supervisors:
         screen.line(f"nothing runs in {state_dir}")
     else:
         screen.line("everything has stopped")
@@ -44,21 +53,26 @@ def _say_gone(running: list[Record], screen: Screen) -> None:
             screen.line(f"{record.name} stopped, pid {record.pid}")
 
 
-def _stop_supervisor(state_dir: Path, screen: Screen) -> bool:
-    """Ask the supervisor to stop everything, and wait for its end; whether there was one."""
-    until_s = time.monotonic() + LOCK_S
-    while (found := holder(state_dir)) is not None:
-        pidfd = _open(found.pid)
+def _stop_supervisors(state_dir: Path, screen: Screen) -> tuple[int, int]:
+    """Ask who holds the lock to stop everything, and wait for its end, until the lock is ours: nobody starts anything
+    from then on. The lock, and how many held it."""
+    stopped, until_s = 0, time.monotonic() + SUPERVISOR_S
+    while (lock := take_lock(state_dir)) is None:
+        found = holder(state_dir)
+        pid = found.pid if found is not None else 0
+        pidfd = _open(pid)
         if pidfd is not None:
             try:
-                _stop_one(pidfd, found.pid, screen)
+                _stop_one(pidfd, pid, screen)
             finally:
                 os.close(pidfd)
-            return True
-        if time.monotonic() > until_s:
+            stopped, until_s = stopped + 1, time.monotonic() + SUPERVISOR_S
+        elif time.monotonic() > until_s:
             raise UserError(f"{state_dir}/up.lock is held by a process that cannot be seen from here; stop it there")
-        time.sleep(0.05)
-    return False
+        if stopped == SUPERVISORS_MAX:
+            raise UserError(f"somebody starts `holdfast up` in {state_dir} again and again; stop that one first")
+        time.sleep(LOOK_S)
+    return lock, stopped
 
 
 def _open(pid: int) -> int | None:
@@ -75,23 +89,12 @@ def _stop_one(pidfd: int, pid: int, screen: Screen) -> None:
     if not select.select([pidfd], [], [], SUPERVISOR_S)[0]:
         screen.line(f"the supervisor, pid {pid}, did not stop within {SUPERVISOR_S:g} s; killing it")
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        select.select([pidfd], [], [], LOCK_S)
-
-
-def _stop_rest(state_dir: Path, screen: Screen) -> int:
-    """Stop what no supervisor stopped: its own died, or it was started by hand. How many that were."""
-    if not state_dir.exists():
-        return 0
-    lock = take_lock(state_dir)
-    if lock is None:
-        raise UserError(f"another `holdfast up` has just started in {state_dir}; run `holdfast down` again to stop it")
-    try:
-        return asyncio.run(_stop_records(state_dir, screen))
-    finally:
-        os.close(lock)
+        select.select([pidfd], [], [], KERNEL_S)
 
 
 async def _stop_records(state_dir: Path, screen: Screen) -> int:
+    """Stop what no supervisor stopped: its own died, or it was started by hand. How many that were."""
+
     def tell(text: str) -> None:
         if " adopted" not in text:  # how it is done here, not what was asked for
             screen.line(text)

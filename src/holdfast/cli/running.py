@@ -18,6 +18,7 @@ from holdfast.cli.plan import job_of
 from holdfast.cli.starting import Start, in_words, unfinished
 from holdfast.core.errors import Refused, UserError
 from holdfast.supervise.jobs import Job
+from holdfast.supervise.keeping import Keeping
 from holdfast.supervise.life import Phase
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.processes import LocalProcesses
@@ -45,6 +46,7 @@ def log_dir(state_dir: Path) -> Path:
 async def keep_up(
     start: Start,
     *,
+    lock: int,
     tied: bool,
     wait_s: float,
     tell: Tell,
@@ -57,6 +59,7 @@ async def keep_up(
     command, logs = child_command(os.getpid() if tied else 0), LocalProcesses(log_dir(start.state_dir))
     supervisor = Supervisor(start.state_dir, [job_of(launch) for launch in start.launches], logs, command, tell)
     watching = Watching(supervisor, SocketNetwork())
+    keeping = Keeping(supervisor, lock, start.state_dir, tell)
     stop = asyncio.Event()
     trouble: list[UserError] = []
 
@@ -82,11 +85,14 @@ async def keep_up(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, asked)
     async with asyncio.TaskGroup() as tasks:
+        kept = tasks.create_task(keeping.run())
         running = [tasks.create_task(begin()), tasks.create_task(watching.run())]
         await stop.wait()
         for task in running:
             task.cancel()
-    await supervisor.stop()
+        await asyncio.wait(running)
+        await supervisor.stop()
+        kept.cancel()
     return trouble[0] if trouble else None
 
 

@@ -68,7 +68,7 @@ class Start:
     @classmethod
     def of(cls, state_dir: Path, logs: LocalProcesses, launches: Sequence[Launch]) -> Start:
         """To be made before anything is started."""
-        return cls(state_dir, launches, {launch.name: _size(logs.path(launch.name)) for launch in launches})
+        return cls(state_dir, launches, {launch.name: log_size(logs.path(launch.name)) for launch in launches})
 
     def doing(self, logs: LocalProcesses) -> Doing:
         """Name and phase of everyone who is not ready."""
@@ -90,7 +90,7 @@ class Start:
             return f"{record.state}: {record.note}"
         if not isinstance(launch, WorkerLaunch):
             return STARTING
-        lines = _since(logs.path(launch.name), self.marks[launch.name])
+        lines = log_since(logs.path(launch.name), self.marks[launch.name])
         return phase_of(lines, IMPORTING if launch.engine == "torch" else STARTING)
 
 
@@ -115,15 +115,17 @@ def _workers(launches: Sequence[Launch]) -> list[WorkerLaunch]:
     return [launch for launch in launches if isinstance(launch, WorkerLaunch)]
 
 
-def _size(path: Path) -> int:
+def log_size(path: Path) -> int:
+    """Bytes; 0 if there is none."""
     try:
         return path.stat().st_size
     except OSError:
         return 0
 
 
-def _since(path: Path, mark: int) -> list[str]:
-    size = _size(path)
+def log_since(path: Path, mark: int) -> list[str]:
+    """The lines that came after it was `mark` bytes long, or the last of them."""
+    size = log_size(path)
     if size < mark:  # it was set aside, and begun anew
         mark = 0
     try:

@@ -20,13 +20,13 @@ from holdfast.cli.plan import UpOptions, plan
 from holdfast.cli.ps import look_at_all
 from holdfast.cli.running import keep_up, log_dir
 from holdfast.cli.screen import Screen, chat_command, show_up
-from holdfast.cli.starting import Start, follow
+from holdfast.cli.starting import Start, follow, log_since, log_size
 from holdfast.cli.state_dir import made, own
 from holdfast.core.address import TcpAddress
 from holdfast.core.errors import REFUSED, Refused, UserError, settled
 from holdfast.memory.devices.host_room import free_host_bytes
-from holdfast.supervise.lock import Holder, holder, sign, take_lock
-from holdfast.supervise.processes import LocalProcesses
+from holdfast.supervise.lock import Holder, holder, sign, signed, take_lock
+from holdfast.supervise.processes import LocalProcesses, exit_words
 from holdfast.supervise.records import read_records
 from holdfast.supervise.status import web_address
 
@@ -124,6 +124,7 @@ async def _foreground(state_dir: Path, launches: list[Launch], lock: int, view: 
 
             trouble = await keep_up(
                 start,
+                lock=lock,
                 tied=tied,
                 wait_s=view.options.wait_s,
                 tell=view.screen.event,
@@ -138,10 +139,16 @@ async def _foreground(state_dir: Path, launches: list[Launch], lock: int, view: 
 
 
 def _detached(state_dir: Path, launches: list[Launch], lock: int, view: UpView) -> int:
-    start = Start.of(state_dir, LocalProcesses(log_dir(state_dir)), launches)
+    logs = LocalProcesses(log_dir(state_dir))
+    start, mark = Start.of(state_dir, logs, launches), log_size(logs.path("up"))
     child = _spawn_background(state_dir, launches, lock, view.options.wait_s)
     try:
-        return asyncio.run(_watch_background(state_dir, child, launches, start, view))
+        lack = asyncio.run(_watch_background(state_dir, child, launches, start, view))
+        if lack is None:
+            kind = Refused if child.returncode == REFUSED else UserError
+            why = _why_ended(child, signed(lock), log_since(logs.path("up"), mark))
+            raise kind(f"{why} (logs in {log_dir(state_dir)})")
+        return 1 if lack else 0
     except KeyboardInterrupt:
         # Nobody has been told yet that it runs: whoever calls it off means all of it.
         view.screen.line("stopping …")
@@ -151,9 +158,17 @@ def _detached(state_dir: Path, launches: list[Launch], lock: int, view: UpView) 
         return INTERRUPTED
 
 
-def _spawn_background(
-    state_dir: Path, launches: list[Launch], lock: int, wait_s: float
-) -> subprocess.Popen[bytes]:
+def _why_ended(child: subprocess.Popen[bytes], said: Holder, logged: Sequence[str]) -> str:
+    """Why a supervisor ended before all was up: by its own word if it had one, else by the kernel's. Pure."""
+    if said.pid == child.pid and said.trouble:
+        return said.trouble
+    if child.returncode == 0:
+        return "it was told to stop before it was up"
+    last_line = next((line.strip() for line in reversed(logged) if line.strip()), "")
+    return f"its supervisor ended before it was up: {exit_words(child.returncode, last_line)}"
+
+
+def _spawn_background(state_dir: Path, launches: list[Launch], lock: int, wait_s: float) -> subprocess.Popen[bytes]:
     """Start the supervisor in a session of its own, with the lock in its hands."""
     log_dir(state_dir).mkdir(parents=True, exist_ok=True, mode=0o700)
     with LocalProcesses(log_dir(state_dir)).path("up").open("ab") as log:
@@ -166,26 +181,28 @@ def _spawn_background(
             pass_fds=(lock,),
             cwd=state_dir,
         )
+    # Not only once it can itself: `holdfast down` asks whom to stop. And before it can say more.
+    sign(lock, Holder(child.pid, detached=True))
     assert child.stdin is not None
-    child.stdin.write(encode_launches(launches))
-    child.stdin.close()
+    with contextlib.suppress(BrokenPipeError):  # it has ended, and whoever watches says why
+        child.stdin.write(encode_launches(launches))
+        child.stdin.close()
     return child
 
 
 async def _watch_background(
     state_dir: Path, child: subprocess.Popen[bytes], launches: Sequence[Launch], start: Start, view: UpView
-) -> int:
+) -> str | None:
+    """What keeps it from serving, "": nothing; None: it ended."""
     with view.screen.busy(_starting_text(launches)) as busy:
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(follow(start, LocalProcesses(log_dir(state_dir)), busy.show))
             lack = await _wait_until_up(state_dir, child, view.options.wait_s + WATCH_GRACE_S)
             following.cancel()
     if child.poll() is not None:
-        last_line = LocalProcesses(log_dir(state_dir)).last_line("up")
-        kind = Refused if child.returncode == REFUSED else UserError
-        raise kind(f"{last_line} (logs in {log_dir(state_dir)})")
+        return None
     await view.show(lack)
-    return 1 if lack else 0
+    return lack
 
 
 async def _wait_until_up(state_dir: Path, child: subprocess.Popen[bytes], bound_s: float) -> str:

@@ -1,9 +1,9 @@
 """A process's own log: lines to standard error, which a supervisor has opened as `logs/NAME.log`, turned over by size.
 
 Several processes may share a file (a vault, its keeper and their launcher): whoever finds it too long sets it aside as
-`NAME.log.1` and begins another, the others follow when they write next. Always true: a line that cannot be written is
-counted and missed, never raised; no more than two lengths of a file are kept; a file that somebody else chose (a
-redirection by hand) is never touched.
+`NAME.log.1` and begins another, whoever finds it removed begins another, the others follow when they write next. Always
+true: a line that cannot be written is counted and missed, never raised; no more than two lengths of a file are kept; a
+file that somebody else chose (a redirection by hand) is never touched.
 """
 
 from __future__ import annotations
@@ -55,11 +55,12 @@ def log_path(descriptor: int = 2) -> Path | None:
 
 
 def turn_over(path: Path, bytes_max: int = LOG_BYTES_MAX) -> None:
-    """Begin another file if standard error's is too long, or follow whoever has done so."""
+    """Begin another file if standard error's is too long or was removed, or follow whoever has done so."""
     try:
         now = os.fstat(2)
-        if now.st_size <= bytes_max:
+        if now.st_size <= bytes_max and now.st_nlink:
             return
+        path.parent.mkdir(exist_ok=True, mode=0o700)
         if path.exists() and os.path.samestat(now, path.stat()):
             path.replace(path.with_suffix(".log.1"))
         fresh = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -1,19 +1,24 @@
 """One supervisor per state directory: a flock on `STATE_DIR/up.lock`, whose content says who has it.
 
-Always true: the kernel's lock decides, the content only informs; the file is never removed (a file made anew would be a
-second lock, facts 18).
+Always true: the kernel's lock decides, the content only informs; we never remove the file (a file made anew would be a
+second lock, facts 18). Where somebody else did, its holder is still found by its open file, and puts one back (`keep`)
+that nobody sees unlocked or unsigned.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from pathlib import Path
 
 import msgspec
 
 from holdfast.core import flock
+from holdfast.core.errors import UserError
+
+# Somebody's look at the holder reads as a lock that is not free, for less time than it takes to look who it is.
+TRIES_MAX = 25
+WORDS_MAX = 800  # characters of each reason, so that the whole is never longer than what is read
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -23,6 +28,7 @@ class Holder(msgspec.Struct, frozen=True):
     detached: bool = False
     up: bool = False  # everything has served once
     lack: str = ""  # what was still missing when the bound for that had passed
+    trouble: str = ""  # why it gives up
 
 
 def lock_path(state_dir: Path) -> Path:
@@ -31,34 +37,101 @@ def lock_path(state_dir: Path) -> Path:
 
 def take_lock(state_dir: Path) -> int | None:
     """The lock as a descriptor (it may be handed to a child), or None if another has it."""
-    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor = os.open(lock_path(state_dir), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    path = lock_path(state_dir)
+    for _ in range(TRIES_MAX):
+        try:
+            descriptor = flock.open_lock_file(path)
+        except OSError as error:
+            raise UserError(f"{path} cannot be opened: {error.strerror}; remove it") from error
+        free = flock.try_flock(descriptor)
+        if free and flock.is_at_path(descriptor, path) and _removed(path) is None:
+            sign(descriptor, Holder(0))  # who held it before must not be taken for who does now
+            return descriptor
         os.close(descriptor)
-        return None
-    return descriptor
+        if holder(state_dir) is not None:
+            break
+    return None
 
 
 def sign(descriptor: int, holder: Holder) -> None:
     """Say who has the lock."""
-    flock.sign(descriptor, msgspec.json.encode(holder))
+    short = {"lack": holder.lack[:WORDS_MAX], "trouble": holder.trouble[:WORDS_MAX]}
+    flock.sign(descriptor, msgspec.json.encode(msgspec.structs.replace(holder, **short)))
+
+
+def signed(descriptor: int) -> Holder:
+    """What was last said of who has it."""
+    return _decode(os.pread(descriptor, flock.SIGNATURE_BYTES_MAX, 0))
 
 
 def holder(state_dir: Path) -> Holder | None:
     """Who supervises now; pid 0 if the holder has not signed yet; None if nobody does."""
+    path = lock_path(state_dir)
+    text = flock.read_signature(path)
+    if text is None:
+        text = _removed(path)
+    return None if text is None else _decode(text)
+
+
+def keep(descriptor: int, state_dir: Path) -> str:
+    """Put the file back where it was removed or made anew; what was done or cannot be, in words, or "". The descriptor
+    stays the same."""
+    path = lock_path(state_dir)
     try:
-        descriptor = os.open(lock_path(state_dir), os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
+        if flock.is_at_path(descriptor, path):
+            return ""
+        fresh = _put_back(path, os.pread(descriptor, flock.SIGNATURE_BYTES_MAX, 0))
+    except OSError as error:
+        return f"{path} was taken away and cannot be put back: {error}"
+    if fresh is None:
+        return f"{path} was taken away, and another process holds the one that is there now: stop one of the two"
+    os.dup2(fresh, descriptor, inheritable=False)
+    os.close(fresh)
+    return f"{path} was taken away, and put back"
+
+
+def _put_back(path: Path, signature: bytes) -> int | None:
+    """The file at the path, locked and signed; None if another has locked it."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh = flock.open_lock_file(aside)
     try:
-        # A shared lock, for the blink of an eye: two who look do not see each other.
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        with contextlib.suppress(msgspec.DecodeError):
-            return msgspec.json.decode(os.pread(descriptor, 4096, 0), type=Holder)
-        return Holder(0)
+        if flock.try_flock(fresh):
+            flock.sign(fresh, signature)
+            with contextlib.suppress(FileExistsError):
+                os.link(aside, path)
+                return fresh
     finally:
-        os.close(descriptor)
+        aside.unlink(missing_ok=True)
+    os.close(fresh)
+    made = flock.open_lock_file(path)  # whoever made it may have seen who we are, and left
+    if flock.try_flock(made) and flock.is_at_path(made, path):
+        flock.sign(made, signature)
+        return made
+    os.close(made)
     return None
+
+
+def _removed(path: Path) -> bytes | None:
+    """What the holder of a file that stood here and was removed says of itself: it is still among its open files."""
+    mark = f"{path.resolve()} (deleted)"
+    for process in os.scandir("/proc"):
+        if not process.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            for name in os.listdir(f"/proc/{process.name}/fd"):
+                opened = f"/proc/{process.name}/fd/{name}"
+                if os.readlink(opened) == mark and _is_locked(process.name, name):
+                    return Path(opened).read_bytes()[: flock.SIGNATURE_BYTES_MAX]
+    return None
+
+
+def _is_locked(pid: str, descriptor: str) -> bool:
+    lines = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text().splitlines()
+    return any(line.startswith("lock:") and "FLOCK" in line and "WRITE" in line for line in lines)
+
+
+def _decode(text: bytes) -> Holder:
+    try:
+        return msgspec.json.decode(text, type=Holder)
+    except msgspec.DecodeError:
+        return Holder(0)

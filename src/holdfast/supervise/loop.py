@@ -169,6 +169,11 @@ class Supervisor:
         for slot in self.slots.values():
             self._step(slot, life.KillNow())
 
+    def put_back(self) -> None:
+        """Write down again what somebody removed."""
+        for slot in self.slots.values():
+            self._notes.put_back(slot)
+
     # -- condemning
 
     def condemn(self, slot: Slot, pid: int, why: str) -> None:

@@ -5,6 +5,7 @@ Always true: a record that cannot be written (a full disk) is missed, told once,
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,15 @@ import msgspec
 from holdfast.core.procfs import read_process
 from holdfast.supervise.jobs import Slot
 from holdfast.supervise.life import Phase
-from holdfast.supervise.records import Record, forget, read_record, write_first_record, write_record
+from holdfast.supervise.records import (
+    Record,
+    forget,
+    is_written,
+    read_record,
+    write_first_record,
+    write_launch,
+    write_record,
+)
 
 
 class Notes:
@@ -38,6 +47,20 @@ class Notes:
             self._write(write_record, waits)
         elif now.phase is Phase.UNKILLABLE:
             self._does_not_end(slot)
+
+    def put_back(self, slot: Slot) -> None:
+        """What somebody removed: how others find its process, and what that was started with."""
+        job, now = slot.job, slot.life
+        if now.phase in (Phase.IDLE, Phase.STOPPING, Phase.OVER) or is_written(self._state_dir, job.name):
+            return
+        with contextlib.suppress(OSError):  # told of the record, which is written to the same place
+            if job.settings:
+                write_launch(self._state_dir, job.name, job.settings)
+        self.stands(slot)
+        if slot.process is None or read_process(now.pid) is None:
+            return
+        known = slot.record if slot.record is not None and slot.record.pid == now.pid else None
+        self.started(known or Record.of_process(now.pid, job.name, job.role, state="starting", failures=now.failures))
 
     def _does_not_end(self, slot: Slot) -> None:
         stat, found = read_process(slot.life.pid), read_record(self._state_dir, slot.job.name)

@@ -118,6 +118,11 @@ def remove_record(state_dir: Path, name: str) -> None:
         _record_path(state_dir, name).unlink(missing_ok=True)
 
 
+def is_written(state_dir: Path, name: str) -> bool:
+    """Whether there are both a record and a launch of this name."""
+    return _record_path(state_dir, name).exists() and launch_path(state_dir, name).exists()
+
+
 def read_record(state_dir: Path, name: str) -> Record | None:
     try:
         return msgspec.json.decode(_record_path(state_dir, name).read_bytes(), type=Record)

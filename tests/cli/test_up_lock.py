@@ -1,0 +1,110 @@
+"""One deployment, one supervisor, whatever is deleted under it and whenever `down` comes. Real processes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+
+import pytest
+from up_rig import START_S, Place, until
+
+from holdfast.cli.down import run_down
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    made = Place("--engine", "sim", "--standbys", "0")
+    yield made
+    made.close()
+
+
+def pids_of(place: Place) -> dict[str, int]:
+    return {name: found["pid"] for name, found in place.ps().items()}
+
+
+def test_what_is_deleted_under_a_deployment_is_put_back(place: Place) -> None:
+    """The lock, then the whole state directory: a second `up` is refused, `ps` shows everything, the stream goes on, a
+    dead worker comes back, and `down` leaves nothing."""
+    assert place.up().returncode == 0
+    supervisor, before = place.lock()["pid"], pids_of(place)
+    answers: list[str] = []
+    asking = threading.Thread(target=lambda: answers.append(place.chat(1000)))
+    asking.start()
+    for remove in (lambda: (place.state_dir / "up.lock").unlink(), lambda: shutil.rmtree(place.state_dir)):
+        remove()
+        done = place.up()
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+        assert f"already running (pid {supervisor})" in done.stderr
+        until(lambda: place.lock().get("pid") == supervisor and place.record("frontend"), "the lock and records")
+        assert f"supervised by pid {supervisor}" in place.run("ps").stdout
+    asking.join()
+    assert answers[0].endswith("data: [DONE]\n\n")
+    assert pids_of(place) == before
+    assert "up.lock was taken away, and put back" in (place.state_dir / "logs" / "up.log").read_text()
+    killed = place.record("worker-1")["pid"]
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: place.back("worker-1", killed), "the worker to be back")
+    shutil.rmtree(place.state_dir)
+    done = place.run("down")
+    assert (done.returncode, "everything has stopped" in done.stdout) == (0, True), done.stderr
+    assert place.pids() == set()
+
+
+def start_for_ever(place: Place) -> subprocess.Popen[str]:
+    """`up --detach` that is never up: its store does not answer."""
+    words = ("--port", str(place.port), "--store", "etcd://127.0.0.1:1", *place.pace, *place.shape)
+    command = place.command("up", "--detach", *words)
+    starting = subprocess.Popen(command, env=place.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    place.started.append(starting)  # type: ignore[arg-type]
+    return starting
+
+
+@pytest.mark.parametrize("moment", ["the lock", "the handover", "the first record"])
+def test_down_during_up_leaves_nothing(place: Place, moment: str) -> None:
+    """Whenever it comes: nothing runs, nothing comes up later, and `up` does not say that it did."""
+    starting = start_for_ever(place)
+    reached = {
+        "the lock": lambda: place.lock().get("pid"),
+        "the handover": lambda: len(place.pids()) > 1,
+        "the first record": lambda: place.record("worker-1"),
+    }
+    until(reached[moment], moment)
+    assert run_down(place.state_dir) == 0
+    assert place.pids() <= {starting.pid}, "it may have its last words to say"
+    shown, said = starting.communicate(timeout=START_S)
+    assert starting.returncode == -signal.SIGTERM or (starting.returncode == 1 and "before it was up" in said), said
+    assert "is up" not in shown
+    assert place.pids() == set()
+    assert place.ps() == {}
+
+
+def test_two_downs_at_once_both_end_well(place: Place) -> None:
+    """Neither takes the other for a supervisor, or one that has gone for who stops the rest."""
+    assert place.up().returncode == 0
+    os.kill(place.lock()["pid"], signal.SIGKILL)
+    os.kill(place.record("worker-1")["pid"], signal.SIGSTOP)
+    both = [subprocess.Popen(place.command("down"), env=place.env, stderr=subprocess.PIPE) for _ in range(2)]
+    place.started += both
+    for down in both:
+        _, said = down.communicate(timeout=START_S)
+        assert (down.returncode, said) == (0, b"")
+    assert place.pids() == set()
+
+
+def test_a_failed_start_says_why(place: Place) -> None:
+    """A supervisor that was killed is said to have been killed; what its log happens to end with is not its reason."""
+    (place.state_dir / "logs").mkdir()
+    (place.state_dir / "logs" / "up.log").write_text("an old line\n")
+    starting = start_for_ever(place)
+    until(lambda: place.lock().get("detached"), "the supervisor")
+    os.kill(place.lock()["pid"], signal.SIGKILL)
+    _, said = starting.communicate(timeout=START_S)
+    assert starting.returncode == 1
+    assert "its supervisor ended before it was up: SIGKILL" in said
+    assert "an old line" not in said
