@@ -20,6 +20,7 @@ def test_the_names_are_those_of_the_design() -> None:
         "ResourceExhausted",
         "NoWorker",
         "PoisonedRequest",
+        "InternalError",
     }
 
 
@@ -31,6 +32,7 @@ def test_what_is_resumed_is_what_the_design_says() -> None:
         Code.RESOURCE_EXHAUSTED,
         Code.NO_WORKER,
         Code.POISONED,
+        Code.INTERNAL,
     }
 
 

@@ -30,6 +30,7 @@ RESUMED = {
     Code.RESOURCE_EXHAUSTED: False,
     Code.NO_WORKER: False,
     Code.POISONED: False,
+    Code.INTERNAL: False,
 }
 
 

@@ -26,6 +26,7 @@ class Code(StrEnum):
     RESOURCE_EXHAUSTED = "ResourceExhausted"
     NO_WORKER = "NoWorker"
     POISONED = "PoisonedRequest"  # engines die of it; never tried again
+    INTERNAL = "InternalError"  # a bug of ours, which cost this request
 
 
 RESUMABLE = frozenset(

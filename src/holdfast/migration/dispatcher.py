@@ -20,6 +20,7 @@ from holdfast.migration.patience import DispatchStats, HoldSettings, Patience
 from holdfast.migration.policy import DEATHS, Fail, after_failure, standing_of
 from holdfast.migration.sets import ModelDirectory, WorkerSet
 from holdfast.routing.table import Standing, request_cost
+from holdfast.wire.frames import FrameError
 from holdfast.wire.messages import Cancel, Generate, Pass
 
 if TYPE_CHECKING:
@@ -171,6 +172,12 @@ class Dispatcher:
         if not self._send(flight):
             self._hold(flight)
 
+    def broke(self, flight: Flight, error: Exception) -> None:
+        """What consumes the stream has a bug: it costs this stream, and no other."""
+        flight.workers.holds.drop(flight)
+        self._patience.broke(flight, error)
+        self._leave_link(flight, tell_worker=True)
+
     def turned_away(self, flight: Flight) -> None:
         """The worker had no place for it: it never ran there, so nothing failed, and it stands where it stood."""
         link = flight.link
@@ -217,11 +224,15 @@ class Dispatcher:
         """Every few seconds: held streams keep their clients' connections warm."""
         for workers in self._directory.sets.values():
             for held in workers.holds:
-                held.stream.consumer.still_waiting()
+                try:
+                    held.stream.consumer.still_waiting()
+                except Exception as error:
+                    self.broke(held.stream, error)
 
     # -- the moves
 
     def _send(self, flight: Flight) -> bool:
+        """Onto a worker; False: none has a place. One that no message can hold is over, and waits for none."""
         ledger, workers = flight.ledger, flight.workers
         slot = workers.table.choose(ledger.prompt, flight.standing)
         if slot is None:
@@ -230,11 +241,16 @@ class Dispatcher:
         flight.cost = request_cost(ledger.length, ledger.sampling.max_tokens - ledger.emitted)
         flight.attempt = ledger.begin_attempt()
         flight.stream = next(self._numbers)
+        try:
+            link.send(Generate(flight.stream, ledger.request()))
+        except FrameError as error:
+            workers.holds.drop(flight)
+            self._patience.lose(flight, Code.INVALID_REQUEST, f"{ledger.length} tokens are too long to send: {error}")
+            return True
         flight.link = link
         flight.first_output = True
         workers.table.take(slot, flight.cost, ledger.prompt, flight.standing)
         link.streams[flight.stream] = flight
-        link.send(Generate(flight.stream, ledger.request()))
         return True
 
     def _fill(self, workers: WorkerSet) -> None:

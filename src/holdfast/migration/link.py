@@ -1,9 +1,10 @@
 """One worker as a frontend holds it: a data connection and the streams on it. Its beats come by `beat_link`.
 
 The hot path is `DataConnection.data_received`: from a received frame to every client's write in one synchronous
-pass (facts 33). A broken connection fails all its streams at once; a judge's verdict moves them while the
-connection stands. Whatever an old attempt still sends finds no entry in `streams` and is dropped. A standby's `Active`
-is as hot: from its frame to the held requests it is sent there is no task and no timer.
+pass (facts 33). A consumer that raises is our own bug, and ends its stream only. A broken connection fails all its
+streams at once; a judge's verdict moves them while the connection stands. Whatever an old attempt still sends finds no
+entry in `streams` and is dropped. A standby's `Active` is as hot: from its frame to the held requests it is sent there
+is no task and no timer.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import msgspec
 
 from holdfast.core.errors import Code
 from holdfast.discovery.registry import Instance
-from holdfast.migration.flight import Consumer, Flight
+from holdfast.migration.flight import Flight
 from holdfast.migration.framed import Framed
 from holdfast.migration.gaps import TokenGaps
 from holdfast.migration.groups import Claim
@@ -45,6 +46,7 @@ class LinkEvents(Protocol):
     def output_began(self, flight: Flight) -> None: ...
     def stream_over(self, flight: Flight, *, tell_worker: bool) -> None: ...
     def attempt_failed(self, flight: Flight, code: str, message: str, *, tell_worker: bool = False) -> None: ...
+    def broke(self, flight: Flight, error: Exception) -> None: ...
     def turned_away(self, flight: Flight) -> None: ...
     def has_room(self, link: WorkerLink, places: int) -> None: ...
     def took_over(self, link: WorkerLink) -> None: ...
@@ -142,7 +144,7 @@ class DataConnection(Framed):
     def data_received(self, data: bytes) -> None:
         link = self._link
         link.heard = True
-        dirty: list[Consumer] = []
+        dirty: list[Flight] = []
         try:
             for payload in self._splitter.feed(data):
                 message = decode_to_frontend(payload)
@@ -152,11 +154,14 @@ class DataConnection(Framed):
                     self._other(message)
         except FrameError as error:
             self._break(f"worker sent what is not our protocol: {error}")
-        for consumer in dirty:
-            consumer.dirty = False
-            consumer.flush()
+        for flight in dirty:
+            flight.consumer.dirty = False
+            try:
+                flight.consumer.flush()
+            except Exception as error:
+                link.events.broke(flight, error)
 
-    def _take_step(self, step: Step, dirty: list[Consumer]) -> None:
+    def _take_step(self, step: Step, dirty: list[Flight]) -> None:
         streams = self._link.streams
         events = self._link.events
         gaps = self._link.gaps
@@ -173,8 +178,14 @@ class DataConnection(Framed):
                 continue
             if flight is None or not flight.ledger.accept(flight.attempt, tokens):
                 continue
-            if flight.first_output:
-                events.output_began(flight)
+            consumer = flight.consumer
+            try:
+                if flight.first_output:
+                    events.output_began(flight)
+                over = consumer.take(output)
+            except Exception as error:
+                events.broke(flight, error)
+                continue
             if tokens:
                 if flight.last_s != since_s:
                     gaps.add(since_s, now_s, count)
@@ -183,11 +194,9 @@ class DataConnection(Framed):
                 flight.last_s = now_s
                 if len(tokens) > 1:
                     gaps.add_together(len(tokens) - 1)
-            consumer = flight.consumer
-            over = consumer.take(output)
             if not consumer.dirty:
                 consumer.dirty = True
-                dirty.append(consumer)
+                dirty.append(flight)
             if over or output.finish is not None:
                 events.stream_over(flight, tell_worker=output.finish is None and failure is None)
             elif failure is not None:

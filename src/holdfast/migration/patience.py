@@ -8,6 +8,7 @@ part of its answer (another of its choices), waits as if held.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
 from holdfast.core.errors import Code
@@ -15,6 +16,8 @@ from holdfast.migration.flight import Flight
 from holdfast.migration.gaps import Seams, TokenGaps
 from holdfast.migration.holds import Held
 from holdfast.routing.table import Standing
+
+log = logging.getLogger("holdfast.workers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class Patience:
     def _refuse(self, flight: Flight, code: Code, message: str, retry_after_s: float) -> None:
         if flight.ledger.end():
             self._stats.refused[code] = self._stats.refused.get(code, 0) + 1
-            flight.consumer.failed(code, message, retry_after_s)
+            _tell_failed(flight, code, message, retry_after_s)
 
     def lose(self, flight: Flight, code: Code, message: str) -> None:
         """A stream that was taken on ends without its end."""
@@ -86,4 +89,19 @@ class Patience:
             self._stats.lost[code] = self._stats.lost.get(code, 0) + 1
             if flight.failed_at_s:
                 self._stats.seams.lost(flight.failed_on)
-            flight.consumer.failed(code, message, self._settings.hold_s if code is Code.NO_WORKER else None)
+            _tell_failed(flight, code, message, self._settings.hold_s if code is Code.NO_WORKER else None)
+
+    def broke(self, flight: Flight, error: Exception) -> None:
+        """What consumes a stream raised, perhaps at its very end: its client is told, whatever it was told before."""
+        log.error("bug in what consumes %r", flight, exc_info=error)
+        flight.ledger.end()
+        self._stats.lost[Code.INTERNAL] = self._stats.lost.get(Code.INTERNAL, 0) + 1
+        _tell_failed(flight, Code.INTERNAL, "internal error; the server's log has the details", None)
+
+
+def _tell_failed(flight: Flight, code: Code, message: str, retry_after_s: float | None) -> None:
+    """Whoever tells is on its way to other streams: a consumer that raises must not keep it from them."""
+    try:
+        flight.consumer.failed(code, message, retry_after_s)
+    except Exception:
+        log.exception("bug in telling the client of %r that it failed", flight)
