@@ -68,6 +68,9 @@ ROOTS = {
     "engines/torch/stepper.py": "the root of the step thread: after any error no step can be believed",
     "engines/torch/rank.py": "the root of a rank's step thread, likewise",
     "migration/pool.py": "the root of a worker's task: a bug costs one session",
+    "migration/link.py": "the root of one stream's part of a step that many share: a bug costs one stream",
+    "migration/dispatcher.py": "the root of one stream's part of a round through all that are held, likewise",
+    "migration/patience.py": "the root of one stream's part of a worker's end, likewise",
     "store/client.py": "the root of the client's task",
     "store/etcd_client.py": "the root of the client's task",
 }
