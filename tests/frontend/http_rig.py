@@ -130,6 +130,20 @@ def chat(words: str = "hello", **more: Any) -> dict[str, Any]:
     return {"model": "holdfast-sim", "messages": [{"role": "user", "content": words}], "max_tokens": 8, **more}
 
 
+def ask(port: int, path: str, body: Any) -> Reply:
+    with Raw(port) as raw:
+        return raw.post(path, body).reply()
+
+
+def completion(prompt: Any, **more: Any) -> dict[str, Any]:
+    return {"model": "holdfast-sim", "prompt": prompt, **more}
+
+
+def padded(body: dict[str, Any]) -> dict[str, Any]:
+    """The same request, in a body too large for the loop."""
+    return {**body, "user": "x" * 300_000}
+
+
 # -- what a process holds
 
 

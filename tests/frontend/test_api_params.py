@@ -58,6 +58,15 @@ def test_the_context_is_kept() -> None:
     assert refusal(ParsedRequest(kind="completion", model="m", prompts=["x"]), 100).param == "prompt"
 
 
+def test_a_minimum_that_cannot_be_says_what_stands_against_it() -> None:
+    """The context, or that a completion is short unless `max_tokens` says otherwise: then giving it is the mend."""
+    assert "more than the 90 tokens that 'messages' leaves" in refusal(chat(min_tokens=91)).message
+    completion = ParsedRequest(kind="completion", model="m", prompts=["x"], min_tokens=20)
+    message = refusal(completion).message
+    assert "more than the 16 tokens an answer has where 'max_tokens' is not given; give it" in message
+    assert build_sampling(chat(min_tokens=90), {}, 1, 10, 100).min_tokens == 90
+
+
 def test_an_overflow_begins_with_the_words_clients_look_for() -> None:
     """LiteLLM and others tell a prompt that is too long from other mistakes by the message's beginning."""
     for error in (refusal(chat(max_tokens=91)), refusal(chat(), 100)):

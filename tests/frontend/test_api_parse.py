@@ -273,3 +273,11 @@ def test_failures_have_a_status() -> None:
     assert {of_failure(code, "x").status for code in set(Code) - {Code.POISONED}} == {400, 429, 499, 503}
     poisoned = of_failure(Code.POISONED, "x")
     assert (poisoned.status, poisoned.type, poisoned.code) == (500, "server_error", "PoisonedRequest")
+
+
+def test_a_minimum_above_the_maximum_is_refused_in_the_clients_own_words() -> None:
+    """Whichever of its two names the maximum came under."""
+    for field in ("max_tokens", "max_completion_tokens"):
+        body = {"model": "m", "messages": HELLO, "min_tokens": 6, field: 5}
+        with pytest.raises(ApiError, match=rf"'min_tokens' \(6\) is more than '{field}' \(5\)"):
+            parse_chat(json.dumps(body).encode())

@@ -5,23 +5,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import signal
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import msgspec
 import pytest
-from http_rig import Raw, Reply
+from http_rig import Raw, ask, completion, padded
 from loop_rig import WAIT_S, MeteredFrontend
 
-from holdfast.bench.deployment import Deployment, free_port
+from holdfast.bench.deployment import Deployment
 from holdfast.frontend import app, large_bodies
 from holdfast.frontend.admission import LAUNCH_TOKENS_MAX
 from holdfast.frontend.api.errors import ApiError
@@ -39,20 +35,6 @@ def frontend(deployment: Deployment) -> Iterator[MeteredFrontend]:
         while ask(made.port, COMPLETIONS, completion("hi", max_tokens=1)).status != 200:
             assert time.monotonic() < deadline_s
         yield made
-
-
-def ask(port: int, path: str, body: Any) -> Reply:
-    with Raw(port) as raw:
-        return raw.post(path, body).reply()
-
-
-def completion(prompt: Any, **more: Any) -> dict[str, Any]:
-    return {"model": "holdfast-sim", "prompt": prompt, **more}
-
-
-def padded(body: dict[str, Any]) -> dict[str, Any]:
-    """The same request, in a body too large for the loop."""
-    return {**body, "user": "x" * 300_000}
 
 
 def cpu_s_of_reading(body: bytes) -> float:
@@ -122,6 +104,19 @@ def test_a_large_body_is_answered_as_a_small_one(deployment: Deployment, path: s
         assert large.error == small.error
 
 
+@pytest.mark.parametrize("chars", [100_000, 300_000])
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999", "1" * 5000])
+def test_a_value_that_json_has_not_is_named_in_a_body_of_any_size(
+    deployment: Deployment, value: str, chars: int
+) -> None:
+    """The refusal is that of a small body, field and all."""
+    body = json.dumps(completion("hi", temperature=1.5)).replace("1.5", value)
+    small = ask(deployment.port, COMPLETIONS, body.encode())
+    large = ask(deployment.port, COMPLETIONS, (body[:-1] + f', "user": "{"x" * chars}"}}').encode())
+    assert (small.status, large.status) == (400, 400)
+    assert large.error == small.error
+
+
 def test_what_cannot_fit_is_refused_before_all_of_it_is_tokenized(deployment: Deployment) -> None:
     """By its context, with a count that is enough to know it."""
     text = "some words here " * 60_000  # 180,000 tokens, where the context is 32,768
@@ -129,110 +124,6 @@ def test_what_cannot_fit_is_refused_before_all_of_it_is_tokenized(deployment: De
     assert reply.status == 400
     assert reply.error["code"] == "context_length_exceeded"
     assert "at least" in reply.error["message"]
-
-
-def children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
-
-
-def readers(pid: int) -> list[int]:
-    return [child for child in children(pid) if b"body_reader" in command_line(child)]
-
-
-def command_line(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""  # it ended while we looked
-
-
-@pytest.fixture
-def other(deployment: Deployment) -> Iterator[Deployment]:
-    """The deployment with a frontend that may be killed in the place of its own."""
-    port, settings = deployment.port, deployment._frontend_settings
-    deployment.port = free_port()
-    try:
-        deployment.start_frontend("other")
-        deployment.wait_until(lambda: deployment.health().get("status") == "ready", "the other frontend")
-        assert ask(deployment.port, COMPLETIONS, padded(completion("hi", max_tokens=1))).status == 200
-        yield deployment
-    finally:
-        deployment.kill("other")
-        del deployment.processes["other"]
-        deployment.port, deployment._frontend_settings = port, settings
-
-
-def test_a_reader_ends_with_its_frontend(other: Deployment) -> None:
-    """However the frontend ended."""
-    (reader,) = readers(other.pid("other"))
-    other.kill("other")
-    other.wait_until(lambda: not Path(f"/proc/{reader}").exists(), "the reader to end")
-
-
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_reader_costs_no_answer(other: Deployment, sent: signal.Signals) -> None:
-    """Killed or stopped, the next body is read by another one; the loss is in the log and on the metrics page."""
-    pid = other.pid("other")
-    (reader,) = readers(pid)
-    os.kill(reader, sent)
-    assert ask(other.port, COMPLETIONS, padded(completion("hi", max_tokens=1))).status == 200
-    assert reader not in readers(pid)
-    cause = "died" if sent is signal.SIGKILL else "stopped"
-    with Raw(other.port) as raw:
-        page = raw.get("/metrics").reply().body.decode()
-    assert re.search(rf'^holdfast_body_readers_lost_total{{.*cause="{cause}".*}} 1\.0$', page, re.MULTILINE)
-    assert f"lost the reader of large bodies ({cause})" in other.log("other")
-
-
-@pytest.fixture
-def first_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Put a line of shell in the place of the first reader; those after it are real."""
-
-    def put(line: str) -> None:
-        script = tmp_path / "python"
-        first = f"if mkdir {tmp_path}/first 2>/dev/null; then {line}; fi"
-        script.write_text(f'#!/bin/sh\n{first}\nexec {sys.executable} "$@"\n')
-        script.chmod(0o755)
-        monkeypatch.setattr(large_bodies.sys, "executable", str(script))
-
-    return put
-
-
-@pytest.mark.parametrize(
-    ("line", "cause"),
-    [("head -c 8 >/dev/null; exit 1", "died"), ("kill -STOP $$", "stopped"), ("exec sleep 1000", "stuck")],
-)
-async def test_a_reader_that_will_not_answer_is_replaced(
-    first_reader: Callable[[str], None], line: str, cause: str
-) -> None:
-    """Whatever became of it, its body is read by another one."""
-    first_reader(line)
-    lost: list[str] = []
-    large = large_bodies.LargeBodies(10**6, lost.append)
-    body = json.dumps(padded(completion("hi"))).encode()
-    assert (await large.parse("completions", body, {})).prompts == ["hi"]
-    assert lost == [cause]
-    await large.close()
-
-
-async def test_a_client_that_leaves_takes_its_reader_along(first_reader: Callable[[str], None]) -> None:
-    """The answer would be taken for the next one's; that is no loss to be told, and the next body is read."""
-    first_reader("exec sleep 1000")
-    lost: list[str] = []
-    large = large_bodies.LargeBodies(10**6, lost.append)
-    body = json.dumps(padded(completion("hi"))).encode()
-    asked = asyncio.create_task(large.parse("completions", body, {}))
-    async with asyncio.timeout(WAIT_S):
-        while large._reader is None:
-            await asyncio.sleep(0.01)
-    reader = large._reader.pid
-    asked.cancel()
-    await asyncio.gather(asked, return_exceptions=True)
-    assert not command_line(reader)
-    assert (await large.parse("completions", body, {})).prompts == ["hi"]
-    assert lost == []
-    await large.close()
 
 
 def test_a_client_that_leaves_while_its_body_is_read_is_counted_as_one(
@@ -268,15 +159,6 @@ def outcomes(port: int) -> Counter[str]:
     for outcome, count in found:
         counted[outcome] += int(float(count))
     return counted
-
-
-async def test_a_body_under_which_every_reader_dies_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a second try, with a hint to come back."""
-    monkeypatch.setattr(large_bodies.sys, "executable", "/bin/false")
-    large = large_bodies.LargeBodies(10**6, lambda cause: None)
-    with pytest.raises(ApiError) as refused:
-        await large.parse("completions", b"{}", {})
-    assert (refused.value.status, refused.value.code, refused.value.retry_after_s) == (503, "reader_failed", 1.0)
 
 
 async def test_large_bodies_that_wait_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

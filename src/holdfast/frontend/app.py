@@ -12,6 +12,7 @@ from holdfast.core.errors import Code
 from holdfast.frontend.accounts import Account, Accounts
 from holdfast.frontend.admission import Admission
 from holdfast.frontend.api.errors import SERVER, ApiError, no_worker, of_failure, too_busy
+from holdfast.frontend.api.parse import Unexplained
 from holdfast.frontend.api.request import ParsedRequest
 from holdfast.frontend.body_reader import PARSERS
 from holdfast.frontend.gate import Gate, GateError
@@ -116,7 +117,11 @@ class App:
             if len(request.body) > PARSE_NOW_BYTES_MAX:
                 self._prepare_slowly(connection, account, request.body)
                 return
-            parsed = PARSERS[endpoint](request.body)
+            try:
+                parsed = PARSERS[endpoint](request.body)
+            except Unexplained:
+                self._prepare_slowly(connection, account, request.body)  # its reader has the time to find the field
+                return
             account.named(parsed)
             if not self._launch_now(connection, account, parsed):
                 self._prepare_slowly(connection, account, parsed)

@@ -28,9 +28,9 @@ _IGNORED_FIELDS = frozenset({"annotations", "cache_control", "id", "metadata", "
 _REFUSED_FIELDS = frozenset({"tool_calls", "tool_call_id", "function_call", "audio"})
 
 
-def parse_chat(body: bytes) -> ParsedRequest:
+def parse_chat(body: bytes, *, thorough: bool = False) -> ParsedRequest:
     """A chat request, or ApiError(400)."""
-    fields = read_fields(body, _TABLE)
+    fields = read_fields(body, _TABLE, thorough=thorough)
     require(fields, "messages")
     top = fields.pop("_top_logprobs", None)
     if fields.pop("_logprobs", False):

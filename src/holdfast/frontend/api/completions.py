@@ -18,9 +18,9 @@ from holdfast.frontend.api.request import CHOICES_MAX, ParsedRequest
 _Ids = list[Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]]
 
 
-def parse_completion(body: bytes) -> ParsedRequest:
+def parse_completion(body: bytes, *, thorough: bool = False) -> ParsedRequest:
     """A completions request, or ApiError(400)."""
-    fields = read_fields(body, _TABLE)
+    fields = read_fields(body, _TABLE, thorough=thorough)
     require(fields, "prompt")
     prompts = fields.pop("prompt")
     choices = len(prompts) * fields.get("n", 1)

@@ -13,7 +13,7 @@ from holdfast.frontend.api.checks import Check, boolean, integer, list_of, numbe
 from holdfast.frontend.api.errors import invalid
 from holdfast.frontend.api.request import CHOICES_MAX, Usage
 
-STOPS_MAX = 16  # OpenAI takes 4, other servers any number; each costs a search per token once its first letter is seen
+STOPS_MAX = 16  # OpenAI takes 4, other servers any number; how many there are hardly changes what a token costs
 STOP_CHARS_MAX = 512  # the most a stream may be held back for
 STOP_TOKEN_IDS_MAX = 128
 LOGIT_BIAS_MAX = 300  # OpenAI's own bound

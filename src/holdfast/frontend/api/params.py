@@ -83,7 +83,7 @@ def build_sampling(
         repetition_penalty=pick("repetition_penalty", 1.0),
         logit_bias=parsed.logit_bias,
         top_logprobs=parsed.top_logprobs,
-        min_tokens=_min_tokens(parsed, max_tokens),
+        min_tokens=_min_tokens(parsed, max_tokens, context_tokens_max - prompt_tokens),
         ignore_eos=parsed.ignore_eos,
     )
 
@@ -107,8 +107,13 @@ def _max_tokens(parsed: ParsedRequest, default: int | None, prompt_tokens: int, 
     return parsed.max_tokens
 
 
-def _min_tokens(parsed: ParsedRequest, max_tokens: int) -> int:
+def _min_tokens(parsed: ParsedRequest, max_tokens: int, rest: int) -> int:
+    """`rest`: what the prompt leaves of the context. A `max_tokens` that is too small was refused with the fields."""
     least = parsed.min_tokens or 0
+    if least > rest:
+        source = "messages" if parsed.kind == "chat" else "prompt"
+        raise invalid("min_tokens", f"'min_tokens' ({least}) is more than the {rest} tokens that '{source}' leaves")
     if least > max_tokens:
-        raise invalid("min_tokens", f"'min_tokens' ({least}) is more than the {max_tokens} tokens there is room for")
+        why = f"is more than the {max_tokens} tokens an answer has where 'max_tokens' is not given; give it"
+        raise invalid("min_tokens", f"'min_tokens' ({least}) {why}")
     return least

@@ -4,25 +4,33 @@ Always true: the result does not depend on how the text was cut into pieces; not
 ever emitted (unless it is to be included); what is withheld is exactly the longest end of the text that may still
 become a stop string. Of several stop strings, the one *completed* first wins, and of those completed at once the
 longest: a stream must not wait for a longer one that may never come.
+
+The work follows the new text, not the stop strings: each new character is looked up as the last of some, and each
+place is tried once as the first of some.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 
 
 class StopWatcher:
     """One stream's watcher; nothing is pushed after a hit."""
 
-    __slots__ = ("_first", "_held", "_include", "_may_start", "_stops")
+    __slots__ = ("_by_last", "_first", "_held", "_include", "_may_start", "_sorted")
 
     def __init__(self, stops: tuple[str, ...], include_stop: bool = False) -> None:
         assert all(stops), "an empty stop string would stop before the first token"
-        self._stops = stops
         self._include = include_stop
         self._held = ""
-        starts = {stop[0] for stop in stops}
-        self._first = starts.pop() if len(starts) == 1 else ""
+        self._sorted = sorted(set(stops))
+        by_last: dict[str, list[str]] = {}
+        for stop in sorted(self._sorted, key=len, reverse=True):
+            by_last.setdefault(stop[-1], []).append(stop)
+        self._by_last = {last: tuple(ending) for last, ending in by_last.items()}  # the longest first
+        starts = sorted({stop[0] for stop in stops})
+        self._first = starts[0] if len(starts) == 1 else ""
         # With several first characters one class search beats a look for each of them.
         self._may_start = re.compile("[" + "".join(map(re.escape, starts)) + "]").search if starts else None
 
@@ -38,10 +46,7 @@ class StopWatcher:
 
     def pass_by(self, text: str) -> str:
         """Text in which no stop string may end, though one that ends later may begin there; what may be shown now."""
-        text = self._held + text
-        cut = self._hold_from(text)
-        self._held = text[cut:]
-        return text[:cut]
+        return self._hold(self._held + text)
 
     def flush(self) -> str:
         """What was withheld, at the stream's end: no stop string came of it."""
@@ -50,27 +55,25 @@ class StopWatcher:
 
     def _push_slowly(self, text: str, seen: int) -> tuple[str, str | None]:
         """`seen`: how much of it was there before; a stop string that ended in that was passed by."""
-        end, start, hit = len(text) + 1, 0, None
-        for stop in self._stops:
-            # One that ends later than the best so far cannot win.
-            place = text.find(stop, max(0, seen - len(stop) + 1), end)
-            if place >= 0 and (place + len(stop), place) < (end, start):
-                end, start, hit = place + len(stop), place, stop
-        if hit is not None:
-            self._held = ""
-            return text[: end if self._include else start], hit
-        self._held = ""
-        return self.pass_by(text), None
+        by_last = self._by_last
+        for end in range(seen + 1, len(text) + 1):
+            ending = by_last.get(text[end - 1])
+            if ending is not None and text.endswith(ending, 0, end):
+                hit = next(stop for stop in ending if text.endswith(stop, 0, end))
+                self._held = ""
+                return text[: end if self._include else end - len(hit)], hit
+        return self._hold(text), None
 
-    def _hold_from(self, text: str) -> int:
-        """Where the longest end that begins a stop string starts. A start that fails is emitted and never tried
-        again, so with one stop string the work per character is constant over the stream."""
-        cut = len(text)
-        for stop in self._stops:
-            place = text.find(stop[0], max(0, len(text) - len(stop) + 1), cut)
-            while place >= 0:
-                if stop.startswith(text[place:]):
-                    cut = place
-                    break
-                place = text.find(stop[0], place + 1, cut)
-        return cut
+    def _hold(self, text: str) -> str:
+        """Withhold the longest end that begins a stop string; the rest. A place that fails is emitted and never tried
+        again, and those that begin with an end follow it in order: one look tells for all of them."""
+        found = self._may_start(text) if self._may_start is not None else None
+        while found is not None and self._may_start is not None:
+            end = text[found.start() :]
+            place = bisect_right(self._sorted, end)
+            if place < len(self._sorted) and self._sorted[place].startswith(end):
+                self._held = end
+                return text[: found.start()]
+            found = self._may_start(text, found.start() + 1)
+        self._held = ""
+        return text
