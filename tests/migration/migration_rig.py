@@ -76,9 +76,6 @@ class RecordingTransport(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return 0
 
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Nothing ever waits here."""
-
     def abort(self) -> None:
         self.aborted = True
 

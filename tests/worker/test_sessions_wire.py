@@ -14,6 +14,7 @@ from holdfast.core.address import UnixAddress
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import GenerateRequest, Output, Sampling
 from holdfast.engines.contract import ClosedSink, Limits, Progress, StepSink
+from holdfast.wire import unread
 from holdfast.wire.frames import FrameSplitter
 from holdfast.wire.messages import (
     VERSION,
@@ -42,6 +43,7 @@ from holdfast.worker.sessions import Sessions
 WELCOME = Welcome(VERSION, 1, "ns", "sum", 4, 4, True, ProcessIdentity("", "", 1, 1, 1))
 TOKENIZER = bytes(range(256)) * 4096 * 40  # 40 MiB: more than may stay unsent
 SHA = hashlib.sha256(TOKENIZER).hexdigest()
+LARGE, STEPS = [70_000] * 1_000_000, 10  # five bytes each
 
 
 class Engine:
@@ -168,6 +170,41 @@ async def test_a_frontend_that_asks_and_does_not_read_costs_one_part(rig: Rig) -
     assert session.unsent_bytes < 3 * 1024 * 1024
     frontend.writer.transport.abort()
     await rig.until_streams(0)
+
+
+async def far_behind(rig: Rig) -> Frontend:
+    """A frontend that has not read 50 MB which a stream of it made."""
+    frontend = await rig.connect()
+    frontend.send(generate(1))
+    await rig.until_streams(1)
+    (stream,) = rig.engine.streams
+    for _ in range(STEPS):
+        rig.sessions.take_step([Output(stream, LARGE)])
+    return frontend
+
+
+async def test_a_frontend_far_behind_is_kept_while_it_reads(rig: Rig) -> None:
+    """How much waits for it is no reason to drop it: it gets all of it when it reads on."""
+    frontend = await far_behind(rig)
+    (session,) = rig.sessions.open
+    assert session.unsent_bytes > unread.UNSENT_BYTES_MAX
+    for _ in range(STEPS):
+        message = await frontend.next()
+        assert isinstance(message, Step)
+        assert [output.tokens for output in message.outputs] == [LARGE]
+    assert rig.sessions.streams == 1
+
+
+async def test_a_frontend_that_takes_nothing_is_dropped(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By name, after a time, with its streams."""
+    monkeypatch.setattr(unread, "UNSENT_S", 0.5)
+    frontend = await far_behind(rig)
+    await rig.until(lambda: not rig.sessions.open)
+    assert rig.engine.streams == {}
+    assert "frontend test took nothing for 0.5 s" in caplog.text
+    frontend.writer.transport.abort()
 
 
 async def test_places_are_bounded_and_come_free(rig: Rig) -> None:

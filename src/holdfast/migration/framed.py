@@ -12,13 +12,7 @@ import msgspec
 
 from holdfast.wire.frames import FrameSplitter
 from holdfast.wire.messages import VERSION, Hello, Refused, Welcome, encode
-from holdfast.wire.net import Outgoing
-
-# A burst of long prompts may be more than this; a worker that takes nothing of what waits above it for so long is
-# stopped or gone, and what is queued is never going to be read.
-UNSENT_BYTES_MAX = 64 * 1024 * 1024
-UNSENT_S = 5.0
-LOOKS = 10  # in that time
+from holdfast.wire.unread import Unread
 
 
 class Framed(asyncio.Protocol):
@@ -29,16 +23,14 @@ class Framed(asyncio.Protocol):
     def __init__(self, peer: str) -> None:
         self._peer = peer
         self._splitter = FrameSplitter()
-        self._loop = loop = asyncio.get_running_loop()
-        self._outgoing = Outgoing()
-        self._paused = False
+        self._unread = Unread(lambda why: self._break(f"the worker {why}"))
+        loop = asyncio.get_running_loop()
         self.transport: asyncio.Transport | None = None
         self.welcomed: asyncio.Future[Welcome] = loop.create_future()
         self.lost: asyncio.Future[str] = loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        self.transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX)
         self.send(Hello(VERSION, self.purpose, self._peer))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -56,27 +48,8 @@ class Framed(asyncio.Protocol):
             return await asyncio.shield(self.welcomed)
 
     def send(self, message: msgspec.Struct) -> None:
-        if self.transport is None:
-            return
-        data = encode(message)
-        self._outgoing.written += len(data)
-        self.transport.write(data)
-
-    def pause_writing(self) -> None:
-        self._paused = True
-        self._look()
-
-    def resume_writing(self) -> None:
-        self._paused = False
-
-    def _look(self) -> None:
-        """While much is unsent: does the worker take any of it? Its size alone says nothing about the worker."""
-        if not self._paused or self.transport is None:
-            return
-        if self._outgoing.stalled_s(self.transport, self._loop.time()) >= UNSENT_S:
-            self._break(f"the worker took nothing for {UNSENT_S:g} s of what was sent to it")
-        else:
-            self._loop.call_later(UNSENT_S / LOOKS, self._look)
+        if self.transport is not None:
+            self._unread.write(self.transport, encode(message))
 
     def close(self) -> None:
         if self.transport is not None:

@@ -1,7 +1,8 @@
 """One frontend's data connection, as a worker sees it.
 
 Always true: nothing is done for a peer that has not said a fitting Hello, and it has little time and room for that;
-whatever a peer sends, it is told why it was refused; what waits to be sent to it is bounded.
+whatever a peer sends, it is told why it was refused; what waits to be sent to it is bounded by what its streams may
+still make, and nothing waits for long for a peer that takes nothing.
 """
 
 from __future__ import annotations
@@ -33,14 +34,13 @@ from holdfast.wire.messages import (
     encode,
 )
 from holdfast.wire.net import tune
+from holdfast.wire.unread import Unread
 
 log = logging.getLogger("holdfast.worker")
 
 ARTEFACT_PART_BYTES = 1024 * 1024
-# A frontend this far behind is asked for patience by the engine (which eases off), and dropped at the second bound:
-# at real engines' speeds (thousands of tokens a second) that is minutes of not reading.
+# For a frontend this far behind the engine eases off.
 CONGESTED_BYTES = 1 * 1024 * 1024
-UNSENT_BYTES_MAX = 32 * 1024 * 1024
 # Frontends of one deployment; a connection beyond that is a leak.
 SESSIONS_MAX = 256
 # A greeting is tens of bytes, sent at once; who sends more or takes longer is not a frontend, and holds a place.
@@ -86,6 +86,7 @@ class Session(asyncio.Protocol):
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._splitter = FrameSplitter()
+        self._unread = Unread(self._drop)
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None  # to its Hello, later to its end
         self._over = False  # nothing more is read from it or sent to it
@@ -191,11 +192,12 @@ class Session(asyncio.Protocol):
     def send(self, message: msgspec.Struct) -> None:
         if self._transport is None or self._over:
             return
-        self._transport.write(encode(message))
-        if self.unsent_bytes > UNSENT_BYTES_MAX:
-            log.warning("frontend %s does not read: dropping it", self.peer)
-            self._over = True
-            self.abort()
+        self._unread.write(self._transport, encode(message))
+
+    def _drop(self, why: str) -> None:
+        log.warning("frontend %s %s: dropping it", self.peer, why)
+        self._over = True
+        self.abort()
 
     def send_failure(self, stream: int, code: Code, message: str) -> None:
         self.send(Step([Output(stream, [], failure=Failure(code, message))]))
