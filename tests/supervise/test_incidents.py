@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
 from holdfast.cli.failovers import cost, headline, last_failover, steps
 from holdfast.failover.journal import Term
-from holdfast.supervise.incidents import INCIDENTS_MAX, SEEN_LATE_NS, Incident, complete, led, read_incidents
+from holdfast.supervise.incidents import (
+    INCIDENTS_MAX,
+    SEEN_LATE_NS,
+    Incident,
+    complete,
+    ended_unix_s,
+    from_its_end,
+    led,
+    read_incidents,
+)
 from holdfast.supervise.jobs import Job, Slot
 from holdfast.supervise.life import Fell
 from holdfast.supervise.records import Record
 from holdfast.supervise.standing import groups_of
 from holdfast.supervise.status import Status
 from holdfast.supervise.witness import Witness
+from holdfast.wire.net import SocketNetwork
+from small_disks import BALLAST, fill, small_disk
 
 FIRST, SECOND = 900_000, 1_000_100  # epochs are milliseconds of unix time
 TERMS = [Term("worker-1a", FIRST, 7, 1, 2), Term("worker-1b", SECOND, 8, 3, 0)]
@@ -73,6 +86,31 @@ def test_who_led_is_the_journals_word() -> None:
     assert (led(TERMS, 8, 4), led(TERMS, 9, 4), led([], 7, 4)) == (SECOND, 0, 0)
     assert led(TERMS, 7, 4) == FIRST
     assert led(TERMS, 7, SEEN_LATE_NS + 4) == 0
+    assert ended_unix_s(TERMS, FIRST, 1060.0) == SECOND / 1000, "seen a minute late, by one that was stopped"
+    assert ended_unix_s(TERMS, SECOND, 1060.0) == ended_unix_s(TERMS, 0, 1060.0) == 1060.0
+
+
+def test_a_timeline_begins_with_the_end_that_the_supervisor_saw() -> None:
+    """Where its successor came later: two seconds here. What streams had last heard counts if it was just before; the
+    first new standby stays the one that is shown; and what was moved once is not moved again."""
+    late = TIMELINE | {"unix_s": 1002.0, "lock_ms": 0.0, "zero_monotonic_s": 500.0, "new_standby_ms": 100.0}
+    told = complete(DIED, [active(failover=late)], TERMS)
+    assert told.failover is not None
+    shown = {key: told.failover[key] for key in ("zero", "lock_ms", "first_token_ms", "new_standby_ms", "died_ms")}
+    assert shown == {
+        "zero": "its end, as seen by the supervisor",
+        "lock_ms": 2000.0,
+        "first_token_ms": 2031.0,
+        "new_standby_ms": 2100.0,
+        "died_ms": 0.0,
+    }
+    assert from_its_end(told.failover, DIED, TERMS) == told.failover
+    assert complete(told, [active(failover=late | {"new_standby_ms": 9000.0})], TERMS) == told
+    streaming = [Term("worker-1a", FIRST, 7, 1, 497_900_000_000), TERMS[1]]
+    heard = from_its_end(late, DIED, streaming)
+    assert (heard["zero"], heard["lock_ms"]) == ("the last leader's last token", 2100.0)
+    on_time = TIMELINE | {"unix_s": 1000.003, "zero_monotonic_s": 500.0}
+    assert from_its_end(on_time, DIED, TERMS) == on_time, "its own zero is as good"
 
 
 def slot(name: str = "worker-1a", group: str = "") -> Slot:
@@ -118,6 +156,22 @@ def test_a_disk_that_takes_nothing_costs_the_record_alone(tmp_path: Path) -> Non
     assert len(witness.incidents) == 1
 
 
+async def test_what_a_full_disk_kept_back_is_written_once_there_is_room() -> None:
+    """No other incident has to come first."""
+    with small_disk(64 * 1024) as disk:
+        witness = Witness(disk)
+        fill(disk)
+        witness.fell(slot(), Fell(7, "SIGKILL", was_ready=True))
+        assert read_incidents(disk) == []
+        running = asyncio.ensure_future(witness.run(SocketNetwork()))
+        (disk / BALLAST).unlink()
+        async with asyncio.timeout(30):
+            while not read_incidents(disk):
+                await asyncio.sleep(0.02)
+        running.cancel()
+        assert [incident.pid for incident in read_incidents(disk)] == [7]
+
+
 def test_a_file_that_is_not_ours_is_no_incident(tmp_path: Path) -> None:
     """Garbage reads as nothing."""
     (tmp_path / "incidents.json").write_text("{")
@@ -157,6 +211,16 @@ def test_a_change_of_leaders_that_nobody_saw_says_so() -> None:
     told = last_failover(group, [])
     assert told is not None
     assert told.line.endswith("worker-1a ended; no supervisor saw why")
+    leader = active(failover=TIMELINE | {"from_pid": os.getpid()})  # a pid that lives, and is none of the group's
+    for state, ended in (("standby", False), ("dead", True)):
+        (group,) = groups_of([leader, Status("worker", "worker-1a", 7, state, "", 0, group="worker-1")])
+        told = last_failover(group, [])
+        assert told is not None
+        assert told.line.endswith("no supervisor saw why"), "another has its pid"
+        (group,) = groups_of([active(failover=TIMELINE), group.members[1]])
+        told = last_failover(group, [])
+        assert told is not None
+        assert told.line.endswith("no supervisor saw why" if ended else "worker-1a handed over")
     (group,) = groups_of([active(failover=TIMELINE | {"from_epoch": 0})])
     assert last_failover(group, []) is None
 
@@ -173,3 +237,8 @@ def test_the_next_start_took_nothing_over() -> None:
 def test_an_end_that_was_clean_is_not_called_a_death() -> None:
     """A process that was asked by somebody else, and left."""
     assert headline(Incident(1.0, "frontend", "frontend", 3, "exited with 0")) == "frontend left by itself"
+
+
+def test_an_end_that_nobody_saw_has_no_cause() -> None:
+    """Of a process that was another's child only its end is known."""
+    assert headline(Incident(1.0, "vault-1-keeper", "keeper", 3, "ended")) == "vault-1-keeper ended; nobody saw how"

@@ -26,6 +26,7 @@ class Story:
         self.probes = Probes()
         self.life = Life(policy=Policy(startup_s=self.probes.startup_s))
         self.asked = Asked()
+        self.reason = ""
         self.now_s = 0.0
         self.pid = 100
         self.lines: list[str] = []
@@ -67,12 +68,16 @@ class Story:
     def do_stop(self, rest: str) -> None:
         self._happens(m.Stop(float(rest)))
 
+    def do_because(self, rest: str) -> None:
+        """What its refusals give as their reason from now on."""
+        self.reason = rest
+
     def do_live(self, rest: str) -> None:
         """Answers to /live, a second apart: 200, 503 or nothing."""
         for word in rest.split():
             self.do_wait(str(self.probes.period_s))
             answer = {"200": Answer.YES, "503": Answer.NO, "nothing": Answer.SILENCE}[word]
-            self.asked, why = weigh(self.asked, answer, answer, self.probes)
+            self.asked, why = weigh(self.asked, answer, answer, self.probes, self.reason)
             if why and self.life.phase is Phase.READY:
                 self._happens(m.Condemned(why))
 

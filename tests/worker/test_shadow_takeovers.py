@@ -19,6 +19,7 @@ from holdfast.bench.clients import Answer
 from holdfast.bench.faults import Load, compare, run_streams
 from holdfast.bench.supervised import EngineSeen, Supervised, children_of, in_thread, kill_group
 from holdfast.failover.journal import Term, two_leaders
+from holdfast.supervise.incidents import read_incidents
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes, pytest.mark.timeout(120)]
 
@@ -128,7 +129,11 @@ def test_a_hung_wake_is_replaced(up: Supervised, unbroken: list[Answer]) -> None
     assert hung.pid not in pids(up)
     assert terms_of(up, hung) == [], "it led"
     screen = (up.folder / "up.out").read_text()
-    assert f"{hung.name} says that it cannot live (/live refused 3 times in a row); killing pid {hung.pid}" in screen
+    why = f"says that it cannot live: waking: the takeover takes longer than its bound of {WAKE_S:g} s"
+    assert f"{hung.name} {why} (" in screen
+    assert f"; killing pid {hung.pid}" in screen
+    (told,) = [incident for incident in read_incidents(up.folder) if incident.pid == hung.pid]
+    assert told.why.startswith(f"killed: it {why}"), "the incident has the cause, not how it was found out"
 
 
 def test_a_standby_without_its_vault_is_not_ready(up: Supervised, unbroken: list[Answer]) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.core.procfs import read_process
 from holdfast.supervise.incidents import Incident
 from holdfast.supervise.standing import Group, timeline
+
+_ZEROS = {"last token": "from its last token", "successor's lock": "from its successor's lock"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,8 @@ def last_failover(group: Group, incidents: Sequence[Incident]) -> Told | None:
     ours = [i for i in incidents if i.group == group.name and i.epoch and (i.successor or group.active is None)]
     seen, shown = ours[-1] if ours else None, group.failover
     if shown is not None and (seen is None or shown.get("from_pid") != seen.pid) and _is_newer(shown, seen):
-        return Told(f"last failover {_when(shown.get('unix_s'))}: {_unseen(shown)}", _kv(shown), steps(shown))
+        line = f"last failover {_when(shown.get('unix_s'))}: {_unseen(shown, group)}"
+        return Told(line, _kv(shown), steps(shown))
     if seen is None or _began_anew(group, seen):
         return None
     timed = seen.failover or {}
@@ -38,7 +40,8 @@ def headline(incident: Incident) -> str:
     """Who ended, and why."""
     part = f" ({incident.part})" if incident.part else ""
     times = f", {incident.times} times in a row" if incident.times > 1 else ""
-    how = "left by itself" if incident.why == "exited with 0" else f"died: {incident.why}"
+    how = {"exited with 0": "left by itself", "ended": "ended; nobody saw how"}.get(incident.why)
+    how = how or f"died: {incident.why}"
     return f"{incident.name}{part} {how}{times}"
 
 
@@ -62,7 +65,7 @@ def steps(failover: dict[str, Any], streams: int | None = None) -> list[str]:
     told = [(words, at_ms) for words, at_ms in timeline(failover) if words != "died"]
     if streams == 0:
         told = [(words, at_ms) for words, at_ms in told if words != "first token"]
-    zero = "from its last token" if "last token" in str(failover.get("zero")) else "from its end"
+    zero = next((words for part, words in _ZEROS.items() if part in str(failover.get("zero"))), "from its end")
     spans = [f"{words} {span(at_ms)}" for words, at_ms in told]
     return [f"{zero}: {spans[0]}", *spans[1:]] if spans else []
 
@@ -91,10 +94,10 @@ def _is_newer(shown: dict[str, Any], seen: Incident | None) -> bool:
     return seen is None or float(shown.get("unix_s") or 0.0) > seen.unix_s
 
 
-def _unseen(failover: dict[str, Any]) -> str:
+def _unseen(failover: dict[str, Any], group: Group) -> str:
     """A change of leaders that no supervisor wrote down: planned, if the old one lives."""
-    who, pid = str(failover.get("from_engine") or "another"), int(failover.get("from_pid") or 0)
-    if pid and read_process(pid) is not None:
+    who, pid = str(failover.get("from_engine") or "another"), failover.get("from_pid")
+    if any(member.pid == pid and member.state != "dead" for member in group.members):
         return f"{who} handed over"
     return f"{who} ended; no supervisor saw why"
 

@@ -21,12 +21,16 @@ def run_incidents(state_dir: Path, as_json: bool, last: int) -> int:
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(incidents), indent=2).decode() + "\n")
         return 0
     screen = Screen()
+    trouble = [status.note for status in statuses if status.role == "supervisor"]
     if not incidents:
-        screen.line(f"no incidents in {tilde(state_dir)}: nothing has died unasked")
+        why = "" if trouble else ": nothing has died unasked"
+        screen.line(f"no incidents in {tilde(state_dir)}{why}")
     for incident in incidents:
         screen.line(f"{when(incident.unix_s)}  {headline(incident)}")
         if facts := cost(incident):
             screen.steps(facts, "  ", "; ")
         if incident.failover:
             screen.steps(steps(incident.failover, incident.streams), "    ")
+    for note in trouble:
+        screen.line(f"supervisor: {note}", style="yellow")
     return 0

@@ -14,6 +14,7 @@ import msgspec
 
 from holdfast.cli.failovers import last_failover
 from holdfast.cli.screen import Screen, tilde
+from holdfast.cli.supervision import supervisor_trouble
 from holdfast.failover.journal import Term, read_terms
 from holdfast.supervise.incidents import Incident, complete, read_incidents
 from holdfast.supervise.lock import holder
@@ -46,11 +47,12 @@ def run_ps(state_dir: Path, as_json: bool) -> int:
     show_count(screen, incidents, time.time())
     if full := no_room(state_dir):
         screen.line(f"\n{full}", style="yellow")
-    found = holder(state_dir)
-    if found is None:
-        screen.line("\nno supervisor: nothing is restarted until `holdfast up` adopts these", style="yellow")
-    else:
+    if any(status.role == "supervisor" for status in statuses):
+        return 0  # it is not well, and told above
+    if found := holder(state_dir):
         screen.line(f"\nsupervised by pid {found.pid}{', detached' if found.detached else ''}", style="dim")
+    else:
+        screen.line("\nno supervisor: nothing is restarted until `holdfast up` adopts these", style="yellow")
     return 0
 
 
@@ -63,9 +65,12 @@ def no_room(state_dir: Path) -> str:
 
 
 async def look_at_all(state_dir: Path) -> list[Status]:
-    """Every process, engines with the group they belong to and what became of it."""
+    """Every process, engines with the group they belong to and what became of it; and their supervisor, if it does
+    not look after them."""
     statuses = await look(state_dir, SocketNetwork())
-    return with_groups(statuses, {status.name: _group_of(state_dir, status.name) for status in statuses})
+    trouble = supervisor_trouble(state_dir, time.time()) if statuses else None
+    grouped = with_groups(statuses, {status.name: _group_of(state_dir, status.name) for status in statuses})
+    return [*grouped, trouble] if trouble is not None else grouped
 
 
 def _group_of(state_dir: Path, name: str) -> str:

@@ -25,6 +25,8 @@ from holdfast.core.unwritten import UNWRITTEN
 
 # Terms of one engine's name; a failover a minute for half a day. Beyond that the oldest go.
 TERMS_MAX = 1024
+# A leader with streams sends tokens many times a second; an older token says nothing about when it died.
+SILENT_S = 1.0
 _WORDS = 4  # epoch, pid, began_ns, last_sent_ns
 _EPOCH, _PID, _BEGAN, _SENT = range(_WORDS)
 _BYTES = TERMS_MAX * _WORDS * 8

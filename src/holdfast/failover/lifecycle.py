@@ -205,8 +205,11 @@ def _answer(
         case Rule.MEMORY:
             return not life.memory_problem, doing
         case Rule.DEADLINE:
-            late_s = now_s - (next_deadline_s(life) or now_s)
-            return late_s <= 0, f"{doing}, {late_s:.1f} s past its deadline" if late_s > 0 else doing
+            deadline_s = next_deadline_s(life)
+            if deadline_s is None or now_s <= deadline_s:
+                return True, doing
+            taken_s, bound_s = now_s - life.entered_s, deadline_s - life.entered_s
+            return False, f"{doing}: the takeover takes longer than its bound of {bound_s:g} s ({taken_s:.1f} s by now)"
         case Rule.NOT_FATAL:
             return not life.endpoint_fatal, doing
         case Rule.ENDPOINTS:

@@ -46,10 +46,13 @@ async def ask_page(address: Address, network: Network, bound_s: float, path: str
     return body if head.partition(b"\r\n")[0].split()[1:2] == [b"200"] else None
 
 
-async def ask_status(address: Address, network: Network, bound_s: float, path: str) -> int | None:
-    """The status code at `path`, or None if no answer came in time."""
-    words = (await _get(address, network, bound_s, path) or b"").partition(b"\r\n")[0].split()
-    return int(words[1]) if len(words) > 1 and words[0].startswith(b"HTTP/") and words[1].isdigit() else None
+async def ask_status(address: Address, network: Network, bound_s: float, path: str) -> tuple[int | None, str]:
+    """The status code at `path`, or None if no answer came in time; and the reason it gives, if any."""
+    answer = await _get(address, network, bound_s, path) or b""
+    words = answer.partition(b"\r\n")[0].split()
+    if len(words) < 2 or not words[0].startswith(b"HTTP/") or not words[1].isdigit():
+        return None, ""
+    return int(words[1]), str((_facts(answer) or {}).get("reason") or "")
 
 
 async def _get(address: Address, network: Network, bound_s: float, path: str) -> bytes | None:

@@ -16,13 +16,16 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.failover.journal import Term
+from holdfast.failover.journal import SILENT_S, Term
 from holdfast.supervise.records import write_whole
+from holdfast.supervise.standing import with_new_standby
 from holdfast.supervise.status import Status
 
 INCIDENTS_MAX = 100
-# From a process's end to when a supervisor hears of it: milliseconds, on a starved machine a few seconds.
+# From a process's end to when a supervisor that looks hears of it: milliseconds, on a starved machine a few seconds.
 SEEN_LATE_NS = 5_000_000_000
+# Two who saw the same end; an epoch, which may stand for it, is a whole millisecond.
+SAME_ZERO_MS = 5.0
 SUCCESSION_S = 120.0  # a group without a leader for longer has been started again, not taken over
 
 
@@ -64,14 +67,20 @@ def _path(state_dir: Path) -> Path:
     return state_dir / "incidents.json"
 
 
-def led(terms: Sequence[Term], pid: int, now_ns: int) -> int:
-    """The epoch under which this process led until its end, seen just now; 0: it did not. Its successor may have
-    begun before its end was seen."""
+def led(terms: Sequence[Term], pid: int, looked_ns: int) -> int:
+    """The epoch under which this process led until its end; 0: it did not. It was alive when the supervisor had last
+    looked, so its successor may have begun a little before that, or at any time since."""
     own = [term for term in terms if term.pid == pid]
     if not own:
         return 0
     later = [term for term in terms if term.epoch > own[-1].epoch]
-    return own[-1].epoch if not later or now_ns - later[0].began_ns < SEEN_LATE_NS else 0
+    return own[-1].epoch if not later or looked_ns - later[0].began_ns < SEEN_LATE_NS else 0
+
+
+def ended_unix_s(terms: Sequence[Term], epoch: int, seen_unix_s: float) -> float:
+    """When one that led under `epoch` ended, as far as is known: no later than its successor began."""
+    later = [term.epoch / 1000 for term in terms if term.epoch > epoch > 0]  # an epoch is a time
+    return min([seen_unix_s, *later])
 
 
 def complete(incident: Incident, statuses: Sequence[Status], terms: Sequence[Term]) -> Incident:
@@ -82,8 +91,31 @@ def complete(incident: Incident, statuses: Sequence[Status], terms: Sequence[Ter
         after = [term.engine for term in terms if incident.epoch < term.epoch < until]
         incident = replace(incident, successor=after[0] if after else "")
         told = [s.failover for s in statuses if s.failover and s.failover.get("from_pid") == incident.pid]
-        incident = replace(incident, failover=told[0] if told else incident.failover)
+        if told:
+            members = [status for status in statuses if status.group == incident.group]
+            timed = with_new_standby(from_its_end(told[0], incident, terms), members)
+            # The standby that was new then may have been replaced since.
+            before = (incident.failover or {}).get("new_standby_ms")
+            incident = replace(incident, failover=timed if before is None else timed | {"new_standby_ms": before})
     return _with_streams(incident, statuses)
+
+
+def from_its_end(failover: dict[str, Any], incident: Incident, terms: Sequence[Term]) -> dict[str, Any]:
+    """A successor's timeline, counted from the end of the one before. A successor that did not stand by (both had died)
+    cannot know of it; nobody ended later than a supervisor saw it, so an earlier zero of the supervisor's is right."""
+    if not all(isinstance(failover.get(key), int | float) for key in ("unix_s", "lock_ms", "zero_monotonic_s")):
+        return failover
+    late_ms = (failover["unix_s"] - incident.unix_s) * 1000 - failover["lock_ms"]
+    if late_ms < SAME_ZERO_MS:
+        return failover
+    zero = "its end, as seen by the supervisor"
+    ended_s = failover["zero_monotonic_s"] - late_ms / 1000
+    heard_s = max((term.last_sent_ns / 1e9 for term in terms if term.epoch == incident.epoch), default=0.0)
+    if 0.0 <= ended_s - heard_s < SILENT_S:
+        late_ms, zero = late_ms + (ended_s - heard_s) * 1000, "the last leader's last token"
+    later = {key: round(value + late_ms, 2) for key, value in failover.items() if key.endswith("_ms")}
+    moved = {"zero": zero, "died_ms": 0.0, "zero_monotonic_s": failover["zero_monotonic_s"] - late_ms / 1000}
+    return failover | later | moved
 
 
 def _with_streams(incident: Incident, statuses: Sequence[Status]) -> Incident:

@@ -1,4 +1,5 @@
-"""One supervisor per state directory: a flock on `STATE_DIR/up.lock`, whose content says who has it.
+"""One supervisor per state directory: a flock on `STATE_DIR/up.lock`, whose content says who has it, and whose time of
+change when that one last looked.
 
 Always true: the kernel's lock decides, the content only informs; we never remove the file (a file made anew would be a
 second lock, facts 18). Where somebody else did, its holder is still found by its open file, and puts one back (`keep`)
@@ -62,6 +63,20 @@ def sign(descriptor: int, holder: Holder) -> None:
 def signed(descriptor: int) -> Holder:
     """What was last said of who has it."""
     return _decode(os.pread(descriptor, flock.SIGNATURE_BYTES_MAX, 0))
+
+
+def beat(state_dir: Path) -> None:
+    """Say that the supervisor looks, now. A time needs no room on a disk; where it cannot be set it is missed."""
+    with contextlib.suppress(OSError):
+        os.utime(lock_path(state_dir))
+
+
+def heard_unix_s(state_dir: Path) -> float | None:
+    """When a supervisor last looked, this one or one that is gone; None: there never was one."""
+    try:
+        return lock_path(state_dir).stat().st_mtime
+    except OSError:
+        return None
 
 
 def holder(state_dir: Path) -> Holder | None:

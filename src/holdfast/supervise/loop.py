@@ -22,6 +22,7 @@ from holdfast.supervise.jobs import START_ORDER, STOP_ORDER, Job, Slot
 from holdfast.supervise.life import Phase
 from holdfast.supervise.machine import KERNEL_S
 from holdfast.supervise.notes import Notes
+from holdfast.supervise.parts import Parts
 from holdfast.supervise.probes import Asked
 from holdfast.supervise.processes import Process, Processes, exit_words
 from holdfast.supervise.records import (
@@ -63,6 +64,7 @@ class Supervisor:
         self.slots = {job.name: Slot.of(job) for job in jobs}
         self.adopted: list[Record] = []
         self.witness = Witness(state_dir)
+        self.parts = Parts(state_dir, processes, self.slots, self.witness)
         self._notes = Notes(state_dir, tell)
         self._changed = asyncio.Event()
         self._polling: asyncio.TimerHandle | None = None

@@ -48,10 +48,11 @@ def answer_of(status: int | None) -> Answer:
     return Answer.YES if status == 200 else Answer.NO
 
 
-def weigh(asked: Asked, live: Answer, ready: Answer, probes: Probes) -> tuple[Asked, str]:
-    """What is known now, and why the process is condemned, or ""."""
+def weigh(asked: Asked, live: Answer, ready: Answer, probes: Probes, reason: str = "") -> tuple[Asked, str]:
+    """What is known now, and why the process is condemned, or ""; `reason`: what its answer to /live gives as one."""
     refusals = {Answer.YES: 0, Answer.NO: asked.refusals + 1, Answer.SILENCE: asked.refusals}[live]
     after = replace(asked, refusals=refusals, ready=ready)
     if live is Answer.NO and refusals == probes.failure_threshold:
-        return after, f"says that it cannot live (/live refused {refusals} times in a row)"
+        cause = f": {reason}" if reason else f" (/live refused {refusals} times in a row)"
+        return after, f"says that it cannot live{cause}"
     return after, ""

@@ -77,17 +77,21 @@ def with_groups(statuses: Sequence[Status], grouped: dict[str, str]) -> list[Sta
 
 
 def _complete(active: Status, group: Group) -> Status:
-    failover = active.failover
-    if not failover or not isinstance(failover.get("unix_s"), int | float):
+    if not active.failover:
         return active
+    return structs.replace(active, failover=with_new_standby(active.failover, group.members))
+
+
+def with_new_standby(failover: dict[str, Any], members: Sequence[Status]) -> dict[str, Any]:
+    """A timeline with the moment a standby stood ready, if one of these has become one since its zero."""
+    if not isinstance(failover.get("unix_s"), int | float):
+        return failover
     # The wall clock was read when the lock was won; zero is earlier.
     began_s = float(failover["unix_s"]) - float(failover.get("lock_ms", 0.0)) / 1000.0
-    stood = [m.entered_unix_s for m in group.members if m.state == "standby" and m.entered_unix_s is not None]
+    stood = [m.entered_unix_s for m in members if m.state == "standby" and m.entered_unix_s is not None]
     # One that stood by all along is no news.
     since = [entered_s for entered_s in stood if entered_s >= began_s]
-    if not since:
-        return active
-    return structs.replace(active, failover=failover | {"new_standby_ms": (min(since) - began_s) * 1000.0})
+    return failover | {"new_standby_ms": (min(since) - began_s) * 1000.0} if since else failover
 
 
 def timeline(failover: dict[str, Any]) -> list[tuple[str, float]]:

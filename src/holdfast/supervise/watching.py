@@ -164,6 +164,8 @@ class Watching:
                 tasks.create_task(self._ask(slot, probes))
             tasks.create_task(self._tick())
             tasks.create_task(self._supervisor.witness.run(self._network))
+            tasks.create_task(self._supervisor.witness.look_on())
+            tasks.create_task(self._supervisor.parts.run())
 
     async def _tick(self) -> None:
         loop = asyncio.get_running_loop()
@@ -186,13 +188,12 @@ class Watching:
             return
         address = parse_address(status)
         paths = ("/live", "/health")
-        codes = await asyncio.gather(
+        (live, reason), (ready, _) = await asyncio.gather(
             *(ask_status(address, self._network, probes.timeout_s, path) for path in paths)
         )
         if slot.life.pid != pid or slot.life.phase is not Phase.READY:
             return
-        live, ready = map(answer_of, codes)
-        slot.asked, why = weigh(slot.asked, live, ready, probes)
+        slot.asked, why = weigh(slot.asked, answer_of(live), answer_of(ready), probes, reason)
         if why:
             self._supervisor.condemn(slot, pid, why)
 

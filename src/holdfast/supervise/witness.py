@@ -1,7 +1,7 @@
 """The supervisor as a witness: writes down each unasked end of a process, and asks around until all is known of it.
 
-Always true: an incident is on disk before its process is started again, if the disk takes it at all; a disk that does
-not costs the record and nothing else; whoever keeps ending before it is ready is one incident, told how often.
+Always true: an incident is on disk before its process is started again, or as soon as the disk takes it; until then it
+is kept here, and nothing else waits for it; whoever keeps ending before it is ready is one incident, told how often.
 """
 
 from __future__ import annotations
@@ -16,14 +16,24 @@ from msgspec.structs import replace
 
 from holdfast.core.ports import Network
 from holdfast.failover.journal import Term, read_terms
-from holdfast.supervise.incidents import INCIDENTS_MAX, Incident, complete, led, read_incidents, write_incidents
+from holdfast.supervise.incidents import (
+    INCIDENTS_MAX,
+    Incident,
+    complete,
+    ended_unix_s,
+    led,
+    read_incidents,
+    write_incidents,
+)
 from holdfast.supervise.jobs import Slot
 from holdfast.supervise.life import Fell
+from holdfast.supervise.lock import beat
 from holdfast.supervise.records import journals_dir
 from holdfast.supervise.standing import with_groups
 from holdfast.supervise.status import look
 
-LOOK_S = 1.0  # between two rounds of questions while something is not known yet
+LOOK_S = 1.0  # between two rounds of questions while something is not known yet, or not written
+BEAT_S = 1.0  # between two signs that this supervisor looks: as exact as people want to know since when it does not
 # Streams of a dead worker have their next token within a second; who was slower is told by the next look.
 HEARD_S = 5.0
 GIVEN_UP_S = 120.0  # what nobody has said by then nobody will
@@ -42,6 +52,9 @@ class Witness:
         self._down: dict[str, Key] = {}  # of those whose process is not ready again
         self._open: set[Key] = set()  # about which more may be heard
         self._news = asyncio.Event()
+        self._written = True
+        # The last two times it looked: when it was stopped, it may hear of an end before or after it looks again.
+        self._looked_ns = [time.monotonic_ns()] * 2
 
     def fell(self, slot: Slot, fell: Fell) -> None:
         """Its process ended unasked, just now."""
@@ -51,9 +64,11 @@ class Witness:
             self._keep(key, replace(same, times=same.times + 1, why=fell.how))
             return
         instance = slot.record.instance if slot.record is not None and slot.record.pid == fell.pid else ""
-        epoch = led(self._terms(job.group), fell.pid, time.monotonic_ns())
+        terms = self._terms(job.group)
+        epoch = led(terms, fell.pid, self._looked_ns[0])
         part = ("active" if epoch else "standby") if job.group and fell.was_ready else ""
-        made = Incident(self._clock(), job.name, job.role, fell.pid, fell.how, part, job.group, instance, epoch)
+        ended_s = ended_unix_s(terms, epoch, self._clock())
+        made = Incident(ended_s, job.name, job.role, fell.pid, fell.how, part, job.group, instance, epoch)
         key = self._down[job.name] = (made.unix_s, made.name)
         self._keep(key, made)
 
@@ -69,9 +84,19 @@ class Witness:
         while True:
             await self._news.wait()
             self._news.clear()
-            while self._open:
+            while self._open or not self._written:
                 await asyncio.sleep(LOOK_S)
-                await self._ask(network)
+                if self._open:
+                    await self._ask(network)
+                if not self._written:
+                    self._write()
+
+    async def look_on(self) -> None:
+        """Remember, and show, that this supervisor looks; for ever."""
+        while True:
+            self._looked_ns = [self._looked_ns[1], time.monotonic_ns()]
+            beat(self._state_dir)
+            await asyncio.sleep(BEAT_S)
 
     async def _ask(self, network: Network) -> None:
         groups = {self.incidents[key].name: self.incidents[key].group for key in self._open}
@@ -102,5 +127,12 @@ class Witness:
             del self.incidents[oldest]
             self._open.discard(oldest)
         self._news.set()
-        with contextlib.suppress(OSError):  # a full disk: it is kept here, and written with the next
+        self._write()
+
+    def _write(self) -> None:
+        try:
             write_incidents(self._state_dir, list(self.incidents.values()))
+        except OSError:
+            self._written = False  # a full disk: it is tried again while `run` runs
+        else:
+            self._written = True

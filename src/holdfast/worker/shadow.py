@@ -136,8 +136,10 @@ class Shadow:
             self._worker.step(MemoryProblem(why))
 
     def _owner_gone(self) -> None:
-        self._seen_gone_s = time.monotonic()
         self._lock.nudge()
+        if self._worker.life.state is State.INIT:
+            return  # it was gone before this engine came: when, nobody here has seen
+        self._seen_gone_s = time.monotonic()
         if self._worker.life.state is State.WAKING and self._timeline is not None:
             self._timeline.mark("eof", self._seen_gone_s)  # the lock was quicker than the news
 

@@ -2,7 +2,8 @@
 
 Always true: all times are the machine's monotonic clock, so those of two processes can be compared; a step that has not
 happened is not there. Zero is the last token the dead leader sent, or, if it had been silent for a while, the moment
-its end was seen. A first start has no dead leader, whatever the journals of an earlier deployment say.
+its end was seen; by one that came later, and saw neither, its own lock, which it says. A first start has no dead
+leader, whatever the journals of an earlier deployment say.
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.engines.contract import Woken
-from holdfast.failover.journal import Term, read_terms
+from holdfast.failover.journal import SILENT_S, Term, read_terms
 
-# A leader with streams sends tokens many times a second; an older token says nothing about when it died.
-SILENT_S = 1.0
+UNSEEN = "its successor's lock; nobody stood by to see its end"
 STEPS = ("eof", "lock", "fence", "adopted", "announced", "first_token", "gpu_fence")
 
 
@@ -47,7 +47,8 @@ class Timeline:
         facts["from_epoch"] = before.epoch if before is not None else 0
         if before is not None:
             facts |= {"from_engine": before.engine, "from_pid": before.pid}
-        facts["zero"] = "the last leader's last token" if zero_s == heard_s else "its end, as seen by the vault"
+        seen = "its end, as seen by the vault" if "eof" in self.marks else UNSEEN
+        facts["zero"] = "the last leader's last token" if zero_s == heard_s else seen
         facts["died_ms"] = 0.0
         for step in STEPS:
             if step in self.marks:

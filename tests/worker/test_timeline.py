@@ -1,0 +1,33 @@
+"""A takeover's timeline: what its zero is, and that it says so."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from holdfast.failover.journal import Journal
+from holdfast.worker.timeline import UNSEEN, Timeline
+
+
+def after_a_leader(folder: Path) -> Timeline:
+    """One that takes over from a leader who sent nothing for a while."""
+    Journal(folder / "a.journal").begin(5)
+    return Timeline(folder, 6, 1000.0, contended=True)
+
+
+def test_one_that_stood_by_counts_from_the_end_it_saw(tmp_path: Path) -> None:
+    """The vault's news came 3 ms before the lock was won."""
+    timeline, now_s = after_a_leader(tmp_path), time.monotonic() + 10
+    timeline.mark("eof", now_s)
+    timeline.mark("lock", now_s + 0.003)
+    facts = timeline.facts()
+    assert (facts["zero"], facts["eof_ms"], facts["lock_ms"]) == ("its end, as seen by the vault", 0.0, 3.0)
+
+
+def test_one_that_came_later_does_not_claim_to_have_seen_the_end(tmp_path: Path) -> None:
+    """Its zero is its own lock, and is called that."""
+    timeline = after_a_leader(tmp_path)
+    timeline.mark("lock", time.monotonic() + 10)
+    facts = timeline.facts()
+    assert (facts["zero"], facts["lock_ms"], facts["from_epoch"]) == (UNSEEN, 0.0, 5)
+    assert "eof_ms" not in facts
