@@ -190,3 +190,16 @@ def test_a_taken_port_does_not_keep_a_worker_from_serving(place: Place) -> None:
         url = engines(place)["worker-1a"]["metrics"]
         assert url != f"http://127.0.0.1:{taken}/metrics"
         assert "dynamo_worker_status" in scraped(url)
+
+
+def test_a_file_is_as_wide_as_columns_say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """`COLUMNS=80 holdfast ps > file`: the table fits, whole; without COLUMNS each process has one line."""
+    statuses = [Status("vault", "vault-1", 4194303, "ready", LONG_PATH, 0)]
+    monkeypatch.setenv("COLUMNS", "80")
+    Screen().table(statuses)
+    narrow = capsys.readouterr().out
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert LONG_PATH.removeprefix("unix://")[-40:] in "".join(narrow.split())
+    monkeypatch.delenv("COLUMNS")
+    Screen().table(statuses)
+    assert LONG_PATH.removeprefix("unix://") in capsys.readouterr().out

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
+from holdfast.cli.small_files import read_small
 from holdfast.core.errors import HoldfastError, UserError
 from holdfast.discovery.card import CHAT_TEMPLATE_BYTES_MAX
 
@@ -23,7 +24,7 @@ def read_template(path: str) -> str:
     from holdfast.frontend.text.template import Templates
 
     try:
-        data = Path(path).read_bytes()
+        data = read_small(Path(path))
         source = data.decode()
     except OSError as error:
         raise UserError(f"--chat-template {path} cannot be read: {error.strerror}") from error

@@ -19,6 +19,7 @@ from typing import Any
 
 from typer.models import OptionInfo
 
+from holdfast.cli.small_files import read_small
 from holdfast.core.errors import UserError
 
 OWN = "config"  # the one option that cannot be in the file
@@ -75,8 +76,7 @@ def defaults(file: Path, command: Callable[..., None]) -> dict[str, Any]:
 
 def _load(file: Path) -> dict[str, Any]:
     try:
-        with file.open("rb") as opened:
-            return tomllib.load(opened)
+        return tomllib.loads(read_small(file).decode())
     except OSError as error:
         raise UserError(f"-c {file} cannot be read: {error.strerror}") from error
     except ValueError as error:  # not TOML, or not UTF-8

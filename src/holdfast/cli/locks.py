@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.options import environment
+from holdfast.cli.small_files import read_small
 from holdfast.cli.state_dir import own
 from holdfast.core.errors import UserError
 
@@ -100,7 +101,7 @@ def read_token(path: Path | None, default: str = "") -> str:
     if path is None:
         return default
     try:
-        token = path.read_text().strip()
+        token = read_small(path).decode().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"the token file {path} cannot be read: {error}") from error
     if not token:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -11,21 +10,15 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.config_file import defaults, keys_of
+from holdfast.cli.option_checks import deployment_name, finite, process_name
 from holdfast.cli.web_access import check_keys, check_origins
-from holdfast.core.errors import Refused, UserError, settled
+from holdfast.core.errors import UserError, settled
 from holdfast.settings import Environment, read_environment
 
 _SERVING = "Serving"
 _FAILOVER = "Failover"
 _SIM = "The sim engine"
 _TORCH = "The torch engine"
-
-
-def _finite(context: typer.Context, given: typer.CallbackParam, value: float | None) -> float | None:
-    """No option means for ever by infinity, and neither infinity nor NaN can be written into a process's settings."""
-    if value is not None and not math.isfinite(value):
-        raise Refused(f"--{(given.name or '').replace('_', '-')} must be a finite number, got {value:g}")
-    return value
 
 
 class StandbyKind(StrEnum):
@@ -81,18 +74,25 @@ Config = Annotated[
 WaitS = Annotated[
     float,
     typer.Option(
-        callback=_finite, min=0, help="How long it may take until it serves, seconds; past it all is stopped again."
+        callback=finite, min=0, help="How long it may take until it serves, seconds; past it all is stopped again."
     ),
 ]
 Untied = Annotated[
     bool,
     typer.Option("--untied", help="If this command is killed the rest goes on, and the next `up` adopts it (systemd)."),
 ]
-Name = Annotated[str, typer.Option(help="How `holdfast ps` calls it; default: the next free name.")]
+Name = Annotated[
+    str, typer.Option(callback=process_name, help="How `holdfast ps` calls it; default: the next free name.")
+]
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout, for programs.")]
 
 Deployment = Annotated[
-    str, typer.Option(help="The deployment's name; default $DYN_NAMESPACE or local.", rich_help_panel=_SERVING)
+    str,
+    typer.Option(
+        callback=deployment_name,
+        help="The deployment's name; default $DYN_NAMESPACE or local.",
+        rich_help_panel=_SERVING,
+    ),
 ]
 Store = Annotated[
     str,
@@ -118,14 +118,12 @@ ApiKeys = Annotated[
 ]
 HoldS = Annotated[
     float,
-    typer.Option(
-        callback=_finite, min=0, help="How long streams wait for a worker, seconds.", rich_help_panel=_SERVING
-    ),
+    typer.Option(callback=finite, min=0, help="How long streams wait for a worker, seconds.", rich_help_panel=_SERVING),
 ]
 KnownS = Annotated[
     float,
     typer.Option(
-        callback=_finite,
+        callback=finite,
         min=0,
         help="How long a model whose last worker went is answered 503, not 404, seconds.",
         rich_help_panel=_SERVING,
@@ -142,7 +140,7 @@ Expect = Annotated[
 QueueS = Annotated[
     float,
     typer.Option(
-        callback=_finite,
+        callback=finite,
         min=0,
         help="How long new requests wait where all workers are full, seconds.",
         rich_help_panel=_SERVING,
@@ -151,7 +149,7 @@ QueueS = Annotated[
 DrainS = Annotated[
     float,
     typer.Option(
-        callback=_finite,
+        callback=finite,
         min=0,
         help="How long answers may finish once asked to stop, seconds.",
         rich_help_panel=_SERVING,
@@ -166,7 +164,7 @@ Kv = Annotated[
 ]
 VaultGib = Annotated[
     float | None,
-    typer.Option(callback=_finite, min=0, help="A sim engine's memory in the vault, GiB.", rich_help_panel=_FAILOVER),
+    typer.Option(callback=finite, min=0, help="A sim engine's memory in the vault, GiB.", rich_help_panel=_FAILOVER),
 ]
 VaultSocket = Annotated[
     str, typer.Option(help="The vault's socket; default: none, memory of its own.", rich_help_panel=_FAILOVER)
@@ -197,11 +195,11 @@ Group = Annotated[
 ]
 LoadS = Annotated[
     float,
-    typer.Option(callback=_finite, min=0, help="How long loading a model may take, seconds.", rich_help_panel=_SERVING),
+    typer.Option(callback=finite, min=0, help="How long loading a model may take, seconds.", rich_help_panel=_SERVING),
 ]
 WakeS = Annotated[
     float,
-    typer.Option(callback=_finite, min=0, help="How long taking over may take, seconds.", rich_help_panel=_FAILOVER),
+    typer.Option(callback=finite, min=0, help="How long taking over may take, seconds.", rich_help_panel=_FAILOVER),
 ]
 CoreDumps = Annotated[
     bool, typer.Option("--core-dumps", help="Allow core dumps; they delay a failover.", rich_help_panel=_FAILOVER)
@@ -233,7 +231,7 @@ Exact = Annotated[
 KvGib = Annotated[
     float,
     typer.Option(
-        callback=_finite, min=0, help="KV pool, GiB; 0: half on a CPU, on a GPU what is left.", rich_help_panel=_TORCH
+        callback=finite, min=0, help="KV pool, GiB; 0: half on a CPU, on a GPU what is left.", rich_help_panel=_TORCH
     ),
 ]
 Devices = Annotated[
@@ -258,15 +256,15 @@ TorchThreads = Annotated[
 ]
 
 SimTtftMs = Annotated[
-    float, typer.Option(callback=_finite, min=0, help="Time to the first token, milliseconds.", rich_help_panel=_SIM)
+    float, typer.Option(callback=finite, min=0, help="Time to the first token, milliseconds.", rich_help_panel=_SIM)
 ]
 SimTpotMs = Annotated[
     float,
-    typer.Option(callback=_finite, min=0, help="Time per token, milliseconds; 0 is full speed.", rich_help_panel=_SIM),
+    typer.Option(callback=finite, min=0, help="Time per token, milliseconds; 0 is full speed.", rich_help_panel=_SIM),
 ]
 SimJitter = Annotated[
     float,
-    typer.Option(callback=_finite, min=0, max=1, help="Share by which a step's time varies.", rich_help_panel=_SIM),
+    typer.Option(callback=finite, min=0, max=1, help="Share by which a step's time varies.", rich_help_panel=_SIM),
 ]
 SimConcurrency = Annotated[int, typer.Option(min=1, help="Streams that run at once.", rich_help_panel=_SIM)]
 SimQueue = Annotated[int, typer.Option(min=0, help="Streams that may wait.", rich_help_panel=_SIM)]

@@ -224,7 +224,7 @@ def _check(state_dir: Path, options: UpOptions) -> None:
     try:
         check_deployment_name(options.deployment)
     except ValueError as error:
-        raise UserError(str(error)) from error
+        raise UserError(f"DYN_NAMESPACE, or --deployment: {error}") from error
     check_state_dir(state_dir)
     if options.engine not in ENGINES:
         raise UserError(f"--engine {options.engine!r}: there is no such engine; there are {', '.join(ENGINES)}")

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from holdfast.supervise.status import Status, web_address
 _GOOD = ("ready", "active", "standby")
 _BAD = ("dead", "stopped", "silent", "backing off", "crash loop", "refused", "unkillable", "unhealthy")
 _STATE_COLOURS = dict.fromkeys(_GOOD, "green") | dict.fromkeys(_BAD, "red")
-PLAIN_WIDTH = 200  # where there is no terminal to fit
+PLAIN_WIDTH = 200  # where there is neither a terminal to fit nor $COLUMNS
 _STREAMING = ("worker", "frontend")
 
 
@@ -69,7 +70,7 @@ class Screen:
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or _Console(highlight=False, soft_wrap=True)
         if console is None and not self._console.is_terminal:
-            self._console.width = PLAIN_WIDTH
+            self._console.width = shutil.get_terminal_size((PLAIN_WIDTH, 0)).columns  # $COLUMNS, if that is set
 
     def line(self, text: str = "", style: str = "") -> None:
         # The terminal may be gone; what is supervised must not be.
