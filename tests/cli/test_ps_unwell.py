@@ -14,6 +14,7 @@ import pytest
 from up_rig import Place, until
 
 from holdfast.cli.supervision import SILENT_S, supervisor_trouble
+from holdfast.supervise.incidents import read_incidents
 from holdfast.supervise.lock import Holder, beat, lock_path, sign, take_lock
 
 # -- the supervisor's line, without one
@@ -69,21 +70,20 @@ def is_whole(place: Place) -> bool:
 
 
 def told(place: Place, name: str, pid: int) -> dict[str, Any]:
-    """The one incident of that process, once there is one that its successor is back from."""
-    found: list[dict[str, Any]] = []
+    """The one incident of that process, once another is back in its place."""
 
-    def is_told() -> bool:
-        done = place.run("incidents", "--json")
-        incidents = json.loads(done.stdout)
-        found[:] = [i for i in incidents if (i["name"], i["pid"]) == (name, pid) and i["back_after_s"] is not None]
-        return bool(found)
+    def is_written() -> bool:
+        written = read_incidents(place.state_dir)
+        return any((i.name, i.pid) == (name, pid) and i.back_after_s is not None for i in written)
 
-    until(is_told, f"the incident of {name}")
-    (one,) = found
+    until(is_written, f"the incident of {name}")
+    incidents: list[dict[str, Any]] = json.loads(place.run("incidents", "--json").stdout)
+    (one,) = [incident for incident in incidents if (incident["name"], incident["pid"]) == (name, pid)]
     return one
 
 
 @pytest.mark.processes
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_whoever_is_unwell_is_told(place: Place) -> None:
     """A keeper and a vault that end alone are incidents; so is an active that died while the supervisor was stopped,
@@ -124,7 +124,7 @@ def test_whoever_is_unwell_is_told(place: Place) -> None:
     died_s = time.time()
     for state in ("active", "standby"):
         os.kill(both[state]["pid"], signal.SIGKILL)
-    incident = told(place, both["active"]["name"], both["active"]["pid"])
+    told(place, both["active"]["name"], both["active"]["pid"])
     until(lambda: is_whole(place), "an active and a standby")
     incident = told(place, both["active"]["name"], both["active"]["pid"])
     timed = incident["failover"]
