@@ -17,6 +17,7 @@ from up_rig import free_port
 
 from holdfast.bench.deployment import Deployment
 from holdfast.cli.chat_view import MARK, WAITING
+from mid_stream import kill_serving, slow_down
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
 
@@ -157,18 +158,6 @@ def test_ctrl_c_stops_an_answer(deployment: Deployment) -> None:
         assert chat.end() == 0
 
 
-def serving(deployment: Deployment) -> str:
-    """The worker that has the stream."""
-    found: list[str] = []
-
-    def look() -> bool:
-        found[:] = [name for name in deployment.worker_names if deployment.worker_facts(name)["running"]]
-        return bool(found)
-
-    deployment.wait_until(look, "a worker to have the stream", 5)
-    return found[0]
-
-
 def both_alive(deployment: Deployment) -> None:
     deployment.wait_until(lambda: len(deployment.alive_workers()) == 2, "both workers to serve")
 
@@ -177,10 +166,10 @@ def test_an_engine_dies_under_the_answer(breakable: Deployment, unbroken: str) -
     """SIGKILL in mid-answer: nothing to do for the person, every word as without it, one mark and one note."""
     with OnTerminal(breakable.folder, "chat", *SEED, *ENOUGH) as chat:
         chat.until("you>")
+        slow_down(breakable)
         chat.type("tell me\n")
         chat.until("\n  ")
-        victim = serving(breakable)
-        breakable.kill(victim)
+        victim = kill_serving(breakable)
         chat.until("you>", 2)
         chat.type(CTRL_D)
         assert chat.end() == 0
@@ -197,11 +186,10 @@ def test_an_engine_dies_under_the_answer(breakable: Deployment, unbroken: str) -
 def test_a_piped_answer_survives_too(breakable: Deployment, unbroken: str) -> None:
     """Through a pipe stdout has the answer alone; that an engine died stands on stderr."""
     done: list[subprocess.CompletedProcess[bytes]] = []
+    slow_down(breakable)
     asking = threading.Thread(target=lambda: done.append(piped(breakable.folder, "tell me", *SEED, *ENOUGH)))
     asking.start()
-    breakable.wait_until(lambda: breakable.health()["streams"] == 1, "the answer to run")
-    victim = serving(breakable)
-    breakable.kill(victim)
+    victim = kill_serving(breakable)
     asking.join(WAIT_S)
     breakable.start_worker(victim)
     both_alive(breakable)

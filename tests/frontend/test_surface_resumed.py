@@ -11,6 +11,7 @@ import pytest
 from http_rig import Raw, Reply, chat
 
 from holdfast.bench.deployment import Deployment
+from mid_stream import kill_serving, serving, slow_down
 
 CHAT = "/v1/chat/completions"
 COMMENT = re.compile(r": resumed after (\d+\.\d{3}) s")
@@ -22,18 +23,6 @@ def pair() -> Iterator[Deployment]:
     """Two workers, both alive after every test."""
     with Deployment(workers=2, sim={"ttft_ms": 5, "tpot_ms": 5}) as started:
         yield started
-
-
-def serving(pair: Deployment, streams: int = 1) -> str:
-    found: list[str] = []
-
-    def look() -> bool:
-        facts = {name: pair.worker_facts(name) for name in pair.worker_names}
-        found[:] = [name for name, fact in facts.items() if fact["running"] + fact["waiting"] >= streams]
-        return bool(found)
-
-    pair.wait_until(look, "a worker to have the stream", 5)
-    return found[0]
 
 
 def running(pair: Deployment) -> int:
@@ -67,11 +56,11 @@ def unbroken(pair: Deployment) -> str:
 def test_a_comment_stands_before_the_next_chunk(pair: Deployment) -> None:
     """Killed in mid-stream: exactly one comment, with chunks before and after it, and the text is whole."""
     whole = unbroken(pair)
+    slow_down(pair)
     with Raw(pair.port) as raw:
         raw.post(CHAT, body(stream=True))
         raw.sock.recv(1, socket.MSG_PEEK)  # the header comes with the first word
-        victim = serving(pair)
-        pair.kill(victim)
+        victim = kill_serving(pair)
         reply = raw.reply()
     revive(pair, victim)
     found = [at for at, event in enumerate(events(reply)) if event.startswith(":")]
@@ -87,14 +76,10 @@ def test_a_comment_stands_before_the_next_chunk(pair: Deployment) -> None:
 def test_a_failure_before_the_first_word_is_told_with_it(pair: Deployment) -> None:
     """Killed before the first token: the comment is the first thing behind the header."""
     whole = unbroken(pair)
-    for name in pair.worker_names:
-        pair.chaos(name, "slow", factor=100.0)
+    slow_down(pair, 1000.0)
     with Raw(pair.port) as raw:
         raw.post(CHAT, body(stream=True))
-        victim = serving(pair)
-        for name in set(pair.worker_names) - {victim}:  # whoever dies says no word before, however long the kill takes
-            pair.chaos(name, "clear")
-        pair.kill(victim)
+        victim = kill_serving(pair)
         reply = raw.reply()
     revive(pair, victim)
     assert COMMENT.fullmatch(events(reply)[0])
@@ -105,10 +90,10 @@ def test_a_failure_before_the_first_word_is_told_with_it(pair: Deployment) -> No
 def test_a_whole_answer_has_no_comment(pair: Deployment) -> None:
     """An answer that is not streamed is one JSON body, failure or not."""
     whole = unbroken(pair)
+    slow_down(pair)
     with Raw(pair.port) as raw:
         raw.post(CHAT, body(stream=False))
-        victim = serving(pair)
-        pair.kill(victim)
+        victim = kill_serving(pair)
         answer = raw.reply().json()
     revive(pair, victim)
     assert answer["choices"][0]["message"]["content"] == whole

@@ -10,6 +10,7 @@ from http_rig import Raw, Reply
 
 from holdfast.bench.clients import Answer, ask, chat_body, read_answer
 from holdfast.bench.deployment import Deployment
+from mid_stream import slow_down
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]
 
@@ -46,6 +47,7 @@ async def test_a_set_that_is_gone_is_replaced_and_the_answer_says_so() -> None:
         ]
         busy = lambda: deployment.worker_facts("worker-0")["tokens_total"] > 40  # noqa: E731
         await asyncio.to_thread(deployment.wait_until, busy, "the streams to be under way")
+        slow_down(deployment)  # they are under way still when the other set is up, however long that takes
         deployment.start_worker("worker-other", sim=OTHER)
         await asyncio.to_thread(
             deployment.wait_until, lambda: len(deployment.alive_workers()) == 2, "the other set to serve"

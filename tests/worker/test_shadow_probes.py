@@ -103,7 +103,7 @@ def test_a_wake_that_hangs_is_not_alive_after_its_deadline(stage: Stage) -> None
     """/live says yes until the deadline and no after it, with the reason; /health goes on to say that it wakes."""
     stage.start_vault()
     holder = stage.hold_lock()
-    worker = stage.worker("--wake-s", "0.5")
+    worker = stage.worker("--wake-s", "2")  # long enough to be looked at before it has passed
     worker.until_state("standby")
     assert os.path.exists(stage.folder / "run" / "w.chaos")
     answer = stage.deployment.chaos("w", "wake_hangs")
