@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import uvloop
@@ -69,14 +70,18 @@ def log_of(up: Supervised, engine: EngineSeen) -> str:
 
 def broken(up: Supervised, unbroken: list[Answer], hit: Callable[[], None], resumed: bool = True) -> None:
     """Run the load and hit in the middle of it: every stream ends as if nothing had happened, and by the engines' own
-    journals nobody led beside another."""
+    journals nobody led beside another. The active is slow until then, so that no stream is over before."""
+    first = up.active()
 
     async def run() -> list[Answer]:
+        await in_thread(partial(up.chaos, first.name, "slow", factor=3.0))
         before = await in_thread(up.tokens_total)
         running = asyncio.ensure_future(run_streams(up.port, LOAD))
         enough = LOAD.streams * LOAD.tokens // 8
         await in_thread(up.wait_until, lambda: up.tokens_total() - before > enough, "streams under way")
         await in_thread(hit)
+        if first.pid in await in_thread(pids, up):
+            await in_thread(up.chaos, first.name, "clear")
         return await running
 
     outcome = compare("hit", unbroken, uvloop.run(run()))
