@@ -110,6 +110,7 @@ def test_a_wrong_canary_after_waking_takes_the_engine_out_again(
     assert term.last_sent_ns == 0, "it sent tokens"
 
 
+@pytest.mark.long
 def test_a_hung_wake_is_replaced(up: Supervised, unbroken: list[Answer]) -> None:
     """The standby's wake hangs: past its deadline /live says no, the supervisor kills it, the engine that died first
     is back by then and takes over; the streams have waited for it."""
