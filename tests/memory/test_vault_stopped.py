@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 
@@ -108,6 +109,12 @@ def _living(rig: Rig) -> set[int]:
     return {*rig.pids("server"), *rig.pids("keeper")}
 
 
+def listens(rig: Rig) -> bool:
+    """Its socket is there a moment before anybody listens on it."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        return asking.connect_ex(rig.path()) == 0
+
+
 @contextlib.asynccontextmanager
 async def serving(rig: Rig) -> AsyncIterator[asyncio.subprocess.Process]:
     command = [sys.executable, "-m", "holdfast", "memory", "serve", "--device", "host-0"]
@@ -126,7 +133,7 @@ async def test_engines_give_everything_back_after_the_launcher_was_killed() -> N
     """Vault and keeper end with it; that is a loss and no clean end: the next vault takes weights and pool back."""
     rig = Rig()
     async with serving(rig) as first:
-        await until(lambda: os.path.exists(rig.path()), "it listens")
+        await until(lambda: listens(rig), "it listens")
         client = MemoryClient(rig.path(), open_device("host-0"), 0)
         await client.connect(20.0)
         await client.acquire("rw", 1000)
@@ -154,7 +161,7 @@ async def test_clean_end_is_no_loss() -> None:
     """SIGTERM to who serves lets go of the memory: the next vault does not wait for anybody to give it back."""
     rig = Rig()
     async with serving(rig):
-        await until(lambda: os.path.exists(rig.path()), "it listens")
+        await until(lambda: listens(rig), "it listens")
         async with rig.client(0) as client:
             await client.acquire("rw", 1000)
             await load(client)
