@@ -47,6 +47,7 @@ RANKS = "an engine's processes: descriptors, and a step's words, over socket pai
 SOCKETS = {
     "core/peers.py": "asks the kernel about a socket that somebody else opened",
     "wire/net.py": "the real network behind the port",
+    "wire/accepting.py": "the listening half of the real network",
     "worker/beat.py": "beats come from a thread of its own, not from the event loop (facts 31)",
     "engines/sim/": "the fault socket, outside of what it breaks",
     "engines/rank.py": RANKS,

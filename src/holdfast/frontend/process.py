@@ -31,6 +31,7 @@ from holdfast.migration.patience import HoldSettings
 from holdfast.migration.pool import WorkerPool
 from holdfast.migration.sets import KnownSettings, ModelDirectory
 from holdfast.store.contract import Deleted, Lost, Put, Registration, Snapshot, Store
+from holdfast.wire.accepting import SHARE
 from holdfast.wire.http_request import HttpLimits
 from holdfast.wire.http_server import HttpPatience, HttpServer
 
@@ -84,7 +85,7 @@ async def run_frontend(
     app = App(settings.gate, waits_s, directory, admission, pages, RequestNames(rng), accounts, large)
     pages.streams = lambda: accounts.inflight
     pool.on_models_changed = app.models_changed
-    server = HttpServer(app.handle, network, settings.limits, settings.patience, app.begin)
+    server = HttpServer(app.handle, network, settings.limits, settings.patience, app.begin, SHARE)
     own = HttpServer(pages.handle_own, network)
     status = await own.start(settings.status_address) if settings.status_address is not None else None
     address = await server.start(settings.address, share_port=True)

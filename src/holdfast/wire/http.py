@@ -45,16 +45,16 @@ class Responder(Protocol):
 
 
 Handler = Callable[["HttpConnection", HttpRequest], None]
+Told = Callable[["HttpConnection"], None]
 
 
 class HttpConnection(asyncio.Protocol):
     """One client's connection."""
 
-    def __init__(self, begin: Handler, handler: Handler, limits: HttpLimits, registry: set[HttpConnection]) -> None:
-        self._begin = begin
-        self._handler = handler
+    def __init__(self, begin: Handler, handler: Handler, limits: HttpLimits, came: Told, left: Told) -> None:
+        self._begin, self._handler = begin, handler
         self._limits = limits
-        self._registry = registry
+        self._came, self._left = came, left
         self._loop = asyncio.get_running_loop()
         self._reader = RequestReader(limits, self._on_request, self._on_expect)
         self.transport: asyncio.Transport | None = None
@@ -70,8 +70,7 @@ class HttpConnection(asyncio.Protocol):
         self.active_at_s = self._loop.time()
         self.receiving_since_s = 0.0  # when the request that is arriving began to
         self._request: HttpRequest | None = None
-        self._streaming = False  # the response has begun to go out in pieces
-        self._chunked = False
+        self._streaming = self._chunked = False  # the response has begun to go out in pieces; as chunks
         self._waiting: deque[HttpRequest] = deque()
         self._refusal: RefusedRequest | None = None  # what ended the reading; answered after all that came before it
         self._linger: asyncio.TimerHandle | None = None
@@ -83,11 +82,11 @@ class HttpConnection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         tune(transport, may_pause=True)
         self.transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
-        self._registry.add(self)
+        self._came(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
-        self._registry.discard(self)
+        self._left(self)
         self._waiting.clear()
         if self._linger is not None:
             self._linger.cancel()
@@ -118,7 +117,7 @@ class HttpConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """The client sends nothing more. It may be gone, or only done with sending: it gets what it asked for."""
-        if self.transport is None or not (self.busy or self._waiting):
+        if self.transport is None or not self.at_work:
             return False
         self._half_closed = True
         if self._request is not None and not self._streaming and not self._request.http10:
@@ -148,8 +147,13 @@ class HttpConnection(asyncio.Protocol):
         """A request has begun to arrive and is not complete."""
         return self._reader.receiving and self._refusal is None
 
+    @property
+    def at_work(self) -> bool:
+        """A request is being answered, or waits for its turn."""
+        return self.busy or bool(self._waiting)
+
     def _on_request(self, request: HttpRequest) -> None:
-        if not self.busy and not self._waiting:
+        if not self.at_work:
             self._serve(request)
             return
         ahead_bytes = len(request.body) + sum(len(waiting.body) for waiting in self._waiting)
@@ -160,7 +164,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _on_expect(self) -> None:
         """Between two responses only; in the middle of one the client must do without, as it may have to anyway."""
-        if self.transport is not None and not self.busy and not self._waiting:
+        if self.transport is not None and not self.at_work:
             self._send(http_response.CONTINUE)
 
     def _serve(self, request: HttpRequest) -> None:
@@ -176,7 +180,7 @@ class HttpConnection(asyncio.Protocol):
     def refuse(self, refusal: RefusedRequest) -> None:
         """Read nothing more; answer with the refusal when its turn comes, then close."""
         self._refusal = refusal
-        if not self.busy and not self._waiting and self._linger is None:  # who was hung up on has its answer
+        if not self.at_work and self._linger is None:  # who was hung up on has its answer
             self._answer_refusal(refusal)
 
     def _answer_refusal(self, refusal: RefusedRequest) -> None:
@@ -245,7 +249,7 @@ class HttpConnection(asyncio.Protocol):
     def close_when_idle(self) -> None:
         """Take no further request than those begun; close now if there is none."""
         self.closing = True
-        if not (self.busy or self._waiting or self.receiving) and self.transport is not None:
+        if not (self.at_work or self.receiving) and self.transport is not None:
             self.transport.close()
 
     def _head(self, status: int, content_type: bytes, headers: Headers) -> bytes:
@@ -261,8 +265,7 @@ class HttpConnection(asyncio.Protocol):
         return http_response.head(status, content_type, headers, kept if keep else b"close")
 
     def _tell_over(self) -> None:
-        told, self.on_over = self.on_over, None
-        status, self._status = self._status, 0
+        told, status, self.on_over, self._status = self.on_over, self._status, None, 0
         if told is not None:
             told(status)
 
@@ -293,8 +296,5 @@ class HttpConnection(asyncio.Protocol):
             self.transport.close()  # it sends nothing that a close could reset
             return
         self.transport.write_eof()
-        self._linger = self._loop.call_later(LINGER_S, self._end_linger)
-
-    def _end_linger(self) -> None:
-        if self.transport is not None:
-            self.transport.close()  # what is not sent yet still goes out; the sweep ends a client that does not read
+        # What is not sent by then still goes out; the sweep ends a client that does not read.
+        self._linger = self._loop.call_later(LINGER_S, self.transport.close)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from holdfast.core.address import Address
 from holdfast.core.ports import Listener, Network
+from holdfast.wire.accepting import SHARE_OF_PAGES, Idle, make_room, places
 from holdfast.wire.http import Handler, HttpConnection
 from holdfast.wire.http_request import HttpLimits, RefusedRequest
+from holdfast.wire.http_response import RETRY_SOON
 
 log = logging.getLogger("holdfast.http")
 
@@ -37,12 +40,14 @@ class HttpServer:
         limits: HttpLimits | None = None,
         patience: HttpPatience | None = None,
         begin: Handler = lambda connection, request: None,
+        share: float = SHARE_OF_PAGES,
     ) -> None:
         self._begin = begin
         self._handler = handler
         self._network = network
         self._limits = limits or HttpLimits()
         self._patience = patience or HttpPatience()
+        self._share = share  # of this process's descriptors, for its clients
         self._listener: Listener | None = None
         self._sweep_handle: asyncio.TimerHandle | None = None
         self.connections: set[HttpConnection] = set()
@@ -54,7 +59,26 @@ class HttpServer:
         return self._listener.address
 
     def _connection(self) -> HttpConnection:
-        return HttpConnection(self._begin, self._handler, self._limits, self.connections)
+        return HttpConnection(self._begin, self._handler, self._limits, self._came, self.connections.discard)
+
+    def _came(self, connection: HttpConnection) -> None:
+        """Where every place is taken an idle one makes room for it, or it is told that there is none."""
+        if len(self.connections) >= places(self._share) and not make_room(self._idle(answered=False)):
+            make_room(self._idle(answered=True))  # of those who only have to leave there are never more
+            mend = "let it have more descriptors (`ulimit -n`)"
+            why = f"as many clients are being answered as there can be; {mend}"
+            connection.refuse(RefusedRequest(429, why, headers=RETRY_SOON))
+        self.connections.add(connection)
+
+    def _idle(self, *, answered: bool) -> Iterator[Idle]:
+        """Who is not being answered: those who may ask yet, or those who have had their last answer. A request that
+        has only begun to arrive keeps nobody: there may be a flood of them."""
+        for connection in self.connections:
+            transport = connection.transport
+            if transport is None or transport.is_closing() or transport.get_write_buffer_size():
+                continue
+            if not connection.at_work and connection.closing == answered:
+                yield connection.active_at_s, transport.close  # the kernel may still have the end of an answer
 
     def stop_accepting(self) -> None:
         """Close the listening socket and every connection that has no request under way."""

@@ -14,10 +14,10 @@ import fcntl
 import os
 import socket
 import termios
-from dataclasses import dataclass
 
 from holdfast.core.address import Address, TcpAddress, UnixAddress
 from holdfast.core.ports import Listener, ProtocolFactory
+from holdfast.wire.accepting import SocketListener
 
 # The state of a connection that the other side has reset, first byte of TCP_INFO.
 _TCP_CLOSE = 7
@@ -30,18 +30,6 @@ INTERVAL_S = 5
 PROBES = 3
 # What is sent and not acknowledged is given up as soon as unanswered probes would be: there are no probes meanwhile.
 USER_TIMEOUT_MS = (IDLE_S + INTERVAL_S * PROBES) * 1000
-
-
-@dataclass(slots=True)
-class _SocketListener:
-    address: Address
-    server: asyncio.AbstractServer
-
-    def close(self) -> None:
-        self.server.close()
-        if isinstance(self.address, UnixAddress):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.address.path)
 
 
 class CannotListenError(OSError):
@@ -68,30 +56,43 @@ class SocketNetwork:
             raise CannotListenError(error.errno, error.strerror or str(error), str(address)) from error
 
     async def _listen(self, address: Address, factory: ProtocolFactory, share_port: bool) -> Listener:
-        loop = asyncio.get_running_loop()
         if isinstance(address, UnixAddress):
-            _remove_dead_socket(address.path)
-            server = await loop.create_unix_server(factory, address.path, backlog=BACKLOG)
-            os.chmod(address.path, 0o600)
-            return _SocketListener(address, server)
-        if address.host == "::":
-            sock = _both_families(address.port, share_port)
-            server = await loop.create_server(factory, sock=sock, backlog=BACKLOG)
-        else:
-            server = await loop.create_server(
-                factory, address.host, address.port, backlog=BACKLOG, reuse_port=share_port, reuse_address=True
+            return SocketListener(address, [_unix_socket(address.path)], factory)
+        sockets = await _tcp_sockets(address, share_port)
+        port = sockets[0].getsockname()[1]
+        return SocketListener(TcpAddress(address.host, port), sockets, factory)
+
+
+def _unix_socket(path: str) -> socket.socket:
+    _remove_dead_socket(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(path)
+        os.chmod(path, 0o600)
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+async def _tcp_sockets(address: TcpAddress, share_port: bool) -> list[socket.socket]:
+    """One for each address that the host has. `::` is everyone, IPv4 too."""
+    found = await asyncio.get_running_loop().getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    dual = address.host == "::" and socket.has_dualstack_ipv6()
+    sockets: list[socket.socket] = []
+    try:
+        for family, where in dict.fromkeys((family, where[:2]) for family, _, _, _, where in found):
+            host, port = where[0], sockets[0].getsockname()[1] if sockets else address.port
+            sock = socket.create_server(
+                (host, port), family=family, backlog=BACKLOG, reuse_port=share_port, dualstack_ipv6=dual
             )
-        port = server.sockets[0].getsockname()[1]
-        return _SocketListener(TcpAddress(address.host, port), server)
-
-
-def _both_families(port: int, share_port: bool) -> socket.socket:
-    """A listening socket for IPv6 and IPv4: `::` is everyone, where the loop's own would take IPv6 only."""
-    dual = socket.has_dualstack_ipv6()
-    address = ("::", port)
-    return socket.create_server(
-        address, family=socket.AF_INET6, backlog=BACKLOG, reuse_port=share_port, dualstack_ipv6=dual
-    )
+            sockets.append(sock)
+    except OSError:
+        for sock in sockets:
+            sock.close()
+        raise
+    return sockets
 
 
 def tune(transport: asyncio.BaseTransport, *, may_pause: bool = False) -> None:

@@ -23,6 +23,7 @@ from holdfast.core.address import Address, TcpAddress, UnixAddress
 from holdfast.core.errors import Code
 from holdfast.core.procfs import ThreadTimes, read_own_thread
 from holdfast.engines.contract import Progress
+from holdfast.wire.accepting import SHARE_OF_PAGES, places
 from holdfast.wire.frames import FrameError, FrameSplitter
 from holdfast.wire.messages import VERSION, Beat, Hello, Refused, Welcome, decode_to_worker, encode
 from holdfast.wire.net import CannotListenError, tune_socket
@@ -201,10 +202,14 @@ class BeatThread:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         tune_socket(sock)
         observer = _Observer(sock, greet_by=time.monotonic() + HELLO_WAIT_S)
+        full = len(self._observers) >= min(OBSERVERS_MAX, places(SHARE_OF_PAGES))
+        strangers = [other for other in self._observers if not other.greeted] if full else []
         self._observers.add(observer)
         self._selector.register(sock, selectors.EVENT_READ, observer)
-        if len(self._observers) > OBSERVERS_MAX:
-            self._refuse(observer, Code.WORKER_OVERLOADED, f"{OBSERVERS_MAX} observers are connected already")
+        if strangers:
+            self._drop(min(strangers, key=lambda other: other.greet_by))
+        elif full:
+            self._refuse(observer, Code.WORKER_OVERLOADED, f"{len(self._observers) - 1} observers are here already")
 
     def _read(self, observer: _Observer) -> None:
         if observer not in self._observers:

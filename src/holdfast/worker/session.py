@@ -17,6 +17,7 @@ import msgspec
 
 from holdfast.core.errors import Code
 from holdfast.core.requests import Failure, Output
+from holdfast.wire.accepting import SHARE, make_room, places
 from holdfast.wire.frames import FrameError, FrameSplitter
 from holdfast.wire.messages import (
     VERSION,
@@ -89,7 +90,8 @@ class Session(asyncio.Protocol):
         self._unread = Unread(self._drop)
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None  # to its Hello, later to its end
-        self._over = False  # nothing more is read from it or sent to it
+        self.over = False  # nothing more is read from it or sent to it
+        self.since_s = self._loop.time()
         self._paused = False
         self._artefacts: deque[Iterator[ArtefactPart]] = deque()  # asked for and not sent yet
         self.peer = ""  # set by its Hello
@@ -98,10 +100,16 @@ class Session(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         tune(transport)
-        if len(self._owner.open) >= SESSIONS_MAX:
-            self.refuse(Code.WORKER_OVERLOADED, f"{SESSIONS_MAX} frontends are connected already")
+        here = self._owner.open
+        strangers = [(one.since_s, one.turn_out) for one in here if not one.peer and not one.over]
+        refused = [(one.since_s, one.turn_out) for one in here if one.over]
+        full = len(here) - len(refused) >= min(SESSIONS_MAX, places(SHARE))
+        if full and not make_room(strangers):
+            make_room(refused)  # of those who only have to leave there are never more
+            self.refuse(Code.WORKER_OVERLOADED, f"{len(here)} frontends are connected already")
+            here.add(self)
             return
-        self._owner.open.add(self)
+        here.add(self)
         self._timer = self._loop.call_later(HELLO_WAIT_S, self._no_hello)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -123,12 +131,12 @@ class Session(asyncio.Protocol):
         self._send_artefacts()
 
     def data_received(self, data: bytes) -> None:
-        if self._over:
+        if self.over:
             return
         try:
             for payload in self._splitter.feed(data):
                 self._take(decode_to_worker(payload))
-                if self._over:
+                if self.over:
                     return
             if not self.peer and self._splitter.held_bytes > HELLO_BYTES_MAX:
                 raise FrameError(f"a Hello has at most {HELLO_BYTES_MAX} bytes")
@@ -190,13 +198,13 @@ class Session(asyncio.Protocol):
     # -- sending
 
     def send(self, message: msgspec.Struct) -> None:
-        if self._transport is None or self._over:
+        if self._transport is None or self.over:
             return
         self._unread.write(self._transport, encode(message))
 
     def _drop(self, why: str) -> None:
         log.warning("frontend %s %s: dropping it", self.peer, why)
-        self._over = True
+        self.over = True
         self.abort()
 
     def send_failure(self, stream: int, code: Code, message: str) -> None:
@@ -206,7 +214,7 @@ class Session(asyncio.Protocol):
         """Say why, and close."""
         log.warning("refusing %s: %s", self.peer or "a connection", reason)
         self.send(Refused(code, reason))
-        self._over = True
+        self.over = True
         self._artefacts.clear()
         self._owner.cancel(self, list(self.streams))
         self._owner.passes(self)
@@ -216,6 +224,10 @@ class Session(asyncio.Protocol):
             # Not closed at once: that would reset the connection under what the peer still sends, and lose the reason.
             self._transport.write_eof()
             self._timer = self._loop.call_later(LINGER_S, self.abort)
+
+    def turn_out(self) -> None:
+        self._owner.open.discard(self)
+        self.abort()
 
     def abort(self) -> None:
         if self._transport is not None:
