@@ -152,6 +152,7 @@ def test_config_and_headers_decide_before_torch_is_loaded(refusing: Refusing) ->
         (("--store", "redis://localhost:1"), "there is no such store; a store is etcd://127.0.0.1:2379"),
         (("--model", "tiny", "--ranks", "3"), "3 ranks cannot share the model's 2 KV heads evenly"),
         (("--model", "tiny", "--kv-gib", "1e9"), "--kv-gib 1e+09 does not fit into memory: host "),
+        (("--model", "tiny", "--torch-threads", "100000"), "--torch-threads 100000 is too many: at most "),
         (("--model", "tiny", "--context", "5000"), "--context 5000 is beyond the 4096 tokens"),
         (("--engine", "sim", "--vault-gib", "1e9"), "--vault-gib 1e+09 for each of 1 workers does not fit"),
     ],
@@ -177,6 +178,7 @@ def test_what_cannot_be_is_refused_once(
     [
         ({"source": "/nowhere"}, "the model /nowhere is not there"),
         ({"source": "tiny", "torch": TorchLaunch(kv_gib=1e9)}, "--kv-gib 1e+09 does not fit"),
+        ({"source": "tiny", "torch": TorchLaunch(threads=100_000)}, "--torch-threads 100000 is too many"),
         ({"store": "redis://x"}, "there is no such store"),
     ],
 )
@@ -192,3 +194,31 @@ def test_an_engine_tells_its_supervisor_not_to_try_again(
     assert (done.returncode, done.stderr.count("\n")) == (REFUSED, 1), done.stderr
     assert words in done.stderr
     assert not refusing.trace.exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("up", "--engine", "sim"),
+        ("worker",),
+        ("memory", "serve", "--device", "host-0"),
+    ],
+    ids=["up", "worker", "memory"],
+)
+def test_too_few_descriptors_are_refused_once(words: tuple[str, ...], refusing: Refusing) -> None:
+    """One line says how many there may be, how many it takes and what to raise; the status says not to try again."""
+    command = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", *refusing.place.command(*words)]
+    done = subprocess.run(command, env=refusing.place.env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (REFUSED, 1), done.stderr
+    assert "64 descriptors here, and needs 128 at least" in done.stderr
+    assert "ulimit" in done.stderr
+
+
+def test_a_supervised_process_with_too_few_descriptors_is_not_started_again(refusing: Refusing) -> None:
+    """It says so by its status, as for every other setting that cannot be."""
+    launch = WorkerLaunch(str(refusing.place.state_dir), "unix:///nowhere", "local", "w")
+    child = [sys.executable, "-m", "holdfast.cli.child", "worker", msgspec.json.encode(launch).decode()]
+    command = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", *child]
+    done = subprocess.run(command, env=refusing.place.env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (REFUSED, 1), done.stderr
+    assert "ulimit" in done.stderr

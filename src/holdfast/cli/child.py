@@ -54,9 +54,9 @@ def run(launch: Launch) -> int:
         die_with(launch.parent)
     if not getattr(launch, "core_dumps", False):
         no_core_dumps()
-    raise_descriptor_limit()
-    run_dir(Path(launch.state_dir)).mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
+        raise_descriptor_limit()
+        run_dir(Path(launch.state_dir)).mkdir(parents=True, exist_ok=True, mode=0o700)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(launch))
     except Refused as error:

@@ -6,6 +6,7 @@ model that is not there, not whole or not supported, ranks that cannot share it,
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from holdfast.engines.torch.checkpoint import Checkpoint, Progress
 
 GIB = 1024**3
+# Threads beyond the cores only wait for each other; that many are a typing mistake.
+THREADS_PER_CORE = 4
+THREADS_MIN = 16  # as many may be asked for anywhere: what was chosen for one machine starts on a smaller one
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,13 @@ def examine_sim(options: UpOptions, free_bytes: int | None) -> None:
         )
 
 
+def check_threads(threads: int, cores: int) -> None:
+    """UserError for more than this machine would ever run: starting them fails, or ends in a crawl."""
+    most = max(THREADS_MIN, THREADS_PER_CORE * cores)
+    if threads > most:
+        raise UserError(f"--torch-threads {threads} is too many: at most {most} on {cores} cores; 0 is all but one")
+
+
 def examine(asked: Asked, progress: Progress) -> Checkpoint:
     """The model, looked at but not read; UserError or ValueError says what cannot be."""
     from holdfast.engines.torch.config import check_context
@@ -66,6 +77,7 @@ def examine(asked: Asked, progress: Progress) -> Checkpoint:
     from holdfast.engines.torch.settings import TorchSettings
 
     settings = TorchSettings(**msgspec.to_builtins(asked.torch))
+    check_threads(settings.threads, os.cpu_count() or 1)
     looked_at = look_at(asked.source, Path(asked.cache_dir), progress)
     check_ranks(looked_at.config, settings.ranks)
     check_context(looked_at.config, settings.context_tokens_max)

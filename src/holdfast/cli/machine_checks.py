@@ -10,18 +10,20 @@ from pathlib import Path
 
 from holdfast.core.address import TcpAddress
 from holdfast.core.errors import UserError
+from holdfast.core.limits import check_descriptor_limit
 from holdfast.supervise.records import read_records
 
 PYTHON_MIN = (3, 11)
 
 
 def check_machine(platform: str = sys.platform, version: tuple[int, int] = sys.version_info[:2]) -> None:
-    """Linux and a Python that is new enough."""
+    """Linux, a Python that is new enough, and descriptors to work with."""
     if not platform.startswith("linux"):
         raise UserError(f"Holdfast needs Linux, this is {platform}; use a container or a Linux machine")
     if version < PYTHON_MIN:
         found, needed = (".".join(map(str, pair)) for pair in (version, PYTHON_MIN))
         raise UserError(f"Holdfast needs Python {needed} or newer, this is {found}; make a venv with a newer one")
+    check_descriptor_limit()
 
 
 def check_store(store: str) -> None:

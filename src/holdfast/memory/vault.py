@@ -148,7 +148,8 @@ class Vault:
         elif len(self.sessions) >= SESSIONS_MAX or len(self._guests) > GUESTS_MAX:
             guest.refuse("too_many", f"{len(self.sessions)} clients are here already")
         elif sock.fileno() >= descriptor_limit() - FDS_RESERVED:  # the kernel gives the lowest number that is free
-            guest.refuse("too_many", f"of {descriptor_limit()} descriptors only {FDS_RESERVED} are left")
+            kept = f"{FDS_RESERVED} of its {descriptor_limit()} descriptors are kept for who is here already"
+            guest.refuse("too_many", f"the vault has no room for another client: {kept}; raise its `ulimit -n`")
 
     def guest_left(self, guest: Guest) -> None:
         self._guests.discard(guest)
