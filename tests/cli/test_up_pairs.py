@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.processes]
 ENGINES = ("worker-1a", "worker-1b")
 VAULT = ("vault-1", "vault-1-keeper", "vault-1-server")
 SMALL = ("--vault-gib", "0.0625")
+TOKEN = "open-sesame-7"
 
 
 @pytest.fixture
@@ -28,6 +31,7 @@ def place() -> Iterator[Place]:
 def pair() -> Iterator[Place]:
     """One deployment for the tests that leave a pair; `down` leaves nothing of it."""
     made = Place("--engine", "sim", *SMALL)
+    made.env["HOLDFAST_ENGINE_TOKEN"] = TOKEN
     try:
         done = made.up()
         assert done.returncode == 0, done.stderr
@@ -42,6 +46,18 @@ def pair() -> Iterator[Place]:
 def by_state(place: Place) -> dict[str, dict[str, Any]]:
     """The two engines by what they are now."""
     return {process["state"]: process for name, process in place.ps().items() if name in ENGINES}
+
+
+def pulled_with(token: str, page: str) -> str:
+    """What is said to whoever has only that token."""
+    connection = http.client.HTTPConnection(page.removeprefix("tcp://"), timeout=10)
+    try:
+        connection.request("POST", "/engine/sleep", headers={"authorization": f"Bearer {token}"})
+        answer = connection.getresponse()
+        assert answer.status == 403
+        return answer.read().decode()
+    finally:
+        connection.close()
 
 
 def is_whole(place: Place) -> bool:
@@ -67,6 +83,15 @@ def test_the_default_is_a_pair(pair: Place) -> None:
     assert f"{engines['standby']['name']} stands by" in shown
     assert "last failover" not in shown
     assert place.chat().endswith("data: [DONE]\n\n")
+
+
+def test_an_operators_token_is_the_engines_and_shown_to_nobody(pair: Place) -> None:
+    """The active asks for it; neither a command line nor a log has it."""
+    until(lambda: is_whole(pair), "an active and a standby")
+    said = pulled_with("a guess", pair.record(by_state(pair)["active"]["name"])["status"])
+    assert "send `Authorization: Bearer` with its HOLDFAST_ENGINE_TOKEN" in said
+    for path in [*pair.state_dir.glob("logs/*"), *(Path(f"/proc/{pid}/cmdline") for pid in pair.pids())]:
+        assert TOKEN.encode() not in path.read_bytes(), path
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])

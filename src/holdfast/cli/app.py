@@ -116,7 +116,7 @@ def up(
     serving = (deployment or env.deployment, engine, name, workers, frontends, host, port, store)
     asked = (hold_s, drain_s, allow_chaos, tuple(api_key or env.api_keys), sim, env.log_level)
     given = (*serving, *asked, *failover, source, torch, str(env.cache_dir), gpus, known_s, queue_s, load_s)
-    pages = (env.status_host, access_log, status_port, wait_s, template, tuple(cors_origin or ()))
+    pages = (env.status_host, access_log, status_port, wait_s, template, tuple(cors_origin or ()), env.engine_token)
     raise typer.Exit(run_up(env.state_dir, UpOptions(*given, *pages), detach, tied=not untied))
 
 

@@ -86,6 +86,7 @@ class UpOptions:
     wait_s: float = WAIT_S  # until it serves; past it what was started is taken down again
     chat_template: str = ""  # a file in place of the model's own template
     cors_origins: tuple[str, ...] = ()  # of web pages that may ask from a browser
+    engine_token: str = ""  # for `POST /engine/…` to its workers from anywhere
 
     @property
     def ranks(self) -> int:
@@ -165,6 +166,7 @@ def _worker(state_dir: Path, store: str, name: str, status_port: int, options: U
         beat_address=f"unix://{state_dir}/run/{name}.beat",
         status_address=str(TcpAddress(options.status_host, status_port)),
         status_any=True,
+        engine_token=options.engine_token,
         load_s=options.load_s,
         allow_chaos=options.allow_chaos,
         sim=options.sim,
