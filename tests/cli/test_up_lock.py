@@ -14,7 +14,7 @@ from up_rig import START_S, Place, until
 
 from holdfast.cli.down import run_down
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.alone, pytest.mark.processes]
 
 
 @pytest.fixture
