@@ -2,9 +2,9 @@
 
 Why not an ASGI server: on the per-token path every layer costs microseconds (facts 33; docs/decisions.md has
 our own measurement). Always true: one response at a time per connection, pipelined requests wait in order and are
-bounded; bytes that are no request get an answer too, in their turn, before the connection closes; whoever answers
-learns at once when the client is gone; a streamed body ends where `end_stream` says so and nowhere else, whatever
-is written.
+bounded; bytes that are no request get an answer too, in their turn, before the connection closes; nobody is asked to
+answer after the last answer; whoever answers learns at once when the client is gone; a streamed body ends where
+`end_stream` says so and nowhere else, whatever is written.
 """
 
 from __future__ import annotations
@@ -154,7 +154,8 @@ class HttpConnection(asyncio.Protocol):
 
     def _on_request(self, request: HttpRequest) -> None:
         if not self.at_work:
-            self._serve(request)
+            if self._linger is None:  # else it came in one piece with the one that got the last answer
+                self._serve(request)
             return
         ahead_bytes = len(request.body) + sum(len(waiting.body) for waiting in self._waiting)
         if len(self._waiting) >= PIPELINE_MAX or ahead_bytes > self._limits.body_bytes_max:
@@ -164,12 +165,11 @@ class HttpConnection(asyncio.Protocol):
 
     def _on_expect(self) -> None:
         """Between two responses only; in the middle of one the client must do without, as it may have to anyway."""
-        if self.transport is not None and not self.at_work:
+        if self._linger is None and not self.at_work:
             self._send(http_response.CONTINUE)
 
     def _serve(self, request: HttpRequest) -> None:
-        self.busy = True
-        self._request = request
+        self.busy, self._request = True, request
         self._begin(self, request)
         self._handler(self, request)
 
