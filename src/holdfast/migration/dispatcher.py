@@ -153,6 +153,7 @@ class Dispatcher:
             return
         link = flight.link
         self._leave_link(flight, tell_worker=tell_worker, drain=False)
+        flight.ran(self.clock())
         if link is not None and link.draining:
             ledger.hand_back()
         else:
@@ -211,6 +212,7 @@ class Dispatcher:
             if workers.table.tick(now_s):
                 self.workers_changed(workers)
             workers.note_full(now_s)
+            workers.note_trial(now_s)
             if not len(workers.holds):
                 continue
             if workers.empty_since_s and now_s - workers.empty_since_s > self._settings.stand_in_after_s:
@@ -247,7 +249,7 @@ class Dispatcher:
             workers.holds.drop(flight)
             self._patience.lose(flight, Code.INVALID_REQUEST, f"{ledger.length} tokens are too long to send: {error}")
             return True
-        flight.link = link
+        flight.link, flight.sent_s = link, self.clock()
         flight.first_output = True
         workers.table.take(slot, flight.cost, ledger.prompt, flight.standing)
         link.streams[flight.stream] = flight
@@ -263,11 +265,7 @@ class Dispatcher:
 
     def _hold(self, flight: Flight) -> bool:
         """Stand in line; False if too many new requests do."""
-        count = flight.ledger.emitted
-        if flight.wait_mark != count:
-            flight.wait_mark = count
-            flight.waits_since_s = self.clock()
-        return flight.workers.holds.hold(flight, flight.waits_since_s, flight.standing)
+        return flight.workers.holds.hold(flight, flight.waits(self.clock()), flight.standing)
 
     def _leave_link(self, flight: Flight, *, tell_worker: bool, drain: bool = True) -> None:
         link = flight.link

@@ -52,6 +52,7 @@ class Flight:
         "last_s",
         "ledger",
         "link",
+        "sent_s",
         "standing",
         "stream",
         "wait_mark",
@@ -72,8 +73,20 @@ class Flight:
         self.failed_at_s = 0.0  # when the last attempt failed, 0 once the stream moves again
         self.failed_on = (0, 0)  # the worker it failed on then, and the epoch that one led under
         self.last_s = 0.0  # when its last token came, 0 before any
-        self.waits_since_s = 0.0  # when it first had no place,
+        self.sent_s = 0.0  # when its current attempt began
+        self.waits_since_s = 0.0  # when it first had no place, later by what it ran since,
         self.wait_mark = -1  # and how many tokens it had then: the time begins anew only when there are more
+
+    def ran(self, now_s: float) -> None:
+        """It was on a worker until now. A prompt may take longer than anybody may wait: that was no waiting."""
+        self.waits_since_s += now_s - self.sent_s
+
+    def waits(self, now_s: float) -> float:
+        """It has no place; since when it waits."""
+        if self.wait_mark != self.ledger.emitted:
+            self.wait_mark = self.ledger.emitted
+            self.waits_since_s = now_s
+        return self.waits_since_s
 
     def __repr__(self) -> str:
         where = f"on {self.link!r}" if self.link is not None else "on no worker"

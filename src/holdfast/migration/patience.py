@@ -3,7 +3,8 @@
 Theory. With no worker a stream is *held*: somebody is coming, and it has been promised its end, or soon will be. Where
 workers are there and full nobody is coming: a new request waits a little for a place, then it is refused with a time
 to come back. That is an answer, not a failure, and is counted apart. Whoever ran before, or whose client already has
-part of its answer (another of its choices), waits as if held.
+part of its answer (another of its choices), waits as if held. Suspects are tried one after the other, each for as long
+as its prompt takes: while one is tried, the wait of those who ran before is not over.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class Patience:
     def bound_s(self, held: Held[Flight]) -> float:
         """How long it may wait in all; for a place it waits since there were workers."""
         full_since_s = held.stream.workers.full_since_s
-        if held.standing is not Standing.FRESH or held.stream.consumer.answering or not full_since_s:
+        if held.standing is not Standing.FRESH:
+            return self._settings.hold_s + max(0.0, held.stream.workers.tried_s - held.since_s)
+        if held.stream.consumer.answering or not full_since_s:
             return self._settings.hold_s
         return self._settings.queue_s + max(0.0, full_since_s - held.since_s)
 

@@ -37,6 +37,7 @@ class WorkerSet:
         self.text: object | None = None  # what the frontend made of the card's tokenizer and template
         self.empty_since_s = 0.0  # when the last routable worker went, 0 while there is one
         self.full_since_s = 0.0  # when its workers were first seen to be full, 0 while they are not
+        self.tried_s = 0.0  # when one of its workers was last seen to be kept for a suspect
         self.pace = Pace()  # of the places that came free for those who waited
 
     @property
@@ -71,6 +72,11 @@ class WorkerSet:
             self.full_since_s = 0.0
         elif self.full_since_s == 0.0:
             self.full_since_s = now_s
+
+    def note_trial(self, now_s: float) -> None:
+        """Keep `tried_s` true, looked at from time to time."""
+        if self.table.trials:
+            self.tried_s = now_s
 
     def can_stand_in_for(self, other: WorkerSet) -> bool:
         """Same model, same tokens, so a stream of `other` may go on here, though not exactly."""

@@ -102,6 +102,7 @@ class RouteTable:
         self._prefixes = Prefixes()
         self.routable_count = 0
         self.places = 0  # of all routable workers
+        self.trials = 0  # workers that are kept for a suspect
         self._full_count = 0  # routable, and without a place
 
     # -- membership
@@ -257,6 +258,7 @@ class RouteTable:
         if standing is Standing.SUSPECT:
             assert slot.unproven == 1, slot
             slot.trial = True
+            self.trials += 1
         slot.outstanding += cost
         if slot.in_line:
             slot.room -= 1
@@ -271,6 +273,7 @@ class RouteTable:
         assert slot.unproven >= 0, slot
         if standing is Standing.SUSPECT:
             slot.trial = False
+            self.trials -= 1
             self._place(slot)
 
     def give_back(self, slot: Slot, cost: int) -> None:
