@@ -34,7 +34,7 @@ class Agent:
         self.engine = ShadowSim(SimSettings(**launch["sim"]), random.Random(1), shadow)
         self.engine.ranks.dies_with_parent = launch["ranks_die"]
         self.engine.on_memory = lambda why: self.told.append(["memory", why])
-        self.engine.on_owner_gone = lambda: self.told.append(["owner_gone", ""])
+        self.engine.on_owner_gone = lambda epoch: self.told.append(["owner_gone", ""])
         self.engine.on_fatal = lambda why: self.told.append(["fatal", why])
         self.engine.on_loading = lambda why: self.told.append(["loading", why])
         self.told: list[list[str]] = []

@@ -12,16 +12,26 @@ from holdfast.worker.timeline import UNSEEN, Timeline
 def after_a_leader(folder: Path) -> Timeline:
     """One that takes over from a leader who sent nothing for a while."""
     Journal(folder / "a.journal").begin(5)
-    return Timeline(folder, 6, 1000.0, contended=True)
+    return Timeline(folder, 6, 1000.0, after=5)
 
 
 def test_one_that_stood_by_counts_from_the_end_it_saw(tmp_path: Path) -> None:
     """The vault's news came 3 ms before the lock was won."""
     timeline, now_s = after_a_leader(tmp_path), time.monotonic() + 10
-    timeline.mark("eof", now_s)
+    timeline.mark_end(5, now_s)
     timeline.mark("lock", now_s + 0.003)
     facts = timeline.facts()
     assert (facts["zero"], facts["eof_ms"], facts["lock_ms"]) == ("its end, as seen by the vault", 0.0, 3.0)
+
+
+def test_the_end_of_an_earlier_leader_is_not_this_ones(tmp_path: Path) -> None:
+    """Another standby took over then; when that one died, the lock was quicker than the vault's news of it."""
+    timeline, now_s = after_a_leader(tmp_path), time.monotonic() + 10
+    timeline.mark_end(4, now_s - 12)
+    timeline.mark("lock", now_s)
+    timeline.mark_end(5, now_s + 0.001)
+    facts = timeline.facts()
+    assert (facts["zero"], facts["lock_ms"], facts["eof_ms"]) == ("its end, as seen by the vault", 0.0, 1.0)
 
 
 def test_one_that_came_later_does_not_claim_to_have_seen_the_end(tmp_path: Path) -> None:
@@ -31,3 +41,10 @@ def test_one_that_came_later_does_not_claim_to_have_seen_the_end(tmp_path: Path)
     facts = timeline.facts()
     assert (facts["zero"], facts["lock_ms"], facts["from_epoch"]) == (UNSEEN, 0.0, 5)
     assert "eof_ms" not in facts
+
+
+def test_a_first_start_has_no_end_before_it(tmp_path: Path) -> None:
+    timeline = Timeline(tmp_path, 6, 1000.0, after=0)
+    timeline.mark_end(0, 0.0)
+    timeline.mark("lock", time.monotonic())
+    assert "eof_ms" not in timeline.facts()

@@ -110,7 +110,7 @@ class ShadowEngine(Engine, Protocol):
     canary: Canary
     gpu_fence: Event  # set while no earlier owner's queued work can land any more; cleared by `wake`
     on_fatal: FatalSink
-    on_owner_gone: Callable[[], None]  # the vault saw the pool's owner go: the election is worth a look
+    on_owner_gone: Callable[[int], None]  # the vault saw the owner of this epoch go: the election is worth a look
     on_memory: Callable[[str], None]  # why the memory cannot be vouched for now; "" once it was verified (again)
     on_loading: Callable[[str], None]  # a wake turns out to need a load: why. It takes as long as `load` may
 

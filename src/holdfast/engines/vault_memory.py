@@ -53,7 +53,7 @@ class VaultMemory:
     own_s: float = OWN_S
     load_s: float = LOAD_S
     vault_uids: tuple[int, ...] = ()  # whose vault it may be, besides this user's and root's
-    on_owner_gone: Callable[[], None] = lambda: None
+    on_owner_gone: Callable[[int], None] = lambda epoch: None
     on_memory: Callable[[str], None] = lambda why: None
     on_fatal: Callable[[str], None] = lambda why: None
     on_loading: Callable[[str], None] = lambda why: None  # a wake has weights to load, for `load_s` at most
@@ -294,7 +294,7 @@ class VaultMemory:
 
     def _heard(self, news: PoolNews) -> None:
         if news.kind == "owner_gone":
-            self.on_owner_gone()
+            self.on_owner_gone(news.epoch)
         elif news.kind == "dropped" or (news.kind == "made" and not self.pool.mapped_is(news.epoch)):
             self._pool_changed = True
             self._look.set()

@@ -77,7 +77,7 @@ class Shadow:
         self._over = ""  # why the leadership must end at once
         self._timeline: Timeline | None = None
         self._patience: asyncio.Timeout | None = None  # with the wake under way
-        self._seen_gone_s = 0.0
+        self._seen_gone = (0, 0.0)  # the leader that the vault saw go last, by its epoch, and when
         self._probation = Probation(engine.canary, engine.canary_passed)
         self._rested = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -135,22 +135,21 @@ class Shadow:
         if self._worker.life.state is not State.DEAD:
             self._worker.step(MemoryProblem(why))
 
-    def _owner_gone(self) -> None:
+    def _owner_gone(self, epoch: int) -> None:
         self._lock.nudge()
         if self._worker.life.state is State.INIT:
             return  # it was gone before this engine came: when, nobody here has seen
-        self._seen_gone_s = time.monotonic()
+        self._seen_gone = (epoch, time.monotonic())
         if self._worker.life.state is State.WAKING and self._timeline is not None:
-            self._timeline.mark("eof", self._seen_gone_s)  # the lock was quicker than the news
+            self._timeline.mark_end(*self._seen_gone)  # the lock was quicker than the news
 
     async def _wake(self) -> None:
         worker, engine = self._worker, self._engine
         known = max(engine.last_epoch, worker.life.epoch)
         epoch = next_epoch(known, time.time_ns() // 1_000_000)
-        timeline = self._timeline = Timeline(self._settings.journals, epoch, time.time(), contended=known > 0)
+        timeline = self._timeline = Timeline(self._settings.journals, epoch, time.time(), after=known)
         timeline.mark("lock", time.monotonic())
-        if self._seen_gone_s:
-            timeline.mark("eof", self._seen_gone_s)
+        timeline.mark_end(*self._seen_gone)
         worker.step(LockWon(epoch, contended=known > 0))
         try:
             bound_s = worker.settings.wake_s + max(worker.settings.wake_s, SUPERVISOR_S)
@@ -256,7 +255,6 @@ class Shadow:
         if not for_good:
             worker.register(STANDBYS)
             await worker.withdraw(INSTANCES)
-            self._seen_gone_s = 0.0
             worker.step(Rested())
             self._rested.set()
 

@@ -21,9 +21,9 @@ STEPS = ("eof", "lock", "fence", "adopted", "announced", "first_token", "gpu_fen
 class Timeline:
     """Marks of one leadership, and its predecessor's last sign of life."""
 
-    def __init__(self, journals: Path, epoch: int, unix_s: float, *, contended: bool) -> None:
+    def __init__(self, journals: Path, epoch: int, unix_s: float, *, after: int) -> None:
         self._journals = journals
-        self._contended = contended  # somebody led before, in the life of this memory; else it is a first start
+        self._after = after  # the epoch of who led before, in the life of this memory; 0: this is a first start
         self.epoch = epoch
         self.unix_s = unix_s
         self.marks: dict[str, float] = {}
@@ -34,6 +34,11 @@ class Timeline:
     def mark(self, step: str, at_s: float) -> None:
         """The first time counts."""
         self.marks.setdefault(step, at_s)
+
+    def mark_end(self, epoch: int, at_s: float) -> None:
+        """A leader's end was seen then. With several standbys it may be one whose successor this one outlived."""
+        if epoch and epoch == self._after:
+            self.mark("eof", at_s)
 
     def facts(self) -> dict[str, Any]:
         """Milliseconds since zero, by step; `why`: what made it necessary, `kv`: what became of the blocks."""
@@ -60,7 +65,7 @@ class Timeline:
 
     def _before(self) -> Term | None:
         """Read once, and never on a failover's path: only when somebody asks."""
-        if self._contended and not self._looked:
+        if self._after and not self._looked:
             self._looked = True
             older = [term for term in read_terms(self._journals) if term.epoch < self.epoch]
             self._predecessor = older[-1] if older else None

@@ -51,7 +51,7 @@ class ShadowSim(SimEngine):
         super().__init__(settings, rng)
         self.place = place
         self.canary = make_canary()
-        self.on_owner_gone: Callable[[], None] = lambda: None
+        self.on_owner_gone: Callable[[int], None] = lambda epoch: None
         self.on_memory: Callable[[str], None] = lambda why: None
         self.on_loading: Callable[[str], None] = lambda why: None
         pool_bytes = settings.kv_blocks * settings.block_size * TOKEN_BYTES
@@ -70,7 +70,7 @@ class ShadowSim(SimEngine):
             own_s=place.wake_s,
             load_s=place.load_s,
             vault_uids=place.vault_uids,
-            on_owner_gone=lambda: self.on_owner_gone(),
+            on_owner_gone=lambda epoch: self.on_owner_gone(epoch),
             on_memory=lambda why: self.on_memory(why),
             on_fatal=lambda why: self.on_fatal(why),
             on_loading=lambda why: self.on_loading(why),

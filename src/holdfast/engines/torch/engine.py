@@ -63,7 +63,7 @@ class TorchEngine:
         reach = self.geometry.block_count * settings.block_tokens
         self.context_tokens_max = min(settings.context_tokens_max or config.context_tokens_max, reach)
         self.on_fatal: Callable[[str], None] = _die
-        self.on_owner_gone: Callable[[], None] = lambda: None
+        self.on_owner_gone: Callable[[int], None] = lambda epoch: None
         self.on_memory: Callable[[str], None] = lambda why: None
         self.on_loading: Callable[[str], None] = lambda why: None
         self.memory = VaultMemory(
@@ -80,7 +80,7 @@ class TorchEngine:
             own_s=place.wake_s,
             load_s=place.load_s,
             vault_uids=place.vault_uids,
-            on_owner_gone=lambda: self.on_owner_gone(),
+            on_owner_gone=lambda epoch: self.on_owner_gone(epoch),
             on_memory=lambda why: self._ranks.memory_told(0, why),
             on_fatal=lambda why: self.on_fatal(why),
             on_loading=lambda why: self.on_loading(why),
