@@ -44,6 +44,7 @@ def test_one_that_came_later_does_not_claim_to_have_seen_the_end(tmp_path: Path)
 
 
 def test_a_first_start_has_no_end_before_it(tmp_path: Path) -> None:
+    """Nobody led before, so no end was seen."""
     timeline = Timeline(tmp_path, 6, 1000.0, after=0)
     timeline.mark_end(0, 0.0)
     timeline.mark("lock", time.monotonic())
