@@ -10,15 +10,21 @@ import signal
 import time
 from pathlib import Path
 
+import msgspec
+
+from holdfast.cli.launch import ROLES
+from holdfast.cli.plan import job_of
 from holdfast.cli.running import child_command, log_dir
 from holdfast.cli.screen import Screen
 from holdfast.core.errors import UserError
+from holdfast.supervise.jobs import Job
 from holdfast.supervise.lock import holder, take_lock
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.processes import LocalProcesses
-from holdfast.supervise.records import Record, read_records
+from holdfast.supervise.records import Record, read_launch, read_records
 
-SUPERVISOR_S = 20.0  # its own stages are bounded below this; past it, it hangs and is killed
+# Its stages are bounded below this, but for answers that may finish; past both it hangs, and is killed.
+SUPERVISOR_S = 20.0
 KERNEL_S = 5.0  # from SIGKILL to its end
 # One after the other: `up --detach` hands the lock to another process. More than this is somebody who starts them.
 SUPERVISORS_MAX = 5
@@ -33,10 +39,12 @@ def run_down(state_dir: Path) -> int:
         return 0
     running = [record for record in read_records(state_dir) if record.alive]
     with screen.busy("stopping …") if running else contextlib.nullcontext():
-        lock, supervisors = _stop_supervisors(state_dir, screen)
+        jobs = _jobs(state_dir)
+        patience_s = SUPERVISOR_S + max((job.stop_bound_s for job in jobs), default=0.0)
+        lock, supervisors = _stop_supervisors(state_dir, screen, patience_s)
         try:
             _say_gone(running, screen)
-            left = asyncio.run(_stop_records(state_dir, screen))
+            left = asyncio.run(_stop_records(state_dir, jobs, screen))
         finally:
             os.close(lock)
     if not running and not left and not supervisors:
@@ -46,6 +54,16 @@ def run_down(state_dir: Path) -> int:
     return 0
 
 
+def _jobs(state_dir: Path) -> list[Job]:
+    """What runs, as its supervisor started it: each may take its own time to leave."""
+    jobs = []
+    for record in read_records(state_dir):
+        if record.role in ROLES and (settings := read_launch(state_dir, record.name)) is not None:
+            with contextlib.suppress(msgspec.DecodeError):  # of another version: it has the time that anybody has
+                jobs.append(job_of(msgspec.json.decode(settings, type=ROLES[record.role])))
+    return jobs
+
+
 def _say_gone(running: list[Record], screen: Screen) -> None:
     order = ["frontend", "worker", "vault"]
     for record in sorted(running, key=lambda r: order.index(r.role) if r.role in order else len(order)):
@@ -53,20 +71,20 @@ def _say_gone(running: list[Record], screen: Screen) -> None:
             screen.line(f"{record.name} stopped, pid {record.pid}")
 
 
-def _stop_supervisors(state_dir: Path, screen: Screen) -> tuple[int, int]:
+def _stop_supervisors(state_dir: Path, screen: Screen, patience_s: float) -> tuple[int, int]:
     """Ask who holds the lock to stop everything, and wait for its end, until the lock is ours: nobody starts anything
     from then on. The lock, and how many held it."""
-    stopped, until_s = 0, time.monotonic() + SUPERVISOR_S
+    stopped, until_s = 0, time.monotonic() + patience_s
     while (lock := take_lock(state_dir)) is None:
         found = holder(state_dir)
         pid = found.pid if found is not None else 0
         pidfd = _open(pid)
         if pidfd is not None:
             try:
-                _stop_one(pidfd, pid, screen)
+                _stop_one(pidfd, pid, screen, patience_s)
             finally:
                 os.close(pidfd)
-            stopped, until_s = stopped + 1, time.monotonic() + SUPERVISOR_S
+            stopped, until_s = stopped + 1, time.monotonic() + patience_s
         elif time.monotonic() > until_s:
             raise UserError(f"{state_dir}/up.lock is held by a process that cannot be seen from here; stop it there")
         if stopped == SUPERVISORS_MAX:
@@ -82,24 +100,24 @@ def _open(pid: int) -> int | None:
         return None
 
 
-def _stop_one(pidfd: int, pid: int, screen: Screen) -> None:
+def _stop_one(pidfd: int, pid: int, screen: Screen, patience_s: float) -> None:
     for number in (signal.SIGTERM, signal.SIGCONT):  # a stopped supervisor hears SIGTERM only once it runs again
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, number)
-    if not select.select([pidfd], [], [], SUPERVISOR_S)[0]:
-        screen.line(f"the supervisor, pid {pid}, did not stop within {SUPERVISOR_S:g} s; killing it")
+    if not select.select([pidfd], [], [], patience_s)[0]:
+        screen.line(f"the supervisor, pid {pid}, did not stop within {patience_s:g} s; killing it")
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         select.select([pidfd], [], [], KERNEL_S)
 
 
-async def _stop_records(state_dir: Path, screen: Screen) -> int:
+async def _stop_records(state_dir: Path, jobs: list[Job], screen: Screen) -> int:
     """Stop what no supervisor stopped: its own died, or it was started by hand. How many that were."""
 
     def tell(text: str) -> None:
         if " adopted" not in text:  # how it is done here, not what was asked for
             screen.line(text)
 
-    supervisor = Supervisor(state_dir, [], LocalProcesses(log_dir(state_dir)), child_command(0), tell)
+    supervisor = Supervisor(state_dir, jobs, LocalProcesses(log_dir(state_dir)), child_command(0), tell)
     supervisor.adopt_everything()
     await supervisor.stop()
     return len(supervisor.adopted)
