@@ -83,6 +83,26 @@ def test_a_stream_that_is_lost_is_told_of_the_worker_that_failed_it() -> None:
     assert (seam.worker, seam.streams, seam.lost) == (worker.link.slot.name, 0, 1)
 
 
+def test_a_stream_whose_engines_die_one_after_the_other_is_told_of_each() -> None:
+    """None of them had no stream on it; and who is convicted is lost where it was tried, too."""
+    cluster = Cluster()
+    first = cluster.worker("a")
+    cluster.ask("s")
+    first.say("s", [1])
+    cluster.ask("poison")
+    first.die()
+    second = cluster.worker("b")
+    second.die()
+    third = cluster.worker("c")
+    cluster.wait(2.0)  # a suspect is tried on one that has lived for a while
+    third.say("s", [2])
+    third.die()
+    assert cluster.clients["poison"].failure is not None
+    told = [(seam.worker, seam.streams, seam.lost) for seam in cluster.dispatcher.stats.seams.latest()]
+    names = [worker.link.slot.name for worker in (first, second, third)]
+    assert told == [(names[0], 1, 1), (names[1], 1, 1), (names[2], 0, 1)]
+
+
 def test_old_seams_give_way() -> None:
     """What is remembered is bounded, and the newest stay."""
     seams = Seams()

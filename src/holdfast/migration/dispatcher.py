@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from holdfast.core.errors import Code
+from holdfast.core.errors import RESUMABLE, Code
 from holdfast.migration.flight import Flight
 from holdfast.migration.gaps import TokenGaps
 from holdfast.migration.groups import Groups
@@ -133,7 +133,8 @@ class Dispatcher:
             # What its client saw: a stopped worker's streams stand still long before anybody calls it failed.
             pause_s = self.clock() - (flight.last_s or flight.failed_at_s)
             flight.failed_at_s = 0.0
-            self.stats.seams.went_on(flight.failed_on, pause_s)
+            for worker in flight.failed_on:
+                self.stats.seams.went_on(worker, pause_s)
             if len(self.stats.pauses_s) < 65_536:  # bounded if nobody scrapes
                 self.stats.pauses_s.append(pause_s)
             flight.consumer.resumed(pause_s)
@@ -160,6 +161,8 @@ class Dispatcher:
             ledger.fail_attempt(died=code in DEATHS)
         flight.standing = standing_of(ledger.resumed, ledger.deaths)
         verdict = after_failure(code, message, ledger.barren, ledger.deaths)
+        if link is not None and code in RESUMABLE:
+            flight.fell((link.slot.name, link.epoch), self.clock())
         if isinstance(verdict, Fail):
             self._patience.lose(flight, verdict.code, verdict.message)
             self._fill(flight.workers)
@@ -167,9 +170,6 @@ class Dispatcher:
         if verdict.avoid_worker and link is not None:
             flight.workers.table.set_aside(link.slot, self.clock())
         self.stats.resumed[code] = self.stats.resumed.get(code, 0) + 1
-        if not flight.failed_at_s:
-            flight.failed_at_s = self.clock()
-            flight.failed_on = (link.slot.name, link.epoch) if link is not None else (0, 0)
         if not self._send(flight):
             self._hold(flight)
 
@@ -252,6 +252,7 @@ class Dispatcher:
         flight.link, flight.sent_s = link, self.clock()
         flight.first_output = True
         workers.table.take(slot, flight.cost, ledger.prompt, flight.standing)
+        workers.note_trial(flight.sent_s)
         link.streams[flight.stream] = flight
         return True
 

@@ -70,12 +70,18 @@ class Flight:
         self.cost = 0
         self.first_output = False  # the current attempt has yet to make a token
         self.standing = Standing.FRESH  # as it was placed, or is held
-        self.failed_at_s = 0.0  # when the last attempt failed, 0 once the stream moves again
-        self.failed_on = (0, 0)  # the worker it failed on then, and the epoch that one led under
+        self.failed_at_s = 0.0  # when it first failed since its last token, 0 once the stream moves again
+        self.failed_on: tuple[tuple[int, int], ...] = ()  # workers it failed on since, and their epochs
         self.last_s = 0.0  # when its last token came, 0 before any
         self.sent_s = 0.0  # when its current attempt began
         self.waits_since_s = 0.0  # when it first had no place, later by what it ran since,
         self.wait_mark = -1  # and how many tokens it had then: the time begins anew only when there are more
+
+    def fell(self, worker: tuple[int, int], now_s: float) -> None:
+        """An attempt ended because its worker, under that epoch, failed."""
+        before = self.failed_on if self.failed_at_s else ()
+        self.failed_at_s = self.failed_at_s or now_s
+        self.failed_on = before if worker in before else (*before, worker)
 
     def ran(self, now_s: float) -> None:
         """It was on a worker until now. A prompt may take longer than anybody may wait: that was no waiting."""
