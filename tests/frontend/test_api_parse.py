@@ -267,10 +267,12 @@ def test_a_bad_completion_is_named(fields: dict[str, Any], param: str) -> None:
 
 
 def test_failures_have_a_status() -> None:
-    """Each name of what can go wrong is an OpenAI-shaped answer; a 500 is only what kills engines."""
+    """Each name of what can go wrong is an OpenAI-shaped answer; a 500 is only what kills engines, or our own bug."""
     assert model_not_found("x").status == 404
     assert of_failure(Code.NO_WORKER, "none", retry_after_s=2).retry_after_s == 2
-    assert {of_failure(code, "x").status for code in set(Code) - {Code.POISONED}} == {400, 429, 499, 503}
+    ours = {Code.POISONED, Code.INTERNAL}
+    assert {of_failure(code, "x").status for code in set(Code) - ours} == {400, 429, 499, 503}
+    assert {of_failure(code, "x").status for code in ours} == {500}
     poisoned = of_failure(Code.POISONED, "x")
     assert (poisoned.status, poisoned.type, poisoned.code) == (500, "server_error", "PoisonedRequest")
 
