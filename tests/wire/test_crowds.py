@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import resource
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -70,11 +71,12 @@ def page_of(deployment: Deployment, name: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def ask(deployment: Deployment, tokens: int) -> http.client.HTTPResponse:
+def ask(deployment: Deployment, tokens: int, name: str = "anybody") -> http.client.HTTPResponse:
     """A streamed answer whose head has come."""
     connection = http.client.HTTPConnection("127.0.0.1", deployment.port, timeout=30)
     body = {"model": "holdfast-sim", "stream": True, "max_tokens": tokens, "ignore_eos": True, "prompt": "hello"}
-    connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+    headers = {"content-type": "application/json", "x-request-id": name}
+    connection.request("POST", "/v1/completions", json.dumps(body), headers)
     return connection.getresponse()
 
 
@@ -105,15 +107,45 @@ def test_idle_clients_of_a_frontend_keep_nobody_out(few: Deployment) -> None:
 
 
 def test_clients_beyond_what_can_be_answered_are_told_so(few: Deployment) -> None:
-    """With as many answers under way as there can be, another client is told 429, and probes are answered still."""
-    answers = [ask(few, 20_000) for _ in range(LIMIT)]
+    """With as many answers under way as there can be, another client is told 429 under its own name, and probes are
+    answered still, also at the door that is full, and beside strangers."""
+    answers = [ask(few, 20_000, f"client-{place}") for place in range(LIMIT)]
     statuses = [answer.status for answer in answers]
     assert set(statuses) == {200, 429}
     assert statuses.count(200) > LIMIT / 4
+    assert [answer.headers["x-request-id"] for answer in answers] == [f"client-{place}" for place in range(LIMIT)]
     assert b"ulimit -n" in answers[statuses.index(429)].read()
+    with strangers(("127.0.0.1", few.port)):
+        for path in ("/live", "/health", "/metrics"):
+            assert few.get(path)[0] == 200, path
+        assert ask(few, 1).status == 429
     assert few.get("/live", page_of(few, "frontend")[1])[0] == 200
+    assert len(os.listdir(f"/proc/{few.pid('frontend')}/fd")) < LIMIT
     for answer in answers:
         answer.close()
+
+
+def test_whoever_comes_at_once_with_a_request_is_answered(few: Deployment) -> None:
+    """More clients than places, all before the first is read: each has its answer or its refusal, nobody is reset."""
+    body = b'{"model":"holdfast-sim","stream":true,"max_tokens":200,"ignore_eos":true,"prompt":"hello"}'
+    head = b"POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    request = head + b"content-length: %d\r\n\r\n" % len(body) + body
+    statuses: list[bytes] = []
+    had = let_have(few.pid("frontend"), LIMIT - 8)  # no whole number of accepts fills it
+    with contextlib.ExitStack() as stack:
+        stack.callback(let_have, few.pid("frontend"), had)
+        os.kill(few.pid("frontend"), signal.SIGSTOP)
+        try:
+            crowd = [stack.enter_context(socket.create_connection(("127.0.0.1", few.port), 30)) for _ in range(LIMIT)]
+            for client in crowd:
+                client.sendall(request)
+        finally:
+            os.kill(few.pid("frontend"), signal.SIGCONT)
+        for client in crowd:
+            answer = b"".join(iter(lambda client=client: client.recv(65536), b""))  # type: ignore[misc]
+            assert b"429" in answer or answer.endswith(b"[DONE]\n\n\r\n0\r\n\r\n"), answer[-200:]
+            statuses.append(answer[9:12])
+    assert set(statuses) == {b"200", b"429"}
 
 
 def test_a_listener_without_descriptors_goes_on_once_there_are_some(few: Deployment) -> None:

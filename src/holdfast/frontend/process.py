@@ -23,7 +23,7 @@ from holdfast.frontend.gate import Gate
 from holdfast.frontend.large_bodies import LargeBodies
 from holdfast.frontend.metrics import FrontendMetrics
 from holdfast.frontend.model_text import TextMaker
-from holdfast.frontend.pages import Pages
+from holdfast.frontend.pages import OPEN_PATHS, Pages
 from holdfast.frontend.request_names import RequestNames
 from holdfast.frontend.scrape import Others, nobody
 from holdfast.migration.dispatcher import Dispatcher
@@ -85,7 +85,7 @@ async def run_frontend(
     app = App(settings.gate, waits_s, directory, admission, pages, RequestNames(rng), accounts, large)
     pages.streams = lambda: accounts.inflight
     pool.on_models_changed = app.models_changed
-    server = HttpServer(app.handle, network, settings.limits, settings.patience, app.begin, SHARE)
+    server = HttpServer(app.handle, network, settings.limits, settings.patience, app.begin, SHARE, OPEN_PATHS)
     own = HttpServer(pages.handle_own, network)
     status = await own.start(settings.status_address) if settings.status_address is not None else None
     address = await server.start(settings.address, share_port=True)

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from holdfast.core.address import Address
 from holdfast.core.ports import Listener, Network
 from holdfast.wire.accepting import SHARE_OF_PAGES, Idle, make_room, places
 from holdfast.wire.http import Handler, HttpConnection
-from holdfast.wire.http_request import HttpLimits, RefusedRequest
-from holdfast.wire.http_response import RETRY_SOON
+from holdfast.wire.http_request import HttpLimits, HttpRequest, RefusedRequest
+from holdfast.wire.http_response import RETRY_SOON, refusal
+from holdfast.wire.net import has_unread
 
 log = logging.getLogger("holdfast.http")
 
 # What a request may come in at and have more time than `request_s`: a modem's pace.
 RECEIVED_BYTES_PER_S_MIN = 4096
+# Of a server's places: for who comes when all others are taken, to be told so, or to be shown a page for probes.
+SPARED_SHARE = 1 / 8
+FULL = "as many clients are being answered as there can be; let it have more descriptors (`ulimit -n`)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,8 @@ class HttpPatience:
 
 class HttpServer:
     """Serve `handler` on one address until closed. `begin` comes before every answer, be it the handler's or a refusal
-    of what is no request: it may name the request and add headers, and has only what arrived of it."""
+    of what is no request: it may name the request and add headers, and has only what arrived of it. `probes` are paths
+    that are answered also where every place is taken: who is full is not ill."""
 
     def __init__(
         self,
@@ -41,6 +46,7 @@ class HttpServer:
         patience: HttpPatience | None = None,
         begin: Handler = lambda connection, request: None,
         share: float = SHARE_OF_PAGES,
+        probes: frozenset[str] = frozenset(),
     ) -> None:
         self._begin = begin
         self._handler = handler
@@ -48,9 +54,11 @@ class HttpServer:
         self._limits = limits or HttpLimits()
         self._patience = patience or HttpPatience()
         self._share = share  # of this process's descriptors, for its clients
+        self._probes = probes
         self._listener: Listener | None = None
         self._sweep_handle: asyncio.TimerHandle | None = None
         self.connections: set[HttpConnection] = set()
+        self._excess: set[HttpConnection] = set()  # of those, who came when every place was taken
 
     async def start(self, address: Address, *, share_port: bool = False) -> Address:
         """Listen; return the address really bound."""
@@ -59,25 +67,44 @@ class HttpServer:
         return self._listener.address
 
     def _connection(self) -> HttpConnection:
-        return HttpConnection(self._begin, self._handler, self._limits, self._came, self.connections.discard)
+        return HttpConnection(self._begin, self._answer, self._limits, self._came, self._left)
 
     def _came(self, connection: HttpConnection) -> None:
-        """Where every place is taken an idle one makes room for it, or it is told that there is none."""
-        if len(self.connections) >= places(self._share) and not make_room(self._idle(answered=False)):
-            make_room(self._idle(answered=True))  # of those who only have to leave there are never more
-            mend = "let it have more descriptors (`ulimit -n`)"
-            why = f"as many clients are being answered as there can be; {mend}"
-            connection.refuse(RefusedRequest(429, why, headers=RETRY_SOON))
+        """Where every place is taken an idle one makes room for it, or it has one answer, from a spared place."""
+        most = places(self._share)
+        spared = max(1, int(most * SPARED_SHARE))
+        here = len(self.connections) - len(self._excess)
+        if here >= most - spared and not make_room(self._idle(lambda one: not one.closing)):
+            room = len(self._excess) < spared or self._hurry()
+            self._excess.add(connection)
+            connection.closing = True
+            if not room:  # all of them are at work
+                connection.refuse(RefusedRequest(429, FULL, headers=RETRY_SOON))
         self.connections.add(connection)
 
-    def _idle(self, *, answered: bool) -> Iterator[Idle]:
-        """Who is not being answered: those who may ask yet, or those who have had their last answer. A request that
-        has only begun to arrive keeps nobody: there may be a flood of them."""
+    def _left(self, connection: HttpConnection) -> None:
+        self.connections.discard(connection)
+        self._excess.discard(connection)
+
+    def _answer(self, connection: HttpConnection, request: HttpRequest) -> None:
+        if connection in self._excess and request.path not in self._probes:
+            connection.respond(429, refusal(FULL), headers=RETRY_SOON)
+        else:
+            self._handler(connection, request)
+
+    def _hurry(self) -> bool:
+        """Of those who only have to leave, and else of those who have yet to have their one answer, one makes room."""
+        answered = self._idle(lambda one: one.closing and one.outgoing.written > 0)
+        return make_room(answered) or make_room(self._idle(lambda one: one.closing))
+
+    def _idle(self, which: Callable[[HttpConnection], bool]) -> Iterator[Idle]:
+        """Those of them who are not being answered. A request that has only begun to arrive keeps nobody: there may be
+        a flood of them. But who has just come and spoken, and was not read yet, is no idler."""
         for connection in self.connections:
             transport = connection.transport
             if transport is None or transport.is_closing() or transport.get_write_buffer_size():
                 continue
-            if not connection.at_work and connection.closing == answered:
+            if not connection.at_work and which(connection) and not has_unread(transport):
                 yield connection.active_at_s, transport.close  # the kernel may still have the end of an answer
 
     def stop_accepting(self) -> None:

@@ -147,12 +147,21 @@ class Outgoing:
 def _kernel_bytes(transport: asyncio.BaseTransport) -> int:
     """What the kernel holds that the other side has not acknowledged. A slow reader shows here first: the kernel takes
     more from us only in large steps."""
+    return _queue_bytes(transport, termios.TIOCOUTQ)
+
+
+def has_unread(transport: asyncio.BaseTransport) -> bool:
+    """Whether the other side has said something that nobody here has read yet."""
+    return _queue_bytes(transport, termios.FIONREAD) > 0
+
+
+def _queue_bytes(transport: asyncio.BaseTransport, queue: int) -> int:
     sock = transport.get_extra_info("socket")
     if sock is None:
         return 0
     size = array.array("i", [0])
     with contextlib.suppress(OSError):
-        fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, size)
+        fcntl.ioctl(sock.fileno(), queue, size)
     return size[0]
 
 
