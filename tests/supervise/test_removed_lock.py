@@ -119,3 +119,22 @@ def test_a_lock_that_cannot_be_opened_is_named(place: Path) -> None:
     lock_path(place).mkdir(parents=True)
     with pytest.raises(UserError, match=r"up\.lock cannot be opened: Is a directory; remove it"):
         take_lock(place)
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir, lambda path: os.symlink("/nowhere", path)])
+def test_what_is_no_file_is_neither_taken_nor_read(tmp_path: Path, put: Callable[[Path], None]) -> None:
+    """In the lock's place it is refused in one line, at once; its holder keeps what it has, and puts it back later."""
+    held = take_lock(tmp_path)
+    assert held is not None
+    sign(held, Holder(os.getpid()))
+    path = lock_path(tmp_path)
+    path.unlink()
+    put(path)
+    assert "cannot be put back" in keep(held, tmp_path)
+    for ask in (holder, take_lock):
+        with pytest.raises(UserError, match=r"up\.lock cannot be .*; remove it"):
+            ask(tmp_path)
+    (path.rmdir if path.is_dir() else path.unlink)()
+    assert keep(held, tmp_path).endswith("put back")
+    assert holder(tmp_path) == Holder(os.getpid())
+    os.close(held)

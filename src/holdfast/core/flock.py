@@ -7,8 +7,10 @@ is no lock (facts 18); descriptors are close-on-exec, and links are not followed
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import stat
 from pathlib import Path
 
 # What a holder says of itself, as a rule; whoever looks reads no more than the second.
@@ -19,7 +21,15 @@ SIGNATURE_BYTES_MAX = 4096
 def open_lock_file(path: Path) -> int:
     """The file at the path, made if there is none, nothing locked yet."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    return _regular(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), path)
+
+
+def _regular(descriptor: int, path: Path) -> int:
+    """A pipe can be locked and not signed: it would hide who has the lock."""
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is not a file", str(path))
 
 
 def try_flock(descriptor: int) -> bool:
@@ -51,7 +61,8 @@ def sign(descriptor: int, text: bytes) -> None:
 def read_signature(path: Path) -> bytes | None:
     """What the holder says of itself; empty if it has not signed yet; None if nobody holds the lock."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        # Not blocking: somebody's pipe has no other end.
+        descriptor = _regular(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), path)
     except FileNotFoundError:
         return None
     try:

@@ -82,7 +82,10 @@ def heard_unix_s(state_dir: Path) -> float | None:
 def holder(state_dir: Path) -> Holder | None:
     """Who supervises now; pid 0 if the holder has not signed yet; None if nobody does."""
     path = lock_path(state_dir)
-    text = flock.read_signature(path)
+    try:
+        text = flock.read_signature(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}; remove it") from error
     if text is None:
         text = _removed(path)
     return None if text is None else _decode(text)
