@@ -83,5 +83,6 @@ def test_a_prompt_that_fits_no_message_is_refused_by_name() -> None:
         assert f"{len(LONG)} tokens are too long to send" in client.failure[1]
         assert client.ends == 1
     assert (worker.link.slot.inflight, len(held.flight.workers.holds)) == (1, 0)
+    assert (cluster.dispatcher.stats.refused, cluster.dispatcher.stats.lost) == ({Code.INVALID_REQUEST: 2}, {})
     worker.say("other", [1], "length")
     assert other.finish == "length"

@@ -247,7 +247,8 @@ class Dispatcher:
             link.send(Generate(flight.stream, ledger.request()))
         except FrameError as error:
             workers.holds.drop(flight)
-            self._patience.lose(flight, Code.INVALID_REQUEST, f"{ledger.length} tokens are too long to send: {error}")
+            end = self._patience.refuse if flight.attempt == 1 else self._patience.lose
+            end(flight, Code.INVALID_REQUEST, f"{ledger.length} tokens are too long to send: {error}")
             return True
         flight.link, flight.sent_s = link, self.clock()
         flight.first_output = True

@@ -75,13 +75,14 @@ class Patience:
             self._refuse_full(flight, "every worker is full")
         else:
             why = "no worker is up and too many requests wait already"
-            self._refuse(flight, Code.NO_WORKER, why, self._settings.hold_s)
+            self.refuse(flight, Code.NO_WORKER, why, self._settings.hold_s)
 
     def _refuse_full(self, flight: Flight, message: str) -> None:
         workers = flight.workers
-        self._refuse(flight, Code.WORKER_OVERLOADED, message, workers.pace.retry_after_s(len(workers.holds)))
+        self.refuse(flight, Code.WORKER_OVERLOADED, message, workers.pace.retry_after_s(len(workers.holds)))
 
-    def _refuse(self, flight: Flight, code: Code, message: str, retry_after_s: float) -> None:
+    def refuse(self, flight: Flight, code: Code, message: str, retry_after_s: float | None = None) -> None:
+        """A new request that never ran."""
         if flight.ledger.end():
             self._stats.refused[code] = self._stats.refused.get(code, 0) + 1
             _tell_failed(flight, code, message, retry_after_s)
