@@ -119,8 +119,8 @@ def test_a_poison_prompt_fails_by_name_and_harms_nobody_else(up: Supervised) -> 
     print(f"verdict after {took_s:.2f} s, worst gap of an innocent stream {max(gaps_s):.2f} s")
 
     async def kill_under_way() -> None:
+        await in_thread(up.wait_until, lambda: up.active().facts["proven"], "its word for the next adopter")
         running = await streams(up)
-        await in_thread(up.wait_until, lambda: up.active().facts["tokens_total"] > 2 * TOKENS, "a while")
         await in_thread(kill_active, up)
         await are_unbroken(running)
 

@@ -37,10 +37,12 @@ class Probation:
         self._timer: asyncio.TimerHandle | None = None  # the canary was right, the word is to come
         self._held: list[Output] = []  # said before the canary's first token
         self.left: list[int] = []  # of the canary's tokens, those not seen yet
+        self.over = False  # the word was given
 
     def begin(self) -> None:
         self._earliest_s = asyncio.get_running_loop().time() + self._belief_s
         self.left = list(self._canary.tokens)
+        self.over = False
 
     def judge(self, outputs: list[Output]) -> list[Output] | None:
         """What may be sent now, which is never the canary's; None: its answer was wrong."""
@@ -70,3 +72,4 @@ class Probation:
     def _give_word(self) -> None:
         self._timer = None
         self._passed()
+        self.over = True

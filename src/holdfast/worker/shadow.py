@@ -277,7 +277,7 @@ class Shadow:
 
     def facts(self) -> dict[str, Any]:
         """What a member of a group shows beyond a worker's own facts."""
-        facts: dict[str, Any] = {"asleep": self._election.asleep}
+        facts: dict[str, Any] = {"asleep": self._election.asleep, "proven": self._probation.over}
         facts |= asdict(self._engine.resumes)
         if self._election.blocked:
             facts["reason"] = self._election.blocked
