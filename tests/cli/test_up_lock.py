@@ -28,6 +28,7 @@ def pids_of(place: Place) -> dict[str, int]:
     return {name: found["pid"] for name, found in place.ps().items()}
 
 
+@pytest.mark.long
 def test_what_is_deleted_under_a_deployment_is_put_back(place: Place) -> None:
     """The lock, then the whole state directory: a second `up` is refused, `ps` shows everything, the stream goes on, a
     dead worker comes back, and `down` leaves nothing."""

@@ -59,6 +59,7 @@ def test_stopped_parts_of_a_vault_are_replaced_and_down_leaves_none(place: Place
     until(lambda: not place.pids(), "every process to be gone", 5.0)
 
 
+@pytest.mark.long
 def test_killed_launcher_costs_nothing_but_a_new_one(place: Place) -> None:
     """Engines give weights and pool back to the next vault: none is replaced, and the next takeover adopts the pool."""
     assert place.up().returncode == 0
@@ -80,6 +81,7 @@ def test_killed_launcher_costs_nothing_but_a_new_one(place: Place) -> None:
     assert place.run("down").returncode == 0
 
 
+@pytest.mark.long
 def test_down_ends_a_stopped_keeper_whose_launcher_and_supervisor_were_killed(place: Place) -> None:
     """Nobody is left to look after it; its record tells who it is."""
     assert place.up().returncode == 0

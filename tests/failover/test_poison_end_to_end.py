@@ -131,6 +131,7 @@ def test_a_poison_prompt_fails_by_name_and_harms_nobody_else(up: Supervised) -> 
     assert up.active().facts["failover"]["blocks"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_a_stream_that_became_poison_ends_with_an_error_event(up: Supervised) -> None:
     """A stream whose own words kill whoever takes it over: its client has every token it was sent, then the error by

@@ -62,6 +62,7 @@ def test_an_idle_process_that_is_stopped_is_found_too() -> None:
         watch.close()
 
 
+@pytest.mark.long
 def test_work_that_comes_and_goes_raises_no_suspicion(child: Child, watch: Watch) -> None:
     """Every change between work and none is told soon enough for the shorter silence limit."""
     for index in range(12):
@@ -78,7 +79,7 @@ def test_a_killed_process_is_known_at_once(child: Child, watch: Watch) -> None:
     assert "gone" in watch.judge.reason or "dead" in watch.judge.reason
 
 
-@pytest.mark.parametrize("how", ["wedge", "spin"])
+@pytest.mark.parametrize("how", ["wedge", pytest.param("spin", marks=pytest.mark.long)])
 def test_a_wedged_engine_is_judged_wedged(child: Child, watch: Watch, how: str) -> None:
     """Steps that stop, asleep or spinning, are known within 1.6 s in which its threads did not stand in line for a CPU
     (time that must not count, and that a shared machine may add); when they move again, probation."""

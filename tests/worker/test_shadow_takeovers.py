@@ -90,7 +90,7 @@ def broken(up: Supervised, unbroken: list[Answer], hit: Callable[[], None], resu
     assert two_leaders(up.terms()) == []
 
 
-@pytest.mark.parametrize("fault", ["wrong_tokens", "memory_flip"])
+@pytest.mark.parametrize("fault", ["wrong_tokens", pytest.param("memory_flip", marks=pytest.mark.long)])
 def test_a_wrong_canary_after_waking_takes_the_engine_out_again(
     up: Supervised, unbroken: list[Answer], fault: str
 ) -> None:
@@ -142,6 +142,7 @@ def test_a_hung_wake_is_replaced(up: Supervised, unbroken: list[Answer]) -> None
     assert told.why.startswith(f"killed: it {why}"), "the incident has the cause, not how it was found out"
 
 
+@pytest.mark.long
 def test_a_standby_without_its_vault_is_not_ready(up: Supervised, unbroken: list[Answer]) -> None:
     """The vault dies and its keeper is stopped, so that nobody starts it again until that is found out: the standby
     says so and is not ready, the active serves on; with the vault the standby's word for its memory comes back, and
@@ -170,6 +171,7 @@ def test_a_standby_without_its_vault_is_not_ready(up: Supervised, unbroken: list
     assert up.active().pid == waiting.pid
 
 
+@pytest.mark.long
 def test_an_operator_puts_the_active_to_sleep(up: Supervised, unbroken: list[Answer]) -> None:
     """/engine/sleep: the standby takes over, the sleeper lives on and stands by; whatever happens to the others, it
     takes no part until /engine/wake_up; then it does again."""
@@ -195,6 +197,7 @@ def test_an_operator_puts_the_active_to_sleep(up: Supervised, unbroken: list[Ans
     assert (up.active().pid, len(terms_of(up, sleeper))) == (sleeper.pid, terms + 1)
 
 
+@pytest.mark.long
 def test_a_leader_without_its_lock_says_nothing_more(up: Supervised, unbroken: list[Answer]) -> None:
     """The lock's file is removed under the active, which serves or is idle: it goes, having sent nothing since the
     next one began; the standby leads with the lock of the new file."""
