@@ -35,6 +35,7 @@ def test_a_supervisor_that_waits_for_answers_does_not_hang(
     assert not place.pids()
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_answers_finish_also_where_the_supervisor_is_dead(place: Place) -> None:
     """Whoever stops its processes in its place gives each the time that it would have had."""

@@ -13,6 +13,7 @@ import pytest
 from up_rig import START_S, Place, until
 
 from holdfast.cli.down import run_down
+from holdfast.supervise.lock import Holder, sign, take_lock
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
 
@@ -83,6 +84,20 @@ def test_down_during_up_leaves_nothing(place: Place, moment: str) -> None:
     assert "is up" not in shown
     assert place.pids() == set()
     assert place.ps() == {}
+
+
+def test_down_waits_for_an_heir_that_has_not_signed(place: Place) -> None:
+    """The lock names one who has ended, and whom nobody has reaped, while another still holds it: that one is waited
+    for, and not taken for a new supervisor again and again."""
+    with subprocess.Popen(["true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        lock = take_lock(place.state_dir)
+        assert lock is not None
+        sign(lock, Holder(ended.pid))
+        heir = threading.Timer(1.0, os.close, (lock,))
+        heir.start()
+        assert run_down(place.state_dir) == 0
+        heir.join()
 
 
 def test_two_downs_at_once_both_end_well(place: Place) -> None:

@@ -108,6 +108,7 @@ async def test_unmapped_standby_maps_again_when_it_wakes(vault: Vault) -> None:
         assert (await sleeper.do("facts"))["asleep"]
 
 
+@pytest.mark.long
 async def test_unmapped_standby_refills_an_empty_vault(vault: Vault) -> None:
     """An engine that prefers to read loads where nobody else does; vault and keeper died while nobody had anything
     mapped: whoever is elected loads the weights again, at once."""

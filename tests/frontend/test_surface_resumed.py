@@ -100,6 +100,7 @@ def test_a_whole_answer_has_no_comment(pair: Deployment) -> None:
     assert answer["holdfast"]["resumed"] == 1
 
 
+@pytest.mark.long
 def test_a_client_that_does_not_read_is_told_when_it_does(pair: Deployment) -> None:
     """While nothing can be sent only the last word is kept; once it reads, that word and every token is there."""
     choices, tokens = 8, 500

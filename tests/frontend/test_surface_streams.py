@@ -144,6 +144,7 @@ def test_a_client_that_pauses_reading_misses_nothing(deployment: Deployment) -> 
         assert sum(len((part["logprobs"] or {"content": []})["content"]) for part in mine) == tokens
 
 
+@pytest.mark.long
 def test_a_client_that_never_reads_is_cut_off(deployment: Deployment) -> None:
     """After its time is up its work is cancelled and its connection closed, and nothing of it is left."""
     before = fds(deployment.pid("frontend"))

@@ -140,6 +140,7 @@ def test_a_half_closed_connection_is_closed(target: Target, purpose: str) -> Non
         assert isinstance(message, Step | Beat)
 
 
+@pytest.mark.long
 def test_silence_is_not_waited_for_for_ever(target: Target) -> None:
     """A connection without a greeting, or with half of one, is closed after some seconds: places are bounded."""
     silent = [target.peer(purpose) for purpose in HELLO]
@@ -151,6 +152,7 @@ def test_silence_is_not_waited_for_for_ever(target: Target) -> None:
     assert 3.0 < time.monotonic() - began_s < 9.0
 
 
+@pytest.mark.long
 def test_a_frontend_that_does_not_read_is_dropped(target: Target) -> None:
     """Memory stays within the bound of unsent bytes, others are served all the while, and then its streams end."""
     deaf = target.greeted()

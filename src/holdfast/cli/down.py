@@ -74,23 +74,26 @@ def _say_gone(running: list[Record], screen: Screen) -> None:
 def _stop_supervisors(state_dir: Path, screen: Screen, patience_s: float) -> tuple[int, int]:
     """Ask who holds the lock to stop everything, and wait for its end, until the lock is ours: nobody starts anything
     from then on. The lock, and how many held it."""
-    stopped, until_s = 0, time.monotonic() + patience_s
+    stopped: set[int] = set()
+    until_s = time.monotonic() + patience_s
     while (lock := take_lock(state_dir)) is None:
         found = holder(state_dir)
         pid = found.pid if found is not None else 0
-        pidfd = _open(pid)
+        # Who was stopped may be named for a while yet: its heir has the lock, and has not signed it.
+        pidfd = _open(pid) if pid not in stopped else None
         if pidfd is not None:
             try:
                 _stop_one(pidfd, pid, screen, patience_s)
             finally:
                 os.close(pidfd)
-            stopped, until_s = stopped + 1, time.monotonic() + patience_s
+            stopped.add(pid)
+            until_s = time.monotonic() + patience_s
         elif time.monotonic() > until_s:
             raise UserError(f"{state_dir}/up.lock is held by a process that cannot be seen from here; stop it there")
-        if stopped == SUPERVISORS_MAX:
+        if len(stopped) == SUPERVISORS_MAX:
             raise UserError(f"somebody starts `holdfast up` in {state_dir} again and again; stop that one first")
         time.sleep(LOOK_S)
-    return lock, stopped
+    return lock, len(stopped)
 
 
 def _open(pid: int) -> int | None:
