@@ -1,10 +1,13 @@
-"""The frontend bench and the latency benches run and keep their bounds with room for a busy machine."""
+"""The frontend bench and the latency benches run and keep their bounds.
+
+What else runs on the machine only ever adds to a figure, so the least of some tries is judged."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -20,22 +23,24 @@ def _bench(*arguments: str) -> dict[str, float]:
     return result
 
 
+TRIES = 5
+
+
+def _kept(bound: float, measure: Callable[[], float]) -> bool:
+    return any(measure() <= bound for _ in range(TRIES))
+
+
 def test_cost_at_full_speed() -> None:
-    """32 streams at full speed cost at most 12 ms of CPU per 1,000 tokens (with a quarter more for a busy machine)."""
-    result = _bench("--streams", "32", "--requests", "320")
-    assert result["cpu_ms_per_1k_tokens"] <= 15, result
-    assert {"ttft_ms_p50", "tokens_per_s", "tokens_per_write"} <= set(result)
+    """32 streams at full speed cost at most 12 ms of CPU per 1,000 tokens."""
+    assert _kept(12, lambda: _bench("--streams", "32", "--requests", "320")["cpu_ms_per_1k_tokens"])
 
 
 def test_cost_when_paced() -> None:
-    """64 streams of one token every 10 ms cost at most 32 ms per 1,000 tokens (and a quarter)."""
-    result = _bench("--streams", "64", "--pace-ms", "10", "--requests", "192")
-    assert result["cpu_ms_per_1k_tokens"] <= 40, result
+    """64 streams of one token every 10 ms cost at most 32 ms per 1,000 tokens."""
+    assert _kept(32, lambda: _bench("--streams", "64", "--pace-ms", "10", "--requests", "192")["cpu_ms_per_1k_tokens"])
 
 
 def test_first_token_and_long_prompts() -> None:
     """The frontend adds little to the first token, and a 30,000-token prompt delays nobody's next one for long."""
-    added = first_token(60)
-    assert added["ttft_added_ms_p50"] <= 3.0, added
-    delayed = long_prompt(streams=16, tokens=100, rounds=1)
-    assert delayed["delay_ms"] <= 40, delayed
+    assert _kept(3.0, lambda: first_token(60)["ttft_added_ms_p50"])
+    assert _kept(20, lambda: long_prompt(streams=16, tokens=100, rounds=1)["delay_ms"])
