@@ -42,8 +42,8 @@ class Parts:
     def look(self) -> None:
         """Hold who is new."""
         for record in read_records(self._state_dir):
-            if record.part_of not in self._whole or self._held.get(record.name) == record.pid:
-                continue
+            if record.part_of not in self._whole or self._held.get(record.name):
+                continue  # not ours, or held: one that follows is new once the end of the one before was heard
             if record.name in self._whole:
                 continue  # left behind by a job that is gone, and being stopped
             if (process := self._processes.adopt(record)) is None:
