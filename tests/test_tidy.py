@@ -6,11 +6,11 @@ Every exception stands here with its reason; one that is no longer used must go.
 from __future__ import annotations
 
 import ast
-import configparser
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -29,16 +29,16 @@ CLOCK = {
     "worker/status.py": "wall time for the state's timestamp, which scrapers read",
     "worker/shadow.py": "epochs are wall time; a takeover's marks are on the one clock all processes share",
     "failover/identity.py": "wall time of a grant, for people",
-    "failover/lock_serve.py": "wall time for the record that people read",
+    "failover/lock_server/serve.py": "wall time for the record that people read",
     "failover/lost_event.py": "a lock's end by the kernel's clock: the loop's stands still inside a callback",
     "engines/torch/stepper.py": "steps are timed in their own thread, which has no event loop",
-    "engines/torch/warm_up.py": "what compiling cost is told, from the same thread",
-    "engines/vault_memory.py": "a takeover's marks, on the one clock all processes share",
+    "engines/torch/gpu/warm_up.py": "what compiling cost is told, from the same thread",
+    "engines/shadow/memory.py": "a takeover's marks, on the one clock all processes share",
     "failover/journal.py": "when a leader last sent, on the one clock all processes share",
     "frontend/process.py": "wall time for `created`, handed down from here",
     "frontend/model_text.py": "the date for chat templates, handed down from here",
-    "memory/vault.py": "wall time for the history that people read",
-    "memory/vault_pool.py": "epochs are wall time",
+    "memory/vault/vault.py": "wall time for the history that people read",
+    "memory/vault/pool.py": "epochs are wall time",
     "supervise/witness.py": "wall time of incidents, for people; when leaders began is on the one clock all share",
     "cli/": OPERATOR,
     "bench/": MEASURES,
@@ -50,36 +50,36 @@ SOCKETS = {
     "wire/accepting.py": "the listening half of the real network",
     "worker/beat.py": "beats come from a thread of its own, not from the event loop (facts 31)",
     "engines/sim/": "the fault socket, outside of what it breaks",
-    "engines/rank.py": RANKS,
-    "engines/ranks.py": RANKS,
-    "engines/torch/rank.py": RANKS,
-    "engines/torch/ranks.py": RANKS,
-    "engines/torch/rank_words.py": RANKS,
-    "failover/lock_peer.py": "options of a socket the network made",
+    "engines/shadow/rank.py": RANKS,
+    "engines/shadow/ranks.py": RANKS,
+    "engines/torch/ranks/rank.py": RANKS,
+    "engines/torch/ranks/leader.py": RANKS,
+    "engines/torch/ranks/words.py": RANKS,
+    "failover/lock_server/peer.py": "options of a socket the network made",
     "memory/": "descriptors travel over Unix sockets only, which no simulated network can carry",
     "cli/": "looks whether a port is free before it starts anything",
     "bench/": MEASURES,
 }
 ROOTS = {
     "frontend/scrape.py": "a scrape's task: a bug there must not leave its client without an answer",
-    "engines/torch/hub_fetch.py": "the root of a process that only fetches: it says what went wrong, and ends",
+    "engines/torch/files/hub_fetch.py": "the root of a process that only fetches: it says what went wrong, and ends",
     "frontend/app.py": "the root of a request: a bug becomes a 500 and a log line",
     "frontend/text/tokenizer.py": "the binding raises bare Exception, and nothing narrower",
     "worker/status.py": "the root of an operator's action: a bug becomes a 500 and a log line",
     "engines/torch/stepper.py": "the root of the step thread: after any error no step can be believed",
-    "engines/torch/rank.py": "the root of a rank's step thread, likewise",
-    "migration/pool.py": "the root of a worker's task: a bug costs one session",
-    "migration/link.py": "the root of one stream's part of a step that many share: a bug costs one stream",
-    "migration/dispatcher.py": "the root of one stream's part of a round through all that are held, likewise",
-    "migration/patience.py": "the root of one stream's part of a worker's end, likewise",
+    "engines/torch/ranks/rank.py": "the root of a rank's step thread, likewise",
+    "streams/pool.py": "the root of a worker's task: a bug costs one session",
+    "streams/link.py": "the root of one stream's part of a step that many share: a bug costs one stream",
+    "streams/dispatcher.py": "the root of one stream's part of a round through all that are held, likewise",
+    "streams/patience.py": "the root of one stream's part of a worker's end, likewise",
     "store/client.py": "the root of the client's task",
     "store/etcd_client.py": "the root of the client's task",
 }
 ENVIRONMENT = {
     "settings.py": "the only reader",
     "bench/supervised.py": "handed on to `holdfast up`, with a state directory of its own",
-    "memory/keeper.py": "handed on, unread, to the vault it starts",
-    "memory/kept.py": "handed on, unread, to the keeper it starts",
+    "memory/vault/keeper.py": "handed on, unread, to the vault it starts",
+    "memory/vault/kept.py": "handed on, unread, to the keeper it starts",
 }
 
 TIME = {
@@ -89,16 +89,6 @@ TIME = {
 }
 RANDOM_ALLOWED = {"Random", "SystemRandom"}
 CONNECTING = {"open_connection", "open_unix_connection", "start_server", "start_unix_server"}
-# Rooms where each contract's outside libraries may be imported.
-HOMES = {
-    "wire-libraries": {"wire"},
-    "store-libraries": {"store"},
-    "text-libraries": {"frontend"},
-    "screen-libraries": {"cli"},
-    "loop-library": {"cli", "bench"},
-    "environment": {"cli"},
-    "torch-library": {"memory", "engines"},
-}
 
 
 @cache
@@ -271,20 +261,26 @@ def test_everything_is_caught_at_the_root_of_a_task_only() -> None:
     assert violations(found, ROOTS) == []
 
 
-# -- the import contracts
+# -- imports between files
 
 
-def rooms() -> set[str]:
-    return {path.parent.name for path in SRC.glob("*/__init__.py")}
+def imports_of(tree: ast.Module, modules: set[str]) -> set[str]:
+    """The modules of ours that a file imports, anywhere in it."""
+    named = {
+        name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module
+        for name in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+    }
+    return named & modules
 
 
-def test_the_import_contracts_know_every_room() -> None:
-    """A new room is bound by every contract from its first day on."""
-    config = configparser.ConfigParser()
-    config.read(ROOT / ".importlinter")
-    for contract, homes in HOMES.items():
-        listed = config[f"importlinter:contract:{contract}"]["source_modules"].split()
-        whole = [name for name in listed if name.count(".") == 1]  # parts of a home may be bound too
-        bound = {name.removeprefix("holdfast.") for name in whole} - {"settings"}
-        assert bound | homes == rooms(), contract
-        assert not bound & homes, contract
+@pytest.mark.xfail(reason="six circles are left")
+def test_no_circles_between_files() -> None:
+    """What a file imports never imports it back, by whatever way."""
+    by_module = {"holdfast." + name[:-3].replace("/", "."): tree for name, tree in trees(SRC).items()}
+    graph = {module: imports_of(tree, set(by_module)) for module, tree in by_module.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))

@@ -82,8 +82,8 @@ def test_the_ratio_needs_both() -> None:
 def test_vllm_is_given_our_shape() -> None:
     """The configuration vLLM loads describes the very model that `random:8b` is."""
     pytest.importorskip("torch")
-    from holdfast.engines.torch.config import from_hugging_face
-    from holdfast.engines.torch.tiny import SHAPES
+    from holdfast.engines.torch.files.config import from_hugging_face
+    from holdfast.engines.torch.files.tiny import SHAPES
 
     ours, theirs = SHAPES["8b"], from_hugging_face(LLAMA_8B)
     assert replace(theirs, eos_token_ids=(), bos_token_id=None) == replace(ours, eos_token_ids=(), bos_token_id=None)

@@ -65,7 +65,7 @@ def test_a_killed_rank_is_not_noticed_by_clients() -> None:
     with Supervised(*options, "--torch-threads", "1", start_s=START_S) as up:
         unbroken = answers(up.port, threading.Event())
         active = up.active().pid
-        (rank,) = [pid for pid, words in children_of(active).items() if "holdfast.engines.torch.rank" in words]
+        (rank,) = [pid for pid, words in children_of(active).items() if "holdfast.engines.torch.ranks.rank" in words]
         broken = answers(up.port, threading.Event(), lambda: os.kill(rank, signal.SIGKILL))
         assert [text for text, _ in broken] == [text for text, _ in unbroken], up.logs()
         assert all(last["usage"]["completion_tokens"] == TOKENS for _, last in broken)

@@ -60,7 +60,7 @@ def test_a_template_that_asks_for_the_begin_of_text_gets_the_models(tmp_path: Pa
     """Like the model's own."""
     pytest.importorskip("torch")
     from holdfast.cli.engine_torch import chat_template
-    from holdfast.engines.torch.tiny import tiny
+    from holdfast.engines.torch.files.tiny import tiny
 
     path = tmp_path / "chat.jinja"
     path.write_text("{{ bos_token }}" + SHOUTING)

@@ -17,9 +17,9 @@ from up_rig import Place
 
 from holdfast.cli.launch import TorchLaunch, WorkerLaunch
 from holdfast.core.errors import REFUSED
-from holdfast.engines.torch.checkpoint import tensor_shapes
-from holdfast.engines.torch.config import from_hugging_face
-from holdfast.engines.torch.safetensors_files import INDEX, SINGLE
+from holdfast.engines.torch.files.checkpoint import tensor_shapes
+from holdfast.engines.torch.files.config import from_hugging_face
+from holdfast.engines.torch.files.safetensors_files import INDEX, SINGLE
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

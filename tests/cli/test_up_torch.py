@@ -20,7 +20,7 @@ from holdfast.cli.plan import UpOptions, plan
 from holdfast.cli.running import log_dir
 from holdfast.cli.starting import IMPORTING, LOADING, WAITING, WARMING, Start, phase_of
 from holdfast.core.errors import REFUSED, UserError
-from holdfast.engines.torch.fetch import SMOLLM2, fetch
+from holdfast.engines.torch.files.fetch import SMOLLM2, fetch
 from holdfast.supervise.processes import LocalProcesses
 
 pytestmark = pytest.mark.alone

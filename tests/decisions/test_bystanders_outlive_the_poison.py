@@ -4,7 +4,7 @@ tried alone, on an engine that has lived for a while, so that only the one under
 from __future__ import annotations
 
 import pytest
-from migration_rig import Client, Cluster, Worker
+from streams_rig import Client, Cluster, Worker
 
 from holdfast.core.errors import Code
 

@@ -3,9 +3,9 @@ fails a request without a token has not begun to answer it."""
 
 from __future__ import annotations
 
-from migration_rig import Cluster
+from streams_rig import Cluster
 
-from holdfast.migration.patience import HoldSettings
+from holdfast.streams.patience import HoldSettings
 
 
 def test_failure_without_output_is_not_output() -> None:

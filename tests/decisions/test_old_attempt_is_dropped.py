@@ -3,7 +3,7 @@ streams have moved can repeat nothing, however right its tokens are."""
 
 from __future__ import annotations
 
-from migration_rig import Cluster
+from streams_rig import Cluster
 
 
 def test_old_attempt_is_dropped() -> None:

@@ -4,10 +4,10 @@ migration is counted."""
 
 from __future__ import annotations
 
-from migration_rig import Cluster
+from streams_rig import Cluster
 
 from holdfast.core.errors import Code
-from holdfast.migration.patience import HoldSettings
+from holdfast.streams.patience import HoldSettings
 
 
 def test_overload_holds_resumed_refuses_new() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.memory.launch import VaultProcesses
-from holdfast.memory.vault_settings import VaultSettings
+from holdfast.memory.vault.launch import VaultProcesses
+from holdfast.memory.vault.settings import VaultSettings
 
 pytestmark = pytest.mark.processes
 BOUND_S = 20.0
@@ -22,9 +22,9 @@ ENGINE = """
 import asyncio, sys
 from pathlib import Path
 from holdfast.failover.file_lock import FileLock
-from holdfast.memory.client import MemoryClient
+from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
-from holdfast.memory.pool_client import PoolClient
+from holdfast.memory.client.pool import PoolClient
 
 async def main(number, path, socket):
     lock = FileLock(Path(path), f"engine {number}")

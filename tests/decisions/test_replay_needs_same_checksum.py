@@ -3,9 +3,9 @@ story; if they must, because its own are gone for good, the answer says so."""
 
 from __future__ import annotations
 
-from migration_rig import Cluster, make_card
+from streams_rig import Cluster, make_card
 
-from holdfast.migration.patience import HoldSettings
+from holdfast.streams.patience import HoldSettings
 
 
 def test_replay_needs_same_checksum() -> None:

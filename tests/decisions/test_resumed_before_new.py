@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from migration_rig import Cluster
+from streams_rig import Cluster
 
 
 def test_resumed_before_new() -> None:

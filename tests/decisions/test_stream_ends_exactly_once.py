@@ -4,7 +4,7 @@ later to its worker can end it again or begin it anew."""
 from __future__ import annotations
 
 import pytest
-from migration_rig import Client, Cluster, Worker
+from streams_rig import Client, Cluster, Worker
 
 
 def finish(cluster: Cluster, worker: Worker) -> None:

@@ -3,10 +3,10 @@ token does. Else a worker that takes and drops it would keep its client waiting 
 
 from __future__ import annotations
 
-from migration_rig import Cluster
+from streams_rig import Cluster
 
 from holdfast.core.errors import Code
-from holdfast.migration.patience import HoldSettings
+from holdfast.streams.patience import HoldSettings
 
 
 def test_time_without_progress_is_bounded() -> None:

@@ -18,10 +18,10 @@ import uvloop
 from sim_rig import request
 
 from holdfast.core.requests import Output
-from holdfast.engines.place import Place
+from holdfast.engines.shadow.place import Place
 from holdfast.engines.sim import SimSettings, parse_fault
 from holdfast.engines.sim.shadow import ShadowSim
-from holdfast.memory.mapped import Mapped
+from holdfast.memory.client.mapped import Mapped
 
 OUT = os.dup(1)  # not inherited by ranks: the pipe ends with this process
 

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from holdfast.memory.launch import VaultProcesses
-from holdfast.memory.vault_settings import VaultSettings
+from holdfast.memory.vault.launch import VaultProcesses
+from holdfast.memory.vault.settings import VaultSettings
 
 AGENT = Path(__file__).with_name("shadow_agent.py")
 BOUND_S = 20.0  # for anything that should be quick

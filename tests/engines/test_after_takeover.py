@@ -7,12 +7,12 @@ import threading
 
 import pytest
 
-from holdfast.engines import takeover
-from holdfast.engines.takeover import after_takeover
-from holdfast.memory.kv import adopt
-from holdfast.memory.kv.geometry import Geometry
-from holdfast.memory.kv.index import Index, index_bytes
-from holdfast.memory.kv.pool import Pool
+from holdfast.engines.shadow import takeover
+from holdfast.engines.shadow.takeover import after_takeover
+from holdfast.kv import adopt
+from holdfast.kv.geometry import Geometry
+from holdfast.kv.index import Index, index_bytes
+from holdfast.kv.pool import Pool
 
 KEY = bytes(range(16))
 

@@ -14,8 +14,8 @@ from holdfast.cli.launch import SimLaunch, WorkerLaunch
 from holdfast.core.errors import HoldfastError, UserError
 from holdfast.engines.sim import SimEngine
 from holdfast.engines.sim.weights import SimWeights
+from holdfast.memory.client.mapped import Mapped
 from holdfast.memory.devices import HostDevice
-from holdfast.memory.mapped import Mapped
 from holdfast.memory.packing import plan
 
 MIB = 1024 * 1024

@@ -26,8 +26,8 @@ from typing import Any
 from holdfast.bench.deployment import etcd_command, free_port
 from holdfast.core.address import parse_address
 from holdfast.failover.lock import FailoverLock
-from holdfast.failover.lock_client import ServerLock
-from holdfast.failover.lock_messages import AskOwner, Owner
+from holdfast.failover.lock_server.client import ServerLock
+from holdfast.failover.lock_server.messages import AskOwner, Owner
 from holdfast.failover.opening import open_lock
 
 AGENT = Path(__file__).with_name("lock_agent.py")
@@ -186,7 +186,7 @@ class ServerRig(LockRig):
 
     async def start(self) -> None:
         (self.directory / "token").write_text(self.token)
-        command = [sys.executable, "-m", "holdfast.failover.lock_serve", self._address, str(self.record)]
+        command = [sys.executable, "-m", "holdfast.failover.lock_server.serve", self._address, str(self.record)]
         command += ["--window-s", str(self.window_s), "--token-file", str(self.directory / "token")]
         with self.log.open("ab") as log:
             pipe = asyncio.subprocess.PIPE

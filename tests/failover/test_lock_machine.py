@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.failover.lock_machine import WAITERS_MAX, begin, next_deadline, step
-from holdfast.failover.lock_state import TABLE, Claim, LockState, Situation
-from holdfast.failover.lock_words import (
+from holdfast.failover.lock_server.machine import WAITERS_MAX, begin, next_deadline, step
+from holdfast.failover.lock_server.state import TABLE, Claim, LockState, Situation
+from holdfast.failover.lock_server.words import (
     TOO_MANY,
     Acquire,
     Client,

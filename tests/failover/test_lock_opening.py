@@ -9,7 +9,7 @@ import pytest
 from holdfast.core.address import TcpAddress, UnixAddress
 from holdfast.failover.etcd_lock import LEASE_S, EtcdLock
 from holdfast.failover.file_lock import FileLock
-from holdfast.failover.lock_client import ServerLock
+from holdfast.failover.lock_server.client import ServerLock
 from holdfast.failover.opening import open_lock
 
 

@@ -17,13 +17,14 @@ from lock_rig import BOUND_S, until
 
 from holdfast.core.address import Address, TcpAddress, UnixAddress
 from holdfast.core.errors import UserError
-from holdfast.failover import lock_messages as m
-from holdfast.failover import lock_server, lock_session
-from holdfast.failover.lock_client import LockRefused, ServerLock
-from holdfast.failover.lock_peer import may_connect
-from holdfast.failover.lock_record import LockRecord
-from holdfast.failover.lock_serve import serve_lock
-from holdfast.failover.lock_words import Record
+from holdfast.failover.lock_server import messages as m
+from holdfast.failover.lock_server import server as lock_server
+from holdfast.failover.lock_server import session as lock_session
+from holdfast.failover.lock_server.client import LockRefused, ServerLock
+from holdfast.failover.lock_server.peer import may_connect
+from holdfast.failover.lock_server.record import LockRecord
+from holdfast.failover.lock_server.serve import serve_lock
+from holdfast.failover.lock_server.words import Record
 from holdfast.wire.frames import FRAME_BYTES_MAX, FrameSplitter, frame
 from holdfast.wire.net import SocketNetwork
 

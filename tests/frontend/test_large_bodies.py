@@ -21,8 +21,8 @@ from holdfast.bench.deployment import Deployment
 from holdfast.frontend import app, large_bodies
 from holdfast.frontend.admission import LAUNCH_TOKENS_MAX
 from holdfast.frontend.api.errors import ApiError
-from holdfast.migration.dispatcher import Dispatcher
-from holdfast.migration.flight import Flight
+from holdfast.streams.dispatcher import Dispatcher
+from holdfast.streams.flight import Flight
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 LARGE = 15_000_000

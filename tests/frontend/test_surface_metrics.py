@@ -6,7 +6,7 @@ from http_rig import Raw, chat
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.bench.deployment import Deployment
-from holdfast.migration.gaps import GAP_BOUNDS_S
+from holdfast.streams.gaps import GAP_BOUNDS_S
 
 CHAT = "/v1/chat/completions"
 Samples = dict[tuple[str, tuple[str, ...]], float]

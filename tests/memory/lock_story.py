@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from holdfast.memory import pool_machine as pool
-from holdfast.memory import pool_news
-from holdfast.memory import weights_machine as weights
-from holdfast.memory.weights_words import Mode
+from holdfast.memory.vault import pool_machine as pool
+from holdfast.memory.vault import pool_news
+from holdfast.memory.vault import weights_machine as weights
+from holdfast.memory.vault.weights_words import Mode
 from holdfast.memory.writer_policy import Look, Watch, who_loads
 
 TIMEOUT_S = 30.0

@@ -18,7 +18,7 @@ import pytest
 
 from holdfast.bench.vault_census import pair, processes_of
 from holdfast.core.errors import UserError
-from holdfast.memory.client import RO, MemoryClient
+from holdfast.memory.client.weights import RO, MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.memory.finding import device_name, gpu_uuids, socket_path
 from holdfast.memory.packing import TensorSpec

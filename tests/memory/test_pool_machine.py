@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.memory import pool_machine as machine
-from holdfast.memory.pool_machine import (
+from holdfast.memory.vault import pool_machine as machine
+from holdfast.memory.vault.pool_machine import (
     Acquire,
     Cancel,
     Code,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.memory import pool_machine as machine
-from holdfast.memory.pool_machine import (
+from holdfast.memory.vault import pool_machine as machine
+from holdfast.memory.vault.pool_machine import (
     Acquire,
     Code,
     CpuFence,
@@ -26,7 +26,7 @@ from holdfast.memory.pool_machine import (
     restore,
     step,
 )
-from holdfast.memory.pool_news import missed
+from holdfast.memory.vault.pool_news import missed
 
 
 def refusals(effects: tuple[machine.Effect, ...]) -> list[Code]:

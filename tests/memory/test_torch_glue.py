@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from torch_story import Bag, Language, answer, bytes_in, client, fresh, inside, loaded, nn, on_meta, torch, vault
 
-from holdfast.memory.torch_glue import materialise, publish, specs_of, stage
-from holdfast.memory.torch_tensors import storage_at
+from holdfast.memory.torch.glue import materialise, publish, specs_of, stage
+from holdfast.memory.torch.tensors import storage_at
 
 pytestmark = pytest.mark.processes
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from torch_story import Bag, answer, client, fresh, inside, loaded, nn, on_meta, torch, vault
 
-from holdfast.memory.client import MemoryClient
+from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.memory.errors import VaultRefused
-from holdfast.memory.torch_glue import ModuleMismatch, materialise, publish, specs_of, stage
+from holdfast.memory.torch.glue import ModuleMismatch, materialise, publish, specs_of, stage
 
 pytestmark = pytest.mark.processes
 

@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator
 import pytest
 from vault_rig import BOUND_S, Rig, back, digest, expected, facts, load, until
 
-from holdfast.memory.client import MemoryClient
+from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.errors import VaultRefused
-from holdfast.memory.vault import DONATION_S
+from holdfast.memory.vault.vault import DONATION_S
 
 pytestmark = pytest.mark.processes
 
@@ -216,8 +216,8 @@ async def test_vault_and_keeper_end_with_whoever_serves() -> None:
     """Its SIGKILL closes the lifeline too."""
     rig = Rig()
     code = (
-        "import sys, time\nfrom holdfast.memory.launch import VaultProcesses\n"
-        "from holdfast.memory.vault_settings import VaultSettings\n"
+        "import sys, time\nfrom holdfast.memory.vault.launch import VaultProcesses\n"
+        "from holdfast.memory.vault.settings import VaultSettings\n"
         "VaultProcesses(VaultSettings('host-0', sys.argv[1])).start()\ntime.sleep(60)"
     )
     serving = await asyncio.create_subprocess_exec(sys.executable, "-c", code, rig.path())

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator
 import pytest
 from vault_rig import Engine, EngineError, Rig, facts, until
 
-from holdfast.memory.calls import MemoryLost
+from holdfast.memory.client.calls import MemoryLost
+from holdfast.memory.client.pool import PoolClient
 from holdfast.memory.devices import open_device
 from holdfast.memory.errors import VaultRefused
-from holdfast.memory.pool_client import PoolClient
 from holdfast.memory.protocol import PoolGranted, PoolNews
 
 pytestmark = pytest.mark.processes

@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 from vault_rig import MIB, Engine, Rig, back, digest, expected, facts, load, lost, until
 
-from holdfast.memory.client import MemoryClient
+from holdfast.memory.client.pool import PoolClient
+from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.memory.devices.contract import Device, DeviceError
-from holdfast.memory.pool_client import PoolClient
 from holdfast.memory.protocol import PoolNews
 
 pytestmark = pytest.mark.processes

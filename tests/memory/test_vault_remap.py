@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 import pytest
 from vault_rig import Rig, digest, expected, facts, load, until
 
-from holdfast.memory.client import MemoryClient
+from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.memory.errors import StaleMemoryLayoutError
 

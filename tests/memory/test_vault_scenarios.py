@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from vault_rig import EngineError, Rig, digest, expected, facts, fd_count, load, until
 
-from holdfast.memory.client import MemoryClient
+from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.errors import VaultRefused
 
 pytestmark = pytest.mark.processes

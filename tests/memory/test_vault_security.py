@@ -23,15 +23,15 @@ from vault_rig import MIB, Rig, digest, expected, facts, fd_count, load, until
 
 from holdfast.core.errors import UserError
 from holdfast.memory import protocol
-from holdfast.memory.calls import check_uid
-from holdfast.memory.client import MemoryClient
+from holdfast.memory.client.calls import check_uid
+from holdfast.memory.client.pool import PoolClient
+from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.memory.errors import VaultRefused
 from holdfast.memory.fdsocket import close_all
-from holdfast.memory.launch import VaultProcesses
 from holdfast.memory.layout import Layout
-from holdfast.memory.pool_client import PoolClient
-from holdfast.memory.vault_settings import VaultSettings
+from holdfast.memory.vault.launch import VaultProcesses
+from holdfast.memory.vault.settings import VaultSettings
 
 pytestmark = pytest.mark.processes
 NOBODY = 65534
@@ -84,7 +84,7 @@ async def test_another_uid_is_refused_and_an_allowed_one_is_served(rig: Rig) -> 
 
 AS_NOBODY_A_CLIENT = """
 import asyncio, os, sys
-from holdfast.memory.client import MemoryClient
+from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.memory.writer_lock import WriterLock
 from pathlib import Path

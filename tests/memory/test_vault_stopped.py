@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator
 import pytest
 from vault_rig import MIB, Rig, back, digest, expected, facts, load, until
 
-from holdfast.memory.client import MemoryClient
+from holdfast.memory.client.pool import PoolClient
+from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
-from holdfast.memory.pool_client import PoolClient
 
 pytestmark = pytest.mark.processes
 

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.memory import weights_machine as machine
-from holdfast.memory.weights_machine import (
+from holdfast.memory.vault import weights_machine as machine
+from holdfast.memory.vault.weights_machine import (
     Aborted,
     AnswerEmpty,
     Ask,

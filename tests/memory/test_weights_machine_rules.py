@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from holdfast.memory import weights_machine as machine
-from holdfast.memory.weights_machine import (
+from holdfast.memory.vault import weights_machine as machine
+from holdfast.memory.vault.weights_machine import (
     Ask,
     Commit,
     Committed,
@@ -21,7 +21,7 @@ from holdfast.memory.weights_machine import (
     restore,
     step,
 )
-from holdfast.memory.weights_state import TABLE, Situation, Wish
+from holdfast.memory.vault.weights_state import TABLE, Situation, Wish
 
 
 def test_every_wish_has_an_answer_in_every_situation() -> None:

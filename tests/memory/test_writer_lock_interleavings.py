@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from holdfast.memory import weights_machine as weights
+from holdfast.memory.vault import weights_machine as weights
 from holdfast.memory.writer_policy import Action, Look, Watch, who_loads
 
 DEVICES = ("d0", "d1")

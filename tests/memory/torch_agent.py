@@ -50,7 +50,7 @@ def slab_kib(pid: str = "self") -> dict[str, int]:
 async def serve(path: str, width: int, device: str) -> None:
     import torch_story as story
 
-    from holdfast.memory.torch_glue import materialise, publish
+    from holdfast.memory.torch.glue import materialise, publish
 
     loop = asyncio.get_running_loop()
     client = story.MemoryClient(path, story.open_device(device), 0)

@@ -14,10 +14,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed: pip install
 
 from torch import nn  # noqa: E402
 
-from holdfast.memory.client import MemoryClient  # noqa: E402
+from holdfast.memory.client.weights import MemoryClient  # noqa: E402
 from holdfast.memory.devices import open_device  # noqa: E402
-from holdfast.memory.launch import VaultProcesses  # noqa: E402
-from holdfast.memory.vault_settings import VaultSettings  # noqa: E402
+from holdfast.memory.vault.launch import VaultProcesses  # noqa: E402
+from holdfast.memory.vault.settings import VaultSettings  # noqa: E402
 
 SLAB_BYTES = 4 << 20
 SEED = 7

@@ -15,9 +15,9 @@ from typing import Any
 
 from vault_rig import MIB, digest, facts, load
 
-from holdfast.memory.client import MemoryClient
+from holdfast.memory.client.pool import PoolClient
+from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
-from holdfast.memory.pool_client import PoolClient
 from holdfast.memory.writer_lock import WriterLock
 from holdfast.memory.writer_policy import Action, Look, Watch, who_loads
 

@@ -20,12 +20,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from holdfast.memory.calls import VaultConnection
-from holdfast.memory.client import MemoryClient
+from holdfast.memory.client.calls import VaultConnection
+from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
-from holdfast.memory.launch import VaultProcesses
 from holdfast.memory.packing import TensorSpec
-from holdfast.memory.vault_settings import VaultSettings
+from holdfast.memory.vault.launch import VaultProcesses
+from holdfast.memory.vault.settings import VaultSettings
 
 MIB = 1024 * 1024
 AGENT = Path(__file__).with_name("vault_agent.py")

@@ -18,8 +18,8 @@ from typing import Any, cast
 
 from holdfast.bench.deployment import Deployment, free_port
 from holdfast.core.requests import GenerateRequest, Sampling
-from holdfast.memory.launch import VaultProcesses
-from holdfast.memory.vault_settings import VaultSettings
+from holdfast.memory.vault.launch import VaultProcesses
+from holdfast.memory.vault.settings import VaultSettings
 from holdfast.wire.frames import FrameSplitter
 from holdfast.wire.messages import VERSION, Generate, Hello, Message, Step, decode_to_frontend, encode
 

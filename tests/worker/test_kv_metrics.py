@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast.memory.kv.usage import KvUse
+from holdfast.kv.usage import KvUse
 from holdfast.wire import metrics
 from holdfast.worker.kv_metrics import PREFIX, KvMetrics
 

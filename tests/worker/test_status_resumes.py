@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.core.address import TcpAddress
 from holdfast.failover.lifecycle import Lifecycle
-from holdfast.memory.kv.resumes import Resumes
+from holdfast.kv.resumes import Resumes
 from holdfast.wire.http_server import HttpServer
 from holdfast.wire.net import SocketNetwork
 from holdfast.worker.status import ProbeSettings, StatusPage

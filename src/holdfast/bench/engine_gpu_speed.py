@@ -27,12 +27,12 @@ from holdfast.bench.engine_gpu_client import gpu_uuid
 from holdfast.bench.engine_gpu_words import CASES, LONG, SHORT, Case, Row, decode_rate, prompt_ids, steady_rate
 from holdfast.core.errors import UserError
 from holdfast.core.requests import GenerateRequest, Output, Sampling
-from holdfast.engines.place import Place
+from holdfast.engines.shadow.place import Place
 from holdfast.engines.torch.engine import TorchEngine
-from holdfast.engines.torch.resolve import resolve
+from holdfast.engines.torch.files.resolve import resolve
 from holdfast.engines.torch.settings import TorchSettings
-from holdfast.memory.launch import VaultProcesses
-from holdfast.memory.vault_settings import VaultSettings
+from holdfast.memory.vault.launch import VaultProcesses
+from holdfast.memory.vault.settings import VaultSettings
 
 WARM_TOKENS = 16  # kernels are compiled and graphs captured by the first steps of their size
 CASE_S = 120.0  # for one run; 128,000 prompt tokens and 288 steps of 64 streams take seconds on a GPU

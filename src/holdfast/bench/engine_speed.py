@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.core.errors import UserError
 
 if TYPE_CHECKING:
-    from holdfast.engines.torch.checkpoint import Checkpoint
+    from holdfast.engines.torch.files.checkpoint import Checkpoint
 
 FAST, EXACT, TRANSFORMERS = "fast", "exact", "transformers"
 COMPARED = ("", TRANSFORMERS)

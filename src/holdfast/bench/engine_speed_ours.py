@@ -15,15 +15,15 @@ import torch
 
 from holdfast.bench.engine_speed import Decode, Tell
 from holdfast.core.requests import GenerateRequest, Sampling
-from holdfast.engines.torch.assemble import load
-from holdfast.engines.torch.checkpoint import Checkpoint
+from holdfast.engines.paged.blocks import PrivateBlocks, blocks_for
+from holdfast.engines.paged.scheduler import Scheduler, SchedulerSettings
 from holdfast.engines.torch.computer import Computer
-from holdfast.engines.torch.kv_blocks import PrivateBlocks, blocks_for
-from holdfast.engines.torch.model import arithmetic_for, bind
-from holdfast.engines.torch.paged import kv_view
-from holdfast.engines.torch.parameters import parameters
-from holdfast.engines.torch.resolve import resolve
-from holdfast.engines.torch.scheduler import Scheduler, SchedulerSettings
+from holdfast.engines.torch.files.checkpoint import Checkpoint
+from holdfast.engines.torch.files.resolve import resolve
+from holdfast.engines.torch.model.assemble import load
+from holdfast.engines.torch.model.decoder import arithmetic_for, bind
+from holdfast.engines.torch.model.pages import kv_view
+from holdfast.engines.torch.model.parameters import parameters
 from holdfast.engines.torch.settings import TorchSettings
 
 SHARES = 10  # lines that a load tells

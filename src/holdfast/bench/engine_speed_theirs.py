@@ -16,8 +16,8 @@ import torch
 
 from holdfast.bench.engine_speed import Decode, Tell
 from holdfast.core.errors import UserError
-from holdfast.engines.torch.checkpoint import Checkpoint, tensor_shapes
-from holdfast.engines.torch.config import ModelConfig
+from holdfast.engines.torch.files.checkpoint import Checkpoint, tensor_shapes
+from holdfast.engines.torch.files.config import ModelConfig
 
 PAD = 0  # any id will do: the mask keeps it out
 

@@ -23,8 +23,8 @@ from typing import Any
 import msgspec
 
 from holdfast.bench.failover_gpu_engine import Settings
-from holdfast.memory.launch import VaultProcesses
-from holdfast.memory.vault_settings import VaultSettings
+from holdfast.memory.vault.launch import VaultProcesses
+from holdfast.memory.vault.settings import VaultSettings
 
 # Contexts of 0.5 GiB each beside what is measured (facts 6), and few enough to start side by side.
 AHEAD = 6

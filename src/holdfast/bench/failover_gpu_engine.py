@@ -20,10 +20,10 @@ import msgspec
 
 from holdfast.bench.failover_gpu_lane import Piece, open_lane
 from holdfast.failover.epoch import next_epoch
-from holdfast.memory.client import MemoryClient
+from holdfast.memory.client.pool import PoolClient
+from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import HostDevice, OutOfMemory, is_host, open_device
 from holdfast.memory.devices.cuda_driver import Driver
-from holdfast.memory.pool_client import PoolClient
 from holdfast.memory.protocol import OWNER_GONE, PoolGranted, PoolNews
 
 WAIT_MS = 10_000  # for weights another engine writes, and for the pool of an owner that was just killed

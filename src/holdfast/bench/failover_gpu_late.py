@@ -18,11 +18,11 @@ import numpy as np
 from holdfast.bench.failover_gpu_engine import FENCE_S, Settings, say
 from holdfast.bench.failover_gpu_lane import THIN, HostLane, Piece, open_lane
 from holdfast.bench.failover_gpu_pool import VaultEngine, geometry_of
-from holdfast.memory.client import MemoryClient
+from holdfast.kv.adopt import QUARANTINED
+from holdfast.kv.pool import NoRoom
+from holdfast.memory.client.pool import PoolClient
+from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import is_host, open_device
-from holdfast.memory.kv.adopt import QUARANTINED
-from holdfast.memory.kv.pool import NoRoom
-from holdfast.memory.pool_client import PoolClient
 
 # A stream of the driver holds about a thousand launches; one more waits for room, and then we would not be ahead.
 OPS_MAX = 900

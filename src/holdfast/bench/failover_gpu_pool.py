@@ -11,13 +11,13 @@ from typing import Any
 
 from holdfast.bench.failover_gpu_engine import WAIT_MS, Engine, Settings
 from holdfast.bench.failover_gpu_lane import Piece
-from holdfast.memory.client import RO
+from holdfast.kv.adopt import Adoption
+from holdfast.kv.follow import Follower
+from holdfast.kv.geometry import KEY_BYTES, Geometry
+from holdfast.kv.index import Index, index_bytes
+from holdfast.kv.pool import NoRoom, Pool
+from holdfast.memory.client.weights import RO
 from holdfast.memory.devices import view
-from holdfast.memory.kv.adopt import Adoption
-from holdfast.memory.kv.follow import Follower
-from holdfast.memory.kv.geometry import KEY_BYTES, Geometry
-from holdfast.memory.kv.index import Index, index_bytes
-from holdfast.memory.kv.pool import NoRoom, Pool
 from holdfast.memory.packing import TensorSpec
 
 BLOCK_TOKENS = 16

@@ -21,9 +21,9 @@ from typing import Any
 
 from holdfast.core.errors import UserError
 from holdfast.memory.devices import is_host
-from holdfast.memory.launch import VaultProcesses
 from holdfast.memory.layout import SLABS_MAX
-from holdfast.memory.vault_settings import VaultSettings
+from holdfast.memory.vault.launch import VaultProcesses
+from holdfast.memory.vault.settings import VaultSettings
 
 GIB = 1024**3
 MIB = 1024**2

@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any
 
-from holdfast.memory.client import RO, MemoryClient
+from holdfast.memory.client.weights import RO, MemoryClient
 from holdfast.memory.devices import Device, DeviceError, is_host, open_device, view
 from holdfast.memory.errors import VaultRefused
 from holdfast.memory.fdsocket import FDS_PER_FRAME_MAX, close_all

@@ -140,8 +140,8 @@ class Supervised:
         """The vault's and its keeper's pid."""
         launcher = next(r["pid"] for r in self.records().values() if r["role"] == "vault")
         family = {pid: words for pid, words in children_of(launcher).items() if "holdfast.memory" in words}
-        vault = next(pid for pid, words in family.items() if "holdfast.memory.server" in words.split(" -- ")[0])
-        keeper = next(pid for pid, words in family.items() if "holdfast.memory.keeper" in words.split(" -- ")[0])
+        vault = next(pid for pid, words in family.items() if "holdfast.memory.vault.server" in words.split(" -- ")[0])
+        keeper = next(pid for pid, words in family.items() if "holdfast.memory.vault.keeper" in words.split(" -- ")[0])
         return vault, keeper
 
     def terms(self) -> list[Term]:

@@ -21,8 +21,8 @@ KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 COMMANDS = {
     "store": "holdfast.cli.child store",
     "launcher": "holdfast.cli.child vault",
-    "keeper": "-m holdfast.memory.keeper ",
-    "vault": "-m holdfast.memory.server ",
+    "keeper": "-m holdfast.memory.vault.keeper ",
+    "vault": "-m holdfast.memory.vault.server ",
 }
 FULL_DISK_S = 20.0
 FULL_DISK = "full disk"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.core.procfs import read_text
-from holdfast.memory.client import MemoryClient
+from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
 
 POLL_S = 0.02
@@ -59,7 +59,7 @@ def processes_of(path: str) -> dict[int, str]:
             words = (entry / "cmdline").read_bytes().split(b"\0")
             if any(path.encode() in word for word in words):
                 module = words[2] if len(words) > 2 else b""
-                if module in (b"holdfast.memory.keeper", b"holdfast.memory.server"):
+                if module in (b"holdfast.memory.vault.keeper", b"holdfast.memory.vault.server"):
                     found[int(entry.name)] = "keeper" if module.endswith(b"keeper") else "vault"
     return found
 

@@ -25,8 +25,8 @@ from typing import Any
 
 from holdfast.bench.vault_census import Census, census, pair, processes_of
 from holdfast.bench.vault_watch import NOTICE_S, Watch
-from holdfast.memory.launch import VaultProcesses
-from holdfast.memory.vault_settings import VaultSettings
+from holdfast.memory.vault.launch import VaultProcesses
+from holdfast.memory.vault.settings import VaultSettings
 
 CATEGORIES = ("writer", "reader", "owner", "vault", "keeper", "both")
 ACTORS = ("writer-0", "reader-0", "reader-1", "owner-0", "owner-1")

@@ -18,7 +18,7 @@ import time
 from functools import lru_cache
 from typing import Any
 
-from holdfast.memory.client import EMPTY, RO, RW, MemoryClient
+from holdfast.memory.client.weights import EMPTY, RO, RW, MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.memory.errors import StaleMemoryLayoutError, VaultRefused
 from holdfast.memory.packing import TensorSpec

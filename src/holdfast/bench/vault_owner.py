@@ -12,12 +12,12 @@ import time
 from dataclasses import dataclass
 
 from holdfast.bench.vault_load import PAUSE_S, WAIT_MS, Actor, content, reattached
-from holdfast.memory.client import RO, MemoryClient
+from holdfast.kv.adopt import QUARANTINED, YOURS, adopt
+from holdfast.kv.geometry import Geometry
+from holdfast.kv.index import FREE, FULL, OPEN, Index, index_bytes
+from holdfast.memory.client.pool import PoolClient, PoolMapping
+from holdfast.memory.client.weights import RO, MemoryClient
 from holdfast.memory.devices import view
-from holdfast.memory.kv.adopt import QUARANTINED, YOURS, adopt
-from holdfast.memory.kv.geometry import Geometry
-from holdfast.memory.kv.index import FREE, FULL, OPEN, Index, index_bytes
-from holdfast.memory.pool_client import PoolClient, PoolMapping
 
 GEOMETRY = Geometry("kills", "uint8", block_tokens=16, layers=1, kv_heads=1, head_size=64, block_count=256)
 PAGES_BYTES = 2 * 1024 * 1024

@@ -15,8 +15,8 @@ from holdfast.cli import options as opt
 from holdfast.cli.options import environment
 from holdfast.cli.state_dir import readable
 from holdfast.core.errors import settled
-from holdfast.failover.lifecycle_words import WAKE_S
 from holdfast.settings import STATUS_PORT, WAIT_S
+from holdfast.spec.waits import WAKE_S
 
 RUN = "Run it"
 PARTS = "Run one process by hand"

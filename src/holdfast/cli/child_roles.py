@@ -65,9 +65,9 @@ async def _run_store(launch: StoreLaunch, stop: asyncio.Event, on_ready: OnReady
 
 async def _run_vault(launch: VaultLaunch, stop: asyncio.Event, on_ready: OnReady) -> None:
     """Keeper and vault, started again when both died, until asked to stop."""
-    from holdfast.memory.calls import open_connection
-    from holdfast.memory.launch import VaultProcesses
-    from holdfast.memory.vault_settings import VaultSettings
+    from holdfast.memory.client.calls import open_connection
+    from holdfast.memory.vault.launch import VaultProcesses
+    from holdfast.memory.vault.settings import VaultSettings
     from holdfast.supervise.records import forget_parts, write_parts
 
     settings = VaultSettings(launch.device, launch.socket_path, launch.budget_bytes)
@@ -146,9 +146,9 @@ async def _run_frontend(launch: FrontendLaunch, stop: asyncio.Event, on_ready: O
     from holdfast.cli.siblings import other_pages
     from holdfast.frontend.gate import Gate
     from holdfast.frontend.process import FrontendSettings, run_frontend
-    from holdfast.migration.patience import HoldSettings
-    from holdfast.migration.sets import KnownSettings
     from holdfast.store.opening import open_store
+    from holdfast.streams.patience import HoldSettings
+    from holdfast.streams.sets import KnownSettings
     from holdfast.wire.http_request import HttpLimits
     from holdfast.wire.http_server import HttpPatience
     from holdfast.wire.net import SocketNetwork

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.cli.launch import WorkerLaunch
-from holdfast.engines.place import Place
+from holdfast.engines.shadow.place import Place
 
 
 def place_of(launch: WorkerLaunch) -> Place:

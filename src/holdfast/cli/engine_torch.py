@@ -12,11 +12,11 @@ from holdfast.cli.chat_templates import read_template
 from holdfast.cli.engine_place import place_of
 from holdfast.cli.launch import WorkerLaunch
 from holdfast.discovery.card import ModelCard, WeightsIdentity
-from holdfast.engines.torch.checkpoint import Checkpoint, Progress
 from holdfast.engines.torch.engine import TorchEngine
+from holdfast.engines.torch.files.checkpoint import Checkpoint, Progress
+from holdfast.engines.torch.files.gguf_tokenizer import with_bos
+from holdfast.engines.torch.files.resolve import known
 from holdfast.engines.torch.geometry import settings_on, settle
-from holdfast.engines.torch.gguf_tokenizer import with_bos
-from holdfast.engines.torch.resolve import known
 from holdfast.engines.torch.settings import TorchSettings
 
 log = logging.getLogger("holdfast.engine")

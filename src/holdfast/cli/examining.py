@@ -20,7 +20,7 @@ from holdfast.memory.devices.host_room import host_bytes
 
 if TYPE_CHECKING:
     from holdfast.cli.plan import UpOptions
-    from holdfast.engines.torch.checkpoint import Checkpoint, Progress
+    from holdfast.engines.torch.files.checkpoint import Checkpoint, Progress
 
 GIB = 1024**3
 # Threads beyond the cores only wait for each other; that many are a typing mistake.
@@ -70,10 +70,10 @@ def check_threads(threads: int, cores: int) -> None:
 
 def examine(asked: Asked, progress: Progress) -> Checkpoint:
     """The model, looked at but not read; UserError or ValueError says what cannot be."""
-    from holdfast.engines.torch.config import check_context
+    from holdfast.engines.torch.files.config import check_context
+    from holdfast.engines.torch.files.resolve import look_at
     from holdfast.engines.torch.host_plan import host_plan
-    from holdfast.engines.torch.parameters import check_ranks
-    from holdfast.engines.torch.resolve import look_at
+    from holdfast.engines.torch.model.parameters import check_ranks
     from holdfast.engines.torch.settings import TorchSettings
 
     settings = TorchSettings(**msgspec.to_builtins(asked.torch))

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from holdfast.discovery.keys import namespace_for
-from holdfast.failover.lifecycle_words import WAKE_S
 from holdfast.memory.devices.fds import is_host
+from holdfast.spec.waits import WAKE_S
 
 ENGINES = ("sim", "torch")
 

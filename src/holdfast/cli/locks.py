@@ -63,7 +63,7 @@ def serve(
 
 async def _serve(where: str, state_file: Path, window_s: float, token: str) -> None:
     from holdfast.core.address import TcpAddress, parse_address
-    from holdfast.failover.lock_serve import serve_lock
+    from holdfast.failover.lock_server.serve import serve_lock
     from holdfast.wire.net import SocketNetwork
 
     address = parse_address(where)

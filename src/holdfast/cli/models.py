@@ -10,7 +10,7 @@ from holdfast.cli.examining import Asked, examine, examine_sim
 from holdfast.cli.plan import UpOptions
 from holdfast.cli.progress import works
 from holdfast.core.errors import HoldfastError, UserError
-from holdfast.engines.torch.hub import fetch_from_hub, is_hub_id
+from holdfast.engines.torch.files.hub import fetch_from_hub, is_hub_id
 
 SIM_NAME = "holdfast-sim"
 DEFAULT = "default"

@@ -25,9 +25,9 @@ from holdfast.cli.seats import Seat, check_seats, pairs_on, seats
 from holdfast.core.address import UNIX_PATH_BYTES_MAX, TcpAddress
 from holdfast.core.errors import UserError
 from holdfast.discovery.keys import check_deployment_name
-from holdfast.failover.lifecycle_words import WAKE_S
 from holdfast.memory.finding import socket_path
 from holdfast.settings import STATUS_PORT, WAIT_S
+from holdfast.spec.waits import WAKE_S
 from holdfast.store.endpoints import check_url
 from holdfast.supervise.jobs import Job
 from holdfast.supervise.probes import Probes

@@ -23,12 +23,12 @@ from holdfast.cli.screen import Screen, tilde
 from holdfast.core.address import TcpAddress, parse_address
 from holdfast.core.errors import UserError
 from holdfast.core.limits import raise_descriptor_limit
-from holdfast.memory.calls import open_connection
+from holdfast.memory.client.calls import open_connection
 from holdfast.memory.errors import VaultRefused
 from holdfast.memory.finding import socket_path
-from holdfast.memory.launch import VaultProcesses
 from holdfast.memory.protocol import GetStatus
-from holdfast.memory.vault_settings import VaultSettings
+from holdfast.memory.vault.launch import VaultProcesses
+from holdfast.memory.vault.settings import VaultSettings
 
 ASK_S = 1.0
 READY_S = 10.0

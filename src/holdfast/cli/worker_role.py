@@ -17,8 +17,8 @@ import typer
 from holdfast.cli import options as opt
 from holdfast.cli.options import environment
 from holdfast.cli.roles import own_name, own_store, run_foreground
-from holdfast.failover.lifecycle_words import WAKE_S
 from holdfast.settings import Environment
+from holdfast.spec.waits import WAKE_S
 
 Address = Annotated[str, typer.Option(help="Where frontends connect; port 0 picks a free one.")]
 BeatAddress = Annotated[str, typer.Option(help="Where frontends hear its heartbeat; default: a free port beside it.")]

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from holdfast.core.requests import GenerateRequest, Output
-from holdfast.memory.kv.resumes import Resumes
-from holdfast.memory.kv.usage import KvUse
+from holdfast.kv.resumes import Resumes
+from holdfast.kv.usage import KvUse
 
 # Takes one step's outputs. Answers False when a receiver is congested: an engine that can ease off, should.
 StepSink = Callable[[list[Output]], bool]

@@ -29,7 +29,7 @@ def open_lock(url: str, who: str, token: str = "") -> FailoverLock:
                 return FileLock(Path(rest), who)
             case "lock+unix" | "lock+tcp":
                 # Here, not above: a lock file needs none of this.
-                from holdfast.failover.lock_client import ServerLock
+                from holdfast.failover.lock_server.client import ServerLock
 
                 return ServerLock(parse_address(url.removeprefix("lock+")), who, token=token)
             case "etcd":

@@ -12,7 +12,7 @@ from holdfast.core.errors import Code
 from holdfast.core.requests import Output, TokenLogprobs
 from holdfast.frontend.text.detokenizer import Detokenizer
 from holdfast.frontend.text.stops import StopWatcher
-from holdfast.migration.flight import Flight
+from holdfast.streams.flight import Flight
 
 
 class ReplySide(Protocol):
@@ -37,7 +37,7 @@ class EndTokens(NamedTuple):
 
 
 class Choice:
-    """A stream as its client sees it. Implements `migration.flight.Consumer`."""
+    """A stream as its client sees it. Implements `streams.flight.Consumer`."""
 
     __slots__ = (
         "_detokenizer",

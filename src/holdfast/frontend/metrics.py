@@ -1,11 +1,11 @@
 """The frontend's metrics page. Nothing here is called per token (facts 33): what is counted per token is counted by
-hand where the tokens pass (`migration.gaps`), and read when somebody scrapes."""
+hand where the tokens pass (`streams.gaps`), and read when somebody scrapes."""
 
 from __future__ import annotations
 
-from holdfast.migration.gaps import GAP_BOUNDS_S
-from holdfast.migration.patience import DispatchStats
-from holdfast.migration.pool import WorkerPool
+from holdfast.streams.gaps import GAP_BOUNDS_S
+from holdfast.streams.patience import DispatchStats
+from holdfast.streams.pool import WorkerPool
 from holdfast.wire import metrics
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)

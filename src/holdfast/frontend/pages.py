@@ -13,11 +13,11 @@ from holdfast.core.unwritten import UNWRITTEN
 from holdfast.frontend.api.errors import model_not_found, no_worker
 from holdfast.frontend.metrics import FrontendMetrics
 from holdfast.frontend.scrape import Others, Scrape, nobody
-from holdfast.migration.dispatcher import Dispatcher
-from holdfast.migration.gaps import Seam
-from holdfast.migration.pool import WorkerPool
-from holdfast.migration.sets import ModelDirectory
-from holdfast.migration.watch import Watch
+from holdfast.streams.dispatcher import Dispatcher
+from holdfast.streams.gaps import Seam
+from holdfast.streams.pool import WorkerPool
+from holdfast.streams.sets import ModelDirectory
+from holdfast.streams.watch import Watch
 from holdfast.wire import metrics
 from holdfast.wire.http import HttpConnection, HttpRequest
 

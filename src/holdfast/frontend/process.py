@@ -26,11 +26,11 @@ from holdfast.frontend.model_text import TextMaker
 from holdfast.frontend.pages import OPEN_PATHS, Pages
 from holdfast.frontend.request_names import RequestNames
 from holdfast.frontend.scrape import Others, nobody
-from holdfast.migration.dispatcher import Dispatcher
-from holdfast.migration.patience import HoldSettings
-from holdfast.migration.pool import WorkerPool
-from holdfast.migration.sets import KnownSettings, ModelDirectory
 from holdfast.store.contract import Deleted, Lost, Put, Registration, Snapshot, Store
+from holdfast.streams.dispatcher import Dispatcher
+from holdfast.streams.patience import HoldSettings
+from holdfast.streams.pool import WorkerPool
+from holdfast.streams.sets import KnownSettings, ModelDirectory
 from holdfast.wire.accepting import SHARE
 from holdfast.wire.http_request import HttpLimits
 from holdfast.wire.http_server import HttpPatience, HttpServer

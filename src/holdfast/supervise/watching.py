@@ -20,7 +20,7 @@ from holdfast.core.procfs import boot_id, is_ending, pid_namespace, read_process
 from holdfast.health.liveness import TICK_S, Judge, stopped_reason
 from holdfast.health.probe import is_local, probe
 from holdfast.health.verdicts import Effect, Judged, StartProbe, StopProbe, Verdict
-from holdfast.migration.beat_link import BeatConnection
+from holdfast.streams.beat_link import BeatConnection
 from holdfast.supervise.asking import ask_status
 from holdfast.supervise.jobs import Slot
 from holdfast.supervise.life import Phase

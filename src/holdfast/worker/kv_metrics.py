@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.memory.kv.usage import KvUse
+from holdfast.kv.usage import KvUse
 from holdfast.wire import metrics
 
 PREFIX = "dynamo_component_kvstats"

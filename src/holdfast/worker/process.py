@@ -27,7 +27,7 @@ from holdfast.discovery.keys import CARDS, INSTANCES, InstanceKey, InstanceRecor
 from holdfast.engines.contract import Engine
 from holdfast.failover import lifecycle
 from holdfast.failover.lifecycle import Ended, EndpointProblem, Lifecycle, Loaded, StandDown, State
-from holdfast.failover.lifecycle_words import WAKE_S
+from holdfast.spec.waits import WAKE_S
 from holdfast.store.contract import Registration, Store
 from holdfast.wire.http_server import HttpServer
 from holdfast.wire.messages import VERSION, Welcome

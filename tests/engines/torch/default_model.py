@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.errors import UserError
-from holdfast.engines.torch.fetch import SMOLLM2, fetch
+from holdfast.engines.torch.files.fetch import SMOLLM2, fetch
 
 
 def cache_dir() -> Path:

@@ -14,14 +14,15 @@ import torch
 from tokenizers import Tokenizer
 
 from holdfast.core.errors import UserError
-from holdfast.engines.torch import assemble, identity
-from holdfast.engines.torch.checkpoint import Checkpoint, tensor_shapes
-from holdfast.engines.torch.config import RopeScaling
-from holdfast.engines.torch.config_gguf import llama3_divisors
-from holdfast.engines.torch.parameters import Parameter, parameters
-from holdfast.engines.torch.resolve import resolve
-from holdfast.engines.torch.safetensors_files import open_directory, read_header
-from holdfast.engines.torch.tiny import TINY, random_checkpoint, tiny
+from holdfast.engines.torch.files import identity
+from holdfast.engines.torch.files.checkpoint import Checkpoint, tensor_shapes
+from holdfast.engines.torch.files.config import RopeScaling
+from holdfast.engines.torch.files.config_gguf import llama3_divisors
+from holdfast.engines.torch.files.resolve import resolve
+from holdfast.engines.torch.files.safetensors_files import open_directory, read_header
+from holdfast.engines.torch.files.tiny import TINY, random_checkpoint, tiny
+from holdfast.engines.torch.model import assemble
+from holdfast.engines.torch.model.parameters import Parameter, parameters
 from holdfast.frontend.text.tokenizer import TextTokenizer
 
 torch.set_num_threads(1)

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch_rig import BOUND_S, Vault, prompt, request, rig, running_vault
 
-from holdfast.engines.torch import warm_up
+from holdfast.engines.paged.sequences import StepPlan
 from holdfast.engines.torch.computer import Computer
+from holdfast.engines.torch.gpu import warm_up
 from holdfast.engines.torch.launched import Launched
 from holdfast.engines.torch.readiness import Readiness, Ready
-from holdfast.engines.torch.sequences import StepPlan
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from holdfast.core.errors import UserError
-from holdfast.engines.torch.config import ModelConfig, RopeScaling, from_hugging_face
-from holdfast.engines.torch.config_gguf import from_gguf, llama3_divisors
+from holdfast.engines.torch.files.config import ModelConfig, RopeScaling, from_hugging_face
+from holdfast.engines.torch.files.config_gguf import from_gguf, llama3_divisors
 
 LLAMA2: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

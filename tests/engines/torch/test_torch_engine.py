@@ -14,9 +14,9 @@ from torch_rig import BLOCK, BLOCK_GIB, Rig, Vault, prompt, request, rig, runnin
 from holdfast.core.errors import Code, HoldfastError, UserError
 from holdfast.core.requests import GenerateRequest, Output
 from holdfast.engines.torch.computer import Computer
+from holdfast.engines.torch.files.tiny import TINY
 from holdfast.engines.torch.settings import TorchSettings
-from holdfast.engines.torch.tiny import TINY
-from holdfast.memory.kv.index import FREE
+from holdfast.kv.index import FREE
 
 
 @pytest.fixture

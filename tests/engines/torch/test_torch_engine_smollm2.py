@@ -12,8 +12,8 @@ from torch_rig import Vault, request, rig, running_vault
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.initialization import no_init_weights
 
-from holdfast.engines.torch.checkpoint import Checkpoint, tensor_shapes
-from holdfast.engines.torch.gguf_model import open_gguf
+from holdfast.engines.torch.files.checkpoint import Checkpoint, tensor_shapes
+from holdfast.engines.torch.files.gguf_model import open_gguf
 
 TOKENS = 24
 QUESTIONS = [

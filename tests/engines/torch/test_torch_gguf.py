@@ -15,12 +15,12 @@ from gguf import GGMLQuantizationType as Kind
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 from holdfast.core.errors import UserError
-from holdfast.engines.torch.checkpoint import tensor_shapes
-from holdfast.engines.torch.gguf_file import GGML_KINDS, read_gguf
-from holdfast.engines.torch.gguf_model import gguf_name, open_gguf
-from holdfast.engines.torch.gguf_tokenizer import tokenizer_json, with_bos
-from holdfast.engines.torch.resolve import resolve
-from holdfast.engines.torch.stored import KINDS
+from holdfast.engines.torch.files.checkpoint import tensor_shapes
+from holdfast.engines.torch.files.gguf_file import GGML_KINDS, read_gguf
+from holdfast.engines.torch.files.gguf_model import gguf_name, open_gguf
+from holdfast.engines.torch.files.gguf_tokenizer import tokenizer_json, with_bos
+from holdfast.engines.torch.files.resolve import resolve
+from holdfast.engines.torch.files.stored import KINDS
 from holdfast.frontend.text.tokenizer import TextTokenizer
 
 torch.set_num_threads(1)
@@ -81,7 +81,7 @@ def write(path: Path, family: str, kind: Kind = Kind.F32, **more: Any) -> dict[s
 
 
 def make(family: str) -> dict[str, np.ndarray]:
-    from holdfast.engines.torch.config import ModelConfig
+    from holdfast.engines.torch.files.config import ModelConfig
 
     shape = {"layers": 2, "hidden": HIDDEN, "heads": HEADS, "kv_heads": KV_HEADS, "head_size": HIDDEN // HEADS}
     shape |= {"intermediate": INNER, "vocabulary": WORDS, "context_tokens_max": 512}
@@ -128,7 +128,7 @@ def test_every_kind_is_dequantised_as_the_reference_does(kind: Kind, tmp_path: P
 
 def test_more_blocks_than_one_stride_are_dequantised(tmp_path: Path) -> None:
     """The stride is an inner matter: 5,000 blocks come out like the reference's."""
-    from holdfast.engines.torch.gguf_blocks import dequantise
+    from holdfast.engines.torch.files.gguf_blocks import dequantise
 
     raw = np.random.default_rng(1).integers(0, 120, size=(5000, 34), dtype=np.uint8)
     reference = gguf.quants.dequantize(raw, Kind.Q8_0).reshape(-1)

@@ -14,8 +14,8 @@ from torch_scheduler_rig import request as asked_of
 
 from holdfast.core.requests import GenerateRequest
 from holdfast.engines.torch import computer
-from holdfast.engines.torch.graph_inputs import GraphInputs
-from holdfast.engines.torch.noise import token_words
+from holdfast.engines.torch.gpu.graph_inputs import GraphInputs
+from holdfast.engines.torch.sampling.noise import token_words
 
 
 @pytest.fixture

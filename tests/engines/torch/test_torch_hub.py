@@ -16,11 +16,11 @@ import pytest
 
 from holdfast.cli.models import named
 from holdfast.core.errors import Passing, UserError
-from holdfast.engines.torch import hub
-from holdfast.engines.torch.checkpoint import tensor_shapes
-from holdfast.engines.torch.config import from_hugging_face
-from holdfast.engines.torch.hub import fetch_from_hub, is_hub_id
-from holdfast.engines.torch.resolve import look_at
+from holdfast.engines.torch.files import hub
+from holdfast.engines.torch.files.checkpoint import tensor_shapes
+from holdfast.engines.torch.files.config import from_hugging_face
+from holdfast.engines.torch.files.hub import fetch_from_hub, is_hub_id
+from holdfast.engines.torch.files.resolve import look_at
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CONFIG: dict[str, Any] = {

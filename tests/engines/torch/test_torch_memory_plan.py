@@ -15,13 +15,13 @@ from holdfast.cli.engine_torch import make_torch
 from holdfast.cli.launch import TorchLaunch, WorkerLaunch
 from holdfast.core.errors import UserError
 from holdfast.engines.torch import geometry as geometry_module
-from holdfast.engines.torch.config import ModelConfig
+from holdfast.engines.torch.files.config import ModelConfig
+from holdfast.engines.torch.files.resolve import resolve
+from holdfast.engines.torch.files.tiny import SHAPES, TINY, RandomCheckpoint, random_checkpoint, shaped, tiny
 from holdfast.engines.torch.geometry import block_geometry, pool_geometry, settings_on, settle
-from holdfast.engines.torch.memory_plan import GIB, MIB, MemoryPlan, memory_plan
-from holdfast.engines.torch.parameters import bytes_needed
-from holdfast.engines.torch.resolve import resolve
+from holdfast.engines.torch.gpu.memory_plan import GIB, MIB, MemoryPlan, memory_plan
+from holdfast.engines.torch.model.parameters import bytes_needed
 from holdfast.engines.torch.settings import TorchSettings
-from holdfast.engines.torch.tiny import SHAPES, TINY, RandomCheckpoint, random_checkpoint, shaped, tiny
 
 H200_BYTES = 139 * GIB  # about what an H200 has
 KV_8B_TOKEN_BYTES = 131_072  # facts 8
@@ -312,8 +312,8 @@ def test_rows_do_not_depend_on_how_they_are_read(hidden: int, monkeypatch: pytes
     model: RandomCheckpoint = random_checkpoint(replace(TINY, hidden=hidden))
     name = "lm_head.weight"
     whole = model.read(name, 0, 700)
-    monkeypatch.setattr("holdfast.engines.torch.tiny.PIECE", 7 * hidden)
+    monkeypatch.setattr("holdfast.engines.torch.files.tiny.PIECE", 7 * hidden)
     assert torch.equal(model.read(name, 0, 700), whole)
-    monkeypatch.setattr("holdfast.engines.torch.tiny.THREADS_MAX", 1)
+    monkeypatch.setattr("holdfast.engines.torch.files.tiny.THREADS_MAX", 1)
     for first, last in ((0, 1), (255, 257), (300, 300), (511, 700)):
         assert torch.equal(model.read(name, first, last), whole[first:last])

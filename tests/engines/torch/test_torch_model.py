@@ -17,8 +17,8 @@ from torch_models import (
     text,
 )
 
-from holdfast.engines.torch.linear import EXACT, FAST, Arithmetic
-from holdfast.engines.torch.parameters import bytes_needed, parameters
+from holdfast.engines.torch.model.linear import EXACT, FAST, Arithmetic
+from holdfast.engines.torch.model.parameters import bytes_needed, parameters
 
 LENGTH = 45  # several blocks, the last one partly filled
 # fp32 has 24 bits, and products are summed in another order for one row than for many: where logits reach 10, the

@@ -12,8 +12,8 @@ import torch
 from torch_models import FAMILIES, Piece, Run, computed, reference, run, table, tensors, text
 
 from holdfast.core.errors import UserError
-from holdfast.engines.torch.linear import EXACT, AllReduce, Arithmetic, gated, linear, tree_sum
-from holdfast.engines.torch.model import _pieces, arithmetic_for, bind
+from holdfast.engines.torch.model.decoder import _pieces, arithmetic_for, bind
+from holdfast.engines.torch.model.linear import EXACT, AllReduce, Arithmetic, gated, linear, tree_sum
 
 LENGTH = 37
 WAIT_S = 20  # a rank that dies must not leave the other waiting for good

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from holdfast.engines.torch import noise
+from holdfast.engines.torch.sampling import noise
 
 VOCABULARY = 4099  # odd: rows are not aligned, and vector loops have tails
 

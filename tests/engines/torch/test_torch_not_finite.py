@@ -14,7 +14,7 @@ from torch_graph_rig import by_graphs
 from torch_rig import BOUND_S, Rig, Vault, prompt, request, rig, running_vault
 
 from holdfast.engines.torch.launched import NotFiniteError, row_sums
-from holdfast.memory.kv.geometry import block_keys
+from holdfast.kv.geometry import block_keys
 
 WANTS: dict[str, dict[str, Any]] = {
     "greedy": {},

@@ -15,17 +15,17 @@ from torch_ranks_rig import Group, Vaults, gone, running_vaults
 from torch_rig import BLOCK, BLOCK_GIB, BOUND_S, SETTINGS, prompt, request, rig, running_vault
 
 from holdfast.core.errors import UserError
-from holdfast.engines.place import Place
+from holdfast.engines.shadow.place import Place
+from holdfast.engines.shadow.pool import index_of
 from holdfast.engines.torch.engine import TorchEngine
+from holdfast.engines.torch.files.tiny import tiny
 from holdfast.engines.torch.geometry import pool_geometry
 from holdfast.engines.torch.settings import TorchSettings
-from holdfast.engines.torch.tiny import tiny
-from holdfast.engines.vault_pool import index_of
-from holdfast.memory.client import MemoryClient
+from holdfast.kv.geometry import block_keys
+from holdfast.kv.index import FULL, Index
+from holdfast.memory.client.pool import PoolClient
+from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
-from holdfast.memory.kv.geometry import block_keys
-from holdfast.memory.kv.index import FULL, Index
-from holdfast.memory.pool_client import PoolClient
 
 LENGTHS = (3, 49, 90, 177)  # with TOKENS, the longest's last step fills a block
 ROUNDS = 3

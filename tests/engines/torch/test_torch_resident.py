@@ -12,12 +12,12 @@ import pytest
 
 from holdfast.bench.engine_kills import EngineKills
 from holdfast.core.requests import GenerateRequest, Sampling
-from holdfast.engines.torch.kv_blocks import PoolBlocks
-from holdfast.engines.torch.scheduler import Scheduler, SchedulerSettings
-from holdfast.memory.kv import adopt
-from holdfast.memory.kv.geometry import Geometry
-from holdfast.memory.kv.index import Index, index_bytes
-from holdfast.memory.kv.pool import Pool
+from holdfast.engines.paged.blocks import PoolBlocks
+from holdfast.engines.paged.scheduler import Scheduler, SchedulerSettings
+from holdfast.kv import adopt
+from holdfast.kv.geometry import Geometry
+from holdfast.kv.index import Index, index_bytes
+from holdfast.kv.pool import Pool
 
 SIZE = 16
 KILLS = 25

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from holdfast.core.requests import GenerateRequest, Sampling
-from holdfast.engines.torch.noise import token_words
-from holdfast.engines.torch.sampling import SamplingRows, draw, rows_for, told_logprobs
-from holdfast.engines.torch.sequences import Segment, Stream
-from holdfast.engines.torch.truncation import truncation
+from holdfast.engines.paged.sequences import Segment, Stream
+from holdfast.engines.torch.sampling.noise import token_words
+from holdfast.engines.torch.sampling.sampling import SamplingRows, draw, rows_for, told_logprobs
+from holdfast.engines.torch.sampling.truncation import truncation
 
 EOS = 2
 CPU = torch.device("cpu")

@@ -10,9 +10,9 @@ from torch_scheduler_rig import EOS, SIZE, VOCABULARY, World, next_token, reques
 
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import GenerateRequest, Sampling, TokenLogprobs
-from holdfast.engines.torch.kv_blocks import PrivateBlocks
-from holdfast.engines.torch.scheduler import Scheduler, SchedulerSettings
-from holdfast.memory.kv.geometry import block_keys
+from holdfast.engines.paged.blocks import PrivateBlocks
+from holdfast.engines.paged.scheduler import Scheduler, SchedulerSettings
+from holdfast.kv.geometry import block_keys
 
 
 @pytest.mark.parametrize(

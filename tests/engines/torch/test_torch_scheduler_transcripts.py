@@ -12,7 +12,7 @@ from torch_scheduler_rig import SIZE, World, request
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.requests import GenerateRequest, Output
-from holdfast.engines.torch.sequences import PENDING, Segment
+from holdfast.engines.paged.sequences import PENDING, Segment
 from transcript_book import must_go_as_written, transcripts
 
 TRANSCRIPTS = transcripts("torch_scheduler")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.engines.place import Place
+from holdfast.engines.shadow.place import Place
 from holdfast.engines.torch.engine import TorchEngine
+from holdfast.engines.torch.files.tiny import tiny
 from holdfast.engines.torch.settings import TorchSettings
-from holdfast.engines.torch.tiny import tiny
-from holdfast.memory.launch import VaultProcesses
-from holdfast.memory.vault_settings import VaultSettings
+from holdfast.memory.vault.launch import VaultProcesses
+from holdfast.memory.vault.settings import VaultSettings
 
 
 def engine(socket: str, number: int) -> TorchEngine:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 from torch_rig import BOUND_S, Vault, prompt, request, rig, running_vault
 
+from holdfast.engines.paged.sequences import Segment, StepPlan, Stream
 from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.launched import Launched
-from holdfast.engines.torch.sequences import Segment, StepPlan, Stream
 from holdfast.engines.torch.step_budget import LEAST_MS, MARGIN, STEP_MS_MAX, StepBudget, has_chunk
 
 

@@ -10,9 +10,9 @@ import pytest
 from torch_rig import Rig, Vault, prompt, request, rig, running_vault
 
 from holdfast.core.requests import GenerateRequest
+from holdfast.engines.paged.sequences import PENDING, StepPlan
 from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.launched import Launched
-from holdfast.engines.torch.sequences import PENDING, StepPlan
 
 
 @pytest.fixture

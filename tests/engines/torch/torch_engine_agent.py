@@ -16,12 +16,12 @@ import uvloop
 from torch_rig import request
 
 from holdfast.core.requests import Output
-from holdfast.engines.place import Place
+from holdfast.engines.shadow.place import Place
 from holdfast.engines.torch.engine import TorchEngine
+from holdfast.engines.torch.files.tiny import tiny
 from holdfast.engines.torch.settings import TorchSettings
-from holdfast.engines.torch.tiny import tiny
-from holdfast.memory.kv.geometry import block_keys
-from holdfast.memory.kv.index import (
+from holdfast.kv.geometry import block_keys
+from holdfast.kv.index import (
     ENTRY_WORDS,
     EPOCH,
     FREE,
@@ -34,7 +34,7 @@ from holdfast.memory.kv.index import (
     SUM,
     Index,
 )
-from holdfast.memory.kv.pool import Pool
+from holdfast.kv.pool import Pool
 
 OUT = os.dup(1)  # the pipe ends with this process
 

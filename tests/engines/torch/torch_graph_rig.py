@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch_rig import Rig
 
-from holdfast.engines.torch import graphs
-from holdfast.engines.torch.batch import Batch, step_batch
 from holdfast.engines.torch.computer import Computer
-from holdfast.engines.torch.graph_inputs import GraphInputs
-from holdfast.engines.torch.model import Model, forward
+from holdfast.engines.torch.gpu import graphs
+from holdfast.engines.torch.gpu.graph_inputs import GraphInputs
+from holdfast.engines.torch.model.batch import Batch, step_batch
+from holdfast.engines.torch.model.decoder import Model, forward
 
 TILE = 16
 

@@ -15,15 +15,16 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from holdfast.engines.torch import attention, noise
-from holdfast.engines.torch import kernels_attention as attention_fast
-from holdfast.engines.torch import kernels_rows as rows_fast
-from holdfast.engines.torch import kernels_sampling as sampling_fast
-from holdfast.engines.torch.batch import Chunk, kernel_batch
-from holdfast.engines.torch.kernels_sampling import _counts, _gumbel, _row_key
-from holdfast.engines.torch.paged import write
-from holdfast.engines.torch.rope import rotate
-from holdfast.engines.torch.sampling import SamplingRows, draw
+from holdfast.engines.torch.gpu import kernels_attention as attention_fast
+from holdfast.engines.torch.gpu import kernels_rows as rows_fast
+from holdfast.engines.torch.gpu import kernels_sampling as sampling_fast
+from holdfast.engines.torch.gpu.kernels_sampling import _counts, _gumbel, _row_key
+from holdfast.engines.torch.model import attention
+from holdfast.engines.torch.model.batch import Chunk, kernel_batch
+from holdfast.engines.torch.model.pages import write
+from holdfast.engines.torch.model.rope import rotate
+from holdfast.engines.torch.sampling import noise
+from holdfast.engines.torch.sampling.sampling import SamplingRows, draw
 
 LAYERS = 3
 

@@ -18,13 +18,13 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from holdfast.engines.torch.assemble import parts
-from holdfast.engines.torch.batch import step_batch
-from holdfast.engines.torch.config import ModelConfig, from_hugging_face
-from holdfast.engines.torch.linear import FAST, AllReduce, Arithmetic
-from holdfast.engines.torch.model import Model, bind, forward, logits
-from holdfast.engines.torch.paged import kv_view
-from holdfast.engines.torch.parameters import parameters
+from holdfast.engines.torch.files.config import ModelConfig, from_hugging_face
+from holdfast.engines.torch.model.assemble import parts
+from holdfast.engines.torch.model.batch import step_batch
+from holdfast.engines.torch.model.decoder import Model, bind, forward, logits
+from holdfast.engines.torch.model.linear import FAST, AllReduce, Arithmetic
+from holdfast.engines.torch.model.pages import kv_view
+from holdfast.engines.torch.model.parameters import parameters
 
 CPU = torch.device("cpu")
 BLOCK_TOKENS = 8

@@ -12,10 +12,10 @@ import torch_engine_agent
 import uvloop
 from torch_engine_agent import Agent, obey
 
-from holdfast.engines.place import Place
+from holdfast.engines.shadow.place import Place
 from holdfast.engines.torch.engine import TorchEngine
+from holdfast.engines.torch.files.tiny import tiny
 from holdfast.engines.torch.settings import TorchSettings
-from holdfast.engines.torch.tiny import tiny
 
 
 class RanksAgent(Agent):

@@ -17,8 +17,8 @@ from typing import Any
 
 from torch_rig import BLOCK_GIB, BOUND_S, SETTINGS, Child
 
-from holdfast.memory.launch import VaultProcesses
-from holdfast.memory.vault_settings import VaultSettings
+from holdfast.memory.vault.launch import VaultProcesses
+from holdfast.memory.vault.settings import VaultSettings
 
 AGENT = Path(__file__).with_name("torch_ranks_agent.py")
 LOAD_S = 100.0  # every rank imports torch: two seconds of a core each

@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.requests import GenerateRequest, Output, Sampling
-from holdfast.engines.place import Place
-from holdfast.engines.torch.checkpoint import Checkpoint
+from holdfast.engines.paged.blocks import PoolBlocks
+from holdfast.engines.paged.scheduler import Scheduler
+from holdfast.engines.shadow.place import Place
 from holdfast.engines.torch.engine import TorchEngine
-from holdfast.engines.torch.kv_blocks import PoolBlocks
-from holdfast.engines.torch.scheduler import Scheduler
+from holdfast.engines.torch.files.checkpoint import Checkpoint
+from holdfast.engines.torch.files.tiny import TINY, tiny
 from holdfast.engines.torch.settings import TorchSettings
-from holdfast.engines.torch.tiny import TINY, tiny
-from holdfast.memory.launch import VaultProcesses
-from holdfast.memory.vault_settings import VaultSettings
+from holdfast.memory.vault.launch import VaultProcesses
+from holdfast.memory.vault.settings import VaultSettings
 
 AGENT = Path(__file__).with_name("torch_engine_agent.py")
 BOUND_S = 30.0  # far above what anything here takes, on a busy machine too

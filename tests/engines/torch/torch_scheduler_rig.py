@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from hashlib import blake2b
 
 from holdfast.core.requests import GenerateRequest, Output, Sampling
-from holdfast.engines.torch.kv_blocks import PoolBlocks
-from holdfast.engines.torch.scheduler import Scheduler, SchedulerSettings
-from holdfast.engines.torch.sequences import PENDING, Segment, StepPlan, Stream
-from holdfast.memory.kv import adopt
-from holdfast.memory.kv.geometry import Geometry, block_keys
-from holdfast.memory.kv.index import FULL, OPEN, Index, index_bytes
-from holdfast.memory.kv.pool import Pool
+from holdfast.engines.paged.blocks import PoolBlocks
+from holdfast.engines.paged.scheduler import Scheduler, SchedulerSettings
+from holdfast.engines.paged.sequences import PENDING, Segment, StepPlan, Stream
+from holdfast.kv import adopt
+from holdfast.kv.geometry import Geometry, block_keys
+from holdfast.kv.index import FULL, OPEN, Index, index_bytes
+from holdfast.kv.pool import Pool
 
 SIZE = 4
 VOCABULARY = 50

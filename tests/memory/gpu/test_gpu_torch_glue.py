@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from torch_agent import Engine
 from torch_story import Bag, answer, bytes_in, client, fresh, inside, loaded, on_meta, torch, vault
 
-from holdfast.memory.torch_glue import materialise, publish, stage
+from holdfast.memory.torch.glue import materialise, publish, stage
 
 pytestmark = [
     pytest.mark.gpu,

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.memory.launch import VaultProcesses
-from holdfast.memory.vault_settings import VaultSettings
+from holdfast.memory.vault.launch import VaultProcesses
+from holdfast.memory.vault.settings import VaultSettings
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from gpu_kernels import Kernels
 
-from holdfast.memory.client import MemoryClient
+from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.memory.packing import TensorSpec
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from holdfast.engines.sim.stream import Stream
-from holdfast.memory.kv.usage import KvUse
+from holdfast.kv.usage import KvUse
 
 
 class Blocks(Protocol):

@@ -18,10 +18,10 @@ from holdfast.engines.sim.blocks import blocks_for
 from holdfast.engines.sim.language import Sequence
 from holdfast.engines.sim.stream import Stream
 from holdfast.engines.sim.vocabulary import Vocabulary
-from holdfast.memory.kv.geometry import KEY_BYTES, Geometry, block_keys
-from holdfast.memory.kv.pool import NoRoom, Pool
-from holdfast.memory.kv.resumes import Resumes
-from holdfast.memory.kv.usage import KvUse
+from holdfast.kv.geometry import KEY_BYTES, Geometry, block_keys
+from holdfast.kv.pool import NoRoom, Pool
+from holdfast.kv.resumes import Resumes
+from holdfast.kv.usage import KvUse
 
 TOKEN_BYTES = 4
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from holdfast.engines.rank import Orders, Seat, end, sit
-from holdfast.memory.client import RO, MemoryClient
+from holdfast.engines.shadow.rank import Orders, Seat, end, sit
+from holdfast.memory.client.pool import PoolClient
+from holdfast.memory.client.weights import RO, MemoryClient
 from holdfast.memory.devices import open_device
-from holdfast.memory.pool_client import PoolClient
 from holdfast.memory.protocol import LetGo, Superseded
 
 LOAD_MS = 7_200_000  # the engine, which waits for this, has a bound of its own

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from holdfast.engines.ranks import RankProcesses
+from holdfast.engines.shadow.ranks import RankProcesses
 from holdfast.engines.sim.rank import RankLaunch
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from holdfast.core.requests import GenerateRequest, Sampling
 from holdfast.engines.contract import Canary, Woken
-from holdfast.engines.place import Place
+from holdfast.engines.shadow.memory import VaultMemory
+from holdfast.engines.shadow.place import Place
 from holdfast.engines.sim.blocks import CountedBlocks
 from holdfast.engines.sim.engine import SimEngine
 from holdfast.engines.sim.faults import Fault
@@ -26,9 +27,8 @@ from holdfast.engines.sim.scheduler import Scheduler
 from holdfast.engines.sim.settings import REVISION, SimSettings
 from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, load
 from holdfast.engines.sim.weights import SimWeights
-from holdfast.engines.vault_memory import VaultMemory
+from holdfast.kv.resumes import Resumes
 from holdfast.memory.devices import open_device, view
-from holdfast.memory.kv.resumes import Resumes
 
 GIB = 1024**3
 CANARY_TOKENS = 8

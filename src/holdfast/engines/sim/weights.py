@@ -14,8 +14,8 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.memory.client.mapped import Mapped
 from holdfast.memory.devices import view
-from holdfast.memory.mapped import Mapped
 from holdfast.memory.packing import TensorSpec
 
 MIB = 1024 * 1024

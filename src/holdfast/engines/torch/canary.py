@@ -17,9 +17,9 @@ import msgspec
 
 from holdfast.core.errors import UserError
 from holdfast.core.requests import GenerateRequest, Sampling
+from holdfast.engines.paged.blocks import PrivateBlocks
+from holdfast.engines.paged.scheduler import Scheduler, SchedulerSettings
 from holdfast.engines.torch.computer import Computer
-from holdfast.engines.torch.kv_blocks import PrivateBlocks
-from holdfast.engines.torch.scheduler import Scheduler, SchedulerSettings
 
 log = logging.getLogger("holdfast.engine")
 

@@ -15,14 +15,14 @@ from dataclasses import replace
 
 import torch
 
-from holdfast.engines.torch.batch import Batch, kernel_batch, on_device, step_batch
-from holdfast.engines.torch.batch import Segment as AnySegment
-from holdfast.engines.torch.graphs import StepGraphs
+from holdfast.engines.paged.sequences import PENDING, Segment, StepPlan
+from holdfast.engines.torch.gpu.graphs import StepGraphs
 from holdfast.engines.torch.launched import Latest, Launched, Logprobs, Tokens, row_sums
-from holdfast.engines.torch.model import Model, forward, logits
-from holdfast.engines.torch.noise import token_words
-from holdfast.engines.torch.sampling import Drawn, SamplingRows, draw, rows_for
-from holdfast.engines.torch.sequences import PENDING, Segment, StepPlan
+from holdfast.engines.torch.model.batch import Batch, kernel_batch, on_device, step_batch
+from holdfast.engines.torch.model.batch import Segment as AnySegment
+from holdfast.engines.torch.model.decoder import Model, forward, logits
+from holdfast.engines.torch.sampling.noise import token_words
+from holdfast.engines.torch.sampling.sampling import Drawn, SamplingRows, draw, rows_for
 
 EVENTS = 4  # over the steps that may be in flight: one is used again only when its step is long over
 
@@ -47,7 +47,7 @@ class Computer:
             # as long with it, and every start and takeover began with it.
             torch.backends.cuda.enable_cudnn_sdp(False)
         if kv.is_cuda and not model.exact:
-            from holdfast.engines.torch.kernels_attention import tile_tokens  # loads triton
+            from holdfast.engines.torch.gpu.kernels_attention import tile_tokens  # loads triton
 
             self.tile_tokens = tile_tokens(model.heads, model.kv_heads)
 

@@ -19,26 +19,26 @@ import torch
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import GenerateRequest
 from holdfast.core.unwritten import say
-from holdfast.engines.background import Background
 from holdfast.engines.contract import Canary, ClosedSink, Limits, Progress, StepSink, Woken
-from holdfast.engines.place import Place
-from holdfast.engines.torch import checkpoint as checkpoints
+from holdfast.engines.paged.blocks import PoolBlocks
+from holdfast.engines.paged.scheduler import Scheduler
+from holdfast.engines.shadow.background import Background
+from holdfast.engines.shadow.memory import VaultMemory
+from holdfast.engines.shadow.place import Place
 from holdfast.engines.torch.canary import private_blocks
+from holdfast.engines.torch.files import checkpoint as checkpoints
 from holdfast.engines.torch.geometry import pool_geometry
-from holdfast.engines.torch.kv_blocks import PoolBlocks
 from holdfast.engines.torch.launched import NotFiniteError
-from holdfast.engines.torch.rank_share import RankWork, share_of_one
-from holdfast.engines.torch.ranks import Ranks
+from holdfast.engines.torch.model.weights import TorchWeights
+from holdfast.engines.torch.ranks.leader import Ranks
+from holdfast.engines.torch.ranks.share import RankWork, share_of_one
 from holdfast.engines.torch.readiness import Readiness
-from holdfast.engines.torch.scheduler import Scheduler
 from holdfast.engines.torch.settings import TorchSettings
 from holdfast.engines.torch.stepper import Stepper, threads_for
-from holdfast.engines.torch.weights import TorchWeights
-from holdfast.engines.vault_memory import VaultMemory
+from holdfast.kv.resumes import Resumes
+from holdfast.kv.usage import KvUse
 from holdfast.memory.devices import OutOfMemory, open_device
-from holdfast.memory.kv.resumes import Resumes
-from holdfast.memory.kv.usage import KvUse
-from holdfast.memory.torch_tensors import dtype_name, torch_device
+from holdfast.memory.torch.tensors import dtype_name, torch_device
 
 # The event loop must get its turn while the step thread runs Python between two products.
 SWITCH_INTERVAL_S = 0.0005

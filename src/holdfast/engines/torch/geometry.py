@@ -12,15 +12,15 @@ from dataclasses import replace
 import torch
 
 from holdfast.core.errors import UserError
-from holdfast.engines.torch.checkpoint import Checkpoint
-from holdfast.engines.torch.memory_plan import MemoryPlan, memory_plan
-from holdfast.engines.torch.paged import LAYOUT
-from holdfast.engines.torch.parameters import check_ranks
+from holdfast.engines.torch.files.checkpoint import Checkpoint
+from holdfast.engines.torch.gpu.memory_plan import MemoryPlan, memory_plan
+from holdfast.engines.torch.model.pages import LAYOUT
+from holdfast.engines.torch.model.parameters import check_ranks
 from holdfast.engines.torch.settings import GIB, TorchSettings
 from holdfast.engines.torch.stepper import threads_for
+from holdfast.kv.geometry import Geometry
 from holdfast.memory.devices import Unsupported
-from holdfast.memory.kv.geometry import Geometry
-from holdfast.memory.torch_tensors import dtype_name, torch_device
+from holdfast.memory.torch.tensors import dtype_name, torch_device
 
 
 def pool_geometry(checkpoint: Checkpoint, settings: TorchSettings, dtype: torch.dtype, rank: int = 0) -> Geometry:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from math import prod
 
 from holdfast.core.errors import Passing, UserError
-from holdfast.engines.torch.config import ModelConfig
-from holdfast.engines.torch.parameters import parameters
+from holdfast.engines.torch.files.config import ModelConfig
+from holdfast.engines.torch.model.parameters import parameters
 from holdfast.engines.torch.settings import GIB, TorchSettings
 
 MIB = 1024**2

@@ -15,6 +15,7 @@ import torch
 
 from holdfast.core.procfs import cpu_model
 from holdfast.engines.contract import Canary
+from holdfast.engines.paged.scheduler import Scheduler, SchedulerSettings
 from holdfast.engines.torch.canary import (
     answers_in,
     canary_request,
@@ -23,15 +24,14 @@ from holdfast.engines.torch.canary import (
     known_answer,
     run_canary,
 )
-from holdfast.engines.torch.checkpoint import Progress
 from holdfast.engines.torch.computer import Computer
-from holdfast.engines.torch.rank_share import RankWork
-from holdfast.engines.torch.ranks import Ranks
-from holdfast.engines.torch.scheduler import Scheduler, SchedulerSettings
+from holdfast.engines.torch.files.checkpoint import Progress
+from holdfast.engines.torch.gpu.warm_up import warm_up
+from holdfast.engines.torch.model.weights import TorchWeights
+from holdfast.engines.torch.ranks.leader import Ranks
+from holdfast.engines.torch.ranks.share import RankWork
 from holdfast.engines.torch.stepper import threads_for
-from holdfast.engines.torch.warm_up import warm_up
-from holdfast.engines.torch.weights import TorchWeights
-from holdfast.memory.pool_mapping import PoolMapping
+from holdfast.memory.client.pool_mapping import PoolMapping
 
 
 @dataclass(frozen=True, slots=True)

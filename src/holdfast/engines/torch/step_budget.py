@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from holdfast.engines.torch.sequences import StepPlan
+from holdfast.engines.paged.sequences import StepPlan
 
 STEP_MS_MAX = 60_000.0  # the longest step there may be: a full one of a prompt, exact, on a small CPU
 MARGIN = 30.0  # over what was seen, as the judge has it over a step's p99

@@ -23,11 +23,11 @@ from typing import Any, TypeVar
 import torch
 
 from holdfast.core.requests import Output
+from holdfast.engines.paged.scheduler import Scheduler
+from holdfast.engines.paged.sequences import StepPlan
 from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.first_steps import FirstSteps
 from holdfast.engines.torch.launched import Launched
-from holdfast.engines.torch.scheduler import Scheduler
-from holdfast.engines.torch.sequences import StepPlan
 from holdfast.engines.torch.step_budget import ERRAND_MS_MAX, STEP_MS_MAX, StepBudget
 
 RECENT_STEPS = 256  # enough for a p99 to mean a few steps

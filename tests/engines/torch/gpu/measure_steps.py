@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.requests import GenerateRequest, Output, Sampling
-from holdfast.engines.place import Place
+from holdfast.engines.shadow.place import Place
 from holdfast.engines.torch.engine import TorchEngine
+from holdfast.engines.torch.files.tiny import tiny
 from holdfast.engines.torch.settings import TorchSettings
-from holdfast.engines.torch.tiny import tiny
 from holdfast.memory.finding import gpu_uuids
-from holdfast.memory.launch import VaultProcesses
-from holdfast.memory.vault_settings import VaultSettings
+from holdfast.memory.vault.launch import VaultProcesses
+from holdfast.memory.vault.settings import VaultSettings
 
 STREAMS = 64
 FIRST, LAST = 40, 340  # tokens of every stream between which steps are timed

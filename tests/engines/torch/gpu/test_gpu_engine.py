@@ -18,13 +18,13 @@ if not Path("/dev/nvidiactl").exists():
     pytest.skip("no NVIDIA GPU here", allow_module_level=True)
 
 from holdfast.core.requests import GenerateRequest, Output, Sampling  # noqa: E402
-from holdfast.engines.place import Place  # noqa: E402
+from holdfast.engines.shadow.place import Place  # noqa: E402
 from holdfast.engines.torch.engine import TorchEngine  # noqa: E402
+from holdfast.engines.torch.files.tiny import tiny  # noqa: E402
 from holdfast.engines.torch.settings import TorchSettings  # noqa: E402
-from holdfast.engines.torch.tiny import tiny  # noqa: E402
 from holdfast.memory.finding import gpu_uuids  # noqa: E402
-from holdfast.memory.launch import VaultProcesses  # noqa: E402
-from holdfast.memory.vault_settings import VaultSettings  # noqa: E402
+from holdfast.memory.vault.launch import VaultProcesses  # noqa: E402
+from holdfast.memory.vault.settings import VaultSettings  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

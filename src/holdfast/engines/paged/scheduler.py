@@ -1,0 +1,291 @@
+"""Which streams run, which wait, and what the next step computes: no torch, no clock, no I/O.
+
+Theory. A stream waits, runs, or is gone. It starts to run, first come first served (but those that come back with some
+of their answer before those that have shown nothing), when there is a place and blocks for its whole text and one token
+more. A step first takes one token of every running stream whose prompt is through
+(decodes), then, with what is left of the step's tokens, chunks of the other streams' texts, oldest first: so a long
+prompt neither stops the running streams nor is stopped by them. When a stream needs a block and none is left, the
+youngest running stream gives up its blocks and goes to the head of the queue with its text kept; what it had computed
+may be found again by its key.
+
+Steps ahead. `plan` may be called while up to `lookahead` planned steps have not retired. A stream whose newest token
+is not known yet is planned with PENDING in its place: the device has the token. What such a step draws for a stream
+that turned out to have ended is dropped at its retirement. Steps retire in the order they were planned.
+
+Always true: blocks are released only when no step in flight may write them, whoever cancelled, finished or preempted
+their stream meanwhile; a stream alone always fits, because no text may grow past the pool; after `cancel` nothing
+more is said of a stream, and a last output is the last.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from holdfast.core.errors import Code, HoldfastError
+from holdfast.core.requests import GenerateRequest, Output, TokenLogprobs
+from holdfast.engines.paged.blocks import Blocks, blocks_for
+from holdfast.engines.paged.sequences import PENDING, Segment, StepPlan, Stream
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """How much is taken at once."""
+
+    vocabulary: int  # token ids are below this
+    eos_token_ids: frozenset[int]  # end a stream unless it ignores them
+    context_tokens_max: int  # prompt and answer together; an answer that reaches it ends with "length"
+    concurrency: int = 64  # streams that run at once
+    queue: int = 256  # streams that may wait beyond those; more are refused as WorkerOverloaded
+    step_tokens_max: int = 512  # positions one step computes: bounds how long a prompt holds up the running streams
+    lookahead: int = 0  # steps that may be in flight while the next is planned; 1 hides the host's work from a GPU
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "context_tokens_max", "concurrency"):
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        for name in ("queue", "lookahead"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        if not self.step_tokens_max > self.concurrency:  # else decodes alone could fill every step, and no prompt moves
+            raise ValueError(f"step_tokens_max must be over the concurrency of {self.concurrency}")
+
+
+class Scheduler:
+    """The streams of one engine. One thread."""
+
+    def __init__(self, settings: SchedulerSettings, blocks: Blocks) -> None:
+        self.settings = settings
+        self.blocks = blocks
+        self._streams: dict[int, Stream] = {}  # running and waiting
+        self.running: dict[int, Stream] = {}  # oldest first
+        self.waiting: deque[Stream] = deque()
+        self.early: list[Output] = []  # last outputs of requests that had nothing left to make
+        self._in_flight: deque[StepPlan] = deque()  # `lookahead` + 1 at most
+        self._leaving = 0  # streams out of `running` whose blocks a step in flight may still write
+        self.steps = 0  # planned since the start
+        self.preemptions = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"<scheduler: {len(self.running)} running, {len(self.waiting)} waiting, {len(self._in_flight)} steps in "
+            f"flight, {self.preemptions} preemptions>"
+        )
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    # -- requests
+
+    def submit(self, number: int, request: GenerateRequest) -> None:
+        """Take a request, or raise HoldfastError and change nothing."""
+        if number in self._streams or any(output.stream == number for output in self.early):
+            raise _invalid(f"stream {number} is already in use")
+        settings = self.settings
+        self._check(request)
+        if len(self._streams) + len(self.early) >= settings.concurrency + settings.queue:
+            raise HoldfastError(
+                Code.WORKER_OVERLOADED, f"{len(self.running)} streams run and {len(self.waiting)} wait here"
+            )
+        end = min(request.prompt_len + request.sampling.max_tokens, settings.context_tokens_max)
+        end = min(end, self.blocks.count * self.blocks.block_tokens)
+        if len(request.tokens) >= end:
+            self.early.append(Output(number, [], "length"))
+            return
+        stream = Stream(number, request, end, settings.eos_token_ids)
+        self._streams[number] = stream
+        place = len(self.waiting)
+        if stream.shown:  # somebody reads it already: ahead of those of whom nobody has seen anything
+            place = next((at for at, other in enumerate(self.waiting) if not other.shown), place)
+        self.waiting.insert(place, stream)
+
+    def _check(self, request: GenerateRequest) -> None:
+        settings, tokens, prompt_len = self.settings, request.tokens, request.prompt_len
+        if not tokens:
+            raise _invalid("tokens must not be empty")
+        if not 1 <= prompt_len <= len(tokens):
+            raise _invalid(f"prompt_len must be 1 to the {len(tokens)} tokens given, got {prompt_len}")
+        if prompt_len > settings.context_tokens_max:
+            raise _invalid(f"tokens: a prompt of {prompt_len} is over {settings.context_tokens_max}")
+        if not request.sampling.repetition_penalty > 0:
+            raise _invalid(f"repetition_penalty must be over 0, got {request.sampling.repetition_penalty}")
+        size = settings.vocabulary
+        if any(not 0 <= token < size for token in request.sampling.logit_bias or ()):
+            raise _invalid(f"logit_bias has token ids outside 0 to {size - 1}")
+        count, block_tokens = self.blocks.count, self.blocks.block_tokens
+        if blocks_for(prompt_len + 1, block_tokens) > count:
+            raise _invalid(f"tokens: a prompt of {prompt_len} can never fit into {count} KV blocks of {block_tokens}")
+        try:
+            largest = max(array("I", tokens))
+        except OverflowError:  # a negative id, found while packing them: cheaper than a min() over a long prompt
+            largest = size
+        if largest >= size:
+            raise _invalid(f"tokens has ids outside 0 to {size - 1}")
+
+    def cancel(self, number: int) -> None:
+        """Forget a stream; unknown numbers are ignored."""
+        self.early = [output for output in self.early if output.stream != number]
+        stream = self._streams.get(number)
+        if stream is not None:
+            self._become_gone(stream)
+
+    def take_early(self) -> list[Output]:
+        """The last outputs that no step makes; to be handed over once."""
+        taken, self.early = self.early, []
+        return taken
+
+    def clear(self) -> list[int]:
+        """Forget everything, steps in flight too: the device must be drained. Answers which streams that were."""
+        told = list(self._streams)
+        held = {stream for plan in self._in_flight for stream in (segment.owner for segment in plan.segments)}
+        for stream in held | set(self._streams.values()):
+            stream.gone, stream.runs = True, False
+            stream.in_flight = stream.pending = 0
+            self._release(stream)
+        self._streams.clear()
+        self.running.clear()
+        self.waiting.clear()
+        self.early.clear()
+        self._in_flight.clear()
+        self._leaving = 0
+        return told
+
+    # -- steps
+
+    def plan(self) -> StepPlan | None:
+        """The next step, or None when there is nothing to compute now: no stream, all of them ahead as far as may be,
+        or no room until a step retires or quarantined blocks come back."""
+        assert len(self._in_flight) <= self.settings.lookahead, "retire a step first"
+        segments: list[Segment] = []
+        for stream in list(self.running.values()):
+            if stream.runs and stream.missing == 1 and stream.length < stream.end and self._cover(stream):
+                segments.append(_segment(stream, 1))
+        admitted = self._admit()
+        left = self.settings.step_tokens_max - len(segments)
+        for stream in self.running.values():
+            if left <= 0:
+                break
+            if stream.missing > 1 or (stream.missing == 1 and stream.number in admitted):
+                segments.append(_segment(stream, min(stream.missing, left)))
+                left -= len(segments[-1].tokens)
+        if not segments:
+            return None
+        self.steps += 1
+        plan = StepPlan(self.steps, segments)
+        self._in_flight.append(plan)
+        return plan
+
+    def retire(
+        self, plan: StepPlan, tokens: Mapping[int, int], logprobs: Mapping[int, TokenLogprobs] | None = None
+    ) -> list[Output]:
+        """The step is over on the device and drew `tokens`, by stream, for every segment that draws. What it completed
+        is published before this returns, so its outputs may be shown."""
+        assert plan is self._in_flight[0], "steps retire in the order they were planned"
+        self._in_flight.popleft()
+        outputs = []
+        for segment in plan.segments:
+            stream = segment.owner
+            stream.in_flight -= 1
+            self.blocks.computed(stream, segment.position)
+            if segment.wants_token:
+                stream.pending -= 1
+                stream.tokens.append(tokens[stream.number])  # of one that is gone too: a later step may have used it
+                if not stream.gone:
+                    outputs.append(self._output(stream, logprobs))
+            if stream.blocks and not stream.runs and not stream.in_flight:
+                self._leaving -= 1
+                self._release(stream)
+        return outputs
+
+    def _output(self, stream: Stream, logprobs: Mapping[int, TokenLogprobs] | None) -> Output:
+        token = stream.tokens[-1]
+        output = Output(stream.number, [token])
+        if len(stream.tokens) == len(stream.request.tokens) + 1:
+            output.cached = stream.cached
+        if logprobs is not None and stream.number in logprobs:
+            output.logprobs = [logprobs[stream.number]]
+        if token in stream.stops and len(stream.tokens) > stream.stop_from:
+            output.finish = "stop"
+        elif len(stream.tokens) >= stream.end:
+            output.finish = "length"
+        if output.finish is not None:
+            self._become_gone(stream)
+        return output
+
+    # -- who runs
+
+    def _admit(self) -> set[int]:
+        """Let streams run while there is room; says which."""
+        admitted: set[int] = set()
+        while self.waiting and len(self.running) < self.settings.concurrency:
+            stream = self.waiting[0]
+            if stream.blocks:  # preempted, and a step in flight may still write its old ones
+                break
+            known = self.blocks.start(stream)
+            if known is None:
+                break  # first come, first served: nobody overtakes a long prompt for ever
+            self.waiting.popleft()
+            self.running[stream.number] = stream
+            stream.runs = True
+            stream.planned = known
+            if len(stream.tokens) == len(stream.request.tokens):
+                stream.cached = known
+            admitted.add(stream.number)
+        return admitted
+
+    def _cover(self, stream: Stream) -> bool:
+        """A block for its next position; False when there is none in this step, or it had to stop running itself."""
+        if len(stream.blocks) * self.blocks.block_tokens > stream.planned:
+            return True
+        while not self.blocks.grow(stream):
+            # Blocks are on their way back: to preempt more would not bring them sooner.
+            if self._leaving or self.blocks.room_soon:
+                return False
+            youngest = next(reversed(self.running.values()))
+            self._become_waiting(youngest)
+            if youngest is stream:
+                return False
+        return True
+
+    def _become_waiting(self, stream: Stream) -> None:
+        self._stop_running(stream)
+        self.waiting.appendleft(stream)
+        self.preemptions += 1
+
+    def _become_gone(self, stream: Stream) -> None:
+        stream.gone = True
+        del self._streams[stream.number]
+        if stream.runs:
+            self._stop_running(stream)
+        else:
+            self.waiting.remove(stream)
+
+    def _stop_running(self, stream: Stream) -> None:
+        del self.running[stream.number]
+        stream.runs = False
+        if stream.in_flight:
+            self._leaving += 1
+        else:
+            self._release(stream)
+
+    def _release(self, stream: Stream) -> None:
+        assert stream.in_flight == 0, f"{stream!r} may still be written"
+        self.blocks.end(stream)
+        stream.planned = 0
+
+
+def _segment(stream: Stream, count: int) -> Segment:
+    start = stream.planned
+    tokens = stream.tokens[start : start + count] or [PENDING]
+    stream.planned += count
+    stream.in_flight += 1
+    wants_token = stream.planned == stream.length
+    stream.pending += wants_token
+    return Segment(stream, tokens, start, stream.blocks, wants_token)
+
+
+def _invalid(message: str) -> HoldfastError:
+    return HoldfastError(Code.INVALID_REQUEST, message)

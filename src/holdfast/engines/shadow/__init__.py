@@ -1,0 +1,1 @@
+"""What every shadow engine does with its vault: load, check, wake, rest, follow, and its further processes."""

@@ -1,0 +1,300 @@
+"""What an engine of one process does with its vault: load, stand by ready, own the pool under an epoch, step back.
+
+Always true: while it stands by, the pool that is there is mapped and followed, so that `own` needs nothing but the
+vault's word (fact 4a); shared pages are written under an epoch only, and not before the CPU fence; blocks the dead
+engine had open stay untouched until the GPU fence (fact 4b). A vault that vanishes ends nothing: what is mapped stays
+usable; `on_memory` tells what cannot be vouched for, and "" once it was verified again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.engines.shadow.background import Background
+from holdfast.engines.shadow.loading import Loader, WeightsPlan
+from holdfast.engines.shadow.pool import Agree, DirectPool, Owned, followed, take
+from holdfast.engines.shadow.takeover import DOUBT_FROM_ADOPTIONS, after_takeover, doubt_weights
+from holdfast.kv.follow import Follower
+from holdfast.kv.geometry import Geometry
+from holdfast.memory.client.calls import MemoryLost, Notice
+from holdfast.memory.client.pool import PoolClient
+from holdfast.memory.client.weights import EMPTY, MemoryClient
+from holdfast.memory.devices.contract import Device
+from holdfast.memory.protocol import LetGo, PoolNews, Superseded
+
+FOLLOW_S = 0.05  # what is left to read at adoption is what 50 ms of tokens published: a few dozen entries
+CONNECT_S = 30.0  # a supervisor starts vault and engines together; a vault is up in a second
+LOAD_S = 7200.0  # as `Place.load_s`
+OWN_S = 30.0  # as remap's: a dead owner is past its fence in under a second, a living one never
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class VaultMemory:
+    """Weights and pool of one engine. `load`, then any number of (`own`, `rest`), then `close`."""
+
+    socket_path: str
+    device: Device
+    host: Device
+    engine_id: int
+    who: str
+    lock_dir: Path
+    geometry: Geometry
+    private_bytes: int
+    unmapped: bool = False  # stand by without mappings
+    direct: bool = False  # KV in memory of this process
+    own_s: float = OWN_S
+    load_s: float = LOAD_S
+    vault_uids: tuple[int, ...] = ()  # whose vault it may be, besides this user's and root's
+    on_owner_gone: Callable[[int], None] = lambda epoch: None
+    on_memory: Callable[[str], None] = lambda why: None
+    on_fatal: Callable[[str], None] = lambda why: None
+    on_loading: Callable[[str], None] = lambda why: None  # a wake has weights to load, for `load_s` at most
+    on_room: Callable[[], None] = lambda: None  # blocks came free at the GPU fence, or may be taken that were spared
+    books: contextlib.AbstractContextManager[object] = field(default_factory=contextlib.nullcontext)  # the pool's lock
+    on_moved: Callable[[], None] = lambda: None  # a standby's pool lies elsewhere now; called with `still` held
+    agree: Agree | None = None  # for one rank of several: what all of them may believe
+    others_fenced: Callable[[], Awaitable[None]] | None = None  # waits for the GPU fence of every other rank
+    client: MemoryClient = field(init=False)
+    pool: PoolClient = field(init=False)
+    gpu_fence: asyncio.Event = field(init=False)
+    settled: asyncio.Event = field(default_factory=asyncio.Event)  # weights mapped and verified (or asleep)
+    owned: Owned | None = None
+    asleep: bool = False
+    # Held by whoever computes on private memory in a thread, and by whoever moves what is mapped: never both.
+    still: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _loader: Loader | None = None
+    _follower: Follower | None = None
+    _direct: DirectPool = field(init=False)
+    _beside: Background = field(init=False)
+    _look: asyncio.Event = field(default_factory=asyncio.Event)  # something is to be done before the next poll
+    _pool_changed: bool = False
+    _newer: bool = False  # a newer generation of the weights is there
+    _lost: bool = False  # the vault was away, and what is mapped was not verified since
+
+    def __post_init__(self) -> None:
+        self.client = MemoryClient(self.socket_path, self.device, self.engine_id, vault_uids=self.vault_uids)
+        self.client.on_lost, self.client.on_notice = self._vault_lost, self._noticed
+        self.pool = PoolClient(self.client, self.host, self.private_bytes, self._heard, lambda why: self.on_fatal(why))
+        self.gpu_fence = self.pool.gpu_fence
+        self._direct = DirectPool(self.device, self.geometry, self.private_bytes)
+        self._beside = Background(lambda error: self.on_fatal(f"the memory cannot be kept: {error}"))
+
+    def __repr__(self) -> str:
+        what = repr(self.owned.pool) if self.owned is not None else "asleep" if self.asleep else repr(self._follower)
+        return f"<memory at {self.socket_path}: {what}>"
+
+    # -- loading
+
+    async def load(self, plan: WeightsPlan) -> None:
+        """Weights mapped and verified, by role; then stand by. A caller that wants it unmapped calls `sleep` next."""
+        self._loader = Loader(self.client, plan, self.lock_dir, self.who)
+        await self._loader.connect(CONNECT_S)
+        await self._loader.load(self.load_s)
+        self.settled.set()
+        await self._stand_by()
+        self._beside.start(self._tend())
+
+    async def sleep(self) -> None:
+        """Give the mappings up and keep the addresses."""
+        await self._beside.stop()
+        async with self.still:
+            await self._loaded.let_go()
+            await self.client.unmap()
+            self._follower = None
+            self.pool.unmap()
+            self.asleep = True
+        self._beside.start(self._tend())
+
+    @property
+    def _loaded(self) -> Loader:
+        assert self._loader is not None, "load first"
+        return self._loader
+
+    # -- owning
+
+    async def own(self, epoch: int) -> Owned:
+        """Past the CPU fence, with everything mapped. TimeoutError, OSError, VaultRefused, StaleMemoryLayoutError."""
+        await self._beside.stop()
+        try:
+            self.owned = await self._own(epoch)
+            self._beside.start(after_takeover(self.owned.pool, self._fenced, self.books, self.on_room))
+        finally:
+            self._beside.start(self._tend())
+        return self.owned
+
+    async def _own(self, epoch: int) -> Owned:
+        marks: dict[str, float] = {}
+        if self.asleep:
+            await self._remap()
+            marks["remapped"] = time.monotonic()
+        elif not self.settled.is_set():  # it was just about to map a newer generation
+            self.on_loading("other weights are being mapped")
+            async with self.still:
+                await self._loaded.map_current(self.load_s)
+            self.settled.set()
+        name = self.geometry.hash.hex()
+        granted = await self.pool.acquire(epoch, f"direct {name}" if self.direct else name, round(self.own_s * 1000))
+        marks["fence"] = time.monotonic()
+        follower, self._follower = self._follower, None
+        if self.direct:
+            assert not granted.adopt, "a direct pool is never there"
+            owned = await self._direct.take(epoch, self.own_s)
+        else:
+            there = granted.adopt and self.pool.mapped_is(granted.made_epoch)
+            async with contextlib.nullcontext() if there else self.still:  # if nothing moves, nothing is waited for
+                owned = await take(self.pool, self.geometry, granted, follower, self.agree)
+        marks["adopted"] = time.monotonic()
+        if owned.adoptions >= DOUBT_FROM_ADOPTIONS:
+            async with self.still:
+                await doubt_weights(owned, self._loaded, self.on_loading, self.load_s)
+        owned.marks = marks
+        return owned
+
+    async def rest(self) -> None:
+        """Nothing of this engine writes any more: say so, and stand by again."""
+        await self._beside.stop()
+        await self.client.until_connected(self.own_s)
+        await self.pool.quiesce()
+        self.owned = None
+        self._direct.free()
+        await self._stand_by()
+        if self.unmapped:
+            await self.sleep()
+        else:
+            self._beside.start(self._tend())
+
+    async def close(self) -> None:
+        await self._beside.stop()
+        async with self.still:
+            if self._loader is not None:
+                await self._loader.let_go()
+            self._follower = None
+            self.pool.unmap()
+            self._direct.free()
+            await self.client.close()
+
+    async def _remap(self) -> None:
+        if await self.client.remap(round(self.own_s * 1000)) == EMPTY:
+            log.warning("the vault is empty: loading the weights anew")
+            self.on_loading("the vault is empty: the weights are loaded anew")
+            await self._loaded.load(self.load_s, elected=True)
+        elif self._lost:
+            await self._loaded.verify()
+        self._loaded.plan.use(self.client.mapped)
+        self._lost = self.asleep = False
+        if self.pool.mapping is None:
+            self.pool.private_only()
+
+    async def _fenced(self) -> None:
+        await self.gpu_fence.wait()
+        await (self.others_fenced() if self.others_fenced is not None else asyncio.sleep(0))
+
+    # -- standing by
+
+    async def _stand_by(self) -> None:
+        """Map the pool that is there, and follow it."""
+        async with self.still:
+            await self._map_pool()
+
+    async def _map_pool(self) -> None:
+        self._pool_changed = False
+        before = self.pool.mapping
+        if self.direct:
+            await self.client.register_mapping(None)
+            mapping = None
+        else:
+            mapping = await self.pool.stand_by()
+        if mapping is None and (self.pool.mapping is None or self.pool.mapping.made_epoch):
+            self._follower = None
+            self.pool.private_only()
+        self._follower = followed(mapping, self.geometry) if mapping is not None else None
+        if self.pool.mapping is not before:
+            self.on_moved()
+
+    async def _tend(self) -> None:
+        """Until cancelled: what the vault tells, and every now and then a look at what the owner published."""
+        self._look.set()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FOLLOW_S if self._follower is not None else None):
+                    await self._look.wait()
+            self._look.clear()
+            try:
+                await self._look_around()
+            except ConnectionError:
+                self._lost = True  # it is away (again): wait for it
+                self._look.set()
+
+    async def _look_around(self) -> None:
+        if self._lost:
+            await self._come_back()
+        if self.owned is not None or self.asleep:
+            return
+        if self._newer:
+            await self._renew()
+        if self._pool_changed:
+            await self._stand_by()
+        if self._follower is not None:
+            self._follower.poll()
+
+    async def _come_back(self) -> None:
+        """The vault was away. An owner serves on from what it has mapped; a standby verifies first."""
+        while not self.client.connected:
+            with contextlib.suppress(ConnectionError):
+                await self.client.until_connected(self.own_s)
+            await asyncio.sleep(0)
+        self._lost = self.asleep  # then it is verified once it is mapped again
+        if self.owned is None and not self.asleep:
+            self._pool_changed = True
+            if self._newer:
+                return
+            await self._loaded.verify()
+        self.on_memory("")
+
+    async def _renew(self) -> None:
+        self._newer = False
+        self.settled.clear()
+        self.on_memory("the weights were replaced")
+        try:
+            async with self.still:
+                await self._loaded.map_current(self.load_s)
+        except ConnectionError:
+            self._newer = True
+            raise
+        self.settled.set()
+        self.on_memory("")
+
+    # -- what the vault tells
+
+    def _vault_lost(self, why: str) -> None:
+        self._lost = True
+        self._look.set()
+        self.on_memory(f"the vault is gone: {why}")
+
+    def _noticed(self, notice: Notice) -> None:
+        if isinstance(notice, Superseded):
+            mapped = self.client.mapped
+            if mapped is None or notice.by_hash != mapped.layout.hash():
+                log.warning("other weights were committed beside ours; ours stay mapped")
+                return
+        elif isinstance(notice, MemoryLost):
+            self.on_memory(notice.reason)
+        elif not isinstance(notice, LetGo) or self.owned is not None:
+            return
+        self._newer = True
+        self._look.set()
+
+    def _heard(self, news: PoolNews) -> None:
+        if news.kind == "owner_gone":
+            self.on_owner_gone(news.epoch)
+        elif news.kind == "dropped" or (news.kind == "made" and not self.pool.mapped_is(news.epoch)):
+            self._pool_changed = True
+            self._look.set()

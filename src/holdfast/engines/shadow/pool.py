@@ -1,0 +1,164 @@
+"""From a grant to a KV pool that an engine can use: adopted, made anew, or in memory of the engine's own.
+
+Always true: what is adopted was mapped before it is touched, and if a follower watched this very pool, taking it over
+is reading what changed since its last look; a pool that was never formatted is formatted, not believed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from holdfast.kv.adopt import Adoption, Survey, settle, survey
+from holdfast.kv.follow import Follower
+from holdfast.kv.geometry import Geometry
+from holdfast.kv.index import HEADER_BYTES, Index, index_bytes
+from holdfast.kv.intersection import of_new
+from holdfast.kv.pool import Pool
+from holdfast.memory.client.pool import PoolClient, PoolMapping
+from holdfast.memory.devices import view
+from holdfast.memory.devices.contract import Device, OutOfMemory
+from holdfast.memory.fdsocket import close_all
+from holdfast.memory.protocol import PoolGranted
+
+SLAB_BYTES = 1024**3  # as for weights: mapping costs by the handle (facts 5)
+# From what this rank's index says to what all ranks of its engine may believe; they are heard before it answers.
+Agree = Callable[[Survey], Awaitable[Survey]]
+FREE_POLL_S = 0.01  # the dead engine's memory comes back within 200 ms of its death (fact 1)
+
+
+@dataclass(slots=True)
+class Owned:
+    """The pool under an epoch; its pages lie at `pages_address`, with blocks of nobody else's at the range's end."""
+
+    pool: Pool
+    pages_address: int
+    range_bytes: int
+    private_at: int  # bytes into the range
+    blocks: int = 0  # whole ones taken over
+    reason: str = ""  # why none were believed
+    adoptions: int = 0  # since the last canary
+    weights_reloaded: bool = False
+    marks: dict[str, float] = field(default_factory=dict)  # when, in seconds of the monotonic clock
+
+
+def index_of(mapping: PoolMapping, geometry: Geometry) -> Index | None:
+    """The index mapped here; None: it is another pool's, too small for this geometry."""
+    if mapping.index_size < index_bytes(geometry):
+        return None
+    return Index(view(mapping.index_address, mapping.index_size, writable=True), geometry)
+
+
+def followed(mapping: PoolMapping, geometry: Geometry) -> Follower | None:
+    """A follower of what is mapped, up to date."""
+    index = index_of(mapping, geometry)
+    if index is None:
+        return None
+    follower = Follower(index)
+    follower.poll()
+    return follower
+
+
+async def take(
+    client: PoolClient,
+    geometry: Geometry,
+    granted: PoolGranted,
+    follower: Follower | None,
+    agree: Agree | None = None,
+) -> Owned:
+    """`agree`: for one rank of several."""
+    epoch = granted.epoch
+    if not granted.adopt:
+        return await _new(await _make(client, geometry, epoch), agree)
+    if not client.mapped_is(granted.made_epoch):
+        await client.map(writable=True)
+        follower = None
+    mapping = client.mapping
+    assert mapping is not None
+    index = index_of(mapping, geometry)
+    assert index is not None, "the vault takes only this geometry for this pool"
+    if not any(index.view[:HEADER_BYTES]):  # its maker died between making and formatting it
+        index.format(epoch)
+        made = Owned(Pool(index, epoch), *_where(mapping), reason="never formatted")
+        return await _new(made, agree)
+    found = follower.survey() if follower is not None else survey(index)
+    if agree is not None:
+        found = await agree(found)
+    adoption = follower.adopt(index, epoch, found) if follower is not None else settle(index, found, epoch)
+    return _adopted(adoption, mapping)
+
+
+async def _new(owned: Owned, agree: Agree | None) -> Owned:
+    """Nothing in it; other ranks may have had more, and have to hear that it is of no use."""
+    if agree is not None:
+        index, epoch = owned.pool.index, owned.pool.epoch
+        found = await agree(survey(index))
+        owned.pool = Pool(index, epoch, adoption=of_new(index, found, epoch))
+        owned.reason = owned.reason or found.reason
+    return owned
+
+
+def _adopted(adoption: Adoption, mapping: PoolMapping) -> Owned:
+    pool = Pool(adoption.index, adoption.epoch, adoption=adoption)
+    return Owned(pool, *_where(mapping), len(adoption.by_key), adoption.reason, adoption.adoptions)
+
+
+def _where(mapping: PoolMapping) -> tuple[int, int, int]:
+    return mapping.pages_address, mapping.range_size, sum(mapping.page_sizes)
+
+
+async def _make(client: PoolClient, geometry: Geometry, epoch: int) -> Owned:
+    step = client.client.device.granularity
+    left = -(-geometry.block_count * geometry.block_bytes // step) * step
+    sizes = [SLAB_BYTES] * (left // SLAB_BYTES) + ([left % SLAB_BYTES] if left % SLAB_BYTES else [])
+    mapping = await client.make(index_bytes(geometry), sizes)
+    index = index_of(mapping, geometry)
+    assert index is not None
+    index.format(epoch)
+    return Owned(Pool(index, epoch), *_where(mapping))
+
+
+@dataclass(slots=True)
+class DirectPool:
+    """KV blocks in memory that ends with this process (`--kv direct`): nothing to adopt, and none before it is free."""
+
+    device: Device
+    geometry: Geometry
+    private_bytes: int
+    _address: int = 0
+    _size: int = 0
+    _fd: int = -1
+
+    async def take(self, epoch: int, timeout_s: float) -> Owned:
+        """Wait until the device has room, then take it. TimeoutError names what is missing."""
+        step = self.device.granularity
+        pool = self.geometry.block_count * self.geometry.block_bytes
+        size = -(-(pool + self.private_bytes) // step) * step
+        fd = await self._create(size, timeout_s)
+        self._address, self._size, self._fd = self.device.reserve(size), size, fd
+        self.device.map(self._address, size, fd, writable=True)
+        index = Index(bytearray(index_bytes(self.geometry)), self.geometry)
+        index.format(epoch)
+        return Owned(Pool(index, epoch), self._address, size, pool)
+
+    async def _create(self, size: int, timeout_s: float) -> int:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        while True:
+            if self.device.free_bytes() >= size:
+                try:
+                    return self.device.create(size)
+                except OutOfMemory:  # somebody else was quicker
+                    pass
+            if loop.time() >= deadline_s:
+                free = self.device.free_bytes()
+                raise TimeoutError(f"{size} bytes for KV did not come free within {timeout_s:g} s: {free} are")
+            await asyncio.sleep(FREE_POLL_S)
+
+    def free(self) -> None:
+        if self._fd >= 0:
+            self.device.unmap(self._address, self._size)
+            self.device.release(self._address, self._size)
+            close_all([self._fd])
+            self._fd = -1

@@ -1,0 +1,93 @@
+"""The weights' content identity: a sha256 over every tensor's bytes and the configuration.
+
+Always true: it does not depend on where the files lie, how they are sharded or what else is in them. A hash is
+remembered under the cache by the files' paths, sizes and times of change, so that a second start reads nothing; a
+memory that cannot be read or written only costs the time of hashing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from holdfast.engines.torch.files.checkpoint import FileCheckpoint, Progress
+from holdfast.engines.torch.files.config import ModelConfig
+from holdfast.engines.torch.files.stored import Stored, read_bytes
+
+CHUNK_BYTES = 16 * 2**20  # of a tensor at a time: small beside any model, large beside a system call
+
+log = logging.getLogger(__name__)
+
+
+def of(tensors: Mapping[str, Stored], config: ModelConfig, cache: Path | None, progress: Progress) -> str:
+    """The identity, from the memory under `cache` or by reading everything."""
+    key = _key(tensors, config)
+    note = cache / "identities" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json" if cache else None
+    known = _remembered(note, key) if note else ""
+    if known:
+        return known
+    found = _hash(tensors, config, progress)
+    if note:
+        _remember(note, key, found)
+    return found
+
+
+def identified(looked_at: FileCheckpoint, cache: Path | None, progress: Progress) -> FileCheckpoint:
+    """A checkpoint with its identity; nothing is read where that is known."""
+    if looked_at.identity:
+        return looked_at
+    return replace(looked_at, identity=of(looked_at.tensors, looked_at.config, cache, progress))
+
+
+def _key(tensors: Mapping[str, Stored], config: ModelConfig) -> str:
+    """Everything that, unchanged, means that the hash would come out the same."""
+    files = sorted({stored.path.resolve() for stored in tensors.values()})
+    stats = [(str(path), (stat := path.stat()).st_size, stat.st_mtime_ns, stat.st_ino) for path in files]
+    return json.dumps([stats, repr(config)])
+
+
+def _hash(tensors: Mapping[str, Stored], config: ModelConfig, progress: Progress) -> str:
+    total, done = sum(stored.size for stored in tensors.values()), 0
+    digest = hashlib.sha256(repr(config).encode())
+    progress("hash", 0, total)
+    for name in sorted(tensors):
+        stored = tensors[name]
+        digest.update(f"\n{name} {stored.kind} {list(stored.shape)} {stored.paired_head_size}\n".encode())
+        for at in range(0, stored.size, CHUNK_BYTES):
+            size = min(CHUNK_BYTES, stored.size - at)
+            digest.update(read_bytes(stored.path, stored.offset + at, size).data)
+            done += size
+            progress("hash", done, total)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _remembered(note: Path, key: str) -> str:
+    try:
+        said = json.loads(note.read_bytes())
+        return str(said["identity"]) if said["key"] == key else ""
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def _remember(note: Path, key: str, found: str) -> None:
+    """Whole or not at all: two engines may start at once."""
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=note.parent)
+        try:
+            with os.fdopen(handle, "w") as file:
+                json.dump({"key": key, "identity": found}, file)
+            Path(name).replace(note)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                Path(name).unlink()
+            raise
+    except OSError as error:
+        log.info("the weights' identity is not remembered: %s", error)

@@ -1,0 +1,1 @@
+"""The forward pass: parameters, pages, attention, one step over them."""

@@ -1,0 +1,91 @@
+"""A checkpoint's parameters in vault memory: what is written there, how it is verified, as which tensors it is read.
+
+Always true: the sum of every parameter's words is kept beside them, written last, so whoever maps them can tell that
+they are whole; tensors are views of the mapped memory, made by `use` and gone with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from holdfast.engines.torch.files.checkpoint import Checkpoint, Progress
+from holdfast.engines.torch.model.assemble import load
+from holdfast.engines.torch.model.parameters import parameters
+from holdfast.memory.client.mapped import Mapped
+from holdfast.memory.packing import TensorSpec
+from holdfast.memory.torch.tensors import dtype_name, storage_at, tensor_in
+
+SUMS = "sums"
+WORD_BYTES = 8
+
+
+class TorchWeights:
+    """The plan of `engines.vault_loading` for one rank of a model."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device,
+        progress: Progress,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._parameters = parameters(checkpoint.config, rank, ranks)
+        self._dtype, self._device, self._progress = dtype, device, progress
+        self._rank, self._ranks = rank, ranks
+        share = f", rank {rank} of {ranks}" if ranks > 1 else ""
+        self.identity = f"{checkpoint.identity}, {dtype_name(dtype)}{share}"
+        self.specs = [_spec(parameter.name, parameter.shape, dtype) for parameter in self._parameters]
+        self.specs.append(_spec(SUMS, (len(self._parameters),), torch.int64))
+        self.meta = {"source": checkpoint.source[:200]}
+        self.tensors: dict[str, torch.Tensor] = {}
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(spec.size_bytes for spec in self.specs)
+
+    def fill(self, addresses: dict[str, int]) -> None:
+        tensors = self._views(addresses)
+        load(self._checkpoint, self._parameters, tensors, self._progress, self._rank, self._ranks)
+        tensors[SUMS].copy_(self._sums(tensors))
+
+    def verify(self, mapped: Mapped) -> str:
+        if mapped.layout.identity != self.identity:
+            return f"it is {mapped.layout.identity}, not {self.identity}"
+        tensors = self._views(mapped.addresses())
+        wrong = (self._sums(tensors) != tensors[SUMS].cpu()).nonzero().flatten().tolist()
+        return f"{self._parameters[wrong[0]].name} is not what was written" if wrong else ""
+
+    def use(self, mapped: Mapped | None) -> None:
+        self.tensors = self._views(mapped.addresses()) if mapped is not None else {}
+
+    def _views(self, addresses: Mapping[str, int]) -> dict[str, torch.Tensor]:
+        views = {}
+        for spec in self.specs:
+            storage = storage_at(addresses[spec.name], spec.size_bytes, self._device, self)
+            dtype = torch.int64 if spec.name == SUMS else self._dtype
+            views[spec.name] = tensor_in(storage, dtype, 0, spec.shape, spec.stride)
+        return views
+
+    def _sums(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return torch.stack([_sum(tensors[each.name]).cpu() for each in self._parameters])
+
+
+def _sum(tensor: torch.Tensor) -> torch.Tensor:
+    """Of its 64-bit words: smaller ones would be widened first, in a copy four times as large on a GPU."""
+    flat = tensor.view(-1)
+    whole = flat.numel() * flat.element_size() // WORD_BYTES * WORD_BYTES // flat.element_size()
+    rest = flat[whole:].view(torch.int8).sum(dtype=torch.int64)
+    return flat[:whole].view(torch.int64).sum() + rest if whole else rest
+
+
+def _spec(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
+    stride, total = [], 1
+    for size in reversed(shape):
+        stride.append(total)
+        total *= size
+    return TensorSpec(name, shape, tuple(reversed(stride)), dtype_name(dtype), total * dtype.itemsize)

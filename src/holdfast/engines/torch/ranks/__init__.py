@@ -1,0 +1,1 @@
+"""A model over several processes: shares, group, the words between leader and ranks."""

@@ -1,0 +1,1 @@
+"""The election lock that a server keeps: its machine, its messages, both ends of the connection."""

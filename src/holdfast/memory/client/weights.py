@@ -1,0 +1,207 @@
+"""An engine's view of a vault: ask for the weights, write or map them, give the mapping up and get it back.
+
+Always true: virtual addresses stay where they were across unmap and remap; no wait is longer than its time-out; a wait
+that was cancelled holds nothing; the writer of weights that were not committed is told `aborted` if the vault is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+
+from holdfast.memory.client.attached import CALL_TIMEOUT_S, AttachedClient
+from holdfast.memory.client.calls import patience_s
+from holdfast.memory.client.mapped import map_layout
+from holdfast.memory.devices.contract import OutOfMemory
+from holdfast.memory.errors import VaultRefused
+from holdfast.memory.fdsocket import close_all
+from holdfast.memory.layout import Layout
+from holdfast.memory.packing import TensorSpec, plan
+from holdfast.memory.protocol import (
+    AddSlabs,
+    AskWeights,
+    CommitWeights,
+    FetchSlabs,
+    GetStatus,
+    ReleaseWeights,
+    SumSlab,
+    WeightsEmpty,
+    WeightsGranted,
+)
+
+REMAP_TIMEOUT_MS = 30_000
+FAREWELL_S = 2.0  # a killed vault is back within half a second; an engine that ends is not kept longer than this
+
+# The answers to `acquire` and `remap`.
+RW = "rw"
+RO = "ro"
+EMPTY = "empty"
+
+
+@dataclass(slots=True)
+class MemoryClient(AttachedClient):
+    """One engine process at one vault. Use `connect`."""
+
+    # -- the vault as a whole
+
+    async def status(self) -> bytes:
+        """The vault's facts, as JSON."""
+        return bytes((await self.link().call(GetStatus, CALL_TIMEOUT_S)).facts)
+
+    async def close(self) -> None:
+        """Unmap everything and let go of every lock. A vault that is away is waited for, within a bound: what it knows
+        of this client counts until the client says otherwise, or its process ends."""
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            await self._be_heard()
+        self._closed = True
+        if self._reattaching is not None:
+            self._reattaching.cancel()
+            await asyncio.gather(self._reattaching, return_exceptions=True)
+        self._forget_mapping()
+        if self._connection is not None:
+            self._connection.leave()
+            self._connection = None
+
+    async def _be_heard(self) -> None:
+        """Return when a vault has answered that knows of this client's seat, if it has one."""
+        async with asyncio.timeout(FAREWELL_S):
+            while self._has_a_seat:
+                await self.until_connected(FAREWELL_S)
+                with contextlib.suppress(ConnectionError):
+                    await self.status()
+                    return
+
+    # -- weights
+
+    async def acquire(
+        self, mode: str, timeout_ms: int, *, wait_for_writer: bool = False, replace: str | None = None
+    ) -> str:
+        """Ask for the weights: RW (write them, then `commit`), RO (mapped now), or EMPTY. TimeoutError when it takes
+        too long, VaultRefused when it may not be."""
+        if self.mapped is not None and not self.mapped.committed:
+            self._forget_mapping()  # half-written, and the lock it was written under is gone
+        ask = await self._ask(mode, timeout_ms, wait_for_writer=wait_for_writer, replace=replace)
+        if isinstance(ask, WeightsEmpty):
+            return EMPTY
+        if ask.mode == RW:
+            self._writing = self.link()
+            return RW
+        assert ask.layout is not None
+        await self._map(ask.layout, CALL_TIMEOUT_S)
+        return RO
+
+    async def _ask(
+        self, mode: str, timeout_ms: int, *, wait_for_writer: bool = False, replace: str | None = None
+    ) -> WeightsGranted | WeightsEmpty:
+        answer = await self.link().call(
+            lambda n: AskWeights(n, mode, timeout_ms, wait_for_writer, replace), patience_s(timeout_ms)
+        )
+        assert isinstance(answer, WeightsGranted | WeightsEmpty)
+        return answer
+
+    async def _map(self, layout: Layout, timeout_s: float) -> None:
+        """Fetch the slabs granted and map them, at the old addresses if there were any; else let go of them."""
+        link = self.link()
+        fds: list[int] = []
+        try:
+            _, fds = await link.call_for_fds(FetchSlabs, timeout_s)
+            self.mapped = map_layout(self.device, layout, fds, self.mapped, writable=False)
+        except BaseException:
+            close_all(fds)
+            link.tell(ReleaseWeights)
+            raise
+
+    async def allocate(
+        self, specs: list[TensorSpec], identity: str, meta: dict[str, str] | None = None
+    ) -> dict[str, int]:
+        """The writer's memory: slabs made, mapped writable, handed to the vault; where each tensor is to be written."""
+        layout = plan(specs, self.slab_bytes, self.device.granularity, identity, meta)
+        total, free = sum(layout.slab_sizes), self.device.free_bytes()
+        if total > free:
+            raise OutOfMemory(f"the weights take {total} bytes, {free} are free", "free memory or use fewer bits")
+        fds: list[int] = []
+        try:
+            for size in layout.slab_sizes:
+                fds.append(self.device.create(size))
+            self.mapped = map_layout(self.device, layout, fds, self.mapped, writable=True)
+        except BaseException:
+            close_all(fds)
+            raise
+        try:
+            await self.link().hand_over(
+                lambda n, which, _: AddSlabs(n, list(layout.slab_sizes[which])), CALL_TIMEOUT_S, fds
+            )
+        except BaseException:
+            self._forget_mapping()
+            raise
+        return self.mapped.addresses()
+
+    async def commit(self, timeout_s: float = CALL_TIMEOUT_S) -> str:
+        """Everything is written: seal it and let others read. The layout's hash. VaultRefused `aborted` if the vault
+        was lost since the write lock was got: `acquire` and write again."""
+        mapped = self.mapped
+        if mapped is None or mapped.committed or self._writing is not self._connection or self._writing is None:
+            raise VaultRefused("aborted", "the write lock this was written under is gone: nothing to commit")
+        self.device.synchronize()
+        self.device.protect(mapped.address, mapped.size, writable=False)
+        link = self.link()
+        try:
+            await link.call(lambda n: CommitWeights(n, mapped.layout), timeout_s)
+        except (TimeoutError, asyncio.CancelledError):
+            link.tell(ReleaseWeights)  # whether it was committed or not: nothing of it is held
+            raise
+        mapped.committed = True
+        return mapped.layout.hash()
+
+    async def drop(self, replace: str, timeout_ms: int) -> None:
+        """The weights of that hash are to go, so that others can be written in their place: returns when nothing is
+        here. Their readers are asked to let go; TimeoutError if one does not, VaultRefused if others are here."""
+        answer = await self._ask("drop", timeout_ms, replace=replace)
+        assert isinstance(answer, WeightsEmpty)
+
+    async def slab_checksum(self, slab: int) -> str:
+        """Of one slab of the weights this client reads, as the vault itself reads it."""
+        return str((await self.link().call(lambda n: SumSlab(n, slab), CALL_TIMEOUT_S)).digest)
+
+    async def release(self) -> None:
+        """Unmap and let go of the weights; the connection stays."""
+        self._forget_mapping()
+        await self.link().call(ReleaseWeights, CALL_TIMEOUT_S)
+
+    # -- giving addresses' contents up, and getting them back
+
+    async def unmap(self) -> None:
+        """Drop the mapping and the lock; the addresses stay reserved."""
+        assert self.mapped is not None, "nothing is mapped"
+        self.device.synchronize()
+        self.mapped.drop(self.device)
+        if self.connected:
+            await self.link().call(ReleaseWeights, CALL_TIMEOUT_S)
+
+    async def remap(self, timeout_ms: int = REMAP_TIMEOUT_MS) -> str:
+        """The same bytes at the same addresses: RO, or EMPTY where there are none. Raises TimeoutError,
+        StaleMemoryLayoutError or ConnectionError; never hangs."""
+        mapped = self.mapped
+        assert mapped is not None, "nothing was mapped before"
+        assert not mapped.present, "unmap before remap"
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_ms / 1000
+        try:
+            ask = await self._ask(RO, timeout_ms)
+        except ConnectionError:  # lost before, or while it slept without noticing: there may be a vault again
+            await self._open(timeout_ms / 1000)
+            ask = await self._ask(RO, max(0, round((deadline_s - loop.time()) * 1000)))
+        if isinstance(ask, WeightsEmpty):
+            return EMPTY
+        assert ask.layout is not None
+        if ask.layout.hash() != mapped.layout.hash():
+            self.link().tell(ReleaseWeights)
+            raise mapped.stale(ask.layout)
+        await self._map(mapped.layout, patience_s(round((deadline_s - loop.time()) * 1000)))
+        return RO
+
+    def _forget_mapping(self) -> None:
+        mapped, self.mapped = self.mapped, None
+        if mapped is not None:
+            mapped.forget(self.device)

@@ -1,0 +1,1 @@
+"""torch over the vault's memory: tensors at addresses, modules' parameters kept and bound."""

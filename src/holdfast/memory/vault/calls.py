@@ -1,0 +1,74 @@
+"""Which call goes where: one table of what a client may say after its hello."""
+
+from __future__ import annotations
+
+from holdfast.memory.protocol import (
+    AcquirePool,
+    AddPoolSlabs,
+    AddSlabs,
+    AskWeights,
+    CancelCall,
+    CommitWeights,
+    Donate,
+    DonatePool,
+    Done,
+    FetchPool,
+    FetchSlabs,
+    Leave,
+    Mapping,
+    Quiesced,
+    ReleaseWeights,
+    SumSlab,
+)
+from holdfast.memory.vault.pool import VaultPool
+from holdfast.memory.vault.sessions import Session
+from holdfast.memory.vault.weights import VaultWeights
+
+
+def dispatch(weights: VaultWeights, pool: VaultPool, session: Session, message: object, fds: list[int]) -> None:
+    """Descriptors belong to whoever takes them; a call that has none gets none."""
+    match message:
+        case AskWeights():
+            weights.ask(session, message)
+        case AddSlabs():
+            weights.add_slabs(session, message, fds)
+        case CommitWeights():
+            weights.commit(session, message)
+        case ReleaseWeights():
+            weights.release(session, message.call)
+        case FetchSlabs():
+            weights.fetch(session, message.call)
+        case SumSlab():
+            weights.sum_slab(session, message)
+        case Donate():
+            weights.donate(session, message, fds)
+        case Mapping():
+            pool.join(session, message)
+        case AcquirePool():
+            pool.acquire(session, message)
+        case AddPoolSlabs():
+            pool.add_slabs(session, message, fds)
+        case FetchPool():
+            pool.fetch(session, message.call)
+        case Quiesced():
+            pool.quiesce(session, message)
+        case DonatePool():
+            pool.donate(session, message, fds)
+        case CancelCall():
+            _cancel(weights, pool, session, message)
+        case Leave():
+            session.leaving = True
+        case _:
+            session.fail(0, "bad_request", "a Hello comes once")
+
+
+def _cancel(weights: VaultWeights, pool: VaultPool, session: Session, message: CancelCall) -> None:
+    """A wait was given up; where its answer has crossed this on the way, what it granted is given up too."""
+    waiting = message.waiting
+    if waiting and waiting in (session.weights_call, session.weights_granted):
+        weights.let_go(session)
+    elif waiting and waiting == session.pool_call:
+        pool.cancel(session)
+    elif waiting and waiting == session.pool_granted:
+        pool.give_up(session)
+    session.reply(Done(message.call))

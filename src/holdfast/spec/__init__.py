@@ -1,0 +1,1 @@
+"""What should run: the settings of every process, as plain data with one default each."""

@@ -1,0 +1,299 @@
+"""Puts streams on workers, and puts them on others when those fail: the one place where a stream changes hands.
+
+Every method is synchronous and leaves each flight in exactly one of three places: on a link, held by its set, or
+over. Policy is in `policy`, `holds`, `patience`, `groups` and `routing.table`; this shell sends frames and tells
+consumers. A worker that is full has not failed: no attempt is counted and nobody is set aside.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from holdfast.core.errors import RESUMABLE, Code
+from holdfast.routing.table import Standing, request_cost
+from holdfast.streams.flight import Flight
+from holdfast.streams.gaps import TokenGaps
+from holdfast.streams.groups import Groups
+from holdfast.streams.patience import DispatchStats, HoldSettings, Patience
+from holdfast.streams.policy import DEATHS, Fail, after_failure, standing_of
+from holdfast.streams.sets import ModelDirectory, WorkerSet
+from holdfast.wire.frames import FrameError
+from holdfast.wire.messages import Cancel, Generate, Pass
+
+if TYPE_CHECKING:
+    from holdfast.streams.link import WorkerLink
+
+log = logging.getLogger("holdfast.workers")
+
+
+class Dispatcher:
+    """Streams to workers."""
+
+    def __init__(self, directory: ModelDirectory, settings: HoldSettings, clock: Callable[[], float]) -> None:
+        self._directory = directory
+        self._settings = settings
+        self.clock = clock
+        self._numbers = itertools.count(1)
+        self._groups = Groups()
+        self.stats = DispatchStats()
+        self._patience = Patience(settings, self.stats)
+
+    # -- from the frontend
+
+    def launch(self, flight: Flight) -> None:
+        """A new stream: onto a worker; in line if its set has none that can take it; refused if too many wait."""
+        # Suspects go first: else a stream of new requests would never leave them a worker to be tried alone on.
+        if not flight.workers.holds.suspects and self._send(flight):
+            return
+        flight.workers = self._directory.current(flight.workers)  # it may have been forgotten since it was picked
+        if not self._hold(flight):
+            self._patience.line_is_full(flight)
+
+    def abandon(self, flight: Flight) -> None:
+        """The client is gone: free everything the stream has, at once."""
+        if flight.ledger.end():
+            flight.workers.holds.drop(flight)
+            self._leave_link(flight, tell_worker=True)
+            self._fill(flight.workers)  # who was held may have held others up
+
+    # -- from the pool
+
+    def join(self, link: WorkerLink, workers: WorkerSet) -> None:
+        """A worker is connected; it gets work once it is active and its judge trusts it."""
+        link.workers = workers
+        link.gaps = self.stats.gaps.setdefault(workers.card.name, TokenGaps())
+        self._directory.enter(link, workers)
+        workers.table.add(link.slot)
+        workers.table.begins(link.slot, self.clock())
+        if link.active:
+            self._lead(link)
+
+    def reroute(self, link: WorkerLink) -> None:
+        """What it, its group or its judge says has changed."""
+        workers = link.workers
+        if workers is None or link.data is None:
+            return
+        routable = link.trusted and not self.objection(link)
+        workers.table.update(link.slot, routable=routable, admit_max=link.admit_max if routable else None)
+        self.workers_changed(workers)
+
+    def objection(self, link: WorkerLink) -> str:
+        """Why a connected worker gets no work whatever its judge says; "" if nothing speaks against it."""
+        if not link.active:
+            return "standing by"
+        return link.reason if link.draining else self._groups.objection(link.claim)
+
+    def leave(self, link: WorkerLink) -> None:
+        """Its connection is over: its streams go elsewhere."""
+        workers = link.workers
+        assert workers is not None, link
+        link.stop_routing()
+        link.fail_streams(Code.DISCONNECTED, "the worker's connection ended", tell_worker=False)
+        workers.table.remove(link.slot)
+        self._directory.leave(link, workers)
+        link.workers, link.trusted = None, False
+        self.workers_changed(workers)
+
+    # -- from the links
+
+    def took_over(self, link: WorkerLink) -> None:
+        """It says that it is active now: what waits is on its way to it when this returns."""
+        self.stats.takeovers += 1
+        if link.workers is None:
+            return  # it is told as active when it joins
+        link.workers.table.forgive(link.slot)
+        link.workers.table.begins(link.slot, self.clock())
+        self._lead(link)
+        log.info("%s is active, epoch %d: %d streams", link.instance.name, link.epoch, len(link.streams))
+
+    def _lead(self, link: WorkerLink) -> None:
+        """Whoever led its group before is over, whether it knows it or not."""
+        if not self._groups.hear(link.claim):
+            log.warning("%s is not taken as active: %s", link.instance.name, self.objection(link))
+        group = [*self._directory.group_of(link), link]
+        for other in group:  # the new leader last: when it is routable, nobody else is
+            self.reroute(other)
+        for other in group:
+            if other.active and (why := self._groups.objection(other.claim)):
+                other.fail_streams(Code.ENGINE_SHUTDOWN, why, tell_worker=True)
+
+    def output_began(self, flight: Flight) -> None:
+        """The first output of an attempt has come."""
+        ledger, link = flight.ledger, flight.link
+        if ledger.emitted == ledger.mark or link is None:
+            return  # no token in it: nothing is proved yet
+        flight.first_output = False
+        flight.workers.table.settle(link.slot, flight.standing)
+        if flight.standing is Standing.SUSPECT or flight.workers.holds.suspects:
+            self._fill(flight.workers)
+        if flight.failed_at_s:
+            # What its client saw: a stopped worker's streams stand still long before anybody calls it failed.
+            pause_s = self.clock() - (flight.last_s or flight.failed_at_s)
+            flight.failed_at_s = 0.0
+            for worker in flight.failed_on:
+                self.stats.seams.went_on(worker, pause_s)
+            if len(self.stats.pauses_s) < 65_536:  # bounded if nobody scrapes
+                self.stats.pauses_s.append(pause_s)
+            flight.consumer.resumed(pause_s)
+
+    def stream_over(self, flight: Flight, *, tell_worker: bool) -> None:
+        """The stream reached its end (`tell_worker`: before the engine knew it)."""
+        flight.ledger.end()
+        link = flight.link
+        if link is not None:
+            flight.workers.table.praise(link.slot)
+        self._leave_link(flight, tell_worker=tell_worker)
+
+    def attempt_failed(self, flight: Flight, code: str, message: str, *, tell_worker: bool = False) -> None:
+        """The current attempt is over without the stream's end."""
+        ledger = flight.ledger
+        if ledger.ended:
+            return
+        link = flight.link
+        self._leave_link(flight, tell_worker=tell_worker, drain=False)
+        flight.ran(self.clock())
+        if link is not None and link.draining:
+            ledger.hand_back()
+        else:
+            ledger.fail_attempt(died=code in DEATHS)
+        flight.standing = standing_of(ledger.resumed, ledger.deaths)
+        verdict = after_failure(code, message, ledger.barren, ledger.deaths)
+        if link is not None and code in RESUMABLE:
+            flight.fell((link.slot.name, link.epoch), self.clock())
+        if isinstance(verdict, Fail):
+            self._patience.lose(flight, verdict.code, verdict.message)
+            self._fill(flight.workers)
+            return
+        if verdict.avoid_worker and link is not None:
+            flight.workers.table.set_aside(link.slot, self.clock())
+        self.stats.resumed[code] = self.stats.resumed.get(code, 0) + 1
+        if not self._send(flight):
+            self._hold(flight)
+
+    def broke(self, flight: Flight, error: Exception) -> None:
+        """What consumes the stream has a bug: it costs this stream, and no other."""
+        flight.workers.holds.drop(flight)
+        self._patience.broke(flight, error)
+        self._leave_link(flight, tell_worker=True)
+
+    def turned_away(self, flight: Flight) -> None:
+        """The worker had no place for it: it never ran there, so nothing failed, and it stands where it stood."""
+        link = flight.link
+        assert link is not None, flight
+        self._leave_link(flight, tell_worker=False, drain=False)
+        flight.ledger.void_attempt()
+        flight.workers.table.turned_away(link.slot)
+        if not self._send(flight) and not self._hold(flight):
+            self._patience.line_is_full(flight)
+
+    def has_room(self, link: WorkerLink, places: int) -> None:
+        """A worker that was full keeps places for us: what waits takes them, and what is left it may give to others."""
+        workers = link.workers
+        if workers is None:
+            return
+        workers.table.has_room(link.slot, places)
+        self._fill(workers)
+        if workers.table.passes(link.slot):
+            link.send(Pass())
+
+    def workers_changed(self, workers: WorkerSet) -> None:
+        """A worker came, went, or has room: give it what waits."""
+        workers.note_routable(self.clock())
+        self._fill(workers)
+
+    # -- time
+
+    def tick(self, now_s: float) -> None:
+        """Every 100 ms: bring back set-aside workers, let stand-ins help, end what waited too long."""
+        for workers in list(self._directory.sets.values()):
+            if workers.table.tick(now_s):
+                self.workers_changed(workers)
+            workers.note_full(now_s)
+            workers.note_trial(now_s)
+            if not len(workers.holds):
+                continue
+            if workers.empty_since_s and now_s - workers.empty_since_s > self._settings.stand_in_after_s:
+                self._move_to_stand_in(workers)
+            for held in workers.holds.overdue(now_s, self._patience.bound_s):
+                self._patience.is_over(held)
+            self._fill(workers)
+        self._directory.forget_empty(now_s, linger_s=self._settings.hold_s)
+
+    def remind_waiting(self) -> None:
+        """Every few seconds: held streams keep their clients' connections warm."""
+        for workers in self._directory.sets.values():
+            for held in workers.holds:
+                try:
+                    held.stream.consumer.still_waiting()
+                except Exception as error:
+                    self.broke(held.stream, error)
+
+    # -- the moves
+
+    def _send(self, flight: Flight) -> bool:
+        """Onto a worker; False: none has a place. One that no message can hold is over, and waits for none."""
+        ledger, workers = flight.ledger, flight.workers
+        slot = workers.table.choose(ledger.prompt, flight.standing)
+        if slot is None:
+            return False
+        link = workers.links[slot.name]  # a slot is in the table only while its link is in the set
+        flight.cost = request_cost(ledger.length, ledger.sampling.max_tokens - ledger.emitted)
+        flight.attempt = ledger.begin_attempt()
+        flight.stream = next(self._numbers)
+        try:
+            link.send(Generate(flight.stream, ledger.request()))
+        except FrameError as error:
+            workers.holds.drop(flight)
+            end = self._patience.refuse if flight.attempt == 1 else self._patience.lose
+            end(flight, Code.INVALID_REQUEST, f"{ledger.length} tokens are too long to send: {error}")
+            return True
+        flight.link, flight.sent_s = link, self.clock()
+        flight.first_output = True
+        workers.table.take(slot, flight.cost, ledger.prompt, flight.standing)
+        workers.note_trial(flight.sent_s)
+        link.streams[flight.stream] = flight
+        return True
+
+    def _fill(self, workers: WorkerSet) -> None:
+        """What waits takes the places that are free; who has no place now holds up those behind it."""
+        while len(workers.holds) and (held := workers.holds.first()) is not None:
+            if not self._send(held.stream):
+                return
+            workers.holds.drop(held.stream)
+            workers.pace.came_free(self.clock())
+
+    def _hold(self, flight: Flight) -> bool:
+        """Stand in line; False if too many new requests do."""
+        return flight.workers.holds.hold(flight, flight.waits(self.clock()), flight.standing)
+
+    def _leave_link(self, flight: Flight, *, tell_worker: bool, drain: bool = True) -> None:
+        link = flight.link
+        if link is None:
+            return
+        flight.link = None
+        del link.streams[flight.stream]
+        if flight.first_output:
+            flight.first_output = False
+            flight.workers.table.settle(link.slot, flight.standing)
+        flight.workers.table.give_back(link.slot, flight.cost)
+        if tell_worker:
+            link.send(Cancel([flight.stream]))
+        if drain:
+            self._fill(flight.workers)
+
+    def _move_to_stand_in(self, workers: WorkerSet) -> None:
+        while (held := workers.holds.first()) is not None:
+            flight = held.stream
+            others = self._directory.stand_ins(workers, flight.standing)
+            if not others:
+                return
+            workers.holds.drop(flight)
+            other = others[0]
+            same_prompt = other.card.chat_template == workers.card.chat_template
+            if flight.ledger.emitted or not same_prompt:
+                flight.ledger.exact = False
+            flight.workers = other
+            self._send(flight)  # a stand-in has a place, or it would not be one

@@ -1,0 +1,236 @@
+"""One worker as a frontend holds it: a data connection and the streams on it. Its beats come by `beat_link`.
+
+The hot path is `DataConnection.data_received`: from a received frame to every client's write in one synchronous
+pass (facts 33). A consumer that raises is our own bug, and ends its stream only. A broken connection fails all its
+streams at once; a judge's verdict moves them while the connection stands. Whatever an old attempt still sends finds no
+entry in `streams` and is dropped. A standby's `Active` is as hot: from its frame to the held requests it is sent there
+is no task and no timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from holdfast.core.errors import Code
+from holdfast.discovery.registry import Instance
+from holdfast.routing.table import Slot
+from holdfast.streams.flight import Flight
+from holdfast.streams.framed import Framed
+from holdfast.streams.gaps import TokenGaps
+from holdfast.streams.groups import Claim
+from holdfast.wire.frames import FrameError
+from holdfast.wire.messages import (
+    Active,
+    ArtefactPart,
+    Closed,
+    Draining,
+    Room,
+    Step,
+    Welcome,
+    decode_to_frontend,
+)
+
+if TYPE_CHECKING:
+    from holdfast.streams.sets import WorkerSet
+
+
+class LinkEvents(Protocol):
+    """Who is told what happens on a link (the dispatcher, and the pool for life and death)."""
+
+    clock: Callable[[], float]
+
+    def output_began(self, flight: Flight) -> None: ...
+    def stream_over(self, flight: Flight, *, tell_worker: bool) -> None: ...
+    def attempt_failed(self, flight: Flight, code: str, message: str, *, tell_worker: bool = False) -> None: ...
+    def broke(self, flight: Flight, error: Exception) -> None: ...
+    def turned_away(self, flight: Flight) -> None: ...
+    def has_room(self, link: WorkerLink, places: int) -> None: ...
+    def took_over(self, link: WorkerLink) -> None: ...
+
+
+class WorkerLink:
+    """A worker and the streams that run on it."""
+
+    def __init__(self, instance: Instance, events: LinkEvents) -> None:
+        self.instance = instance
+        self.events = events
+        self.slot = Slot(instance.key.instance, capacity=0)
+        self.streams: dict[int, Flight] = {}
+        self.workers: WorkerSet | None = None
+        self.welcome: Welcome | None = None
+        self.data: DataConnection | None = None
+        self.withdrawn = False  # its key is gone from the store
+        self.draining = False
+        self.active = False  # by its own word: it takes work; False: it stands by
+        self.epoch = 0
+        self.group = ""
+        self.deterministic = True
+        self.trusted = False  # the judge's word, as last told: it may get work,
+        self.admit_max: int | None = None  # and at most so many streams
+        self.on_word: Callable[[], None] = lambda: None  # told of a sign of life that cannot wait for the next tick
+        self.heard = False  # something came on the data connection since the last tick
+        self.reason = "connecting"
+        self.gaps = TokenGaps()  # its model's, once it has one
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Queue a message; a connection that cannot take it is broken."""
+        if self.data is not None:
+            self.data.send(message)
+
+    @property
+    def claim(self) -> Claim:
+        return Claim(self.instance.key.namespace, self.group, self.epoch, self.slot.name)
+
+    def greeted(self, welcome: Welcome) -> None:
+        """What it says of itself on a new connection; whatever was said on the old one is void."""
+        self.active, self.epoch, self.group = welcome.active, welcome.epoch, welcome.group
+        self.deterministic = welcome.deterministic
+        self.draining = False
+
+    def check(self, welcome: Welcome) -> None:
+        """The process behind an address must be the one the store spoke of."""
+        key = self.instance.key
+        expected = (key.instance, key.namespace, self.instance.record.checksum)
+        if (welcome.instance, welcome.namespace, welcome.checksum) != expected:
+            raise ConnectionError("another worker answers at its address")
+
+    def stop_routing(self) -> None:
+        """No more work for it from this moment on; what comes back from it must not go there again."""
+        if self.workers is not None:
+            self.workers.table.update(self.slot, routable=False)
+
+    def fail_streams(self, code: Code, message: str, *, tell_worker: bool) -> None:
+        """Every stream on this worker goes elsewhere."""
+        for flight in list(self.streams.values()):
+            self.events.attempt_failed(flight, code, message, tell_worker=tell_worker)
+
+    def __repr__(self) -> str:
+        return f"<WorkerLink {self.instance.name} {self.reason}, {len(self.streams)} streams>"
+
+
+class DataConnection(Framed):
+    """Requests out, steps in."""
+
+    purpose = "data"
+
+    def __init__(self, link: WorkerLink, peer: str) -> None:
+        super().__init__(peer)
+        self._link = link
+        self._now = link.events.clock
+        # Parts as they come, None when the connection is lost. Read as fast as they come; bounded by the reader.
+        self.artefacts: dict[str, asyncio.Queue[ArtefactPart | None]] = {}
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        for parts in self.artefacts.values():
+            parts.put_nowait(None)
+        link = self._link
+        if link.data is self:
+            link.data = None
+            link.stop_routing()
+            why = f"{link.instance.name}: {self.lost.result()}"
+            link.fail_streams(Code.DISCONNECTED, why, tell_worker=False)
+
+    def _first(self, message: object) -> None:
+        fresh = not self.welcomed.done()
+        super()._first(message)
+        if fresh and isinstance(message, Welcome):
+            self._link.greeted(message)  # at once: an Active or Draining may stand in the same batch
+
+    def data_received(self, data: bytes) -> None:
+        link = self._link
+        link.heard = True
+        dirty: list[Flight] = []
+        try:
+            for payload in self._splitter.feed(data):
+                message = decode_to_frontend(payload)
+                if type(message) is Step:
+                    self._take_step(message, dirty)
+                else:
+                    self._other(message)
+        except FrameError as error:
+            self._break(f"worker sent what is not our protocol: {error}")
+        for flight in dirty:
+            flight.consumer.dirty = False
+            try:
+                flight.consumer.flush()
+            except Exception as error:
+                link.events.broke(flight, error)
+
+    def _take_step(self, step: Step, dirty: list[Flight]) -> None:
+        streams = self._link.streams
+        events = self._link.events
+        gaps = self._link.gaps
+        now_s = self._now()
+        since_s, count = 0.0, 0  # of streams in a row, all whose last token came at that time: mostly the whole step
+        for output in step.outputs:
+            flight = streams.get(output.stream)
+            failure, tokens = output.failure, output.tokens
+            if failure is not None and not tokens:  # nothing for the consumer: it may yet answer with a status
+                if flight is not None and flight.first_output and failure.code == Code.WORKER_OVERLOADED:
+                    events.turned_away(flight)
+                elif flight is not None:
+                    events.attempt_failed(flight, failure.code, failure.message)
+                continue
+            if flight is None or not flight.ledger.accept(flight.attempt, tokens):
+                continue
+            consumer = flight.consumer
+            try:
+                if flight.first_output:
+                    events.output_began(flight)
+                over = consumer.take(output)
+            except Exception as error:
+                events.broke(flight, error)
+                continue
+            if tokens:
+                if flight.last_s != since_s:
+                    gaps.add(since_s, now_s, count)
+                    since_s, count = flight.last_s, 0
+                count += 1
+                flight.last_s = now_s
+                if len(tokens) > 1:
+                    gaps.add_together(len(tokens) - 1)
+            if not consumer.dirty:
+                consumer.dirty = True
+                dirty.append(flight)
+            if over or output.finish is not None:
+                events.stream_over(flight, tell_worker=output.finish is None and failure is None)
+            elif failure is not None:
+                events.attempt_failed(flight, failure.code, failure.message)
+        gaps.add(since_s, now_s, count)
+
+    def _other(self, message: object) -> None:
+        link = self._link
+        if isinstance(message, Closed):
+            for stream in message.streams:
+                flight = link.streams.get(stream)
+                if flight is not None:
+                    why = "the worker closed the stream without its end"
+                    link.events.attempt_failed(flight, Code.STREAM_INCOMPLETE, why)
+        elif isinstance(message, Room):
+            link.events.has_room(link, message.places)
+        elif isinstance(message, Draining):
+            link.draining = True
+            link.reason = f"draining: {message.reason}"
+            link.stop_routing()
+        elif isinstance(message, Active):
+            link.active, link.epoch, link.draining = True, message.epoch, False
+            link.reason = "serving"
+            link.on_word()
+            link.events.took_over(link)
+        elif isinstance(message, ArtefactPart):
+            parts = self.artefacts.get(message.sha256)
+            if parts is not None:
+                parts.put_nowait(message)
+        else:
+            self._first(message)
+
+
+class NoticeConnection(Framed):
+    """Opened to say one thing to a worker that gets no link."""
+
+    purpose = "data"

@@ -1,0 +1,112 @@
+"""How long streams wait for a worker, and what their clients are told when they waited in vain.
+
+Theory. With no worker a stream is *held*: somebody is coming, and it has been promised its end, or soon will be. Where
+workers are there and full nobody is coming: a new request waits a little for a place, then it is refused with a time
+to come back. That is an answer, not a failure, and is counted apart. Whoever ran before, or whose client already has
+part of its answer (another of its choices), waits as if held. Suspects are tried one after the other, each for as long
+as its prompt takes: while one is tried, the wait of those who ran before is not over.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from holdfast.core.errors import Code
+from holdfast.routing.table import Standing
+from holdfast.streams.flight import Flight
+from holdfast.streams.gaps import Seams, TokenGaps
+from holdfast.streams.holds import Held
+
+log = logging.getLogger("holdfast.workers")
+
+
+@dataclass(frozen=True, slots=True)
+class HoldSettings:
+    """What happens while a set has no worker, or all are full."""
+
+    hold_s: float = 30.0  # how long a stream or request waits for a worker
+    queue_s: float = 5.0  # how long a new request waits for a place where all workers are full; then it is refused
+    fresh_max: int = 1024  # new requests that may wait at once, per set; streams under way always may
+    stand_in_after_s: float = 10.0  # then a set with the same tokenizer may take over, flagged inexact
+
+
+@dataclass(slots=True)
+class DispatchStats:
+    """Counted here, shown by the metrics page."""
+
+    resumed: dict[str, int] = field(default_factory=dict)  # by the failure's name
+    lost: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)  # new requests that never ran, by why
+    pauses_s: list[float] = field(default_factory=list)  # at a failure, token to token; drained by the metrics page
+    gaps: dict[str, TokenGaps] = field(default_factory=dict)  # by model
+    seams: Seams = field(default_factory=Seams)
+    takeovers: int = 0  # a standby said that it is active now
+
+
+class Patience:
+    """Ends the waits of one frontend's streams."""
+
+    def __init__(self, settings: HoldSettings, stats: DispatchStats) -> None:
+        self._settings = settings
+        self._stats = stats
+
+    def bound_s(self, held: Held[Flight]) -> float:
+        """How long it may wait in all; for a place it waits since there were workers."""
+        full_since_s = held.stream.workers.full_since_s
+        if held.standing is not Standing.FRESH:
+            return self._settings.hold_s + max(0.0, held.stream.workers.tried_s - held.since_s)
+        if held.stream.consumer.answering or not full_since_s:
+            return self._settings.hold_s
+        return self._settings.queue_s + max(0.0, full_since_s - held.since_s)
+
+    def is_over(self, held: Held[Flight]) -> None:
+        """It waited for as long as it may."""
+        if held.standing is Standing.FRESH and held.stream.workers.full_since_s:
+            waited_s = self.bound_s(held)
+            self._refuse_full(held.stream, f"every worker is full, and no place came free within {waited_s:.0f} s")
+        else:
+            waited = f"no worker could take it within {self._settings.hold_s:g} s"
+            self.lose(held.stream, Code.NO_WORKER, waited)
+
+    def line_is_full(self, flight: Flight) -> None:
+        """A new request that may not even wait."""
+        if flight.workers.table.overloaded:
+            self._refuse_full(flight, "every worker is full")
+        else:
+            why = "no worker is up and too many requests wait already"
+            self.refuse(flight, Code.NO_WORKER, why, self._settings.hold_s)
+
+    def _refuse_full(self, flight: Flight, message: str) -> None:
+        workers = flight.workers
+        self.refuse(flight, Code.WORKER_OVERLOADED, message, workers.pace.retry_after_s(len(workers.holds)))
+
+    def refuse(self, flight: Flight, code: Code, message: str, retry_after_s: float | None = None) -> None:
+        """A new request that never ran."""
+        if flight.ledger.end():
+            self._stats.refused[code] = self._stats.refused.get(code, 0) + 1
+            _tell_failed(flight, code, message, retry_after_s)
+
+    def lose(self, flight: Flight, code: Code, message: str) -> None:
+        """A stream that was taken on ends without its end."""
+        if flight.ledger.end():
+            self._stats.lost[code] = self._stats.lost.get(code, 0) + 1
+            if flight.failed_at_s:
+                for worker in flight.failed_on:
+                    self._stats.seams.lost(worker)
+            _tell_failed(flight, code, message, self._settings.hold_s if code is Code.NO_WORKER else None)
+
+    def broke(self, flight: Flight, error: Exception) -> None:
+        """What consumes a stream raised, perhaps at its very end: its client is told, whatever it was told before."""
+        log.error("bug in what consumes %r", flight, exc_info=error)
+        flight.ledger.end()
+        self._stats.lost[Code.INTERNAL] = self._stats.lost.get(Code.INTERNAL, 0) + 1
+        _tell_failed(flight, Code.INTERNAL, "internal error; the server's log has the details", None)
+
+
+def _tell_failed(flight: Flight, code: Code, message: str, retry_after_s: float | None) -> None:
+    """Whoever tells is on its way to other streams: a consumer that raises must not keep it from them."""
+    try:
+        flight.consumer.failed(code, message, retry_after_s)
+    except Exception:
+        log.exception("bug in telling the client of %r that it failed", flight)

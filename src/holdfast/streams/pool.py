@@ -1,0 +1,259 @@
+"""All workers a frontend knows: from what discovery tells to connected, judged, routable links.
+
+Always true: a worker leaves only when its own connection is down *and* its key is gone from the store; a key's
+disappearance alone means nothing; a worker gets work only once its card's text side is ready. A standby is connected,
+judged and joined to its set like any other, so that nothing but its own word is missing when it takes over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+
+from holdfast.core.address import parse_address
+from holdfast.core.ports import Network
+from holdfast.discovery.card import ModelCard
+from holdfast.discovery.keys import InstanceKey
+from holdfast.discovery.registry import Appeared, Change, Instance, NotAdmitted, Withdrawn
+from holdfast.health.liveness import TICK_S
+from holdfast.health.verdicts import Judged
+from holdfast.streams.artefacts import fetch_artefact
+from holdfast.streams.dispatcher import Dispatcher
+from holdfast.streams.link import DataConnection, NoticeConnection, WorkerLink
+from holdfast.streams.sets import ModelDirectory, WorkerSet
+from holdfast.streams.watch import CONNECT_TIMEOUT_S, Watch
+from holdfast.wire.messages import NotTaken
+
+log = logging.getLogger("holdfast.workers")
+
+RETRY_S_MIN = 0.05
+RETRY_S_MAX = 1.0
+REMIND_TICKS = 50  # every 5 s
+
+PrepareText = Callable[[ModelCard, bytes], Awaitable[object]]
+
+
+class WorkerPool:
+    """Keeps a link to every worker of the deployment."""
+
+    def __init__(
+        self,
+        directory: ModelDirectory,
+        dispatcher: Dispatcher,
+        network: Network,
+        rng: random.Random,
+        prepare_text: PrepareText,
+        peer: str,
+    ) -> None:
+        self._directory = directory
+        self._dispatcher = dispatcher
+        self._network = network
+        self._rng = rng
+        self._prepare_text = prepare_text
+        self._peer = peer
+        self._loop = asyncio.get_running_loop()
+        self._tasks: dict[WorkerLink, asyncio.Task[None]] = {}
+        self._notices: set[asyncio.Task[None]] = set()
+        self._ticks = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self.watched: dict[WorkerLink, Watch] = {}
+        self._by_key: dict[InstanceKey, list[WorkerLink]] = {}  # the same: one now, and those whose record has changed
+        self.verdicts: dict[str, int] = {}  # changes of verdict, by the new one
+        self.on_models_changed: Callable[[], None] = lambda: None
+
+    @property
+    def standbys(self) -> list[WorkerLink]:
+        """Connected and ready, and not active by their own word."""
+        return [link for link in self.watched if link.workers is not None and not link.active]
+
+    def start(self) -> None:
+        self._timer = self._loop.call_later(TICK_S, self._tick)
+
+    async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = [*self._tasks.values(), *self._notices]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- from discovery
+
+    def apply(self, changes: list[Change]) -> None:
+        for change in changes:
+            if isinstance(change, Appeared):
+                self._appeared(change.instance)
+            elif isinstance(change, Withdrawn):
+                self._withdrawn(change.instance)
+            elif isinstance(change, NotAdmitted):
+                self._not_admitted(change)
+
+    def _appeared(self, instance: Instance) -> None:
+        known = self._by_key.setdefault(instance.key, [])
+        for link in known:
+            if link.instance == instance:
+                link.withdrawn = False  # its key went and came back; the link never cared
+                return
+        self._directory.saw(instance.card.name, self._loop.time())
+        link = WorkerLink(instance, self._dispatcher)
+        known.append(link)
+        watch = self.watched[link] = Watch(link, self._network, self._peer, self._judged)
+        self._tasks[link] = self._loop.create_task(self._keep(watch))
+
+    def _withdrawn(self, instance: Instance) -> None:
+        for link in list(self._by_key.get(instance.key, ())):
+            if link.instance == instance:
+                link.withdrawn = True
+                if link.data is None:
+                    self._tasks[link].cancel()
+                    self._forget(link)  # should its key come back at once, that is for a new link
+
+    def _forget(self, link: WorkerLink) -> None:
+        key = link.instance.key
+        if self.watched.pop(link, None) is None:
+            return
+        self._by_key[key].remove(link)
+        if not self._by_key[key]:
+            del self._by_key[key]
+
+    def _not_admitted(self, change: NotAdmitted) -> None:
+        name = change.record.name if change.record is not None else ""
+        log.warning("%s is not admitted: %s", name or f"worker {change.key.instance:x}", change.reason)
+        if change.record is not None:
+            task = self._loop.create_task(self._tell_not_taken(change.record.address, change.reason))
+            self._notices.add(task)
+            task.add_done_callback(self._notices.discard)
+
+    async def _tell_not_taken(self, address: str, reason: str) -> None:
+        """A worker is never a silent zombie: it shows the reason in its health."""
+        connection = NoticeConnection(self._peer)
+        try:
+            transport = await self._network.connect(parse_address(address), lambda: connection, CONNECT_TIMEOUT_S)
+        except (OSError, ValueError) as error:
+            log.warning("cannot tell the worker at %s that it is not admitted: %s", address, error)
+            return
+        connection.send(NotTaken(reason))
+        transport.close()  # not abort: what was written goes out first
+
+    # -- one worker's life
+
+    async def _keep(self, watch: Watch) -> None:
+        """Connect, serve, reconnect, until the worker is withdrawn and its connection is down; the task's root."""
+        link = watch.link
+        retry_s = RETRY_S_MIN
+        try:
+            while True:
+                began_s = self._loop.time()
+                try:
+                    await self._session(watch)
+                except (OSError, ValueError) as error:
+                    link.reason = f"cannot connect: {error or type(error).__name__}"
+                except Exception:
+                    log.exception("bug while serving through %r", watch)  # costs a session, not the worker
+                    link.reason = "internal error; the log has the details"
+                if link.withdrawn:
+                    return
+                if self._loop.time() - began_s > RETRY_S_MAX:
+                    retry_s = RETRY_S_MIN
+                await asyncio.sleep(retry_s * self._rng.uniform(0.8, 1.2))
+                retry_s = min(RETRY_S_MAX, retry_s * 2)
+        finally:
+            self._forget(link)
+            self._tasks.pop(link, None)
+
+    async def _session(self, watch: Watch) -> None:
+        """One data connection, from connect to loss."""
+        link = watch.link
+        data = DataConnection(link, self._peer)
+        workers: WorkerSet | None = None
+        try:
+            await self._network.connect(parse_address(link.instance.record.address), lambda: data, CONNECT_TIMEOUT_S)
+            welcome = await data.welcome(CONNECT_TIMEOUT_S)
+            link.check(welcome)
+            link.data, link.welcome = data, welcome
+            workers = self._directory.set_for(link.instance.key.namespace, link.instance.card)
+            workers.sessions += 1
+            await self._ready_text(link, workers, data)
+            await self._serve(watch, workers, data)
+        finally:
+            self._leave(watch)
+            data.close()
+            if workers is not None:
+                workers.sessions -= 1
+
+    async def _serve(self, watch: Watch, workers: WorkerSet, data: DataConnection) -> None:
+        """From the first beat to the data connection's end."""
+        await watch.open_beats()
+        beats = self._loop.create_task(watch.keep_beats())
+        try:
+            self._join(watch, workers)
+            watch.link.reason = await asyncio.shield(data.lost)
+        finally:
+            beats.cancel()
+            await asyncio.gather(beats, return_exceptions=True)
+
+    def _join(self, watch: Watch, workers: WorkerSet) -> None:
+        link = watch.link
+        assert link.welcome is not None
+        older = workers.links.get(link.slot.name)
+        if older is not None:  # the same worker, by what its record said before
+            self._retire(older)
+        link.slot.capacity = link.welcome.concurrency + link.welcome.queue
+        self._dispatcher.join(link, workers)
+        self._update_route(watch)
+        self.on_models_changed()
+        objection = self._dispatcher.objection(link)
+        link.reason = objection or "serving"
+        state = f"does not serve yet: {objection}" if objection else "serves"
+        log.info("%s of %s (%s) %s", link.instance.name, workers.card.name, workers.namespace, state)
+
+    def _retire(self, link: WorkerLink) -> None:
+        data, link.data = link.data, None
+        self._dispatcher.leave(link)
+        if data is not None:
+            data.close()  # ends its session
+
+    def _leave(self, watch: Watch) -> None:
+        link = watch.link
+        link.data = None
+        watch.reset()
+        if link.workers is not None:
+            self._dispatcher.leave(link)
+            log.info("%s left: %s", link.instance.name, link.reason)
+
+    async def _ready_text(self, link: WorkerLink, workers: WorkerSet, data: DataConnection) -> None:
+        """Make the set's text side if no other worker has brought it yet."""
+        async with workers.text_lock:
+            if workers.text is not None:
+                return
+            tokenizer = await fetch_artefact(data, workers.card.tokenizer_sha256)
+            try:
+                workers.text = await self._prepare_text(workers.card, tokenizer)
+            except ValueError as error:
+                log.warning("%s is not admitted: %s", link.instance.name, error)
+                await self._tell_not_taken(link.instance.record.address, str(error))
+                raise
+
+    # -- time and verdicts
+
+    def _tick(self) -> None:
+        """Ten times a second, for all workers."""
+        now_s = self._loop.time()
+        self._timer = self._loop.call_later(TICK_S, self._tick)
+        self._ticks += 1
+        for watch in list(self.watched.values()):
+            watch.tick(now_s)
+        self._dispatcher.tick(now_s)
+        if self._ticks % REMIND_TICKS == 0:
+            self._dispatcher.remind_waiting()
+
+    def _judged(self, watch: Watch, judged: Judged) -> None:
+        self.verdicts[judged.after] = self.verdicts.get(judged.after, 0) + 1
+        self._update_route(watch)
+        log.info("%s: %s -> %s: %s", watch.judge.name, judged.before, judged.after, judged.reason)
+
+    def _update_route(self, watch: Watch) -> None:
+        watch.link.trusted, watch.link.admit_max = watch.judge.routable, watch.judge.admit_max
+        self._dispatcher.reroute(watch.link)

@@ -1,0 +1,111 @@
+"""Every gap between two tokens is counted, and a failure's gap is the one its streams saw."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from streams_rig import Cluster
+
+from holdfast.streams.gaps import GAP_BOUNDS_S, SEAMS_MAX, Seams, TokenGaps
+
+
+def gaps_of(cluster: Cluster) -> TokenGaps:
+    (gaps,) = cluster.dispatcher.stats.gaps.values()
+    return gaps
+
+
+def bucket(gap_s: float) -> int:
+    return next((place for place, bound_s in enumerate(GAP_BOUNDS_S) if gap_s <= bound_s), len(GAP_BOUNDS_S))
+
+
+def test_a_stall_is_one_long_gap() -> None:
+    """Ten quick tokens, a stall, ten more: the stall stands in its own bucket, and no mean hides it."""
+    cluster = Cluster()
+    worker = cluster.worker("w")
+    cluster.ask("s")
+    for place in range(20):
+        cluster.now_s += 3.0 if place == 10 else 0.02
+        worker.say("s", [place + 1])
+    counts = gaps_of(cluster).counts
+    assert counts[bucket(0.02)] == 18
+    assert counts[bucket(3.0)] == 1
+    assert sum(counts) == 19
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 40.0), st.integers(0, 4)), max_size=20))
+def test_every_token_but_the_first_is_counted_once(steps: list[tuple[float, int]]) -> None:
+    """Tokens that come in one output came together: one has the gap, the others none."""
+    cluster = Cluster()
+    worker = cluster.worker("w")
+    cluster.ask("s")
+    waited_s, tokens, sum_s = 0.0, 0, 0.0
+    for pause_s, count in steps:
+        cluster.now_s += pause_s
+        waited_s += pause_s
+        worker.say("s", [7] * count)
+        if count:
+            sum_s += waited_s if tokens else 0.0
+            waited_s, tokens = 0.0, tokens + count
+    gaps = gaps_of(cluster)
+    assert sum(gaps.counts) == max(0, tokens - 1)
+    assert abs(gaps.sum_s - sum_s) < 1e-6
+
+
+def test_the_gap_of_a_failure_is_from_token_to_token() -> None:
+    """A worker that stood still for a while before it was called lost: the whole wait counts, for the client's word
+    and for the seam, which is the failed worker's."""
+    cluster = Cluster()
+    first, second = cluster.worker("w1", places=1), cluster.worker("w2", places=1)
+    client = cluster.ask("s")
+    on, other = (first, second) if "s" in first.numbers else (second, first)
+    on.say("s", [1, 2])
+    cluster.now_s += 1.4  # nothing comes, and nobody knows yet
+    on.judged_lost()
+    cluster.now_s += 0.1
+    other.say("s", [3])
+    assert client.pauses == [(1.5, 2)]
+    (seam,) = cluster.dispatcher.stats.seams.latest()
+    assert (seam.worker, seam.streams, seam.lost) == (on.link.slot.name, 1, 0)
+    assert round(seam.worst_s, 6) == 1.5
+    assert gaps_of(cluster).counts[bucket(1.5)] == 1
+
+
+def test_a_stream_that_is_lost_is_told_of_the_worker_that_failed_it() -> None:
+    """Held until its patience ends, it counts as lost where it failed."""
+    cluster = Cluster()
+    worker = cluster.worker("w")
+    cluster.ask("s")
+    worker.say("s", [1])
+    worker.die()
+    cluster.now_s += cluster.settings.hold_s + 1
+    cluster.dispatcher.tick(cluster.now_s)
+    (seam,) = cluster.dispatcher.stats.seams.latest()
+    assert (seam.worker, seam.streams, seam.lost) == (worker.link.slot.name, 0, 1)
+
+
+def test_a_stream_whose_engines_die_one_after_the_other_is_told_of_each() -> None:
+    """None of them had no stream on it; and who is convicted is lost where it was tried, too."""
+    cluster = Cluster()
+    first = cluster.worker("a")
+    cluster.ask("s")
+    first.say("s", [1])
+    cluster.ask("poison")
+    first.die()
+    second = cluster.worker("b")
+    second.die()
+    third = cluster.worker("c")
+    cluster.wait(2.0)  # a suspect is tried on one that has lived for a while
+    third.say("s", [2])
+    third.die()
+    assert cluster.clients["poison"].failure is not None
+    told = [(seam.worker, seam.streams, seam.lost) for seam in cluster.dispatcher.stats.seams.latest()]
+    names = [worker.link.slot.name for worker in (first, second, third)]
+    assert told == [(names[0], 1, 1), (names[1], 1, 1), (names[2], 0, 1)]
+
+
+def test_old_seams_give_way() -> None:
+    """What is remembered is bounded, and the newest stay."""
+    seams = Seams()
+    for worker in range(SEAMS_MAX + 5):
+        seams.went_on((worker, 0), 0.1)
+    assert [seam.worker for seam in seams.latest()] == list(range(5, SEAMS_MAX + 5))
