@@ -69,7 +69,7 @@ class Stage:
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 words = (entry / "cmdline").read_text().split("\0") if entry.name.isdigit() else []
-                if f"holdfast.memory.{kind}" in words[:3] and any(self.socket in word for word in words):
+                if f"holdfast.memory.vault.{kind}" in words[:3] and any(self.socket in word for word in words):
                     os.kill(int(entry.name), number)
                     return
         raise ProcessLookupError(f"no {kind} of {self.socket}")

@@ -109,7 +109,7 @@ def _pids(kind: str, socket: str) -> list[int]:
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             words = (entry / "cmdline").read_text().split("\0") if entry.name.isdigit() else []
-            if f"holdfast.memory.{kind}" in words[:3] and any(socket in word for word in words):
+            if f"holdfast.memory.vault.{kind}" in words[:3] and any(socket in word for word in words):
                 found.append(int(entry.name))
     return found
 
