@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.bench.deployment import Deployment
+from holdfast.testing.deployment import Deployment
 
 # A shell script starts what it puts in the background with SIGINT ignored, and children inherit that (facts 40): tests
 # that send Ctrl-C mean the usual.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.bench.deployment import Deployment
+from holdfast.testing.deployment import Deployment
 
 SLOWER = 10.0
 

@@ -18,6 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "holdfast"
 TESTS = ROOT / "tests"
+BENCH = ROOT / "bench"
 FILE_LINES_MAX = 300
 FUNCTION_LINES_MAX = 70
 
@@ -42,6 +43,7 @@ CLOCK = {
     "supervise/witness.py": "wall time of incidents, for people; when leaders began is on the one clock all share",
     "cli/": OPERATOR,
     "bench/": MEASURES,
+    "testing/": MEASURES,
 }
 RANKS = "an engine's processes: descriptors, and a step's words, over socket pairs"
 SOCKETS = {
@@ -59,6 +61,7 @@ SOCKETS = {
     "memory/": "descriptors travel over Unix sockets only, which no simulated network can carry",
     "cli/": "looks whether a port is free before it starts anything",
     "bench/": MEASURES,
+    "testing/": MEASURES,
 }
 ROOTS = {
     "frontend/scrape.py": "a scrape's task: a bug there must not leave its client without an answer",
@@ -77,7 +80,7 @@ ROOTS = {
 }
 ENVIRONMENT = {
     "settings.py": "the only reader",
-    "bench/supervised.py": "handed on to `holdfast up`, with a state directory of its own",
+    "testing/supervised.py": "handed on to `holdfast up`, with a state directory of its own",
     "memory/vault/keeper.py": "handed on, unread, to the vault it starts",
     "memory/vault/kept.py": "handed on, unread, to the keeper it starts",
 }
@@ -136,18 +139,23 @@ def imported(node: ast.AST, module: str) -> set[str]:
 # -- sizes
 
 
-@pytest.mark.parametrize("name", trees(SRC))
+SOURCES = {
+    str(folder.relative_to(ROOT) / name): tree for folder in (SRC, BENCH) for name, tree in trees(folder).items()
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
 def test_a_file_is_one_idea(name: str) -> None:
     """No source file is longer than the bound: past it, it is usually two ideas."""
-    assert len((SRC / name).read_text().splitlines()) <= FILE_LINES_MAX
+    assert len((ROOT / name).read_text().splitlines()) <= FILE_LINES_MAX
 
 
-@pytest.mark.parametrize("name", trees(SRC))
+@pytest.mark.parametrize("name", SOURCES)
 def test_a_function_can_be_read_at_once(name: str) -> None:
     """No function is longer than the hard bound."""
     long = {
         function.name: size
-        for function in functions(trees(SRC)[name])
+        for function in functions(SOURCES[name])
         if (size := (function.end_lineno or 0) - function.lineno + 1) > FUNCTION_LINES_MAX
     }
     assert not long
@@ -158,7 +166,8 @@ def test_a_function_can_be_read_at_once(name: str) -> None:
 
 def test_every_module_says_what_it_is_for() -> None:
     """Sources and tests open with a docstring."""
-    silent = [name for folder in (SRC, TESTS) for name, tree in trees(folder).items() if not ast.get_docstring(tree)]
+    everything = SOURCES | trees(TESTS)
+    silent = [name for name, tree in everything.items() if not ast.get_docstring(tree)]
     assert not silent
 
 
@@ -184,7 +193,7 @@ def test_nothing_is_left_for_later_and_nothing_names_a_machine() -> None:
     marks = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X")) + r")\b|/(work|home|Users|root)/")
     found = [
         f"{path.relative_to(ROOT)}: {match.group()}"
-        for folder in (SRC, TESTS)
+        for folder in (SRC, TESTS, BENCH)
         for path in sorted(folder.rglob("*"))
         if path.suffix in (".py", ".txt", ".jinja", ".toml") and path != Path(__file__)
         for match in marks.finditer(path.read_text())
@@ -278,7 +287,7 @@ def imports_of(tree: ast.Module, modules: set[str]) -> set[str]:
 @pytest.mark.xfail(reason="six circles are left")
 def test_no_circles_between_files() -> None:
     """What a file imports never imports it back, by whatever way."""
-    by_module = {"holdfast." + name[:-3].replace("/", "."): tree for name, tree in trees(SRC).items()}
+    by_module = {name[:-3].removeprefix("src/").replace("/", "."): tree for name, tree in SOURCES.items()}
     graph = {module: imports_of(tree, set(by_module)) for module, tree in by_module.items()}
     try:
         TopologicalSorter(graph).prepare()

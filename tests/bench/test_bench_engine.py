@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("torch", reason="the torch engine needs torch")
 pytest.importorskip("transformers", reason="what the engine is compared with")
 
-from holdfast.bench.engine_speed import Decode, prompts, row
-from holdfast.bench.engine_speed_ours import OurEngine, open_model
-from holdfast.bench.engine_speed_theirs import TheirModel
+from holdfast.bench.engine.figures import Decode, prompts, row
+from holdfast.bench.engine.ours import OurEngine, open_model
+from holdfast.bench.engine.theirs import TheirModel
 from holdfast.engines.torch.stepper import use_threads
 
 pytestmark = pytest.mark.timeout(120)

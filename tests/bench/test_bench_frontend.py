@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.bench.latency import first_token, long_prompt
+from bench.data_path.latency import first_token, long_prompt
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes, pytest.mark.timeout(120)]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.bench import engine_gpu
-from holdfast.bench.engine_gpu_client import Clients, Stream
-from holdfast.bench.engine_gpu_words import (
+from bench.engine_gpu import measure as engine_gpu
+from bench.engine_gpu.client import Clients, Stream
+from bench.engine_gpu.words import (
     IDS,
     LLAMA_8B,
     Case,
@@ -92,7 +92,7 @@ def test_vllm_is_given_our_shape() -> None:
 def test_cases_are_read_from_words() -> None:
     """Streams x prompt tokens; anything else is refused with an example."""
     pytest.importorskip("torch")
-    from holdfast.bench.engine_gpu_speed import cases_of
+    from bench.engine_gpu.speed import cases_of
 
     assert cases_of("1x128,64x2000") == (Case(1, 128), Case(64, 2000))
     with pytest.raises(UserError, match="1x128"):

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 import uvloop
 
+from bench.failover_cases import HITS, STALL_MS_MAX, run_cases
 from holdfast.bench import failover
-from holdfast.bench.clients import Answer
-from holdfast.bench.failover_cases import HITS, STALL_MS_MAX, run_cases
-from holdfast.bench.faults import Load, run_streams
-from holdfast.bench.supervised import Supervised
+from holdfast.testing.clients import Answer
+from holdfast.testing.load import Load, run_streams
+from holdfast.testing.supervised import Supervised
 
 pytestmark = pytest.mark.alone
 

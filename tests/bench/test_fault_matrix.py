@@ -6,10 +6,11 @@ import os
 
 import pytest
 
-from holdfast.bench.calm import CalmBench
-from holdfast.bench.calm import run as run_calm
-from holdfast.bench.faults import HITS, STALL_MS_MAX, Load, Outcome, run_case, run_stop_and_continue
-from holdfast.bench.outages import frontend_killed, no_worker_within_hold, only_worker_returns, store_outage
+from bench.data_path.calm import CalmBench
+from bench.data_path.calm import run as run_calm
+from bench.data_path.faults import HITS, STALL_MS_MAX, run_case, run_stop_and_continue
+from bench.data_path.outages import frontend_killed, no_worker_within_hold, only_worker_returns, store_outage
+from holdfast.testing.load import Load, Outcome
 
 pytestmark = [pytest.mark.long, pytest.mark.processes, pytest.mark.timeout(180)]
 

@@ -9,9 +9,9 @@ import re
 import pytest
 import uvloop
 
-from holdfast.bench.clients import Answer, Received, ask, chat_body, open_client, read_answer
-from holdfast.bench.deployment import Deployment, free_port
 from holdfast.bench.overload import OverloadBench, run
+from holdfast.testing.clients import Answer, Received, ask, chat_body, open_client, read_answer
+from holdfast.testing.deployment import Deployment, free_port
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.bench.supervised import Supervised, children_of
+from holdfast.testing.supervised import Supervised, children_of
 
 pytest.importorskip("torch", reason="torch is not installed here")
 

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from holdfast.bench import torment
-from holdfast.bench.torment_load import Said, difference
+from bench.torment import campaign as torment
+from bench.torment.load import Said, difference
 
 pytest.importorskip("torch", reason="torch is not installed")
 

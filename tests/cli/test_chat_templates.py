@@ -10,7 +10,6 @@ import pytest
 from openai import OpenAI
 from up_rig import Place
 
-from holdfast.bench.deployment import Deployment
 from holdfast.cli.chat_templates import read_template, template_path
 from holdfast.cli.launch import WorkerLaunch
 from holdfast.core.errors import UserError
@@ -18,6 +17,7 @@ from holdfast.discovery.card import CHAT_TEMPLATE_BYTES_MAX
 from holdfast.engines.sim.vocabulary import asset
 from holdfast.frontend.text.template import Templates
 from holdfast.frontend.text.tokenizer import TextTokenizer
+from holdfast.testing.deployment import Deployment
 
 SHOUTING = "{% for message in messages %}{{ message.content | upper }}!{% endfor %}"
 

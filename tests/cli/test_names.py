@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import pytest
 from up_rig import Place, until
 
-from holdfast.bench.deployment import free_port
 from holdfast.supervise.records import read_records
+from holdfast.testing.deployment import free_port
 
 
 @pytest.fixture

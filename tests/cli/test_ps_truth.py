@@ -18,9 +18,9 @@ import pytest
 from rich.console import Console
 from up_rig import Place, until
 
-from holdfast.bench.deployment import free_port
 from holdfast.cli.screen import Screen
 from holdfast.supervise.status import Status
+from holdfast.testing.deployment import free_port
 
 pytestmark = pytest.mark.alone
 processes = pytest.mark.processes

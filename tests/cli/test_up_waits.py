@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from up_rig import Place, until
 
-from holdfast.bench.deployment import free_port
 from holdfast.cli.serving import lacks
+from holdfast.testing.deployment import free_port
 
 STORE = "tcp://127.0.0.1:{port}"
 

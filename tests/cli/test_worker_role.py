@@ -18,7 +18,6 @@ import pytest
 from typer.testing import CliRunner
 from up_rig import Place, until
 
-from holdfast.bench.deployment import free_port
 from holdfast.cli import worker_role
 from holdfast.cli.app import app
 from holdfast.cli.launch import WorkerLaunch
@@ -26,6 +25,7 @@ from holdfast.cli.plan import UpOptions, job_of, plan
 from holdfast.cli.worker_role import group_of
 from holdfast.core.address import TcpAddress, UnixAddress
 from holdfast.settings import read_environment
+from holdfast.testing.deployment import free_port
 from holdfast.worker.process import WorkerSettings
 
 STATE = Path("/tmp/hf")  # of plans that nobody carries out

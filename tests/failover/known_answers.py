@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.bench.clients import Received, ask
 from holdfast.core.requests import Sampling
 from holdfast.engines.sim.language import Sequence
 from holdfast.engines.sim.vocabulary import load
+from holdfast.testing.clients import Received, ask
 
 TEMPERATURE = 0.8
 

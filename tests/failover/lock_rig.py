@@ -23,12 +23,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from holdfast.bench.deployment import etcd_command, free_port
 from holdfast.core.address import parse_address
 from holdfast.failover.lock import FailoverLock
 from holdfast.failover.lock_server.client import ServerLock
 from holdfast.failover.lock_server.messages import AskOwner, Owner
 from holdfast.failover.opening import open_lock
+from holdfast.testing.deployment import etcd_command, free_port
 
 AGENT = Path(__file__).with_name("lock_agent.py")
 BOUND_S = 20.0  # for anything that should be quick

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import uvloop
 
-from holdfast.bench.clients import Answer, ask, chat_body, read_answer
-from holdfast.bench.supervised import EngineSeen, Supervised, in_thread, kill_group
 from holdfast.failover.journal import two_leaders
 from holdfast.supervise.machine import CRASH_LOOP_FAILURES, PAUSE_S_MAX
+from holdfast.testing.clients import Answer, ask, chat_body, read_answer
+from holdfast.testing.supervised import EngineSeen, Supervised, in_thread, kill_group
 
 pytestmark = [pytest.mark.long, pytest.mark.processes]
 

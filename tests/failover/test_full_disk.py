@@ -18,9 +18,9 @@ import pytest
 import uvloop
 from known_answers import answer_to, ask_number
 
-from holdfast.bench.clients import Received, read_answer
-from holdfast.bench.supervised import Supervised, in_thread, kill_group
 from holdfast.failover.journal import two_leaders
+from holdfast.testing.clients import Received, read_answer
+from holdfast.testing.supervised import Supervised, in_thread, kill_group
 from small_disks import BALLAST, fill, small_disk
 
 pytestmark = [pytest.mark.long, pytest.mark.processes, pytest.mark.timeout(120)]

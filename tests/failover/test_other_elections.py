@@ -18,10 +18,10 @@ import pytest
 import uvloop
 from known_answers import answer_to, ask_number
 
-from holdfast.bench.clients import Answer, Received, read_answer
-from holdfast.bench.deployment import Deployment, etcd_command, free_port
-from holdfast.bench.supervised import in_thread
 from holdfast.failover.journal import Term, read_terms, two_leaders
+from holdfast.testing.clients import Answer, Received, read_answer
+from holdfast.testing.deployment import Deployment, etcd_command, free_port
+from holdfast.testing.supervised import in_thread
 
 pytestmark = [pytest.mark.long, pytest.mark.processes]
 

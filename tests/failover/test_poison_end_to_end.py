@@ -17,10 +17,10 @@ import pytest
 import uvloop
 from known_answers import answer_to, ask_number, ask_tokens
 
-from holdfast.bench.clients import Received, read_answer
-from holdfast.bench.supervised import Supervised, in_thread, kill_group
 from holdfast.failover.journal import two_leaders
 from holdfast.kv.adopt import NO_CANARY
+from holdfast.testing.clients import Received, read_answer
+from holdfast.testing.supervised import Supervised, in_thread, kill_group
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
 

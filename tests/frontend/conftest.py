@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from openai import OpenAI
 
-from holdfast.bench.deployment import Deployment
 from holdfast.engines.sim.vocabulary import asset
 from holdfast.frontend.text.tokenizer import TextTokenizer
+from holdfast.testing.deployment import Deployment
 
 
 @pytest.fixture(scope="session")

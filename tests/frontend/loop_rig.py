@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import uvloop
 
-from holdfast.bench.deployment import Deployment, free_port
 from holdfast.core.address import TcpAddress
 from holdfast.frontend.process import FrontendSettings, run_frontend
 from holdfast.store.opening import open_store
+from holdfast.testing.deployment import Deployment, free_port
 from holdfast.wire.net import SocketNetwork
 
 WAIT_S = 20.0

@@ -6,7 +6,7 @@ import re
 
 from http_rig import Raw, chat
 
-from holdfast.bench.deployment import Deployment
+from holdfast.testing.deployment import Deployment
 
 CHAT = "/v1/chat/completions"
 

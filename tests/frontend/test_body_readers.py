@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from http_rig import WAIT_S, Raw, ask, completion, padded
 
-from holdfast.bench.deployment import Deployment, free_port
 from holdfast.frontend import large_bodies
 from holdfast.frontend.api.errors import ApiError
+from holdfast.testing.deployment import Deployment, free_port
 
 COMPLETIONS = "/v1/completions"
 

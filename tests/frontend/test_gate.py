@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from http_rig import Raw, chat
 
-from holdfast.bench.deployment import Deployment, free_port
 from holdfast.frontend.gate import Gate
+from holdfast.testing.deployment import Deployment, free_port
 
 CHAT = "/v1/chat/completions"
 HOME = "https://chat.example.org"

@@ -8,7 +8,7 @@ import time
 import pytest
 from http_rig import Raw, ask_once, chat
 
-from holdfast.bench.deployment import Deployment
+from holdfast.testing.deployment import Deployment
 
 CHAT = "/v1/chat/completions"
 POST = f"POST {CHAT} HTTP/1.1\r\ncontent-type: application/json"

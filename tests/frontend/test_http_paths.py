@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from http_rig import Raw, chat
 
-from holdfast.bench.deployment import Deployment, free_port
+from holdfast.testing.deployment import Deployment, free_port
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from http_rig import Raw, chat
 
-from holdfast.bench.deployment import Deployment
+from holdfast.testing.deployment import Deployment
 
 CHAT = "/v1/chat/completions"
 

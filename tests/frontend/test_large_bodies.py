@@ -17,12 +17,12 @@ import pytest
 from http_rig import Raw, ask, completion, padded
 from loop_rig import WAIT_S, MeteredFrontend
 
-from holdfast.bench.deployment import Deployment
 from holdfast.frontend import app, large_bodies
 from holdfast.frontend.admission import LAUNCH_TOKENS_MAX
 from holdfast.frontend.api.errors import ApiError
 from holdfast.streams.dispatcher import Dispatcher
 from holdfast.streams.flight import Flight
+from holdfast.testing.deployment import Deployment
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 LARGE = 15_000_000

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 
-from holdfast.bench.deployment import Deployment
+from holdfast.testing.deployment import Deployment
 
 
 def test_a_workers_coming_and_going_is_logged_by_its_name() -> None:

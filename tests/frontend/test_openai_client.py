@@ -11,8 +11,8 @@ from openai import AsyncOpenAI, OpenAI
 from openai.types import Completion
 from openai_rig import HELLO, IDS, LONG, MODEL, ask, decode, ids_of, stream, strict, text_of
 
-from holdfast.bench.deployment import Deployment
 from holdfast.frontend.text.tokenizer import TextTokenizer
+from holdfast.testing.deployment import Deployment
 
 
 def test_models_are_listed_and_retrieved(client: OpenAI) -> None:

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai_rig import MODEL
 
-from holdfast.bench.deployment import Deployment
 from holdfast.frontend.text.tokenizer import TextTokenizer
+from holdfast.testing.deployment import Deployment
 
 WAIT_S = 20.0
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

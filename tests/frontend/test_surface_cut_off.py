@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from holdfast.bench.clients import ask, chat_body, read_answer
-from holdfast.bench.deployment import Deployment
+from holdfast.testing.clients import ask, chat_body, read_answer
+from holdfast.testing.deployment import Deployment
 
 pytestmark = pytest.mark.processes
 

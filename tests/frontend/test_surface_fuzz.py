@@ -12,8 +12,8 @@ from http_rig import Raw, Reply, chat, fds, rss_bytes, threads, wait_fds
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.bench.deployment import Deployment
 from holdfast.frontend.api.fields import HARMLESS, REFUSED, SHARED
+from holdfast.testing.deployment import Deployment
 
 PATHS = ["/v1/chat/completions", "/v1/completions"]
 FIELDS = sorted({*SHARED, *HARMLESS, *REFUSED, "messages", "prompt", "logprobs", "top_logprobs", "frobnicate"})

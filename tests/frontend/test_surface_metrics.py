@@ -5,8 +5,8 @@ from __future__ import annotations
 from http_rig import Raw, chat
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast.bench.deployment import Deployment
 from holdfast.streams.gaps import GAP_BOUNDS_S
+from holdfast.testing.deployment import Deployment
 
 CHAT = "/v1/chat/completions"
 Samples = dict[tuple[str, tuple[str, ...]], float]

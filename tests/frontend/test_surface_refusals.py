@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from holdfast.bench.deployment import Deployment
 from holdfast.core.address import parse_address
 from holdfast.discovery.keys import CARDS, INSTANCES, REFUSALS, InstanceKey, InstanceRecord, encode_record
 from holdfast.store.client import EmbeddedStore
+from holdfast.testing.deployment import Deployment
 from holdfast.wire.net import SocketNetwork
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]

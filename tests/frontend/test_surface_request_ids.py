@@ -7,7 +7,7 @@ from http_rig import Raw, Reply
 from openai import OpenAI
 from openai_rig import HELLO, MODEL
 
-from holdfast.bench.deployment import Deployment
+from holdfast.testing.deployment import Deployment
 
 CHAT = "/v1/chat/completions"
 ASKED = {"model": MODEL, "messages": HELLO, "max_tokens": 3}

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from http_rig import Raw, Reply, chat
 
-from holdfast.bench.deployment import Deployment
+from holdfast.testing.deployment import Deployment
 from mid_stream import kill_serving, serving, slow_down
 
 CHAT = "/v1/chat/completions"

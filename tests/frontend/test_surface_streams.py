@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from http_rig import Raw, chat, fds, rss_bytes, wait_fds
 
-from holdfast.bench.deployment import Deployment
+from holdfast.testing.deployment import Deployment
 
 CHAT = "/v1/chat/completions"
 CANCEL_S = 0.1  # the promise

@@ -10,7 +10,7 @@ from http_rig import Raw
 from openai import OpenAI
 from openai_rig import HELLO, IDS, LONG, MODEL, ask, ids_of, stream, strict, text_of
 
-from holdfast.bench.deployment import Deployment
+from holdfast.testing.deployment import Deployment
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CONTINUOUS: Any = {"include_usage": True, "continuous_usage_stats": True}

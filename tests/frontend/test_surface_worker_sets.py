@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from http_rig import Raw, Reply
 
-from holdfast.bench.clients import Answer, ask, chat_body, read_answer
-from holdfast.bench.deployment import Deployment
+from holdfast.testing.clients import Answer, ask, chat_body, read_answer
+from holdfast.testing.deployment import Deployment
 from mid_stream import slow_down
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]

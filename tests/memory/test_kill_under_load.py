@@ -9,9 +9,9 @@ import signal
 import pytest
 from vault_rig import BOUND_S, Rig, load
 
-from holdfast.bench import vault_census
-from holdfast.bench.vault_kills import CATEGORIES, Campaign
-from holdfast.bench.vault_watch import Watch
+from bench.vault import census as vault_census
+from bench.vault.kills import CATEGORIES, Campaign
+from bench.vault.watch import Watch
 from holdfast.memory.client.weights import MemoryClient
 
 SEED = int(os.environ.get("HOLDFAST_TEST_SEED", "1")) % 1_000_000

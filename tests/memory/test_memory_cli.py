@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.bench.vault_census import pair, processes_of
+from bench.vault.census import pair, processes_of
 from holdfast.core.errors import UserError
 from holdfast.memory.client.weights import RO, MemoryClient
 from holdfast.memory.devices import open_device

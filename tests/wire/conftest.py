@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from wire_rig import Target
 
-from holdfast.bench.deployment import Deployment
+from holdfast.testing.deployment import Deployment
 
 
 @pytest.fixture(scope="module")

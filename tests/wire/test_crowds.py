@@ -15,8 +15,8 @@ from collections.abc import Iterator
 import pytest
 from wire_rig import HELLO, Peer
 
-from holdfast.bench.deployment import Deployment, free_port
 from holdfast.core.limits import raise_descriptor_limit
+from holdfast.testing.deployment import Deployment, free_port
 from holdfast.wire.messages import Welcome
 
 LIMIT = 128

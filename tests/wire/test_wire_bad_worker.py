@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.bench.clients import Received, ask, read_answer
-from holdfast.bench.deployment import Deployment
 from holdfast.cli.engines import make_engine
 from holdfast.cli.launch import WorkerLaunch
 from holdfast.core.address import UnixAddress
 from holdfast.core.requests import Failure, GenerateRequest, Output, TokenLogprobs
 from holdfast.engines.contract import ClosedSink, Limits, Progress, StepSink
 from holdfast.store.opening import open_store
+from holdfast.testing.clients import Received, ask, read_answer
+from holdfast.testing.deployment import Deployment
 from holdfast.wire.frames import frame
 from holdfast.wire.messages import Closed, Draining, Step, encode
 from holdfast.wire.net import SocketNetwork

@@ -8,8 +8,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from holdfast.bench.deployment import Deployment
 from holdfast.core.requests import GenerateRequest, Output, Sampling
+from holdfast.testing.deployment import Deployment
 from holdfast.wire.frames import FrameSplitter
 from holdfast.wire.messages import (
     VERSION,

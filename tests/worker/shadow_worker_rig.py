@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from holdfast.bench.deployment import Deployment, free_port
 from holdfast.core.requests import GenerateRequest, Sampling
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
+from holdfast.testing.deployment import Deployment, free_port
 from holdfast.wire.frames import FrameSplitter
 from holdfast.wire.messages import VERSION, Generate, Hello, Message, Step, decode_to_frontend, encode
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.bench.failover_cases import run_cases
-from holdfast.bench.faults import Load
-from holdfast.bench.supervised import Supervised
+from bench.failover_cases import run_cases
+from holdfast.testing.load import Load
+from holdfast.testing.supervised import Supervised
 
 pytestmark = [pytest.mark.long, pytest.mark.processes, pytest.mark.timeout(90)]
 

@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 from shadow_worker_rig import Stage, WorkerProcess
 
-from holdfast.bench.deployment import free_port
 from holdfast.cli.launch import WorkerLaunch
 from holdfast.cli.plan import UpOptions, plan
 from holdfast.core.errors import UserError
 from holdfast.memory.writer_lock import WriterLock
 from holdfast.store.opening import open_store
+from holdfast.testing.deployment import free_port
 from holdfast.wire.net import SocketNetwork
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes, pytest.mark.timeout(60)]

@@ -16,11 +16,11 @@ import pytest
 import uvloop
 from shadow_worker_rig import ask
 
-from holdfast.bench.clients import Answer
-from holdfast.bench.faults import Load, compare, run_streams
-from holdfast.bench.supervised import EngineSeen, Supervised, children_of, in_thread, kill_group
 from holdfast.failover.journal import Term, two_leaders
 from holdfast.supervise.incidents import read_incidents
+from holdfast.testing.clients import Answer
+from holdfast.testing.load import Load, compare, run_streams
+from holdfast.testing.supervised import EngineSeen, Supervised, children_of, in_thread, kill_group
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes, pytest.mark.timeout(120)]
 

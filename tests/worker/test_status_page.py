@@ -14,8 +14,6 @@ from collections.abc import AsyncIterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast.bench.clients import ask, chat_body
-from holdfast.bench.deployment import Deployment
 from holdfast.core.address import TcpAddress
 from holdfast.core.errors import UserError
 from holdfast.failover.lifecycle import (
@@ -32,6 +30,8 @@ from holdfast.failover.lifecycle import (
     StandDown,
     step,
 )
+from holdfast.testing.clients import ask, chat_body
+from holdfast.testing.deployment import Deployment
 from holdfast.wire.http_server import HttpServer
 from holdfast.wire.net import SocketNetwork
 from holdfast.worker.status import Actions, ProbeSettings, StatusPage

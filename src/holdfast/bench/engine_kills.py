@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.bench.clients import chat_body
 from holdfast.bench.failover import BLOCK_TOKENS
+from holdfast.testing.clients import chat_body
 
 # One sentence of what is asked, in tokens of the tiny model's words, with room to spare for the numbers in it.
 SENTENCE = "Tell me more of the sea and the wind, of day {} and night {}."

@@ -22,10 +22,10 @@ from typing import Any, Protocol
 
 import uvloop
 
-from holdfast.bench.clients import Answer, ask, read_answer
-from holdfast.bench.faults import Load
-from holdfast.bench.supervised import RESTORE_S, EngineSeen, Supervised, in_thread, kill_group, spread
 from holdfast.failover.journal import two_leaders
+from holdfast.testing.clients import Answer, ask, read_answer
+from holdfast.testing.load import Load
+from holdfast.testing.supervised import RESTORE_S, EngineSeen, Supervised, in_thread, kill_group, spread
 
 # How engines are ended.
 ENDS: dict[str, Callable[[int], None]] = {

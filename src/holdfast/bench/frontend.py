@@ -16,8 +16,8 @@ from typing import Any
 
 import uvloop
 
-from holdfast.bench.clients import StreamClient, chat_body, open_client
-from holdfast.bench.deployment import Deployment, cpu_ns
+from holdfast.testing.clients import StreamClient, chat_body, open_client
+from holdfast.testing.deployment import Deployment, cpu_ns
 
 REPLY_TOKENS = 64
 STOP = "\u0001never\u0001"

@@ -20,10 +20,10 @@ from typing import Any
 
 import uvloop
 
-from holdfast.bench.clients import Answer, Received, ask, read_answer
-from holdfast.bench.deployment import Deployment, free_port
-from holdfast.bench.faults import Load
-from holdfast.bench.supervised import in_thread
+from holdfast.testing.clients import Answer, Received, ask, read_answer
+from holdfast.testing.deployment import Deployment, free_port
+from holdfast.testing.load import Load
+from holdfast.testing.supervised import in_thread
 
 STORIES = 16  # requests that differ
 # A client that is not told when to come back; also what a broken connection costs.

@@ -107,7 +107,8 @@ def engine(
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object on stdout, for programs.")] = False,
 ) -> None:
     """How fast the torch engine decodes on this CPU, alone: --fast, --exact, and transformers beside them."""
-    from holdfast.bench.engine_speed import EngineBench, run, table
+    from holdfast.bench.engine.figures import table
+    from holdfast.bench.engine.speed import EngineBench, run
 
     try:
         counts = tuple(int(count) for count in streams.split(","))

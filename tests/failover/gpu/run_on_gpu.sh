@@ -27,7 +27,7 @@ status=0
       tests/failover/gpu/test_gpu_failover.py -k cuda || status=1
   fi
   echo "== bench, $(date +%T)"
-  timeout 340 "$PYTHON" -m holdfast.bench.failover_gpu --out "$OUT/failover-gpu.json" "$@" || status=1
+  timeout 340 "$PYTHON" -m bench.failover_gpu.measure --out "$OUT/failover-gpu.json" "$@" || status=1
   echo "== end, $(date +%T), status $status"
   exit $status
 } 2>&1 | tee "$OUT/failover-gpu.log"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.bench import failover_gpu
-from holdfast.bench.failover_gpu import GpuBench
+from bench.failover_gpu import measure as failover_gpu
+from bench.failover_gpu.measure import GpuBench
 from holdfast.memory.devices.cuda_driver import Driver, find_gpu
 
 pytestmark = pytest.mark.alone

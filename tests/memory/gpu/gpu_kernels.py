@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from holdfast.bench.gpu_words import PTX
+from bench.gpu_kernels import PTX
 from holdfast.memory.devices.cuda_driver import Driver, find_gpu
 
 BLOCKS, THREADS = 1024, 256

@@ -6,7 +6,7 @@
 #   run_on_gpu.sh vllm           stock vLLM's decode throughput, for the ratio    under 9 minutes
 # Packages that the host lacks are wheels in $WHEELS; vLLM, cut into pieces, lies in $VLLM (part0/vllm, …, deps0/, …).
 # Writes into $OUT: engine-gpu.json (figures, after each part), a file per part, the log, and machine.txt. To put the
-# files of several runs together: python -m holdfast.bench.engine_gpu --parts merge --out DIR
+# files of several runs together: python -m bench.engine_gpu.measure --parts merge --out DIR
 # MORE are other words for the bench, e.g. MORE="--kills 12 --standbys 3".
 set -uo pipefail
 cd "$(dirname "$0")/../../../.."
@@ -68,7 +68,7 @@ hardening() {
   return $status
 }
 
-bench() { timeout "$1" "$PYTHON" -m holdfast.bench.engine_gpu --out "$OUT" --device "$DEVICE" --parts "$2" "${MORE[@]}"; }
+bench() { timeout "$1" "$PYTHON" -m bench.engine_gpu.measure --out "$OUT" --device "$DEVICE" --parts "$2" "${MORE[@]}"; }
 
 # No address is asked for anything, nothing is written where it would stay; greedy decoding draws with no such sampler.
 stock_vllm() {

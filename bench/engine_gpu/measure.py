@@ -1,0 +1,152 @@
+"""All that is measured of the torch engine on a GPU: `python -m bench.engine_gpu.measure --out DIR`.
+
+Parts: `chain` (kills under load), `speed` (our decode), `vllm` (stock vLLM's, where it is installed). Each is a process
+of its own with a bound on its time, and writes what it has as it goes; after each, all that lies in DIR becomes
+DIR/engine-gpu.json, so runs on several days and machines can be put together by `--parts merge`. On `--device host-0`
+the same parts run without a GPU, smaller, to try the bench itself. Exits with 1 if a part failed or missed its bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import ROOT
+from bench.engine_gpu.words import Row, speed_ratio
+from bench.failover_gpu.measure import machine
+from holdfast.memory.devices import is_host
+
+RESULTS = "engine-gpu.json"
+PARTS = ("chain", "speed", "vllm")
+MODULES = {"chain": "chain", "speed": "speed", "vllm": "vllm_speed"}
+# Seconds. A command on a lent GPU may take ten minutes; the chain ends by itself before its bound, and reads answers.
+BOUNDS_S = {"chain": 540.0, "speed": 300.0, "vllm": 500.0}
+CHAIN_LIMIT_S = 480.0
+END_S = 40.0  # after Ctrl-C: a deployment that is asked to stop needs ten seconds (`cli.plan`)
+# A small machine without a GPU: seconds, for trying.
+SMALL = {
+    "chain": ["--kv-gib", "0.25", "--prompt", "500", "--tokens", "1200", "--up", "--torch-threads 1"],
+    "speed": ["--kv-gib", "0.25", "--step-tokens", "512", "--repeats", "1", "--cases", "1x128,4x300"],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What was asked for."""
+
+    out: Path
+    parts: tuple[str, ...]
+    model: str
+    device: str
+    streams: int
+    kills: int
+    standbys: int
+    up: str
+
+    def command(self, part: str) -> list[str]:
+        """A part's own; what is said here comes after what suits a small machine, and so counts."""
+        words = [sys.executable, "-m", f"bench.engine_gpu.{MODULES[part]}", "--out", str(self.out.resolve())]
+        if part == "vllm":
+            return words
+        words += SMALL[part] if is_host(self.device) else []
+        words += ["--model", self.model, "--device", self.device]
+        if part == "chain":
+            words += ["--streams", str(self.streams), "--kills", str(self.kills), "--standbys", str(self.standbys)]
+            words += ["--limit-s", f"{CHAIN_LIMIT_S:g}"] + ([f"--up={self.up}"] if self.up else [])
+        return words
+
+
+def run_part(command: list[str], bound_s: float) -> str:
+    """Why it did not end well, or ""."""
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, cwd=ROOT)
+    try:
+        status = process.wait(bound_s)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)  # so that what it started ends too
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(END_S)
+        return f"did not end within {bound_s:g} s"
+    return "" if status == 0 else f"ended with {status}"
+
+
+def merged(found: Mapping[str, Row], before: Mapping[str, Row]) -> dict[str, Row]:
+    """Rows of all parts there are; those of an earlier run stay where this one has none."""
+    rows = dict(before) | dict(found)
+    ratio = speed_ratio(rows.get("speed", {}).get("cases", {}), rows.get("vllm", {}).get("cases", {}))
+    return rows | ({"decode-against-vllm": ratio} if ratio else {})
+
+
+def read_parts(out: Path) -> dict[str, Row]:
+    rows: dict[str, Row] = {}
+    for part in PARTS:
+        path = out / f"{part}.json"
+        if path.exists():
+            rows |= json.loads(path.read_text())
+    return rows
+
+
+def write(out: Path, about: Row) -> dict[str, Row]:
+    path = out / RESULTS
+    before = json.loads(path.read_text()) if path.exists() else {}
+    rows = merged(read_parts(out), before.get("rows", {}))
+    path.write_text(json.dumps({"about": before.get("about", {}) | about, "rows": rows}, indent=1) + "\n")
+    return rows
+
+
+def run(wishes: Wishes, about: Row) -> bool:
+    """Whether every part asked for ended well."""
+    wishes.out.mkdir(parents=True, exist_ok=True)
+    well = True
+    for part in wishes.parts:
+        print(f"== {part}: {' '.join(wishes.command(part))}", flush=True)
+        (wishes.out / f"{part}.json").unlink(missing_ok=True)  # of an earlier try: not what this one found
+        began_s = time.monotonic()
+        why = run_part(wishes.command(part), BOUNDS_S[part])
+        well = well and not why
+        print(f"== {part}: {why or 'well'}, {time.monotonic() - began_s:.0f} s", flush=True)
+        write(wishes.out, about)
+    return well
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="engine_gpu", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--parts", default="chain,speed", help=f"of {', '.join(PARTS)}; merge: none, only put together")
+    parser.add_argument("--model", default="", help="default: random:8b, on a host device tiny")
+    parser.add_argument("--device", default="cuda-0", help="cuda-0, a GPU's UUID, or host-0 (also: cpu)")
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--standbys", type=int, default=2)
+    parser.add_argument("--up", default="", help="other words for `holdfast up`, in one string: --up='--wake-s 10'")
+    asked = parser.parse_args(argv)
+    parts = tuple(part for part in asked.parts.split(",") if part != "merge")
+    if unknown := [part for part in parts if part not in PARTS]:
+        parser.error(f"unknown part {unknown[0]}; there are: {', '.join(PARTS)}, merge")
+    device = "host-0" if asked.device == "cpu" else asked.device
+    model = asked.model or ("tiny" if is_host(device) else "random:8b")
+    wishes = Wishes(asked.out, parts, model, device, asked.streams, asked.kills, asked.standbys, asked.up)
+    about: Row = {}
+    if parts:
+        date = datetime.datetime.now(datetime.UTC).date().isoformat()
+        about = {"command": " ".join(["python -m bench.engine_gpu.measure", *argv]), "date": date}
+        about["machine"] = machine(device)
+    well = run(wishes, about)
+    for name, row in write(asked.out, about).items():
+        shown = {key: value for key, value in row.items() if key != "each"}
+        print(f"{name:20} {'met' if row.get('met', True) else 'MISSED'} {json.dumps(shown)[:3000]}", flush=True)
+    return 0 if well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

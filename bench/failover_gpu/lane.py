@@ -1,0 +1,189 @@
+"""Work on a device for the failover bench: fill and verify pool memory, copy it, take direct memory.
+
+A filled piece's word number n is n * STEP + seed, so every word tells the seed it was last written with. On a GPU these
+are kernels at the memory's speed, queued in order; on the host they are done at once, and nothing outlives its process.
+Always true: what is queued is over when `synchronize` returns; `take` takes all or nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.gpu_kernels import PTX
+from holdfast.memory.devices import OutOfMemory, is_host, view
+from holdfast.memory.devices.cuda_driver import Driver, find_gpu
+
+STEP = 0x9E3779B1
+WORD_BYTES = 4
+# Blocks and threads of a launch: all of the GPU, or one warp, so that a short queue takes long.
+WIDE, THIN = (1024, 256), (1, 32)
+# Direct memory comes in pieces of this size: few calls, and none larger than what fragments leave.
+TAKE_BYTES = 4 * 1024**3
+
+Piece = tuple[int, int, int]  # address, size, seed
+Words = NDArray[np.uint32]
+
+
+class Lane(Protocol):
+    """One process's work on one device, in order."""
+
+    def bind(self) -> None:
+        """To be called first in every thread but the one that made it."""
+
+    def fill(self, address: int, size: int, seed: int, grid: tuple[int, int] = WIDE) -> None:
+        """Queue a fill."""
+
+    def read_through(self, address: int, size: int, seed: int) -> None:
+        """Queue a read of everything; what it finds is not asked for."""
+
+    def copy(self, to: int, source: int, size: int) -> None:
+        """Queue a copy within the device."""
+
+    def count_wrong(self, pieces: Sequence[Piece]) -> int:
+        """How many words of the pieces are not what `fill` wrote; waits."""
+
+    def words(self, address: int, size: int) -> Words:
+        """A copy in host memory; waits."""
+
+    def scratch(self, size: int) -> int:
+        """Private memory, for as long as the process lives."""
+
+    def synchronize(self) -> None: ...
+
+    def free_bytes(self) -> int: ...
+
+    def take(self, total: int) -> list[tuple[int, int]]:
+        """Direct memory as (address, size), every byte touched; OutOfMemory, and nothing taken."""
+
+
+class CudaLane:
+    """The GPU's primary context, which stays current in the threads that use it."""
+
+    def __init__(self, gpu: str) -> None:
+        self._driver = Driver()
+        device, _ = find_gpu(self._driver, gpu)
+        self._context: Any = self._driver("cuDevicePrimaryCtxRetain", device)
+        self.bind()
+        module = self._driver("cuModuleLoadData", PTX.encode() + b"\0")
+        self._fill: Any = self._driver("cuModuleGetFunction", module, b"fill")
+        self._check: Any = self._driver("cuModuleGetFunction", module, b"check")
+        self._wrong = self.scratch(8)
+
+    def bind(self) -> None:
+        self._driver("cuCtxSetCurrent", self._context)
+
+    def _launch(self, kernel: Any, piece: Piece, grid: tuple[int, int]) -> None:
+        address, size, seed = piece
+        blocks, threads = grid
+        values = (address, size // WORD_BYTES, seed & 0xFFFFFFFF, self._wrong)
+        types = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint64)
+        self._driver("cuLaunchKernel", kernel, blocks, 1, 1, threads, 1, 1, 0, 0, (values, types), 0)
+
+    def fill(self, address: int, size: int, seed: int, grid: tuple[int, int] = WIDE) -> None:
+        self._launch(self._fill, (address, size, seed), grid)
+
+    def read_through(self, address: int, size: int, seed: int) -> None:
+        self._launch(self._check, (address, size, seed), WIDE)
+
+    def copy(self, to: int, source: int, size: int) -> None:
+        self._driver("cuMemcpyDtoDAsync", to, source, size, 0)
+
+    def count_wrong(self, pieces: Sequence[Piece]) -> int:
+        self._driver("cuMemsetD8", self._wrong, 0, 8)
+        for piece in pieces:
+            self._launch(self._check, piece, WIDE)
+        count = ctypes.c_uint64()
+        self._driver("cuMemcpyDtoH", ctypes.addressof(count), self._wrong, 8)
+        return count.value
+
+    def words(self, address: int, size: int) -> Words:
+        found: Words = np.empty(size // WORD_BYTES, np.uint32)
+        self._driver("cuMemcpyDtoH", found.ctypes.data, address, size)
+        return found
+
+    def scratch(self, size: int) -> int:
+        return int(self._driver("cuMemAlloc", size))
+
+    def synchronize(self) -> None:
+        self._driver("cuCtxSynchronize")
+
+    def free_bytes(self) -> int:
+        free, _ = self._driver("cuMemGetInfo")
+        return int(free)
+
+    def take(self, total: int) -> list[tuple[int, int]]:
+        taken: list[tuple[int, int]] = []
+        try:
+            for start in range(0, total, TAKE_BYTES):
+                size = min(TAKE_BYTES, total - start)
+                taken.append((int(self._driver("cuMemAlloc", size)), size))
+        except OutOfMemory:
+            for address, _ in taken:
+                self._driver("cuMemFree", address)
+            raise
+        for address, size in taken:
+            self._driver("cuMemsetD8Async", address, 0x5A, size, 0)
+        self.synchronize()
+        return taken
+
+
+class HostLane:
+    """A stand-in without a queue: work is done when its call returns."""
+
+    def __init__(self) -> None:
+        self._kept: list[mmap.mmap] = []
+
+    def bind(self) -> None:
+        pass
+
+    def fill(self, address: int, size: int, seed: int, grid: tuple[int, int] = WIDE) -> None:
+        _words_at(address, size, writable=True)[:] = _pattern(size, seed)
+
+    def read_through(self, address: int, size: int, seed: int) -> None:
+        _words_at(address, size).max()
+
+    def copy(self, to: int, source: int, size: int) -> None:
+        _words_at(to, size, writable=True)[:] = _words_at(source, size)
+
+    def count_wrong(self, pieces: Sequence[Piece]) -> int:
+        return sum(
+            int(np.count_nonzero(_words_at(address, size) != _pattern(size, seed))) for address, size, seed in pieces
+        )
+
+    def words(self, address: int, size: int) -> Words:
+        return _words_at(address, size).copy()
+
+    def scratch(self, size: int) -> int:
+        return self.take(size)[0][0]
+
+    def synchronize(self) -> None:
+        pass
+
+    def free_bytes(self) -> int:
+        """The stand-in's direct memory is this process's own; there is no shared device to run out of."""
+        return 1 << 62
+
+    def take(self, total: int) -> list[tuple[int, int]]:
+        self._kept.append(mmap.mmap(-1, total))
+        whole = np.frombuffer(self._kept[-1], np.uint8)
+        whole[:] = 0x5A
+        return [(whole.ctypes.data, total)]
+
+
+def _words_at(address: int, size: int, *, writable: bool = False) -> Words:
+    return np.frombuffer(view(address, size, writable=writable), np.uint32)
+
+
+def _pattern(size: int, seed: int) -> Words:
+    return np.arange(size // WORD_BYTES, dtype=np.uint32) * np.uint32(STEP) + np.uint32(seed & 0xFFFFFFFF)
+
+
+def open_lane(device: str) -> Lane:
+    """The lane of a device's name, in the calling thread."""
+    return HostLane() if is_host(device) else CudaLane(device)

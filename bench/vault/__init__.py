@@ -1,0 +1,1 @@
+"""What `make prove-vault` does to a vault under load, and how it is judged."""

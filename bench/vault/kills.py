@@ -1,0 +1,282 @@
+"""SIGKILL at random instants, under load: of writers, readers, owners, the vault, its keeper, and both together.
+
+After each kill: the committed bytes are importable and intact, everyone else goes on, and what `vault_watch` promises
+holds. Before and after all of them the vault's and the keeper's descriptors, their processes and the memory they keep
+are counted, with nobody connected. The seed decides victims and instants; the machine decides the rest.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench import ROOT
+from bench.vault.census import Census, census, pair, processes_of
+from bench.vault.watch import NOTICE_S, Watch
+from holdfast.memory.vault.launch import VaultProcesses
+from holdfast.memory.vault.settings import VaultSettings
+
+CATEGORIES = ("writer", "reader", "owner", "vault", "keeper", "both")
+ACTORS = ("writer-0", "reader-0", "reader-1", "owner-0", "owner-1")
+CHECKER = "checker-9"  # asked after each kill, never killed
+# Longer than the keeper's longest back-off and every wait in the load; who has done nothing by then is stuck.
+RECOVER_S = 40.0
+# A round of any actor is shorter, so that the next kill falls anywhere in it.
+INSTANT_S_MAX = 0.15
+POLL_S = 0.01
+
+Told = Callable[[str], None]
+
+
+class Stuck(Exception):
+    """Somebody did not go on in time."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Of all kills."""
+
+    seed: int
+    recover_ms: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in CATEGORIES})
+    wrong: list[str] = field(default_factory=list)
+    did: dict[str, int] = field(default_factory=dict)
+    before: Census | None = None
+    after: Census | None = None
+    left: dict[int, str] = field(default_factory=dict)  # processes that outlived the vault's clean end
+
+    @property
+    def leaked(self) -> list[str]:
+        if self.before is None or self.after is None:
+            return ["not counted"]
+        outlived = [f"the {role} with pid {pid} outlived its end" for pid, role in self.left.items()]
+        return self.after.more_than(self.before) + outlived
+
+    def row(self, category: str) -> dict[str, Any]:
+        took = self.recover_ms[category]
+        return {
+            "kills": len(took),
+            "recover_ms_p50": round(statistics.median(took), 1) if took else None,
+            "recover_ms_max": round(max(took), 1) if took else None,
+        }
+
+
+class _Process:
+    """One actor and what it has said."""
+
+    def __init__(self, name: str, path: str, seed: int, log: Path) -> None:
+        settings = {"name": name, "role": name.partition("-")[0], "path": path, "seed": seed}
+        command = [sys.executable, "-m", "bench.vault", json.dumps(settings)]
+        with log.open("ab") as errors:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=ROOT
+            )
+        assert self.process.stdout is not None
+        self._pipe = self.process.stdout
+        os.set_blocking(self._pipe.fileno(), False)
+        self._partial = b""
+        self.name, self.log = name, log
+
+    def drain(self) -> list[dict[str, Any]]:
+        """All whole lines there are; what a kill cut off was never said."""
+        while piece := self._pipe.read(1 << 16):
+            self._partial += piece
+        *lines, self._partial = self._partial.split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def ask(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line.encode() + b"\n")
+        self.process.stdin.flush()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self._pipe.close()
+
+
+class Campaign:
+    """A vault, the load on it, and the one who kills."""
+
+    def __init__(self, seed: int, told: Told = lambda text: None) -> None:
+        self._rng = random.Random(seed)
+        self._told = told
+        self._folder = Path(tempfile.mkdtemp(prefix="hf-kills-", dir="/tmp"))
+        self._path = str(self._folder / "gms_host-0.sock")
+        self._vault = VaultProcesses(VaultSettings("host-0", self._path), self._folder / "vault.log")
+        self._actors: dict[str, _Process] = {}
+        self._later: list[tuple[str, dict[str, Any]]] = []
+        self._questions = itertools.count(1)
+        self.watch = Watch()
+        self.outcome = Outcome(seed)
+
+    def run(self, kills: int) -> Outcome:
+        """`kills` in all, as many of each category as can be; the folder stays if something was wrong."""
+        plan = [CATEGORIES[place % len(CATEGORIES)] for place in range(kills)]
+        self._rng.shuffle(plan)
+        try:
+            self._vault.start()
+            self._start_all()  # until there are weights and a pool
+            self.outcome.before = self._rest()
+            self._start_all()
+            for place, category in enumerate(plan):
+                took_ms = self._hit(category)
+                self.outcome.recover_ms[category].append(took_ms)
+                self._told(f"{place + 1}/{kills} {category}: all goes on after {took_ms:.0f} ms")
+            self.outcome.after = self._rest()
+        except (Stuck, TimeoutError) as stuck:
+            self.watch.wrong.append(str(stuck))
+        finally:
+            self._stop_all()
+            self._vault.stop()
+            self.outcome.left = processes_of(self._path)
+            self.outcome.wrong = self.watch.wrong
+            self.outcome.did = dict(self.watch.did)
+            if self.watch.wrong:
+                self._told(f"logs are kept in {self._folder}")
+            else:
+                shutil.rmtree(self._folder, ignore_errors=True)
+        return self.outcome
+
+    # -- the load
+
+    def _spawn(self, name: str) -> None:
+        if name in self._actors:
+            self._actors[name].close()
+        self._actors[name] = _Process(name, self._path, self._rng.getrandbits(32), self._folder / f"{name}.log")
+
+    def _start_all(self) -> None:
+        since_s = time.monotonic()
+        for name in (*ACTORS, CHECKER):
+            self._spawn(name)
+        self._all_go_on(since_s, "the start")
+
+    def _stop_all(self) -> None:
+        for actor in self._actors.values():
+            actor.kill()
+        self._listen()
+        for actor in self._actors.values():
+            actor.close()
+            self.watch.died(actor.name)
+        self._actors.clear()
+
+    def _rest(self) -> Census:
+        """End the load, and count what is left."""
+        self._stop_all()
+        return census(self._path, RECOVER_S)
+
+    def _listen(self) -> None:
+        """Hear everyone out. What is said up to `until_s` by whoever was heard before is complete: a line that follows
+        from another process's line is never judged before it."""
+        for actor in self._actors.values():
+            self._later += [(actor.name, said) for said in actor.drain()]
+        until_s = time.monotonic()
+        for actor in self._actors.values():
+            self._later += [(actor.name, said) for said in actor.drain()]
+        self._later.sort(key=lambda one: float(one[1]["at_s"]))
+        ripe = [one for one in self._later if one[1]["at_s"] <= until_s]
+        self._later = self._later[len(ripe) :]
+        with (self._folder / "said.jsonl").open("a") as story:  # kept if something was wrong
+            for name, said in ripe:
+                story.write(json.dumps({"who": name, **said}) + "\n")
+                self.watch.take(name, said)
+
+    # -- kills
+
+    def _hit(self, category: str) -> float:
+        """Kill at a random instant; how long until all is well again, in milliseconds."""
+        until_s = time.monotonic() + self._rng.uniform(0, INSTANT_S_MAX)
+        while (left_s := until_s - time.monotonic()) > 0:
+            self._listen()
+            time.sleep(min(POLL_S, left_s))
+        self._later.append(("campaign", {"at_s": time.monotonic(), "kills": category}))
+        if category in ("vault", "keeper", "both"):
+            self._kill_servers(category)
+            killed_s = time.monotonic() + NOTICE_S
+        else:
+            name = self._victim(category)
+            killed_s = time.monotonic()
+            self._actors[name].kill()
+            self._listen()
+            self.watch.died(name)
+            self._spawn(name)
+        self._importable(category)
+        self._all_go_on(killed_s, f"the kill of {category}")
+        return (time.monotonic() - killed_s) * 1000
+
+    def _victim(self, role: str) -> str:
+        self._listen()
+        if role == "owner" and self.watch.owner:
+            return self.watch.owner
+        return self._rng.choice([name for name in ACTORS if name.startswith(role)])
+
+    def _kill_servers(self, category: str) -> None:
+        found = pair(self._path, RECOVER_S)
+        victims = [found.vault, found.keeper] if category == "both" else [getattr(found, category)]
+        # Stopped first: else one sees the other's end and may have started it again before its own.
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in victims:
+                os.kill(pid, number)
+        if category == "both":
+            self._listen()
+            self.watch.total_loss(time.monotonic())
+            self._start_again()
+
+    def _start_again(self) -> None:
+        """As whoever runs them would: once both are over."""
+        deadline_s = time.monotonic() + RECOVER_S
+        while not self._vault.ensure():
+            if time.monotonic() > deadline_s:
+                raise Stuck("vault and keeper were killed, and something of them is still there")
+            time.sleep(POLL_S)
+
+    def _importable(self, category: str) -> None:
+        """A newcomer gets the committed weights, intact, and none older than those acknowledged before it asked."""
+        self._listen()
+        newest, asked = self.watch.newest(), str(next(self._questions))
+        self._actors[CHECKER].ask(asked)
+        self._wait(lambda: self.watch.imported[0] == asked, f"the kill of {category}", lambda: CHECKER)
+        identity = self.watch.imported[1]
+        if self.watch.place(identity) < newest:
+            self.watch.wrong.append(f"{identity} was imported after the kill of {category}; newer is acknowledged")
+
+    def _all_go_on(self, since_s: float, what: str) -> None:
+        """Everyone has done something since that takes a vault; of the owners, one."""
+
+        def silent() -> list[str]:
+            return [name for name in ACTORS if self.watch.heard_s.get(name, 0.0) <= since_s]
+
+        def well() -> bool:
+            owners = [name for name in silent() if name.startswith("owner")]
+            return len(owners) < 2 and self.watch.owner != "" and len(owners) == len(silent())
+
+        self._wait(well, what, lambda: str(silent()))
+
+    def _wait(self, well: Callable[[], bool], what: str, who: Callable[[], str]) -> None:
+        deadline_s = time.monotonic() + RECOVER_S
+        self._listen()
+        while not well():
+            for actor in self._actors.values():
+                if actor.process.poll() is not None:
+                    last = actor.log.read_text().strip().splitlines()[-1:]
+                    raise Stuck(f"{actor.name} ended by itself after {what}: {last}")
+            if time.monotonic() > deadline_s:
+                raise Stuck(f"{who()} did nothing for {RECOVER_S} s after {what}")
+            time.sleep(POLL_S)
+            self._listen()

@@ -1,0 +1,1 @@
+"""`holdfast bench engine`: how fast the torch engine decodes."""
