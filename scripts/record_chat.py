@@ -1,4 +1,4 @@
-"""Record a real chat that survives a `kill -9`, as an animated SVG: `python scripts/record_chat.py docs/chat.svg -- --exact`.
+"""Record a chat that survives a `kill -9` as an animated SVG: `python scripts/record_chat.py docs/chat.svg -- --exact`.
 
 A deployment is started, `holdfast chat` runs on a pseudo-terminal, the engine that answers is killed in the middle, and
 every state of every line is drawn with the time it was seen. Nothing is staged but the typing.
