@@ -91,6 +91,10 @@ TIME = {
     "date": {"today"},
 }
 RANDOM_ALLOWED = {"Random", "SystemRandom"}
+SPAWNS = {
+    "core/tasks.py": "the one helper",
+    "bench/": "a bench's clients end with the command",
+}
 CONNECTING = {"open_connection", "open_unix_connection", "start_server", "start_unix_server"}
 
 
@@ -241,6 +245,24 @@ def test_connections_come_through_the_port() -> None:
         return "from socket import" if imported(node, "socket") else None
 
     assert violations(found, SOCKETS) == []
+
+
+def test_tasks_are_spawned_by_the_one_helper() -> None:
+    """Or in a task group: nobody else starts a task that can be lost, or fail without a word."""
+    groups: set[str] = set()
+
+    def found(node: ast.AST) -> str | None:
+        if isinstance(node, ast.Module):  # another file
+            groups.clear()
+        if isinstance(node, ast.withitem) and ast.unparse(node.context_expr) == "asyncio.TaskGroup()":
+            groups.add(ast.unparse(node.optional_vars) if node.optional_vars else "")
+        if isinstance(node, ast.arg) and node.annotation and ast.unparse(node.annotation) == "asyncio.TaskGroup":
+            groups.add(node.arg)
+        owner, attribute = member(node)
+        grouped = isinstance(node, ast.Attribute) and ast.unparse(node.value) in groups
+        return f"{owner}.{attribute}" if attribute in ("create_task", "ensure_future") and not grouped else None
+
+    assert violations(found, SPAWNS) == []
 
 
 def test_the_environment_is_read_once() -> None:

@@ -6,7 +6,6 @@ Always true: `on_ready` is called once, when others may rely on the process; whe
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.cli.launch import FrontendLaunch, Launch, StoreLaunch, VaultLaunch, WorkerLaunch
 from holdfast.core.address import parse_address
 from holdfast.core.errors import UserError, settled
+from holdfast.core.tasks import beside, done_before, first
 from holdfast.supervise.records import journals_dir
 
 if TYPE_CHECKING:
@@ -47,20 +47,9 @@ async def _run_store(launch: StoreLaunch, stop: asyncio.Event, on_ready: OnReady
     from holdfast.wire.net import SocketNetwork
 
     durable = Path(launch.state_dir) / "store.db"
-    serving = asyncio.ensure_future(
-        serve(
-            parse_address(launch.address),
-            durable,
-            SocketNetwork(),
-            on_ready=lambda bound: on_ready({"address": str(bound)}),
-        )
-    )
-    stopping = asyncio.ensure_future(stop.wait())
-    await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    serving.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await serving
+    ready = lambda bound: on_ready({"address": str(bound)})  # noqa: E731
+    serving = serve(parse_address(launch.address), durable, SocketNetwork(), on_ready=ready)
+    await done_before(stop, serving, "store")
 
 
 async def _run_vault(launch: VaultLaunch, stop: asyncio.Event, on_ready: OnReady) -> None:
@@ -73,21 +62,17 @@ async def _run_vault(launch: VaultLaunch, stop: asyncio.Event, on_ready: OnReady
     settings = VaultSettings(launch.device, launch.socket_path, launch.budget_bytes)
     vault = VaultProcesses(settings, on_members=lambda pids: write_parts(Path(launch.state_dir), launch.name, pids))
     vault.start()
-    watching = asyncio.ensure_future(vault.watch())
-    stopping = asyncio.ensure_future(stop.wait())
     try:
-        connection, _ = await open_connection(
-            launch.socket_path, f"{launch.name}-{time.monotonic_ns()}", -1, VAULT_READY_S, _ignore, _ignore
-        )
-        connection.close()
-        on_ready({"address": f"unix://{launch.socket_path}"})
-        await asyncio.wait([watching, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if not stop.is_set():
-            raise UserError(f"the vault of {launch.device} ended; its log says why")
+        async with beside(vault.watch(), "watch") as watching:
+            connection, _ = await open_connection(
+                launch.socket_path, f"{launch.name}-{time.monotonic_ns()}", -1, VAULT_READY_S, _ignore, _ignore
+            )
+            connection.close()
+            on_ready({"address": f"unix://{launch.socket_path}"})
+            await first((stop.wait(),), (watching,))
+            if not stop.is_set():
+                raise UserError(f"the vault of {launch.device} ended; its log says why")
     finally:
-        for task in (watching, stopping):
-            task.cancel()
-        await asyncio.gather(watching, stopping, return_exceptions=True)
         vault.stop()
         forget_parts(Path(launch.state_dir), launch.name)
 

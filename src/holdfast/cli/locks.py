@@ -19,6 +19,7 @@ from holdfast.cli.options import environment
 from holdfast.cli.small_files import read_small
 from holdfast.cli.state_dir import own
 from holdfast.core.errors import UserError
+from holdfast.core.tasks import done_before
 
 app = typer.Typer(help="Elect one engine of a group: serve the lock they take turns with.", no_args_is_help=True)
 
@@ -69,30 +70,18 @@ async def _serve(where: str, state_file: Path, window_s: float, token: str) -> N
     address = parse_address(where)
     if isinstance(address, TcpAddress) and not token:
         raise UserError(f"anyone who can reach {where} could take the lock: give --token-file or $HOLDFAST_LOCK_TOKEN")
-    serving = asyncio.ensure_future(
-        serve_lock(
-            address,
-            state_file,
-            window_s,
-            token,
-            SocketNetwork(),
-            on_ready=lambda bound: typer.echo(f"ready: --lock lock+{bound} (Ctrl-C ends it)"),
-        )
-    )
-    asked = False
-
-    def stop() -> None:
-        nonlocal asked
-        asked = True
-        serving.cancel()
-
+    stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
-    try:
-        await serving
-    except asyncio.CancelledError:
-        if not asked:
-            raise
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    serving = serve_lock(
+        address,
+        state_file,
+        window_s,
+        token,
+        SocketNetwork(),
+        on_ready=lambda bound: typer.echo(f"ready: --lock lock+{bound} (Ctrl-C ends it)"),
+    )
+    if not await done_before(stop, serving, "lock server"):
         typer.echo("stopped; whoever has the lock keeps it if a server is back in time", file=sys.stderr)
 
 

@@ -23,6 +23,7 @@ from holdfast.cli.screen import Screen, tilde
 from holdfast.core.address import TcpAddress, parse_address
 from holdfast.core.errors import UserError
 from holdfast.core.limits import raise_descriptor_limit
+from holdfast.core.tasks import Tasks
 from holdfast.memory.client.calls import open_connection
 from holdfast.memory.errors import VaultRefused
 from holdfast.memory.finding import socket_path
@@ -68,20 +69,18 @@ async def _serve(vaults: list[VaultProcesses], screen: Screen) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, over.set)
-    watching: list[asyncio.Task[None]] = []
+    tasks = Tasks("vaults")
     try:
         for vault in vaults:
             vault.start()
-            watching.append(loop.create_task(vault.watch()))
+            tasks.spawn(vault.watch(), vault.settings.device)
         for vault in vaults:
             await _ready(vault, screen, over)
         if not over.is_set():
             screen.line("Ctrl-C ends it and lets go of the memory; `holdfast memory status` shows it.", style="dim")
         await over.wait()
     finally:
-        for task in watching:
-            task.cancel()
-        await asyncio.gather(*watching, return_exceptions=True)
+        await tasks.stop()
         for vault in vaults:
             vault.stop()
             screen.event(f"{vault.settings.device}: vault and keeper have ended")

@@ -16,8 +16,8 @@ import asyncio
 import contextlib
 import logging
 from random import SystemRandom
-from typing import Any
 
+from holdfast.core.tasks import Tasks, first
 from holdfast.failover.identity import read_holder, signature
 from holdfast.failover.lock import Holder
 from holdfast.failover.lost_event import LostEvent
@@ -53,7 +53,7 @@ class EtcdLock:
         self.lease_s = lease_s
         self._rng = SystemRandom()
         self._lost: LostEvent | None = None
-        self._candidacy: asyncio.Task[None] | None = None
+        self._tasks = Tasks(f"lock {url}/{key}")  # one at a time
         self._waiting = False
 
     def __repr__(self) -> str:
@@ -72,11 +72,10 @@ class EtcdLock:
         try:
             await self._end()
             granted: asyncio.Future[LostEvent] = asyncio.get_running_loop().create_future()
-            self._candidacy = asyncio.create_task(self._stand(granted), name=f"{self!r}")
-            both: list[asyncio.Future[Any]] = [self._candidacy, granted]
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            candidacy = self._tasks.spawn(self._stand(granted), "candidacy")
+            await first((), (candidacy, granted))
             if not granted.done():
-                self._candidacy.result()  # a bug: it ends only when cancelled
+                candidacy.result()  # a bug: it ends only when cancelled
             return granted.result()
         except BaseException:
             await self._end()
@@ -103,13 +102,10 @@ class EtcdLock:
 
     async def _end(self) -> None:
         """Stop standing: emitting ends first, then the lease is revoked and everything is closed. Bounded."""
-        lost, candidacy = self._lost, self._candidacy
-        self._lost = self._candidacy = None
+        lost, self._lost = self._lost, None
         if lost is not None:
             lost.set()
-        if candidacy is not None:
-            candidacy.cancel()
-            await asyncio.wait([candidacy])
+        await self._tasks.stop()
 
     # -- the candidacy: one task, from the first look to the loss
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 from holdfast.core.errors import Code
+from holdfast.core.tasks import Tasks
 from holdfast.frontend.accounts import Account, Accounts
 from holdfast.frontend.admission import Admission
 from holdfast.frontend.api.errors import SERVER, ApiError, no_worker, of_failure, too_busy
@@ -63,7 +63,7 @@ class App:
     names: RequestNames
     accounts: Accounts
     large: LargeBodies
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _tasks: Tasks = field(default_factory=lambda: Tasks("frontend"))
     _models_changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def models_changed(self) -> None:
@@ -145,7 +145,7 @@ class App:
     def _prepare_slowly(self, connection: HttpConnection, account: Account, asked: ParsedRequest | bytes) -> None:
         if len(self._tasks) >= PREPARING_MAX:
             raise too_busy("too many requests are being prepared")
-        task = self._spawn(self._prepare(connection, account, asked))
+        task = self._tasks.spawn(self._prepare(connection, account, asked), "prepare")
         # Not inside the task: one that is cancelled before its first step never gets to run a line of its own.
         task.add_done_callback(lambda done: account.over(None) if done.cancelled() else None)
         connection.responder = _Preparing(connection, account, task)
@@ -188,18 +188,8 @@ class App:
             except TimeoutError:
                 raise no_worker(parsed.model, f"none has come up within {self.model_wait_s:g} s") from None
 
-    # -- tasks
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
     async def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.stop()
         await self.large.close()
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
 import msgspec
 
+from holdfast.core.tasks import Tasks
 from holdfast.core.unwritten import UNWRITTEN
 from holdfast.frontend.api.errors import model_not_found, no_worker
 from holdfast.frontend.metrics import FrontendMetrics
@@ -40,6 +41,7 @@ class Pages:
     others: Others = nobody
     draining: bool = False
     streams: Callable[[], int] = lambda: 0  # requests under way
+    _scrapes: Tasks = field(default_factory=lambda: Tasks("scrapes"))
 
     @staticmethod
     def has(path: str) -> bool:
@@ -63,7 +65,7 @@ class Pages:
             facts = self.facts()
             connection.respond(200 if facts["status"] == "ready" else 503, msgspec.json.encode(facts))
         elif path == "/metrics":
-            Scrape(connection, self.name, self._own_metrics(), self.others)
+            Scrape(connection, self.name, self._own_metrics(), self.others, self._scrapes)
         elif path == _MODELS:
             cards = [self._card(name) for name in self.directory.models()]
             connection.respond(200, msgspec.json.encode({"object": "list", "data": cards}))

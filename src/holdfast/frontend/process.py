@@ -13,6 +13,7 @@ from typing import Any
 
 from holdfast.core.address import Address
 from holdfast.core.ports import Network
+from holdfast.core.tasks import Tasks, first
 from holdfast.discovery.keys import CARDS, INSTANCES, REFUSALS, STANDBYS, InstanceKey, check_deployment_name
 from holdfast.discovery.registry import Registry
 from holdfast.frontend.access import AccessLog
@@ -93,28 +94,21 @@ async def run_frontend(
     registry = Registry(settings.deployment)
     refusals = Refusals(store, registry)
     prefixes = (CARDS, INSTANCES, STANDBYS)
-    watches = [loop.create_task(_watch(store, prefix, registry, pool, refusals)) for prefix in prefixes]
+    tasks = Tasks("frontend")
+    watches = [tasks.spawn(_watch(store, prefix, registry, pool, refusals), f"watch {prefix}") for prefix in prefixes]
     try:
         on_ready({"address": str(address), "status": str(status or address)})
-        await _until(stop, watches)
+        await first((stop.wait(),), watches)
+        for watch in watches:
+            if watch.done():  # our own bug, which ends the process
+                watch.result()
         await _drain(app, server, settings.drain_s)
     finally:
-        for task in watches:
-            task.cancel()
-        await asyncio.gather(*watches, return_exceptions=True)
+        await tasks.stop()
         await app.close()
         await pool.close()
         server.close()
         own.close()  # last: while it drains it says so
-
-
-async def _until(stop: asyncio.Event, watches: list[asyncio.Task[None]]) -> None:
-    """Wait for `stop`; a watch that dies is our own bug and ends the process."""
-    stopping = asyncio.ensure_future(stop.wait())
-    done, _ = await asyncio.wait([stopping, *watches], return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    for task in done:
-        task.result()
 
 
 class Refusals:

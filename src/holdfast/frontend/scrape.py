@@ -6,10 +6,10 @@ leaves is given up.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
+from holdfast.core.tasks import Tasks
 from holdfast.wire import metrics
 from holdfast.wire.http import HttpConnection
 from holdfast.wire.metrics_text import merged
@@ -31,10 +31,10 @@ async def nobody() -> Mapping[str, bytes | None]:
 class Scrape:
     """Answers `/metrics` for all. Implements `wire.http.Responder` while it asks."""
 
-    def __init__(self, connection: HttpConnection, name: str, own: bytes, others: Others) -> None:
+    def __init__(self, connection: HttpConnection, name: str, own: bytes, others: Others, tasks: Tasks) -> None:
         self._connection: HttpConnection | None = connection
         connection.responder = self
-        self._task = asyncio.get_running_loop().create_task(self._run(name, own, others))
+        self._task = tasks.spawn(self._run(name, own, others), "scrape")
 
     async def _run(self, name: str, own: bytes, others: Others) -> None:
         """The root of its task."""

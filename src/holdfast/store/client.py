@@ -17,6 +17,7 @@ from functools import partial
 
 from holdfast.core.address import Address
 from holdfast.core.ports import Network
+from holdfast.core.tasks import Tasks
 from holdfast.store import messages as m
 from holdfast.store.backoff import Backoff
 from holdfast.store.contract import (
@@ -63,7 +64,7 @@ class EmbeddedStore:
         self._link: Link | None = None
         self._ready = asyncio.Event()  # a welcomed link is there
         self._calls = 0
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = Tasks(f"store {address}")
         self._closed = False
 
     @property
@@ -77,17 +78,15 @@ class EmbeddedStore:
         return f"store {self._address} {'closed' if self._closed else self.state}{why}, {counts}"
 
     async def start(self) -> None:
-        assert self._task is None, "started twice"
-        self._task = asyncio.create_task(self._run(), name=f"store {self._address}")
+        assert not len(self._tasks), "started twice"
+        self._tasks.spawn(self._run(), "run")
 
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
         self._ready.set()  # whoever waits for a connection learns that there will be none
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        await self._tasks.stop()
         self._hub.close()
         if self._link is not None:
             link = self._link

@@ -15,6 +15,7 @@ import random
 from collections.abc import Coroutine
 from dataclasses import dataclass
 
+from holdfast.core.tasks import Tasks
 from holdfast.store.backoff import Backoff
 from holdfast.store.contract import (
     CALLS_MAX,
@@ -76,7 +77,7 @@ class EtcdStore:
         self._generation = 0
         self._revision = 0
         self._calls = 0
-        self._root: asyncio.Task[None] | None = None
+        self._tasks = Tasks(f"store {self._address}")
         self._closed = False
 
     @property
@@ -91,18 +92,17 @@ class EtcdStore:
         return f"store {self._address} {state}{why}, {counts}, {len(self._hub.queues)} watches"
 
     async def start(self) -> None:
-        assert self._root is None, "started twice"
+        assert not len(self._tasks), "started twice"
         await self._gateway.__aenter__()
-        self._root = asyncio.create_task(self._run(), name=f"store {self._address}")
+        self._tasks.spawn(self._run(), "run")
 
     async def close(self) -> None:
         if self._closed:
             return
         self._closed = True
         self._hub.close()
-        if self._root is not None:
-            self._root.cancel()
-            await asyncio.wait([self._root])
+        if len(self._tasks):
+            await self._tasks.stop()
             await self._keeper.revoke()
             await self._gateway.__aexit__(None, None, None)
 

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 
 from holdfast.core.address import parse_address
 from holdfast.core.ports import Network
+from holdfast.core.tasks import Tasks, beside
 from holdfast.discovery.card import ModelCard
 from holdfast.discovery.keys import InstanceKey
 from holdfast.discovery.registry import Appeared, Change, Instance, NotAdmitted, Withdrawn
@@ -55,7 +56,8 @@ class WorkerPool:
         self._peer = peer
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[WorkerLink, asyncio.Task[None]] = {}
-        self._notices: set[asyncio.Task[None]] = set()
+        self._running = Tasks("workers")
+        self._notices = Tasks("notices")
         self._ticks = 0
         self._timer: asyncio.TimerHandle | None = None
         self.watched: dict[WorkerLink, Watch] = {}
@@ -74,10 +76,8 @@ class WorkerPool:
     async def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        tasks = [*self._tasks.values(), *self._notices]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._running.stop()
+        await self._notices.stop()
 
     # -- from discovery
 
@@ -100,7 +100,7 @@ class WorkerPool:
         link = WorkerLink(instance, self._dispatcher)
         known.append(link)
         watch = self.watched[link] = Watch(link, self._network, self._peer, self._judged)
-        self._tasks[link] = self._loop.create_task(self._keep(watch))
+        self._tasks[link] = self._running.spawn(self._keep(watch), link.instance.name)
 
     def _withdrawn(self, instance: Instance) -> None:
         for link in list(self._by_key.get(instance.key, ())):
@@ -122,9 +122,7 @@ class WorkerPool:
         name = change.record.name if change.record is not None else ""
         log.warning("%s is not admitted: %s", name or f"worker {change.key.instance:x}", change.reason)
         if change.record is not None:
-            task = self._loop.create_task(self._tell_not_taken(change.record.address, change.reason))
-            self._notices.add(task)
-            task.add_done_callback(self._notices.discard)
+            self._notices.spawn(self._tell_not_taken(change.record.address, change.reason), f"to {name}")
 
     async def _tell_not_taken(self, address: str, reason: str) -> None:
         """A worker is never a silent zombie: it shows the reason in its health."""
@@ -186,13 +184,9 @@ class WorkerPool:
     async def _serve(self, watch: Watch, workers: WorkerSet, data: DataConnection) -> None:
         """From the first beat to the data connection's end."""
         await watch.open_beats()
-        beats = self._loop.create_task(watch.keep_beats())
-        try:
+        async with beside(watch.keep_beats(), "beats"):
             self._join(watch, workers)
             watch.link.reason = await asyncio.shield(data.lost)
-        finally:
-            beats.cancel()
-            await asyncio.gather(beats, return_exceptions=True)
 
     def _join(self, watch: Watch, workers: WorkerSet) -> None:
         link = watch.link

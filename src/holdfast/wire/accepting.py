@@ -21,6 +21,7 @@ from typing import cast
 from holdfast.core.address import Address, UnixAddress
 from holdfast.core.limits import descriptor_limit
 from holdfast.core.ports import ProtocolFactory
+from holdfast.core.tasks import Tasks
 
 log = logging.getLogger("holdfast.net")
 
@@ -60,7 +61,7 @@ class SocketListener:
         self._sockets = sockets
         self._factory = factory
         self._loop = asyncio.get_running_loop()
-        self._taking: set[asyncio.Task[None]] = set()
+        self._taking = Tasks(f"listening at {address}")
         self._resting = False
         for sock in sockets:
             sock.setblocking(False)
@@ -90,9 +91,7 @@ class SocketListener:
                 log.warning("cannot take connections in at %s: %s; trying on", self.address, error)
         self._resting = rest_s > 0
         self._loop.remove_reader(listening.fileno())
-        task = self._loop.create_task(self._take_in(listening, came, rest_s))
-        self._taking.add(task)
-        task.add_done_callback(self._taking.discard)
+        self._taking.spawn(self._take_in(listening, came, rest_s), "take in")
 
     async def _take_in(self, listening: socket.socket, came: list[socket.socket], rest_s: float) -> None:
         try:

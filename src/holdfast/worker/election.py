@@ -7,10 +7,10 @@ canary of a standby is never older than `canary_s` and one look; nothing here de
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from holdfast.core.procfs import read_process
+from holdfast.core.tasks import beside, first
 from holdfast.failover.lock import FailoverLock
 
 # While standing by: how often the canary and the lock's holder are looked at.
@@ -38,13 +38,8 @@ class Election:
             if self.asleep:
                 await self.poked_or(stop)
                 continue
-            acquiring = asyncio.ensure_future(self._lock.acquire())
-            try:
+            async with beside(self._lock.acquire(), "acquire") as acquiring:
                 await self._stand_by(acquiring, stop)
-            finally:
-                if not acquiring.done():
-                    acquiring.cancel()
-                    await asyncio.gather(acquiring, return_exceptions=True)
             if acquiring.cancelled():
                 continue
             lost = acquiring.result()
@@ -55,20 +50,13 @@ class Election:
         return None
 
     async def _stand_by(self, acquiring: asyncio.Future[asyncio.Event], stop: asyncio.Event) -> None:
-        looking: asyncio.Future[None] | None = None
-        try:
-            while not (acquiring.done() or stop.is_set() or self.asleep):
-                if looking is None:
-                    looking = asyncio.ensure_future(self._look())
-                await first((stop.wait(), self._poked.wait()), (acquiring, looking))
-                self._poked.clear()
+        while not (acquiring.done() or stop.is_set() or self.asleep):
+            async with beside(self._look(), "look") as looking:
+                while not (looking.done() or acquiring.done() or stop.is_set() or self.asleep):
+                    await first((stop.wait(), self._poked.wait()), (acquiring, looking))
+                    self._poked.clear()
                 if looking.done():
                     looking.result()
-                    looking = None
-        finally:
-            if looking is not None:
-                looking.cancel()
-                await asyncio.gather(looking, return_exceptions=True)
 
     async def _look(self) -> None:
         """Is this engine still right, and can the lock's holder ever let go?"""
@@ -105,30 +93,3 @@ class Election:
         """Wait for a poke or one of these."""
         await first([self._poked.wait(), *(event.wait() for event in events)])
         self._poked.clear()
-
-
-async def first(
-    events: Iterable[Coroutine[Any, Any, Any]], futures: Iterable[asyncio.Future[Any]] = ()
-) -> None:
-    """Wait until one of them is done; what was given as a coroutine is let go."""
-    waits = [asyncio.ensure_future(event) for event in events]
-    try:
-        await asyncio.wait([*waits, *futures], return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
-
-
-async def done_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Whether it was done, or raised, before `stop`; else it is cancelled."""
-    task = asyncio.ensure_future(work)
-    try:
-        await first((stop.wait(),), (task,))
-    finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-    if task.cancelled():
-        return False
-    task.result()
-    return True

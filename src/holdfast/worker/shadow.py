@@ -21,6 +21,7 @@ from typing import Any
 
 from holdfast.core.errors import UserError
 from holdfast.core.requests import Output
+from holdfast.core.tasks import Tasks, done_before
 from holdfast.discovery.keys import INSTANCES, STANDBYS
 from holdfast.engines.contract import ShadowEngine
 from holdfast.failover.epoch import next_epoch
@@ -38,7 +39,7 @@ from holdfast.failover.lifecycle import (
     WakeFailed,
 )
 from holdfast.failover.lock import FailoverLock
-from holdfast.worker.election import Election, done_before
+from holdfast.worker.election import Election
 from holdfast.worker.failures import FAILURES, exit_now, in_words
 from holdfast.worker.probation import CANARY, Probation
 from holdfast.worker.process import Worker
@@ -80,7 +81,7 @@ class Shadow:
         self._seen_gone = (0, 0.0)  # the leader that the vault saw go last, by its epoch, and when
         self._probation = Probation(engine.canary, engine.canary_passed)
         self._rested = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(f"shadow {settings.name}")
         engine.on_fatal = exit_now
         engine.on_owner_gone = self._owner_gone
         engine.on_memory = self._memory
@@ -110,10 +111,10 @@ class Shadow:
             await worker.leave()
 
     async def _loaded(self, stop: asyncio.Event) -> bool:
-        return await done_before(stop, self._load())
+        return await done_before(stop, self._load(), "load")
 
     async def _woken(self, stop: asyncio.Event) -> bool:
-        return await done_before(stop, self._wake())
+        return await done_before(stop, self._wake(), "wake")
 
     async def _load(self) -> None:
         try:
@@ -184,8 +185,8 @@ class Shadow:
         assert self._timeline is not None
         self._timeline.mark("announced", time.monotonic())
         worker.register(INSTANCES)
-        self._background(worker.withdraw(STANDBYS))
-        self._background(self._await_gpu_fence(self._timeline))
+        self._tasks.spawn(worker.withdraw(STANDBYS), "withdraw")
+        self._tasks.spawn(self._await_gpu_fence(self._timeline), "gpu fence")
 
     async def _await_gpu_fence(self, timeline: Timeline) -> None:
         await self._engine.gpu_fence.wait()
@@ -284,8 +285,3 @@ class Shadow:
         if self._timeline is not None:
             facts["failover"] = self._timeline.facts()
         return facts
-
-    def _background(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core.errors import UserError
+from holdfast.core.tasks import Tasks
 from holdfast.failover.lifecycle import Entered, Lifecycle, Misstep, live, ready
 from holdfast.wire import metrics
 from holdfast.wire.http import HttpConnection, HttpRequest
@@ -61,7 +62,8 @@ class StatusPage:
         self._settings = settings
         self._actions = actions
         self._action_s = action_s
-        self._action: asyncio.Task[None] | None = None
+        self._tasks = Tasks("levers")  # one at a time
+        self._under_way = ""
         self._pages = {"/live": self._live, "/health": self._health, "/metrics": self._metrics}
         self._registry = metrics.MetricsRegistry()
         self._failover = LifecycleMetrics(self._registry, unix_clock)
@@ -121,9 +123,7 @@ class StatusPage:
 
     async def close(self) -> None:
         """End the action under way, if there is one."""
-        if self._action is not None:
-            self._action.cancel()
-            await asyncio.gather(self._action, return_exceptions=True)
+        await self._tasks.stop()
 
     # -- probes
 
@@ -160,11 +160,12 @@ class StatusPage:
     # -- levers
 
     def _act(self, connection: HttpConnection, path: str, action: Action) -> None:
-        if self._action is not None and not self._action.done():
-            connection.respond(409, _outcome("error", f"{self._action.get_name()} is still under way"))
+        if len(self._tasks):
+            connection.respond(409, _outcome("error", f"{self._under_way} is still under way"))
             return
         answer = _Answer(connection)
-        self._action = asyncio.get_running_loop().create_task(self._run(path, action, answer), name=path)
+        self._under_way = path
+        self._tasks.spawn(self._run(path, action, answer), path)
 
     async def _run(self, path: str, action: Action, answer: _Answer) -> None:
         """The root of an action's task."""

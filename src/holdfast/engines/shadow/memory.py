@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.engines.shadow.background import Background
+from holdfast.core.tasks import Tasks
 from holdfast.engines.shadow.loading import Loader, WeightsPlan
 from holdfast.engines.shadow.pool import Agree, DirectPool, Owned, followed, take
 from holdfast.engines.shadow.takeover import DOUBT_FROM_ADOPTIONS, after_takeover, doubt_weights
@@ -73,7 +73,7 @@ class VaultMemory:
     _loader: Loader | None = None
     _follower: Follower | None = None
     _direct: DirectPool = field(init=False)
-    _beside: Background = field(init=False)
+    _beside: Tasks = field(init=False)
     _look: asyncio.Event = field(default_factory=asyncio.Event)  # something is to be done before the next poll
     _pool_changed: bool = False
     _newer: bool = False  # a newer generation of the weights is there
@@ -85,7 +85,7 @@ class VaultMemory:
         self.pool = PoolClient(self.client, self.host, self.private_bytes, self._heard, lambda why: self.on_fatal(why))
         self.gpu_fence = self.pool.gpu_fence
         self._direct = DirectPool(self.device, self.geometry, self.private_bytes)
-        self._beside = Background(lambda error: self.on_fatal(f"the memory cannot be kept: {error}"))
+        self._beside = Tasks("engine", lambda error: self.on_fatal(f"the memory cannot be kept: {error}"))
 
     def __repr__(self) -> str:
         what = repr(self.owned.pool) if self.owned is not None else "asleep" if self.asleep else repr(self._follower)
@@ -100,7 +100,7 @@ class VaultMemory:
         await self._loader.load(self.load_s)
         self.settled.set()
         await self._stand_by()
-        self._beside.start(self._tend())
+        self._beside.spawn(self._tend(), "tend")
 
     async def sleep(self) -> None:
         """Give the mappings up and keep the addresses."""
@@ -111,7 +111,7 @@ class VaultMemory:
             self._follower = None
             self.pool.unmap()
             self.asleep = True
-        self._beside.start(self._tend())
+        self._beside.spawn(self._tend(), "tend")
 
     @property
     def _loaded(self) -> Loader:
@@ -124,11 +124,11 @@ class VaultMemory:
         """Past the CPU fence, with everything mapped. TimeoutError, OSError, VaultRefused, StaleMemoryLayoutError."""
         await self._beside.stop()
         try:
-            self.owned = await self._own(epoch)
-            self._beside.start(after_takeover(self.owned.pool, self._fenced, self.books, self.on_room))
+            owned = self.owned = await self._own(epoch)
+            self._beside.spawn(after_takeover(owned.pool, self._fenced, self.books, self.on_room), "after takeover")
         finally:
-            self._beside.start(self._tend())
-        return self.owned
+            self._beside.spawn(self._tend(), "tend")
+        return owned
 
     async def _own(self, epoch: int) -> Owned:
         marks: dict[str, float] = {}
@@ -169,7 +169,7 @@ class VaultMemory:
         if self.unmapped:
             await self.sleep()
         else:
-            self._beside.start(self._tend())
+            self._beside.spawn(self._tend(), "tend")
 
     async def close(self) -> None:
         await self._beside.stop()

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core.limits import raise_descriptor_limit
+from holdfast.core.tasks import Tasks
 from holdfast.core.unwritten import say
 from holdfast.memory.fdsocket import receive
 
@@ -53,7 +54,8 @@ class Orders:
     def __init__(self, seat: Seat) -> None:
         self._control = socket.socket(fileno=seat.control)
         self._control.setblocking(False)
-        self._tasks: set[asyncio.Task[None]] = set()  # an engine gives a few at a time, and waits for them
+        # An engine gives a few at a time, and waits for them.
+        self._tasks = Tasks("rank", lambda error: end(f"{type(error).__name__}: {error}"))
 
     def note(self, what: str, words: str) -> None:
         """Tell the engine something it did not ask for."""
@@ -66,17 +68,10 @@ class Orders:
             if not text:
                 return
             number, do, fields = json.loads(text)
-            task = asyncio.get_running_loop().create_task(self._answer(number, carry_out(do, fields, fds)))
-            self._tasks.add(task)
-            task.add_done_callback(self._ended)
+            self._tasks.spawn(self._answer(number, carry_out(do, fields, fds)), do)
 
     async def _answer(self, number: int, work: Awaitable[Any]) -> None:
         self._control.send(json.dumps([number, await work]).encode())
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            end(f"{type(error).__name__}: {error}")
 
     async def _receive(self) -> tuple[bytes, list[int]]:
         loop = asyncio.get_running_loop()

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.tasks import Tasks
 from holdfast.engines.shadow.rank import Orders, Seat, end, sit
 from holdfast.memory.client.pool import PoolClient
 from holdfast.memory.client.weights import RO, MemoryClient
@@ -42,7 +43,7 @@ class Rank:
         self._client_notice = self._client.on_notice
         self._client.on_notice = self._noticed
         self._fds: list[int] = []
-        self._renewing: asyncio.Task[None] | None = None
+        self._tasks = Tasks("rank", lambda error: end(f"no weights: {error}"))
 
     def carry_out(self, do: str, fields: dict[str, Any], fds: list[int]) -> Awaitable[None]:
         self._fds += fds
@@ -72,17 +73,11 @@ class Rank:
         mapped = self._client.mapped
         newer = isinstance(notice, Superseded) and mapped is not None and notice.by_hash == mapped.layout.hash()
         if newer or isinstance(notice, LetGo):
-            self._renewing = asyncio.get_running_loop().create_task(self._renew())
-            self._renewing.add_done_callback(_end_if_failed)
+            self._tasks.spawn(self._renew(), "renew")
 
     async def _renew(self) -> None:
         await self._client.release()
         await self._map()
-
-
-def _end_if_failed(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        end(f"no weights: {error}")
 
 
 async def obey(launch: RankLaunch) -> None:

@@ -18,11 +18,11 @@ import torch
 
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import GenerateRequest
+from holdfast.core.tasks import Tasks
 from holdfast.core.unwritten import say
 from holdfast.engines.contract import Canary, ClosedSink, Limits, Progress, StepSink, Woken
 from holdfast.engines.paged.blocks import PoolBlocks
 from holdfast.engines.paged.scheduler import Scheduler
-from holdfast.engines.shadow.background import Background
 from holdfast.engines.shadow.memory import VaultMemory
 from holdfast.engines.shadow.place import Place
 from holdfast.engines.torch.canary import private_blocks
@@ -100,7 +100,7 @@ class TorchEngine:
         self._closed: ClosedSink = lambda streams: None
         self._keeping_up = True
         self._right = False
-        self._beside = Background(lambda error: self.on_fatal(f"the device cannot be made ready: {error}"))
+        self._beside = Tasks("engine", lambda error: self.on_fatal(f"the device cannot be made ready: {error}"))
 
     def __repr__(self) -> str:
         return f"<TorchEngine {self.config.family} {self._stepper.scheduler!r}, {self.memory!r}>"
@@ -197,7 +197,7 @@ class TorchEngine:
     def _pool_moved(self) -> None:
         """A GPU's graphs know addresses: they are captured again, and tried, before anybody needs them."""
         if self._readiness.ready is not None and self._device.type == "cuda":
-            self._beside.start(self._check_again())
+            self._beside.spawn(self._check_again(), "check again")
 
     async def _check_again(self) -> None:
         if not await self.check():

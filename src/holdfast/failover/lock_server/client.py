@@ -25,6 +25,7 @@ from holdfast.core.address import Address
 from holdfast.core.errors import UserError
 from holdfast.core.ports import Network
 from holdfast.core.procfs import read_process
+from holdfast.core.tasks import Tasks
 from holdfast.failover.lock import Holder
 from holdfast.failover.lock_server import messages as m
 from holdfast.failover.lock_server.link import Link, LinkEnded
@@ -78,7 +79,7 @@ class ServerLock:
         self._grant = 0
         self._link: Link | None = None
         self._lost: LostEvent | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._tasks = Tasks(f"lock at {address}")  # what proves the hold, while there is one
         self._waiting = False
 
     def __repr__(self) -> str:
@@ -96,12 +97,12 @@ class ServerLock:
         self._waiting = True
         self._now_s = asyncio.get_running_loop().time
         try:
-            await self._stop_keeper()
+            await self._tasks.stop()
             await self._win()
         finally:
             self._waiting = False
         assert self._lost is not None
-        self._keeper = asyncio.create_task(self._keep(self._lost))
+        self._tasks.spawn(self._keep(self._lost), "keep")
         return self._lost
 
     async def release(self) -> None:
@@ -116,7 +117,7 @@ class ServerLock:
         except (LinkEnded, TimeoutError) as error:
             _log.warning("the lock server did not confirm the release: %s", error or "no answer")
         finally:
-            await self._stop_keeper()
+            await self._tasks.stop()
 
     async def owner(self) -> Holder | None:
         """By a connection of its own: an answer that does not come must not be taken for another's."""
@@ -239,9 +240,3 @@ class ServerLock:
         except BaseException:
             link.abort()
             raise
-
-    async def _stop_keeper(self) -> None:
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.cancel()
-            await asyncio.wait([keeper])

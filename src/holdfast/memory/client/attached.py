@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from random import SystemRandom
 
+from holdfast.core.tasks import Tasks
 from holdfast.memory.client.calls import MemoryLost, Notice, VaultConnection, open_connection
 from holdfast.memory.client.mapped import Mapped
 from holdfast.memory.devices.contract import Device
@@ -48,7 +49,7 @@ class AttachedClient:
     _connection: VaultConnection | None = None
     _attached: asyncio.Event = field(default_factory=asyncio.Event)
     _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _reattaching: asyncio.Task[None] | None = None
+    _reattaching: Tasks = field(default_factory=lambda: Tasks("vault client"))  # one at a time
     _closed: bool = False
 
     async def connect(self, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
@@ -109,8 +110,8 @@ class AttachedClient:
         self._connection = None
         self._attached.clear()
         self.on_lost(why)
-        if self._has_a_seat and (self._reattaching is None or self._reattaching.done()):
-            self._reattaching = asyncio.get_running_loop().create_task(self._reattach())
+        if self._has_a_seat and not len(self._reattaching):
+            self._reattaching.spawn(self._reattach(), f"reattach to {self.path}")
 
     async def _reattach(self) -> None:
         """Come back to a restarted vault without unmapping anything; bounded only by this process's life."""

@@ -55,9 +55,7 @@ class MemoryClient(AttachedClient):
         with contextlib.suppress(ConnectionError, TimeoutError):
             await self._be_heard()
         self._closed = True
-        if self._reattaching is not None:
-            self._reattaching.cancel()
-            await asyncio.gather(self._reattaching, return_exceptions=True)
+        await self._reattaching.stop()
         self._forget_mapping()
         if self._connection is not None:
             self._connection.leave()

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from holdfast.core.limits import raise_descriptor_limit
 from holdfast.core.procfs import is_ending, pid_of
+from holdfast.core.tasks import first
 from holdfast.core.unwritten import say
 from holdfast.memory.fdsocket import FDS_PER_FRAME_MAX, FdConnection, Frame, close_all
 from holdfast.memory.protocol import READ_ERRORS, Drop, End, Kept, ListAll, Put, encode, to_keeper
@@ -151,11 +152,7 @@ class Keeper:
 
     async def _vault_died(self) -> bool:
         """Wait for the vault's death; False if everything is to end first."""
-        over = asyncio.ensure_future(self._over.wait())
-        gone = asyncio.ensure_future(self._vault_gone.wait())
-        await asyncio.wait([over, gone], return_when=asyncio.FIRST_COMPLETED)
-        over.cancel()
-        gone.cancel()
+        await first((self._over.wait(), self._vault_gone.wait()))
         return not self._over.is_set()
 
     async def _pause(self, seconds: float) -> None:

@@ -22,6 +22,7 @@ import msgspec
 import torch
 
 from holdfast.core.requests import Output, TokenLogprobs
+from holdfast.core.tasks import Tasks
 from holdfast.engines.paged.blocks import Blocks
 from holdfast.engines.paged.scheduler import Scheduler, SchedulerSettings
 from holdfast.engines.paged.sequences import StepPlan
@@ -63,6 +64,7 @@ class Ranks:
         self._index: NotedIndex | None = None
         # A canary holds every rank's memory still, a wake may move it on every rank: never both.
         self._turn = asyncio.Lock()
+        self._tasks = Tasks("ranks")
         self._lock = threading.Lock()  # over a step's words and its sums: their order is every rank's
         self._doubts: dict[int, str] = {}  # by rank: why its memory cannot be vouched for
 
@@ -90,7 +92,7 @@ class Ranks:
         """Every rank keeps its memory still for a canary, to its end, even if nobody waits for it any more."""
         if self.count == 1:
             return await canary()
-        return await asyncio.shield(asyncio.ensure_future(self._checking(canary)))
+        return await asyncio.shield(self._tasks.spawn(self._checking(canary), "canary"))
 
     async def _checking(self, canary: Callable[[], Awaitable[bool]]) -> bool:
         async with self._turn:
