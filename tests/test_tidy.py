@@ -91,10 +91,7 @@ TIME = {
     "date": {"today"},
 }
 RANDOM_ALLOWED = {"Random", "SystemRandom"}
-SPAWNS = {
-    "core/tasks.py": "the one helper",
-    "bench/": "a bench's clients end with the command",
-}
+SPAWNS = {"core/tasks.py": "the one helper"}
 CONNECTING = {"open_connection", "open_unix_connection", "start_server", "start_unix_server"}
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from holdfast.core.tasks import beside
 from holdfast.testing.clients import Answer, ask, chat_body, read_answer
 from holdfast.testing.deployment import Deployment
 
@@ -86,11 +87,11 @@ def _failed(why: str) -> Answer:
 
 async def hit_in_the_middle(deployment: Deployment, load: Load, hit: Callable[[], None]) -> list[Answer]:
     """Run the load; once streams are well under way on every worker, hit."""
-    running = asyncio.ensure_future(run_streams(deployment.port, load))
     loop = asyncio.get_running_loop()
-    await loop.run_in_executor(None, _wait_under_way, deployment, load)
-    await loop.run_in_executor(None, hit)
-    return await running
+    async with beside(run_streams(deployment.port, load), "streams") as running:
+        await loop.run_in_executor(None, _wait_under_way, deployment, load)
+        await loop.run_in_executor(None, hit)
+        return await running
 
 
 def _wait_under_way(deployment: Deployment, load: Load) -> None:
