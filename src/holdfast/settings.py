@@ -39,6 +39,21 @@ class Environment:
     gms_socket_dir: Path  # GMS_SOCKET_DIR: where vaults listen, one socket per device; default "gms" in the state dir
 
 
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """What the environment says of the terminal."""
+
+    colour: bool | None  # NO_COLOR: False, FORCE_COLOR: True; neither: None, where the output can show it
+    dumb: bool  # TERM is dumb or unknown: its cursor cannot be moved
+
+
+def read_looks(environ: Mapping[str, str] | None = None) -> Looks:
+    """Nothing in it can be wrong."""
+    env = os.environ if environ is None else environ
+    colour = False if env.get("NO_COLOR") else True if env.get("FORCE_COLOR") else None
+    return Looks(colour, env.get("TERM", "").lower() in ("dumb", "unknown"))
+
+
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     """Read it once; a ValueError names the variable that is wrong."""
     env = os.environ if environ is None else environ

@@ -15,7 +15,7 @@ import pytest
 from terminal_rig import COLUMNS, WAIT_S, OnTerminal
 from up_rig import free_port
 
-from holdfast.cli.chat_view import MARK, WAITING
+from holdfast.cli.chat.view import MARK, WAITING
 from holdfast.testing.deployment import Deployment
 from mid_stream import kill_serving, slow_down
 

@@ -8,14 +8,15 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 from terminal_rig import screen_of
 
-from holdfast.cli.chat import Conversation, Wishes
-from holdfast.cli.chat_events import EVENT_BYTES_MAX, AnswerReader, ChatTrouble, Ended, Event, Resumed, Said, Waiting
-from holdfast.cli.chat_server import Server
-from holdfast.cli.chat_view import MARK, WAITING, MarginView, notes
+from holdfast.cli.chat.events import EVENT_BYTES_MAX, AnswerReader, ChatTrouble, Ended, Event, Resumed, Said, Waiting
+from holdfast.cli.chat.server import Server
+from holdfast.cli.chat.talk import Conversation, Wishes
+from holdfast.cli.chat.view import MARK, WAITING, MarginView, notes
+from holdfast.cli.terminal import Terminal
 from holdfast.core.errors import UserError
+from holdfast.settings import Looks
 
 END = Ended("stop", True)
 
@@ -80,13 +81,13 @@ def test_what_is_no_answer_is_said_to_be_none() -> None:
 # -- the screen
 
 WIDTH = 20
+COLOURS = Looks(colour=True, dumb=False)
 
 
 def show(*acts: str | float | None, ended: Ended | None = END) -> list[str]:
     """Text, a pause in seconds for a resumption, None for waiting."""
     out = io.StringIO()
-    console = Console(file=out, force_terminal=True, width=WIDTH, highlight=False, color_system="standard")
-    view = MarginView(console)
+    view = MarginView(Terminal(out, WIDTH, COLOURS))
     for act in acts:
         if isinstance(act, str):
             view.said(act)
@@ -127,7 +128,7 @@ def test_waiting_is_shown_while_it_lasts() -> None:
     assert show("one two", None, None)[0].rstrip() == "  one two"
     assert body(show("one two thr", None, 2.5, "eefolded four")) == ["  one two", f"{MARK} threefolded four"]
     out = io.StringIO()
-    view = MarginView(Console(file=out, force_terminal=True, width=60))
+    view = MarginView(Terminal(out, 60, COLOURS))
     view.said("one")
     view.waiting()
     assert screen_of(out.getvalue()) == ["  one", WAITING]

@@ -15,10 +15,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from rich.console import Console
 from up_rig import Place, until
 
 from holdfast.cli.screen import Screen
+from holdfast.cli.terminal import Terminal
 from holdfast.supervise.status import Status
 from holdfast.testing.deployment import free_port
 
@@ -31,7 +31,7 @@ LONG_PATH = "unix:///srv/a/rather/long/path/of/a/state/directory/gms/gms_GPU-012
 
 def at_80_columns(statuses: list[Status]) -> str:
     shown = io.StringIO()
-    Screen(Console(file=shown, width=80, highlight=False, soft_wrap=True)).table(statuses)
+    Screen(Terminal(shown, 80)).table(statuses)
     return shown.getvalue()
 
 

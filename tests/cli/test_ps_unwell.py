@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from up_rig import Place, until
 
-from holdfast.cli.supervision import SILENT_S, supervisor_trouble
+from holdfast.cli.ps import SILENT_S, supervisor_trouble
 from holdfast.supervise.incidents import read_incidents
 from holdfast.supervise.lock import Holder, beat, lock_path, sign, take_lock
 

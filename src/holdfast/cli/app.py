@@ -142,7 +142,7 @@ def incidents(
     last: Annotated[int, typer.Option(min=0, help="How many, the latest; 0: all of the hundred that are kept.")] = 20,
 ) -> None:
     """Show what died, why, who went on, and the gap that streams saw."""
-    from holdfast.cli.incidents import run_incidents
+    from holdfast.cli.ps import run_incidents
 
     raise typer.Exit(run_incidents(environment().state_dir, as_json, last))
 
@@ -159,7 +159,7 @@ def chat(
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.")] = None,
 ) -> None:
     """Talk to it. A mark in the margin shows where an engine died and its standby went on."""
-    from holdfast.cli.chat import Wishes, run_chat
+    from holdfast.cli.chat.talk import Wishes, run_chat
 
     wishes = Wishes(system, max_tokens, temperature, seed)
     state_dir = environment().state_dir if url else readable(environment().state_dir)

@@ -1,21 +1,23 @@
 """The `holdfast` command's first lines: refuse what cannot work, then hand over to `cli.app`.
 
 Always true: a person's mistake ends in one line on stderr and status 1, or 78 where trying again cannot help, never in
-a traceback. What is imported before
-the version check must load on any Python 3.
+a traceback. A character that the terminal's encoding does not have costs its looks, never the command. What is imported
+before the version check must load on any Python 3.
 """
 
 from __future__ import annotations
 
+import codecs
 import sys
+
+NAME = "holdfast-plain"
+PLAIN = {"…": "...", "·": "-", "–": "-", "—": "-", "×": "x", "→": "->", "’": "'"}
 
 
 def main() -> None:
     if sys.version_info < (3, 11):  # noqa: UP036 - run from a source tree, pip has checked nothing
         found = ".".join(map(str, sys.version_info[:2]))
         sys.exit(f"holdfast: needs Python 3.11 or newer, this is {found}; make a venv with a newer one")
-    from holdfast.cli.plain_text import soften_output
-
     soften_output()
     from holdfast.cli.app import app
     from holdfast.core.errors import UserError, exit_status
@@ -25,3 +27,18 @@ def main() -> None:
     except UserError as error:
         print(f"holdfast: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(exit_status(error))
+
+
+def plain(error: UnicodeError) -> tuple[str, int]:
+    """An error handler of codecs: what stands in for what cannot be encoded."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(PLAIN.get(char, "?") for char in error.object[error.start : error.end]), error.end
+
+
+def soften_output() -> None:
+    """Let standard output and error replace what their encoding does not have, where they would refuse it."""
+    codecs.register_error(NAME, plain)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # else it is somebody's own, who decides for himself
+            stream.reconfigure(errors=NAME)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 
+from holdfast.cli.terminal import Terminal
+
 SHARES = 4  # lines per piece of work where nobody watches: it moves, and does not fill
+BAR_CELLS = 30
+BAR_S = 0.1  # between two looks of a bar
 
 
 @contextlib.contextmanager
@@ -22,30 +27,36 @@ def loading(text: str) -> Iterator[Callable[[int, int], None]]:
 @contextlib.contextmanager
 def works() -> Iterator[Callable[[str, int, int | None], None]]:
     """Call what you get with what is done now, bytes done and bytes in all, None for not known."""
-    if not sys.stderr.isatty():
+    terminal = Terminal(sys.stderr)
+    if not terminal.can_move:
         yield Lines(lambda line: print(line, flush=True))
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TransferSpeedColumn
-
-    text = TextColumn("{task.description}", markup=False)
-    columns = (SpinnerColumn(), text, BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
-    progress = Progress(*columns, console=Console(stderr=True), transient=True)
-    task = progress.add_task("", total=None)
-    shown = ""
-
-    def tell(work: str, done: int, total: int | None) -> None:
-        nonlocal shown
-        if work != shown:
-            shown = work
-            progress.reset(task)
-        progress.update(task, description=work, completed=done, total=total)
-        progress.start()  # where there is nothing to tell there is no bar; a second time it does nothing
-
+    bar = Bar(terminal)
     try:
-        yield tell
+        yield bar
     finally:
-        progress.stop()
+        terminal.move("")
+
+
+class Bar:
+    """Progress as a line that changes: a bar, bytes, and how fast they come."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self._work, self._began_s, self._shown_s = "", 0.0, 0.0
+
+    def __call__(self, work: str, done: int, total: int | None) -> None:
+        now_s = time.monotonic()
+        if work != self._work:
+            self._work, self._began_s, self._shown_s = work, now_s, 0.0
+        if now_s - self._shown_s < BAR_S and done != total:
+            return
+        self._shown_s = now_s
+        part = round(BAR_CELLS * done / total) if total else 0
+        bar = f"[{'#' * part}{' ' * (BAR_CELLS - part)}] " if total else ""
+        size = f"{done / 2**20:.1f}/{total / 2**20:.1f}" if total else f"{done / 2**20:.1f}"
+        speed = f", {done / 2**20 / (now_s - self._began_s):.1f} MiB/s" if now_s > self._began_s else ""
+        self._terminal.move(f"{work} {bar}{size} MiB{speed}")
 
 
 class Lines:

@@ -1,4 +1,8 @@
-"""`holdfast ps`: what runs in one state directory."""
+"""`holdfast ps` and `holdfast incidents`: what runs in one state directory, what died there, why, and what it cost.
+
+Always true: of the supervisor the kernel's word goes first (the lock, a stopped process); silence alone is called
+silence, not death.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,21 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.cli.failovers import last_failover
+from holdfast.cli.failovers import cost, headline, last_failover, steps, when
 from holdfast.cli.screen import Screen, tilde
-from holdfast.cli.supervision import supervisor_trouble
+from holdfast.core.procfs import is_frozen, read_process
 from holdfast.failover.journal import Term, read_terms
 from holdfast.supervise.incidents import Incident, complete, read_incidents
-from holdfast.supervise.lock import holder
+from holdfast.supervise.lock import Holder, heard_unix_s, holder
 from holdfast.supervise.records import journals_dir, read_launch
 from holdfast.supervise.standing import groups_of, with_groups
 from holdfast.supervise.status import Status, look
 from holdfast.wire.net import SocketNetwork
 
 DAY_S = 86_400.0
+# It says every second that it looks; a starved machine may keep it from that for a few.
+SILENT_S = 5.0
+RESTARTED = "nothing is written down or restarted"
 
 
 class _Grouped(msgspec.Struct):
@@ -108,3 +115,65 @@ def show_count(screen: Screen, incidents: Sequence[Incident], now_s: float) -> N
     if lately := sum(incident.unix_s > now_s - DAY_S for incident in incidents):
         noun = "incident" if lately == 1 else "incidents"
         screen.line(f"\n{lately} {noun} in the last 24 hours: `holdfast incidents`", style="yellow")
+
+
+# -- what died
+
+
+def run_incidents(state_dir: Path, as_json: bool, last: int) -> int:
+    """The latest `last` of them, oldest first; 0: all that are kept."""
+    statuses = asyncio.run(look_at_all(state_dir))
+    incidents = incidents_by_now(state_dir, statuses)[-last:]
+    if as_json:
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(incidents), indent=2).decode() + "\n")
+        return 0
+    screen = Screen()
+    trouble = [status.note for status in statuses if status.role == "supervisor"]
+    if not incidents:
+        why = "" if trouble else ": nothing has died unasked"
+        screen.line(f"no incidents in {tilde(state_dir)}{why}")
+    for incident in incidents:
+        screen.line(f"{when(incident.unix_s)}  {headline(incident)}")
+        if facts := cost(incident):
+            screen.steps(facts, "  ", "; ")
+        if incident.failover:
+            screen.steps(steps(incident.failover, incident.streams), "    ")
+    for note in trouble:
+        screen.line(f"supervisor: {note}", style="yellow")
+    return 0
+
+
+# -- whether anybody looks after it
+
+
+def supervisor_trouble(state_dir: Path, now_unix_s: float) -> Status | None:
+    """The supervisor's line, if it does not look after what runs; None: it does, or there never was one."""
+    found, heard_s = holder(state_dir), heard_unix_s(state_dir)
+    if heard_s is None:
+        return None
+    since = f"since {when(heard_s)}"
+    if found is None:
+        return _line(0, "dead", heard_s, f"no supervisor {since}: {RESTARTED} until `holdfast up` adopts these")
+    if found.pid and _is_stopped(found.pid):
+        told = f"it is stopped and has not looked {since}: {RESTARTED} until it runs on; `kill -CONT {found.pid}`"
+        return _line(found.pid, "stopped", heard_s, told)
+    # Before it is up it may be busy with what nobody can do in pieces, such as a look at a model.
+    if (found.up or found.lack) and now_unix_s - heard_s > SILENT_S:
+        told = f"it runs and has not looked {since}: {RESTARTED}; if it stays so, {_mend(found)}"
+        return _line(found.pid, "silent", heard_s, told)
+    return None
+
+
+def _mend(found: Holder) -> str:
+    if found.detached:
+        return f"`kill -9 {found.pid}` and `holdfast up` give what runs another"
+    return "`holdfast down` and `holdfast up` begin anew"
+
+
+def _is_stopped(pid: int) -> bool:
+    stat = read_process(pid)
+    return stat is not None and (stat.state in "Tt" or is_frozen(pid))
+
+
+def _line(pid: int, state: str, heard_s: float, note: str) -> Status:
+    return Status("supervisor", "supervisor", pid, state, "", 0, note, entered_unix_s=heard_s)

@@ -9,37 +9,31 @@ import contextlib
 import json
 import os
 import shlex
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.markup import escape
-from rich.status import Status as RichStatus
-from rich.table import Table
-
+from holdfast.cli.terminal import Cell, Spinner, Terminal
 from holdfast.supervise.standing import Group, groups_of
 from holdfast.supervise.status import Status, web_address
 
 _GOOD = ("ready", "active", "standby")
 _BAD = ("dead", "stopped", "silent", "backing off", "crash loop", "refused", "unkillable", "unhealthy")
 _STATE_COLOURS = dict.fromkeys(_GOOD, "green") | dict.fromkeys(_BAD, "red")
-PLAIN_WIDTH = 200  # where there is neither a terminal to fit nor $COLUMNS
 _STREAMING = ("worker", "frontend")
 
 
 class Busy:
     """What is going on, beside a spinner; where nobody watches a line for each change."""
 
-    def __init__(self, screen: Screen, status: RichStatus | None = None) -> None:
-        self._screen, self._status = screen, status
+    def __init__(self, screen: Screen, spinner: Spinner | None = None) -> None:
+        self._screen, self._spinner = screen, spinner
         self._began_s = time.monotonic()
         self._told: dict[str, str] = {}
 
     def show(self, doing: Mapping[str, str]) -> None:
         """Who does what now."""
-        if self._status is not None:
+        if self._spinner is not None:
             words = " · ".join(f"{name}: {phase}" for name, phase in doing.items()) or "nearly there"
             self.say(f"{words} ({time.monotonic() - self._began_s:.0f} s)")
             return
@@ -50,64 +44,41 @@ class Busy:
 
     def say(self, text: str) -> None:
         """Where somebody watches."""
-        if self._status is not None:
-            self._status.update(escape(text))
-
-
-class _Console(Console):
-    """Rich's, but a reader that has gone (`up | tee`, and tee ended) silences it, and does not end the process: what is
-    supervised must go on."""
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), self.file.fileno())  # else the last flush, at the exit, would fail
+        if self._spinner is not None:
+            self._spinner.text = text
 
 
 class Screen:
     """Standard output, for people."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        self._console = console or _Console(highlight=False, soft_wrap=True)
-        if console is None and not self._console.is_terminal:
-            self._console.width = shutil.get_terminal_size((PLAIN_WIDTH, 0)).columns  # $COLUMNS, if that is set
+    def __init__(self, terminal: Terminal | None = None) -> None:
+        self.terminal = terminal or Terminal()
 
     def line(self, text: str = "", style: str = "") -> None:
-        # The terminal may be gone; what is supervised must not be.
-        with contextlib.suppress(OSError):
-            self._console.print(text, style=style, markup=False, soft_wrap=True)
+        self.terminal.line(text, style)
 
     def event(self, text: str) -> None:
         """Something happened to a process."""
         bad = any(word in text for word in (" died", "cannot", "did not", "killing", "impossible", "not ready"))
         good = " ready," in text or " back as " in text or " adopted" in text
-        with contextlib.suppress(OSError):
-            colour = "red" if bad else "green" if good else "default"
-            at = time.strftime("%H:%M:%S")
-            self._console.print(f"[dim]{at}[/dim] [{colour}]{escape(text)}[/{colour}]", soft_wrap=True)
+        styled = self.terminal.styled
+        at = styled(time.strftime("%H:%M:%S"), "dim")
+        self.line(f"{at} {styled(text, 'red' if bad else 'green' if good else '')}")
 
     @contextlib.contextmanager
     def busy(self, text: str) -> Iterator[Busy]:
         """A spinner while the body runs; plain lines where nobody watches."""
-        if not self._console.is_terminal:
+        if not self.terminal.can_move:
             self.line(text)
             yield Busy(self)
             return
-        spinner = "dots" if self._console.encoding.startswith("utf") else "line"
-        with self._console.status(escape(text), spinner=spinner) as status:
-            yield Busy(self, status)
+        with self.terminal.turning(text) as spinner:
+            yield Busy(self, spinner)
 
     def table(self, statuses: Sequence[Status]) -> None:
-        """One line per process, then what is to be said of those that are not well. Nothing is cut: on a narrow screen
-        addresses go on in the next line."""
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for title in ("name", "pid", "state", "streams", "address"):
-            right = title in ("pid", "streams")
-            table.add_column(title, justify="right" if right else "left", no_wrap=title != "address", overflow="fold")
-        for status in statuses:
-            table.add_row(*_row(status))
-        with contextlib.suppress(OSError):
-            self._console.print(table, crop=False, soft_wrap=False)
+        """One line per process, then what is to be said of those that are not well."""
+        titles = ("name", "pid", "state", "streams", "address")
+        self.terminal.table(titles, [_row(status) for status in statuses], right=("pid", "streams"))
         for status in statuses:
             if note := _note(status):
                 self.line(f"  {status.name}: {note}", style="yellow")
@@ -117,7 +88,7 @@ class Screen:
         rows = [""]
         for word in words:
             longer = f"{rows[-1]}{between}{word}" if rows[-1] else word
-            if rows[-1] and len(indent) + len(longer) > self._console.width:
+            if rows[-1] and len(indent) + len(longer) > self.terminal.width:
                 rows.append(word)
             else:
                 rows[-1] = longer
@@ -125,13 +96,12 @@ class Screen:
             self.line(f"{indent}{row}")
 
 
-def _row(status: Status) -> tuple[str, ...]:
-    colour = _STATE_COLOURS.get(status.state, "yellow")
-    state = f"[{colour}]{escape(status.state)}[/{colour}]"
+def _row(status: Status) -> list[Cell]:
+    state = (status.state, _STATE_COLOURS.get(status.state, "yellow"))
     streams = str(status.streams) if status.role in _STREAMING else ""
     # Names of ours have the role in them; a person may have chosen another.
     name = status.name if status.role in status.name else f"{status.name} ({status.role})"
-    return escape(name), str(status.pid or ""), state, streams, escape(_address(status))
+    return [(name, ""), (str(status.pid or ""), ""), state, (streams, ""), (_address(status), "")]
 
 
 def _note(status: Status) -> str:

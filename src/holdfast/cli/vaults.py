@@ -7,7 +7,6 @@ second is shown as silent and delays nobody.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -16,10 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from holdfast.cli.screen import Screen, tilde
+from holdfast.cli.terminal import Cell
 from holdfast.core.address import TcpAddress, parse_address
 from holdfast.core.errors import UserError
 from holdfast.core.limits import raise_descriptor_limit
@@ -117,7 +114,7 @@ def run_status(folder: Path, history: bool, as_json: bool) -> int:
     if not found:
         screen.line(f"no vault in {tilde(folder)}; start one with `holdfast memory serve --device host-0`")
         return 0
-    _table(found)
+    _table(found, screen)
     for facts in found if history else ():
         screen.line(f"\n{facts['device']}", style="bold")
         for event in facts.get("history", ())[-SHOWN_MAX:]:
@@ -152,26 +149,15 @@ async def _ask(path: str, within_s: float) -> Facts:
             connection.close()
 
 
-def _table(found: list[Facts]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("device", "weights", "identity", "GiB", "readers", "waiting", "pool", "pool GiB", "pid"):
-        right = title in ("GiB", "readers", "waiting", "pool GiB", "pid")
-        table.add_column(title, justify="right" if right else "left", no_wrap=True)
-    for facts in found:
-        if "error" in facts:
-            table.add_row(facts["device"], f"[red]{facts['error']}[/red]")
-        else:
-            table.add_row(
-                facts["device"],
-                facts["weights"],
-                facts["identity"] or "",
-                f"{facts['weights_bytes'] / 1024**3:.2f}",
-                str(facts["readers"]),
-                str(facts["waiting"]),
-                facts["pool"],
-                f"{facts['pool_bytes'] / 1024**3:.2f}",
-                str(facts["pid"]),
-            )
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    with contextlib.suppress(OSError):
-        console.print(table, crop=False, soft_wrap=False)
+def _table(found: list[Facts], screen: Screen) -> None:
+    titles = ("device", "weights", "identity", "GiB", "readers", "waiting", "pool", "pool GiB", "pid")
+    right = ("GiB", "readers", "waiting", "pool GiB", "pid")
+    screen.terminal.table(titles, [_row(facts) for facts in found], right)
+
+
+def _row(facts: Facts) -> list[Cell]:
+    if "error" in facts:
+        return [(facts["device"], ""), (facts["error"], "red")]
+    weights = (facts["device"], facts["weights"], facts["identity"] or "", f"{facts['weights_bytes'] / 1024**3:.2f}")
+    pool = (facts["pool"], f"{facts['pool_bytes'] / 1024**3:.2f}", facts["pid"])
+    return [(str(text), "") for text in (*weights, facts["readers"], facts["waiting"], *pool)]

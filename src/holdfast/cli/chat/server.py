@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.cli.chat_events import AnswerReader, ChatTrouble, ErrorSaid, Event, Waiting
+from holdfast.cli.chat.events import AnswerReader, ChatTrouble, ErrorSaid, Event, Waiting
 from holdfast.core.errors import UserError
 
 CONNECT_S = 5.0  # to a machine that is there, over any network

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
 
-from holdfast.cli.chat_events import ChatTrouble, Ended, Resumed, Said, Waiting
-from holdfast.cli.chat_server import Server
-from holdfast.cli.chat_view import View, view_for, visible
+from holdfast.cli.chat.events import ChatTrouble, Ended, Resumed, Said, Waiting
+from holdfast.cli.chat.server import Server
+from holdfast.cli.chat.view import View, view_for, visible
 from holdfast.cli.screen import tilde
+from holdfast.cli.terminal import Terminal
 from holdfast.core.errors import UserError
 from holdfast.supervise.records import read_launch
 from holdfast.supervise.status import look, web_address
@@ -83,12 +83,12 @@ def run_chat(state_dir: Path, url: str, model: str, api_key: str, wishes: Wishes
     server = Server.at(url, api_key) if url else _running_here(state_dir, api_key)
     try:
         conversation = Conversation(model or server.model(), wishes)
-        console = Console(highlight=False)
+        terminal = Terminal()
         if message:
-            return _ask_once(server, conversation, console, message)
+            return _ask_once(server, conversation, terminal, message)
     except ChatTrouble as trouble:
         raise UserError(visible(str(trouble))) from None
-    return _converse(server, conversation, console)
+    return _converse(server, conversation, terminal)
 
 
 def _piped() -> str:
@@ -159,41 +159,41 @@ def _answer(server: Server, conversation: Conversation, view: View) -> bool:
     return not stopped
 
 
-def _ask_once(server: Server, conversation: Conversation, console: Console, message: str) -> int:
+def _ask_once(server: Server, conversation: Conversation, terminal: Terminal, message: str) -> int:
     conversation.unanswered = _sendable(message)
-    return 0 if _answer(server, conversation, view_for(console)) else STOPPED
+    return 0 if _answer(server, conversation, view_for(terminal)) else STOPPED
 
 
-def _converse(server: Server, conversation: Conversation, console: Console) -> int:
+def _converse(server: Server, conversation: Conversation, terminal: Terminal) -> int:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - imported, it gives `input` editing and a history
     about = f"{conversation.model} at {server.url}; /help for help, Ctrl-D leaves"
-    console.print(visible(about), style="dim", markup=False)
+    terminal.line(visible(about), style="dim")
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         while True:
-            _take_line(input("you> ").strip(), server, conversation, console)
-    console.print()
+            _take_line(input("you> ").strip(), server, conversation, terminal)
+    terminal.line()
     return 0
 
 
-def _take_line(line: str, server: Server, conversation: Conversation, console: Console) -> None:
+def _take_line(line: str, server: Server, conversation: Conversation, terminal: Terminal) -> None:
     if line == "/help":
-        console.print(HELP, style="dim", markup=False)
+        terminal.line(HELP, style="dim")
     elif line == "/new":
         conversation.start_over()
-        console.print("the conversation is forgotten", style="dim")
+        terminal.line("the conversation is forgotten", style="dim")
     elif line or conversation.unanswered:
         conversation.unanswered = _sendable(line) if line else conversation.unanswered
-        _ask(server, conversation, console)
+        _ask(server, conversation, terminal)
 
 
-def _ask(server: Server, conversation: Conversation, console: Console) -> None:
+def _ask(server: Server, conversation: Conversation, terminal: Terminal) -> None:
     try:
-        whole = _answer(server, conversation, view_for(console))
-        console.print("" if whole else "stopped\n", style="dim")
+        whole = _answer(server, conversation, view_for(terminal))
+        terminal.line("" if whole else "stopped\n", style="dim")
     except ChatTrouble as trouble:
         mend = "press Enter to send your message again" if trouble.again else "/new starts over"
-        console.print(f"! {visible(str(trouble))}; {mend}", style="red", markup=False)
+        terminal.line(f"! {visible(str(trouble))}; {mend}", style="red")
         if not trouble.again:
             conversation.unanswered = ""
 

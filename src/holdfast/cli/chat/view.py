@@ -11,10 +11,8 @@ import sys
 import textwrap
 from typing import Protocol
 
-from rich.cells import cell_len
-from rich.console import Console
-
-from holdfast.cli.chat_events import Ended
+from holdfast.cli.chat.events import Ended
+from holdfast.cli.terminal import Terminal, cells
 
 MARK = "↻"
 MARGIN = 2
@@ -97,9 +95,9 @@ class PlainView:
 class MarginView:
     """For a terminal that can move its cursor."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._width = max(WIDTH_MIN, console.width - MARGIN - 1)
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self._width = max(WIDTH_MIN, terminal.width - MARGIN - 1)
         self._open = False  # the line has its margin
         self._column = 0  # cells used behind the margin
         self._word = ""  # the end of the line, as far as it may belong to a word that goes on
@@ -122,7 +120,7 @@ class MarginView:
             else:
                 self._break()
                 self._letters(run)
-        self._console.file.flush()
+        self._terminal.file.flush()
 
     def resumed(self, pause_s: float) -> None:
         self._pauses_s.append(pause_s)
@@ -134,8 +132,8 @@ class MarginView:
             return
         self._waits = True
         self._write("\n" if self._open else "")
-        self._console.print(WAITING[: self._width], style="dim", end="", markup=False)
-        self._console.file.flush()
+        self._write(self._terminal.styled(WAITING[: self._width], "dim"))
+        self._terminal.file.flush()
 
     def end(self, ended: Ended | None) -> None:
         self._wait_over()
@@ -146,16 +144,16 @@ class MarginView:
         self._write("\n" if self._open else "")
         for note in notes(self._pauses_s, ended):
             lines = textwrap.fill(note, self._width + MARGIN, subsequent_indent=" " * MARGIN)
-            self._console.print(lines, style="dim", markup=False)
+            self._terminal.line(lines, "dim")
 
     # -- the cursor
 
     def _write(self, text: str) -> None:
-        self._console.file.write(text)
+        self._terminal.file.write(text)
 
     def _mark(self) -> None:
         self._marked = False
-        self._console.print(MARK, style="bold yellow", end="", markup=False)
+        self._write(self._terminal.styled(MARK, "bold yellow"))
 
     def _put(self, text: str) -> None:
         if not self._open:
@@ -166,7 +164,7 @@ class MarginView:
             else:
                 self._write(" " * MARGIN)
         self._write(text)
-        self._column += cell_len(text)
+        self._column += cells(text)
 
     def _next_line(self, *, wrapped: bool) -> None:
         self._write("\n")
@@ -190,16 +188,16 @@ class MarginView:
             self._put(run)
 
     def _letters(self, run: str) -> None:
-        cells, word_cells = cell_len(run), cell_len(self._word)
-        if self._column + cells > self._width and word_cells + cells <= self._width:
+        width, word_width = cells(run), cells(self._word)
+        if self._column + width > self._width and word_width + width <= self._width:
             # The word turns out too long for this line: take back what is shown of it.
             word = self._word
-            self._write(f"\x1b[{word_cells}D\x1b[K" if word else "")
+            self._write(f"\x1b[{word_width}D\x1b[K" if word else "")
             self._next_line(wrapped=True)
             run = word + run
-        elif self._column + cells > self._width:
+        elif self._column + width > self._width:
             for letter in run:
-                if self._column + cell_len(letter) > self._width:
+                if self._column + cells(letter) > self._width:
                     self._next_line(wrapped=True)
                 self._put(letter)
                 self._word += letter
@@ -215,8 +213,6 @@ class MarginView:
                 self._write(f"\x1b[1A\x1b[{MARGIN + self._column}C")
 
 
-def view_for(console: Console) -> View:
+def view_for(terminal: Terminal) -> View:
     """What this output can show."""
-    if console.is_terminal and not console.is_dumb_terminal:
-        return MarginView(console)
-    return PlainView(terminal=console.is_terminal)
+    return MarginView(terminal) if terminal.can_move else PlainView(terminal=terminal.is_terminal)
