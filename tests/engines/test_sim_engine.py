@@ -167,13 +167,14 @@ async def test_preemption_keeps_every_token() -> None:
         for number, each in asked.items():
             r.engine.submit(number, each)
         used: list[int] = []
-        r.on_batch = lambda outputs: used.append(r.engine._scheduler.blocks_used)
+        r.on_batch = lambda outputs: used.append(r.engine.progress().kv.held)
         await r.until(lambda: r.ended(*asked))
         for number, each in asked.items():
             assert r.tokens(number) == expected(each, 50)
-        assert r.engine._scheduler.preemptions > 0
+        assert r.engine._serving is not None
+        assert r.engine._serving.scheduler.preemptions > 0
         assert max(used) <= 20
-        assert r.engine._scheduler.blocks_used == 0
+        assert r.engine.progress().kv.held == 0
 
 
 async def test_prompt_that_never_fits_is_refused_and_the_largest_that_does_ends() -> None:

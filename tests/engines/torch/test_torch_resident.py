@@ -13,7 +13,8 @@ import pytest
 from holdfast.bench.engine_kills import EngineKills
 from holdfast.core.requests import GenerateRequest, Sampling
 from holdfast.engines.paged.blocks import PoolBlocks
-from holdfast.engines.paged.scheduler import Scheduler, SchedulerSettings
+from holdfast.engines.paged.scheduler import Scheduler
+from holdfast.engines.paged.settings import SchedulerSettings
 from holdfast.kv import adopt
 from holdfast.kv.geometry import Geometry
 from holdfast.kv.index import Index, index_bytes

@@ -11,7 +11,8 @@ from torch_scheduler_rig import EOS, SIZE, VOCABULARY, World, next_token, reques
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import GenerateRequest, Sampling, TokenLogprobs
 from holdfast.engines.paged.blocks import PrivateBlocks
-from holdfast.engines.paged.scheduler import Scheduler, SchedulerSettings
+from holdfast.engines.paged.scheduler import Scheduler
+from holdfast.engines.paged.settings import SchedulerSettings
 from holdfast.kv.geometry import block_keys
 
 

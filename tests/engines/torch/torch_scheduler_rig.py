@@ -13,8 +13,9 @@ from hashlib import blake2b
 
 from holdfast.core.requests import GenerateRequest, Output, Sampling
 from holdfast.engines.paged.blocks import PoolBlocks
-from holdfast.engines.paged.scheduler import Scheduler, SchedulerSettings
+from holdfast.engines.paged.scheduler import Scheduler
 from holdfast.engines.paged.sequences import PENDING, Segment, StepPlan, Stream
+from holdfast.engines.paged.settings import SchedulerSettings
 from holdfast.kv import adopt
 from holdfast.kv.geometry import Geometry, block_keys
 from holdfast.kv.index import FULL, OPEN, Index, index_bytes

@@ -16,7 +16,8 @@ import torch
 from holdfast.bench.engine.figures import Decode, Tell
 from holdfast.core.requests import GenerateRequest, Sampling
 from holdfast.engines.paged.blocks import PrivateBlocks, blocks_for
-from holdfast.engines.paged.scheduler import Scheduler, SchedulerSettings
+from holdfast.engines.paged.scheduler import Scheduler
+from holdfast.engines.paged.settings import SchedulerSettings
 from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.files.checkpoint import Checkpoint
 from holdfast.engines.torch.files.resolve import resolve

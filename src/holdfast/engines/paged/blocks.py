@@ -16,6 +16,7 @@ from holdfast.engines.paged.sequences import Stream
 from holdfast.kv.geometry import block_keys
 from holdfast.kv.pool import NoRoom, Pool
 from holdfast.kv.resumes import Resumes
+from holdfast.kv.usage import KvUse
 
 
 class Blocks(Protocol):
@@ -31,6 +32,9 @@ class Blocks(Protocol):
     @property
     def room_soon(self) -> bool:
         """Blocks come back soon whatever anybody does: better to wait for one than to take it from somebody."""
+
+    def use(self) -> KvUse:
+        """How full they are; another thread may ask."""
 
     def start(self, stream: Stream) -> int | None:
         """Blocks for its text and one token more; says how many leading positions need no computing. None: there
@@ -65,6 +69,9 @@ class PoolBlocks:
     @property
     def room_soon(self) -> bool:
         return self.pool.fence_awaited
+
+    def use(self) -> KvUse:
+        return self.pool.use()
 
     def start(self, stream: Stream) -> int | None:
         tokens, size, pool = stream.tokens, self.block_tokens, self.pool
@@ -122,8 +129,8 @@ class PoolBlocks:
 
 
 class PrivateBlocks:
-    """Blocks that no index knows and nobody finds: for canaries and warm-up, in a standby too. `known`: positions of
-    the one text there is that need no computing."""
+    """Blocks that no index knows and nobody finds: for canaries and warm-up, in a standby too, and where there is no
+    vault. `known`: positions of the one text there is that need no computing."""
 
     room_soon = False
 
@@ -132,6 +139,9 @@ class PrivateBlocks:
         self.block_tokens = block_tokens
         self._free = list(reversed(blocks))
         self._known = known
+
+    def use(self) -> KvUse:
+        return KvUse(self.count, self.count - len(self._free))
 
     def start(self, stream: Stream) -> int | None:
         wanted = blocks_for(len(stream.tokens) + 1, self.block_tokens)

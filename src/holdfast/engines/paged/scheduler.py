@@ -2,11 +2,11 @@
 
 Theory. A stream waits, runs, or is gone. It starts to run, first come first served (but those that come back with some
 of their answer before those that have shown nothing), when there is a place and blocks for its whole text and one token
-more. A step first takes one token of every running stream whose prompt is through
-(decodes), then, with what is left of the step's tokens, chunks of the other streams' texts, oldest first: so a long
-prompt neither stops the running streams nor is stopped by them. When a stream needs a block and none is left, the
-youngest running stream gives up its blocks and goes to the head of the queue with its text kept; what it had computed
-may be found again by its key.
+more. An engine that hears of it (`on_start`) may hold it back until something is over that is no step of its own. A
+step first takes one token of every running stream whose prompt is through (decodes), then, with what is left of its
+tokens, chunks of the other streams' texts, oldest first: so a long prompt neither stops the running streams nor is
+stopped by them. When a stream needs a block and none is left, the youngest running stream gives up its blocks and goes
+to the head of the queue with its text kept; what it had computed may be found again by its key.
 
 Steps ahead. `plan` may be called while up to `lookahead` planned steps have not retired. A stream whose newest token
 is not known yet is planned with PENDING in its place: the device has the token. What such a step draws for a stream
@@ -21,46 +21,27 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import GenerateRequest, Output, TokenLogprobs
 from holdfast.engines.paged.blocks import Blocks, blocks_for
 from holdfast.engines.paged.sequences import PENDING, Segment, StepPlan, Stream
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerSettings:
-    """How much is taken at once."""
-
-    vocabulary: int  # token ids are below this
-    eos_token_ids: frozenset[int]  # end a stream unless it ignores them
-    context_tokens_max: int  # prompt and answer together; an answer that reaches it ends with "length"
-    concurrency: int = 64  # streams that run at once
-    queue: int = 256  # streams that may wait beyond those; more are refused as WorkerOverloaded
-    step_tokens_max: int = 512  # positions one step computes: bounds how long a prompt holds up the running streams
-    lookahead: int = 0  # steps that may be in flight while the next is planned; 1 hides the host's work from a GPU
-
-    def __post_init__(self) -> None:
-        for name in ("vocabulary", "context_tokens_max", "concurrency"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
-        for name in ("queue", "lookahead"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
-        if not self.step_tokens_max > self.concurrency:  # else decodes alone could fill every step, and no prompt moves
-            raise ValueError(f"step_tokens_max must be over the concurrency of {self.concurrency}")
+from holdfast.engines.paged.settings import SchedulerSettings
 
 
 class Scheduler:
-    """The streams of one engine. One thread."""
+    """The streams of one engine. One thread. `on_start` hears of each stream that gets a place and blocks."""
 
-    def __init__(self, settings: SchedulerSettings, blocks: Blocks) -> None:
+    def __init__(
+        self, settings: SchedulerSettings, blocks: Blocks, on_start: Callable[[Stream], None] = lambda stream: None
+    ) -> None:
         self.settings = settings
         self.blocks = blocks
+        self._on_start = on_start
         self._streams: dict[int, Stream] = {}  # running and waiting
         self.running: dict[int, Stream] = {}  # oldest first
+        self._prompts: dict[Stream, None] = {}  # of those, the ones that no step has brought to their text's end yet
         self.waiting: deque[Stream] = deque()
         self.early: list[Output] = []  # last outputs of requests that had nothing left to make
         self._in_flight: deque[StepPlan] = deque()  # `lookahead` + 1 at most
@@ -142,11 +123,12 @@ class Scheduler:
         told = list(self._streams)
         held = {stream for plan in self._in_flight for stream in (segment.owner for segment in plan.segments)}
         for stream in held | set(self._streams.values()):
-            stream.gone, stream.runs = True, False
+            stream.gone, stream.runs, stream.held = True, False, False
             stream.in_flight = stream.pending = 0
             self._release(stream)
         self._streams.clear()
         self.running.clear()
+        self._prompts.clear()
         self.waiting.clear()
         self.early.clear()
         self._in_flight.clear()
@@ -159,17 +141,14 @@ class Scheduler:
         """The next step, or None when there is nothing to compute now: no stream, all of them ahead as far as may be,
         or no room until a step retires or quarantined blocks come back."""
         assert len(self._in_flight) <= self.settings.lookahead, "retire a step first"
-        segments: list[Segment] = []
-        for stream in list(self.running.values()):
-            if stream.runs and stream.missing == 1 and stream.length < stream.end and self._cover(stream):
-                segments.append(_segment(stream, 1))
-        admitted = self._admit()
+        segments = self._decodes()
+        self.admit()
         left = self.settings.step_tokens_max - len(segments)
-        for stream in self.running.values():
+        for stream in list(self._prompts):
             if left <= 0:
                 break
-            if stream.missing > 1 or (stream.missing == 1 and stream.number in admitted):
-                segments.append(_segment(stream, min(stream.missing, left)))
+            if not stream.held:
+                segments.append(self._segment(stream, min(stream.missing, left)))
                 left -= len(segments[-1].tokens)
         if not segments:
             return None
@@ -178,6 +157,20 @@ class Scheduler:
         self._in_flight.append(plan)
         return plan
 
+    def _decodes(self) -> list[Segment]:
+        """One token of every running stream that lacks just that. It runs for every token there is: no call that need
+        not be."""
+        segments: list[Segment] = []
+        size = self.blocks.block_tokens
+        for stream in list(self.running.values()):
+            length = len(stream.tokens) + stream.pending
+            planned = stream.planned
+            if length != planned + 1 or length >= stream.end or stream.held or not stream.runs:
+                continue
+            if len(stream.blocks) * size > planned or self._cover(stream):
+                segments.append(self._segment(stream, 1))
+        return segments
+
     def retire(
         self, plan: StepPlan, tokens: Mapping[int, int], logprobs: Mapping[int, TokenLogprobs] | None = None
     ) -> list[Output]:
@@ -185,41 +178,55 @@ class Scheduler:
         is published before this returns, so its outputs may be shown."""
         assert plan is self._in_flight[0], "steps retire in the order they were planned"
         self._in_flight.popleft()
-        outputs = []
+        outputs, size = [], self.blocks.block_tokens
         for segment in plan.segments:
             stream = segment.owner
             stream.in_flight -= 1
-            self.blocks.computed(stream, segment.position)
+            count = len(segment.tokens)
+            if count > 1 or not (segment.start + 1) % size:  # it may have completed a block
+                self.blocks.computed(stream, segment.start + count)
             if segment.wants_token:
                 stream.pending -= 1
                 stream.tokens.append(tokens[stream.number])  # of one that is gone too: a later step may have used it
                 if not stream.gone:
                     outputs.append(self._output(stream, logprobs))
-            if stream.blocks and not stream.runs and not stream.in_flight:
+            if not stream.runs and not stream.in_flight and stream.blocks:
                 self._leaving -= 1
                 self._release(stream)
         return outputs
 
     def _output(self, stream: Stream, logprobs: Mapping[int, TokenLogprobs] | None) -> Output:
-        token = stream.tokens[-1]
-        output = Output(stream.number, [token])
-        if len(stream.tokens) == len(stream.request.tokens) + 1:
+        tokens = stream.tokens
+        length = len(tokens)
+        output = Output(stream.number, tokens[-1:])
+        if length == len(stream.request.tokens) + 1:
             output.cached = stream.cached
-        if logprobs is not None and stream.number in logprobs:
+        if logprobs and stream.number in logprobs:
             output.logprobs = [logprobs[stream.number]]
-        if token in stream.stops and len(stream.tokens) > stream.stop_from:
+        if tokens[-1] in stream.stops and length > stream.stop_from:
             output.finish = "stop"
-        elif len(stream.tokens) >= stream.end:
+        elif length >= stream.end:
             output.finish = "length"
-        if output.finish is not None:
-            self._become_gone(stream)
+        else:
+            return output
+        self._become_gone(stream)
         return output
+
+    def _segment(self, stream: Stream, count: int) -> Segment:
+        start = stream.planned
+        tokens = stream.tokens[start : start + count] or [PENDING]
+        stream.planned = end = start + count
+        stream.in_flight += 1
+        wants_token = end == len(stream.tokens) + stream.pending
+        if wants_token:
+            stream.pending += 1
+            self._prompts.pop(stream, None)
+        return Segment(stream, tokens, start, stream.blocks, wants_token)
 
     # -- who runs
 
-    def _admit(self) -> set[int]:
-        """Let streams run while there is room; says which."""
-        admitted: set[int] = set()
+    def admit(self) -> None:
+        """Let streams run while there is room. `plan` does so too, once those that run have what they need."""
         while self.waiting and len(self.running) < self.settings.concurrency:
             stream = self.waiting[0]
             if stream.blocks:  # preempted, and a step in flight may still write its old ones
@@ -229,17 +236,15 @@ class Scheduler:
                 break  # first come, first served: nobody overtakes a long prompt for ever
             self.waiting.popleft()
             self.running[stream.number] = stream
+            self._prompts[stream] = None
             stream.runs = True
             stream.planned = known
             if len(stream.tokens) == len(stream.request.tokens):
                 stream.cached = known
-            admitted.add(stream.number)
-        return admitted
+            self._on_start(stream)
 
     def _cover(self, stream: Stream) -> bool:
-        """A block for its next position; False when there is none in this step, or it had to stop running itself."""
-        if len(stream.blocks) * self.blocks.block_tokens > stream.planned:
-            return True
+        """A block more, for its next position; False when there is none in this step, or it had to stop running."""
         while not self.blocks.grow(stream):
             # Blocks are on their way back: to preempt more would not bring them sooner.
             if self._leaving or self.blocks.room_soon:
@@ -265,7 +270,8 @@ class Scheduler:
 
     def _stop_running(self, stream: Stream) -> None:
         del self.running[stream.number]
-        stream.runs = False
+        self._prompts.pop(stream, None)
+        stream.runs = stream.held = False
         if stream.in_flight:
             self._leaving += 1
         else:
@@ -275,16 +281,7 @@ class Scheduler:
         assert stream.in_flight == 0, f"{stream!r} may still be written"
         self.blocks.end(stream)
         stream.planned = 0
-
-
-def _segment(stream: Stream, count: int) -> Segment:
-    start = stream.planned
-    tokens = stream.tokens[start : start + count] or [PENDING]
-    stream.planned += count
-    stream.in_flight += 1
-    wants_token = stream.planned == stream.length
-    stream.pending += wants_token
-    return Segment(stream, tokens, start, stream.blocks, wants_token)
+        stream.kept = None
 
 
 def _invalid(message: str) -> HoldfastError:

@@ -1,4 +1,4 @@
-"""The sim engine: the contract of `engines.contract` over the scheduler, paced by the event loop's timers.
+"""The sim engine: the contract of `engines.contract` over the paged scheduler, paced by the event loop's timers.
 
 Always true: at most one timer is armed, and none when nothing runs; a step is one synchronous pass that ends in one
 call of the sink. A token that ends a stream (end of turn or a stop token id) IS in the output's tokens, as the last id:
@@ -12,15 +12,17 @@ import os
 import random
 import signal
 import threading
+from collections.abc import Callable
 
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import GenerateRequest
 from holdfast.engines.contract import ClosedSink, FatalSink, Limits, Progress, StepSink
-from holdfast.engines.sim.blocks import CountedBlocks
+from holdfast.engines.paged.blocks import Blocks, PrivateBlocks
+from holdfast.engines.sim.computer import TOKEN_BYTES, SimComputer
 from holdfast.engines.sim.faults import SHADOW, Fault, Faults
-from holdfast.engines.sim.scheduler import Scheduler
+from holdfast.engines.sim.serving import Serving
 from holdfast.engines.sim.settings import SimSettings
-from holdfast.engines.sim.vocabulary import load
+from holdfast.kv.usage import KvUse
 
 EASE_OFF_S = 0.001  # a congested receiver drains a socket buffer in about this time
 RECENT_STEPS = 512  # enough for a p99 to mean five steps
@@ -35,8 +37,7 @@ class SimEngine:
         self.faults = Faults()
         self.on_fatal: FatalSink = lambda why: os.kill(os.getpid(), signal.SIGKILL)
         self._rng = rng
-        blocks = CountedBlocks(settings.kv_blocks, settings.block_size)
-        self._scheduler = Scheduler(load(), settings, self._prefill_s, blocks)
+        self._serving: Serving | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sink: StepSink = lambda outputs: True
         self._closed: ClosedSink = lambda streams: None
@@ -51,11 +52,9 @@ class SimEngine:
         self._p99 = (0, 0.0)  # (steps when computed, milliseconds)
 
     def __repr__(self) -> str:
-        s = self._scheduler
-        return (
-            f"<SimEngine {len(s.running)} running, {len(s.waiting)} waiting, {s.blocks_used} blocks, "
-            f"{self._steps} steps, faults {self.faults.status()}>"
-        )
+        serving = self._serving
+        streams = f"{serving.scheduler!r}, {serving.blocks.use().held} blocks" if serving is not None else "at rest"
+        return f"<SimEngine {streams}, {self._steps} steps, faults {self.faults.status()}>"
 
     @property
     def limits(self) -> Limits:
@@ -69,40 +68,57 @@ class SimEngine:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_native_id()
         self._sink, self._closed = sink, closed
+        self._begin()
+
+    def _begin(self) -> None:
+        """Without a vault there is nothing to wake for: it serves from pages of its own."""
+        settings = self.settings
+        blocks = PrivateBlocks(range(settings.kv_blocks), settings.block_size)
+        self._serve(blocks, memoryview(bytearray(settings.kv_blocks * settings.block_size * TOKEN_BYTES)))
+
+    def _serve(self, blocks: Blocks, pages: memoryview, weights_right: Callable[[], bool] = lambda: True) -> None:
+        computer = SimComputer(pages, self.settings.block_size, self.faults, weights_right)
+        self._serving = Serving(self.settings, blocks, computer, self._prefill_s)
+
+    def _rest(self) -> list[int]:
+        """No step from here on, and no page is touched; the streams that were left."""
+        self._disarm()
+        serving, self._serving = self._serving, None
+        if serving is None:
+            return []
+        left = serving.scheduler.clear()
+        serving.computer.close()
+        return left
 
     async def stop(self) -> None:
         self._loop = None
-        self._disarm()
-        self._scheduler.clear()
+        self._rest()
 
     def submit(self, stream: int, request: GenerateRequest) -> None:
-        loop = self._loop
-        if loop is None or not self._serving():
+        loop, serving = self._loop, self._serving
+        if loop is None or serving is None:
             raise HoldfastError(Code.ENGINE_SHUTDOWN, f"the engine {'is not started' if loop is None else 'stands by'}")
-        self._scheduler.submit(stream, request, loop.time())
+        serving.submit(stream, request, loop.time())
         self._flush_soon()
         self._rearm()
 
-    def _serving(self) -> bool:
-        return True
-
     def cancel(self, stream: int) -> None:
-        if self._loop is not None:
-            self._scheduler.cancel(stream, self._loop.time())
+        if self._loop is not None and self._serving is not None:
+            self._serving.cancel(stream, self._loop.time())
             self._rearm()
 
     def progress(self) -> Progress:
-        scheduler = self._scheduler
+        serving = self._serving
         # Twice the slowest prefill: it is a bound on an honest step, not an estimate of it.
         budget_s = 2 * self._scaled_s(self.settings.ttft_ms) * (1 + self.settings.jitter)
         return Progress(
             steps=self._steps,
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
+            running=len(serving.scheduler.running) if serving is not None else 0,
+            waiting=len(serving.scheduler.waiting) if serving is not None else 0,
             step_ms_p99=self._step_ms_p99(),
-            budget_ms=budget_s * 1000 if scheduler.prefilling else 0.0,
+            budget_ms=budget_s * 1000 if serving is not None and serving.prefilling else 0.0,
             thread=self._thread,
-            kv=scheduler.blocks.use(),
+            kv=serving.blocks.use() if serving is not None else KvUse(),
         )
 
     def _step_ms_p99(self) -> float:
@@ -138,26 +154,26 @@ class SimEngine:
 
     def _rearm(self) -> None:
         """After streams came or went: a step in the making keeps its time, an idle engine waits for a prefill."""
-        scheduler = self._scheduler
+        serving = self._serving
         if self._stepping:  # the sink cancels or submits: the step's end arms the timer
             return
-        if not scheduler.running or self.faults.wedged:
+        if serving is None or not serving.scheduler.running or self.faults.wedged:
             self._disarm()
-        elif self._timer is None or (not scheduler.decoding and scheduler.next_ready() < self._due):
-            self._arm_idle()
+        elif self._timer is None or not serving.decoding or serving.stalled:
+            self._arm_at(0.0 if serving.decoding else serving.next_ready())
 
-    def _arm_idle(self) -> None:
-        """The next step starts when the first prefill is over: no grid to wait for."""
+    def _arm_at(self, due: float) -> None:
+        """The next step starts then, or now if that is over: no grid to wait for."""
         assert self._loop is not None
         self._disarm()
-        self._due = self._since = max(self._scheduler.next_ready(), self._loop.time())
+        self._due = self._since = max(due, self._loop.time())
         self._timer = self._loop.call_at(self._due, self._step)
 
-    def _arm_after(self, finished: float, congested: bool) -> None:
-        if self._scheduler.decoding:
+    def _arm_after(self, serving: Serving, finished: float, congested: bool) -> None:
+        if serving.decoding and not serving.stalled:
             self._arm_next(finished, congested)
-        elif self._scheduler.running:
-            self._arm_idle()
+        elif serving.prefilling:  # else all that run wait for blocks: whoever brings some arms the timer
+            self._arm_at(serving.next_ready())
 
     def _arm_next(self, finished: float, congested: bool) -> None:
         """The next step starts an interval after this one was due; one that is late already starts at once."""
@@ -171,14 +187,14 @@ class SimEngine:
 
     def _step(self) -> None:
         self._timer = None
-        loop = self._loop
-        if loop is None or self.faults.wedged:
+        loop, serving = self._loop, self._serving
+        if loop is None or serving is None or self.faults.wedged:
             return
         # A timer may fire a clock tick early; the streams it is for are due all the same.
         now = max(loop.time(), self._due)
-        if self.settings.poison_token >= 0 and self._scheduler.poisoned(now):
+        if self.settings.poison_token >= 0 and serving.poisoned(now):
             os.kill(os.getpid(), signal.SIGKILL)
-        outputs = self._scheduler.step(now)
+        outputs = serving.step(now)
         self._stepping = True
         try:
             congested = bool(outputs) and not self._sink(outputs)
@@ -188,12 +204,12 @@ class SimEngine:
         if outputs:
             self._recent_s[self._steps % RECENT_STEPS] = finished - self._since
             self._steps += 1
-        if self._loop is None or self.faults.wedged:  # by the sink
-            return
-        self._arm_after(finished, congested)
+        if self._serving is serving and not self.faults.wedged:  # by the sink
+            self._arm_after(serving, finished, congested)
 
     def _flush_soon(self) -> None:
-        if self._scheduler.early and not self._flushing and not self.faults.wedged:
+        early = self._serving is not None and self._serving.scheduler.early
+        if early and not self._flushing and not self.faults.wedged:
             assert self._loop is not None
             self._flushing = True
             self._loop.call_soon(self._flush)
@@ -201,9 +217,9 @@ class SimEngine:
     def _flush(self) -> None:
         """Hand over the last outputs of requests that had nothing left to make."""
         self._flushing = False
-        if self._loop is None or self.faults.wedged:
+        if self._serving is None or self.faults.wedged:
             return
-        outputs, self._scheduler.early = self._scheduler.early, []
+        outputs = self._serving.scheduler.take_early()
         if outputs:
             self._sink(outputs)
 
@@ -213,15 +229,17 @@ class SimEngine:
         """Carry out a fault; HoldfastError if it cannot be done here."""
         if self._loop is None:
             raise HoldfastError(Code.ENGINE_SHUTDOWN, "the engine is not started")
+        serving = self._serving
         match fault.kind:
             case "crash":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
             case "cut":
-                self._closed(self._scheduler.cut(self._loop.time()))
+                self._closed(serving.cut(self._loop.time()) if serving is not None else [])
             case "error_after":
-                self._scheduler.fail_after(int(fault.value))
+                if serving is not None:
+                    serving.fail_after(int(fault.value))
             case "reset":
                 self._reset()
             case "clear":
@@ -232,8 +250,6 @@ class SimEngine:
                 self._inject_shadow(fault)
             case _:
                 self.faults.switch(fault)
-        self._scheduler.wrong_tokens = self.faults.wrong_tokens
-        self._scheduler.logprob_drift = self.faults.logprob_drift
         self._flush_soon()
         self._rearm()
 
@@ -244,11 +260,13 @@ class SimEngine:
         assert self._loop is not None
         now = self._loop.time()
         self.faults.clear()
-        self._scheduler.recover(now)
+        if self._serving is None:
+            return
+        self._serving.recover(now)
         if self._timer is not None:  # it may be set for much later, at the slow pace
             self._disarm()
             self._due = min(self._due, now)
-            self._arm_after(now, congested=False)
+            self._arm_after(self._serving, now, congested=False)
 
     def _reset(self) -> None:
         if self.faults.on_reset is None:

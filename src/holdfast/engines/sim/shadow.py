@@ -13,35 +13,32 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from holdfast.core.requests import GenerateRequest, Sampling
 from holdfast.engines.contract import Canary, Woken
+from holdfast.engines.paged.blocks import PoolBlocks
+from holdfast.engines.paged.canary import TOKENS, canary_request, run_canary
 from holdfast.engines.shadow.memory import VaultMemory
 from holdfast.engines.shadow.place import Place
-from holdfast.engines.sim.blocks import CountedBlocks
+from holdfast.engines.sim.computer import TOKEN_BYTES, SimComputer, geometry
 from holdfast.engines.sim.engine import SimEngine
 from holdfast.engines.sim.faults import Fault
 from holdfast.engines.sim.language import Sequence
-from holdfast.engines.sim.paged import TOKEN_BYTES, PagedBlocks, PrivateBlocks, geometry
 from holdfast.engines.sim.ranks import Ranks
-from holdfast.engines.sim.scheduler import Scheduler
+from holdfast.engines.sim.serving import scheduler_settings
 from holdfast.engines.sim.settings import REVISION, SimSettings
-from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, load
+from holdfast.engines.sim.vocabulary import load
 from holdfast.engines.sim.weights import SimWeights
 from holdfast.kv.resumes import Resumes
 from holdfast.memory.devices import open_device, view
 
 GIB = 1024**3
-CANARY_TOKENS = 8
-CANARY_PROMPT = [EOS_TOKEN_ID + 1 + place for place in range(24)]  # more than a block of 16: a block is filled
 CHECK_S = 30.0  # for weights that are being mapped anew
 PRIVATE_BYTES = 4096
 
 
 def make_canary() -> Canary:
-    sampling = Sampling(CANARY_TOKENS, 0, temperature=0.0, ignore_eos=True)
-    request = GenerateRequest("canary", CANARY_PROMPT, len(CANARY_PROMPT), sampling)
-    sequence = Sequence(load(), request.tokens, request.prompt_len, sampling)
-    return Canary(request, tuple(sequence.advance() for _ in range(CANARY_TOKENS)))
+    request = canary_request(load().size)
+    sequence = Sequence(load(), request.tokens, request.prompt_len, request.sampling)
+    return Canary(request, tuple(sequence.advance() for _ in range(TOKENS)))
 
 
 class ShadowSim(SimEngine):
@@ -78,10 +75,8 @@ class ShadowSim(SimEngine):
         )
         self.gpu_fence = self.memory.gpu_fence
         self.ranks = Ranks(settings.ranks - 1, lambda why: self.on_fatal(why))
-        self._paged: PagedBlocks | None = None
+        self._blocks: PoolBlocks | None = None
         self._checked = False  # the last canary's outcome
-        self._none = CountedBlocks(settings.kv_blocks, settings.block_size)
-        self._scheduler.weights_right = self.weights.right
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}, {self.memory!r}>"
@@ -94,7 +89,7 @@ class ShadowSim(SimEngine):
 
     @property
     def resumes(self) -> Resumes:
-        return self._paged.resumes if self._paged is not None else Resumes()
+        return self._blocks.resumes if self._blocks is not None else Resumes()
 
     async def load(self) -> None:
         await self.memory.load(self.weights)
@@ -106,7 +101,7 @@ class ShadowSim(SimEngine):
 
     async def stop(self) -> None:
         await super().stop()
-        self._let_go()
+        self._blocks = None
         self.ranks.stop()
         await self.memory.close()
 
@@ -120,30 +115,27 @@ class ShadowSim(SimEngine):
                 await self.memory.settled.wait()
         except TimeoutError:
             return False
-        self._checked = not self.faults.wedged and self._run_canary() == list(self.canary.tokens)
+        self._checked = not self.faults.wedged and self._run_canary() == self.canary.tokens
         return self._checked
 
-    def _run_canary(self) -> list[int]:
+    def _run_canary(self) -> tuple[int, ...]:
         mapping = self.memory.pool.mapping
         assert mapping is not None, "private memory is mapped from the first load on"
         pages = view(mapping.private_address, mapping.private_size, writable=True)
+        size = self.settings.block_size
         # Its own limits: an engine too small for its canary is still tried by it.
-        settings = replace(self.settings, kv_blocks=PRIVATE_BYTES, context_tokens_max=PRIVATE_BYTES)
-        blocks = PrivateBlocks(pages, settings.block_size)
-        scheduler = Scheduler(load(), settings, lambda: 0.0, blocks)
-        scheduler.weights_right = self.weights.right
-        scheduler.wrong_tokens = self.faults.wrong_tokens
-        scheduler.submit(0, self.canary.request, 0.0)
-        tokens: list[int] = []
-        for _ in range(CANARY_TOKENS):
-            tokens += [token for output in scheduler.step(0.0) for token in output.tokens]
-        blocks.close()
-        return tokens
+        settings = replace(scheduler_settings(self.settings), context_tokens_max=len(pages) // TOKEN_BYTES)
+        computer = SimComputer(pages, size, self.faults, self.weights.right)
+        blocks = range(len(pages) // (size * TOKEN_BYTES))
+        try:
+            return run_canary(self.canary.request, settings, computer, blocks, size)
+        finally:
+            computer.close()
 
     # -- awake
 
-    def _serving(self) -> bool:
-        return self._paged is not None
+    def _begin(self) -> None:
+        """It serves once it is woken."""
 
     async def wake(self, epoch: int, pass_fds: tuple[int, ...] = ()) -> Woken:
         faults = self.faults
@@ -156,8 +148,8 @@ class ShadowSim(SimEngine):
         await self.ranks.wake(epoch, pass_fds, self.place.wake_s)
         size = self.memory.geometry.block_bytes * self.memory.geometry.block_count
         pages = view(owned.pages_address, size, writable=True)
-        self._paged = PagedBlocks(owned.pool, pages, self.settings.block_size, load())
-        self._scheduler.blocks = self._paged
+        self._blocks = PoolBlocks(owned.pool)
+        self._serve(self._blocks, pages, self.weights.right)
         return Woken(owned.blocks, owned.reason, owned.marks)
 
     def canary_passed(self) -> None:
@@ -166,23 +158,16 @@ class ShadowSim(SimEngine):
 
     async def rest(self) -> None:
         """Streams that still run get no further word but that they are closed here."""
-        self._disarm()
-        left = self._scheduler.clear()
+        left = self._rest()
         if left:
             self._closed(left)
-        self._let_go()
+        self._blocks = None
         await self.ranks.rest(self.place.wake_s)
         await self.memory.rest()
 
-    def _let_go(self) -> None:
-        self._scheduler.blocks = self._none
-        if self._paged is not None:
-            self._paged.close()
-        self._paged = None
-
     def _room_came(self) -> None:
-        if self._loop is not None:
-            self._scheduler.room_came(self._loop.time())
+        if self._loop is not None and self._serving is not None:
+            self._serving.admit(self._loop.time())
             self._rearm()
 
     # -- faults

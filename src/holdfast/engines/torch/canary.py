@@ -1,7 +1,6 @@
-"""The torch engine's canary: a fixed prompt, alone, in private blocks, and what it was answered the first time.
+"""The torch engine's canary: where it runs, and what it was answered the first time.
 
-Always true: it writes private blocks only, so a standby may run it beside an owner; the answer that counts is that of
-the first engine with these weights and this arithmetic on this machine.
+Always true: the answer that counts is that of the first engine with these weights and this arithmetic on this machine.
 """
 
 from __future__ import annotations
@@ -9,52 +8,22 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import msgspec
 
 from holdfast.core.errors import UserError
-from holdfast.core.requests import GenerateRequest, Sampling
-from holdfast.engines.paged.blocks import PrivateBlocks
-from holdfast.engines.paged.scheduler import Scheduler, SchedulerSettings
-from holdfast.engines.torch.computer import Computer
+from holdfast.engines.paged.canary import PROMPT_TOKENS, TOKENS
 
 log = logging.getLogger("holdfast.engine")
 
-PROMPT_TOKENS = 24
-TOKENS = 8
 KINDS_MAX = 64  # kept in one file: every new version of the engine on every kind of device is one
-
-
-def canary_request(vocabulary: int) -> GenerateRequest:
-    prompt = [(7919 * place + 1009) % vocabulary for place in range(PROMPT_TOKENS)]
-    return GenerateRequest("canary", prompt, len(prompt), Sampling(TOKENS, 0, temperature=0.0, ignore_eos=True))
 
 
 def private_blocks(block_tokens: int) -> int:
     """Three more than its text needs: the slab need not start or end at a whole block, and the last one is filler."""
     return -(-(PROMPT_TOKENS + TOKENS) // block_tokens) + 3
-
-
-def canary_scheduler(settings: SchedulerSettings, blocks: range, block_tokens: int, *, filled: bool) -> Scheduler:
-    """For one canary. Every token of its answer is drawn by a step of one position, so that all runs draw by the same
-    shapes; `filled`: an earlier run's KV of the prompt is still there, and those are all the steps there are."""
-    settings = replace(settings, concurrency=1, step_tokens_max=PROMPT_TOKENS - 1)
-    return Scheduler(settings, PrivateBlocks(blocks, block_tokens, PROMPT_TOKENS - 1 if filled else 0))
-
-
-def run_canary(
-    request: GenerateRequest, settings: SchedulerSettings, computer: Computer, blocks: range, block_tokens: int
-) -> tuple[int, ...]:
-    scheduler = canary_scheduler(settings, blocks, block_tokens, filled=False)
-    scheduler.submit(0, request)
-    tokens: list[int] = []
-    while (plan := scheduler.plan()) is not None:
-        for output in scheduler.retire(plan, *computer.compute(plan)):
-            tokens += output.tokens
-    return tuple(tokens)
 
 
 def answers_in(folder: Path) -> Path:
@@ -101,6 +70,6 @@ def _write(path: Path, known: dict[str, list[int]]) -> None:
 def code_identity() -> str:
     """Of the sources that compute: engines of two versions need not round alike."""
     digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    for source in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]

@@ -15,15 +15,10 @@ import torch
 
 from holdfast.core.procfs import cpu_model
 from holdfast.engines.contract import Canary
-from holdfast.engines.paged.scheduler import Scheduler, SchedulerSettings
-from holdfast.engines.torch.canary import (
-    answers_in,
-    canary_request,
-    canary_scheduler,
-    code_identity,
-    known_answer,
-    run_canary,
-)
+from holdfast.engines.paged.canary import canary_request, canary_scheduler, run_canary
+from holdfast.engines.paged.scheduler import Scheduler
+from holdfast.engines.paged.settings import SchedulerSettings
+from holdfast.engines.torch.canary import answers_in, code_identity, known_answer
 from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.files.checkpoint import Progress
 from holdfast.engines.torch.gpu.warm_up import warm_up

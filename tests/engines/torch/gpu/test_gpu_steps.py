@@ -18,10 +18,10 @@ if not Path("/dev/nvidiactl").exists():
     pytest.skip("no NVIDIA GPU here", allow_module_level=True)
 
 from holdfast.core.requests import GenerateRequest, Output, Sampling  # noqa: E402
+from holdfast.engines.paged.canary import canary_scheduler  # noqa: E402
 from holdfast.engines.paged.sequences import Segment  # noqa: E402
 from holdfast.engines.shadow.place import Place  # noqa: E402
 from holdfast.engines.torch import computer as computers  # noqa: E402
-from holdfast.engines.torch.canary import canary_scheduler  # noqa: E402
 from holdfast.engines.torch.engine import TorchEngine  # noqa: E402
 from holdfast.engines.torch.files.tiny import TINY, tiny  # noqa: E402
 from holdfast.engines.torch.gpu.graph_inputs import GraphInputs  # noqa: E402

@@ -24,8 +24,9 @@ import torch
 from holdfast.core.requests import Output, TokenLogprobs
 from holdfast.core.tasks import Tasks
 from holdfast.engines.paged.blocks import Blocks
-from holdfast.engines.paged.scheduler import Scheduler, SchedulerSettings
+from holdfast.engines.paged.scheduler import Scheduler
 from holdfast.engines.paged.sequences import StepPlan
+from holdfast.engines.paged.settings import SchedulerSettings
 from holdfast.engines.shadow.memory import VaultMemory
 from holdfast.engines.shadow.pool import Owned
 from holdfast.engines.shadow.ranks import RankProcesses

@@ -1,0 +1,82 @@
+"""A step of the sim engine: what a token depends on is read from KV pages, and what it leaves is written there.
+
+A position's KV is its token's id, four bytes. Always true: a text is what its pages say when it starts, not what its
+request says; a step writes the positions of its plan and no others.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+
+from holdfast.core.requests import TokenLogprobs
+from holdfast.engines.paged.sequences import Segment, StepPlan
+from holdfast.engines.sim.faults import Faults
+from holdfast.engines.sim.language import Sequence
+from holdfast.engines.sim.vocabulary import load
+from holdfast.kv.geometry import Geometry
+
+TOKEN_BYTES = 4
+
+
+def geometry(weights: str, block_size: int, kv_blocks: int) -> Geometry:
+    """Keys and values of two bytes each make room for a token's id."""
+    made = Geometry(weights, "uint8", block_size, layers=1, kv_heads=1, head_size=2, block_count=kv_blocks)
+    assert made.block_bytes == block_size * TOKEN_BYTES
+    return made
+
+
+class SimComputer:
+    """`weights_right` reads of the weights what a step needs."""
+
+    def __init__(
+        self, pages: memoryview, block_size: int, faults: Faults, weights_right: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._words = pages.cast("I")
+        self._pages = pages
+        self._block_size = block_size
+        self._faults = faults
+        self._weights_right = weights_right
+
+    def close(self) -> None:
+        """Let go of the pages, so that they can be unmapped."""
+        self._words.release()
+        self._pages.release()
+
+    def compute(self, plan: StepPlan) -> tuple[dict[int, int], dict[int, TokenLogprobs]]:
+        """The tokens that the step draws, by stream, and the logprobs of those that asked for them."""
+        words, size, drift = self._words, self._block_size, self._faults.logprob_drift
+        wrong = not self._weights_right() or self._faults.wrong_tokens
+        drawn: dict[int, int] = {}
+        logprobs: dict[int, TokenLogprobs] = {}
+        for segment in plan.segments:
+            stream, start = segment.owner, segment.start
+            text: Sequence | None = stream.kept
+            if text is not None:
+                words[segment.blocks[start // size] * size + start % size] = segment.tokens[0]
+            else:
+                self._write(segment)
+                if not segment.wants_token:
+                    continue
+                stream.kept = text = self._read(segment)
+            drawn[stream.number] = text.advance(wrong=wrong, drift=drift)
+            if text.logprobs is not None:
+                logprobs[stream.number] = text.logprobs
+        return drawn, logprobs
+
+    def _write(self, segment: Segment) -> None:
+        size, at = self._block_size, segment.start
+        while at < segment.position:
+            part = segment.tokens[at - segment.start :][: size - at % size]
+            place = segment.blocks[at // size] * size + at % size
+            self._words[place : place + len(part)] = memoryview(array("I", part))
+            at += len(part)
+
+    def _read(self, segment: Segment) -> Sequence:
+        """All of its text up to the segment's end."""
+        size, request = self._block_size, segment.owner.request
+        known: list[int] = []
+        for block in segment.blocks[: -(-segment.position // size)]:
+            known += self._words[block * size : (block + 1) * size].tolist()
+        text = known[: segment.position]
+        return Sequence(load(), text, request.prompt_len, request.sampling, request.stop_token_ids)

@@ -1,0 +1,138 @@
+"""A sim engine's streams: the paged scheduler, and what only a simulation has. No timers, no I/O; time comes in.
+
+A prefill takes no time here, so its stream is held back for as long as it would take, and all that ends with a fault
+(streams cut, streams that fail after some tokens) is done to the scheduler from outside, as its users would. Always
+true: tokens do not depend on who runs beside them, nor on the pace; they do depend on pages and weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from holdfast.core.errors import Code
+from holdfast.core.requests import Failure, GenerateRequest, Output
+from holdfast.engines.paged.blocks import Blocks
+from holdfast.engines.paged.scheduler import Scheduler
+from holdfast.engines.paged.sequences import Stream
+from holdfast.engines.paged.settings import SchedulerSettings
+from holdfast.engines.sim.computer import SimComputer
+from holdfast.engines.sim.settings import SimSettings
+from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, load
+
+FAILURE = Failure(Code.ENGINE_SHUTDOWN, "the engine failed on command (fault error_after)")
+
+
+def scheduler_settings(settings: SimSettings) -> SchedulerSettings:
+    """A step takes all prompts whole: what a prefill costs is said by `ttft_ms`, not by its length."""
+    return SchedulerSettings(
+        load().size,
+        frozenset({EOS_TOKEN_ID}),
+        settings.context_tokens_max,
+        settings.concurrency,
+        settings.queue,
+        settings.kv_blocks * settings.block_size + settings.concurrency,
+    )
+
+
+class Serving:
+    """`prefill_s` draws how long the prefill of a stream without any known KV takes."""
+
+    def __init__(
+        self, settings: SimSettings, blocks: Blocks, computer: SimComputer, prefill_s: Callable[[], float]
+    ) -> None:
+        self.scheduler = Scheduler(scheduler_settings(settings), blocks, self._started)
+        self.blocks = blocks
+        self.computer = computer
+        self._poison = settings.poison_token
+        self._prefill_s = prefill_s
+        self._ready_s: dict[Stream, float] = {}  # of the running streams in prefill: when it is over
+        self._fails_at: dict[Stream, int] = {}  # a fault: the length of its text at which a stream fails
+        self._now_s = 0.0
+        self.stalled = False  # the last step had nothing to do, whoever runs: they wait for blocks
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether some running stream has made no token since it started to run."""
+        return bool(self._ready_s)
+
+    @property
+    def decoding(self) -> int:
+        return len(self.scheduler.running) - len(self._ready_s)
+
+    def next_ready(self) -> float:
+        """When the first prefill is over; inf without any."""
+        return min(self._ready_s.values(), default=math.inf)
+
+    def submit(self, number: int, request: GenerateRequest, now: float) -> None:
+        """Take a request, or raise HoldfastError and change nothing."""
+        self.scheduler.submit(number, request)
+        self.admit(now)
+
+    def cancel(self, number: int, now: float) -> None:
+        """Forget a stream; unknown numbers are ignored."""
+        self.scheduler.cancel(number)
+        self.admit(now)
+
+    def admit(self, now: float) -> None:
+        """After streams went, or blocks came back: whoever can, starts."""
+        self._now_s = now
+        self.scheduler.admit()
+        if self._ready_s:
+            self._ready_s = {stream: ready for stream, ready in self._ready_s.items() if stream.held}
+
+    def _started(self, stream: Stream) -> None:
+        stream.held = True
+        self._ready_s[stream] = self._now_s + self._prefill_s() * stream.missing / len(stream.tokens)
+
+    # -- steps
+
+    def step(self, now: float) -> list[Output]:
+        """A token for every running stream whose prefill is over."""
+        self._now_s = now
+        outputs = self._failures(now) if self._fails_at else []
+        for stream, ready in list(self._ready_s.items()):
+            if ready <= now:
+                stream.held = False
+        plan = self.scheduler.plan()
+        self.stalled = plan is None
+        if plan is not None:
+            outputs += self.scheduler.retire(plan, *self.computer.compute(plan))
+        self.admit(now)
+        return outputs
+
+    def poisoned(self, now: float) -> bool:
+        """Whether a stream whose prefill is over now has the token that kills."""
+        return any(ready <= now and self._poison in stream.request.tokens for stream, ready in self._ready_s.items())
+
+    # -- faults
+
+    def cut(self, now: float) -> list[int]:
+        """Lose every running stream without a word; answers which."""
+        lost = list(self.scheduler.running)
+        for number in lost:
+            self.scheduler.cancel(number)
+        self.admit(now)
+        return lost
+
+    def fail_after(self, tokens: int) -> None:
+        """Every running stream fails once it has made so many more tokens."""
+        for stream in self.scheduler.running.values():
+            self._fails_at[stream] = len(stream.tokens) + tokens
+
+    def recover(self, now: float) -> None:
+        """Faults are over: nobody fails any more, and a prefill begun at a slow pace ends at the right one."""
+        self._fails_at.clear()
+        for stream, ready in self._ready_s.items():
+            self._ready_s[stream] = min(ready, now + self._prefill_s())
+
+    def _failures(self, now: float) -> list[Output]:
+        self._fails_at = {stream: length for stream, length in self._fails_at.items() if not stream.gone}
+        failed = [
+            stream.number
+            for stream, length in self._fails_at.items()
+            if stream.runs and self._ready_s.get(stream, now) <= now and len(stream.tokens) >= length
+        ]
+        for number in failed:
+            self.scheduler.cancel(number)
+        return [Output(number, [], failure=FAILURE) for number in failed]
