@@ -20,6 +20,7 @@ SRC = ROOT / "src" / "holdfast"
 TESTS = ROOT / "tests"
 BENCH = ROOT / "bench"
 FILE_LINES_MAX = 300
+MACHINE_LINES_MAX = 500  # a pure machine: its state, words, table and `step` stay together
 FUNCTION_LINES_MAX = 70
 
 MEASURES = "measures and breaks real processes in real time"
@@ -71,7 +72,7 @@ ROOTS = {
     "worker/status.py": "the root of an operator's action: a bug becomes a 500 and a log line",
     "engines/torch/stepper.py": "the root of the step thread: after any error no step can be believed",
     "engines/torch/ranks/rank.py": "the root of a rank's step thread, likewise",
-    "streams/pool.py": "the root of a worker's task: a bug costs one session",
+    "streams/roster.py": "the root of a worker's task: a bug costs one session",
     "streams/link.py": "the root of one stream's part of a step that many share: a bug costs one stream",
     "streams/dispatcher.py": "the root of one stream's part of a round through all that are held, likewise",
     "streams/patience.py": "the root of one stream's part of a worker's end, likewise",
@@ -147,8 +148,10 @@ SOURCES = {
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_file_is_one_idea(name: str) -> None:
-    """No source file is longer than the bound: past it, it is usually two ideas."""
-    assert len((ROOT / name).read_text().splitlines()) <= FILE_LINES_MAX
+    """No source file is longer than the bound: past it, it is usually two ideas. A machine may be longer."""
+    is_machine = any(function.name == "step" for function in functions(SOURCES[name]))
+    bound = MACHINE_LINES_MAX if is_machine else FILE_LINES_MAX
+    assert len((ROOT / name).read_text().splitlines()) <= bound
 
 
 @pytest.mark.parametrize("name", SOURCES)

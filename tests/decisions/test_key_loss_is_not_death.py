@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pool_rig import pool_rig, until
+from roster_rig import roster_rig, until
 
 
 async def test_key_loss_is_not_death(tmp_path: Path) -> None:
     """Every key vanishes in mid-stream: no stream breaks, no worker is forgotten, new work goes on."""
-    async with pool_rig(tmp_path) as rig:
+    async with roster_rig(tmp_path) as rig:
         workers = [await rig.serving(number) for number in (1, 2)]
         streams = [rig.ask(f"s{number}", workers[0]) for number in range(4)]
         for worker in workers:

@@ -3,8 +3,16 @@ process does not run, not on a clock: what is merely starved is never taken for 
 
 from __future__ import annotations
 
-from holdfast.health.liveness import STARVED_TICKS_MAX, TICK_S, Judge
-from holdfast.health.verdicts import MoveStreams, ProbeResult, Verdict
+from holdfast.health.liveness import (
+    STARVED_TICKS_MAX,
+    TICK_S,
+    Connected,
+    Judge,
+    MoveStreams,
+    ProbeResult,
+    Tick,
+    Verdict,
+)
 
 
 def silent(judge: Judge, seconds: float, probe: ProbeResult, began_s: float) -> list[object]:
@@ -12,8 +20,8 @@ def silent(judge: Judge, seconds: float, probe: ProbeResult, began_s: float) -> 
     effects: list[object] = []
     for index in range(1, round(seconds / TICK_S) + 1):
         now_s = began_s + index * TICK_S
-        effects += judge.on_tick(now_s, streams_open=True)
-        effects += judge.on_probe(now_s, probe)
+        effects += judge.step(Tick(True), now_s)
+        effects += judge.step(probe, now_s)
     return effects
 
 
@@ -24,8 +32,8 @@ def moves(effects: list[object]) -> bool:
 def test_silence_alone_moves_nothing() -> None:
     """Nine seconds without a sign from a process that is able to run: suspected, starved, and left alone."""
     judge = Judge("w")
-    judge.on_connected(0.0, local=True)
-    judge.on_tick(0.0, streams_open=True)
+    judge.step(Connected(True), 0.0)
+    judge.step(Tick(True), 0.0)
     runnable = ProbeResult(gone=False, state="R", thread_state="R")
     assert not moves(silent(judge, STARVED_TICKS_MAX * TICK_S - 1.0, runnable, 0.0))
     assert judge.verdict is Verdict.STARVED
@@ -35,8 +43,8 @@ def test_silence_alone_moves_nothing() -> None:
 def test_the_kernels_word_moves_streams_at_once() -> None:
     """The same silence from a stopped process moves its streams as soon as it is a suspect."""
     judge = Judge("w")
-    judge.on_connected(0.0, local=True)
-    judge.on_tick(0.0, streams_open=True)
+    judge.step(Connected(True), 0.0)
+    judge.step(Tick(True), 0.0)
     assert moves(silent(judge, 0.7, ProbeResult(gone=False, state="T", thread_state="T"), 0.0))
     assert judge.verdict is Verdict.STOPPED
 
@@ -44,7 +52,7 @@ def test_the_kernels_word_moves_streams_at_once() -> None:
 def test_an_observer_that_was_held_up_itself_counts_nothing() -> None:
     """Ticks that come late prove that the observer was starved, so they say nothing about the worker."""
     judge = Judge("w")
-    judge.on_connected(0.0, local=False)
-    effects = [effect for index in range(20) for effect in judge.on_tick(index * 1.0, streams_open=True)]
+    judge.step(Connected(False), 0.0)
+    effects = [effect for index in range(20) for effect in judge.step(Tick(True), index * 1.0)]
     assert effects == []
     assert judge.verdict is Verdict.ALIVE

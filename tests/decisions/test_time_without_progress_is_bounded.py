@@ -17,7 +17,7 @@ def test_time_without_progress_is_bounded() -> None:
     began_s = cluster.now_s
     while client.failure is None and cluster.now_s - began_s < 60:
         worker.room(1)
-        if client.flight.link is not None:
+        if client.flight.slot is not None:
             worker.turn_away("s1")
         cluster.wait(0.1)
     assert client.failure is not None

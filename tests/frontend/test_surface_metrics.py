@@ -5,7 +5,7 @@ from __future__ import annotations
 from http_rig import Raw, chat
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast.streams.gaps import GAP_BOUNDS_S
+from holdfast.streams.stats import GAP_BOUNDS_S
 from holdfast.testing.deployment import Deployment
 
 CHAT = "/v1/chat/completions"

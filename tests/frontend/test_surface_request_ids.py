@@ -39,9 +39,7 @@ def test_a_name_that_will_not_do_is_replaced(deployment: Deployment, name: str) 
 
 def test_everybody_has_a_name(client: OpenAI, deployment: Deployment) -> None:
     """The official client finds it where OpenAI puts it; no two are alike; pages and wrong paths have one too."""
-    names = [
-        client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=2)._request_id for _ in range(3)
-    ]
+    names = [client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=2)._request_id for _ in range(3)]
     for path in ("/v1/models", "/nowhere", "/health"):
         with Raw(deployment.port) as raw:
             names.append(raw.get(path).reply().headers["x-request-id"])

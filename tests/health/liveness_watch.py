@@ -1,24 +1,21 @@
-"""An observer in real time for tests: a beat connection, a tick every 0.1 s, the judge and the real probe."""
+"""An observer for tests: the real watcher, over a real connection to a process that beats, ticked every 0.1 s."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-import select
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from holdfast.core.address import TcpAddress, UnixAddress, parse_address
-from holdfast.health.liveness import TICK_S, Judge
-from holdfast.health.probe import is_local, probe
-from holdfast.health.verdicts import Effect, Judged, MoveStreams, StartProbe, StopProbe, Verdict
-from holdfast.wire.frames import FrameSplitter
-from holdfast.wire.messages import VERSION, Beat, Hello, Message, Welcome, decode_to_frontend, encode
+from holdfast.core.address import parse_address
+from holdfast.health.liveness import TICK_S, Judge, Judged, Verdict
+from holdfast.health.watcher import BeatWatcher, Finding
+from holdfast.wire.messages import Welcome
+from holdfast.wire.net import SocketNetwork
 
 CHILD = Path(__file__).parent / "beat_child.py"
 
@@ -53,79 +50,50 @@ class Child:
 
 
 class Watch:
-    """Drives one judge over one real connection until something is so."""
+    """A watcher with an observer that ticks it until something is so."""
 
     def __init__(self, child: Child, streams_open: bool) -> None:
-        self.judge = Judge("child")
         self.streams_open = streams_open
-        self.started = time.monotonic()
+        self.loop = asyncio.get_running_loop()
+        self.started_s = self.loop.time()
         self.log: list[tuple[float, Verdict]] = []
         self.moves = 0
-        self.probing = False
-        self.tick_at = self.started
-        self.splitter = FrameSplitter()
-        self.sock = connect(child)
-        self.sock.sendall(encode(Hello(VERSION, "beat", "test")))
+        self.watcher = BeatWatcher(
+            name="child",
+            address=str(child.address),
+            network=SocketNetwork(),
+            peer="test",
+            check=self.check,
+            on_finding=self.found,
+        )
+        self.keeping = asyncio.create_task(self.watcher.keep())
 
-    def close(self) -> None:
-        self.sock.close()
+    async def close(self) -> None:
+        self.keeping.cancel()
+        await asyncio.gather(self.keeping, return_exceptions=True)
 
-    def until(self, verdict: Verdict, limit_s: float) -> float:
+    @property
+    def judge(self) -> Judge:
+        return self.watcher.judge
+
+    def check(self, welcome: Welcome) -> None:
+        self.identity = welcome.process
+
+    async def until(self, verdict: Verdict, limit_s: float) -> float:
         """Seconds until the judge says so; fails past the limit."""
-        began = time.monotonic()
-        self.run(lambda: self.judge.verdict is verdict, limit_s)
+        began_s = self.loop.time()
+        await self.run(lambda: self.judge.verdict is verdict, limit_s)
         assert self.judge.verdict is verdict, f"{self.judge!r} after {limit_s} s; {self.log}"
-        return time.monotonic() - began
+        return self.loop.time() - began_s
 
-    def run(self, done: Callable[[], bool], limit_s: float) -> None:
-        end = time.monotonic() + limit_s
-        while not done() and time.monotonic() < end:
-            wait_s = max(0.0, min(self.tick_at, end) - time.monotonic())
-            if self.sock.fileno() >= 0 and select.select([self.sock], [], [], wait_s)[0]:
-                self.receive()
-            now = time.monotonic()
-            if now >= self.tick_at:
-                self.tick_at = now + TICK_S
-                self.take(self.judge.on_tick(now, self.streams_open))
-                if self.probing:
-                    self.look()
+    async def run(self, done: Callable[[], bool], limit_s: float) -> None:
+        end_s = self.loop.time() + limit_s
+        while not done() and self.loop.time() < end_s:
+            await asyncio.sleep(TICK_S)
+            self.watcher.tick(self.loop.time(), streams_open=self.streams_open)
 
-    def receive(self) -> None:
-        data = self.sock.recv(65536)
-        if not data:
-            self.sock.close()
-            self.take(self.judge.on_disconnected(time.monotonic()))
-        for payload in self.splitter.feed(data):
-            self.hear(decode_to_frontend(payload))
-
-    def hear(self, message: Message) -> None:
-        now = time.monotonic()
-        if isinstance(message, Beat):
-            self.take(self.judge.on_beat(now, message))
-            return
-        assert isinstance(message, Welcome), message
-        self.identity = message.process
-        self.take(self.judge.on_connected(now, is_local(message.process)))
-
-    def look(self) -> None:
-        self.take(self.judge.on_probe(time.monotonic(), probe(self.identity)))
-
-    def take(self, effects: tuple[Effect, ...]) -> None:
-        for effect in effects:
-            if isinstance(effect, Judged):
-                self.log.append((round(time.monotonic() - self.started, 2), effect.after))
-            self.moves += isinstance(effect, MoveStreams)
-            if isinstance(effect, StartProbe | StopProbe):
-                self.probing = isinstance(effect, StartProbe)
-                if self.probing:
-                    self.look()
-
-
-def connect(child: Child) -> socket.socket:
-    address = child.address
-    if isinstance(address, UnixAddress):
-        sock = socket.socket(socket.AF_UNIX)
-        sock.connect(address.path)
-        return sock
-    assert isinstance(address, TcpAddress)
-    return socket.create_connection((address.host, address.port), timeout=5)
+    def found(self, finding: Finding) -> None:
+        if isinstance(finding, Judged):
+            self.log.append((round(self.loop.time() - self.started_s, 2), finding.after))
+        else:
+            self.moves += 1

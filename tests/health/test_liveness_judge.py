@@ -6,20 +6,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.health.liveness import Judge, stopped_reason, wedged_after_ms
-from holdfast.health.verdicts import (
+from holdfast.health.liveness import (
     LOST,
     PROBED,
     TABLE,
     Cause,
+    Connected,
+    Disconnected,
     Effect,
+    Judge,
     Judged,
     LivenessError,
     MoveStreams,
     ProbeResult,
     StartProbe,
     StopProbe,
+    Tick,
+    Traffic,
     Verdict,
+    stopped_reason,
+    wedged_after_ms,
 )
 from holdfast.wire.messages import Beat
 
@@ -87,29 +93,29 @@ class Observer:
             self.now += gap
             self.quiet_s += 0.1 if gap <= 0.2 else 0.0
             self.still_s += 0.1 if gap <= 0.2 else 0.0
-            return self.judge.on_tick(self.now, streams_open)
+            return self.judge.step(Tick(streams_open), self.now)
         if kind == "probe":
             assert isinstance(value, ProbeResult)
             if not self.looks or value.switches != self.looks[-1].switches or value.thread_state == "R":
                 self.still_s = 0.0
             self.looks.append(value)
-            return self.judge.on_probe(self.now, value)
+            return self.judge.step(value, self.now)
         if kind in ("connect", "disconnect"):
             if self.connected is (kind == "connect"):
                 return ()
             self.connected = not self.connected
             if self.connected:
                 self.local, self.quiet_s = bool(value), 0.0
-                return self.judge.on_connected(self.now, self.local)
-            return self.judge.on_disconnected(self.now)
+                return self.judge.step(Connected(self.local), self.now)
+            return self.judge.step(Disconnected(), self.now)
         if kind == "beat" and not self.connected:
             return ()
         self.quiet_s, self.looks = 0.0, []
         if kind == "traffic":
-            return self.judge.on_traffic(self.now)
+            return self.judge.step(Traffic(), self.now)
         assert isinstance(value, Beat)
         self.beat = value
-        return self.judge.on_beat(self.now, value)
+        return self.judge.step(value, self.now)
 
     def check(self, before: Verdict, effects: tuple[Effect, ...]) -> None:
         for effect in effects:
@@ -154,16 +160,16 @@ def test_slow_and_starved_is_never_dead(story: list[tuple[float, int]]) -> None:
     """Late beats, late ticks and a beat thread that is runnable never move a stream, short of 10 s of silence."""
     judge = Judge("w")
     now, quiet_ticks = 0.0, 0
-    effects = list(judge.on_connected(now, local=True))
+    effects = list(judge.step(Connected(True), now))
     for gap, dice in story:
         now += gap
         quiet_ticks += 1
         if dice == 0 or quiet_ticks > 90:
             quiet_ticks = 0
-            effects += judge.on_beat(now, beat(steps=0, stuck_ms=999.0))
-        effects += judge.on_tick(now, True)
+            effects += judge.step(beat(steps=0, stuck_ms=999.0), now)
+        effects += judge.step(Tick(True), now)
         thread_state, switches = ("R", 7) if dice != 1 else ("S", int(now * 10))
-        effects += judge.on_probe(now, ProbeResult(False, "S", False, thread_state, switches))
+        effects += judge.step(ProbeResult(False, "S", False, thread_state, switches), now)
     assert not [e for e in effects if isinstance(e, MoveStreams)]
     assert judge.verdict not in LOST
 
@@ -173,11 +179,11 @@ def test_slow_and_starved_is_never_dead(story: list[tuple[float, int]]) -> None:
 def test_a_starved_observer_accuses_nobody(gaps: list[float], local: bool) -> None:
     """Ticks that are late, or made up for in a burst, make no suspect."""
     judge = Judge("w")
-    judge.on_connected(0.0, local=local)
+    judge.step(Connected(local), 0.0)
     now = 0.0
     for gap in gaps:
         now += gap
-        assert judge.on_tick(now, True) == ()
+        assert judge.step(Tick(True), now) == ()
     assert judge.verdict is Verdict.ALIVE
 
 
@@ -226,24 +232,24 @@ def test_how_long_a_step_may_stand_still(sent: Beat, limit_ms: float) -> None:
 def test_a_late_probe_answer_is_ignored() -> None:
     """A look that was taken while the worker was doubted says nothing once it beats again."""
     judge = Judge("w")
-    judge.on_connected(0.0, local=True)
-    assert StartProbe() in judge.on_disconnected(0.1)
-    judge.on_connected(0.2, local=True)
-    assert StopProbe() in judge.on_beat(0.3, beat())
-    assert judge.on_probe(0.4, ProbeResult(gone=True)) == ()
+    judge.step(Connected(True), 0.0)
+    assert StartProbe() in judge.step(Disconnected(), 0.1)
+    judge.step(Connected(True), 0.2)
+    assert StopProbe() in judge.step(beat(), 0.3)
+    assert judge.step(ProbeResult(gone=True), 0.4) == ()
     assert judge.verdict is Verdict.ALIVE
 
 
 def test_data_without_a_beat_connection_is_life_too() -> None:
     """A beat thread that seems to stand still is no proof against a worker that sends data meanwhile."""
     judge = Judge("w")
-    judge.on_connected(0.0, local=True)
-    judge.on_tick(0.1, True)
-    judge.on_disconnected(0.1)
+    judge.step(Connected(True), 0.0)
+    judge.step(Tick(True), 0.1)
+    judge.step(Disconnected(), 0.1)
     for tick in range(2, 40):
-        judge.on_tick(tick / 10, True)
-        judge.on_traffic(tick / 10)
-        judge.on_probe(tick / 10, ProbeResult(False, "S", False, "S", 5))
+        judge.step(Tick(True), tick / 10)
+        judge.step(Traffic(), tick / 10)
+        judge.step(ProbeResult(False, "S", False, "S", 5), tick / 10)
     assert judge.verdict is Verdict.SUSPECT
 
 

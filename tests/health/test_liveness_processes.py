@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from liveness_watch import Child, Watch
 
 from holdfast.core.procfs import _cgroup2_mount
-from holdfast.health.probe import is_local, probe
-from holdfast.health.verdicts import LOST, Verdict
+from holdfast.health.liveness import LOST, Verdict
+from holdfast.health.watcher import is_local, probe
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
 
@@ -28,69 +29,69 @@ def child() -> Iterator[Child]:
 
 
 @pytest.fixture
-def watch(child: Child) -> Iterator[Watch]:
+async def watch(child: Child) -> AsyncIterator[Watch]:
     watching = Watch(child, streams_open=True)
-    watching.until(Verdict.ALIVE, 5)
-    watching.run(lambda: watching.judge._beat is not None and watching.judge._beat.steps > 5, 5)
+    await watching.until(Verdict.ALIVE, 5)
+    await watching.run(lambda: watching.judge._beat is not None and watching.judge._beat.steps > 5, 5)
     yield watching
-    watching.close()
+    await watching.close()
 
 
-def test_a_stopped_process_is_judged_stopped_and_comes_back_on_probation(child: Child, watch: Watch) -> None:
+async def test_a_stopped_process_is_judged_stopped_and_comes_back_on_probation(child: Child, watch: Watch) -> None:
     """SIGSTOP is known within 1.5 s; after SIGCONT the worker serves a probation and is ALIVE again."""
     child.signal(signal.SIGSTOP)
-    took_s = watch.until(Verdict.STOPPED, 1.5)
+    took_s = await watch.until(Verdict.STOPPED, 1.5)
     assert "state T" in watch.judge.reason
     assert watch.moves == 1
     child.signal(signal.SIGCONT)
-    watch.until(Verdict.PROBATION, 2)
+    await watch.until(Verdict.PROBATION, 2)
     assert watch.judge.admit_max == 2
-    watch.until(Verdict.ALIVE, 5)
+    await watch.until(Verdict.ALIVE, 5)
     assert took_s < 1.5
     assert watch.moves == 1
 
 
-def test_an_idle_process_that_is_stopped_is_found_too() -> None:
+async def test_an_idle_process_that_is_stopped_is_found_too() -> None:
     """With no streams anywhere a stop is known within 3 s, and idle beats before it raise no suspicion."""
     with Child() as child:
         watch = Watch(child, streams_open=False)
-        watch.until(Verdict.ALIVE, 5)
-        watch.run(lambda: False, 2.5)
+        await watch.until(Verdict.ALIVE, 5)
+        await watch.run(lambda: False, 2.5)
         assert [v for _, v in watch.log] == [Verdict.ALIVE]
         child.signal(signal.SIGSTOP)
-        watch.until(Verdict.STOPPED, 3)
-        watch.close()
+        await watch.until(Verdict.STOPPED, 3)
+        await watch.close()
 
 
 @pytest.mark.long
-def test_work_that_comes_and_goes_raises_no_suspicion(child: Child, watch: Watch) -> None:
+async def test_work_that_comes_and_goes_raises_no_suspicion(child: Child, watch: Watch) -> None:
     """Every change between work and none is told soon enough for the shorter silence limit."""
     for index in range(12):
         watch.streams_open = index % 2 == 0
         child.say("work" if watch.streams_open else "idle")
-        watch.run(lambda: False, 0.33)
+        await watch.run(lambda: False, 0.33)
     assert [v for _, v in watch.log] == [Verdict.ALIVE]
 
 
-def test_a_killed_process_is_known_at_once(child: Child, watch: Watch) -> None:
+async def test_a_killed_process_is_known_at_once(child: Child, watch: Watch) -> None:
     """SIGKILL breaks the beat connection, and the probe finds no living process."""
     child.signal(signal.SIGKILL)
-    assert watch.until(Verdict.STOPPED, 1.0) < 1.0
+    assert await watch.until(Verdict.STOPPED, 1.0) < 1.0
     assert "gone" in watch.judge.reason or "dead" in watch.judge.reason
 
 
 @pytest.mark.parametrize("how", ["wedge", pytest.param("spin", marks=pytest.mark.long)])
-def test_a_wedged_engine_is_judged_wedged(child: Child, watch: Watch, how: str) -> None:
+async def test_a_wedged_engine_is_judged_wedged(child: Child, watch: Watch, how: str) -> None:
     """Steps that stop, asleep or spinning, are known within 1.6 s in which its threads did not stand in line for a CPU
     (time that must not count, and that a shared machine may add); when they move again, probation."""
     waited_s = _run_delay_s(child)
     child.say(how)
-    took_s = watch.until(Verdict.WEDGED, 20)
+    took_s = await watch.until(Verdict.WEDGED, 20)
     assert 0.8 <= took_s <= 1.6 + _run_delay_s(child) - waited_s
     assert watch.moves == 1
     child.say("work")
-    watch.until(Verdict.PROBATION, 2)
-    watch.until(Verdict.ALIVE, 5)
+    await watch.until(Verdict.PROBATION, 2)
+    await watch.until(Verdict.ALIVE, 5)
 
 
 def _run_delay_s(child: Child) -> float:
@@ -100,15 +101,15 @@ def _run_delay_s(child: Child) -> float:
 
 
 @pytest.mark.long
-def test_a_starved_process_is_never_judged_dead() -> None:
+async def test_a_starved_process_is_never_judged_dead() -> None:
     """Sixteen busy processes of far higher weight take its CPU for six seconds: nothing is moved."""
     with Child(nice=19) as child:
         child.say("work")
         watch = Watch(child, streams_open=True)
-        watch.until(Verdict.ALIVE, 5)
-        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"], preexec_fn=_nice) for _ in range(16)]
+        await watch.until(Verdict.ALIVE, 5)
+        busy = [_busy_loop() for _ in range(16)]
         try:
-            watch.run(lambda: watch.judge.verdict in LOST, 6.0)
+            await watch.run(lambda: watch.judge.verdict in LOST, 6.0)
         finally:
             for process in busy:
                 process.kill()
@@ -116,25 +117,29 @@ def test_a_starved_process_is_never_judged_dead() -> None:
                 process.wait(10)
         print("verdicts:", watch.log)
         assert watch.moves == 0, watch.log
-        watch.until(Verdict.ALIVE, 5)
-        watch.close()
+        await watch.until(Verdict.ALIVE, 5)
+        await watch.close()
+
+
+def _busy_loop() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", "while True: pass"], preexec_fn=_nice)
 
 
 def _nice() -> None:
     os.nice(5)  # above the starved child, below the rest of this machine
 
 
-def test_a_unix_socket_serves_as_well(tmp_path: Path) -> None:
+async def test_a_unix_socket_serves_as_well(tmp_path: Path) -> None:
     """Beats come over a path in the file system as they do over TCP."""
     with Child(f"unix://{tmp_path}/beat.sock") as child:
         watch = Watch(child, streams_open=False)
-        watch.until(Verdict.ALIVE, 5)
-        watch.run(lambda: watch.judge._beat is not None, 2)
+        await watch.until(Verdict.ALIVE, 5)
+        await watch.run(lambda: watch.judge._beat is not None, 2)
         assert watch.judge._beat is not None
-        watch.close()
+        await watch.close()
 
 
-def test_the_probe_sees_what_the_kernel_sees(child: Child, watch: Watch) -> None:
+async def test_the_probe_sees_what_the_kernel_sees(child: Child, watch: Watch) -> None:
     """Identity is checked by start time, the beat thread is read, and a dead process is gone."""
     identity = watch.identity
     assert is_local(identity)
@@ -143,7 +148,7 @@ def test_the_probe_sees_what_the_kernel_sees(child: Child, watch: Watch) -> None
     assert first.thread_state in "SR"
     deadline = time.monotonic() + 5
     while probe(identity).switches == first.switches and time.monotonic() < deadline:
-        time.sleep(0.05)
+        await asyncio.sleep(0.05)
     assert probe(identity).switches > first.switches
     other = type(identity)(*[getattr(identity, f) for f in identity.__struct_fields__[:3]], 1, identity.beat_thread)
     assert probe(other).gone
@@ -154,7 +159,7 @@ def test_the_probe_sees_what_the_kernel_sees(child: Child, watch: Watch) -> None
     assert not is_local(identity)
 
 
-def test_a_frozen_cgroup_is_judged_stopped(child: Child, watch: Watch) -> None:
+async def test_a_frozen_cgroup_is_judged_stopped(child: Child, watch: Watch) -> None:
     """Freezing the worker's cgroup is seen as such, and thawing brings it back on probation."""
     mount = _cgroup2_mount()
     if mount is None:
@@ -167,10 +172,10 @@ def test_a_frozen_cgroup_is_judged_stopped(child: Child, watch: Watch) -> None:
     try:
         (group / "cgroup.procs").write_text(str(child.process.pid))
         (group / "cgroup.freeze").write_text("1")
-        watch.until(Verdict.STOPPED, 2)
+        await watch.until(Verdict.STOPPED, 2)
         assert "frozen" in watch.judge.reason
         (group / "cgroup.freeze").write_text("0")
-        watch.until(Verdict.PROBATION, 2)
+        await watch.until(Verdict.PROBATION, 2)
     finally:
         (group / "cgroup.freeze").write_text("0")
         child.process.kill()

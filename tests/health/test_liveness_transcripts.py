@@ -9,8 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.health.liveness import TICK_S, Judge
-from holdfast.health.verdicts import Effect, Judged, LivenessError, MoveStreams, ProbeResult, StartProbe
+from holdfast.health.liveness import (
+    TICK_S,
+    Connected,
+    Disconnected,
+    Effect,
+    Judge,
+    Judged,
+    LivenessError,
+    MoveStreams,
+    ProbeResult,
+    StartProbe,
+    Tick,
+    Traffic,
+)
 from holdfast.wire.messages import Beat
 from transcript_book import must_go_as_written, transcripts
 
@@ -54,13 +66,13 @@ class Story:
                 self.probe()
 
     def probe(self) -> None:
-        self.take(self.judge.on_probe(self.now, self.process))
+        self.take(self.judge.step(self.process, self.now))
 
     def do_connect(self, flags: list[str], values: dict[str, str]) -> None:
-        self.take(self.judge.on_connected(self.now, local="local" in flags))
+        self.take(self.judge.step(Connected("local" in flags), self.now))
 
     def do_disconnect(self, flags: list[str], values: dict[str, str]) -> None:
-        self.take(self.judge.on_disconnected(self.now))
+        self.take(self.judge.step(Disconnected(), self.now))
 
     def do_process(self, flags: list[str], values: dict[str, str]) -> None:
         """What a probe would see from now on; `switching`: the beat thread wakes and sleeps."""
@@ -83,14 +95,14 @@ class Story:
             if self.switching:
                 switches = self.process.switches + 1
                 self.process = ProbeResult(False, "S", False, self.process.thread_state, switches)
-            self.take(self.judge.on_tick(self.now, "open" in flags))
+            self.take(self.judge.step(Tick("open" in flags), self.now))
             if self.probing:
                 self.probe()
 
     def do_late(self, flags: list[str], values: dict[str, str]) -> None:
         """One tick that comes after so many seconds."""
         self.now = round(self.now + float(flags[0]), 3)
-        self.take(self.judge.on_tick(self.now, "open" in flags))
+        self.take(self.judge.step(Tick("open" in flags), self.now))
         if self.probing:
             self.probe()
 
@@ -102,10 +114,10 @@ class Story:
         steps = self.beat["steps"] + int(values.get("steps", "0"))
         self.beat |= {k: int(v) for k, v in values.items() if k in self.beat}
         self.beat |= {"steps": steps, "count": self.beat["count"] + 1}
-        self.take(self.judge.on_beat(self.now, Beat(**self.beat)))
+        self.take(self.judge.step(Beat(**self.beat), self.now))
 
     def do_traffic(self, flags: list[str], values: dict[str, str]) -> None:
-        self.take(self.judge.on_traffic(self.now))
+        self.take(self.judge.step(Traffic(), self.now))
 
     def do_status(self, flags: list[str], values: dict[str, str]) -> None:
         routable = "routable" if self.judge.routable else "not routable"

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import msgspec
-from pool_rig import ScriptedWorker
+from roster_rig import ScriptedWorker
 
 from holdfast.core.requests import Output
 from holdfast.wire.messages import Active, Cancel, Generate, Message, Step

@@ -15,12 +15,12 @@ from holdfast.core.requests import Failure, GenerateRequest, Output, Sampling
 from holdfast.discovery.card import ModelCard, WeightsIdentity
 from holdfast.discovery.keys import InstanceKey, InstanceRecord
 from holdfast.discovery.registry import Instance
+from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.dispatcher import Dispatcher
-from holdfast.streams.flight import Flight
+from holdfast.streams.flight import Flight, WorkerSet
 from holdfast.streams.ledger import Ledger
 from holdfast.streams.link import DataConnection, WorkerLink
 from holdfast.streams.patience import HoldSettings
-from holdfast.streams.sets import ModelDirectory, WorkerSet
 from holdfast.wire.frames import FrameSplitter
 from holdfast.wire.messages import (
     VERSION,
@@ -144,9 +144,7 @@ class Client:
 class Worker:
     """The far end of a link."""
 
-    def __init__(
-        self, name: str, number: int, places: int, workers: WorkerSet, cluster: Cluster, **says: Any
-    ) -> None:
+    def __init__(self, name: str, number: int, places: int, workers: WorkerSet, cluster: Cluster, **says: Any) -> None:
         self.name = name
         process = ProcessIdentity("", "", 0, 0, 0)
         sums = (workers.namespace, workers.checksum)
@@ -163,7 +161,7 @@ class Worker:
         self.connect()
 
     def connect(self) -> None:
-        """What the pool does when a worker is ready for work."""
+        """What the roster does when a worker is ready for work."""
         self.data = self.cluster.connection(self.link)
         self.transport = RecordingTransport(self)
         self.data.connection_made(self.transport)
@@ -224,7 +222,7 @@ class Worker:
         self.data.data_received(encode(Active(epoch)))
 
     def die(self) -> None:
-        """The connection breaks, then the pool hears of it."""
+        """The connection breaks, then the roster hears of it."""
         self.data.connection_lost(None)
         self.cluster.dispatcher.leave(self.link)
         self.workers.sessions -= 1

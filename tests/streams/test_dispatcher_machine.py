@@ -189,7 +189,7 @@ class DispatcherMachine(RuleBasedStateMachine):
             on = [worker for worker in self.living() if flight in worker.link.streams.values()]
             held = flight in flight.workers.holds
             assert len(on) + held + client.ledger.ended == 1, client.name
-            assert (flight.link is not None) is bool(on)
+            assert (flight.slot is not None) is bool(on)
             assert client.ends <= 1
             over = client.ledger.ended and client.name not in self.left
             assert client.ends == 1 or not over

@@ -9,8 +9,7 @@ import pytest
 
 from holdfast.core.address import UnixAddress
 from holdfast.core.requests import GenerateRequest, Sampling
-from holdfast.streams import framed
-from holdfast.wire import unread
+from holdfast.wire import framed, unread
 from holdfast.wire.frames import FrameSplitter
 from holdfast.wire.messages import Generate, decode_to_worker
 from holdfast.wire.net import SocketNetwork

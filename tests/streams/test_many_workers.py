@@ -14,10 +14,10 @@ from holdfast.core.ports import Listener, ProtocolFactory
 from holdfast.discovery.card import encode_card
 from holdfast.discovery.keys import CARDS, INSTANCES, InstanceRecord, encode_record
 from holdfast.discovery.registry import Instance, Registry
+from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.dispatcher import Dispatcher
 from holdfast.streams.patience import HoldSettings
-from holdfast.streams.pool import WorkerPool
-from holdfast.streams.sets import ModelDirectory
+from holdfast.streams.roster import Roster
 
 WORKERS = 2000
 
@@ -53,17 +53,17 @@ async def test_a_store_that_is_empty_all_of_a_sudden_costs_one_look_at_each_work
     rng = random.Random(1)
     directory = ModelDirectory(rng, 10)
     dispatcher = Dispatcher(directory, HoldSettings(), asyncio.get_running_loop().time)
-    pool = WorkerPool(directory, dispatcher, Nowhere(), rng, no_text, "test")
+    roster = Roster(directory, dispatcher, Nowhere(), rng, no_text, "test")
     registry = Registry("d")
     paths = [f"d-00000000/worker/generate/{number:x}" for number in range(WORKERS)]
     record = encode_record(InstanceRecord("unix:///x", "unix:///y", make_card().checksum()))
-    pool.apply(registry.snapshot(CARDS, {CARDS + path: encode_card(make_card()) for path in paths}))
-    pool.apply(registry.snapshot(INSTANCES, {INSTANCES + path: record for path in paths}))
-    assert len(pool.watched) == WORKERS
-    pool.apply(registry.snapshot(INSTANCES, {}))
-    assert not pool.watched
+    roster.apply(registry.snapshot(CARDS, {CARDS + path: encode_card(make_card()) for path in paths}))
+    roster.apply(registry.snapshot(INSTANCES, {INSTANCES + path: record for path in paths}))
+    assert len(roster.watchers) == WORKERS
+    roster.apply(registry.snapshot(INSTANCES, {}))
+    assert not roster.watchers
     assert compared <= 8 * WORKERS
-    await pool.close()
+    await roster.close()
 
 
 class Unscanned(dict[Any, Any]):
@@ -83,7 +83,8 @@ def cluster() -> Cluster:
         cluster.worker(f"w{number}", places=1)
     workers = cluster.set()
     workers.table.slots = Unscanned(workers.table.slots)
-    workers.links = Unscanned(workers.links)
+    links = cluster.dispatcher.links
+    links._by_slot = Unscanned(links._by_slot)
     return cluster
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from engine_child import POISON, next_token
-from pool_rig import NAMESPACE, PoolRig, Reader, ScriptedWorker, pool_rig, until
+from roster_rig import NAMESPACE, Reader, RosterRig, ScriptedWorker, roster_rig, until
 
 from holdfast.core.errors import Code
 from holdfast.core.requests import GenerateRequest, Sampling
@@ -25,7 +25,7 @@ CHILD = Path(__file__).parent / "engine_child.py"
 class Group:
     """One active engine and enough standbys; a dead active's place is taken at once."""
 
-    def __init__(self, rig: PoolRig) -> None:
+    def __init__(self, rig: RosterRig) -> None:
         self.rig = rig
         self.deaths = 0
         self.takeovers_s: list[float] = []
@@ -65,7 +65,7 @@ class Group:
 
 
 @contextlib.asynccontextmanager
-async def group(rig: PoolRig, engines: int) -> AsyncIterator[Group]:
+async def group(rig: RosterRig, engines: int) -> AsyncIterator[Group]:
     made = Group(rig)
     try:
         first, *standbys = await asyncio.gather(*(made.standby(number) for number in range(1, engines + 1)))
@@ -79,7 +79,7 @@ async def group(rig: PoolRig, engines: int) -> AsyncIterator[Group]:
         await made.stop()
 
 
-def ask(rig: PoolRig, name: str, prompt: list[int]) -> tuple[Flight, Reader]:
+def ask(rig: RosterRig, name: str, prompt: list[int]) -> tuple[Flight, Reader]:
     workers = rig.directory.set_for(NAMESPACE, ScriptedWorker(rig.folder, 1).card)
     reader = Reader()
     flight = Flight(Ledger(GenerateRequest(name, list(prompt), len(prompt), Sampling(TOKENS, 7))), workers, reader)
@@ -96,7 +96,7 @@ def unbroken(prompt: list[int]) -> list[int]:
 
 async def test_one_request_kills_three_engines_and_no_other_stream(tmp_path: Path) -> None:
     """32 streams share two deaths with it; they all finish with the tokens of an unbroken run, it is failed by name."""
-    async with pool_rig(tmp_path) as rig, group(rig, engines=4) as engines:
+    async with roster_rig(tmp_path) as rig, group(rig, engines=4) as engines:
         prompts = {f"s{number}": [number + 1, 2, 3] for number in range(32)}
         asked = {name: ask(rig, name, prompt) for name, prompt in prompts.items()}
         _, poisoned = ask(rig, "poison", [1, POISON, 3])
@@ -113,7 +113,7 @@ async def test_one_request_kills_three_engines_and_no_other_stream(tmp_path: Pat
 
 async def test_new_engines_killed_at_once_cost_no_stream(tmp_path: Path) -> None:
     """Each is killed as soon as it says that it leads: the streams wait for one that lives, and go on exactly."""
-    async with pool_rig(tmp_path) as rig, group(rig, engines=KILLS + 1) as engines:
+    async with roster_rig(tmp_path) as rig, group(rig, engines=KILLS + 1) as engines:
         prompts = {f"s{number}": [number + 1, 2, 3] for number in range(8)}
         asked = {name: ask(rig, name, prompt) for name, prompt in prompts.items()}
         for kill in range(KILLS):
@@ -129,7 +129,7 @@ async def test_new_engines_killed_at_once_cost_no_stream(tmp_path: Path) -> None
 
 async def test_kills_with_tokens_in_between_cost_no_stream(tmp_path: Path) -> None:
     """The active is killed by signal again and again, each time after every stream made a token: nobody is suspect."""
-    async with pool_rig(tmp_path) as rig, group(rig, engines=5) as engines:
+    async with roster_rig(tmp_path) as rig, group(rig, engines=5) as engines:
         prompts = {f"s{number}": [number + 1, 2, 3] for number in range(8)}
         asked = {name: ask(rig, name, prompt) for name, prompt in prompts.items()}
         for kill in range(4):

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.core.errors import RESUMABLE, Code
 from holdfast.routing.table import Standing
-from holdfast.streams.policy import (
+from holdfast.streams.ledger import (
     BARREN_ATTEMPTS_MAX,
     DEATHS,
     POISON_DEATHS,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from streams_rig import Cluster, make_card
 
+from holdfast.streams.flight import WorkerSet
 from holdfast.streams.patience import HoldSettings
-from holdfast.streams.sets import WorkerSet
 from transcript_book import must_go_as_written, transcripts
 
 TRANSCRIPTS = transcripts("streams")
@@ -79,7 +79,7 @@ class Story:
         cluster.tell(f"at {cluster.now_s - self.began_s:.1f} s")
         for name, client in cluster.clients.items():
             flight, ledger = client.flight, client.ledger
-            running = next((w.name for w in cluster.workers.values() if flight.link is w.link), "")
+            running = next((w.name for w in cluster.workers.values() if flight.slot is w.link.slot), "")
             place = f"on {running}" if running else "held" if flight in flight.workers.holds else "over"
             exact = "exact" if ledger.exact else "inexact"
             cluster.tell(f"{name}: {place}, {ledger.emitted} tokens, resumed {ledger.resumed}, {exact}")

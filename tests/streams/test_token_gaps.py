@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from streams_rig import Cluster
 
-from holdfast.streams.gaps import GAP_BOUNDS_S, SEAMS_MAX, Seams, TokenGaps
+from holdfast.streams.stats import GAP_BOUNDS_S, SEAMS_MAX, Seams, TokenGaps
 
 
 def gaps_of(cluster: Cluster) -> TokenGaps:

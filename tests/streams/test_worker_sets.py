@@ -7,8 +7,8 @@ from collections import Counter
 
 from streams_rig import Cluster, make_card
 
+from holdfast.streams.directory import SEEN_MAX, KnownSettings, ModelDirectory
 from holdfast.streams.patience import HoldSettings
-from holdfast.streams.sets import SEEN_MAX, KnownSettings, ModelDirectory
 
 
 def test_a_model_without_a_text_side_cannot_be_asked_for() -> None:

@@ -90,13 +90,14 @@ async def until(true: Any, what: str, bound_s: float = 20.0) -> None:
 
 async def heard(world: World) -> None:
     """Every worker's beats are heard."""
-    await until(lambda: all(watch.judge.routable for watch in world.watching.beats), "beats")
+    heard = [watch.beats for watch in world.watching.watched if watch.beats is not None]
+    await until(lambda: all(beats.judge.routable for beats in heard), "beats")
 
 
 async def replaced(supervisor: Supervisor, slot: Slot, before: int, bound_s: float = 20.0) -> None:
-    assert await supervisor.wait(
-        lambda: slot.life.phase is Phase.READY and slot.life.pid != before, bound_s
-    ), f"{slot!r}"
+    assert await supervisor.wait(lambda: slot.life.phase is Phase.READY and slot.life.pid != before, bound_s), (
+        f"{slot!r}"
+    )
 
 
 async def second_life(world: World, supervisor: Supervisor, slot: Slot) -> None:

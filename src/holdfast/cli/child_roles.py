@@ -132,8 +132,8 @@ async def _run_frontend(launch: FrontendLaunch, stop: asyncio.Event, on_ready: O
     from holdfast.frontend.gate import Gate
     from holdfast.frontend.process import FrontendSettings, run_frontend
     from holdfast.store.opening import open_store
+    from holdfast.streams.directory import KnownSettings
     from holdfast.streams.patience import HoldSettings
-    from holdfast.streams.sets import KnownSettings
     from holdfast.wire.http_request import HttpLimits
     from holdfast.wire.http_server import HttpPatience
     from holdfast.wire.net import SocketNetwork

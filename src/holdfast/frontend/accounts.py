@@ -9,7 +9,7 @@ from holdfast.frontend.access import AccessLog
 from holdfast.frontend.api.request import ParsedRequest
 from holdfast.frontend.metrics import FrontendMetrics
 from holdfast.frontend.reply import Reply
-from holdfast.streams.sets import ModelDirectory
+from holdfast.streams.directory import ModelDirectory
 
 
 @dataclass(slots=True)

@@ -23,10 +23,10 @@ from holdfast.frontend.reply import Reply, ReplyShape, StreamReply
 from holdfast.frontend.text.stops import StopWatcher
 from holdfast.frontend.text.tokenizer import ENCODE_NOW_CHARS_MAX, TooManyTokens
 from holdfast.frontend.whole_reply import WholeReply
+from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.dispatcher import Dispatcher
-from holdfast.streams.flight import Flight
+from holdfast.streams.flight import Flight, WorkerSet
 from holdfast.streams.ledger import Ledger
-from holdfast.streams.sets import ModelDirectory, WorkerSet
 from holdfast.wire.http import HttpConnection
 
 # How much is sent to workers in one turn of the loop: 3-5 ms of encoding and writing, where no other stream may wait

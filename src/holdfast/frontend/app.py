@@ -20,7 +20,8 @@ from holdfast.frontend.large_bodies import PARSE_NOW_BYTES_MAX, LargeBodies
 from holdfast.frontend.model_text import ModelText
 from holdfast.frontend.pages import OPEN_PATHS, Pages
 from holdfast.frontend.request_names import RequestNames, log_failure
-from holdfast.streams.sets import ModelDirectory, WorkerSet
+from holdfast.streams.directory import ModelDirectory
+from holdfast.streams.flight import WorkerSet
 from holdfast.wire.http import HttpConnection, HttpRequest
 
 log = logging.getLogger("holdfast.frontend")

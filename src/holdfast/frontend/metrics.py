@@ -3,9 +3,8 @@ hand where the tokens pass (`streams.gaps`), and read when somebody scrapes."""
 
 from __future__ import annotations
 
-from holdfast.streams.gaps import GAP_BOUNDS_S
-from holdfast.streams.patience import DispatchStats
-from holdfast.streams.pool import WorkerPool
+from holdfast.streams.roster import Roster
+from holdfast.streams.stats import GAP_BOUNDS_S, DispatchStats
 from holdfast.wire import metrics
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -76,7 +75,7 @@ class FrontendMetrics:
     def _gaps(self) -> list[tuple[str, list[int], float]]:
         return [(model, gaps.counts, gaps.sum_s) for model, gaps in self._stats.gaps.items()]
 
-    def page(self, pool: WorkerPool, held: dict[str, int]) -> bytes:
+    def page(self, roster: Roster, held: dict[str, int]) -> bytes:
         """Bring the numbers that live elsewhere up to date, and show all."""
         stats = self._stats
         _catch_up(self.migrations, stats.resumed)
@@ -88,10 +87,10 @@ class FrontendMetrics:
         for model, count in held.items():
             self.queued.labels(model).set(count)
         self.workers.clear()
-        for watched in pool.watched.values():
-            self.workers.labels(str(watched.judge.verdict)).inc()
-        _catch_up(self.verdicts, pool.verdicts)
-        self.standbys.set(len(pool.standbys))
+        for watcher in roster.watchers.values():
+            self.workers.labels(str(watcher.judge.verdict)).inc()
+        _catch_up(self.verdicts, roster.verdicts)
+        self.standbys.set(len(roster.standbys))
         metrics.catch_up(self.takeovers, stats.takeovers)
         return metrics.page(self.registry)
 

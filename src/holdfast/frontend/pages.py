@@ -14,11 +14,12 @@ from holdfast.core.unwritten import UNWRITTEN
 from holdfast.frontend.api.errors import model_not_found, no_worker
 from holdfast.frontend.metrics import FrontendMetrics
 from holdfast.frontend.scrape import Others, Scrape, nobody
+from holdfast.health.watcher import BeatWatcher
+from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.dispatcher import Dispatcher
-from holdfast.streams.gaps import Seam
-from holdfast.streams.pool import WorkerPool
-from holdfast.streams.sets import ModelDirectory
-from holdfast.streams.watch import Watch
+from holdfast.streams.link import WorkerLink
+from holdfast.streams.roster import Roster
+from holdfast.streams.stats import Seam
 from holdfast.wire import metrics
 from holdfast.wire.http import HttpConnection, HttpRequest
 
@@ -33,7 +34,7 @@ class Pages:
 
     directory: ModelDirectory
     dispatcher: Dispatcher
-    pool: WorkerPool
+    roster: Roster
     created: int
     store_state: Callable[[], str]
     metrics: FrontendMetrics
@@ -74,7 +75,7 @@ class Pages:
             connection.respond(200, msgspec.json.encode(self._card(name)))
 
     def _own_metrics(self) -> bytes:
-        return self.metrics.page(self.pool, self._held())
+        return self.metrics.page(self.roster, self._held())
 
     def _card(self, name: str) -> dict[str, Any]:
         card = self.directory.models().get(name)
@@ -111,18 +112,17 @@ class Pages:
             "resumed_total": sum(self.dispatcher.stats.resumed.values()),
             "models": sorted(self.directory.models()),
             "seams": [_seam(seam) for seam in self.dispatcher.stats.seams.latest()],
-            "workers": [self._worker(watch) for watch in self.pool.watched.values()],
+            "workers": [self._worker(*watched) for watched in self.roster.watchers.items()],
             "unwritten": UNWRITTEN.words,
         }
 
-    def _worker(self, watch: Watch) -> dict[str, Any]:
-        link = watch.link
+    def _worker(self, link: WorkerLink, watcher: BeatWatcher) -> dict[str, Any]:
         objection = link.reason if link.workers is None else self.dispatcher.objection(link)
         return {
             "instance": f"{link.slot.name:x}",
             "name": link.instance.name,
-            "verdict": str(watch.judge.verdict),
-            "reason": objection or watch.judge.reason,
+            "verdict": str(watcher.judge.verdict),
+            "reason": objection or watcher.judge.reason,
             "streams": len(link.streams),
             "active": not objection,
             "epoch": link.epoch,
@@ -131,10 +131,10 @@ class Pages:
 
     def _waiting_for(self) -> str:
         """Why nobody can serve just now, naming who may soon."""
-        standbys = ", ".join(link.instance.name for link in self.pool.standbys)
+        standbys = ", ".join(link.instance.name for link in self.roster.standbys)
         if standbys:
             return f"no active worker; {standbys} stands by to take over"
-        return "no worker that can serve" if self.pool.watched else "no worker is known"
+        return "no worker that can serve" if self.roster.watchers else "no worker is known"
 
 
 def _seam(seam: Seam) -> dict[str, Any]:

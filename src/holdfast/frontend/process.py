@@ -28,10 +28,10 @@ from holdfast.frontend.pages import OPEN_PATHS, Pages
 from holdfast.frontend.request_names import RequestNames
 from holdfast.frontend.scrape import Others, nobody
 from holdfast.store.contract import Deleted, Lost, Put, Registration, Snapshot, Store
+from holdfast.streams.directory import KnownSettings, ModelDirectory
 from holdfast.streams.dispatcher import Dispatcher
 from holdfast.streams.patience import HoldSettings
-from holdfast.streams.pool import WorkerPool
-from holdfast.streams.sets import KnownSettings, ModelDirectory
+from holdfast.streams.roster import Roster
 from holdfast.wire.accepting import SHARE
 from holdfast.wire.http_request import HttpLimits
 from holdfast.wire.http_server import HttpPatience, HttpServer
@@ -75,27 +75,27 @@ async def run_frontend(
     directory = ModelDirectory(rng, settings.holds.fresh_max, settings.known)
     dispatcher = Dispatcher(directory, settings.holds, loop.time)
     peer = f"frontend-{rng.getrandbits(32):08x}"
-    pool = WorkerPool(directory, dispatcher, network, rng, TextMaker().prepare, peer)
+    roster = Roster(directory, dispatcher, network, rng, TextMaker().prepare, peer)
     admission = Admission(directory, dispatcher, AdmissionSettings(), rng, wall_clock)
     shown = FrontendMetrics(dispatcher.stats)
-    pages = Pages(directory, dispatcher, pool, int(wall_clock()), lambda: store.state, shown, settings.name, others)
+    pages = Pages(directory, dispatcher, roster, int(wall_clock()), lambda: store.state, shown, settings.name, others)
     access = AccessLog() if settings.access_log else None
     accounts = Accounts(directory, shown, access)
     large = LargeBodies(admission.settings.prompt_chars_max, shown.reader_lost)
     waits_s = settings.holds.hold_s
     app = App(settings.gate, waits_s, directory, admission, pages, RequestNames(rng), accounts, large)
     pages.streams = lambda: accounts.inflight
-    pool.on_models_changed = app.models_changed
+    roster.on_models_changed = app.models_changed
     server = HttpServer(app.handle, network, settings.limits, settings.patience, app.begin, SHARE, OPEN_PATHS)
     own = HttpServer(pages.handle_own, network)
     status = await own.start(settings.status_address) if settings.status_address is not None else None
     address = await server.start(settings.address, share_port=True)
-    pool.start()
+    roster.start()
     registry = Registry(settings.deployment)
     refusals = Refusals(store, registry)
     prefixes = (CARDS, INSTANCES, STANDBYS)
     tasks = Tasks("frontend")
-    watches = [tasks.spawn(_watch(store, prefix, registry, pool, refusals), f"watch {prefix}") for prefix in prefixes]
+    watches = [tasks.spawn(_watch(store, prefix, registry, roster, refusals), f"watch {prefix}") for prefix in prefixes]
     try:
         on_ready({"address": str(address), "status": str(status or address)})
         await first((stop.wait(),), watches)
@@ -106,7 +106,7 @@ async def run_frontend(
     finally:
         await tasks.stop()
         await app.close()
-        await pool.close()
+        await roster.close()
         server.close()
         own.close()  # last: while it drains it says so
 
@@ -132,14 +132,14 @@ class Refusals:
             await self._shown.pop(key)[1].withdraw()
 
 
-async def _watch(store: Store, prefix: str, registry: Registry, pool: WorkerPool, refusals: Refusals) -> None:
+async def _watch(store: Store, prefix: str, registry: Registry, roster: Roster, refusals: Refusals) -> None:
     async for event in store.watch(prefix):
         if isinstance(event, Snapshot):
-            pool.apply(registry.snapshot(prefix, event.items))
+            roster.apply(registry.snapshot(prefix, event.items))
         elif isinstance(event, Put):
-            pool.apply(registry.put(event.key, event.value))
+            roster.apply(registry.put(event.key, event.value))
         elif isinstance(event, Deleted):
-            pool.apply(registry.deleted(event.key))
+            roster.apply(registry.deleted(event.key))
         elif isinstance(event, Lost):
             log.warning("store lost: %s; serving goes on with what is known", event.reason)
         await refusals.show()

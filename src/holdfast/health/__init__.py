@@ -1,1 +1,1 @@
-"""Whether workers are alive: a pure judge, and the local probe that confirms its suspicions."""
+"""Whether processes are alive: a pure judge, and the watcher that feeds it with beats and looks at /proc."""

@@ -1,4 +1,4 @@
-"""Is a worker alive, as one observer sees it? A pure judge: no I/O, no clock, `now` is passed in.
+"""Is a worker alive, as one observer sees it? A pure judge: no I/O, no clock, `now_s` is passed in.
 
 Theory (facts 31, 24). A *stopped* process sends no beats; a *wedged* engine sends beats whose step count does not
 move while work is there; a *starved* one sends beats late, and must never be taken for either. Therefore:
@@ -8,26 +8,15 @@ makes it stopped; and where the kernel cannot be asked, 1.5 s of silence means t
 which can be undone, and nothing is killed. Whoever comes back after its streams were moved serves a probation.
 
 Always true: `TABLE` is every change of verdict there is; an event it has no entry for raises `LivenessError` and
-changes nothing; ALIVE and PROBATION imply an open beat connection.
+changes nothing; ALIVE and PROBATION imply an open beat connection; streams are moved off a worker exactly when its
+verdict enters `LOST`; only `ROUTABLE` ones get work. There is no deadline to ask for: its time is its observer's ticks.
 """
 
 from __future__ import annotations
 
-from holdfast.health.verdicts import (
-    LOST,
-    PROBED,
-    ROUTABLE,
-    TABLE,
-    Cause,
-    Effect,
-    Judged,
-    LivenessError,
-    MoveStreams,
-    ProbeResult,
-    StartProbe,
-    StopProbe,
-    Verdict,
-)
+from dataclasses import dataclass
+from enum import StrEnum
+
 from holdfast.wire.messages import Beat
 
 TICK_S = 0.1
@@ -63,8 +52,143 @@ WEDGED_REST_S = 10.0
 _STOPPED_STATES = frozenset("TtZXx")
 
 
+class Verdict(StrEnum):
+    NEW = "new"  # no beat connection yet
+    ALIVE = "alive"
+    SUSPECT = "suspect"  # silent: no new work, nothing moved
+    STARVED = "starved"  # silent, but its process is able to run: wait
+    STOPPED = "stopped"  # the kernel says it does not run: move streams
+    WEDGED = "wedged"  # beats, but its steps do not move: move streams
+    GONE = "gone"  # silent, and it cannot be looked at: move streams, kill nothing
+    PROBATION = "probation"  # came back: gets a little work
+
+
+class Cause(StrEnum):
+    CONNECTED = "connected"
+    DISCONNECTED = "disconnected"
+    SILENT = "silent"  # for longer than its beats allow
+    LIFE = "life"  # a beat or data from one that was only doubted
+    LIFE_OWING = "life-owing"  # the same, from one whose probation is not over
+    STARVING = "starving"  # the probe: it could run
+    STOP_SEEN = "stop-seen"  # the probe: it is stopped, frozen or dead
+    TOO_LONG = "too-long"  # starved past the hard limit
+    HOST_SILENT = "host-silent"  # no probe possible, and silent past that limit
+    STUCK = "stuck"  # a beat: work there, no step
+    RETURNED = "returned"  # one whose streams were moved shows life, or steps
+    PROVED = "proved"  # probation served
+
+
+V, C = Verdict, Cause
+
+TABLE: dict[Verdict, dict[Cause, Verdict]] = {
+    V.NEW: {C.CONNECTED: V.ALIVE},
+    V.ALIVE: {C.SILENT: V.SUSPECT, C.DISCONNECTED: V.SUSPECT, C.STUCK: V.WEDGED},
+    V.PROBATION: {C.SILENT: V.SUSPECT, C.DISCONNECTED: V.SUSPECT, C.STUCK: V.WEDGED, C.PROVED: V.ALIVE},
+    V.SUSPECT: {
+        C.LIFE: V.ALIVE,
+        C.LIFE_OWING: V.PROBATION,
+        C.STUCK: V.WEDGED,
+        C.STARVING: V.STARVED,
+        C.STOP_SEEN: V.STOPPED,
+        C.TOO_LONG: V.STOPPED,
+        C.HOST_SILENT: V.GONE,
+        C.CONNECTED: V.SUSPECT,
+        C.DISCONNECTED: V.SUSPECT,
+    },
+    V.STARVED: {
+        C.LIFE: V.ALIVE,
+        C.LIFE_OWING: V.PROBATION,
+        C.STUCK: V.WEDGED,
+        C.STARVING: V.STARVED,
+        C.STOP_SEEN: V.STOPPED,
+        C.TOO_LONG: V.STOPPED,
+        C.HOST_SILENT: V.GONE,
+        C.CONNECTED: V.STARVED,
+        C.DISCONNECTED: V.STARVED,
+    },
+    V.STOPPED: {C.RETURNED: V.PROBATION, C.STUCK: V.WEDGED, C.CONNECTED: V.STOPPED, C.DISCONNECTED: V.STOPPED},
+    V.GONE: {C.RETURNED: V.PROBATION, C.STUCK: V.WEDGED, C.CONNECTED: V.GONE, C.DISCONNECTED: V.GONE},
+    V.WEDGED: {C.RETURNED: V.PROBATION, C.STUCK: V.WEDGED, C.CONNECTED: V.WEDGED, C.DISCONNECTED: V.WEDGED},
+}
+
+ROUTABLE = frozenset({V.ALIVE, V.PROBATION})
+PROBED = frozenset({V.SUSPECT, V.STARVED})  # doubted: looked at every tick, where it can be
+LOST = frozenset({V.STOPPED, V.WEDGED, V.GONE})
+
+
+class LivenessError(Exception):
+    """An event that cannot happen in this verdict: a bug of the observer. Nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The beat connection is open *and welcomed*: a kernel accepts connections for a stopped process too."""
+
+    local: bool  # its process can be looked at from here
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The beat connection broke."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Something came on the data connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The observer's own tick."""
+
+    streams_open: bool = False  # the observer has streams on this worker
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What the kernel says of the process, at one look. Letters as in /proc; "" where there is nothing to read."""
+
+    gone: bool  # no such pid, or another process has it by now
+    state: str = ""
+    frozen: bool = False
+    thread_state: str = ""
+    switches: int = 0  # of the beat thread, voluntary or not, since its start
+
+
+Event = Connected | Disconnected | Traffic | Beat | Tick | ProbeResult
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The verdict changed; whether it is routable follows from it."""
+
+    before: Verdict
+    after: Verdict
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartProbe:
+    """Look at the process now and at every tick, and tell the judge."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopProbe:
+    """Stop looking."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveStreams:
+    """Resume this worker's streams elsewhere. The worker itself is not to be touched."""
+
+    reason: str
+
+
+Effect = Judged | StartProbe | StopProbe | MoveStreams
+
+
 class Judge:
-    """One observer's view of one worker. `on_*` take an event and return what the observer is to do."""
+    """One observer's view of one worker. Slotted and mutable: it is stepped ten times a second for every worker."""
 
     __slots__ = (
         "_beat", "_beats", "_connected", "_given", "_idle_since", "_local", "_must_step", "_owing", "_probation_s",
@@ -114,33 +238,48 @@ class Judge:
             return PROBATION_ADMIT_MAX
         return None if self.verdict is Verdict.ALIVE else 0
 
-    def on_connected(self, now: float, local: bool) -> tuple[Effect, ...]:
-        """The beat connection is open *and welcomed*: a kernel accepts connections for a stopped process too."""
+    def step(self, event: Event, now_s: float) -> tuple[Effect, ...]:
+        """Take what happened; what the observer is to do, in order."""
+        match event:
+            case Tick():
+                return self._tick(now_s, event.streams_open)
+            case Beat():
+                return self._hear_beat(now_s, event)
+            case Traffic():
+                return self._hear_traffic(now_s)
+            case ProbeResult():
+                return self._look(now_s, event)
+            case Connected():
+                return self._connect(now_s, event.local)
+            case Disconnected():
+                return self._disconnect(now_s)
+
+    def _connect(self, now_s: float, local: bool) -> tuple[Effect, ...]:
         if self._connected:
             raise LivenessError(f"{self!r}: connected twice")
         self._target(Cause.CONNECTED)
         self._connected, self._local = True, local
         self._hear()
-        return self._turn(now, Cause.CONNECTED, "beat connection open")
+        return self._turn(now_s, Cause.CONNECTED, "beat connection open")
 
-    def on_disconnected(self, now: float) -> tuple[Effect, ...]:
+    def _disconnect(self, now_s: float) -> tuple[Effect, ...]:
         if not self._connected:
             raise LivenessError(f"{self!r}: disconnected without a connection")
         self._target(Cause.DISCONNECTED)
         self._connected = False
-        return self._turn(now, Cause.DISCONNECTED, "its beat connection broke")
+        return self._turn(now_s, Cause.DISCONNECTED, "its beat connection broke")
 
-    def on_traffic(self, now: float) -> tuple[Effect, ...]:
-        """Any frame on the data connection. Called per frame: two stores unless the worker was doubted."""
+    def _hear_traffic(self, now_s: float) -> tuple[Effect, ...]:
+        """Two stores unless the worker was doubted."""
         self._silent = self._silent_busy = -1
         if self.verdict not in PROBED:
             return ()
         self._hear()
         if not self._connected:
             return ()
-        return self._turn(now, self._life(), "it sends data again")
+        return self._turn(now_s, self._life(), "it sends data again")
 
-    def on_beat(self, now: float, beat: Beat) -> tuple[Effect, ...]:
+    def _hear_beat(self, now_s: float, beat: Beat) -> tuple[Effect, ...]:
         if not self._connected:
             raise LivenessError(f"{self!r}: a beat without a connection")
         moved = self._beat is not None and beat.steps != self._beat.steps
@@ -150,22 +289,21 @@ class Judge:
         if _has_work(beat) and beat.stuck_ms >= limit_ms:
             self._idle_since = None
             why = f"no step for {beat.stuck_ms / 1000:.1f} s with {beat.running} running, {beat.waiting} waiting"
-            return self._turn(now, Cause.STUCK, f"{why} (limit {limit_ms / 1000:.1f} s)")
+            return self._turn(now_s, Cause.STUCK, f"{why} (limit {limit_ms / 1000:.1f} s)")
         if self.verdict in PROBED:
-            return self._turn(now, self._life(), "it beats again")
+            return self._turn(now_s, self._life(), "it beats again")
         if self.verdict in LOST:
-            return self._consider_return(now, beat, moved)
+            return self._consider_return(now_s, beat, moved)
         self._beats += 1
         self._stepped |= moved
         self._given |= _has_work(beat)
         return ()
 
-    def on_tick(self, now: float, streams_open: bool) -> tuple[Effect, ...]:
-        """The observer's own tick; `streams_open`: it has streams on this worker."""
-        gap_s = TICK_LATE_S + 1.0 if self._ticked_at is None else now - self._ticked_at
+    def _tick(self, now_s: float, streams_open: bool) -> tuple[Effect, ...]:
+        gap_s = TICK_LATE_S + 1.0 if self._ticked_at is None else now_s - self._ticked_at
         if gap_s < TICK_EARLY_S:
             return ()  # catching up; the next one is measured from the last that counted
-        self._ticked_at = now
+        self._ticked_at = now_s
         if gap_s > TICK_LATE_S:
             return ()
         self._ticks += 1
@@ -176,62 +314,62 @@ class Judge:
         if streams_open or (self._beat is not None and _has_work(self._beat)):
             self._silent_busy += 1
         self._given |= streams_open
-        return self._weigh_doubt(now) if self.verdict in PROBED else self._weigh_silence(now)
+        return self._weigh_doubt(now_s) if self.verdict in PROBED else self._weigh_silence(now_s)
 
-    def on_probe(self, now: float, probe: ProbeResult) -> tuple[Effect, ...]:
-        """What the kernel says; an answer that comes when it is not wanted any more is ignored."""
+    def _look(self, now_s: float, probe: ProbeResult) -> tuple[Effect, ...]:
+        """An answer that comes when it is not wanted any more is ignored."""
         if not self._probing:
             return ()
         if why := stopped_reason(probe):
-            return self._turn(now, Cause.STOP_SEEN, why)
+            return self._turn(now_s, Cause.STOP_SEEN, why)
         first = self._switches is None
         moved = not first and probe.switches != self._switches
         starved = moved or probe.thread_state in ("R", "")
         if first or starved:
             self._switches, self._still_since = probe.switches, self._ticks
         if starved:
-            return self._turn(now, Cause.STARVING, f"{self._silence()}, but its process is able to run")
+            return self._turn(now_s, Cause.STARVING, f"{self._silence()}, but its process is able to run")
         if self._ticks - self._still_since < STILL_TICKS:
             return ()
         still = f"its beat thread (state {probe.thread_state}) made no context switch for {STILL_TICKS * TICK_S:.1f} s"
-        return self._turn(now, Cause.STOP_SEEN, still)
+        return self._turn(now_s, Cause.STOP_SEEN, still)
 
-    def _weigh_silence(self, now: float) -> tuple[Effect, ...]:
+    def _weigh_silence(self, now_s: float) -> tuple[Effect, ...]:
         """ALIVE or PROBATION, at a tick that counts."""
         if self._silent_busy >= SUSPECT_TICKS or self._silent >= SUSPECT_IDLE_TICKS:
-            return self._turn(now, Cause.SILENT, self._silence())
+            return self._turn(now_s, Cause.SILENT, self._silence())
         if self.verdict is Verdict.ALIVE:
             return ()
         self._ticks_served += 1
         served = self._ticks_served * TICK_S >= self._probation_s - TICK_S / 2 and self._beats >= 2
         if not served or not (self._stepped or not (self._given or self._must_step)):
             return ()
-        return self._turn(now, Cause.PROVED, f"on time for {self._probation_s:g} s of probation")
+        return self._turn(now_s, Cause.PROVED, f"on time for {self._probation_s:g} s of probation")
 
-    def _weigh_doubt(self, now: float) -> tuple[Effect, ...]:
+    def _weigh_doubt(self, now_s: float) -> tuple[Effect, ...]:
         """SUSPECT or STARVED, at a tick that counts."""
         if not self._local and (self._silent_busy >= GONE_TICKS or self._silent >= GONE_IDLE_TICKS):
-            return self._turn(now, Cause.HOST_SILENT, f"{self._silence()}, and its process cannot be seen from here")
+            return self._turn(now_s, Cause.HOST_SILENT, f"{self._silence()}, and its process cannot be seen from here")
         if self._local and self._silent >= STARVED_TICKS_MAX:
-            return self._turn(now, Cause.TOO_LONG, f"{self._silence()}: starved for too long")
+            return self._turn(now_s, Cause.TOO_LONG, f"{self._silence()}: starved for too long")
         return ()
 
-    def _consider_return(self, now: float, beat: Beat, moved: bool) -> tuple[Effect, ...]:
+    def _consider_return(self, now_s: float, beat: Beat, moved: bool) -> tuple[Effect, ...]:
         if self.verdict is not Verdict.WEDGED:
             self._must_step = False
-            return self._turn(now, Cause.RETURNED, "it beats again")
+            return self._turn(now_s, Cause.RETURNED, "it beats again")
         if moved:
             self._must_step = False
-            return self._turn(now, Cause.RETURNED, "its step moves again")
+            return self._turn(now_s, Cause.RETURNED, "its step moves again")
         if _has_work(beat):
             self._idle_since = None
             return ()
         if self._idle_since is None:
-            self._idle_since = now
-        if now - self._idle_since < max(WEDGED_REST_S, self._probation_s):
+            self._idle_since = now_s
+        if now_s - self._idle_since < max(WEDGED_REST_S, self._probation_s):
             return ()
         self._must_step = True  # idleness proves nothing about its steps: it stays on probation until one is made
-        return self._turn(now, Cause.RETURNED, "it has had no work for a while and is tried again")
+        return self._turn(now_s, Cause.RETURNED, "it has had no work for a while and is tried again")
 
     def _target(self, cause: Cause) -> Verdict:
         after = TABLE[self.verdict].get(cause)
@@ -239,14 +377,14 @@ class Judge:
             raise LivenessError(f"{self!r}: {cause} cannot happen")
         return after
 
-    def _turn(self, now: float, cause: Cause, why: str) -> tuple[Effect, ...]:
+    def _turn(self, now_s: float, cause: Cause, why: str) -> tuple[Effect, ...]:
         before, after = self.verdict, self._target(cause)
         effects: list[Effect] = []
         if before is not after:
             self.verdict, self.reason = after, why
             effects.append(Judged(before, after, why))
             if after is Verdict.PROBATION:
-                self._begin_probation(now, fresh=cause is Cause.RETURNED)
+                self._begin_probation(now_s, fresh=cause is Cause.RETURNED)
             self._owing &= after is not Verdict.ALIVE
             if after in LOST and before not in LOST:
                 effects.append(MoveStreams(why))
@@ -256,11 +394,11 @@ class Judge:
             effects.append(StartProbe() if probe else StopProbe())
         return tuple(effects)
 
-    def _begin_probation(self, now: float, *, fresh: bool) -> None:
+    def _begin_probation(self, now_s: float, *, fresh: bool) -> None:
         if fresh:
-            flaps = self._returned_at is not None and now - self._returned_at <= FLAP_S
+            flaps = self._returned_at is not None and now_s - self._returned_at <= FLAP_S
             self._probation_s = min(2 * self._probation_s, PROBATION_S_MAX) if flaps else PROBATION_S
-            self._returned_at = now
+            self._returned_at = now_s
         self._owing, self._idle_since = True, None
         self._ticks_served = self._beats = 0
         self._stepped = self._given = False

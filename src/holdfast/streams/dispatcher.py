@@ -1,7 +1,7 @@
 """Puts streams on workers, and puts them on others when those fail: the one place where a stream changes hands.
 
 Every method is synchronous and leaves each flight in exactly one of three places: on a link, held by its set, or
-over. Policy is in `policy`, `holds`, `patience`, `groups` and `routing.table`; this shell sends frames and tells
+over. Policy is in `ledger`, `holds`, `patience`, `groups` and `routing.table`; this shell sends frames and tells
 consumers. A worker that is full has not failed: no attempt is counted and nobody is set aside.
 """
 
@@ -10,21 +10,18 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from holdfast.core.errors import RESUMABLE, Code
 from holdfast.routing.table import Standing, request_cost
-from holdfast.streams.flight import Flight
-from holdfast.streams.gaps import TokenGaps
+from holdfast.streams.directory import ModelDirectory
+from holdfast.streams.flight import Flight, WorkerSet
 from holdfast.streams.groups import Groups
-from holdfast.streams.patience import DispatchStats, HoldSettings, Patience
-from holdfast.streams.policy import DEATHS, Fail, after_failure, standing_of
-from holdfast.streams.sets import ModelDirectory, WorkerSet
+from holdfast.streams.ledger import DEATHS, Fail, after_failure, standing_of
+from holdfast.streams.link import Links, WorkerLink
+from holdfast.streams.patience import HoldSettings, Patience
+from holdfast.streams.stats import DispatchStats, TokenGaps
 from holdfast.wire.frames import FrameError
 from holdfast.wire.messages import Cancel, Generate, Pass
-
-if TYPE_CHECKING:
-    from holdfast.streams.link import WorkerLink
 
 log = logging.getLogger("holdfast.workers")
 
@@ -38,6 +35,7 @@ class Dispatcher:
         self.clock = clock
         self._numbers = itertools.count(1)
         self._groups = Groups()
+        self.links = Links()
         self.stats = DispatchStats()
         self._patience = Patience(settings, self.stats)
 
@@ -59,14 +57,14 @@ class Dispatcher:
             self._leave_link(flight, tell_worker=True)
             self._fill(flight.workers)  # who was held may have held others up
 
-    # -- from the pool
+    # -- from the roster
 
     def join(self, link: WorkerLink, workers: WorkerSet) -> None:
         """A worker is connected; it gets work once it is active and its judge trusts it."""
         link.workers = workers
         link.gaps = self.stats.gaps.setdefault(workers.card.name, TokenGaps())
-        self._directory.enter(link, workers)
-        workers.table.add(link.slot)
+        self.links.enter(link)
+        workers.enter(link.slot, deterministic=link.deterministic)
         workers.table.begins(link.slot, self.clock())
         if link.active:
             self._lead(link)
@@ -92,8 +90,8 @@ class Dispatcher:
         assert workers is not None, link
         link.stop_routing()
         link.fail_streams(Code.DISCONNECTED, "the worker's connection ended", tell_worker=False)
-        workers.table.remove(link.slot)
-        self._directory.leave(link, workers)
+        workers.leave(link.slot, deterministic=link.deterministic)
+        self.links.leave(link)
         link.workers, link.trusted = None, False
         self.workers_changed(workers)
 
@@ -113,7 +111,7 @@ class Dispatcher:
         """Whoever led its group before is over, whether it knows it or not."""
         if not self._groups.hear(link.claim):
             log.warning("%s is not taken as active: %s", link.instance.name, self.objection(link))
-        group = [*self._directory.group_of(link), link]
+        group = [*self.links.peers(link), link]
         for other in group:  # the new leader last: when it is routable, nobody else is
             self.reroute(other)
         for other in group:
@@ -122,11 +120,11 @@ class Dispatcher:
 
     def output_began(self, flight: Flight) -> None:
         """The first output of an attempt has come."""
-        ledger, link = flight.ledger, flight.link
-        if ledger.emitted == ledger.mark or link is None:
+        ledger, slot = flight.ledger, flight.slot
+        if ledger.emitted == ledger.mark or slot is None:
             return  # no token in it: nothing is proved yet
         flight.first_output = False
-        flight.workers.table.settle(link.slot, flight.standing)
+        flight.workers.table.settle(slot, flight.standing)
         if flight.standing is Standing.SUSPECT or flight.workers.holds.suspects:
             self._fill(flight.workers)
         if flight.failed_at_s:
@@ -142,9 +140,8 @@ class Dispatcher:
     def stream_over(self, flight: Flight, *, tell_worker: bool) -> None:
         """The stream reached its end (`tell_worker`: before the engine knew it)."""
         flight.ledger.end()
-        link = flight.link
-        if link is not None:
-            flight.workers.table.praise(link.slot)
+        if flight.slot is not None:
+            flight.workers.table.praise(flight.slot)
         self._leave_link(flight, tell_worker=tell_worker)
 
     def attempt_failed(self, flight: Flight, code: str, message: str, *, tell_worker: bool = False) -> None:
@@ -152,7 +149,7 @@ class Dispatcher:
         ledger = flight.ledger
         if ledger.ended:
             return
-        link = flight.link
+        link = self._link_of(flight)
         self._leave_link(flight, tell_worker=tell_worker, drain=False)
         flight.ran(self.clock())
         if link is not None and link.draining:
@@ -181,11 +178,11 @@ class Dispatcher:
 
     def turned_away(self, flight: Flight) -> None:
         """The worker had no place for it: it never ran there, so nothing failed, and it stands where it stood."""
-        link = flight.link
-        assert link is not None, flight
+        slot = flight.slot
+        assert slot is not None, flight
         self._leave_link(flight, tell_worker=False, drain=False)
         flight.ledger.void_attempt()
-        flight.workers.table.turned_away(link.slot)
+        flight.workers.table.turned_away(slot)
         if not self._send(flight) and not self._hold(flight):
             self._patience.line_is_full(flight)
 
@@ -239,7 +236,7 @@ class Dispatcher:
         slot = workers.table.choose(ledger.prompt, flight.standing)
         if slot is None:
             return False
-        link = workers.links[slot.name]  # a slot is in the table only while its link is in the set
+        link = self.links[slot]  # a slot is in a table only while its link is here
         flight.cost = request_cost(ledger.length, ledger.sampling.max_tokens - ledger.emitted)
         flight.attempt = ledger.begin_attempt()
         flight.stream = next(self._numbers)
@@ -250,7 +247,7 @@ class Dispatcher:
             end = self._patience.refuse if flight.attempt == 1 else self._patience.lose
             end(flight, Code.INVALID_REQUEST, f"{ledger.length} tokens are too long to send: {error}")
             return True
-        flight.link, flight.sent_s = link, self.clock()
+        flight.slot, flight.sent_s = slot, self.clock()
         flight.first_output = True
         workers.table.take(slot, flight.cost, ledger.prompt, flight.standing)
         workers.note_trial(flight.sent_s)
@@ -269,11 +266,14 @@ class Dispatcher:
         """Stand in line; False if too many new requests do."""
         return flight.workers.holds.hold(flight, flight.waits(self.clock()), flight.standing)
 
+    def _link_of(self, flight: Flight) -> WorkerLink | None:
+        return self.links[flight.slot] if flight.slot is not None else None
+
     def _leave_link(self, flight: Flight, *, tell_worker: bool, drain: bool = True) -> None:
-        link = flight.link
+        link = self._link_of(flight)
         if link is None:
             return
-        flight.link = None
+        flight.slot = None
         del link.streams[flight.stream]
         if flight.first_output:
             flight.first_output = False

@@ -1,17 +1,22 @@
-"""One stream on its way: its ledger, who consumes its tokens, and where it runs now."""
+"""One stream on its way, and the set of workers that it belongs to: the set holds its streams, a stream knows its set.
+
+Always true: a request stays with its set; two checksums never share a set (facts 19), so a stream is never replayed
+onto other weights without being flagged.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import asyncio
+import random
+from typing import Protocol
 
 from holdfast.core.errors import Code
 from holdfast.core.requests import Output
-from holdfast.routing.table import Standing
+from holdfast.discovery.card import ModelCard
+from holdfast.routing.pace import Pace
+from holdfast.routing.table import RouteTable, Slot, Standing
+from holdfast.streams.holds import HoldQueue
 from holdfast.streams.ledger import Ledger
-
-if TYPE_CHECKING:
-    from holdfast.streams.link import WorkerLink
-    from holdfast.streams.sets import WorkerSet
 
 
 class Consumer(Protocol):
@@ -51,8 +56,8 @@ class Flight:
         "first_output",
         "last_s",
         "ledger",
-        "link",
         "sent_s",
+        "slot",
         "standing",
         "stream",
         "wait_mark",
@@ -64,8 +69,8 @@ class Flight:
         self.ledger = ledger
         self.workers = workers
         self.consumer = consumer
-        self.link: WorkerLink | None = None
-        self.stream = 0  # its number on the link, fresh for every attempt
+        self.slot: Slot | None = None  # the worker that it runs on
+        self.stream = 0  # its number there, fresh for every attempt
         self.attempt = 0
         self.cost = 0
         self.first_output = False  # the current attempt has yet to make a token
@@ -95,5 +100,77 @@ class Flight:
         return self.waits_since_s
 
     def __repr__(self) -> str:
-        where = f"on {self.link!r}" if self.link is not None else "on no worker"
+        where = f"on {self.slot!r}" if self.slot is not None else "on no worker"
         return f"<Flight {self.ledger!r} {where}>"
+
+
+class WorkerSet:
+    """One set, with its routes and its held streams."""
+
+    def __init__(self, namespace: str, card: ModelCard, rng: random.Random, fresh_holds_max: int) -> None:
+        self.namespace = namespace
+        self.card = card
+        self.checksum = card.checksum()
+        self.table = RouteTable(rng)
+        self.holds: HoldQueue[Flight] = HoldQueue(fresh_holds_max)
+        self._inexact = 0  # workers among them whose answers differ from one time to the next
+        self.sessions = 0  # data connections to its workers, with those that are not ready for work yet
+        self.text_lock = asyncio.Lock()  # whoever makes the text side; others wait for it
+        self.text: object | None = None  # what the frontend made of the card's tokenizer and template
+        self.empty_since_s = 0.0  # when the last routable worker went, 0 while there is one
+        self.full_since_s = 0.0  # when its workers were first seen to be full, 0 while they are not
+        self.tried_s = 0.0  # when one of its workers was last seen to be kept for a suspect
+        self.pace = Pace()  # of the places that came free for those who waited
+
+    @property
+    def weight(self) -> int:
+        """How much of its model's traffic it should get: the places of its routable workers."""
+        return self.table.places
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether every worker of it, asked again, would answer the same."""
+        return self._inexact == 0
+
+    def enter(self, slot: Slot, *, deterministic: bool) -> None:
+        """A worker of it is connected."""
+        self.table.add(slot)
+        self._inexact += not deterministic
+
+    def leave(self, slot: Slot, *, deterministic: bool) -> None:
+        self.table.remove(slot)
+        self._inexact -= not deterministic
+
+    def note_routable(self, now_s: float) -> None:
+        """Keep `empty_since_s` true after any change of its workers."""
+        if self.table.routable_count:
+            self.empty_since_s = 0.0
+        elif self.empty_since_s == 0.0:
+            self.empty_since_s = now_s
+
+    def note_full(self, now_s: float) -> None:
+        """Keep `full_since_s` true, looked at from time to time."""
+        if not self.table.overloaded:
+            self.full_since_s = 0.0
+        elif self.full_since_s == 0.0:
+            self.full_since_s = now_s
+
+    def note_trial(self, now_s: float) -> None:
+        """Keep `tried_s` true, looked at from time to time."""
+        if self.table.trials:
+            self.tried_s = now_s
+
+    def can_stand_in_for(self, other: WorkerSet) -> bool:
+        """Same model, same tokens, so a stream of `other` may go on here, though not exactly."""
+        return (
+            self is not other
+            and self.card.name == other.card.name
+            and self.card.tokenizer_sha256 == other.card.tokenizer_sha256
+            and self.text is not None
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<WorkerSet {self.card.name} {self.namespace}/{self.checksum[:8]} "
+            f"{self.table.routable_count}/{len(self.table.slots)} workers, {len(self.holds)} held>"
+        )

@@ -28,6 +28,10 @@ class Claim:
     epoch: int
     worker: int
 
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.namespace, self.group
+
 
 class Groups:
     """The newest epoch of each group, and whose it is."""
@@ -38,7 +42,7 @@ class Groups:
 
     def hear(self, claim: Claim) -> bool:
         """Take note of a claim; True if it leads by it."""
-        key = (claim.namespace, claim.group)
+        key = claim.key
         newest = self._newest.get(key)
         if claim.group and (newest is None or claim.epoch > newest.epoch):
             self._newest[key] = claim
@@ -50,7 +54,7 @@ class Groups:
 
     def objection(self, claim: Claim) -> str:
         """Why a claim does not count, for people; "" if it does."""
-        newest = self._newest.get((claim.namespace, claim.group))
+        newest = self._newest.get(claim.key)
         if newest is None or claim == newest:
             return ""
         if claim.epoch > newest.epoch:

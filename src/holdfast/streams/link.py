@@ -1,4 +1,4 @@
-"""One worker as a frontend holds it: a data connection and the streams on it. Its beats come by `beat_link`.
+"""One worker as a frontend holds it: a data connection and the streams on it. Its beats come by `health.watcher`.
 
 The hot path is `DataConnection.data_received`: from a received frame to every client's write in one synchronous
 pass (facts 33). A consumer that raises is our own bug, and ends its stream only. A broken connection fails all its
@@ -10,36 +10,39 @@ is no task and no timer.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 
 from holdfast.core.errors import Code
 from holdfast.discovery.registry import Instance
 from holdfast.routing.table import Slot
-from holdfast.streams.flight import Flight
-from holdfast.streams.framed import Framed
-from holdfast.streams.gaps import TokenGaps
+from holdfast.streams.flight import Flight, WorkerSet
 from holdfast.streams.groups import Claim
+from holdfast.streams.stats import TokenGaps
+from holdfast.wire.framed import Framed
 from holdfast.wire.frames import FrameError
 from holdfast.wire.messages import (
     Active,
     ArtefactPart,
     Closed,
     Draining,
+    GetArtefact,
     Room,
     Step,
     Welcome,
     decode_to_frontend,
 )
 
-if TYPE_CHECKING:
-    from holdfast.streams.sets import WorkerSet
+# A tokenizer of 35 MB over a slow link; nothing waits on it but the first request of its worker set.
+ARTEFACT_TIMEOUT_S = 30.0
+ARTEFACT_BYTES_MAX = 256 * 1024 * 1024
 
 
 class LinkEvents(Protocol):
-    """Who is told what happens on a link (the dispatcher, and the pool for life and death)."""
+    """Who is told what happens on a link (the dispatcher)."""
 
     clock: Callable[[], float]
 
@@ -112,6 +115,34 @@ class WorkerLink:
         return f"<WorkerLink {self.instance.name} {self.reason}, {len(self.streams)} streams>"
 
 
+class Links:
+    """The workers that joined a set: by slot, and by the group in which they take over from each other."""
+
+    def __init__(self) -> None:
+        self._by_slot: dict[Slot, WorkerLink] = {}
+        self._groups: dict[tuple[str, str], list[WorkerLink]] = {}
+
+    def enter(self, link: WorkerLink) -> None:
+        self._by_slot[link.slot] = link
+        if link.group:
+            self._groups.setdefault(link.claim.key, []).append(link)
+
+    def leave(self, link: WorkerLink) -> None:
+        del self._by_slot[link.slot]
+        if link.group:
+            group = self._groups[link.claim.key]
+            group.remove(link)
+            if not group:
+                del self._groups[link.claim.key]
+
+    def __getitem__(self, slot: Slot) -> WorkerLink:
+        return self._by_slot[slot]
+
+    def peers(self, link: WorkerLink) -> list[WorkerLink]:
+        """The other workers of its group; a worker without a group has none."""
+        return [other for other in self._groups.get(link.claim.key, ()) if other is not link]
+
+
 class DataConnection(Framed):
     """Requests out, steps in."""
 
@@ -122,11 +153,11 @@ class DataConnection(Framed):
         self._link = link
         self._now = link.events.clock
         # Parts as they come, None when the connection is lost. Read as fast as they come; bounded by the reader.
-        self.artefacts: dict[str, asyncio.Queue[ArtefactPart | None]] = {}
+        self._artefacts: dict[str, asyncio.Queue[ArtefactPart | None]] = {}
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        for parts in self.artefacts.values():
+        for parts in self._artefacts.values():
             parts.put_nowait(None)
         link = self._link
         if link.data is self:
@@ -223,11 +254,39 @@ class DataConnection(Framed):
             link.on_word()
             link.events.took_over(link)
         elif isinstance(message, ArtefactPart):
-            parts = self.artefacts.get(message.sha256)
+            parts = self._artefacts.get(message.sha256)
             if parts is not None:
                 parts.put_nowait(message)
         else:
             self._first(message)
+
+    async def fetch_artefact(self, sha256: str) -> bytes:
+        """What a card names by its content hash (a tokenizer is megabytes, a store's value is not), whole and with the
+        right content; ConnectionError or TimeoutError if it cannot be had."""
+        parts: asyncio.Queue[ArtefactPart | None] = asyncio.Queue()
+        self._artefacts[sha256] = parts
+        self.send(GetArtefact(sha256))
+        try:
+            async with asyncio.timeout(ARTEFACT_TIMEOUT_S):
+                gathered = await _gather(parts, sha256)
+        finally:
+            del self._artefacts[sha256]
+        if hashlib.sha256(gathered).hexdigest() != sha256:
+            raise ConnectionError(f"artefact {sha256} arrived with other content")
+        return gathered
+
+
+async def _gather(parts: asyncio.Queue[ArtefactPart | None], sha256: str) -> bytes:
+    gathered = bytearray()
+    while True:
+        part = await parts.get()
+        if part is None:
+            raise ConnectionError(f"connection lost while artefact {sha256} was on its way")
+        if part.total == 0 or part.total > ARTEFACT_BYTES_MAX or part.offset != len(gathered):
+            raise ConnectionError(f"worker does not have the artefact {sha256} its card names")
+        gathered += part.data
+        if len(gathered) >= part.total:
+            return bytes(gathered)
 
 
 class NoticeConnection(Framed):

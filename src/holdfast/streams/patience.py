@@ -10,13 +10,13 @@ as its prompt takes: while one is tried, the wait of those who ran before is not
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from holdfast.core.errors import Code
 from holdfast.routing.table import Standing
 from holdfast.streams.flight import Flight
-from holdfast.streams.gaps import Seams, TokenGaps
 from holdfast.streams.holds import Held
+from holdfast.streams.stats import DispatchStats
 
 log = logging.getLogger("holdfast.workers")
 
@@ -29,19 +29,6 @@ class HoldSettings:
     queue_s: float = 5.0  # how long a new request waits for a place where all workers are full; then it is refused
     fresh_max: int = 1024  # new requests that may wait at once, per set; streams under way always may
     stand_in_after_s: float = 10.0  # then a set with the same tokenizer may take over, flagged inexact
-
-
-@dataclass(slots=True)
-class DispatchStats:
-    """Counted here, shown by the metrics page."""
-
-    resumed: dict[str, int] = field(default_factory=dict)  # by the failure's name
-    lost: dict[str, int] = field(default_factory=dict)
-    refused: dict[str, int] = field(default_factory=dict)  # new requests that never ran, by why
-    pauses_s: list[float] = field(default_factory=list)  # at a failure, token to token; drained by the metrics page
-    gaps: dict[str, TokenGaps] = field(default_factory=dict)  # by model
-    seams: Seams = field(default_factory=Seams)
-    takeovers: int = 0  # a standby said that it is active now
 
 
 class Patience:

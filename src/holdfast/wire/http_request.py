@@ -41,9 +41,7 @@ class RefusedRequest(Exception):
 
     `request`: what is refused, where it is more than what is arriving."""
 
-    def __init__(
-        self, status: int, message: str, request: HttpRequest | None = None, headers: Headers = ()
-    ) -> None:
+    def __init__(self, status: int, message: str, request: HttpRequest | None = None, headers: Headers = ()) -> None:
         super().__init__(message)
         self.status = status
         self.message = message

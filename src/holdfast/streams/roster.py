@@ -11,20 +11,21 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from holdfast.core.address import parse_address
+from holdfast.core.errors import Code
 from holdfast.core.ports import Network
 from holdfast.core.tasks import Tasks, beside
 from holdfast.discovery.card import ModelCard
 from holdfast.discovery.keys import InstanceKey
 from holdfast.discovery.registry import Appeared, Change, Instance, NotAdmitted, Withdrawn
-from holdfast.health.liveness import TICK_S
-from holdfast.health.verdicts import Judged
-from holdfast.streams.artefacts import fetch_artefact
+from holdfast.health.liveness import TICK_S, MoveStreams
+from holdfast.health.watcher import CONNECT_TIMEOUT_S, BeatWatcher, Finding
+from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.dispatcher import Dispatcher
+from holdfast.streams.flight import WorkerSet
 from holdfast.streams.link import DataConnection, NoticeConnection, WorkerLink
-from holdfast.streams.sets import ModelDirectory, WorkerSet
-from holdfast.streams.watch import CONNECT_TIMEOUT_S, Watch
 from holdfast.wire.messages import NotTaken
 
 log = logging.getLogger("holdfast.workers")
@@ -36,7 +37,7 @@ REMIND_TICKS = 50  # every 5 s
 PrepareText = Callable[[ModelCard, bytes], Awaitable[object]]
 
 
-class WorkerPool:
+class Roster:
     """Keeps a link to every worker of the deployment."""
 
     def __init__(
@@ -60,7 +61,7 @@ class WorkerPool:
         self._notices = Tasks("notices")
         self._ticks = 0
         self._timer: asyncio.TimerHandle | None = None
-        self.watched: dict[WorkerLink, Watch] = {}
+        self.watchers: dict[WorkerLink, BeatWatcher] = {}
         self._by_key: dict[InstanceKey, list[WorkerLink]] = {}  # the same: one now, and those whose record has changed
         self.verdicts: dict[str, int] = {}  # changes of verdict, by the new one
         self.on_models_changed: Callable[[], None] = lambda: None
@@ -68,7 +69,7 @@ class WorkerPool:
     @property
     def standbys(self) -> list[WorkerLink]:
         """Connected and ready, and not active by their own word."""
-        return [link for link in self.watched if link.workers is not None and not link.active]
+        return [link for link in self.watchers if link.workers is not None and not link.active]
 
     def start(self) -> None:
         self._timer = self._loop.call_later(TICK_S, self._tick)
@@ -99,8 +100,16 @@ class WorkerPool:
         self._directory.saw(instance.card.name, self._loop.time())
         link = WorkerLink(instance, self._dispatcher)
         known.append(link)
-        watch = self.watched[link] = Watch(link, self._network, self._peer, self._judged)
-        self._tasks[link] = self._running.spawn(self._keep(watch), link.instance.name)
+        watcher = self.watchers[link] = BeatWatcher(
+            name=instance.name,
+            address=instance.record.beat_address,
+            network=self._network,
+            peer=self._peer,
+            check=link.check,
+            on_finding=partial(self._found, link),
+        )
+        link.on_word = watcher.hear
+        self._tasks[link] = self._running.spawn(self._keep(link), instance.name)
 
     def _withdrawn(self, instance: Instance) -> None:
         for link in list(self._by_key.get(instance.key, ())):
@@ -112,7 +121,7 @@ class WorkerPool:
 
     def _forget(self, link: WorkerLink) -> None:
         key = link.instance.key
-        if self.watched.pop(link, None) is None:
+        if self.watchers.pop(link, None) is None:
             return
         self._by_key[key].remove(link)
         if not self._by_key[key]:
@@ -137,19 +146,18 @@ class WorkerPool:
 
     # -- one worker's life
 
-    async def _keep(self, watch: Watch) -> None:
+    async def _keep(self, link: WorkerLink) -> None:
         """Connect, serve, reconnect, until the worker is withdrawn and its connection is down; the task's root."""
-        link = watch.link
         retry_s = RETRY_S_MIN
         try:
             while True:
                 began_s = self._loop.time()
                 try:
-                    await self._session(watch)
+                    await self._session(link, self.watchers[link])
                 except (OSError, ValueError) as error:
                     link.reason = f"cannot connect: {error or type(error).__name__}"
                 except Exception:
-                    log.exception("bug while serving through %r", watch)  # costs a session, not the worker
+                    log.exception("bug while serving through %r", link)  # costs a session, not the worker
                     link.reason = "internal error; the log has the details"
                 if link.withdrawn:
                     return
@@ -161,9 +169,8 @@ class WorkerPool:
             self._forget(link)
             self._tasks.pop(link, None)
 
-    async def _session(self, watch: Watch) -> None:
-        """One data connection, from connect to loss."""
-        link = watch.link
+    async def _session(self, link: WorkerLink, watcher: BeatWatcher) -> None:
+        """One data connection, from connect to loss. It begins with a new judge."""
         data = DataConnection(link, self._peer)
         workers: WorkerSet | None = None
         try:
@@ -174,29 +181,32 @@ class WorkerPool:
             workers = self._directory.set_for(link.instance.key.namespace, link.instance.card)
             workers.sessions += 1
             await self._ready_text(link, workers, data)
-            await self._serve(watch, workers, data)
+            await self._serve(link, watcher, workers, data)
         finally:
-            self._leave(watch)
+            link.data = None
+            watcher.begin_anew()
+            if link.workers is not None:
+                self._dispatcher.leave(link)
+                log.info("%s left: %s", link.instance.name, link.reason)
             data.close()
             if workers is not None:
                 workers.sessions -= 1
 
-    async def _serve(self, watch: Watch, workers: WorkerSet, data: DataConnection) -> None:
+    async def _serve(self, link: WorkerLink, watcher: BeatWatcher, workers: WorkerSet, data: DataConnection) -> None:
         """From the first beat to the data connection's end."""
-        await watch.open_beats()
-        async with beside(watch.keep_beats(), "beats"):
-            self._join(watch, workers)
-            watch.link.reason = await asyncio.shield(data.lost)
+        await watcher.open()
+        async with beside(watcher.keep(), "beats"):
+            self._join(link, workers)
+            link.reason = await asyncio.shield(data.lost)
 
-    def _join(self, watch: Watch, workers: WorkerSet) -> None:
-        link = watch.link
+    def _join(self, link: WorkerLink, workers: WorkerSet) -> None:
         assert link.welcome is not None
-        older = workers.links.get(link.slot.name)
+        older = workers.table.slots.get(link.slot.name)
         if older is not None:  # the same worker, by what its record said before
-            self._retire(older)
+            self._retire(self._dispatcher.links[older])
         link.slot.capacity = link.welcome.concurrency + link.welcome.queue
         self._dispatcher.join(link, workers)
-        self._update_route(watch)
+        self._update_route(link)
         self.on_models_changed()
         objection = self._dispatcher.objection(link)
         link.reason = objection or "serving"
@@ -209,20 +219,12 @@ class WorkerPool:
         if data is not None:
             data.close()  # ends its session
 
-    def _leave(self, watch: Watch) -> None:
-        link = watch.link
-        link.data = None
-        watch.reset()
-        if link.workers is not None:
-            self._dispatcher.leave(link)
-            log.info("%s left: %s", link.instance.name, link.reason)
-
     async def _ready_text(self, link: WorkerLink, workers: WorkerSet, data: DataConnection) -> None:
         """Make the set's text side if no other worker has brought it yet."""
         async with workers.text_lock:
             if workers.text is not None:
                 return
-            tokenizer = await fetch_artefact(data, workers.card.tokenizer_sha256)
+            tokenizer = await data.fetch_artefact(workers.card.tokenizer_sha256)
             try:
                 workers.text = await self._prepare_text(workers.card, tokenizer)
             except ValueError as error:
@@ -237,17 +239,25 @@ class WorkerPool:
         now_s = self._loop.time()
         self._timer = self._loop.call_later(TICK_S, self._tick)
         self._ticks += 1
-        for watch in list(self.watched.values()):
-            watch.tick(now_s)
+        for link, watcher in list(self.watchers.items()):
+            heard, link.heard = link.heard, False
+            watcher.tick(now_s, heard=heard, streams_open=bool(link.streams))
         self._dispatcher.tick(now_s)
         if self._ticks % REMIND_TICKS == 0:
             self._dispatcher.remind_waiting()
 
-    def _judged(self, watch: Watch, judged: Judged) -> None:
-        self.verdicts[judged.after] = self.verdicts.get(judged.after, 0) + 1
-        self._update_route(watch)
-        log.info("%s: %s -> %s: %s", watch.judge.name, judged.before, judged.after, judged.reason)
+    def _found(self, link: WorkerLink, finding: Finding) -> None:
+        """Its judge has a new verdict, or wants its streams elsewhere."""
+        if isinstance(finding, MoveStreams):
+            link.fail_streams(Code.RESPONSE_TIMEOUT, finding.reason, tell_worker=True)
+            return
+        self.verdicts[finding.after] = self.verdicts.get(finding.after, 0) + 1
+        self._update_route(link)
+        log.info("%s: %s -> %s: %s", link.instance.name, finding.before, finding.after, finding.reason)
 
-    def _update_route(self, watch: Watch) -> None:
-        watch.link.trusted, watch.link.admit_max = watch.judge.routable, watch.judge.admit_max
-        self._dispatcher.reroute(watch.link)
+    def _update_route(self, link: WorkerLink) -> None:
+        if link not in self.watchers:
+            return  # forgotten meanwhile
+        judge = self.watchers[link].judge
+        link.trusted, link.admit_max = judge.routable, judge.admit_max
+        self._dispatcher.reroute(link)

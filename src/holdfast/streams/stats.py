@@ -1,4 +1,4 @@
-"""How long clients wait between two tokens: a histogram of every gap, and what each worker's failure cost its streams.
+"""What a frontend counts of its streams: gaps between tokens, what each failure cost them, what was lost or refused.
 
 The histogram is on the per-token path, where a call of a metrics library would cost a quarter of the whole frontend
 (facts 33): equal gaps of one step, mostly all of them, are counted together, and the metrics page reads the counts.
@@ -10,7 +10,7 @@ long gap, whatever made it; a seam's gap is from the last token before the failu
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # Upper bounds, seconds: a step of a small model, of a large one, then what people notice, then stalls.
 GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -76,3 +76,16 @@ class Seams:
             if len(self._seams) > SEAMS_MAX:
                 del self._seams[next(iter(self._seams))]
         return seam
+
+
+@dataclass(slots=True)
+class DispatchStats:
+    """Counted here, shown by the metrics page."""
+
+    resumed: dict[str, int] = field(default_factory=dict)  # by the failure's name
+    lost: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)  # new requests that never ran, by why
+    pauses_s: list[float] = field(default_factory=list)  # at a failure, token to token; drained by the metrics page
+    gaps: dict[str, TokenGaps] = field(default_factory=dict)  # by model
+    seams: Seams = field(default_factory=Seams)
+    takeovers: int = 0  # a standby said that it is active now

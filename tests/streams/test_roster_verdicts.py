@@ -7,29 +7,29 @@ import threading
 from pathlib import Path
 
 import msgspec
-from pool_rig import pool_rig, until
+from roster_rig import roster_rig, until
 
-from holdfast.health.verdicts import Verdict
+from holdfast.health.liveness import Verdict
 from holdfast.wire.messages import Beat, Cancel
 from holdfast.worker.identity import own_identity
 
 
 async def test_a_silent_host_loses_its_streams_and_returns_on_probation(tmp_path: Path) -> None:
     """Its connections stand all the while: streams move with a cancel, and its late tokens are dropped."""
-    async with pool_rig(tmp_path) as rig:
+    async with roster_rig(tmp_path) as rig:
         worker = await rig.serving(1)
         flight, reader = rig.ask("s1", worker)
         await until(lambda: worker.generates, "the request")
         worker.say("s1", [10])
         await until(lambda: reader.shown, "the first token")
         other = await rig.serving(2)
-        watch = rig.pool.watched[rig.link(worker)]
+        watch = rig.roster.watchers[rig.link(worker)]
         worker.beating = False
         await until(lambda: watch.judge.verdict is Verdict.SUSPECT, "the suspicion")
         assert not rig.is_routable(worker)
-        assert flight.link is rig.link(worker), "a suspect keeps its streams"
+        assert flight.slot is rig.link(worker).slot, "a suspect keeps its streams"
         await until(lambda: watch.judge.verdict is Verdict.GONE, "the verdict")
-        assert flight.link is rig.link(other)
+        assert flight.slot is rig.link(other).slot
         await until(lambda: any(isinstance(message, Cancel) for message in worker.received), "the cancel")
         worker.say("s1", [99])
         worker.beating = True
@@ -39,32 +39,32 @@ async def test_a_silent_host_loses_its_streams_and_returns_on_probation(tmp_path
         other.say("s1", [11], "length")
         await until(lambda: reader.finish, "the end")
         assert reader.shown == [10, 11]
-        assert rig.pool.verdicts["gone"] == 1
+        assert rig.roster.verdicts["gone"] == 1
 
 
 async def test_a_broken_beat_connection_is_opened_again(tmp_path: Path) -> None:
     """The data connection stands: the worker is doubted for a moment and loses nothing."""
-    async with pool_rig(tmp_path) as rig:
+    async with roster_rig(tmp_path) as rig:
         worker = await rig.serving(1)
         flight, _ = rig.ask("s1", worker)
-        watch = rig.pool.watched[rig.link(worker)]
+        watch = rig.roster.watchers[rig.link(worker)]
         worker.reset("beat")
         await until(lambda: watch.judge.verdict is Verdict.SUSPECT, "the doubt")
         await until(lambda: watch.judge.verdict is Verdict.ALIVE, "the trust")
         assert worker.connects == {"data": 1, "beat": 2}
-        assert flight.link is rig.link(worker)
+        assert flight.slot is rig.link(worker).slot
         assert flight.ledger.resumed == 0
 
 
 async def test_a_new_connection_begins_with_a_new_judge(tmp_path: Path) -> None:
     """What was doubted about the old one, and the looking at its process, ends with it."""
-    async with pool_rig(tmp_path) as rig:
+    async with roster_rig(tmp_path) as rig:
         worker = await rig.worker(1)
         identity = own_identity(threading.get_native_id())
         worker.welcome = msgspec.structs.replace(worker.welcome, process=identity)
         rig.appear(worker)
         link = await rig.joined(worker)
-        watch = rig.pool.watched[link]
+        watch = rig.roster.watchers[link]
         judge = watch.judge
         worker.beating = False
         rig.ask("s1", worker)
@@ -79,10 +79,10 @@ async def test_a_new_connection_begins_with_a_new_judge(tmp_path: Path) -> None:
 
 async def test_a_late_beat_does_not_revive_a_lost_connection(tmp_path: Path) -> None:
     """A suspect's data connection breaks and a beat comes before anyone has noticed: no work may go there."""
-    async with pool_rig(tmp_path) as rig:
+    async with roster_rig(tmp_path) as rig:
         worker = await rig.serving(1)
         link = rig.link(worker)
-        watch = rig.pool.watched[link]
+        watch = rig.roster.watchers[link]
         rig.ask("s1", worker)
         worker.beating = False
         await until(lambda: watch.judge.verdict is Verdict.SUSPECT, "the suspicion")

@@ -1,4 +1,4 @@
-"""A frontend's pool over real sockets, and small scripted workers that speak the wire as they are told to."""
+"""A frontend's roster over real sockets, and small scripted workers that speak the wire as they are told to."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from holdfast.core.requests import GenerateRequest, Output, Sampling
 from holdfast.discovery.card import ModelCard, WeightsIdentity
 from holdfast.discovery.keys import InstanceKey, InstanceRecord
 from holdfast.discovery.registry import Appeared, Instance, Withdrawn
+from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.dispatcher import Dispatcher
 from holdfast.streams.flight import Flight
 from holdfast.streams.ledger import Ledger
 from holdfast.streams.link import WorkerLink
 from holdfast.streams.patience import HoldSettings
-from holdfast.streams.pool import WorkerPool
-from holdfast.streams.sets import ModelDirectory
+from holdfast.streams.roster import Roster
 from holdfast.wire.frames import FrameSplitter
 from holdfast.wire.messages import (
     VERSION,
@@ -53,7 +53,7 @@ BEAT_S = 0.1
 WAIT_S = 10.0
 
 
-def make_pool_card(**fields: Any) -> ModelCard:
+def make_roster_card(**fields: Any) -> ModelCard:
     card = ModelCard("m", WeightsIdentity("r1"), hashlib.sha256(TOKENIZER).hexdigest(), "hi", 4096, 16, [0])
     return msgspec.structs.replace(card, **fields)
 
@@ -109,7 +109,7 @@ class ScriptedWorker:
     """Listens on two sockets; every attribute may be changed to make it misbehave."""
 
     def __init__(self, folder: Path, number: int, card: ModelCard | None = None, at: str = "") -> None:
-        self.card = card or make_pool_card()
+        self.card = card or make_roster_card()
         base = folder / (at or f"{number:x}")
         self.record = InstanceRecord(f"unix://{base}.data", f"unix://{base}.beat", self.card.checksum())
         self.key = InstanceKey(NAMESPACE, "worker", "generate", number)
@@ -223,8 +223,8 @@ class Reader:
         """Nobody to tell."""
 
 
-class PoolRig:
-    """A pool with its directory and dispatcher, and the workers it may find."""
+class RosterRig:
+    """A roster with its directory and dispatcher, and the workers it may find."""
 
     def __init__(self, folder: Path, holds: HoldSettings | None = None) -> None:
         self.folder = folder
@@ -234,9 +234,9 @@ class PoolRig:
         self.dispatcher = Dispatcher(self.directory, holds, asyncio.get_running_loop().time)
         self.prepared = 0
         self.prepare_error: Exception | None = None
-        self.pool = WorkerPool(self.directory, self.dispatcher, SocketNetwork(), rng, self._prepare, "rig")
+        self.roster = Roster(self.directory, self.dispatcher, SocketNetwork(), rng, self._prepare, "rig")
         self.workers: list[ScriptedWorker] = []
-        self.pool.start()
+        self.roster.start()
 
     async def _prepare(self, card: ModelCard, tokenizer: bytes) -> object:
         if self.prepare_error is not None:
@@ -259,17 +259,17 @@ class PoolRig:
         return worker
 
     def appear(self, worker: ScriptedWorker) -> None:
-        self.pool.apply([Appeared(worker.instance)])
+        self.roster.apply([Appeared(worker.instance)])
 
     def withdraw(self, worker: ScriptedWorker) -> None:
-        self.pool.apply([Withdrawn(worker.instance)])
+        self.roster.apply([Withdrawn(worker.instance)])
 
     def link(self, worker: ScriptedWorker) -> WorkerLink:
         [link] = self.links(worker)
         return link
 
     def links(self, worker: ScriptedWorker) -> list[WorkerLink]:
-        return [link for link in self.pool.watched if link.instance == worker.instance]
+        return [link for link in self.roster.watchers if link.instance == worker.instance]
 
     def is_routable(self, worker: ScriptedWorker) -> bool:
         return any(link.workers is not None and link.slot.routable for link in self.links(worker))
@@ -290,25 +290,25 @@ class PoolRig:
         return flight, reader
 
     async def close(self) -> None:
-        await self.pool.close()
+        await self.roster.close()
         for worker in self.workers:
             await worker.stop()
 
 
 @contextlib.asynccontextmanager
-async def pool_rig(folder: Path, holds: HoldSettings | None = None) -> AsyncIterator[PoolRig]:
+async def roster_rig(folder: Path, holds: HoldSettings | None = None) -> AsyncIterator[RosterRig]:
     """A rig that must leave no task behind, and nothing that only the loop's handler of lost exceptions hears of."""
     before = asyncio.all_tasks()
     lost: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: lost.append(context))
-    rig = PoolRig(folder, holds)
+    rig = RosterRig(folder, holds)
     try:
         yield rig
     finally:
         await rig.close()
     await until(lambda: asyncio.all_tasks() <= before, f"tasks to end: {asyncio.all_tasks() - before}")
-    assert not rig.pool.watched
-    assert not rig.pool._tasks
-    assert not rig.pool._notices
+    assert not rig.roster.watchers
+    assert not rig.roster._tasks
+    assert not rig.roster._notices
     await until(lambda: not any(worker.peers for worker in rig.workers), "all connections to be closed")
     assert not lost

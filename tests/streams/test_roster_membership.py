@@ -1,4 +1,4 @@
-"""Who is in the pool: what the store says, and what workers' own connections say, which counts for more."""
+"""Who is on the roster: what the store says, and what workers' own connections say, which counts for more."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import msgspec
-from pool_rig import SILENT, TOKENIZER, pool_rig, until
+from roster_rig import SILENT, TOKENIZER, roster_rig, until
 
 from holdfast.discovery.registry import Appeared, Withdrawn
 from holdfast.streams.patience import HoldSettings
@@ -15,7 +15,7 @@ from holdfast.wire.messages import Draining
 
 async def test_a_lost_key_does_not_remove_a_living_worker(tmp_path: Path) -> None:
     """Its stream goes on, new ones still come to it, and its key's return finds the same link."""
-    async with pool_rig(tmp_path) as rig:
+    async with roster_rig(tmp_path) as rig:
         worker = await rig.serving(1)
         link = rig.link(worker)
         _, reader = rig.ask("s1", worker)
@@ -36,10 +36,10 @@ async def test_a_lost_key_does_not_remove_a_living_worker(tmp_path: Path) -> Non
 
 async def test_key_gone_and_connection_down_is_gone(tmp_path: Path) -> None:
     """Whichever comes first; afterwards nothing of it is left: no link, no task, no connection, in time no set."""
-    async with pool_rig(tmp_path, HoldSettings(hold_s=0.3)) as rig:
+    async with roster_rig(tmp_path, HoldSettings(hold_s=0.3)) as rig:
         for number, key_first in ((1, True), (2, False)):
             worker = await rig.serving(number)
-            tasks = len(rig.pool._tasks)
+            tasks = len(rig.roster._tasks)
             if key_first:
                 rig.withdraw(worker)
                 await worker.stop()
@@ -49,13 +49,13 @@ async def test_key_gone_and_connection_down_is_gone(tmp_path: Path) -> None:
                 rig.withdraw(worker)
             await until(lambda: not rig.links(worker), "the link to go")  # noqa: B023
             assert tasks == 1
-            await until(lambda: not rig.pool._tasks, "its task to end")
+            await until(lambda: not rig.roster._tasks, "its task to end")
             await until(lambda: not rig.directory.sets, "its set to be forgotten")
 
 
 async def test_a_worker_whose_connection_is_reset_is_connected_again(tmp_path: Path) -> None:
     """Its key is there, so it is: the same link, a new connection; its stream moved at the moment of the loss."""
-    async with pool_rig(tmp_path) as rig:
+    async with roster_rig(tmp_path) as rig:
         first = await rig.serving(1)
         flight, reader = rig.ask("s1", first)
         await until(lambda: first.generates, "the request")
@@ -75,52 +75,52 @@ async def test_a_worker_whose_connection_is_reset_is_connected_again(tmp_path: P
 
 async def test_streams_fail_over_in_the_callback_that_reports_the_loss(tmp_path: Path) -> None:
     """No task has to wake first: right after `connection_lost` the stream is with the other worker."""
-    async with pool_rig(tmp_path) as rig:
+    async with roster_rig(tmp_path) as rig:
         first = await rig.serving(1)
         flight, _ = rig.ask("s1", first)
         second = await rig.serving(2)
         data = rig.link(first).data
         assert data is not None
         data.connection_lost(ConnectionResetError("by test"))
-        assert flight.link is rig.link(second)
+        assert flight.slot is rig.link(second).slot
         assert not rig.link(first).slot.routable
         data.close()
 
 
 async def test_a_worker_withdrawn_while_it_is_connected_to_is_gone_at_once(tmp_path: Path) -> None:
     """It accepted and says nothing: with its key gone nobody waits for the timeout."""
-    async with pool_rig(tmp_path) as rig:
+    async with roster_rig(tmp_path) as rig:
         worker = await rig.worker(1)
         worker.silent = SILENT
         rig.appear(worker)
         await until(lambda: worker.connects["data"], "the connection")
         rig.withdraw(worker)
         assert not rig.links(worker)
-        await until(lambda: not rig.pool._tasks and not worker.peers, "task and connection to end")
+        await until(lambda: not rig.roster._tasks and not worker.peers, "task and connection to end")
 
 
 async def test_a_key_that_goes_and_comes_in_one_breath_is_kept(tmp_path: Path) -> None:
     """A store's restart shows both at once; a worker that was not connected just then must not be forgotten."""
-    async with pool_rig(tmp_path) as rig:
+    async with roster_rig(tmp_path) as rig:
         worker = await rig.worker(1)
         worker.silent = SILENT
         rig.appear(worker)
         await until(lambda: worker.connects["data"], "the connection")
-        rig.pool.apply([Withdrawn(worker.instance), Appeared(worker.instance)])
+        rig.roster.apply([Withdrawn(worker.instance), Appeared(worker.instance)])
         worker.silent = frozenset()
         await rig.joined(worker)
-        assert len(rig.pool.watched) == len(rig.pool._tasks) == 1
+        assert len(rig.roster.watchers) == len(rig.roster._tasks) == 1
 
 
 async def test_a_lost_worker_whose_key_goes_and_comes_in_one_breath_is_kept(tmp_path: Path) -> None:
     """The same in the moment after its connection broke, with a stream on it."""
-    async with pool_rig(tmp_path) as rig:
+    async with roster_rig(tmp_path) as rig:
         worker = await rig.serving(1)
         flight, reader = rig.ask("s1", worker)
         data = rig.link(worker).data
         assert data is not None
         data.connection_lost(ConnectionResetError("by test"))
-        rig.pool.apply([Withdrawn(worker.instance), Appeared(worker.instance)])
+        rig.roster.apply([Withdrawn(worker.instance), Appeared(worker.instance)])
         data.close()
         await rig.joined(worker)
         await until(lambda: len(worker.generates) == 2, "the stream to be resumed there")
@@ -131,12 +131,12 @@ async def test_a_lost_worker_whose_key_goes_and_comes_in_one_breath_is_kept(tmp_
 
 async def test_the_same_worker_at_another_address_takes_over_from_itself(tmp_path: Path) -> None:
     """A changed record is a new link under the old name: the old one hands over, and counts stay right."""
-    async with pool_rig(tmp_path) as rig:
+    async with roster_rig(tmp_path) as rig:
         old = await rig.serving(1)
         _, reader = rig.ask("s1", old)
         await until(lambda: old.generates, "the request")
         new = await rig.worker(1, at="moved")
-        rig.pool.apply([Withdrawn(old.instance), Appeared(new.instance)])
+        rig.roster.apply([Withdrawn(old.instance), Appeared(new.instance)])
         assert rig.links(old), "its connection is alive"
         await rig.joined(new)
         await until(lambda: new.generates, "the stream to move")
@@ -144,14 +144,15 @@ async def test_the_same_worker_at_another_address_takes_over_from_itself(tmp_pat
         new.say("s1", [10], "length")
         await until(lambda: reader.finish, "the end")
         [workers] = rig.directory.sets.values()
-        assert list(workers.links) == list(workers.table.slots) == [1]
+        assert list(rig.dispatcher.links._by_slot) == list(workers.table.slots.values())
+        assert list(workers.table.slots) == [1]
         assert workers.table.slots[1].inflight == 0
         assert workers.sessions == 1
 
 
 async def test_a_draining_worker_gets_nothing_more(tmp_path: Path) -> None:
     """From the message on, whatever its beats say; once it is gone and withdrawn it is forgotten."""
-    async with pool_rig(tmp_path) as rig:
+    async with roster_rig(tmp_path) as rig:
         worker = await rig.serving(1)
         worker.send(Draining("asked to stop"))
         await until(lambda: not rig.is_routable(worker), "the route to end")
@@ -162,13 +163,13 @@ async def test_a_draining_worker_gets_nothing_more(tmp_path: Path) -> None:
         assert not worker.generates
         rig.withdraw(worker)
         await worker.stop()
-        await until(lambda: not rig.pool.watched, "it to be forgotten")
+        await until(lambda: not rig.roster.watchers, "it to be forgotten")
 
 
 async def test_closing_ends_everything_in_the_middle_of_anything(tmp_path: Path) -> None:
     """One worker serving, one silent, one unreachable, one sending no tokenizer: close leaves nothing (the rig
     looks)."""
-    async with pool_rig(tmp_path) as rig:
+    async with roster_rig(tmp_path) as rig:
         await rig.serving(1)
         silent = await rig.worker(2)
         silent.silent = SILENT
@@ -179,13 +180,13 @@ async def test_closing_ends_everything_in_the_middle_of_anything(tmp_path: Path)
         for worker in (silent, other, unreachable):
             rig.appear(worker)
         await until(lambda: silent.connects["data"] and other.received, "both to be under way")
-        await asyncio.wait_for(rig.pool.close(), 2.0)
-        assert not rig.pool.watched
+        await asyncio.wait_for(rig.roster.close(), 2.0)
+        assert not rig.roster.watchers
 
 
 async def test_a_connection_lost_on_the_way_to_serving_never_serves(tmp_path: Path) -> None:
     """The data connection breaks while the beat connection is opened: what waits is not thrown at it."""
-    async with pool_rig(tmp_path) as rig:
+    async with roster_rig(tmp_path) as rig:
         worker = await rig.worker(1)
         worker.silent = frozenset({"beat"})
         rig.appear(worker)
@@ -204,13 +205,13 @@ async def test_a_connection_lost_on_the_way_to_serving_never_serves(tmp_path: Pa
 
 async def test_a_set_is_not_forgotten_while_its_first_worker_brings_its_tokenizer(tmp_path: Path) -> None:
     """That may take longer than a set without workers is kept; the worker must not join what nobody can find."""
-    async with pool_rig(tmp_path, HoldSettings(hold_s=0.1)) as rig:
+    async with roster_rig(tmp_path, HoldSettings(hold_s=0.1)) as rig:
         worker = await rig.worker(1)
         worker.tokenizer = None
         rig.appear(worker)
         await until(lambda: rig.directory.sets, "the set")
-        ticks = rig.pool._ticks
-        await until(lambda: rig.pool._ticks > ticks + 4, "four ticks, several times the hold")
+        ticks = rig.roster._ticks
+        await until(lambda: rig.roster._ticks > ticks + 4, "four ticks, several times the hold")
         worker.tokenizer = TOKENIZER
         for part in worker.artefact_parts(worker.card.tokenizer_sha256):
             worker.send(part)
