@@ -15,7 +15,7 @@ from holdfast.memory.packing import TensorSpec
 ANONYMOUS_MB_MAX = 40
 
 
-@pytest.mark.parametrize("module", ["server", "keeper", "launch", "client", "pool_client"])
+@pytest.mark.parametrize("module", ["vault.server", "vault.keeper", "vault.launch", "client.weights", "client.pool"])
 def test_import_loads_neither_torch_nor_cuda(module: str) -> None:
     """Neither the packages nor the driver's library, in a fresh interpreter."""
     code = (
