@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 
 import pytest
 from sim_rig import FAST, expected, request, rig
 
 from holdfast.core.errors import Code, HoldfastError
-from holdfast.core.requests import GenerateRequest, Output
+from holdfast.core.requests import Output
 from holdfast.engines.sim import EOS_TOKEN_ID, SimSettings
-from holdfast.engines.sim.vocabulary import load
 
 
 async def test_batch_gives_each_stream_its_own_tokens() -> None:
@@ -54,15 +52,6 @@ async def test_nothing_left_to_make_finishes_at_once() -> None:
             (number, [], "length") for number in (1, 2, 3)
         ]
         assert r.of(4) == []
-
-
-async def test_context_end_finishes_with_length() -> None:
-    """Prompt and answer together never pass the context."""
-    async with rig(**FAST, context_tokens_max=50) as r:
-        r.engine.submit(1, request([9] * 30, 1000))
-        await r.until(lambda: r.ended(1))
-        assert len(r.tokens(1)) == 20
-        assert r.of(1)[-1].finish == "length"
 
 
 async def test_stop_tokens_end_a_stream_and_are_included() -> None:
@@ -125,30 +114,6 @@ async def test_overload_is_refused_by_name() -> None:
         await r.until(lambda: r.ended(6))
 
 
-@pytest.mark.parametrize(
-    ("asked", "word"),
-    [
-        (request([], 10), "tokens"),
-        (request([-1], 10), "tokens"),
-        (request([2**40], 10), "tokens"),
-        (request([load().size], 10), "tokens"),
-        (request([1, 2], 10, prompt_len=3), "prompt_len"),
-        (request([1, 2], 10, prompt_len=0), "prompt_len"),
-        (request([1] * 101, 10), "tokens"),
-        (request([1], 10, logit_bias={load().size: 1.0}), "logit_bias"),
-        (request([1], 10, repetition_penalty=0.0), "repetition_penalty"),
-        (request([1], 10, repetition_penalty=math.nan), "repetition_penalty"),
-    ],
-)
-async def test_invalid_requests_name_the_field(asked: GenerateRequest, word: str) -> None:
-    """What cannot be run is InvalidRequest, says which field, and leaves no trace."""
-    async with rig(**FAST, context_tokens_max=100) as r:
-        with pytest.raises(HoldfastError, match=word) as caught:
-            r.engine.submit(1, asked)
-        assert caught.value.code == Code.INVALID_REQUEST
-        assert r.engine.progress().running == r.engine.progress().waiting == 0
-
-
 async def test_duplicate_number_and_stopped_engine_are_refused() -> None:
     """A number in use is refused by name; before start and after stop nothing is taken."""
     async with rig(**FAST) as r:
@@ -175,20 +140,6 @@ async def test_preemption_keeps_every_token() -> None:
         assert r.engine._serving.scheduler.preemptions > 0
         assert max(used) <= 20
         assert r.engine.progress().kv.held == 0
-
-
-async def test_prompt_that_never_fits_is_refused_and_the_largest_that_does_ends() -> None:
-    """A prompt over the block budget is refused; one within it ends with "length" where blocks end."""
-    async with rig(**FAST, block_size=4, kv_blocks=4) as r:
-        with pytest.raises(HoldfastError) as caught:
-            r.engine.submit(1, request([1] * 16, 10))
-        assert caught.value.code == Code.INVALID_REQUEST
-        r.engine.submit(2, request([1] * 10, 100))
-        r.engine.submit(3, request([1] * 15, 100))
-        await r.until(lambda: r.ended(2, 3))
-        assert len(r.tokens(2)) == 6
-        assert len(r.tokens(3)) == 1
-        assert r.of(2)[-1].finish == "length"
 
 
 async def test_pace_of_first_and_later_tokens() -> None:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from torch_graph_rig import by_graphs
 from torch_rig import BLOCK_GIB, Rig, Vault, prompt, request, rig, running_vault
-from torch_scheduler_rig import SIZE, World
-from torch_scheduler_rig import request as asked_of
 
 from holdfast.core.requests import GenerateRequest
 from holdfast.engines.torch import computer
 from holdfast.engines.torch.gpu.graph_inputs import GraphInputs
 from holdfast.engines.torch.sampling.noise import token_words
+from paged_rig import SIZE, World
+from paged_rig import request as asked_of
 
 
 @pytest.fixture

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 from typing import Any
 
 import pytest
-from torch_scheduler_rig import EOS, SIZE, VOCABULARY, World, next_token, request, unbroken
 
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import GenerateRequest, Sampling, TokenLogprobs
@@ -14,28 +14,32 @@ from holdfast.engines.paged.blocks import PrivateBlocks
 from holdfast.engines.paged.scheduler import Scheduler
 from holdfast.engines.paged.settings import SchedulerSettings
 from holdfast.kv.geometry import block_keys
+from paged_rig import EOS, SIZE, VOCABULARY, World, next_token, request, unbroken
 
 
 @pytest.mark.parametrize(
-    ("asked", "code"),
+    ("asked", "word"),
     [
-        (request([]), Code.INVALID_REQUEST),
-        (request([1], prompt_len=2), Code.INVALID_REQUEST),
-        (GenerateRequest("r", [1], 0, Sampling(4, 0)), Code.INVALID_REQUEST),
-        (request([1] * 65), Code.INVALID_REQUEST),
-        (request([1, VOCABULARY]), Code.INVALID_REQUEST),
-        (request([1, -1]), Code.INVALID_REQUEST),
-        (request([1], repetition_penalty=0.0), Code.INVALID_REQUEST),
-        (request([1], logit_bias={VOCABULARY: 1.0}), Code.INVALID_REQUEST),
-        (request([1] * 32), Code.INVALID_REQUEST),
+        (request([]), "tokens"),
+        (request([1], prompt_len=2), "prompt_len"),
+        (GenerateRequest("r", [1], 0, Sampling(4, 0)), "prompt_len"),
+        (request([1] * 65), "tokens"),
+        (request([1, VOCABULARY]), "tokens"),
+        (request([1, 2**40]), "tokens"),
+        (request([1, -1]), "tokens"),
+        (request([1], repetition_penalty=0.0), "repetition_penalty"),
+        (request([1], repetition_penalty=math.nan), "repetition_penalty"),
+        (request([1], logit_bias={VOCABULARY: 1.0}), "logit_bias"),
+        (request([1] * 32), "can never fit"),
     ],
 )
-def test_what_cannot_be_taken_is_refused_by_name(asked: GenerateRequest, code: Code) -> None:
-    """A refusal changes nothing: the same number is free for the next."""
+def test_what_cannot_be_taken_is_refused_by_name(asked: GenerateRequest, word: str) -> None:
+    """A refusal says which field and changes nothing: the same number is free for the next."""
     world = World()
-    with pytest.raises(HoldfastError) as refused:
+    with pytest.raises(HoldfastError, match=word) as refused:
         world.scheduler.submit(1, asked)
-    assert refused.value.code == code
+    assert refused.value.code == Code.INVALID_REQUEST
+    assert not world.scheduler.waiting
     world.scheduler.submit(1, request([1, 2]))
     assert world.drain()[-1].finish == "length"
 
@@ -45,6 +49,7 @@ def test_what_cannot_be_taken_is_refused_by_name(asked: GenerateRequest, code: C
     [
         ({"max_tokens": 3, "ignore_eos": True}, "length", 3),
         ({"max_tokens": 99, "ignore_eos": True}, "length", 29),  # the pool's 32 positions
+        ({"max_tokens": 99, "ignore_eos": True, "context_tokens_max": 20}, "length", 17),
         ({"max_tokens": 9, "stops": "second"}, "stop", 2),  # the stop token is in the output
         ({"max_tokens": 9, "stops": "second", "min_tokens": 1}, "stop", 2),
         ({"max_tokens": 9, "stops": "second", "min_tokens": 2}, "length", 9),
@@ -55,7 +60,7 @@ def test_how_a_stream_ends(given: dict[str, Any], finish: str, count: int) -> No
     text = [1, 2, 3]
     first = next_token(text)
     stops = [next_token([*text, first])] if given.pop("stops", None) else []
-    world = World()
+    world = World(context_tokens_max=given.pop("context_tokens_max", 64))
     world.scheduler.submit(1, request(text, **given, stops=stops))
     outputs = world.drain()
     assert [output.finish for output in outputs] == [None] * (count - 1) + [finish]
@@ -69,6 +74,30 @@ def test_max_tokens_count_from_the_prompts_end() -> None:
     early = world.scheduler.take_early()
     assert [(output.stream, output.finish) for output in early] == [(2, "length")]
     assert [output.stream for output in world.drain()] == [1]
+
+
+def test_the_largest_prompt_that_fits_has_room_for_one_token() -> None:
+    """A prompt of all positions but one is taken, and ends with "length" where the blocks end."""
+    world = World()
+    world.scheduler.submit(1, request([1] * 31, 9, ignore_eos=True))
+    assert [output.finish for output in world.drain()] == ["length"]
+
+
+def test_a_held_stream_has_its_blocks_and_no_step_until_it_is_let_go() -> None:
+    """It is admitted ahead of a step, counts as running, and others run past it; let go, it is computed like any."""
+    world = World(holds=True)
+    asked = {number: request([number] * 5, 3, ignore_eos=True) for number in (1, 2)}
+    world.scheduler.submit(1, asked[1])
+    world.scheduler.admit()
+    assert (list(world.scheduler.running), world.blocks.used, world.plan()) == ([1], 2, None)
+    world.let_go()
+    world.scheduler.submit(2, asked[2])
+    said: dict[int, list[int]] = {1: [], 2: []}
+    for output in [each for _ in range(3) for each in world.step()]:
+        said[output.stream] += output.tokens
+    assert said == {1: unbroken(asked[1], 32), 2: []}
+    assert list(world.scheduler.running) == [2]
+    assert [token for output in world.drain() for token in output.tokens] == unbroken(asked[2], 32)
 
 
 def test_the_first_output_tells_how_much_of_the_prompt_was_cached() -> None:

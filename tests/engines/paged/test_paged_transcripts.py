@@ -8,14 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from torch_scheduler_rig import SIZE, World, request
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.requests import GenerateRequest, Output
 from holdfast.engines.paged.sequences import PENDING, Segment
+from paged_rig import SIZE, World, request
 from transcript_book import must_go_as_written, transcripts
 
-TRANSCRIPTS = transcripts("torch_scheduler")
+TRANSCRIPTS = transcripts("paged")
 
 
 class Story:

@@ -57,7 +57,8 @@ def unbroken(asked: GenerateRequest, length_max: int) -> list[int]:
 class World:
     """One owner after the other; `step` is what an engine's loop does."""
 
-    def __init__(self, block_count: int = 8, lookahead: int = 0, **given: int) -> None:
+    def __init__(self, block_count: int = 8, lookahead: int = 0, *, holds: bool = False, **given: int) -> None:
+        self.holds = holds  # whether streams are held when they start, until `let_go`
         self.geometry = Geometry("w", "float32", SIZE, 1, 1, 1, block_count)
         self.index = Index(bytearray(index_bytes(self.geometry)), self.geometry)
         self.index.format(10)
@@ -73,9 +74,19 @@ class World:
     def _own(self, pool: Pool) -> None:
         self.pool = pool
         self.blocks = PoolBlocks(pool)
-        self.scheduler = Scheduler(self.settings, self.blocks)
+        self.scheduler = Scheduler(self.settings, self.blocks, self._started)
         self.queue: deque[tuple[StepPlan, dict[int, int]]] = deque()
         self.texts: dict[Stream, list[int]] = {}  # as the device knows them
+
+    def _started(self, stream: Stream) -> None:
+        stream.held = self.holds
+
+    def let_go(self) -> bool:
+        """Of all that are held; whether there are any."""
+        held = [stream for stream in self.scheduler.running.values() if stream.held]
+        for stream in held:
+            stream.held = False
+        return bool(held)
 
     def die_and_adopt(self, fence: bool = True) -> None:
         """The owner is killed with steps in flight; the next one adopts what was published."""
@@ -90,6 +101,7 @@ class World:
             return None
         drawn: dict[int, int] = {}
         for segment in plan.segments:
+            assert not segment.owner.held
             text = self._text(segment)
             if segment.wants_token:
                 token = next_token(text)
@@ -137,6 +149,8 @@ class World:
         """Plan a step, if there is one and it may be planned; retire one, if as many are in flight as may be or nothing
         can be planned."""
         planned = self.plan() if len(self.queue) <= self.settings.lookahead else None
+        if planned is None and not self.queue and self.let_go():
+            planned = self.plan()
         return self.retire() if self.queue and (planned is None or len(self.queue) > self.settings.lookahead) else []
 
     def drain(self) -> list[Output]:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from torch_scheduler_rig import SIZE, World, request, unbroken
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.requests import GenerateRequest, Output
+from paged_rig import SIZE, World, request, unbroken
 
 BLOCKS = 7
 LENGTH_MAX = BLOCKS * SIZE
@@ -19,9 +19,10 @@ PLACES = 3
 class SchedulerMachine(RuleBasedStateMachine):
     """The model: what each stream must say, and how much of it was said."""
 
-    @initialize(lookahead=st.integers(0, 2), budget=st.integers(4, 9))
-    def begin(self, lookahead: int, budget: int) -> None:
-        self.world = World(BLOCKS, lookahead, concurrency=PLACES, queue=PLACES, step_tokens_max=budget)
+    @initialize(lookahead=st.integers(0, 2), budget=st.integers(4, 9), holds=st.booleans())
+    def begin(self, lookahead: int, budget: int, holds: bool) -> None:
+        given = {"concurrency": PLACES, "queue": PLACES, "step_tokens_max": budget}
+        self.world = World(BLOCKS, lookahead, holds=holds, **given)
         self.asked: dict[int, GenerateRequest] = {}
         self.said: dict[int, list[int]] = {}
         self.cancelled: set[int] = set()
@@ -65,6 +66,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def retire(self) -> None:
         self.take(self.world.retire())
+
+    @rule()
+    def let_go(self) -> None:
+        self.world.let_go()
+
+    @rule()
+    def admit(self) -> None:
+        self.world.scheduler.admit()
 
     @rule()
     def early(self) -> None:
