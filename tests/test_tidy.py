@@ -93,6 +93,8 @@ TIME = {
 }
 RANDOM_ALLOWED = {"Random", "SystemRandom"}
 SPAWNS = {"core/tasks.py": "the one helper"}
+NO_DEADLINE = {"src/holdfast/health/liveness.py": "its time is its observer's ticks, which come anyway"}
+ACTING = {"asyncio", "os", "random", "select", "signal", "socket", "subprocess", "threading", "time"}
 CONNECTING = {"open_connection", "open_unix_connection", "start_server", "start_unix_server"}
 
 
@@ -146,11 +148,21 @@ SOURCES = {
 }
 
 
+@cache
+def machines() -> frozenset[str]:
+    """Files of pure machines (state, words, table, step): those with a `step` that is given the time."""
+    return frozenset(
+        name
+        for name, tree in SOURCES.items()
+        for function in functions(tree)
+        if function.name == "step" and "now_s" in {argument.arg for argument in function.args.args}
+    )
+
+
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_file_is_one_idea(name: str) -> None:
-    """No source file is longer than the bound: past it, it is usually two ideas. A machine may be longer."""
-    is_machine = any(function.name == "step" for function in functions(SOURCES[name]))
-    bound = MACHINE_LINES_MAX if is_machine else FILE_LINES_MAX
+    """No source file is longer than the bound: past it, it is usually two ideas. A pure machine is one."""
+    bound = MACHINE_LINES_MAX if name in machines() else FILE_LINES_MAX
     assert len((ROOT / name).read_text().splitlines()) <= bound
 
 
@@ -203,6 +215,19 @@ def test_nothing_is_left_for_later_and_nothing_names_a_machine() -> None:
         for match in marks.finditer(path.read_text())
     ]
     assert not found
+
+
+# -- machines
+
+
+@pytest.mark.parametrize("name", sorted(machines()))
+def test_a_machine_is_pure_and_has_the_one_shape(name: str) -> None:
+    """It imports nothing that acts or tells the time, and says when it is to be stepped next."""
+    tree = SOURCES[name]
+    modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert not {module.split(".")[0] for module in modules} & ACTING
+    assert (name in NO_DEADLINE) != ("next_deadline_s" in {function.name for function in functions(tree)})
 
 
 # -- where the world may be touched

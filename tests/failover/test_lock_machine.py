@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.failover.lock_server.machine import WAITERS_MAX, begin, next_deadline, step
-from holdfast.failover.lock_server.state import TABLE, Claim, LockState, Situation
-from holdfast.failover.lock_server.words import (
+from holdfast.failover.lock_server.machine import (
+    TABLE,
     TOO_MANY,
+    WAITERS_MAX,
     Acquire,
+    Claim,
     Client,
     ConfirmRelease,
     Drop,
@@ -26,12 +27,17 @@ from holdfast.failover.lock_server.words import (
     Freed,
     Grant,
     GrantTo,
+    LockState,
     Missing,
     Record,
     Refuse,
     Release,
     Save,
+    Situation,
     Tick,
+    begin,
+    next_deadline_s,
+    step,
 )
 from transcript_book import must_go_as_written, transcripts
 
@@ -67,7 +73,7 @@ class Story:
         """`after 1.5`: time passes; a due tick comes when it is due."""
         end_s = self.now_s + float(words[0])
         lines = []
-        while (due_s := next_deadline(self.state)) is not None and due_s <= end_s:
+        while (due_s := next_deadline_s(self.state)) is not None and due_s <= end_s:
             self.now_s = due_s
             lines += self._step(Tick())
         self.now_s = end_s
@@ -192,7 +198,7 @@ class World:
         self.state, effects = step(self.state, event, self.now_s)
         for effect in effects:
             self.check(effect)
-        due_s = next_deadline(self.state)
+        due_s = next_deadline_s(self.state)
         assert due_s is None or due_s > self.now_s
         assert self.state.situation is not Situation.FREE or not self.state.waiters
 

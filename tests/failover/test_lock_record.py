@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from holdfast.failover.lock_server.machine import Client, Grant, Record
 from holdfast.failover.lock_server.record import LockRecord
-from holdfast.failover.lock_server.words import Client, Grant, Record
 from small_disks import fill, small_disk
 
 

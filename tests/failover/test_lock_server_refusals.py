@@ -21,10 +21,10 @@ from holdfast.failover.lock_server import messages as m
 from holdfast.failover.lock_server import server as lock_server
 from holdfast.failover.lock_server import session as lock_session
 from holdfast.failover.lock_server.client import LockRefused, ServerLock
+from holdfast.failover.lock_server.machine import Record
 from holdfast.failover.lock_server.peer import may_connect
 from holdfast.failover.lock_server.record import LockRecord
 from holdfast.failover.lock_server.serve import serve_lock
-from holdfast.failover.lock_server.words import Record
 from holdfast.wire.frames import FRAME_BYTES_MAX, FrameSplitter, frame
 from holdfast.wire.net import SocketNetwork
 

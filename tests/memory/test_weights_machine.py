@@ -1,15 +1,18 @@
-"""The lock machine of the weights against a model that knows only what it was told; and its table."""
+"""The lock machine of the weights: against a model that knows only what it was told; its table, bounds and restarts."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast.memory.vault import weights_machine as machine
 from holdfast.memory.vault.weights_machine import (
+    TABLE,
     Aborted,
     AnswerEmpty,
     Ask,
@@ -18,18 +21,19 @@ from holdfast.memory.vault.weights_machine import (
     Donate,
     DropGeneration,
     Generation,
-    Gone,
     GrantRead,
     GrantWrite,
+    Holder,
+    Leave,
     LetGo,
-    Reader,
     Refuse,
-    Release,
+    Situation,
     Superseded,
     Tick,
     TimedOut,
     Weights,
-    next_deadline,
+    Wish,
+    next_deadline_s,
     restore,
     step,
 )
@@ -116,15 +120,15 @@ class WeightsModel(RuleBasedStateMachine):
         self.do(Commit(self.writer[0], layout_hash))
 
     @precondition(lambda self: self.waiting)
-    @rule(pick=st.integers(0, 4), gone=st.booleans())
-    def a_waiter_leaves(self, pick: int, gone: bool) -> None:
-        self.leave(sorted(self.waiting)[pick % len(self.waiting)], gone)
+    @rule(pick=st.integers(0, 4))
+    def a_waiter_leaves(self, pick: int) -> None:
+        self.leave(sorted(self.waiting)[pick % len(self.waiting)])
 
     @precondition(lambda self: self.writer is not None)
-    @rule(gone=st.booleans())
-    def the_writer_leaves(self, gone: bool) -> None:
+    @rule()
+    def the_writer_leaves(self) -> None:
         assert self.writer is not None
-        self.leave(self.writer[0], gone)
+        self.leave(self.writer[0])
 
     @precondition(lambda self: self.current is not None and len(self.numbers) > 2)
     @rule(held_s=st.sampled_from([0.0, 5.0]))
@@ -144,11 +148,11 @@ class WeightsModel(RuleBasedStateMachine):
     def donate(self, session: int, layout_hash: str) -> None:
         self.do(Donate(session, layout_hash))
 
-    @rule(session=SESSIONS, gone=st.booleans())
-    def leave(self, session: int, gone: bool) -> None:
+    @rule(session=SESSIONS)
+    def leave(self, session: int) -> None:
         self.waiting.pop(session, None)
         self.readers.pop(session, None)
-        effects = self.do(Gone(session) if gone else Release(session))
+        effects = self.do(Leave(session))
         assert not [e for e in effects if getattr(e, "session", None) == session and not isinstance(e, Aborted)]
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 1.0, 4.0]))
@@ -162,7 +166,7 @@ class WeightsModel(RuleBasedStateMachine):
         """Only what is recorded survives: generations and seats. Waiters and writer lost their connection."""
         self.waiting, self.writer = {}, None
         records = [Generation(number, layout_hash) for number, layout_hash in self.kept.items()]
-        seats = [Reader(session, number) for session, number in self.readers.items()]
+        seats = [Holder(session, number) for session, number in self.readers.items()]
         self.state, effects = restore(records, seats, self.state.last_generation, self.state.refill_from_s)
         assert effects == ()
 
@@ -270,7 +274,7 @@ class WeightsModel(RuleBasedStateMachine):
 
     @invariant()
     def the_next_deadline_is_ahead(self) -> None:
-        due_s = next_deadline(self.state)
+        due_s = next_deadline_s(self.state)
         assert (due_s is not None) == bool(self.waiting)
         assert due_s is None or self.now_s < due_s <= min(ask.deadline_s for ask in self.waiting.values())
 
@@ -281,7 +285,7 @@ class WeightsModel(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Every waiter comes to an end by time alone."""
         for _ in range(len(self.waiting) + 2):
-            if (due_s := next_deadline(self.state)) is not None:
+            if (due_s := next_deadline_s(self.state)) is not None:
                 self.now_s = due_s
                 self.do(Tick())
         assert not self.waiting
@@ -289,3 +293,47 @@ class WeightsModel(RuleBasedStateMachine):
 
 TestWeightsModel = WeightsModel.TestCase
 TestWeightsModel.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+
+
+def test_every_wish_has_an_answer_in_every_situation() -> None:
+    """The table is whole: no wish in any situation is left open."""
+    assert all(set(TABLE[wish]) == set(Situation) for wish in Wish)
+    assert set(TABLE) == set(Wish)
+
+
+def test_no_reader_is_ever_delayed_by_a_replacement() -> None:
+    """Whatever a wish to read gets on committed weights, it gets the same while they are being replaced."""
+    for wish in (Wish.READ, Wish.READ_WHEN_WRITTEN, Wish.EITHER):
+        assert TABLE[wish][Situation.REPLACING] == TABLE[wish][Situation.COMMITTED] == "read"
+
+
+def test_the_waiters_are_bounded() -> None:
+    """One more than the bound is refused by name, and those who wait are not touched."""
+    state, _ = step(Weights(), Ask(0, "rw", 100.0), 0.0)
+    for session in range(1, machine.WAITERS_MAX + 1):
+        state, effects = step(state, Ask(session, "ro", 100.0), 0.0)
+        assert effects == ()
+    full, effects = step(state, Ask(5000, "ro", 100.0), 0.0)
+    assert [(e.session, e.code) for e in effects if isinstance(e, Refuse)] == [(5000, machine.Code.TOO_MANY)]
+    assert full == state
+    state, effects = step(full, Commit(0, "h1"), 1.0)
+    assert [e.session for e in effects] == list(range(machine.WAITERS_MAX + 1)), "oldest first, all together"
+
+
+def test_a_late_commit_grants_nothing_to_whom_time_has_run_out() -> None:
+    """A waiter whose deadline has passed is timed out even if the commit is what tells the machine the time."""
+    state, _ = step(Weights(), Ask(0, "rw", 100.0), 0.0)
+    state, _ = step(state, Ask(1, "ro", 5.0), 0.0)
+    state, effects = step(state, Commit(0, "h1"), 5.0)
+    assert effects == (Committed(0, 1, "h1"), TimedOut(1))
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_restored_generations_nobody_reads_are_dropped(order: tuple[int, ...]) -> None:
+    """A vault that died between a commit's record and dropping the old one finishes that when it starts again."""
+    records = [Generation(1, "h1"), Generation(2, "h2"), Generation(4, "h4")]
+    state, effects = restore([records[i] for i in order], [Holder(7, 1)])
+    assert effects == (DropGeneration(2),)
+    assert (state.current, state.last_generation) == (Generation(4, "h4"), 4)
+    _, effects = step(state, Leave(7), 0.0)
+    assert effects == (DropGeneration(1),)

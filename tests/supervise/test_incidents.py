@@ -20,7 +20,7 @@ from holdfast.supervise.incidents import (
     read_incidents,
 )
 from holdfast.supervise.jobs import Job, Slot
-from holdfast.supervise.life import Fell
+from holdfast.supervise.machine import Fell
 from holdfast.supervise.records import Record
 from holdfast.supervise.standing import groups_of
 from holdfast.supervise.status import Status

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from holdfast.supervise.jobs import Job, Slot
-from holdfast.supervise.life import Life, Phase
+from holdfast.supervise.machine import Life, Phase
 from holdfast.supervise.parts import Parts
 from holdfast.supervise.processes import Processes
 from holdfast.supervise.records import Record, write_record

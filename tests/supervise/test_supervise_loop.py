@@ -14,9 +14,9 @@ import pytest
 from holdfast.core.errors import REFUSED
 from holdfast.supervise import processes as processes_module
 from holdfast.supervise.jobs import Job
-from holdfast.supervise.life import Phase
 from holdfast.supervise.lock import Holder, holder, sign, take_lock
 from holdfast.supervise.loop import Supervisor
+from holdfast.supervise.machine import Phase
 from holdfast.supervise.processes import LocalProcess, LocalProcesses, exit_words
 from holdfast.supervise.records import Record, launch_path, read_record, read_records, run_dir, write_record
 from holdfast.supervise.status import look

@@ -1,13 +1,19 @@
-"""The restart policy, without a process: what happens to a life, and what is done about it."""
+"""The restart policy, without a process: what happens to a life, what is done about it, and its stories.
+
+Run with HOLDFAST_WRITE_TRANSCRIPTS=1 to write the outcomes anew, then read the diff.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from holdfast.supervise import life as m
-from holdfast.supervise import machine
-from holdfast.supervise.life import Life, Phase, Policy, Restart
-from holdfast.supervise.machine import step
+from holdfast.supervise import machine as m
+from holdfast.supervise.machine import Life, Phase, Policy, Restart, step
+from holdfast.supervise.probes import Answer, Asked, Probes, weigh
+from transcript_book import must_go_as_written, transcripts
 
 
 def grow(*events: tuple[float, m.Event]) -> tuple[Life, list[m.Effect]]:
@@ -61,7 +67,7 @@ def test_further_restarts_back_off() -> None:
 
 def test_a_steady_life_forgets_failures() -> None:
     """Ready for as long as it took to get there, and two seconds: the next restart is immediate again; not before."""
-    for took_s, enough_s in ((30.0, 30.0), (0.5, machine.STEADY_S)):
+    for took_s, enough_s in ((30.0, 30.0), (0.5, m.STEADY_S)):
         life = Life(Phase.READY, pid=9, started_s=0.0, ready_s=took_s, failures=7, was_ready=True)
         short, _ = step(life, m.Exited("SIGSEGV"), took_s + enough_s - 0.1)
         steady, _ = step(life, m.Exited("SIGSEGV"), took_s + enough_s)
@@ -73,7 +79,7 @@ def test_a_steady_life_forgets_failures() -> None:
 
 def test_pauses_never_overflow() -> None:
     """However often it has failed, the pause is the greatest one."""
-    assert machine.pause_s(1_000_000) == machine.PAUSE_S_MAX
+    assert m.pause_s(1_000_000) == m.PAUSE_S_MAX
 
 
 def test_stopping_is_bounded() -> None:
@@ -84,7 +90,7 @@ def test_stopping_is_bounded() -> None:
     assert (early, effects) == (life, ())
     late, effects = step(life, m.Tick(), 13.0)
     assert m.Kill() in effects
-    assert (late.phase, late.deadline_s) == (Phase.KILLED, 13.0 + machine.KERNEL_S)
+    assert (late.phase, late.deadline_s) == (Phase.KILLED, 13.0 + m.KERNEL_S)
     over, _ = step(late, m.Exited("SIGKILL"), 13.1)
     assert over.phase is Phase.OVER
 
@@ -157,8 +163,8 @@ def test_an_adopted_one_that_is_not_ready_has_the_bound_too() -> None:
 def test_one_that_does_not_end_is_called_so_and_never_doubled() -> None:
     """Past the kernel's bound it is unkillable; nothing is spawned beside it; its end brings the next."""
     life, _ = grow(*READY, (9.0, m.Condemned("is stopped")))
-    assert step(life, m.Tick(), 9.0 + machine.KERNEL_S - 0.1) == (life, ())
-    stuck, effects = step(life, m.Tick(), 9.0 + machine.KERNEL_S)
+    assert step(life, m.Tick(), 9.0 + m.KERNEL_S - 0.1) == (life, ())
+    stuck, effects = step(life, m.Tick(), 9.0 + m.KERNEL_S)
     assert stuck.phase is Phase.UNKILLABLE
     assert effects == (m.Tell("failover impossible here: pid 11 does not end after SIGKILL"),)
     over, effects = step(step(stuck, m.Stop(1.0), 20.0)[0], m.Exited("SIGKILL"), 21.0)
@@ -174,7 +180,7 @@ def test_a_crash_loop_is_called_one(failures: int, phase: Phase) -> None:
     after, _ = step(life, m.Exited("exited with 7: no such model"), 1.0)
     assert (after.phase, after.failures) == (phase, failures + 1)
     assert after.deadline_s is not None
-    assert after.deadline_s <= 1.0 + machine.PAUSE_S_MAX
+    assert after.deadline_s <= 1.0 + m.PAUSE_S_MAX
     if phase is Phase.CRASH_LOOP:
         assert after.note == f"failed {failures + 1} times in a row, exited with 7: no such model"
         again, effects = step(after, m.Tick(), after.deadline_s)
@@ -205,7 +211,95 @@ def test_no_phase_spawns_beside_a_process() -> None:
     events: list[m.Event] = [m.Tick(), m.Stop(1.0), m.KillNow(), m.Replace(1.0), m.Condemned("x"), m.BecameReady()]
     for phase in (Phase.STARTING, Phase.READY, Phase.KILLED, Phase.UNKILLABLE, Phase.STOPPING):
         for event in events:
-            if (phase, type(event)) not in machine.TABLE:
+            if (phase, type(event)) not in m.TABLE:
                 continue
             life = Life(phase, pid=3, deadline_s=0.0, policy=Policy(startup_s=1.0))
             assert m.Spawn() not in step(life, event, 100.0)[1], (phase, event)
+
+
+TRANSCRIPTS = transcripts("supervise")
+
+
+class Story:
+    """One process and its supervisor's machine, on time it makes up itself."""
+
+    def __init__(self) -> None:
+        self.probes = Probes()
+        self.life = Life(policy=Policy(startup_s=self.probes.startup_s))
+        self.asked = Asked()
+        self.reason = ""
+        self.now_s = 0.0
+        self.pid = 100
+        self.lines: list[str] = []
+
+    def play(self, command: str) -> list[str]:
+        self.lines = []
+        word, _, rest = command.partition(" ")
+        getattr(self, f"do_{word}")(rest)
+        return self.lines
+
+    def _happens(self, event: m.Event) -> None:
+        self.life, effects = step(self.life, event, self.now_s)
+        for effect in effects:
+            text = effect.text if isinstance(effect, m.Tell) else f"({type(effect).__name__.lower()})"
+            self.lines.append(f"  {self.now_s:7.1f}  {text}")
+            if isinstance(effect, m.Spawn):
+                self.pid += 1
+                self.asked = Asked()
+                self._happens(m.Spawned(self.pid))
+
+    def do_restart(self, rest: str) -> None:
+        self.life = replace(self.life, policy=replace(self.life.policy, restart=rest))
+
+    def do_start(self, _: str) -> None:
+        self._happens(m.Start())
+
+    def do_ready(self, _: str) -> None:
+        self._happens(m.BecameReady())
+
+    def do_judged(self, rest: str) -> None:
+        self._happens(m.Condemned(rest))
+
+    def do_exit(self, rest: str) -> None:
+        self._happens(m.Exited(rest, clean=rest == "exited with 0"))
+
+    def do_refuse(self, rest: str) -> None:
+        self._happens(m.Exited(rest, refused=True))
+
+    def do_stop(self, rest: str) -> None:
+        self._happens(m.Stop(float(rest)))
+
+    def do_because(self, rest: str) -> None:
+        """What its refusals give as their reason from now on."""
+        self.reason = rest
+
+    def do_live(self, rest: str) -> None:
+        """Answers to /live, a second apart: 200, 503 or nothing."""
+        for word in rest.split():
+            self.do_wait(str(self.probes.period_s))
+            answer = {"200": Answer.YES, "503": Answer.NO, "nothing": Answer.SILENCE}[word]
+            self.asked, why = weigh(self.asked, answer, answer, self.probes, self.reason)
+            if why and self.life.phase is Phase.READY:
+                self._happens(m.Condemned(why))
+
+    def do_wait(self, rest: str) -> None:
+        """Let time pass, with every tick that falls due."""
+        until_s = self.now_s + float(rest)
+        while self.life.deadline_s is not None and self.life.deadline_s <= until_s:
+            self.now_s = self.life.deadline_s
+            self._happens(m.Tick())
+        self.now_s = until_s
+
+    def do_status(self, _: str) -> None:
+        self.lines.append(f"  {self.now_s:7.1f}  {self.life}; {self.asked}; pid {self.life.pid}")
+
+
+@pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
+def test_the_story_goes_as_written(path: Path) -> None:
+    """Replaying the events gives the same actions, line for line."""
+    must_go_as_written(path, Story)
+
+
+def test_the_stories_are_there() -> None:
+    """A folder without stories would pass silently."""
+    assert len(TRANSCRIPTS) >= 4

@@ -20,8 +20,8 @@ import pytest
 from holdfast.core.procfs import read_process
 from holdfast.supervise import machine
 from holdfast.supervise.jobs import Job, Slot
-from holdfast.supervise.life import Phase
 from holdfast.supervise.loop import Supervisor
+from holdfast.supervise.machine import Phase
 from holdfast.supervise.probes import Answer, Probes
 from holdfast.supervise.processes import LocalProcess, LocalProcesses
 from holdfast.supervise.status import look

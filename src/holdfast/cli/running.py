@@ -19,8 +19,8 @@ from holdfast.cli.starting import Start, in_words, unfinished
 from holdfast.core.errors import Refused, UserError
 from holdfast.supervise.jobs import Job
 from holdfast.supervise.keeping import Keeping
-from holdfast.supervise.life import Phase
 from holdfast.supervise.loop import Supervisor
+from holdfast.supervise.machine import Phase
 from holdfast.supervise.processes import LocalProcesses
 from holdfast.supervise.records import Record
 from holdfast.supervise.watching import Watching

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from holdfast.supervise.life import Life, Policy, Restart
+from holdfast.supervise.machine import Life, Policy, Restart
 from holdfast.supervise.probes import Asked, Probes
 from holdfast.supervise.processes import Process
 from holdfast.supervise.records import Record

@@ -17,10 +17,9 @@ from functools import partial
 from pathlib import Path
 
 from holdfast.core.errors import REFUSED
-from holdfast.supervise import life, machine
+from holdfast.supervise import machine
 from holdfast.supervise.jobs import START_ORDER, STOP_ORDER, Job, Slot
-from holdfast.supervise.life import Phase
-from holdfast.supervise.machine import KERNEL_S
+from holdfast.supervise.machine import KERNEL_S, Phase
 from holdfast.supervise.notes import Notes
 from holdfast.supervise.parts import Parts
 from holdfast.supervise.probes import Asked
@@ -77,7 +76,7 @@ class Supervisor:
         for roles in START_ORDER:
             for slot in self._of(roles):
                 if slot.life.phase is Phase.IDLE:
-                    self._step(slot, life.Start())
+                    self._step(slot, machine.Start())
             if roles != START_ORDER[-1]:
                 await self.wait(partial(self._are_past_starting, roles), PEERS_WAIT_S)
         for slot in outdated:
@@ -118,7 +117,7 @@ class Supervisor:
         self.adopted.append(record)
         slot.record = record
         self._hold(slot, process)
-        self._step(slot, life.Adopted(record.pid, record.state == "ready"))
+        self._step(slot, machine.Adopted(record.pid, record.state == "ready"))
         return True
 
     def _drop_surplus(self, record: Record, supervised: bool) -> None:
@@ -132,12 +131,12 @@ class Supervisor:
             forget(self._state_dir, record.name)
             return
         self.slots[record.name] = slot
-        self._step(slot, life.Stop(slot.job.stop_bound_s))
+        self._step(slot, machine.Stop(slot.job.stop_bound_s))
 
     async def _replace(self, slot: Slot) -> None:
         """One after the other, each ready before the next leaves (facts 21)."""
         if slot.life.phase in REPLACEABLE:
-            self._step(slot, life.Replace(slot.job.stop_bound_s))
+            self._step(slot, machine.Replace(slot.job.stop_bound_s))
         await self.wait(lambda: slot.life.phase in (Phase.READY, Phase.OVER), REPLACE_WAIT_S)
 
     # -- waiting
@@ -162,14 +161,14 @@ class Supervisor:
         """Stop everything, peers last. Bounded by the sum of the stages' bounds."""
         for roles in STOP_ORDER:
             for slot in self._of(roles):
-                self._step(slot, life.Stop(slot.job.stop_bound_s))
+                self._step(slot, machine.Stop(slot.job.stop_bound_s))
             bound_s = max((slot.job.stop_bound_s for slot in self._of(roles)), default=0.0) + KERNEL_S
             await self.wait(partial(self._are_over, roles), bound_s)
 
     def kill(self) -> None:
         """Stop everything now."""
         for slot in self.slots.values():
-            self._step(slot, life.KillNow())
+            self._step(slot, machine.KillNow())
 
     def put_back(self) -> None:
         """Write down again what somebody removed."""
@@ -181,7 +180,7 @@ class Supervisor:
     def condemn(self, slot: Slot, pid: int, why: str) -> None:
         """Kill and replace a process that is not well, if it is still the one that was judged."""
         if slot.life.pid == pid and slot.life.phase in (Phase.STARTING, Phase.READY):
-            self._step(slot, life.Condemned(why))
+            self._step(slot, machine.Condemned(why))
 
     def status_address(self, slot: Slot) -> str:
         """Where its present process shows its status; "" if it does not."""
@@ -200,13 +199,13 @@ class Supervisor:
     def _are_over(self, roles: Sequence[str]) -> bool:
         return all(slot.life.phase is Phase.OVER for slot in self._of(roles))
 
-    def _step(self, slot: Slot, event: life.Event) -> None:
+    def _step(self, slot: Slot, event: machine.Event) -> None:
         loop = asyncio.get_running_loop()
         slot.life, effects = machine.step(slot.life, event, loop.time())
         if slot.timer is not None:
             slot.timer.cancel()
-        deadline_s = slot.life.deadline_s
-        slot.timer = loop.call_at(deadline_s, self._step, slot, life.Tick()) if deadline_s is not None else None
+        deadline_s = machine.next_deadline_s(slot.life)
+        slot.timer = loop.call_at(deadline_s, self._step, slot, machine.Tick()) if deadline_s is not None else None
         for effect in effects:
             self._perform(slot, effect)
         self._notes.stands(slot)
@@ -215,19 +214,19 @@ class Supervisor:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _perform(self, slot: Slot, effect: life.Effect) -> None:
+    def _perform(self, slot: Slot, effect: machine.Effect) -> None:
         match effect:
-            case life.Spawn():
+            case machine.Spawn():
                 self._spawn(slot)
-            case life.Terminate():
+            case machine.Terminate():
                 self._signal(slot, signal.SIGTERM)
                 self._signal(slot, signal.SIGCONT)  # a stopped process hears SIGTERM only once it runs again
-            case life.Kill():
+            case machine.Kill():
                 if slot.process is not None:
                     slot.process.kill()
-            case life.Fell():
+            case machine.Fell():
                 self.witness.fell(slot, effect)
-            case life.Tell(text):
+            case machine.Tell(text):
                 self._tell(f"{slot.job.name} {text}")
 
     def _signal(self, slot: Slot, number: int) -> None:
@@ -242,14 +241,14 @@ class Supervisor:
             process = self._processes.spawn(job.name, self._command(job, path))
         except OSError as error:
             why = f"could not be started: {error}"
-            asyncio.get_running_loop().call_soon(self._step, slot, life.Exited(why))
+            asyncio.get_running_loop().call_soon(self._step, slot, machine.Exited(why))
             return
         self._hold(slot, process)
         failures = slot.life.failures
         note = f"failed {failures} times in a row before" if failures >= machine.CRASH_LOOP_FAILURES else ""
         record = Record.of_process(process.pid, job.name, job.role, state="starting", note=note, failures=failures)
         self._notes.started(record)
-        self._step(slot, life.Spawned(process.pid))
+        self._step(slot, machine.Spawned(process.pid))
 
     def _hold(self, slot: Slot, process: Process) -> None:
         slot.process = process
@@ -262,7 +261,7 @@ class Supervisor:
         set_aside(self._state_dir, slot.job.name, process.pid)
         last_line = self._processes.last_line(slot.job.name) if status else ""
         how = exit_words(status, last_line)
-        self._step(slot, life.Exited(how, clean=status == 0, refused=status == REFUSED))
+        self._step(slot, machine.Exited(how, clean=status == 0, refused=status == REFUSED))
 
     # -- readiness
 
@@ -278,7 +277,7 @@ class Supervisor:
             record = read_record(self._state_dir, slot.job.name)
             if record is not None and record.pid == slot.life.pid and record.state == "ready":
                 slot.record = record
-                self._step(slot, life.BecameReady())
+                self._step(slot, machine.BecameReady())
                 self.witness.back(slot)
             else:
                 self._poll_soon()

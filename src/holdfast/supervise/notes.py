@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.core.procfs import read_process
 from holdfast.supervise.jobs import Slot
-from holdfast.supervise.life import Phase
+from holdfast.supervise.machine import Phase
 from holdfast.supervise.records import (
     Record,
     forget,

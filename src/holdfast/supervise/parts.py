@@ -14,7 +14,7 @@ from pathlib import Path
 
 from holdfast.core.procfs import is_ending
 from holdfast.supervise.jobs import Job, Slot
-from holdfast.supervise.life import Fell, Phase
+from holdfast.supervise.machine import Fell, Phase
 from holdfast.supervise.processes import Processes, exit_words
 from holdfast.supervise.records import read_records
 from holdfast.supervise.witness import Witness

@@ -20,8 +20,8 @@ from holdfast.health.liveness import TICK_S, Judged, Verdict, stopped_reason
 from holdfast.health.watcher import BeatWatcher, Finding, probe
 from holdfast.supervise.asking import ask_status
 from holdfast.supervise.jobs import Slot
-from holdfast.supervise.life import Phase
 from holdfast.supervise.loop import Supervisor
+from holdfast.supervise.machine import Phase
 from holdfast.supervise.probes import Probes, answer_of, weigh
 from holdfast.wire.messages import ProcessIdentity, Welcome
 

@@ -26,8 +26,8 @@ from holdfast.supervise.incidents import (
     write_incidents,
 )
 from holdfast.supervise.jobs import Slot
-from holdfast.supervise.life import Fell
 from holdfast.supervise.lock import beat
+from holdfast.supervise.machine import Fell
 from holdfast.supervise.records import journals_dir
 from holdfast.supervise.standing import with_groups
 from holdfast.supervise.status import look

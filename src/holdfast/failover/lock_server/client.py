@@ -2,7 +2,7 @@
 
 Theory. The server was there, and we its holder, when it answered a ping; that was not before the ping was *sent*. If
 the server dies after that, or the network breaks, it grants the lock to nobody else for a whole window from then on
-(lock_machine.py). So we hold for `bound_s` (two thirds of the window at most) after the newest answered ping was sent,
+(machine.py). So we hold for `bound_s` (two thirds of the window at most) after the newest answered ping was sent,
 and not a moment longer unless another is answered: the event is set by the clock, and whoever asks it after that moment
 is told so, also in a process that was stopped and knows nothing yet (lost_event.py). The last third of the window is
 for two clocks that differ and for what is on its way out already.
@@ -29,7 +29,7 @@ from holdfast.core.tasks import Tasks
 from holdfast.failover.lock import Holder
 from holdfast.failover.lock_server import messages as m
 from holdfast.failover.lock_server.link import Link, LinkEnded
-from holdfast.failover.lock_server.words import LOST
+from holdfast.failover.lock_server.machine import LOST
 from holdfast.failover.lost_event import LostEvent
 from holdfast.store.backoff import Backoff
 from holdfast.wire.net import SocketNetwork

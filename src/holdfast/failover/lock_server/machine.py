@@ -4,7 +4,7 @@ Theory. The holder's connection is the lock: when it ends, the next waiter in li
 whose kernel has closed the connection is dead or has let go. Two things end a connection without proving that:
 the server's own restart, and a broken network (a reset, a host that does not answer). After those the holder on
 record is *awaited* for a window, in which it alone may come back, by its id; its own bound is shorter than that
-window (lock_client.py) and is counted from an earlier moment, so it has stopped emitting before anyone else is granted.
+window (client.py) and is counted from an earlier moment, so it has stopped emitting before anyone else is granted.
 
 What was promised to a holder outlives the server's settings: after a restart the window is the longer of the server's
 own and the one on record.
@@ -17,7 +17,7 @@ takes a bad disk or somebody's hand, and costs one failover. A record that is no
 told that it has lost the lock when it comes back, but for up to its bound there can be two holders, of which the vault
 admits one (facts 4d).
 
-`TABLE` (lock_state.py) is the whole of admission.
+`TABLE` is the whole of admission.
 
 Always true: at most one connection holds; a connection that ended is granted nothing; a new grant's record is saved
 before it is told; grant numbers grow while the record lives; inside a window nobody is granted but who is awaited.
@@ -25,32 +25,231 @@ before it is told; grant numbers grow while the record lives; inside a window no
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
-from holdfast.failover.lock_server.state import TABLE, Answer, LockState, Situation, Waiter, claim_of
-from holdfast.failover.lock_server.words import (
-    BUSY,
-    LOST,
-    TOO_MANY,
-    Acquire,
-    ConfirmRelease,
-    Drop,
-    Effect,
-    Ended,
-    Event,
-    Freed,
-    Grant,
-    GrantTo,
-    Missing,
-    Record,
-    Refuse,
-    Release,
-    Save,
-    Tick,
-)
+import msgspec
 
 # A lock's waiters are one engine's standbys; past some hundreds somebody asks in a loop, and each step stays short.
 WAITERS_MAX = 256
+
+# Why a connection is refused the lock.
+LOST = "Lost"  # what it says it holds is not, or no longer, or not provably its own
+TOO_MANY = "TooMany"
+BUSY = "Busy"
+
+
+class Client(msgspec.Struct, frozen=True):
+    """Who connected. Only `id` decides anything; the rest is for people."""
+
+    id: str
+    who: str
+    pid: int = 0
+    start_ticks: int = 0
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """The lock in somebody's hands. `window_s`: what its holder was promised, whatever a later server is set to."""
+
+    number: int
+    client: Client
+    since_unix_s: float
+    window_s: float
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What a restarted server must know: the last number, and the grant that still stands, if one does."""
+
+    last_grant: int
+    grant: Grant | None
+
+
+# -- events
+
+
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    """A connection asks for the lock. `grant`: the number under which it says it holds it already; else 0."""
+
+    connection: int
+    client: Client
+    grant: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Give up whatever the connection holds or waits for; never refused, since it may cross a grant on its way."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The connection is over. `sure`: the client's own kernel closed it, so the client is dead or let go."""
+
+    connection: int
+    sure: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Acquire | Release | Ended | Tick
+
+
+# -- effects
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Make the record durable. Always first: nobody is told anything that a restart would forget."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class GrantTo:
+    """`back`: the holder of this same grant has come back."""
+
+    connection: int
+    grant: Grant
+    back: bool
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """News for the log: a grant is over."""
+
+    grant: Grant
+    why: str
+    held_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """News for the log: the holder's connection broke, and only the holder may come back until then."""
+
+    grant: Grant
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    connection: int
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmRelease:
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The holder has another connection now: close this one."""
+
+    connection: int
+
+
+Effect = Save | GrantTo | Freed | Missing | Refuse | ConfirmRelease | Drop
+
+# -- the state, and the table of who is answered what
+
+
+class Situation(StrEnum):
+    FREE = "free"
+    HELD = "held"
+    AWAITED = "awaited"  # the holder is known and away; until the window ends it alone may come
+    UNKNOWN = "unknown"  # there may be a holder, and nobody can say who; until the window ends nobody may come
+
+
+class Claim(StrEnum):
+    NEW = "new"  # holds nothing, and is not the holder on record
+    OWN = "own"  # the holder on record, by its id; if it names a grant, it is the recorded one
+    STALE = "stale"  # says it holds a grant that is not on record as its own
+
+
+class Answer(StrEnum):
+    GRANT = "grant"
+    WAIT = "wait"
+    BACK = "back"  # the same grant, from now on by this connection
+    LOST = "lost"
+
+
+TABLE: dict[tuple[Situation, Claim], Answer] = {
+    (Situation.FREE, Claim.NEW): Answer.GRANT,
+    (Situation.FREE, Claim.STALE): Answer.LOST,
+    (Situation.HELD, Claim.NEW): Answer.WAIT,
+    (Situation.HELD, Claim.OWN): Answer.BACK,
+    (Situation.HELD, Claim.STALE): Answer.LOST,
+    (Situation.AWAITED, Claim.NEW): Answer.WAIT,
+    (Situation.AWAITED, Claim.OWN): Answer.BACK,
+    (Situation.AWAITED, Claim.STALE): Answer.LOST,
+    (Situation.UNKNOWN, Claim.NEW): Answer.WAIT,
+    (Situation.UNKNOWN, Claim.STALE): Answer.LOST,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    connection: int
+    client: Client
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LockState:
+    """Everything one lock server decides by."""
+
+    window_s: float
+    unix_at_zero_s: float  # wall time when the machine's time was 0: for people
+    last_grant: int = 0
+    grant: Grant | None = None
+    connection: int | None = None  # the holder's
+    until_s: float | None = None
+    waiters: tuple[Waiter, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert self.connection is None or self.grant is not None, "a holder without a grant"
+        assert (self.until_s is not None) == (self.situation in (Situation.AWAITED, Situation.UNKNOWN)), f"{self!r}"
+
+    def __repr__(self) -> str:
+        holder = f" by {self.grant.client.who}, grant {self.grant.number}" if self.grant is not None else ""
+        until = f" until {self.until_s:.1f}" if self.until_s is not None else ""
+        return f"{self.situation.upper()}{holder}{until}, {len(self.waiters)} waiting"
+
+    @property
+    def situation(self) -> Situation:
+        if self.connection is not None:
+            return Situation.HELD
+        if self.grant is not None:
+            return Situation.AWAITED
+        return Situation.FREE if self.until_s is None else Situation.UNKNOWN
+
+    @property
+    def record(self) -> Record | None:
+        """What a restart must find; None: what is on disk already is all that can be said."""
+        return None if self.situation is Situation.UNKNOWN else Record(self.last_grant, self.grant)
+
+    def holds(self, connection: int) -> bool:
+        return self.connection == connection
+
+    def has(self, connection: int) -> bool:
+        return self.holds(connection) or any(waiter.connection == connection for waiter in self.waiters)
+
+
+def claim_of(state: LockState, client: Client, grant: int) -> Claim:
+    if state.grant is not None and state.grant.client.id == client.id and grant in (0, state.grant.number):
+        return Claim.OWN
+    return Claim.NEW if grant == 0 else Claim.STALE
+
+
+# -- steps
+
 
 Step = tuple[LockState, tuple[Effect, ...]]
 
@@ -67,7 +266,7 @@ def begin(record: Record | None, readable: bool, window_s: float, now_s: float, 
     return replace(state, last_grant=record.last_grant, grant=grant, until_s=until_s)
 
 
-def next_deadline(state: LockState) -> float | None:
+def next_deadline_s(state: LockState) -> float | None:
     """When a `Tick` is due, if nothing else happens before."""
     return state.until_s
 

@@ -3,7 +3,7 @@
 A connection opens with `Hello`; the answer is `Welcome` or `Refused`, and after a `Refused` the connection closes. One
 connection asks for the lock once. Always true: no message is longer than `MESSAGE_BYTES_MAX`, and none is sent unasked
 but `Granted` to a waiter: whoever is killed while it holds has then read everything, so its connection ends with a
-clean end of file and not with a reset (which proves less, see lock_machine.py).
+clean end of file and not with a reset (which proves less, see machine.py).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.core.errors import UserError
-from holdfast.failover.lock_server.words import Record
+from holdfast.failover.lock_server.machine import Record
 
 FORMAT = "holdfast-lock-1"
 # A record is some hundred bytes.

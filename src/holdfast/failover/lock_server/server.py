@@ -1,4 +1,4 @@
-"""The lock server: sockets and the record on disk around `lock_machine`.
+"""The lock server: sockets and the record on disk around its machine.
 
 Always true: a grant's record is on disk before the grant is told; nothing a client sends or fails to read ends the
 process or grows it without bound; a holder that is silent keeps the lock as long as its connection stands. Closing the
@@ -14,12 +14,10 @@ from collections.abc import Callable
 from holdfast.core.address import Address, TcpAddress
 from holdfast.core.errors import UserError
 from holdfast.core.ports import Listener, Network
+from holdfast.failover.lock_server import machine
 from holdfast.failover.lock_server import messages as m
-from holdfast.failover.lock_server import words as w
-from holdfast.failover.lock_server.machine import begin, next_deadline, step
 from holdfast.failover.lock_server.record import LockRecord
 from holdfast.failover.lock_server.session import Session
-from holdfast.failover.lock_server.state import LockState, Situation
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +50,7 @@ class LockServer:
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()
-        self.state = LockState(window_s, 0.0)
+        self.state = machine.LockState(window_s, 0.0)
 
     def __repr__(self) -> str:
         return f"lock server {self.address}: {self.state!r}"
@@ -65,7 +63,7 @@ class LockServer:
         """Read the record, then listen. The window counts from here: the server before this one is dead by now."""
         self._record.open()
         found = self._record.load()
-        self.state = begin(found.record, not found.trouble, self.window_s, self._loop.time(), self._unix_s())
+        self.state = machine.begin(found.record, not found.trouble, self.window_s, self._loop.time(), self._unix_s())
         if found.trouble:
             _log.error("cannot read %s: %s; who held the lock is unknown", self._record.path, found.trouble)
         self._listener = await self._network.listen(self.address, lambda: Session(self))
@@ -107,14 +105,14 @@ class LockServer:
 
     def dismiss(self, number: int, sure: bool) -> None:
         if self._sessions.pop(number, None) is not None:
-            self.take(w.Ended(number, sure))
+            self.take(machine.Ended(number, sure))
 
-    def take(self, event: w.Event) -> None:
+    def take(self, event: machine.Event) -> None:
         """Decide, and carry it out. Writing stops this thread, and may: it happens only while nobody holds the lock,
         so no holder waits for its pings to be answered."""
         if self._failed.done():
             return
-        self.state, effects = step(self.state, event, self._loop.time())
+        self.state, effects = machine.step(self.state, event, self._loop.time())
         try:
             for effect in effects:
                 self._do(effect)
@@ -126,32 +124,32 @@ class LockServer:
     def owner(self) -> m.Owner:
         grant, waiting = self.state.grant, len(self.state.waiters)
         if grant is None:
-            unknown = self.state.situation is Situation.UNKNOWN
+            unknown = self.state.situation is machine.Situation.UNKNOWN
             return m.Owner("somebody unknown, until the window ends" if unknown else "", waiting=waiting)
         client = grant.client
         return m.Owner(client.who, client.pid, client.start_ticks, grant.since_unix_s, waiting)
 
     # -- effects
 
-    def _do(self, effect: w.Effect) -> None:
+    def _do(self, effect: machine.Effect) -> None:
         match effect:
-            case w.Save(record):
+            case machine.Save(record):
                 self._record.save(record)
-            case w.GrantTo(connection, grant, back, waited_s):
+            case machine.GrantTo(connection, grant, back, waited_s):
                 how = "is back with" if back else "has"
                 _log.info("%s %s the lock, grant %d, after %.3f s", grant.client.who, how, grant.number, waited_s)
                 self._send(connection, m.Granted(grant.number))
-            case w.Freed(grant, why, held_s):
+            case machine.Freed(grant, why, held_s):
                 _log.info("grant %d of %s is over after %.3f s: %s", grant.number, grant.client.who, held_s, why)
-            case w.Missing(grant, until_s):
+            case machine.Missing(grant, until_s):
                 left_s = until_s - self._loop.time()
                 _log.warning("lost sight of %s, grant %d; waiting %.1f s", grant.client.who, grant.number, left_s)
-            case w.ConfirmRelease(connection):
+            case machine.ConfirmRelease(connection):
                 self._send(connection, m.Released())
-            case w.Refuse(connection, code, reason):
+            case machine.Refuse(connection, code, reason):
                 if (session := self._sessions.get(connection)) is not None:
                     session.refuse(code, reason)
-            case w.Drop(connection):
+            case machine.Drop(connection):
                 if (old := self._sessions.pop(connection, None)) is not None:
                     old.close()
 
@@ -162,5 +160,5 @@ class LockServer:
     def _arm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        due_s = next_deadline(self.state)
-        self._timer = None if due_s is None else self._loop.call_at(due_s, self.take, w.Tick())
+        due_s = machine.next_deadline_s(self.state)
+        self._timer = None if due_s is None else self._loop.call_at(due_s, self.take, machine.Tick())

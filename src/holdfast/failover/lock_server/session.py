@@ -10,17 +10,14 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
-from holdfast.core.address import UnixAddress
+from holdfast.core.address import Address, UnixAddress
+from holdfast.failover.lock_server import machine
 from holdfast.failover.lock_server import messages as m
-from holdfast.failover.lock_server import words as w
 from holdfast.failover.lock_server.peer import may_connect, peer_uid
 from holdfast.wire.frames import FrameError, FrameSplitter
 from holdfast.wire.net import tune
-
-if TYPE_CHECKING:
-    from holdfast.failover.lock_server.server import LockServer
 
 _log = logging.getLogger(__name__)
 
@@ -32,14 +29,30 @@ LINGER_S = 1.0
 UNSENT_BYTES_MAX = 64 * 1024
 
 
+class Server(Protocol):
+    """What a session needs of the server it belongs to."""
+
+    address: Address
+    token: str
+    window_s: float
+    state: machine.LockState
+
+    @property
+    def needs_token(self) -> bool: ...
+    def admit(self, session: Session) -> int | None: ...
+    def dismiss(self, number: int, sure: bool) -> None: ...
+    def take(self, event: machine.Event) -> None: ...
+    def owner(self) -> m.Owner: ...
+
+
 class Session(asyncio.Protocol):
     """Speaks the lock server's messages with one client."""
 
-    def __init__(self, server: LockServer) -> None:
+    def __init__(self, server: Server) -> None:
         self._server = server
         self._splitter = FrameSplitter()
         self._number: int | None = None
-        self._client: w.Client | None = None
+        self._client: machine.Client | None = None
         self._ended_by_client = False
 
     @property
@@ -117,9 +130,9 @@ class Session(asyncio.Protocol):
             return
         match message:
             case m.AskLock(grant):
-                self._server.take(w.Acquire(self._number, self._client, grant))
+                self._server.take(machine.Acquire(self._number, self._client, grant))
             case m.GiveBack():
-                self._server.take(w.Release(self._number))
+                self._server.take(machine.Release(self._number))
             case m.Ping(number):
                 self.send(m.Pong(number, self._server.state.holds(self._number)))
             case m.AskOwner():
@@ -134,7 +147,7 @@ class Session(asyncio.Protocol):
         elif self.greeted or not hello.id:
             self.refuse(m.MALFORMED, "Hello was said already" if self.greeted else "Hello without an id")
         else:
-            self._client = w.Client(hello.id, hello.who, hello.pid, hello.start_ticks)
+            self._client = machine.Client(hello.id, hello.who, hello.pid, hello.start_ticks)
             self._hello_timer.cancel()
             self.send(m.Welcome(m.VERSION, self._server.window_s))
 

@@ -169,7 +169,6 @@ class VaultProcesses:
         for left in (Path(self.settings.socket_path), self.settings.marker):
             left.unlink(missing_ok=True)
 
-
     def _all_left(self, within_s: float) -> bool:
         """Whether both leave in time; who is stopped cannot, and is killed for it at the first look."""
         assert self._lifeline is not None

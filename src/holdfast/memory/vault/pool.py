@@ -1,7 +1,9 @@
-"""The KV pool of one device, as the vault serves it: its clients' calls, and what else happens to them.
+"""The KV pool of one device, as the vault serves it: its clients' calls, the pool machine stepped, its news told.
 
 Always true: pages and index survive their owner; a pool of another geometry is dropped before the new owner may make
-its own; who takes a mapper's seat, or comes back to it, is told how the pool stands.
+its own; the pool is granted to one epoch only, and not before the keeper knows. News alone goes out at once, ahead of
+the keeper: a standby's wake waits for it, and it is a hint that nobody acts on without asking. Who takes a mapper's
+seat, or comes back to it, is told how the pool stands.
 """
 
 from __future__ import annotations
@@ -10,82 +12,71 @@ import time
 from typing import TYPE_CHECKING
 
 from holdfast.memory.fdsocket import close_all
-from holdfast.memory.protocol import AcquirePool, AddPoolSlabs, Deposed, DonatePool, Done, Fence, Mapping
-from holdfast.memory.protocol import Quiesced as QuiescedCall
-from holdfast.memory.vault.pool_effects import PoolEffects
-from holdfast.memory.vault.pool_machine import (
-    Acquire,
-    Cancel,
-    Donate,
-    Gone,
-    MapperJoined,
-    PoolMade,
-    ProcessOver,
+from holdfast.memory.protocol import (
+    AcquirePool,
+    AddPoolSlabs,
+    Deposed,
+    DonatePool,
+    Done,
+    Failed,
+    Fence,
+    Mapping,
+    PoolGranted,
+    PoolNews,
     Quiesced,
-    Seat,
-    Tick,
-    next_deadline,
-    restore,
 )
-from holdfast.memory.vault.pool_news import missed
-from holdfast.memory.vault.pool_record import KEY, PAGES_KEY, PoolRecord, decode_pages, decode_pool
+from holdfast.memory.vault import pool_machine as machine
+from holdfast.memory.vault.pool_record import KeptPool, PoolRecord
+from holdfast.memory.vault.tags import InOrder, Shared
 from holdfast.memory.vault.uploads import Upload, Why, wrong_pool_slab
 from holdfast.memory.vault.weights import TIMEOUT_MS_MAX
 
 if TYPE_CHECKING:
     from holdfast.memory.vault.sessions import Session
 
-
 # After a loss of vault and keeper together, how long an owner that lives has to give its pool back before another one
 # is made. It reattaches as soon as the socket answers; and if it died too, its streams stand still for just as long.
 DONATION_S = 1.0
-
-
 # An epoch is one more than the last, or unix milliseconds. Past that and a clock that is a day off it is a mistake, and
 # would keep every later leader out for as long.
 EPOCH_AHEAD_MS = 24 * 3600 * 1000
-TOO_FAR = "epoch {} is far in the future: epochs are unix milliseconds, or one more than the last"
 
 
-class VaultPool(PoolEffects):
+class VaultPool:
     """Tag `kv_cache`."""
 
-    def adopt(self, seats: list[Seat], *, lost: bool) -> None:
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._kept = KeptPool(shared.kept)
+        self.state = machine.Pool()
+        self.perform = InOrder(self._carry_out)
+        self._upload = Upload()  # of a pool being made or given back
+        self._lost = False  # everything: an owner that lives may give its pool back
+
+    def adopt(self, seats: list[machine.Seat], *, lost: bool) -> None:
         """Take over what the keeper had; the owner's seat is among `seats` if its process lives."""
-        record = self._record()
+        record = self._kept.load()
         self._lost = lost and record is None
-        refill_from_s = self._clock() + DONATION_S if self._lost else 0.0
+        refill_from_s = self._shared.clock() + DONATION_S if self._lost else 0.0
         record = record or PoolRecord()  # seats there may be all the same
         if not record.made_epoch:
-            self._drop_pages()
+            self._kept.drop_pages()
         seated = {seat.session for seat in seats if seat.epoch == record.last_epoch}
         owner = record.owner if record.owner in seated else None
-        self.state, effects = restore(record.last_epoch, record.pages(), owner, seats, refill_from_s)
-        self._perform(effects)
-
-    def _record(self) -> PoolRecord | None:
-        """What the keeper knows, if it knows all of it."""
-        kept, pages = self._kept.records.get(KEY), self._kept.records.get(PAGES_KEY)
-        record = decode_pool(kept.blob) if kept is not None else None
-        if record is None or not record.made_epoch:
-            return record
-        known = decode_pages(pages.blob) if pages is not None else None
-        if known is None or known.made_epoch != record.made_epoch:
-            return None
-        self.sizes = known.sizes
-        return record
+        self.state, effects = machine.restore(record.last_epoch, record.pages(), owner, seats, refill_from_s)
+        self.perform(effects)
 
     def kept_bytes(self) -> int:
-        return sum(self.sizes) + sum(self._upload.sizes)
+        return sum(self._kept.sizes) + sum(self._upload.sizes)
 
     def deadline_s(self) -> float | None:
-        return next_deadline(self.state)
+        return machine.next_deadline_s(self.state)
 
     # -- calls
 
     def join(self, session: Session, message: Mapping) -> None:
         for process in session.processes:
-            if self._refused(session, message.call, MapperJoined(session.number, message.epoch, process)):
+            if self._refused(session, message.call, machine.MapperJoined(session.number, message.epoch, process)):
                 return
             if not session.lives(process):
                 self.process_over(process)
@@ -94,23 +85,19 @@ class VaultPool(PoolEffects):
         session.reply(Done(message.call))
 
     def acquire(self, session: Session, message: AcquirePool) -> None:
-        if session.pool_call:
-            session.fail(message.call, "busy", "this session waits for the pool already")
-            return
-        if self._too_far(session, message.call, message.epoch):
+        why = ("busy", "this session waits for the pool already") if session.pool_call else self._too_far(message.epoch)
+        if why is not None:
+            session.fail(message.call, *why)
             return
         session.pool_call = message.call
-        deadline_s = self._clock() + min(max(0, message.timeout_ms), TIMEOUT_MS_MAX) / 1000
-        self.step(Acquire(session.number, message.epoch, message.geometry, deadline_s))
+        deadline_s = self._shared.clock() + min(max(0, message.timeout_ms), TIMEOUT_MS_MAX) / 1000
+        self.step(machine.Acquire(session.number, message.epoch, message.geometry, deadline_s))
 
-    def _too_far(self, session: Session, call: int, epoch: int) -> bool:
-        if self._is_too_far(epoch):
-            session.fail(call, "bad_request", TOO_FAR.format(epoch))
-            return True
-        return False
-
-    def _is_too_far(self, epoch: int) -> bool:
-        return epoch > max(self.state.last_epoch, time.time_ns() // 1_000_000) + EPOCH_AHEAD_MS
+    def _too_far(self, epoch: int) -> Why | None:
+        if epoch <= max(self.state.last_epoch, time.time_ns() // 1_000_000) + EPOCH_AHEAD_MS:
+            return None
+        reason = f"epoch {epoch} is far in the future: epochs are unix milliseconds, or one more than the last"
+        return "bad_request", reason
 
     def add_slabs(self, session: Session, message: AddPoolSlabs, fds: list[int]) -> None:
         why = self._cannot_add(session, message, fds)
@@ -118,13 +105,11 @@ class VaultPool(PoolEffects):
             close_all(fds)
             session.fail(message.call, *why)
             return
-        self._upload.sizes += message.sizes
-        self._upload.fds += fds
+        self._upload.add(message.sizes, fds)
         if message.last:
-            upload, self._upload = self._upload, Upload()
-            self._keep_pages(upload, self.state.last_epoch)
-            self.step(PoolMade(session.number, self.state.last_epoch))
-            self._remember(session)
+            self._kept.put_pages(self._upload.take(), self.state.last_epoch)
+            self.step(machine.PoolMade(session.number, self.state.last_epoch))
+            self._kept.put(self.state, session)
         session.reply(Done(message.call))
 
     def _cannot_add(self, session: Session, message: AddPoolSlabs, fds: list[int]) -> Why | None:
@@ -132,8 +117,8 @@ class VaultPool(PoolEffects):
         if self.state.owner != session.number or pages is None or pages.made:
             return "not_owner", "only the owner of a fresh pool hands over its pages"
         return wrong_pool_slab(
-            self._device, self._upload, message.sizes, fds, last=message.last
-        ) or self._budget.exceeded(message.sizes)
+            self._shared.device, self._upload, message.sizes, fds, last=message.last
+        ) or self._shared.budget.exceeded(message.sizes)
 
     def donate(self, session: Session, message: DonatePool, fds: list[int]) -> None:
         """Everything was lost here: the owner, alive all the time, gives its pool back and goes on owning it."""
@@ -142,28 +127,28 @@ class VaultPool(PoolEffects):
             session.reply(Done(message.call))
             return
         upload = session.pool_donation
-        why: Why | None = None
-        if not self._lost or self.state.pages is not None:
-            why = "stale", f"nothing was lost here: the pool is {self.state.phase}"
-        if why is None and self._is_too_far(message.epoch):
-            why = "bad_request", TOO_FAR.format(message.epoch)
-        why = why or wrong_pool_slab(self._device, upload, message.sizes, fds, last=message.last)
-        upload.sizes += message.sizes
-        upload.fds += fds
-        if why is None and not message.last:
-            session.reply(Done(message.call))
-            return
-        session.pool_donation = Upload()
+        why = self._cannot_donate(upload, message, fds)
+        upload.add(message.sizes, fds)
         if why is not None:
-            close_all(upload.fds)
+            upload.drop()
             session.fail(message.call, *why)
             return
-        self._keep_pages(upload, message.made_epoch)
-        event = Donate(session.number, message.epoch, message.geometry, message.made_epoch)
+        if not message.last:
+            session.reply(Done(message.call))
+            return
+        self._kept.put_pages(upload.take(), message.made_epoch)
+        event = machine.Donate(session.number, message.epoch, message.geometry, message.made_epoch)
         if self._refused(session, message.call, event):
-            self._drop_pages()
+            self._kept.drop_pages()
         else:
             session.reply(Done(message.call))
+
+    def _cannot_donate(self, upload: Upload, message: DonatePool, fds: list[int]) -> Why | None:
+        if not self._lost or self.state.pages is not None:
+            return "stale", f"nothing was lost here: the pool is {self.state.phase}"
+        return self._too_far(message.epoch) or wrong_pool_slab(
+            self._shared.device, upload, message.sizes, fds, last=message.last
+        )
 
     def fetch(self, session: Session, call: int) -> None:
         """Index and pages, for the owner and for mappers of the device (a standby keeps them mapped)."""
@@ -175,24 +160,24 @@ class VaultPool(PoolEffects):
             return
         # Not before the keeper has the pool: else its owner, not told that it is made, may make another under the
         # same epoch at the next vault, and what was mapped would pass for that one.
-        self._remember(session)
-        session.reply_slabs(call, self.sizes, self._kept.records[PAGES_KEY].fds, self.state.pages.made_epoch)
+        self._kept.put(self.state, session)
+        session.reply_slabs(call, self._kept.sizes, self._kept.fds, self.state.pages.made_epoch)
 
-    def quiesce(self, session: Session, message: QuiescedCall) -> None:
-        if self._refused(session, message.call, Quiesced(session.number, message.epoch)):
+    def quiesce(self, session: Session, message: Quiesced) -> None:
+        if self._refused(session, message.call, machine.Quiesced(session.number, message.epoch)):
             return
         self._seat(session)
         session.reply(Done(message.call))
 
     def cancel(self, session: Session) -> None:
         session.pool_call = 0
-        self.step(Cancel(session.number))
+        self.step(machine.Cancel(session.number))
 
     def give_up(self, session: Session) -> None:
         """It was granted an epoch that it does not know of, and so has touched nothing."""
         session.pool_granted = 0
         if session.epoch is not None:
-            self.step(Quiesced(session.number, session.epoch))
+            self.step(machine.Quiesced(session.number, session.epoch))
             self._seat(session)
 
     def come_back(self, session: Session, epoch: int | None) -> None:
@@ -214,25 +199,96 @@ class VaultPool(PoolEffects):
             session.reply(Deposed(epoch, f"epoch {epoch} does not own the pool any more: it is {self.state.phase}"))
 
     def _tell_missed(self, session: Session) -> None:
-        for news in missed(self.state):
+        for news in machine.missed(self.state):
             session.tell_at_once(news)
 
     # -- events
 
     def cut_off(self, session: Session) -> None:
         """Its connection ended and it did not: it has its seat and its pool, but for what was not handed over yet."""
-        close_all(session.pool_donation.fds)
-        session.pool_donation = Upload()
+        session.pool_donation.drop()
         if self.state.owner == session.number:
-            close_all(self._upload.fds)
-            self._upload = Upload()
+            self._upload.drop()
 
     def gone(self, session: Session) -> None:
         self.cut_off(session)
-        self.step(Gone(session.number))
+        self.step(machine.Gone(session.number))
 
     def process_over(self, number: int) -> None:
-        self.step(ProcessOver(number))
+        self.step(machine.ProcessOver(number))
 
     def tick(self) -> None:
-        self.step(Tick())
+        self.step(machine.Tick())
+
+    # -- effects
+
+    def has_seat(self, session: Session) -> bool:
+        """Whether it is counted by the fences."""
+        return any(seat.session == session.number for seat in self.state.seats)
+
+    def step(self, event: machine.Event) -> None:
+        self.state, effects = machine.step(self.state, event, self._shared.clock())
+        self.perform(effects)
+
+    def _refused(self, session: Session, call: int, event: machine.Event) -> bool:
+        """Step an event that is a call; answer and tell if it was refused."""
+        self.state, effects = machine.step(self.state, event, self._shared.clock())
+        mine = [effect for effect in effects if isinstance(effect, machine.Refuse) and effect.session == session.number]
+        self.perform(tuple(effect for effect in effects if effect not in mine))
+        for refusal in mine:
+            session.fail(call, refusal.code, refusal.reason)
+        return bool(mine)
+
+    def _carry_out(self, effect: machine.Effect) -> None:
+        news = machine.news_of(effect)
+        if news is not None and not isinstance(effect, machine.GrantPool):
+            self._spread(news)
+        if isinstance(effect, machine.DropPool):
+            self._upload.drop()
+            self._kept.put(self.state)
+            self._kept.drop_pages()
+            self._shared.note(f"the pool of epoch {effect.epoch} is dropped")
+        elif isinstance(effect, machine.Orphaned):
+            self._kept.put(self.state)
+            self._shared.note(f"the pool is orphaned: the owner of epoch {effect.epoch} has ended")
+        elif (
+            not isinstance(effect, machine.Made) and (session := self._shared.sessions.get(effect.session)) is not None
+        ):
+            self._tell(session, effect)
+        if news is not None and isinstance(effect, machine.GrantPool):
+            self._spread(news)  # after its owner: nobody waits for it as that one does
+
+    def _spread(self, news: PoolNews) -> None:
+        """To everyone who maps the device, at once."""
+        for number in {seat.session for seat in self.state.seats if not seat.closed}:
+            if (session := self._shared.sessions.get(number)) is not None:
+                session.tell_at_once(news)
+
+    def _tell(self, session: Session, effect: machine.Effect) -> None:
+        call = session.pool_call
+        match effect:
+            case machine.GrantPool():
+                session.pool_call, session.pool_granted = 0, call
+                self._lost = False
+                self._kept.put(self.state, session)  # the fence just before it has recorded the seat
+                session.reply(PoolGranted(call, effect.epoch, effect.adopt, effect.made_epoch))
+                self._shared.note(
+                    f"{session!r} owns the pool, epoch {effect.epoch}, {'adopted' if effect.adopt else 'fresh'}"
+                )
+            case machine.CpuFence():
+                self._seat(session)
+                session.reply(Fence("cpu", effect.epoch))
+            case machine.GpuFence():
+                session.reply(Fence("gpu", effect.epoch))
+                self._shared.note(f"gpu fence of epoch {effect.epoch} has passed")
+            case machine.TimedOut():
+                session.pool_call = 0
+                session.reply(Failed(call, "timeout", f"an earlier owner may still be there: {self.state!r}"))
+            case machine.Refuse():
+                session.pool_call = 0
+                session.reply(Failed(call, effect.code, effect.reason))
+
+    def _seat(self, session: Session) -> None:
+        session.maps = self.has_seat(session)
+        session.epoch = self.state.epoch_of(session.number)
+        session.remember()

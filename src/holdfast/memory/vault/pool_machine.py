@@ -21,43 +21,239 @@ some time for it before another one is made.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
-from holdfast.memory.vault.pool_state import Pages, Pool, Seat
-from holdfast.memory.vault.pool_words import (
-    Acquire,
-    Cancel,
-    Code,
-    CpuFence,
-    Donate,
-    DropPool,
-    Effect,
-    Event,
-    Gone,
-    GpuFence,
-    GrantPool,
-    Made,
-    MapperJoined,
-    Orphaned,
-    PoolMade,
-    ProcessOver,
-    Quiesced,
-    Refuse,
-    Tick,
-    TimedOut,
-)
-
-# The words are to be had here too: a shell needs one import.
-__all__ = [
-    "Acquire", "Cancel", "Code", "CpuFence", "Donate", "DropPool", "Effect", "Event", "Gone", "GpuFence", "GrantPool",
-    "Made", "MapperJoined", "Orphaned", "Pages", "Pool", "PoolMade", "ProcessOver", "Quiesced", "Refuse", "Seat",
-    "Tick", "TimedOut", "next_deadline", "restore", "step",
-]  # fmt: skip
+from holdfast.memory.protocol import DROPPED, GRANTED, MADE, OWNER_GONE, PoolNews
 
 # An election has one winner; a few that lost it may not know yet.
 WAITERS_MAX = 64
 # Ranks, helpers and standbys of a few engines; a process that never ends keeps its seat, so they are counted.
 SEATS_MAX = 1024
+
+
+class Code(StrEnum):
+    """Why something is refused."""
+
+    STALE_EPOCH = "stale_epoch"  # not newer than one already granted, or no longer the owner's
+    NOT_GRANTED = "not_granted"  # an epoch that owns nothing yet
+    NOT_OWNER = "not_owner"
+    NOT_REGISTERED = "not_registered"  # the session has named no process that maps the device
+    BUSY = "busy"  # the session waits, owns, or has mapped under an epoch it has not quiesced
+    POOL_HERE = "pool_here"  # a donation where a pool is
+    TOO_MANY = "too_many"
+
+
+# -- events
+
+
+@dataclass(frozen=True, slots=True)
+class MapperJoined:
+    """A process maps the device. Without an epoch it is a standby, which queues no work on the pool's pages.
+
+    A session names its process before it acquires, and one connection may name several. Ranks and helpers of the owner
+    join under its epoch and are acknowledged before they touch a page.
+    """
+
+    session: int
+    epoch: int | None
+    process: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    """The election's winner asks for the pool."""
+
+    session: int
+    epoch: int
+    geometry_hash: str
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PoolMade:
+    """The owner's fresh pool is complete, its pages and index recorded: from now on it can be adopted."""
+
+    session: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Donate:
+    """After vault and keeper both died: the owner, alive all the time, gives its pool back and goes on owning it."""
+
+    session: int
+    epoch: int
+    geometry_hash: str
+    made_epoch: int  # under which its pages were made
+
+
+@dataclass(frozen=True, slots=True)
+class Quiesced:
+    """The session's processes have drained the device and dropped write access (planned handover)."""
+
+    session: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop waiting; never refused, since it may cross an answer on its way. A grant is given back by `Quiesced`."""
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """The connection ended: no thread of whoever held it runs any more (facts 4b)."""
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOver:
+    """The pidfd is readable: what the process had queued on the GPU is over (facts 1, 4a)."""
+
+    process: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = MapperJoined | Acquire | PoolMade | Donate | Quiesced | Cancel | Gone | ProcessOver | Tick
+
+
+# -- effects
+
+
+@dataclass(frozen=True, slots=True)
+class CpuFence:
+    """Nobody who mapped under an earlier epoch can queue work any more. Always just before the grant."""
+
+    session: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class GrantPool:
+    """The pool is this session's: the one made under `made_epoch`, or (0) one it is to make, past both fences."""
+
+    session: int
+    epoch: int
+    made_epoch: int
+
+    @property
+    def adopt(self) -> bool:
+        return self.made_epoch > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """The pool made under this epoch is complete: it can be mapped, and adopted later."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFence:
+    """What they had queued is over too: blocks that were open, and direct memory, are usable again. After the grant."""
+
+    session: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Orphaned:
+    """The owner has ended or stepped back; pages and index stay, if the pool was complete (else `DropPool` follows)."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropPool:
+    """Drop pages, index and record: another geometry takes over, or the owner ended before the pool was complete."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    session: int
+    code: Code
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    session: int
+
+
+Effect = CpuFence | GrantPool | Made | GpuFence | Orphaned | DropPool | Refuse | TimedOut
+
+# -- the state
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """One process on one connection. A seat with an epoch stays until it has quiesced, or is closed *and* over."""
+
+    session: int
+    process: int
+    epoch: int | None = None
+    closed: bool = False
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    geometry_hash: str
+    made_epoch: int = 0  # under which they were made; 0: not complete yet (no epoch that is granted is 0)
+
+    @property
+    def made(self) -> bool:
+        return self.made_epoch > 0
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Pool:
+    """The state. `last_epoch` is the last one granted; it is the owner's while there is an owner."""
+
+    last_epoch: int = 0
+    pages: Pages | None = None
+    owner: int | None = None
+    gpu_fence_told: bool = False  # to this owner
+    seats: tuple[Seat, ...] = ()
+    waiters: tuple[Acquire, ...] = ()
+    refill_from_s: float = 0.0  # after a total loss no fresh pool is granted before; 0: no such wait
+
+    def __repr__(self) -> str:
+        fence = "" if self.owner is None else f", gpu fence {'passed' if self.gpu_fence_told else 'pending'}"
+        mapped = sum(not seat.closed for seat in self.seats)
+        return f"{self.phase}{fence}, {mapped} mappers, {len(self.seats) - mapped} ending, {len(self.waiters)} waiting"
+
+    @property
+    def phase(self) -> str:
+        if self.owner is not None:
+            return f"OWNED({self.last_epoch})"
+        return "ABSENT" if self.pages is None else f"ORPHANED({self.last_epoch})"
+
+    def cpu_blockers(self, epoch: int) -> tuple[Seat, ...]:
+        """Who keeps the CPU fence of an epoch closed."""
+        return tuple(s for s in self.seats if s.epoch is not None and s.epoch < epoch and not s.closed)
+
+    def gpu_blockers(self, epoch: int) -> tuple[Seat, ...]:
+        """Who keeps the GPU fence closed: a seat that is connected, or whose process is not over."""
+        return tuple(s for s in self.seats if s.epoch is not None and s.epoch < epoch)
+
+    def epoch_of(self, session: int) -> int | None:
+        """The epoch a session works under."""
+        return next((s.epoch for s in self.seats if s.session == session and s.epoch is not None), None)
+
+
+# -- steps
+
 
 Step = tuple[Pool, tuple[Effect, ...]]
 
@@ -77,7 +273,7 @@ def restore(
     return state, ()
 
 
-def next_deadline(state: Pool) -> float | None:
+def next_deadline_s(state: Pool) -> float | None:
     """When a `Tick` is due, if nothing else happens before."""
     refill = (state.refill_from_s,) if state.waiters and state.refill_from_s else ()
     return min((*refill, *(waiter.deadline_s for waiter in state.waiters)), default=None)
@@ -269,3 +465,34 @@ def _tell_gpu_fence(state: Pool) -> Step:
     if state.owner is None or state.gpu_fence_told or state.gpu_blockers(state.last_epoch):
         return state, ()
     return replace(state, gpu_fence_told=True), (GpuFence(state.owner, state.last_epoch),)
+
+
+# -- what everyone who maps the device is told
+
+
+def news_of(effect: Effect) -> PoolNews | None:
+    match effect:
+        case Orphaned(epoch):
+            return PoolNews(OWNER_GONE, epoch)
+        case DropPool(epoch):
+            return PoolNews(DROPPED, epoch)
+        case GrantPool(_, epoch):
+            return PoolNews(GRANTED, epoch)
+        case Made(epoch):
+            return PoolNews(MADE, epoch)
+        case _:
+            return None
+
+
+def missed(state: Pool) -> tuple[PoolNews, ...]:
+    """All that matters of what one who comes now, or comes back, has not heard, in the order it happened.
+
+    A vault that never granted anything says nothing: after a total loss the owner may still give its pool back.
+    """
+    if not state.last_epoch:
+        return ()
+    pages, epoch = state.pages, state.last_epoch
+    pool = (PoolNews(MADE, pages.made_epoch),) if pages is not None and pages.made else ()
+    if state.owner is not None:
+        return PoolNews(GRANTED, epoch), *pool
+    return (*pool, PoolNews(OWNER_GONE, epoch)) if pool else (PoolNews(OWNER_GONE, epoch), PoolNews(DROPPED, epoch))

@@ -63,7 +63,7 @@ class Session:
         self.pool_call = 0
         self.weights_granted = 0  # the call that was granted last: its waiter may have left meanwhile
         self.pool_granted = 0
-        self.donation: Upload | None = None
+        self.donation = Upload()  # of weights
         self.pool_donation = Upload()
         self._unacknowledged = 0
         self._unsaid: deque[tuple[msgspec.Struct, list[int]]] = deque()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from holdfast.memory.devices.contract import DeviceError, WrongFd
 from holdfast.memory.devices.fds import check_slab_fd, is_host, is_sealed, seal_memfd
+from holdfast.memory.fdsocket import close_all
 from holdfast.memory.layout import SLABS_MAX, Layout
 
 # A refusal: its code and its reason.
@@ -25,6 +26,19 @@ class Upload:
 
     sizes: list[int] = field(default_factory=list)
     fds: list[int] = field(default_factory=list)
+
+    def add(self, sizes: list[int], fds: list[int]) -> None:
+        self.sizes += sizes
+        self.fds += fds
+
+    def take(self) -> Upload:
+        """All of it; nothing is left here."""
+        taken = Upload(self.sizes, self.fds)
+        self.sizes, self.fds = [], []
+        return taken
+
+    def drop(self) -> None:
+        close_all(self.take().fds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,10 @@ from holdfast.memory.vault.pool_machine import Seat
 from holdfast.memory.vault.processes import Processes, is_over
 from holdfast.memory.vault.sessions import PREFIX, ClientRecord, Session, decode_client
 from holdfast.memory.vault.settings import ENDED, LIVE, VaultSettings
+from holdfast.memory.vault.tags import Shared
 from holdfast.memory.vault.uploads import Budget
 from holdfast.memory.vault.weights import VaultWeights
-from holdfast.memory.vault.weights_state import Reader
+from holdfast.memory.vault.weights_machine import Holder
 
 log = logging.getLogger("holdfast.vault")
 
@@ -66,9 +67,9 @@ class Vault:
         self.sessions: dict[int, Session] = {}
         self._ended: dict[int, Session] = {}  # connection closed, process alive, epoch not quiesced
         self.history: deque[tuple[float, str]] = deque(maxlen=HISTORY_MAX)
-        clock, budget = self._loop.time, Budget(settings.budget_bytes, self.kept_bytes)
-        self.weights = VaultWeights(settings.device, budget, kept, self.sessions, clock, self._note)
-        self.pool = VaultPool(settings.device, budget, kept, self.sessions, clock, self._note)
+        budget = Budget(settings.budget_bytes, self.kept_bytes)
+        shared = Shared(settings.device, budget, kept, self.sessions, self._loop.time, self._note)
+        self.weights, self.pool = VaultWeights(shared), VaultPool(shared)
         self._uids = {os.getuid(), *settings.allowed_uids}
 
     # -- life
@@ -90,9 +91,9 @@ class Vault:
         self._loop.add_reader(self._listener.fileno(), self._accept)
         self._tick()
 
-    def _expect_clients(self) -> tuple[list[Reader], list[Seat]]:
+    def _expect_clients(self) -> tuple[list[Holder], list[Seat]]:
         """Clients of the vault before this one whose processes live keep their seats; the others are over."""
-        readers: list[Reader] = []
+        readers: list[Holder] = []
         seats: list[Seat] = []
         for key, kept in list(self._kept.records.items()):
             if not key.startswith(PREFIX):
@@ -103,7 +104,7 @@ class Vault:
                 continue
             session = self._known_before(decode_client(kept.blob), living)
             if session.generation is not None:
-                readers.append(Reader(session.number, session.generation))
+                readers.append(Holder(session.number, session.generation))
             if session.maps:
                 seats += [Seat(session.number, p, session.epoch, closed=session.closed) for p in session.processes]
         self._numbers = itertools.count(max([*self.sessions, *self._ended], default=0) + 1)
@@ -292,7 +293,7 @@ class Vault:
             "pool_epoch": self.pool.state.last_epoch,
             "budget_bytes": self._settings.budget_bytes,
             "status_address": self.status_address,
-            "counts": self.weights.counts + self.pool.counts,
+            "counts": self.weights.perform.counts + self.pool.perform.counts,
             "clients": [repr(session) for session in (*self.sessions.values(), *self._ended.values())],
             "history": [{"at": at, "what": what} for at, what in list(self.history)[-50:]],
         }

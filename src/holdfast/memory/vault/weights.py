@@ -6,8 +6,6 @@ host slabs are sealed by the vault itself before that; an uncommitted writer's s
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,15 +27,13 @@ from holdfast.memory.protocol import (
     WeightsEmpty,
     WeightsGranted,
 )
-from holdfast.memory.vault import weights_words as words
+from holdfast.memory.vault import weights_machine as machine
 from holdfast.memory.vault.kept import nothing
 from holdfast.memory.vault.slab_sums import SlabSums
-from holdfast.memory.vault.uploads import Budget, Upload, Why, cannot_commit, wrong_count, wrong_donation, wrong_slab
-from holdfast.memory.vault.weights_machine import next_deadline, restore, step
-from holdfast.memory.vault.weights_state import Generation, Reader, Weights
+from holdfast.memory.vault.tags import InOrder, Shared
+from holdfast.memory.vault.uploads import Upload, Why, cannot_commit, wrong_count, wrong_donation, wrong_slab
 
 if TYPE_CHECKING:
-    from holdfast.memory.vault.kept import KeptRecords
     from holdfast.memory.vault.sessions import Session
 
 PREFIX = "weights/"
@@ -51,43 +47,30 @@ _encode = msgspec.msgpack.Encoder().encode
 class VaultWeights:
     """Tag `weights`."""
 
-    def __init__(
-        self,
-        device: str,
-        budget: Budget,
-        kept: KeptRecords,
-        sessions: dict[int, Session],
-        clock: Callable[[], float],
-        note: Callable[[str], None],
-    ) -> None:
-        self._device = device
-        self._budget = budget
-        self._kept = kept
-        self._sessions = sessions
-        self._clock = clock
-        self._note = note
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
         self._sums = SlabSums()
-        self.state = Weights()
-        self.counts: Counter[str] = Counter()  # effects by name, for the metrics
+        self.state = machine.Weights()
+        self.perform = InOrder(self._carry_out)
         self.layouts: dict[int, Layout] = {}  # by generation
         self._uploads: dict[int, Upload] = {}  # by session
         self._lost = False  # everything, and nobody has written anew: who still maps the weights may give them back
 
     # -- the vault's life
 
-    def adopt(self, readers: list[Reader], refill_from_s: float | None) -> None:
+    def adopt(self, readers: list[machine.Holder], refill_from_s: float | None) -> None:
         """Take over what the keeper had; with `refill_from_s` it had lost things, and mappers may give them back."""
         generations = []
-        for key, record in self._kept.records.items():
+        for key, record in self._shared.kept.records.items():
             if key.startswith(PREFIX):
                 number = int(key.removeprefix(PREFIX))
                 self.layouts[number] = _decode_layout(record.blob)
-                generations.append(Generation(number, self.layouts[number].hash()))
+                generations.append(machine.Generation(number, self.layouts[number].hash()))
         self._lost = refill_from_s is not None and not generations
         known = {generation.number for generation in generations}
         seats = [reader for reader in readers if reader.generation in known]
-        self.state, effects = restore(generations, seats, refill_from_s=None if generations else refill_from_s)
-        self._perform(effects)
+        self.state, effects = machine.restore(generations, seats, refill_from_s=None if generations else refill_from_s)
+        self.perform(effects)
 
     def kept_bytes(self) -> int:
         committed = sum(sum(layout.slab_sizes) for layout in self.layouts.values())
@@ -106,7 +89,7 @@ class VaultWeights:
         }
 
     def deadline_s(self) -> float | None:
-        return next_deadline(self.state)
+        return machine.next_deadline_s(self.state)
 
     # -- calls
 
@@ -119,8 +102,8 @@ class VaultWeights:
             return
         timeout_ms = min(max(0, message.timeout_ms), TIMEOUT_MS_MAX)
         session.weights_call = message.call
-        deadline_s = self._clock() + timeout_ms / 1000
-        self.step(words.Ask(session.number, message.mode, deadline_s, message.wait_for_writer, message.replace))  # type: ignore[arg-type]
+        deadline_s = self._shared.clock() + timeout_ms / 1000
+        self.step(machine.Ask(session.number, message.mode, deadline_s, message.wait_for_writer, message.replace))  # type: ignore[arg-type]
 
     def add_slabs(self, session: Session, message: AddSlabs, fds: list[int]) -> None:
         """Take a writer's slabs; refused ones are closed and change nothing."""
@@ -130,8 +113,7 @@ class VaultWeights:
             session.fail(message.call, *why)
             return
         upload = self._uploads[session.number]
-        upload.sizes += message.sizes
-        upload.fds += fds
+        upload.add(message.sizes, fds)
         session.reply(Done(message.call))
 
     def _cannot_add(self, session: Session, sizes: list[int], fds: list[int]) -> Why | None:
@@ -140,8 +122,8 @@ class VaultWeights:
             return "not_writer", "only the session that holds rw hands over slabs"
         return (
             wrong_count(upload, sizes, fds)
-            or self._budget.exceeded(sizes)
-            or wrong_slab(self._device, sizes, fds, sealed=None)
+            or self._shared.budget.exceeded(sizes)
+            or wrong_slab(self._shared.device, sizes, fds, sealed=None)
         )
 
     def commit(self, session: Session, message: CommitWeights) -> None:
@@ -151,7 +133,7 @@ class VaultWeights:
             session.fail(message.call, "not_writer", "this session holds no write lock: nothing to commit")
             return
         layout, generation, call = message.layout, writer.generation, message.call
-        why = cannot_commit(self._device, layout, upload)
+        why = cannot_commit(self._shared.device, layout, upload)
         if why is not None:
             session.fail(call, *why)
             return
@@ -162,43 +144,41 @@ class VaultWeights:
             if self.state.writer is not None and self.state.writer.generation == generation:
                 session.weights_call = call
                 self._lost = False
-                self.step(words.Commit(session.number, layout.hash()))
+                self.step(machine.Commit(session.number, layout.hash()))
             else:  # it let go meanwhile
                 self._forget(generation)
                 session.fail(call, "aborted", "the write lock was given up before the commit was done")
 
-        self._kept.put(f"{PREFIX}{generation}", _encode(layout), upload.fds, kept)
+        self._shared.kept.put(f"{PREFIX}{generation}", _encode(layout), upload.fds, kept)
 
     def donate(self, session: Session, message: Donate, fds: list[int]) -> None:
         """Everything was lost here: a mapped engine gives its set back, complete and with its hash, or not at all."""
-        upload = session.donation = session.donation or Upload()
+        upload = session.donation
         upload.fds += fds
         layout = message.layout
         why = self._cannot_donate(layout, upload, last=message.last)
         if why is not None:
-            session.donation = None
-            close_all(upload.fds)
+            upload.drop()
             session.fail(message.call, *why)
         elif not message.last:
             session.reply(Done(message.call))
         else:
-            session.donation = None
-            self._take_donated(session, message.call, layout, upload.fds)
+            self._take_donated(session, message.call, layout, upload.take().fds)
 
     def _cannot_donate(self, layout: Layout, upload: Upload, *, last: bool) -> Why | None:
         current = self.state.current
         if not self._lost and (current is None or current.layout_hash != layout.hash()):
             here = "nothing" if current is None else current.layout_hash
             return "stale", f"nothing was lost here, and {here} is kept"
-        return wrong_donation(self._device, layout, upload, last=last)
+        return wrong_donation(self._shared.device, layout, upload, last=last)
 
     def _take_donated(self, session: Session, call: int, layout: Layout, fds: list[int]) -> None:
         session.weights_call = call
         before = self.state.current
         number = self.state.last_generation + 1
         self.layouts[number] = layout
-        self._kept.put(f"{PREFIX}{number}", _encode(layout), fds, nothing)
-        self.step(words.Donate(session.number, layout.hash()))
+        self._shared.kept.put(f"{PREFIX}{number}", _encode(layout), fds, nothing)
+        self.step(machine.Donate(session.number, layout.hash()))
         if self.state.current is before or self.state.current is None:
             self._forget(number)  # the same weights were here already, or they are being written anew
 
@@ -210,7 +190,7 @@ class VaultWeights:
         """Whatever it held or waited for."""
         session.weights_call = session.weights_granted = 0
         session.generation = None
-        self.step(words.Release(session.number))
+        self.step(machine.Leave(session.number))
         session.remember()
 
     def fetch(self, session: Session, call: int) -> None:
@@ -219,13 +199,13 @@ class VaultWeights:
         if generation is None:
             session.fail(call, "not_reader", "this session holds no weights to fetch")
             return
-        fds = self._kept.records[f"{PREFIX}{generation}"].fds
+        fds = self._shared.kept.records[f"{PREFIX}{generation}"].fds
         session.reply_slabs(call, list(self.layouts[generation].slab_sizes), fds)
 
     def sum_slab(self, session: Session, message: SumSlab) -> None:
         generation = self.state.generation_of(session.number)
-        fds = self._kept.records[f"{PREFIX}{generation}"].fds if generation is not None else []
-        if not is_host(self._device) or not 0 <= message.slab < len(fds):
+        fds = self._shared.kept.records[f"{PREFIX}{generation}"].fds if generation is not None else []
+        if not is_host(self._shared.device) or not 0 <= message.slab < len(fds):
             session.fail(message.call, "bad_request", "sums are made of host slabs, for those who read them")
         elif not self._sums.ask(fds[message.slab], lambda digest: session.reply(SlabSum(message.call, digest))):
             session.fail(message.call, "too_many", "too many sums are waited for")
@@ -233,67 +213,63 @@ class VaultWeights:
     # -- events and effects
 
     def gone(self, session: Session) -> None:
-        if session.donation is not None:
-            close_all(session.donation.fds)
-            session.donation = None
-        self.step(words.Gone(session.number))
+        session.donation.drop()
+        self.step(machine.Leave(session.number))
 
     def tick(self) -> None:
-        self.step(words.Tick())
+        self.step(machine.Tick())
 
-    def step(self, event: words.Event) -> None:
-        self.state, effects = step(self.state, event, self._clock())
-        self._perform(effects)
+    def step(self, event: machine.Event) -> None:
+        self.state, effects = machine.step(self.state, event, self._shared.clock())
+        self.perform(effects)
 
-    def _perform(self, effects: tuple[words.Effect, ...]) -> None:
-        self.counts.update(type(effect).__name__ for effect in effects)
-        for effect in effects:
-            if isinstance(effect, words.DropGeneration):
-                self._forget(effect.generation)
-            elif isinstance(effect, words.Aborted):
-                self._abort(effect)
-            elif (session := self._sessions.get(effect.session)) is not None:
-                self._tell(session, effect)
+    def _carry_out(self, effect: machine.Effect) -> None:
+        if isinstance(effect, machine.DropGeneration):
+            self._forget(effect.generation)
+        elif isinstance(effect, machine.Aborted):
+            self._abort(effect)
+        elif (session := self._shared.sessions.get(effect.session)) is not None:
+            self._tell(session, effect)
 
-    def _tell(self, session: Session, effect: words.Effect) -> None:
+    def _tell(self, session: Session, effect: machine.Effect) -> None:
         call = session.weights_call
-        if not isinstance(effect, words.Superseded | words.LetGo):
+        if not isinstance(effect, machine.Superseded | machine.LetGo):
             session.weights_call = 0
-        if isinstance(effect, words.GrantWrite | words.GrantRead):
+        if isinstance(effect, machine.GrantWrite | machine.GrantRead):
             session.weights_granted = call
         match effect:
-            case words.GrantWrite():
+            case machine.GrantWrite():
                 self._uploads[session.number] = Upload()
                 session.reply(WeightsGranted(call, "rw", effect.generation))
-                self._note(f"{session!r} writes generation {effect.generation}")
-            case words.GrantRead():
+                self._shared.note(f"{session!r} writes generation {effect.generation}")
+            case machine.GrantRead():
                 layout = self.layouts[effect.generation]
                 session.generation = effect.generation
                 session.remember()
                 session.reply(WeightsGranted(call, "ro", effect.generation, layout))
-            case words.Committed():
+            case machine.Committed():
                 session.generation = effect.generation
                 session.remember()
                 session.reply(Done(call))
-                self._note(f"{session!r} committed generation {effect.generation} ({effect.layout_hash})")
-            case words.AnswerEmpty():
+                self._shared.note(f"{session!r} committed generation {effect.generation} ({effect.layout_hash})")
+            case machine.AnswerEmpty():
                 session.reply(WeightsEmpty(call))
-            case words.TimedOut():
+            case machine.TimedOut():
                 session.reply(Failed(call, "timeout", "nobody committed weights in time"))
-            case words.Refuse():
+            case machine.Refuse():
                 session.reply(Failed(call, effect.code, effect.reason))
-            case words.Superseded():
+            case machine.Superseded():
                 session.reply(Superseded(effect.by_hash))
-            case words.LetGo():
+            case machine.LetGo():
                 session.reply(LetGo())
 
-    def _abort(self, effect: words.Aborted) -> None:
+    def _abort(self, effect: machine.Aborted) -> None:
         upload = self._uploads.pop(effect.session, None)
         if upload is not None:
-            close_all(upload.fds)
-        self._note(f"writer of generation {effect.generation} ended before its commit: nothing of it is kept")
+            upload.drop()
+        self._shared.note(f"writer of generation {effect.generation} ended before its commit: nothing of it is kept")
 
     def _forget(self, generation: int) -> None:
         self.layouts.pop(generation, None)
-        self._kept.drop(f"{PREFIX}{generation}")
-        self._note(f"generation {generation} is dropped")
+        self._shared.kept.drop(f"{PREFIX}{generation}")
+        self._shared.note(f"generation {generation} is dropped")

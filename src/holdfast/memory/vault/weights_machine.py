@@ -8,61 +8,320 @@ last reader has left. Where both do not fit, the old one is *dropped* first: its
 gets it meanwhile, and it goes when the last has; a reader that cannot do without it is not pressed, the wish times out.
 Whoever cannot be answered yet waits, and every waiter is judged anew on each change, oldest first.
 
-`TABLE` (weights_state.py) is the whole of admission: what is wished, in which situation, gets which answer.
+`TABLE` is the whole of admission: what is wished, in which situation, gets which answer.
 
 Always true: at most one writer; a granted generation is a committed one; a waiter that is gone is granted nothing
 (facts 17); a waiter is never granted after its deadline; generation numbers grow; a committed generation is dropped
-only unread, and superseded or asked to go; `next_deadline` is never in the past after a step.
+only unread, and superseded or asked to go; an event with no `Refuse` for its session among the effects was accepted;
+`next_deadline_s` is never in the past after a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-
-from holdfast.memory.vault.weights_state import Answer, Generation, Reader, Weights, Writer, judge
-from holdfast.memory.vault.weights_words import (
-    Aborted,
-    AnswerEmpty,
-    Ask,
-    Code,
-    Commit,
-    Committed,
-    Donate,
-    DropGeneration,
-    Effect,
-    Event,
-    Gone,
-    GrantRead,
-    GrantWrite,
-    LetGo,
-    Refuse,
-    Release,
-    Superseded,
-    Tick,
-    TimedOut,
-)
-
-# The words and the state are to be had here too: a shell needs one import.
-__all__ = [
-    "Aborted", "AnswerEmpty", "Ask", "Code", "Commit", "Committed", "Donate", "DropGeneration", "Effect", "Event",
-    "Generation", "Gone", "GrantRead", "GrantWrite", "LetGo", "Reader", "Refuse", "Release", "Superseded", "Tick",
-    "TimedOut", "Weights", "next_deadline", "restore", "step",
-]  # fmt: skip
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Literal
 
 # More than all ranks and standbys a machine can run; past a thousand something is looping, and each step stays short.
 WAITERS_MAX = 1024
+
+Mode = Literal["rw", "ro", "rw_or_ro", "drop"]
+
+
+class Code(StrEnum):
+    """Why something is refused."""
+
+    COMMITTED = "committed"  # rw without `replace` on committed weights
+    STALE = "stale"  # the hash it was about is not, or no longer, the current one
+    BUSY = "busy"  # the session waits or holds something already
+    NOT_WRITER = "not_writer"
+    TOO_MANY = "too_many"
+    BAD_REQUEST = "bad_request"
+
+
+# -- events
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A session asks for a lock. `wait_for_writer`: an `ro` stays where it would else be answered EMPTY. With `drop` it
+    asks for an empty device instead: what is named in `replace` is to go, since a new one does not fit beside it."""
+
+    session: int
+    mode: Mode
+    deadline_s: float
+    wait_for_writer: bool = False
+    replace: str | None = None  # `rw` and `drop`: the hash of the committed weights it means to replace
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The writer is done. By now its slabs are sealed and the keeper has the record."""
+
+    session: int
+    layout_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Donate:
+    """After vault and keeper both died: a session that still maps a complete generation gives it back.
+
+    The hash was checked against the whole set. With the same weights here already it becomes one more reader.
+    """
+
+    session: int
+    layout_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The session gives up whatever it holds or waits for, by its word or because its connection ended.
+
+    Never refused: its word may cross an answer on its way.
+    """
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Ask | Commit | Donate | Leave | Tick
+
+
+# -- effects
+
+
+@dataclass(frozen=True, slots=True)
+class GrantWrite:
+    session: int
+    generation: int
+    replacing: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class GrantRead:
+    session: int
+    generation: int
+    layout_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerEmpty:
+    """Nothing is here, and nobody is writing."""
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    session: int
+    code: Code
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The session's generation is the current one, and the session reads it from now on."""
+
+    session: int
+    generation: int
+    layout_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """The writer ended before commit: drop its slabs. It may be gone, so this is news for the vault, not for it."""
+
+    session: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """To a reader of what was current until now: newer weights are here, yours stay as long as you hold them."""
+
+    session: int
+    by_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """To a reader of the current weights: somebody waits for their place. Whoever can do without them lets go."""
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropGeneration:
+    """Superseded or asked to go, and nobody reads it any more: drop its slabs and its record."""
+
+    generation: int
+
+
+Answered = GrantWrite | GrantRead | AnswerEmpty | Refuse | TimedOut | Committed
+Effect = Answered | Aborted | Superseded | LetGo | DropGeneration
+
+# -- the state, and the table by which a wish is answered
+
+
+class Situation(StrEnum):
+    """What a wish meets."""
+
+    EMPTY = "empty"
+    HELD = "held"  # empty after a total loss: whoever still maps the old bytes may yet give them back
+    WRITING = "writing"  # a first generation is being written
+    COMMITTED = "committed"
+    READ = "read"  # committed, and in use
+    DROPPING = "dropping"  # in use, and somebody waits for its place
+    REPLACING = "replacing"  # committed, and the next generation is being written
+
+
+class Wish(StrEnum):
+    READ = "ro"
+    READ_WHEN_WRITTEN = "ro, waiting for a writer"
+    EITHER = "rw_or_ro"
+    WRITE = "rw"
+    REPLACE = "rw replacing the current hash"
+    REPLACE_OTHER = "rw replacing another hash"
+    DROP = "drop the current hash"
+    DROP_OTHER = "drop another hash"
+
+
+class Answer(StrEnum):
+    READ = "read"
+    WRITE = "write"
+    WAIT = "wait"
+    EMPTY = "empty"
+    DROP = "drop what is here, then empty"
+    COMMITTED = "refused: committed"
+    STALE = "refused: stale"
+
+
+def _row(*answers: Answer) -> Mapping[Situation, Answer]:
+    return dict(zip(Situation, answers, strict=True))
+
+
+_READ, _WRITE, _WAIT, _STALE, _TAKEN = Answer.READ, Answer.WRITE, Answer.WAIT, Answer.STALE, Answer.COMMITTED
+# fmt: off
+TABLE: Mapping[Wish, Mapping[Situation, Answer]] = {
+    #                            EMPTY         HELD          WRITING COMMITTED    READ    DROPPING REPLACING
+    Wish.READ:              _row(Answer.EMPTY, _WAIT,        _WAIT,  _READ,       _READ,  _WAIT,   _READ),
+    Wish.READ_WHEN_WRITTEN: _row(_WAIT,        _WAIT,        _WAIT,  _READ,       _READ,  _WAIT,   _READ),
+    Wish.EITHER:            _row(_WRITE,       _WAIT,        _WAIT,  _READ,       _READ,  _WAIT,   _READ),
+    Wish.WRITE:             _row(_WRITE,       _WAIT,        _WAIT,  _TAKEN,      _TAKEN, _TAKEN,  _TAKEN),
+    Wish.REPLACE:           _row(_STALE,       _STALE,       _STALE, _WRITE,      _WRITE, _WAIT,   _WAIT),
+    Wish.REPLACE_OTHER:     _row(_STALE,       _STALE,       _STALE, _STALE,      _STALE, _STALE,  _STALE),
+    Wish.DROP:              _row(_STALE,       _STALE,       _STALE, Answer.DROP, _WAIT,  _WAIT,   _WAIT),
+    Wish.DROP_OTHER:        _row(Answer.EMPTY, Answer.EMPTY, _STALE, _STALE,      _STALE, _STALE,  _STALE),
+}
+# fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    number: int
+    layout_hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who writes a generation, or reads it."""
+
+    session: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Weights:
+    """The state. `superseded` holds generations that are still read; sessions are connections, by number."""
+
+    last_generation: int = 0
+    current: Generation | None = None
+    superseded: tuple[Generation, ...] = ()
+    writer: Holder | None = None
+    readers: tuple[Holder, ...] = ()
+    waiters: tuple[Ask, ...] = ()
+    refill_from_s: float | None = None  # nothing is written anew before this time; see Donate
+
+    def __repr__(self) -> str:
+        parts = [self.phase]
+        if self.current is not None:
+            parts.append(f"generation {self.current.number} ({self.current.layout_hash})")
+        if self.writer is not None:
+            parts.append(f"session {self.writer.session} writes generation {self.writer.generation}")
+        parts.append(f"{len(self.readers)} readers, {len(self.waiters)} waiting")
+        if self.superseded:
+            parts.append(f"{len(self.superseded)} superseded")
+        return ", ".join(parts)
+
+    @property
+    def phase(self) -> str:
+        """EMPTY, RW, COMMITTED or RO; a replacement at work changes nothing for readers, so it does not show here."""
+        if self.current is None:
+            return "EMPTY" if self.writer is None else "RW"
+        return "RO" if self.readers_of(self.current) else "COMMITTED"
+
+    def generation_of(self, session: int) -> int | None:
+        """What a session holds for reading."""
+        return next((reader.generation for reader in self.readers if reader.session == session), None)
+
+    def situation(self) -> Situation:
+        if self.current is None and self.writer is None:
+            return Situation.EMPTY if self.refill_from_s is None else Situation.HELD
+        if self.current is None or self.writer is not None:
+            return Situation.WRITING if self.current is None else Situation.REPLACING
+        if not self.readers_of(self.current):
+            return Situation.COMMITTED
+        going = self.current.layout_hash
+        dropping = any(ask.mode == "drop" and ask.replace == going for ask in self.waiters)
+        return Situation.DROPPING if dropping else Situation.READ
+
+    def readers_of(self, generation: Generation | None) -> list[int]:
+        return [reader.session for reader in self.readers if generation and reader.generation == generation.number]
+
+    def place_of(self, session: int) -> str:
+        """What a session does here, in words; empty: nothing."""
+        if self.writer is not None and self.writer.session == session:
+            return f"writes generation {self.writer.generation}"
+        if (held := self.generation_of(session)) is not None:
+            return f"reads generation {held}"
+        return "waits" if any(waiter.session == session for waiter in self.waiters) else ""
+
+
+def judge(state: Weights, ask: Ask) -> Answer:
+    return TABLE[_wish(state, ask)][state.situation()]
+
+
+def _wish(state: Weights, ask: Ask) -> Wish:
+    if ask.replace is not None:
+        here = state.current is not None and state.current.layout_hash == ask.replace
+        if ask.mode == "drop":
+            return Wish.DROP if here else Wish.DROP_OTHER
+        return Wish.REPLACE if here else Wish.REPLACE_OTHER
+    if ask.mode == "ro":
+        return Wish.READ_WHEN_WRITTEN if ask.wait_for_writer else Wish.READ
+    return Wish.WRITE if ask.mode == "rw" else Wish.EITHER
+
 
 Step = tuple[Weights, tuple[Effect, ...]]
 
 
 def restore(
     generations: Iterable[Generation],
-    readers: Iterable[Reader] = (),
+    readers: Iterable[Holder] = (),
     last_generation: int = 0,
     refill_from_s: float | None = None,
 ) -> Step:
-    """A new vault's state from the keeper's records; a reader listed here keeps its seat until its `Gone`.
+    """A new vault's state from the keeper's records; a reader listed here keeps its seat until its `Leave`.
 
     An unfinished writer has no record: its slabs went with the old vault, and it is told so when it comes back.
     """
@@ -81,19 +340,26 @@ def restore(
     return _drop_unread(state)
 
 
-def next_deadline(state: Weights) -> float | None:
+def next_deadline_s(state: Weights) -> float | None:
     """When a `Tick` is due, if nothing else happens before."""
-    times = [waiter.deadline_s for waiter in state.waiters]
-    if state.refill_from_s is not None and state.waiters:
-        times.append(state.refill_from_s)
-    return min(times, default=None)
+    refill = (state.refill_from_s,) if state.waiters and state.refill_from_s is not None else ()
+    return min((*refill, *(waiter.deadline_s for waiter in state.waiters)), default=None)
 
 
 def step(state: Weights, event: Event, now_s: float) -> Step:
     """What becomes of an event. Effects are to be carried out in their order."""
     if state.refill_from_s is not None and now_s >= state.refill_from_s:
         state = replace(state, refill_from_s=None)
-    state, applied = _apply(state, event)
+    applied: tuple[Effect, ...] = ()
+    match event:
+        case Ask():
+            state, applied = _ask(state, event)
+        case Commit():
+            state, applied = _commit(state, event)
+        case Donate():
+            state, applied = _donate(state, event)
+        case Leave():
+            state, applied = _leave(state, event.session)
     # Past its deadline nobody is granted anything; but who asks with no time at all is still judged once.
     state, late = _expire(state, now_s, spare=event if isinstance(event, Ask) else None)
     state, settled = _settle(state)
@@ -103,20 +369,6 @@ def step(state: Weights, event: Event, now_s: float) -> Step:
     return state, applied + late + settled + expired + overfull + dropped
 
 
-def _apply(state: Weights, event: Event) -> Step:
-    match event:
-        case Ask():
-            return _ask(state, event)
-        case Commit():
-            return _commit(state, event)
-        case Donate():
-            return _donate(state, event)
-        case Release() | Gone():
-            return _leave(state, event.session)
-        case Tick():
-            return state, ()
-
-
 def _ask(state: Weights, ask: Ask) -> Step:
     if ask.mode not in ("rw", "drop") and ask.replace is not None:
         return state, (Refuse(ask.session, Code.BAD_REQUEST, f"{ask.mode} replaces nothing: ask for rw"),)
@@ -124,10 +376,8 @@ def _ask(state: Weights, ask: Ask) -> Step:
         return state, (Refuse(ask.session, Code.BAD_REQUEST, "drop takes the hash of what is to go"),)
     if taken := state.place_of(ask.session):
         return state, (Refuse(ask.session, Code.BUSY, f"this session {taken} already"),)
-    asked: tuple[Effect, ...] = ()
-    if ask.mode == "drop" and state.current is not None and state.current.layout_hash == ask.replace:
-        asked = tuple(LetGo(session) for session in state.readers_of(state.current))
-    return replace(state, waiters=(*state.waiters, ask)), asked
+    pressed = state.readers_of(state.current) if _wish(state, ask) is Wish.DROP else ()
+    return replace(state, waiters=(*state.waiters, ask)), tuple(LetGo(session) for session in pressed)
 
 
 def _commit(state: Weights, event: Commit) -> Step:
@@ -139,13 +389,11 @@ def _commit(state: Weights, event: Commit) -> Step:
 
 
 def _become_current(state: Weights, committed: Generation, session: int) -> Step:
-    effects: list[Effect] = [Committed(session, committed.number, committed.layout_hash)]
-    superseded = state.superseded
-    if state.current is not None:
-        superseded = (*superseded, state.current)
-        effects += [Superseded(reader, committed.layout_hash) for reader in state.readers_of(state.current)]
-    readers = (*state.readers, Reader(session, committed.number))
-    return replace(state, current=committed, superseded=superseded, readers=readers), tuple(effects)
+    superseded = state.superseded if state.current is None else (*state.superseded, state.current)
+    told = tuple(Superseded(reader, committed.layout_hash) for reader in state.readers_of(state.current))
+    readers = (*state.readers, Holder(session, committed.number))
+    state = replace(state, current=committed, superseded=superseded, readers=readers)
+    return state, (Committed(session, committed.number, committed.layout_hash), *told)
 
 
 def _donate(state: Weights, event: Donate) -> Step:
@@ -173,28 +421,29 @@ def _leave(state: Weights, session: int) -> Step:
     return replace(state, readers=readers, waiters=waiters), effects
 
 
+def _without(state: Weights, *asks: Ask) -> Weights:
+    """A session waits once."""
+    answered = {ask.session for ask in asks}
+    return replace(state, waiters=tuple(waiter for waiter in state.waiters if waiter.session not in answered))
+
+
 def _expire(state: Weights, now_s: float, spare: Ask | None = None) -> Step:
-    late = tuple(w for w in state.waiters if w.deadline_s <= now_s and w is not spare)
-    if not late:
-        return state, ()
-    waiters = tuple(waiter for waiter in state.waiters if waiter.deadline_s > now_s or waiter is spare)
-    return replace(state, waiters=waiters), tuple(TimedOut(waiter.session) for waiter in late)
+    late = tuple(waiter for waiter in state.waiters if waiter.deadline_s <= now_s and waiter is not spare)
+    return _without(state, *late), tuple(TimedOut(waiter.session) for waiter in late)
 
 
 def _bound(state: Weights) -> Step:
     """Only an `Ask` adds a waiter, at the end: it is the one there is no room for."""
     if len(state.waiters) <= WAITERS_MAX:
         return state, ()
-    *kept, extra = state.waiters
+    extra = state.waiters[-1]
     reason = f"{WAITERS_MAX} sessions wait here already"
-    return replace(state, waiters=tuple(kept)), (Refuse(extra.session, Code.TOO_MANY, reason),)
+    return _without(state, extra), (Refuse(extra.session, Code.TOO_MANY, reason),)
 
 
 def _drop_unread(state: Weights) -> Step:
     read = {reader.generation for reader in state.readers}
     unread = tuple(generation for generation in state.superseded if generation.number not in read)
-    if not unread:
-        return state, ()
     kept = tuple(generation for generation in state.superseded if generation.number in read)
     return replace(state, superseded=kept), tuple(DropGeneration(generation.number) for generation in unread)
 
@@ -204,42 +453,38 @@ def _drop_unread(state: Weights) -> Step:
 
 def _settle(state: Weights) -> Step:
     """What is to go, goes; the oldest who may write, writes; everyone else is judged by what that made of it."""
-    state, effects = _dropped(state)
-    writer = next((ask for ask in state.waiters if judge(state, ask) is Answer.WRITE), None)
-    if writer is not None:
-        state, granted_write = _grant_write(state, writer)
-        effects += granted_write
+    told: list[Effect] = []
+    for answer, grant in ((Answer.DROP, _drop_current), (Answer.WRITE, _grant_write)):
+        first = next((ask for ask in state.waiters if judge(state, ask) is answer), None)
+        if first is not None:
+            state, effects = grant(state, first)
+            told += effects
     judged = [(ask, judge(state, ask)) for ask in state.waiters]
     assert all(answer is not Answer.WRITE for _, answer in judged), f"two writers: {state!r}"
     state = replace(state, waiters=tuple(ask for ask, answer in judged if answer is Answer.WAIT))
     if state.current is not None:
         reading = [ask.session for ask, answer in judged if answer is Answer.READ]
-        state, granted = _grant_read(state, reading, state.current)
-        effects += granted
-    effects += [_deny(state, ask, answer) for ask, answer in judged if answer not in (Answer.WAIT, Answer.READ)]
-    return state, tuple(effects)
+        state, effects = _grant_read(state, reading, state.current)
+        told += effects
+    told += [_deny(state, ask, answer) for ask, answer in judged if answer not in (Answer.WAIT, Answer.READ)]
+    return state, tuple(told)
 
 
-def _dropped(state: Weights) -> tuple[Weights, list[Effect]]:
-    ask = next((ask for ask in state.waiters if judge(state, ask) is Answer.DROP), None)
-    if ask is None:
-        return state, []
+def _drop_current(state: Weights, ask: Ask) -> Step:
     assert state.current is not None
-    effects: list[Effect] = [DropGeneration(state.current.number), AnswerEmpty(ask.session)]
-    waiters = tuple(waiter for waiter in state.waiters if waiter is not ask)
-    return replace(state, current=None, waiters=waiters), effects
+    effects = (DropGeneration(state.current.number), AnswerEmpty(ask.session))
+    return replace(_without(state, ask), current=None), effects
 
 
-def _grant_write(state: Weights, ask: Ask) -> tuple[Weights, list[Effect]]:
+def _grant_write(state: Weights, ask: Ask) -> Step:
     assert state.writer is None, f"two writers: {state!r}"
     number = state.last_generation + 1
-    waiters = tuple(waiter for waiter in state.waiters if waiter is not ask)
-    state = replace(state, last_generation=number, writer=Writer(ask.session, number, ask.replace), waiters=waiters)
-    return state, [GrantWrite(ask.session, number, ask.replace)]
+    state = replace(_without(state, ask), last_generation=number, writer=Holder(ask.session, number))
+    return state, (GrantWrite(ask.session, number, ask.replace),)
 
 
 def _grant_read(state: Weights, sessions: Sequence[int], current: Generation) -> Step:
-    readers = tuple(Reader(session, current.number) for session in sessions)
+    readers = tuple(Holder(session, current.number) for session in sessions)
     granted = tuple(GrantRead(session, current.number, current.layout_hash) for session in sessions)
     return replace(state, readers=state.readers + readers), granted
 

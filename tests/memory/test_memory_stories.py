@@ -6,13 +6,16 @@ the writer lock; that its pidfd is readable, and so its queued GPU work over, is
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from holdfast.memory.vault import pool_machine as pool
-from holdfast.memory.vault import pool_news
 from holdfast.memory.vault import weights_machine as weights
-from holdfast.memory.vault.weights_words import Mode
+from holdfast.memory.vault.weights_machine import Mode
 from holdfast.memory.writer_policy import Look, Watch, who_loads
+from transcript_book import must_go_as_written, transcripts
 
 TIMEOUT_S = 30.0
 
@@ -68,15 +71,15 @@ class Story:
 
     def engine_returns(self, name: str, words: list[str], values: dict[str, str]) -> None:
         """It has reconnected to the restarted vault of a device, which tells it what it may have missed."""
-        heard = [f"{news.kind} {news.epoch}" for news in pool_news.missed(self.pools[words[0]])]
+        heard = [f"{news.kind} {news.epoch}" for news in pool.missed(self.pools[words[0]])]
         self.say(f"{words[0]}: {name} hears {', '.join(heard) or 'nothing'}")
 
     def do_wait(self, words: list[str], values: dict[str, str]) -> None:
         """Time passes; ticks come when the machines asked for them."""
         until_s = self.now_s + float(words[0])
         while True:
-            due = [t for w in self.weights.values() if (t := weights.next_deadline(w)) is not None]
-            due += [t for p in self.pools.values() if (t := pool.next_deadline(p)) is not None]
+            due = [t for w in self.weights.values() if (t := weights.next_deadline_s(w)) is not None]
+            due += [t for p in self.pools.values() if (t := pool.next_deadline_s(p)) is not None]
             self.now_s = min([until_s, *due])
             for device in self.weights:
                 self.step_weights(device, weights.Tick())
@@ -111,11 +114,11 @@ class Story:
 
     def engine_releases(self, name: str, words: list[str], values: dict[str, str]) -> None:
         """Give up what is held or waited for on a device; also how a wait is cancelled."""
-        self.step_weights(words[0], weights.Release(self.session(name)))
+        self.step_weights(words[0], weights.Leave(self.session(name)))
 
     def engine_cancels(self, name: str, words: list[str], values: dict[str, str]) -> None:
         """Stop waiting, for weights and pool."""
-        self.step_weights(words[0], weights.Release(self.session(name)))
+        self.step_weights(words[0], weights.Leave(self.session(name)))
         self.step_pool(words[0], pool.Cancel(self.session(name)))
 
     def engine_dies(self, name: str, words: list[str], values: dict[str, str]) -> None:
@@ -123,7 +126,7 @@ class Story:
             self.lock = None
             self.say("the writer lock is free")
         for device in self.weights:
-            self.step_weights(device, weights.Gone(self.session(name)))
+            self.step_weights(device, weights.Leave(self.session(name)))
             self.step_pool(device, pool.Gone(self.session(name)))
 
     # -- the writer lock
@@ -190,7 +193,7 @@ class Story:
     def tell(self, device: str, effects: tuple[Any, ...]) -> None:
         for effect in effects:
             name = self.names[effect.session] if hasattr(effect, "session") else ""
-            news = pool_news.news_of(effect)
+            news = pool.news_of(effect)
             told = "" if news is None else f"; news: {news.kind} {news.epoch}"
             self.say(f"{device}: {words_of(effect, name)}{told}")
 
@@ -239,3 +242,17 @@ def words_of_pool(effect: pool.Effect, name: str) -> str:
             return f"the pool of epoch {epoch} is dropped"
         case _:
             raise AssertionError(effect)
+
+
+TRANSCRIPTS = transcripts("memory")
+
+
+@pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda p: p.stem)
+def test_the_memory_story_goes_as_written(path: Path) -> None:
+    """Every transcript's outcomes are exactly those of today's lock machines."""
+    must_go_as_written(path, Story)
+
+
+def test_there_are_memory_stories() -> None:
+    """The transcripts are found where they are kept."""
+    assert len(TRANSCRIPTS) >= 25
