@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import pytest
 from up_rig import Place, until
 
+from holdfast.core.procfs import read_process
+
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
 
 
@@ -72,6 +74,7 @@ def test_a_stopped_process_shows_as_stopped(shared: Place) -> None:
     for stopped in (supervisor, pid):
         os.kill(stopped, signal.SIGSTOP)
     try:
+        until(lambda: (seen := read_process(pid)) is not None and seen.state == "T", "the kernel to have stopped it")
         processes = shared.ps()
         assert processes["store"]["state"] == "stopped"
         assert processes["worker-1"]["state"] == "ready"
