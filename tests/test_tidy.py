@@ -27,21 +27,13 @@ MEASURES = "measures and breaks real processes in real time"
 OPERATOR = "a command waits for real processes, with no event loop"
 # file or folder -> why it may
 CLOCK = {
+    "core/clock.py": "the real clocks behind the port",
     "worker/beat.py": "beats come from a thread of its own, not from the event loop (facts 31)",
-    "worker/status.py": "wall time for the state's timestamp, which scrapers read",
-    "worker/shadow.py": "epochs are wall time; a takeover's marks are on the one clock all processes share",
-    "failover/identity.py": "wall time of a grant, for people",
-    "failover/lock_server/serve.py": "wall time for the record that people read",
-    "failover/lost_event.py": "a lock's end by the kernel's clock: the loop's stands still inside a callback",
     "engines/torch/stepper.py": "steps are timed in their own thread, which has no event loop",
     "engines/torch/gpu/warm_up.py": "what compiling cost is told, from the same thread",
     "engines/shadow/memory.py": "a takeover's marks, on the one clock all processes share",
-    "failover/journal.py": "when a leader last sent, on the one clock all processes share",
-    "frontend/process.py": "wall time for `created`, handed down from here",
-    "frontend/model_text.py": "the date for chat templates, handed down from here",
     "memory/vault/vault.py": "wall time for the history that people read",
     "memory/vault/pool.py": "epochs are wall time",
-    "supervise/witness.py": "wall time of incidents, for people; when leaders began is on the one clock all share",
     "cli/": OPERATOR,
     "bench/": MEASURES,
     "testing/": MEASURES,

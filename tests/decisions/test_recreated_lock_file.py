@@ -21,13 +21,14 @@ BOUND_S = 20.0
 ENGINE = """
 import asyncio, sys
 from pathlib import Path
+from holdfast.core.clock import SystemClock
 from holdfast.failover.file_lock import FileLock
 from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.memory.client.pool import PoolClient
 
 async def main(number, path, socket):
-    lock = FileLock(Path(path), f"engine {number}")
+    lock = FileLock(Path(path), f"engine {number}", SystemClock())
     client = MemoryClient(socket, open_device("host-0"), int(number))
     await client.connect()
     pool = PoolClient(client, open_device("host-0"))

@@ -15,13 +15,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from holdfast.failover.opening import open_lock
+from holdfast.wire.world import real_world
 
 
 class Agent:
     """One method per order; what it returns is the answer."""
 
     def __init__(self, url: str, who: str, token: str, directory: Path) -> None:
-        self._lock = open_lock(url, who, token)
+        self._lock = open_lock(url, who, real_world(), token)
         self._marker = directory / "inside"
         self._journal = directory / f"{who}.journal"
         self._lost: asyncio.Event | None = None

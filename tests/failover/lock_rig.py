@@ -29,6 +29,7 @@ from holdfast.failover.lock_server.client import ServerLock
 from holdfast.failover.lock_server.messages import AskOwner, Owner
 from holdfast.failover.opening import open_lock
 from holdfast.testing.deployment import etcd_command, free_port
+from holdfast.wire.world import real_world
 
 AGENT = Path(__file__).with_name("lock_agent.py")
 BOUND_S = 20.0  # for anything that should be quick
@@ -62,7 +63,7 @@ class LockRig:
         raise NotImplementedError
 
     def lock(self, who: str) -> FailoverLock:
-        return open_lock(self.url, who, self.token)
+        return open_lock(self.url, who, real_world(), self.token)
 
     @contextlib.asynccontextmanager
     async def engine(self, who: str) -> AsyncIterator[Engine]:
@@ -167,7 +168,7 @@ class EtcdRig(LockRig):
         return empty
 
     def lock(self, who: str) -> FailoverLock:
-        return open_lock(self.url.replace(f"={self.lease_s}", f"={self.long_lease_s}"), who)
+        return open_lock(self.url.replace(f"={self.lease_s}", f"={self.long_lease_s}"), who, real_world())
 
     async def take_away(self) -> None:
         await self.server.ask("kv/deleterange", {"key": base64.b64encode(self.key.encode()).decode()})
@@ -211,7 +212,7 @@ class ServerRig(LockRig):
         self.process.send_signal(signal.SIGCONT)
 
     async def waiting(self) -> int:
-        link, _ = await ServerLock(parse_address(self._address), "a look", self.token)._connect()
+        link, _ = await ServerLock(parse_address(self._address), "a look", real_world(), self.token)._connect()
         try:
             return (await link.ask(AskOwner(), Owner)).waiting
         finally:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from lock_rig import BOUND_S, Engine, EtcdRig, until
 
+from holdfast.core.clock import SystemClock
 from holdfast.failover.etcd_lock import MARGIN_PER_LEASE
 from holdfast.failover.lost_event import LostEvent
 
@@ -105,7 +106,7 @@ async def test_acquire_outlasts_an_etcd_that_is_not_there(rig: EtcdRig) -> None:
 async def test_event_is_set_by_the_clock_even_if_the_loop_is_late() -> None:
     """Whoever asks after the deadline is told, though no timer has had its turn."""
     loop = asyncio.get_running_loop()
-    lost = LostEvent(loop.time() + 0.05)
+    lost = LostEvent(SystemClock(), loop.time() + 0.05)
     assert not lost.is_set()
     time.sleep(0.06)  # noqa: ASYNC251 - the loop stands still, as in a frozen process
     assert lost.is_set()
@@ -117,12 +118,12 @@ async def test_event_wakes_its_waiters_at_the_deadline_and_not_before() -> None:
     """An extension holds; one into the past does not bring the end nearer."""
     loop = asyncio.get_running_loop()
     began_s = loop.time()
-    lost = LostEvent(began_s + 0.05)
+    lost = LostEvent(SystemClock(), began_s + 0.05)
     assert lost.extend(began_s + 0.15)
     assert lost.extend(began_s)
     await asyncio.wait_for(lost.wait(), 5)
     assert loop.time() - began_s >= 0.149
-    unbounded = LostEvent()
+    unbounded = LostEvent(SystemClock())
     assert not unbounded.is_set()
     unbounded.set()
     assert unbounded.is_set()

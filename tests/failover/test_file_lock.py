@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from lock_rig import BOUND_S, FileRig, fd_count
 
+from holdfast.core.clock import SystemClock
 from holdfast.core.errors import UserError
 from holdfast.core.procfs import read_process
 from holdfast.failover import file_lock
@@ -26,7 +27,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.processes]
 
 @pytest.fixture
 async def lock(tmp_path: Path) -> AsyncIterator[FileLock]:
-    made = FileLock(tmp_path / "engine.lock", "engine 0")
+    made = FileLock(tmp_path / "engine.lock", "engine 0", SystemClock())
     yield made
     await made.release()
 
@@ -74,7 +75,7 @@ async def test_signature_is_stale_after_release_and_never_trusted(lock: FileLock
     """The file goes on naming its last holder; the kernel says that nobody is. Rubbish in it is somebody."""
     await lock.acquire()
     lock.path.write_bytes(b"\xff rubbish" * 300)
-    other = FileLock(lock.path, "engine 1")
+    other = FileLock(lock.path, "engine 1", SystemClock())
     assert await other.owner() == UNSIGNED
     await lock.release()
     await lock.acquire()
@@ -130,8 +131,9 @@ def test_forked_child_that_releases_its_copy_frees_nothing(tmp_path: Path) -> No
     code = """
 import asyncio, os, sys
 from pathlib import Path
+from holdfast.core.clock import SystemClock
 from holdfast.failover.file_lock import FileLock
-lock, other = (FileLock(Path(sys.argv[1]), who) for who in ("parent", "other"))
+lock, other = (FileLock(Path(sys.argv[1]), who, SystemClock()) for who in ("parent", "other"))
 async def main():
     await lock.acquire()
     child = os.fork()
@@ -211,6 +213,6 @@ async def test_file_that_cannot_be_opened_is_a_users_error(tmp_path: Path) -> No
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     for path in (tmp_path, tmp_path / "link"):
         with pytest.raises(UserError, match="cannot be opened"):
-            await FileLock(path, "engine 0").acquire()
+            await FileLock(path, "engine 0", SystemClock()).acquire()
     with pytest.raises(ValueError, match="absolute path"):
-        FileLock(Path("engine.lock"), "engine 0")
+        FileLock(Path("engine.lock"), "engine 0", SystemClock())

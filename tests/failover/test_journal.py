@@ -11,14 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.core.clock import SystemClock
 from holdfast.failover.journal import TERMS_MAX, Journal, Term, read_terms, two_leaders
 from small_disks import BALLAST, fill, small_disk
 
 LEADER = """
 import sys, time
 from pathlib import Path
+from holdfast.core.clock import SystemClock
 from holdfast.failover.journal import Journal
-journal = Journal(Path(sys.argv[1]))
+journal = Journal(Path(sys.argv[1]), SystemClock())
 journal.begin(7)
 journal.sent()
 print("leading", flush=True)
@@ -43,7 +45,7 @@ def test_the_last_store_of_a_killed_leader_is_there(tmp_path: Path) -> None:
 def test_a_successor_adds_to_what_its_predecessor_wrote(tmp_path: Path) -> None:
     """The next process of the same name keeps the terms before it; other engines' terms are found beside them."""
     for name, epoch in (("a", 1), ("b", 2), ("a", 3)):
-        journal = Journal(tmp_path / f"{name}.journal")
+        journal = Journal(tmp_path / f"{name}.journal", SystemClock())
         journal.begin(epoch)
         journal.sent()
     assert [(term.engine, term.epoch) for term in read_terms(tmp_path)] == [("a", 1), ("b", 2), ("a", 3)]
@@ -52,7 +54,7 @@ def test_a_successor_adds_to_what_its_predecessor_wrote(tmp_path: Path) -> None:
 
 def test_a_full_journal_forgets_its_oldest_term(tmp_path: Path) -> None:
     """A journal never grows: the oldest term makes room."""
-    journal = Journal(tmp_path / "a.journal")
+    journal = Journal(tmp_path / "a.journal", SystemClock())
     for epoch in range(1, TERMS_MAX + 3):
         journal.begin(epoch)
     epochs = [term.epoch for term in read_terms(tmp_path)]
@@ -80,8 +82,9 @@ def test_two_leaders_are_found(newer: Term) -> None:
 FULL = """
 import sys
 from pathlib import Path
+from holdfast.core.clock import SystemClock
 from holdfast.failover.journal import Journal
-journal = Journal(Path(sys.argv[1]))
+journal = Journal(Path(sys.argv[1]), SystemClock())
 print("stands by", flush=True)
 sys.stdin.readline()
 for epoch in (7, 8):

@@ -26,7 +26,7 @@ from holdfast.failover.lock_server.peer import may_connect
 from holdfast.failover.lock_server.record import LockRecord
 from holdfast.failover.lock_server.serve import serve_lock
 from holdfast.wire.frames import FRAME_BYTES_MAX, FrameSplitter, frame
-from holdfast.wire.net import SocketNetwork
+from holdfast.wire.world import real_world
 
 pytestmark = pytest.mark.alone
 
@@ -41,7 +41,7 @@ class Served:
         self.address, self.record, self.running = address, record, running
 
     def lock(self, who: str, token: str = TOKEN) -> ServerLock:
-        return ServerLock(self.address, who, token)
+        return ServerLock(self.address, who, real_world(), token)
 
     async def raw(self) -> socket.socket:
         """A connection that only does what the test does."""
@@ -59,7 +59,7 @@ async def served(directory: Path, *, tcp: bool = False, window_s: float = WINDOW
     address: Address = TcpAddress("127.0.0.1", 0) if tcp else UnixAddress(f"{directory}/lock.sock")
     record = directory / "lock.record"
     running = asyncio.create_task(
-        serve_lock(address, record, window_s, TOKEN if tcp else "", SocketNetwork(), ready.set_result)
+        serve_lock(address, record, window_s, TOKEN if tcp else "", real_world(), ready.set_result)
     )
     await asyncio.wait([ready, running], return_when=asyncio.FIRST_COMPLETED, timeout=BOUND_S)
     try:
@@ -110,7 +110,7 @@ async def test_wrong_token_on_tcp(tmp_path: Path, token: str, why: str) -> None:
 async def test_tcp_without_a_token_is_not_served(tmp_path: Path) -> None:
     """A server that anyone could take the lock from does not start."""
     with pytest.raises(UserError, match="needs a token"):
-        await serve_lock(TcpAddress("127.0.0.1", 0), tmp_path / "lock.record", WINDOW_S, "", SocketNetwork())
+        await serve_lock(TcpAddress("127.0.0.1", 0), tmp_path / "lock.record", WINDOW_S, "", real_world())
 
 
 async def test_other_user_on_a_unix_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +275,7 @@ async def test_one_server_per_record(tmp_path: Path) -> None:
     async with served(tmp_path) as server:
         address = UnixAddress(f"{tmp_path}/other.sock")
         with pytest.raises(UserError, match="another lock server uses"):
-            await serve_lock(address, server.record, WINDOW_S, "", SocketNetwork())
+            await serve_lock(address, server.record, WINDOW_S, "", real_world())
 
 
 # -- the client
@@ -301,7 +301,7 @@ async def test_holder_that_comes_back_keeps_the_stricter_bound(tmp_path: Path) -
     """A restarted server with a shorter window is given up sooner, one with a longer window no later than before."""
     bounds = []
     async with served(tmp_path) as server:
-        lost = await granted(lock := ServerLock(server.address, "holder", give_up_s=BOUND_S))
+        lost = await granted(lock := ServerLock(server.address, "holder", real_world(), give_up_s=BOUND_S))
         bounds.append(lock._bound_s)
     for window_s in (WINDOW_S / 2, WINDOW_S * 10):
         link = lock._link
@@ -315,7 +315,7 @@ async def test_holder_that_comes_back_keeps_the_stricter_bound(tmp_path: Path) -
 
 async def test_acquire_waits_for_a_server_that_is_not_there_yet(tmp_path: Path) -> None:
     """No server is no error: whoever waits is granted the lock once there is one."""
-    lock = ServerLock(UnixAddress(f"{tmp_path}/lock.sock"), "early")
+    lock = ServerLock(UnixAddress(f"{tmp_path}/lock.sock"), "early", real_world())
     waiting = asyncio.create_task(granted(lock))
     assert await lock.owner() is None
     async with served(tmp_path):

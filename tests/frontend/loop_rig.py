@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from holdfast.core.address import TcpAddress
 from holdfast.frontend.process import FrontendSettings, run_frontend
 from holdfast.store.opening import open_store
 from holdfast.testing.deployment import Deployment, free_port
-from holdfast.wire.net import SocketNetwork
+from holdfast.wire.world import real_world
 
 WAIT_S = 20.0
 
@@ -35,11 +34,11 @@ class MeteredFrontend:
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        network, rng = SocketNetwork(), random.Random()
-        store = open_store(self._deployment.store, network, rng)
+        world = real_world()
+        store = open_store(self._deployment.store, world.network, world.rng)
         await store.start()
         settings = FrontendSettings("bench", TcpAddress("127.0.0.1", self.port))
-        await run_frontend(settings, store, network, rng, self._stop, lambda facts: self._ready.set())
+        await run_frontend(settings, store, world, self._stop, lambda facts: self._ready.set())
         await store.close()
 
     def _turn(self) -> None:

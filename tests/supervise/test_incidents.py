@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.cli.failovers import cost, headline, last_failover, steps
+from holdfast.core.clock import SystemClock
 from holdfast.failover.journal import Term
 from holdfast.supervise.incidents import (
     INCIDENTS_MAX,
@@ -26,6 +27,7 @@ from holdfast.supervise.standing import groups_of
 from holdfast.supervise.status import Status
 from holdfast.supervise.witness import Witness
 from holdfast.wire.net import SocketNetwork
+from manual_clock import ManualClock
 from small_disks import BALLAST, fill, small_disk
 
 FIRST, SECOND = 900_000, 1_000_100  # epochs are milliseconds of unix time
@@ -121,14 +123,14 @@ def slot(name: str = "worker-1a", group: str = "") -> Slot:
 
 def test_a_loop_is_one_incident(tmp_path: Path) -> None:
     """Who dies again before it is ready is told how often; who was ready is a new one; the last reason counts."""
-    witness = Witness(tmp_path, lambda: 50.0)
+    witness = Witness(tmp_path, ManualClock(50.0))
     witness.fell(slot(), Fell(7, "SIGKILL", was_ready=True))
     for pid in (8, 9):
         witness.fell(slot(), Fell(pid, f"exited with {pid}", was_ready=False))
     (one,) = read_incidents(tmp_path)
     assert (one.pid, one.times, one.why, one.instance, one.back_after_s) == (7, 3, "exited with 9", "abc", None)
     witness.back(slot())
-    witness._clock = lambda: 60.0
+    witness._clock = ManualClock(60.0)
     witness.fell(slot(), Fell(10, "SIGTERM", was_ready=True))
     one, two = read_incidents(tmp_path)
     assert (one.back_after_s, two.times, two.why) == (0.0, 1, "SIGTERM")
@@ -137,9 +139,9 @@ def test_a_loop_is_one_incident(tmp_path: Path) -> None:
 def test_the_last_hundred_outlive_the_supervisor(tmp_path: Path) -> None:
     """The next one goes on with them, and the oldest give way. One that was down when a supervisor ended is not
     called back by a start of another day."""
-    clock = iter(range(1000))
+    clock = ManualClock(0.0, step_s=1.0)
     for _ in range(2):
-        witness = Witness(tmp_path, lambda: float(next(clock)))
+        witness = Witness(tmp_path, clock)
         witness.back(slot())
         for pid in range(INCIDENTS_MAX - 30):
             witness.fell(slot(), Fell(pid, "SIGKILL", was_ready=True))
@@ -151,7 +153,7 @@ def test_the_last_hundred_outlive_the_supervisor(tmp_path: Path) -> None:
 def test_a_disk_that_takes_nothing_costs_the_record_alone(tmp_path: Path) -> None:
     """The supervisor goes on, and still knows."""
     (tmp_path / "incidents.json").mkdir()
-    witness = Witness(tmp_path, lambda: 50.0)
+    witness = Witness(tmp_path, ManualClock(50.0))
     witness.fell(slot(), Fell(7, "SIGKILL", was_ready=True))
     assert len(witness.incidents) == 1
 
@@ -159,7 +161,7 @@ def test_a_disk_that_takes_nothing_costs_the_record_alone(tmp_path: Path) -> Non
 async def test_what_a_full_disk_kept_back_is_written_once_there_is_room() -> None:
     """No other incident has to come first."""
     with small_disk(64 * 1024) as disk:
-        witness = Witness(disk)
+        witness = Witness(disk, SystemClock())
         fill(disk)
         witness.fell(slot(), Fell(7, "SIGKILL", was_ready=True))
         assert read_incidents(disk) == []

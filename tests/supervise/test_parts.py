@@ -14,6 +14,7 @@ from holdfast.supervise.parts import Parts
 from holdfast.supervise.processes import Processes
 from holdfast.supervise.records import Record, write_record
 from holdfast.supervise.witness import Witness
+from manual_clock import ManualClock
 
 
 class Held:
@@ -34,7 +35,7 @@ class Held:
 
 def test_one_whose_successor_is_seen_first_is_back_all_the_same(tmp_path: Path) -> None:
     """A supervisor that was stopped meanwhile finds the new keeper's record before it hears of the old one's end."""
-    held, witness = Held(), Witness(tmp_path, lambda: 50.0)
+    held, witness = Held(), Witness(tmp_path, ManualClock(50.0))
     whole = Slot.of(Job("vault-1", "vault"))
     whole.life = Life(Phase.READY, os.getpid())
     parts = Parts(tmp_path, cast(Processes, held), {"vault-1": whole}, witness)

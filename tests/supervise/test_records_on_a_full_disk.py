@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from holdfast.core.clock import SystemClock
 from holdfast.core.unwritten import UNWRITTEN
 from holdfast.supervise.jobs import Job
 from holdfast.supervise.lock import Holder, holder, sign, take_lock
@@ -98,7 +99,8 @@ async def test_a_supervisor_starts_and_restarts_without_room(disk: Path) -> None
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
     job = Job("a", "worker", settings=b"settings")
     write_launch(disk, "a", job.settings)
-    supervisor = Supervisor(disk, [job], LocalProcesses(disk / "file" / "logs"), lambda job, path: command, told.append)
+    logs = LocalProcesses(disk / "file" / "logs")
+    supervisor = Supervisor(disk, [job], logs, lambda job, path: command, told.append, SystemClock())
     (disk / "file").touch()  # where a folder should be: no log can be opened
     fill(disk)
     before = UNWRITTEN.totals["log"]

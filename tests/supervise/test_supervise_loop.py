@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.core.clock import SystemClock
 from holdfast.core.errors import REFUSED
 from holdfast.supervise import processes as processes_module
 from holdfast.supervise.jobs import Job
@@ -44,7 +45,7 @@ class World:
         def command(job: Job, settings: Path) -> Sequence[str]:
             return ["sh", str(settings), str(self.state_dir), job.name]
 
-        made = Supervisor(self.state_dir, jobs, self.processes, command, self.told.append)
+        made = Supervisor(self.state_dir, jobs, self.processes, command, self.told.append, SystemClock())
         self.made.append(made)
         return made
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.core.clock import SystemClock
 from holdfast.core.procfs import read_process
 from holdfast.supervise import machine
 from holdfast.supervise.jobs import Job, Slot
@@ -52,7 +53,7 @@ class World:
         def command(job: Job, settings: Path) -> Sequence[str]:
             return [sys.executable, str(CHILD), str(settings), str(self.state_dir), job.name]
 
-        made = Supervisor(self.state_dir, jobs, self.processes, command, self.told.append)
+        made = Supervisor(self.state_dir, jobs, self.processes, command, self.told.append, SystemClock())
         watching = Watching(made, SocketNetwork())
         self.made.append((made, asyncio.create_task(watching.run())))
         await made.start()

@@ -19,7 +19,8 @@ from holdfast.testing.clients import Received, ask, read_answer
 from holdfast.testing.deployment import Deployment
 from holdfast.wire.frames import frame
 from holdfast.wire.messages import Closed, Draining, Step, encode
-from holdfast.wire.net import SocketNetwork
+from holdfast.wire.world import real_world
+from holdfast.worker.beat import BeatThread
 from holdfast.worker.process import Worker, WorkerSettings
 
 NAN = float("nan")
@@ -84,13 +85,13 @@ async def rig() -> AsyncIterator[Rig]:
     with Deployment(workers=0, frontend={"hold_s": 5.0}) as deployment:
         run = deployment.folder / "run"
         launch = WorkerLaunch(str(deployment.folder), deployment.store, "bench")
-        rng, network, engine = random.Random(1), SocketNetwork(), BadEngine()
-        made = make_engine(launch, rng)
+        world, engine = real_world(random.Random(1)), BadEngine()
+        made = make_engine(launch, world.rng)
         addresses = [UnixAddress(str(run / f"bad.{end}")) for end in ("sock", "beat", "status")]
-        store = open_store(deployment.store, network, rng)
+        store = open_store(deployment.store, world.network, world.rng)
         await store.start()
         worker = Worker(
-            engine, made.card, made.tokenizer, WorkerSettings(launch.namespace(), *addresses), store, network, rng
+            engine, made.card, made.tokenizer, WorkerSettings(launch.namespace(), *addresses), store, world, BeatThread
         )
         engine.write_raw = lambda data: [
             session._transport.write(data) for session in worker.sessions.open if session._transport

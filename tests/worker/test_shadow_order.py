@@ -31,7 +31,8 @@ from holdfast.failover.journal import read_terms
 from holdfast.store.contract import Deleted, Put, Snapshot
 from holdfast.store.opening import open_store
 from holdfast.wire.messages import Active, Draining, Refused, Welcome
-from holdfast.wire.net import SocketNetwork
+from holdfast.wire.world import real_world
+from holdfast.worker.beat import BeatThread
 from holdfast.worker.process import Worker, WorkerSettings
 from holdfast.worker.shadow import Shadow, ShadowSettings
 
@@ -61,22 +62,22 @@ class Rig:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        stage, network, rng = self.stage, SocketNetwork(), random.Random(1)
+        stage, world = self.stage, real_world(random.Random(1))
         launch = WorkerLaunch(
             str(stage.folder), stage.store, "test", sim=SIM, vault_socket=stage.socket, lock=str(stage.lock)
         )
-        made = make_engine(launch, rng)
+        made = make_engine(launch, world.rng)
         assert isinstance(made.engine, ShadowSim)
         self.engine = made.engine
         beats = parse_address(f"unix://{stage.folder}/run/w.beat")
         settings = WorkerSettings(
             launch.namespace(), parse_address(f"unix://{self.data}"), beats, TcpAddress("127.0.0.1", 0), group="pair"
         )
-        self._store, self._watcher = (open_store(stage.store, network, rng) for _ in range(2))
+        self._store, self._watcher = (open_store(stage.store, world.network, world.rng) for _ in range(2))
         for store in (self._store, self._watcher):
             await store.start()
-        self.worker = Worker(self.engine, made.card, made.tokenizer, settings, self._store, network, rng)
-        self.lock = FileLock(stage.lock, "w")
+        self.worker = Worker(self.engine, made.card, made.tokenizer, settings, self._store, world, BeatThread)
+        self.lock = FileLock(stage.lock, "w", world.clock)
         self._listen()
         shadow = Shadow(self.worker, self.engine, self.lock, ShadowSettings(stage.journals, "w"))
         self.ready = asyncio.Event()

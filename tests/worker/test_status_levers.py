@@ -34,7 +34,7 @@ class Levers:
     def __init__(self, token: str = "") -> None:
         self.pulled = 0
         life, settings = Lifecycle(shadow=True, wake_s=30.0), ProbeSettings(token=token)
-        page = StatusPage(dict, lambda: life, lambda: 0.0, settings, {"sleep": self.pull})
+        page = StatusPage(dict, lambda: life, lambda: 0.0, lambda: 0.0, settings, {"sleep": self.pull})
         self.server = HttpServer(page.handle, SocketNetwork())
 
     async def pull(self) -> str:

@@ -89,10 +89,10 @@ class Rig:
             lambda: dict(FACTS),
             lambda: self.life,
             lambda: self.now_s,
+            lambda: UNIX_S + self.now_s,
             settings,
             {"sleep": self.sleep, "wake_up": self.wake_up},
             action_s=action_s,
-            unix_clock=lambda: UNIX_S + self.now_s,
         )
         self.server = HttpServer(self.page.handle, SocketNetwork())
         address = await self.server.start(TcpAddress("127.0.0.1", 0))
@@ -315,7 +315,7 @@ async def test_a_worker_that_ends_answers_its_operator(rig: Rig, end: str) -> No
 async def test_levers_may_come_later(rig: Rig) -> None:
     """A worker learns what it can do after its page is up; until then there is no such path."""
     actions: Actions = {}
-    page = StatusPage(dict, lambda: rig.life, lambda: 0.0, ProbeSettings(), actions)
+    page = StatusPage(dict, lambda: rig.life, lambda: 0.0, lambda: 0.0, ProbeSettings(), actions)
     rig.page, rig.server = page, HttpServer(page.handle, SocketNetwork())
     address = await rig.server.start(TcpAddress("127.0.0.1", 0))
     assert isinstance(address, TcpAddress)

@@ -34,7 +34,8 @@ def scraped(port: int) -> dict[str, float]:
 async def test_every_count_is_a_metric_and_may_fall_with_the_next_wake() -> None:
     """A worker without a group shows 0; one with a group what its engine counted since it woke, each under its name."""
     facts = PLAIN
-    page = StatusPage(lambda: facts, lambda: Lifecycle(shadow=True, wake_s=30.0), lambda: 0.0, ProbeSettings(), {})
+    life, at_0 = Lifecycle(shadow=True, wake_s=30.0), lambda: 0.0
+    page = StatusPage(lambda: facts, lambda: life, at_0, at_0, ProbeSettings(), {})
     server = HttpServer(page.handle, SocketNetwork())
     address = await server.start(TcpAddress("127.0.0.1", 0))
     assert isinstance(address, TcpAddress)

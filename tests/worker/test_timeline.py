@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from holdfast.core.clock import SystemClock
 from holdfast.failover.journal import Journal
 from holdfast.worker.timeline import UNSEEN, Timeline
 
 
 def after_a_leader(folder: Path) -> Timeline:
     """One that takes over from a leader who sent nothing for a while."""
-    Journal(folder / "a.journal").begin(5)
+    Journal(folder / "a.journal", SystemClock()).begin(5)
     return Timeline(folder, 6, 1000.0, after=5)
 
 

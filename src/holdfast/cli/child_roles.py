@@ -6,7 +6,6 @@ Always true: `on_ready` is called once, when others may rely on the process; whe
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +19,7 @@ from holdfast.core.tasks import beside, done_before, first
 from holdfast.supervise.records import journals_dir
 
 if TYPE_CHECKING:
+    from holdfast.core.ports import World
     from holdfast.engines.contract import ShadowEngine
     from holdfast.worker.process import Worker
     from holdfast.worker.shadow import Shadow
@@ -84,12 +84,12 @@ def _ignore(_: object) -> None:
 async def _run_worker(launch: WorkerLaunch, stop: asyncio.Event, on_ready: OnReady) -> None:
     from holdfast.cli.engines import make_engine
     from holdfast.store.opening import open_store
-    from holdfast.wire.net import SocketNetwork
+    from holdfast.wire.world import real_world
+    from holdfast.worker.beat import BeatThread
     from holdfast.worker.process import Worker, WorkerSettings
     from holdfast.worker.status import ProbeSettings
 
-    rng = random.Random()
-    network = SocketNetwork()
+    world = real_world()
     with settled():
         settings = WorkerSettings(
             launch.namespace(),
@@ -105,25 +105,25 @@ async def _run_worker(launch: WorkerLaunch, stop: asyncio.Event, on_ready: OnRea
             launch.status_any,
             launch.advertise,
         )
-        store = open_store(launch.store, network, rng)
-        made = await asyncio.to_thread(make_engine, launch, rng)
+        store = open_store(launch.store, world.network, world.rng)
+        made = await asyncio.to_thread(make_engine, launch, world.rng)
     await store.start()
     try:
-        worker = Worker(made.engine, made.card, made.tokenizer, settings, store, network, rng)
+        worker = Worker(made.engine, made.card, made.tokenizer, settings, store, world, BeatThread)
         async with made.chaos(worker.sessions.reset_connections):
-            await (_shadow(launch, worker, made.shadow()) if launch.lock else worker).run(stop, on_ready)
+            await (_shadow(launch, worker, made.shadow(), world) if launch.lock else worker).run(stop, on_ready)
     finally:
         await store.close()
 
 
-def _shadow(launch: WorkerLaunch, worker: Worker, engine: ShadowEngine) -> Shadow:
+def _shadow(launch: WorkerLaunch, worker: Worker, engine: ShadowEngine, world: World) -> Shadow:
     from holdfast.failover.opening import open_lock
     from holdfast.worker.shadow import Shadow, ShadowSettings
 
     if not launch.group:
         raise UserError("--lock needs --group: the name that this engine and its standbys share")
     journals = journals_dir(Path(launch.state_dir), launch.group)
-    lock = open_lock(launch.lock, launch.name, launch.lock_token)
+    lock = open_lock(launch.lock, launch.name, world, launch.lock_token)
     return Shadow(worker, engine, lock, ShadowSettings(journals, launch.name, launch.load_s))
 
 
@@ -136,10 +136,9 @@ async def _run_frontend(launch: FrontendLaunch, stop: asyncio.Event, on_ready: O
     from holdfast.streams.patience import HoldSettings
     from holdfast.wire.http_request import HttpLimits
     from holdfast.wire.http_server import HttpPatience
-    from holdfast.wire.net import SocketNetwork
+    from holdfast.wire.world import real_world
 
-    rng = random.Random()
-    network = SocketNetwork()
+    world = real_world()
     with settled():
         settings = FrontendSettings(
             deployment=launch.deployment,
@@ -154,10 +153,10 @@ async def _run_frontend(launch: FrontendLaunch, stop: asyncio.Event, on_ready: O
             access_log=launch.access_log,
             name=launch.name,
         )
-        store = open_store(launch.store, network, rng)
+        store = open_store(launch.store, world.network, world.rng)
     await store.start()
     try:
-        others = partial(other_pages, Path(launch.state_dir), launch.name, network)
-        await run_frontend(settings, store, network, rng, stop, on_ready, others=others)
+        others = partial(other_pages, Path(launch.state_dir), launch.name, world.network)
+        await run_frontend(settings, store, world, stop, on_ready, others=others)
     finally:
         await store.close()

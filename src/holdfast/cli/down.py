@@ -16,6 +16,7 @@ from holdfast.cli.launch import ROLES
 from holdfast.cli.plan import job_of
 from holdfast.cli.running import child_command, log_dir
 from holdfast.cli.screen import Screen
+from holdfast.core.clock import SystemClock
 from holdfast.core.errors import UserError
 from holdfast.supervise.jobs import Job
 from holdfast.supervise.lock import holder, take_lock
@@ -120,7 +121,7 @@ async def _stop_records(state_dir: Path, jobs: list[Job], screen: Screen) -> int
         if " adopted" not in text:  # how it is done here, not what was asked for
             screen.line(text)
 
-    supervisor = Supervisor(state_dir, jobs, LocalProcesses(log_dir(state_dir)), child_command(0), tell)
+    supervisor = Supervisor(state_dir, jobs, LocalProcesses(log_dir(state_dir)), child_command(0), tell, SystemClock())
     supervisor.adopt_everything()
     await supervisor.stop()
     return len(supervisor.adopted)

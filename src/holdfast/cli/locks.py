@@ -65,7 +65,7 @@ def serve(
 async def _serve(where: str, state_file: Path, window_s: float, token: str) -> None:
     from holdfast.core.address import TcpAddress, parse_address
     from holdfast.failover.lock_server.serve import serve_lock
-    from holdfast.wire.net import SocketNetwork
+    from holdfast.wire.world import real_world
 
     address = parse_address(where)
     if isinstance(address, TcpAddress) and not token:
@@ -78,7 +78,7 @@ async def _serve(where: str, state_file: Path, window_s: float, token: str) -> N
         state_file,
         window_s,
         token,
-        SocketNetwork(),
+        real_world(),
         on_ready=lambda bound: typer.echo(f"ready: --lock lock+{bound} (Ctrl-C ends it)"),
     )
     if not await done_before(stop, serving, "lock server"):

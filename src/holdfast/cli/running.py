@@ -16,6 +16,7 @@ from pathlib import Path
 
 from holdfast.cli.plan import job_of
 from holdfast.cli.starting import Start, in_words, unfinished
+from holdfast.core.clock import SystemClock
 from holdfast.core.errors import Refused, UserError
 from holdfast.supervise.jobs import Job
 from holdfast.supervise.keeping import Keeping
@@ -57,7 +58,8 @@ async def keep_up(
     `shown` is called once everything serves, or does not though it was adopted, with what it waits for; `stopping` once
     it is told to stop."""
     command, logs = child_command(os.getpid() if tied else 0), LocalProcesses(log_dir(start.state_dir))
-    supervisor = Supervisor(start.state_dir, [job_of(launch) for launch in start.launches], logs, command, tell)
+    jobs = [job_of(launch) for launch in start.launches]
+    supervisor = Supervisor(start.state_dir, jobs, logs, command, tell, SystemClock())
     watching = Watching(supervisor, SocketNetwork())
     keeping = Keeping(supervisor, lock, start.state_dir, tell)
     stop = asyncio.Event()

@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from random import SystemRandom
 
+from holdfast.core.ports import World
 from holdfast.core.tasks import Tasks, first
 from holdfast.failover.identity import read_holder, signature
 from holdfast.failover.lock import Holder
@@ -44,14 +44,14 @@ LEASE_BITS = 63
 class EtcdLock:
     """`FailoverLock` in etcd at `url` (etcd://host:port[,host:port…]) under `key`."""
 
-    def __init__(self, url: str, key: str, who: str, lease_s: int = LEASE_S) -> None:
+    def __init__(self, url: str, key: str, who: str, world: World, lease_s: int = LEASE_S) -> None:
         if lease_s < 1 or not key:
             raise ValueError(f"an etcd lock needs a key and a lease of at least 1 s, got {key!r} and {lease_s}")
         self.url = url
         self.key = key
         self.who = who
         self.lease_s = lease_s
-        self._rng = SystemRandom()
+        self._clock, self._rng = world.clock, world.rng
         self._lost: LostEvent | None = None
         self._tasks = Tasks(f"lock {url}/{key}")  # one at a time
         self._waiting = False
@@ -143,8 +143,8 @@ class EtcdLock:
         lease = self._rng.getrandbits(LEASE_BITS) or 1
         try:
             await election.grant(lease, self.lease_s, self._patience_s)
-            won = await election.create(signature(self.who), lease, self._patience_s)
-            if won and not (lost := LostEvent(self._deadline_s(sent_s))).is_set():
+            won = await election.create(signature(self.who, self._clock.unix_s()), lease, self._patience_s)
+            if won and not (lost := LostEvent(self._clock, self._deadline_s(sent_s))).is_set():
                 return lease, lost
         except BaseException:
             await election.revoke(lease, REVOKE_S)

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from holdfast.core.errors import UserError
 from holdfast.core.flock import is_at_path, open_lock_file, read_signature, sign, try_flock
+from holdfast.core.ports import Clock
 from holdfast.failover.filesystems import filesystem_of, is_networked
 from holdfast.failover.identity import read_holder, signature
 from holdfast.failover.lock import Holder
@@ -49,11 +50,12 @@ ROOM_ABOVE = 256
 class FileLock:
     """`FailoverLock` on a file. `who` is what others read as its owner."""
 
-    def __init__(self, path: Path, who: str) -> None:
+    def __init__(self, path: Path, who: str, clock: Clock) -> None:
         if not path.is_absolute():
             raise ValueError(f"a lock file needs an absolute path, got {str(path)!r}")
         self.path = path
         self.who = who
+        self._clock = clock
         self._descriptor: int | None = None
         self._pid = 0  # of the process that opened it
         self._handed_out = False
@@ -129,7 +131,7 @@ class FileLock:
         return None
 
     def _become_holder(self, descriptor: int) -> asyncio.Event:
-        sign(descriptor, signature(self.who))
+        sign(descriptor, signature(self.who, self._clock.unix_s()))
         self._lost = asyncio.Event()
         self._check = asyncio.get_running_loop().call_later(CHECK_S, self._look)
         return self._lost

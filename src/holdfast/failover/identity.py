@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 import msgspec
 
@@ -13,10 +12,10 @@ from holdfast.failover.lock import Holder
 UNSIGNED = Holder("somebody who has not signed yet")
 
 
-def signature(who: str) -> bytes:
+def signature(who: str, unix_s: float) -> bytes:
     """This process, as a lock's holder from now on."""
     me = read_process(os.getpid())
-    return msgspec.json.encode(Holder(who, os.getpid(), me.start_ticks if me else 0, round(time.time(), 3))) + b"\n"
+    return msgspec.json.encode(Holder(who, os.getpid(), me.start_ticks if me else 0, round(unix_s, 3))) + b"\n"
 
 
 def read_holder(text: bytes) -> Holder:

@@ -15,12 +15,12 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from holdfast.core.ports import Clock
 from holdfast.core.unwritten import UNWRITTEN
 
 # Terms of one engine's name; a failover a minute for half a day. Beyond that the oldest go.
@@ -48,8 +48,9 @@ class Term:
 class Journal:
     """The writer's side."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Clock) -> None:
         self._path = path
+        self._clock = clock
         self._on_disk = False
         self._words = memoryview(mmap.mmap(-1, _BYTES)).cast("Q")
         self._at = 0
@@ -74,13 +75,16 @@ class Journal:
         words = self._words
         words[at + _EPOCH] = 0
         words[at + _PID] = os.getpid()
-        words[at + _BEGAN] = time.monotonic_ns()
+        words[at + _BEGAN] = self._now_ns()
         words[at + _SENT] = 0
         words[at + _EPOCH] = epoch
 
     def sent(self) -> None:
         """Tokens go out now; on the path of every step."""
-        self._words[self._at + _SENT] = time.monotonic_ns()
+        self._words[self._at + _SENT] = self._now_ns()
+
+    def _now_ns(self) -> int:
+        return round(self._clock.monotonic_s() * 1e9)
 
 
 def _mapped(path: Path) -> memoryview:

@@ -8,16 +8,18 @@ Once set it stays set; the deadline only ever moves later, and only while there 
 from __future__ import annotations
 
 import asyncio
-import time
+
+from holdfast.core.ports import Clock
 
 
 class LostEvent(asyncio.Event):
     """Ends at `deadline_s` of the loop's clock; None: only when it is set.
 
-    Asked of the kernel, not of the loop: uvloop's clock stands still inside a callback, where a frozen one wakes."""
+    Asked of `clock`, not of the loop: uvloop's stands still inside a callback, where a frozen process wakes."""
 
-    def __init__(self, deadline_s: float | None = None) -> None:
+    def __init__(self, clock: Clock, deadline_s: float | None = None) -> None:
         super().__init__()
+        self._clock = clock
         self._loop_clock = asyncio.get_running_loop()
         self._deadline_s = deadline_s
         self._timer: asyncio.TimerHandle | None = None
@@ -38,7 +40,7 @@ class LostEvent(asyncio.Event):
 
     def holds(self) -> bool:
         """Not set, and there is time left. Changes nothing, so that any thread may ask."""
-        return not super().is_set() and (self._deadline_s is None or time.monotonic() < self._deadline_s)
+        return not super().is_set() and (self._deadline_s is None or self._clock.monotonic_s() < self._deadline_s)
 
     def is_set(self) -> bool:
         if not self.holds():

@@ -7,6 +7,7 @@ from urllib.parse import parse_qsl
 
 from holdfast.core.address import parse_address
 from holdfast.core.errors import UserError
+from holdfast.core.ports import World
 from holdfast.failover.file_lock import FileLock
 from holdfast.failover.lock import FailoverLock
 
@@ -16,7 +17,7 @@ FORMS = (
 )
 
 
-def open_lock(url: str, who: str, token: str = "") -> FailoverLock:
+def open_lock(url: str, who: str, world: World, token: str = "") -> FailoverLock:
     """The lock a URL names; nothing is opened yet. `token`: what a lock server on TCP asks for.
 
     ValueError says what is wrong with the URL, and which forms there are."""
@@ -24,22 +25,22 @@ def open_lock(url: str, who: str, token: str = "") -> FailoverLock:
     try:
         match scheme if found else "":
             case "" if url.startswith("/"):
-                return FileLock(Path(url), who)
+                return FileLock(Path(url), who, world.clock)
             case "flock":
-                return FileLock(Path(rest), who)
+                return FileLock(Path(rest), who, world.clock)
             case "lock+unix" | "lock+tcp":
                 # Here, not above: a lock file needs none of this.
                 from holdfast.failover.lock_server.client import ServerLock
 
-                return ServerLock(parse_address(url.removeprefix("lock+")), who, token=token)
+                return ServerLock(parse_address(url.removeprefix("lock+")), who, world, token)
             case "etcd":
-                return _etcd(rest, who)
+                return _etcd(rest, who, world)
         raise ValueError("it names no kind of lock that there is")
     except ValueError as error:
         raise ValueError(f"lock {url!r}: {error}; a lock is {FORMS}") from error
 
 
-def _etcd(rest: str, who: str) -> FailoverLock:
+def _etcd(rest: str, who: str, world: World) -> FailoverLock:
     # Here, not above: aiohttp is an extra that only etcd needs.
     from holdfast.failover.etcd_lock import LEASE_S, EtcdLock
     from holdfast.store.endpoints import parse_endpoints
@@ -56,4 +57,4 @@ def _etcd(rest: str, who: str) -> FailoverLock:
     lease = options.pop("lease_s", str(LEASE_S))
     if options or not (lease.isascii() and lease.isdigit() and int(lease) > 0):
         raise ValueError(f"{query!r} is not a lease in whole seconds, e.g. ?lease_s=5")
-    return EtcdLock(f"etcd://{hosts}", key, who, int(lease))
+    return EtcdLock(f"etcd://{hosts}", key, who, world, int(lease))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -34,8 +35,8 @@ class ModelText:
 class TextMaker:
     """Makes a `ModelText` of a card and its tokenizer; ValueError says why a card cannot be served."""
 
-    def __init__(self) -> None:
-        self._templates = Templates(datetime.now)
+    def __init__(self, unix_s: Callable[[], float]) -> None:
+        self._templates = Templates(lambda: datetime.fromtimestamp(unix_s()))
 
     async def prepare(self, card: ModelCard, tokenizer_json: bytes) -> ModelText:
         """Reading a large tokenizer takes a second: not on the event loop."""

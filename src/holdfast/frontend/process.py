@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.core.address import Address
-from holdfast.core.ports import Network
+from holdfast.core.ports import World
 from holdfast.core.tasks import Tasks, first
 from holdfast.discovery.keys import CARDS, INSTANCES, REFUSALS, STANDBYS, InstanceKey, check_deployment_name
 from holdfast.discovery.registry import Registry
@@ -62,23 +60,21 @@ class FrontendSettings:
 async def run_frontend(
     settings: FrontendSettings,
     store: Store,
-    network: Network,
-    rng: random.Random,
+    world: World,
     stop: asyncio.Event,
     on_ready: Callable[[dict[str, Any]], None],
-    wall_clock: Callable[[], float] = time.time,
     others: Others = nobody,
 ) -> None:
     """Serve until `stop` is set, then drain."""
     check_deployment_name(settings.deployment)
-    loop = asyncio.get_running_loop()
+    loop, network, rng, unix_s = asyncio.get_running_loop(), world.network, world.rng, world.clock.unix_s
     directory = ModelDirectory(rng, settings.holds.fresh_max, settings.known)
     dispatcher = Dispatcher(directory, settings.holds, loop.time)
     peer = f"frontend-{rng.getrandbits(32):08x}"
-    roster = Roster(directory, dispatcher, network, rng, TextMaker().prepare, peer)
-    admission = Admission(directory, dispatcher, AdmissionSettings(), rng, wall_clock)
+    roster = Roster(directory, dispatcher, network, rng, TextMaker(unix_s).prepare, peer)
+    admission = Admission(directory, dispatcher, AdmissionSettings(), rng, unix_s)
     shown = FrontendMetrics(dispatcher.stats)
-    pages = Pages(directory, dispatcher, roster, int(wall_clock()), lambda: store.state, shown, settings.name, others)
+    pages = Pages(directory, dispatcher, roster, int(unix_s()), lambda: store.state, shown, settings.name, others)
     access = AccessLog() if settings.access_log else None
     accounts = Accounts(directory, shown, access)
     large = LargeBodies(admission.settings.prompt_chars_max, shown.reader_lost)

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from holdfast.core.errors import REFUSED
+from holdfast.core.ports import Clock
 from holdfast.supervise import machine
 from holdfast.supervise.jobs import START_ORDER, STOP_ORDER, Job, Slot
 from holdfast.supervise.machine import KERNEL_S, Phase
@@ -55,6 +56,7 @@ class Supervisor:
         processes: Processes,
         command: Callable[[Job, Path], Sequence[str]],
         tell: Callable[[str], None],
+        clock: Clock,
     ) -> None:
         self._state_dir = state_dir
         self._processes = processes
@@ -62,7 +64,7 @@ class Supervisor:
         self._tell = tell
         self.slots = {job.name: Slot.of(job) for job in jobs}
         self.adopted: list[Record] = []
-        self.witness = Witness(state_dir)
+        self.witness = Witness(state_dir, clock)
         self.parts = Parts(state_dir, processes, self.slots, self.witness)
         self._notes = Notes(state_dir, tell)
         self._changed = asyncio.Event()

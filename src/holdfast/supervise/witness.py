@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from holdfast.core.ports import Network
+from holdfast.core.ports import Clock, Network
 from holdfast.failover.journal import Term, read_terms
 from holdfast.supervise.incidents import (
     INCIDENTS_MAX,
@@ -45,16 +43,16 @@ Key = tuple[float, str]  # when, and who
 class Witness:
     """Keeps the incidents of one state directory."""
 
-    def __init__(self, state_dir: Path, unix_clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, state_dir: Path, clock: Clock) -> None:
         self._state_dir = state_dir
-        self._clock = unix_clock
+        self._clock = clock
         self.incidents = {(incident.unix_s, incident.name): incident for incident in read_incidents(state_dir)}
         self._down: dict[str, Key] = {}  # of those whose process is not ready again
         self._open: set[Key] = set()  # about which more may be heard
         self._news = asyncio.Event()
         self._written = True
         # The last two times it looked: when it was stopped, it may hear of an end before or after it looks again.
-        self._looked_ns = [time.monotonic_ns()] * 2
+        self._looked_ns = [self._now_ns()] * 2
 
     def fell(self, slot: Slot, fell: Fell) -> None:
         """Its process ended unasked, just now."""
@@ -67,7 +65,7 @@ class Witness:
         terms = self._terms(job.group)
         epoch = led(terms, fell.pid, self._looked_ns[0])
         part = ("active" if epoch else "standby") if job.group and fell.was_ready else ""
-        ended_s = ended_unix_s(terms, epoch, self._clock())
+        ended_s = ended_unix_s(terms, epoch, self._clock.unix_s())
         made = Incident(ended_s, job.name, job.role, fell.pid, fell.how, part, job.group, instance, epoch)
         key = self._down[job.name] = (made.unix_s, made.name)
         self._keep(key, made)
@@ -77,7 +75,7 @@ class Witness:
         key = self._down.pop(slot.job.name, None)
         if key in self.incidents:
             incident = self.incidents[key]
-            self._keep(key, replace(incident, back_after_s=round(self._clock() - incident.unix_s, 3)))
+            self._keep(key, replace(incident, back_after_s=round(self._clock.unix_s() - incident.unix_s, 3)))
 
     async def run(self, network: Network) -> None:
         """Ask around while something is not known; for ever."""
@@ -94,7 +92,7 @@ class Witness:
     async def look_on(self) -> None:
         """Remember, and show, that this supervisor looks; for ever."""
         while True:
-            self._looked_ns = [self._looked_ns[1], time.monotonic_ns()]
+            self._looked_ns = [self._looked_ns[1], self._now_ns()]
             beat(self._state_dir)
             await asyncio.sleep(BEAT_S)
 
@@ -108,9 +106,12 @@ class Witness:
                 self._open.discard(key)
 
     def _is_told(self, incident: Incident) -> bool:
-        age_s = self._clock() - incident.unix_s
+        age_s = self._clock.unix_s() - incident.unix_s
         whole = incident.back_after_s is not None and bool(incident.successor or not incident.epoch)
         return age_s > GIVEN_UP_S or (whole and age_s > HEARD_S)
+
+    def _now_ns(self) -> int:
+        return round(self._clock.monotonic_s() * 1e9)
 
     def _terms(self, group: str) -> list[Term]:
         with contextlib.suppress(OSError):

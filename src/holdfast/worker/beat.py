@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from holdfast.core.address import Address, TcpAddress, UnixAddress
 from holdfast.core.errors import Code
@@ -85,6 +86,29 @@ class StuckMeter:
         return (times.run_delay_ns - last.run_delay_ns) / 1e9
 
 
+class Beats(Protocol):
+    """What sends a worker's beats. The real one is `BeatThread`."""
+
+    @property
+    def address(self) -> Address:
+        """Where it listens, with the port that was picked."""
+
+    @property
+    def native_id(self) -> int:
+        """The kernel's number of the thread that beats; 0: there is none to look at."""
+
+    def start(self) -> None: ...
+
+    def set_welcome(self, welcome: Welcome) -> None:
+        """Who this worker is; observers that come before this is known are asked to come again."""
+
+    def stop(self) -> bool:
+        """Close every connection; False if it did not end in time."""
+
+
+MakeBeats = Callable[[Address, Callable[[], Progress]], Beats]
+
+
 @dataclass(eq=False, slots=True)
 class _Observer:
     sock: socket.socket
@@ -124,21 +148,17 @@ class BeatThread:
 
     @property
     def address(self) -> Address:
-        """Where it listens, with the port that was picked."""
         return self._address
 
     @property
     def native_id(self) -> int:
-        """The kernel's number of the thread, for `procfs.own_identity`."""
         assert self._thread.native_id is not None, "asked before start"
         return self._thread.native_id
 
     def set_welcome(self, welcome: Welcome) -> None:
-        """Who this worker is; observers that come before this is known are asked to come again."""
         self._welcome = encode(welcome)
 
     def stop(self) -> bool:
-        """Close every connection and end the thread; False if it did not end in time."""
         self._stopping = True
         with contextlib.suppress(OSError):  # the thread may have ended, and closed its sockets, by itself
             self._wake_out.send(b"x")

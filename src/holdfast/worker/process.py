@@ -12,7 +12,6 @@ import contextlib
 import errno
 import hashlib
 import logging
-import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core.address import Address, TcpAddress
-from holdfast.core.ports import Listener, Network
+from holdfast.core.ports import Listener, World
 from holdfast.core.unwritten import UNWRITTEN
 from holdfast.discovery.card import ModelCard, encode_card
 from holdfast.discovery.keys import CARDS, INSTANCES, InstanceKey, InstanceRecord, encode_record
@@ -31,7 +30,7 @@ from holdfast.spec.waits import WAKE_S
 from holdfast.store.contract import Registration, Store
 from holdfast.wire.http_server import HttpServer
 from holdfast.wire.messages import VERSION, Welcome
-from holdfast.worker.beat import BeatThread
+from holdfast.worker.beat import Beats, MakeBeats
 from holdfast.worker.identity import own_identity
 from holdfast.worker.sessions import Sessions
 from holdfast.worker.status import Actions, ProbeSettings, StatusPage
@@ -82,29 +81,32 @@ class Worker:
         tokenizer: bytes,
         settings: WorkerSettings,
         store: Store,
-        network: Network,
-        rng: random.Random,
+        world: World,
+        make_beats: MakeBeats,
     ) -> None:
         self._engine = engine
         self._card = card
         self.settings = settings
         self._store = store
-        self._network = network
+        self._network = world.network
+        self.clock = world.clock
+        self._make_beats = make_beats
         self._loop = asyncio.get_running_loop()
         # 48 random bits: unique without coordination, and short enough to read aloud.
-        self.key = InstanceKey(settings.namespace, COMPONENT, ENDPOINT, rng.getrandbits(48))
+        self.key = InstanceKey(settings.namespace, COMPONENT, ENDPOINT, world.rng.getrandbits(48))
         self.welcome: Welcome | None = None
         self.artefacts = {hashlib.sha256(tokenizer).hexdigest(): tokenizer}
         self.life = Lifecycle(shadow=bool(settings.group), wake_s=settings.wake_s, entered_s=self._loop.time())
         self.sessions = Sessions(engine, self)
         self._registrations: dict[str, Registration] = {}
         self._listener: Listener | None = None
-        self._beats: BeatThread | None = None
+        self._beats: Beats | None = None
         self._not_taken = ""
         self.more_facts: Callable[[], dict[str, Any]] = dict
         self.actions: Actions = {}
-        self.page = StatusPage(self.facts, lambda: self.life, self._loop.time, settings.probes, self.actions)
-        self._status = HttpServer(self.page.handle, network)
+        clocks = self._loop.time, world.clock.unix_s
+        self.page = StatusPage(self.facts, lambda: self.life, *clocks, settings.probes, self.actions)
+        self._status = HttpServer(self.page.handle, world.network)
         self._status_at = ""
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[dict[str, Any]], None]) -> None:
@@ -161,7 +163,7 @@ class Worker:
     def introduce(self, *, active: bool, epoch: int = 0) -> None:
         """What whoever connects is told from now on."""
         if self._beats is None:
-            self._beats = BeatThread(self.settings.beat_address, self._engine.progress)
+            self._beats = self._make_beats(self.settings.beat_address, self._engine.progress)
             self._beats.start()
         limits = self._engine.limits
         if self.welcome is None:

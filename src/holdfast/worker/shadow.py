@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -68,10 +67,11 @@ class Shadow:
 
     def __init__(self, worker: Worker, engine: ShadowEngine, lock: FailoverLock, settings: ShadowSettings) -> None:
         self._worker = worker
+        self._clock = worker.clock
         self._engine = engine
         self._lock = lock
         self._settings = settings
-        self._journal = Journal(settings.journals / f"{settings.name}.journal")
+        self._journal = Journal(settings.journals / f"{settings.name}.journal", worker.clock)
         self._leading = False  # tokens may go out
         self._lost = asyncio.Event()  # the lock's own word that they may not, by its clock
         self._election = Election(lock, self._check, settings.canary_s)
@@ -140,16 +140,16 @@ class Shadow:
         self._lock.nudge()
         if self._worker.life.state is State.INIT:
             return  # it was gone before this engine came: when, nobody here has seen
-        self._seen_gone = (epoch, time.monotonic())
+        self._seen_gone = (epoch, self._clock.monotonic_s())
         if self._worker.life.state is State.WAKING and self._timeline is not None:
             self._timeline.mark_end(*self._seen_gone)  # the lock was quicker than the news
 
     async def _wake(self) -> None:
         worker, engine = self._worker, self._engine
         known = max(engine.last_epoch, worker.life.epoch)
-        epoch = next_epoch(known, time.time_ns() // 1_000_000)
-        timeline = self._timeline = Timeline(self._settings.journals, epoch, time.time(), after=known)
-        timeline.mark("lock", time.monotonic())
+        epoch = next_epoch(known, int(self._clock.unix_s() * 1000))
+        timeline = self._timeline = Timeline(self._settings.journals, epoch, self._clock.unix_s(), after=known)
+        timeline.mark("lock", self._clock.monotonic_s())
         timeline.mark_end(*self._seen_gone)
         worker.step(LockWon(epoch, contended=known > 0))
         try:
@@ -183,14 +183,14 @@ class Shadow:
         worker.sessions.announce(epoch)
         worker.step(Announced(epoch))
         assert self._timeline is not None
-        self._timeline.mark("announced", time.monotonic())
+        self._timeline.mark("announced", self._clock.monotonic_s())
         worker.register(INSTANCES)
         self._tasks.spawn(worker.withdraw(STANDBYS), "withdraw")
         self._tasks.spawn(self._await_gpu_fence(self._timeline), "gpu fence")
 
     async def _await_gpu_fence(self, timeline: Timeline) -> None:
         await self._engine.gpu_fence.wait()
-        timeline.mark("gpu_fence", time.monotonic())
+        timeline.mark("gpu_fence", self._clock.monotonic_s())
 
     # -- serving
 
@@ -216,7 +216,7 @@ class Shadow:
         self._journal.sent()
         keeping_up = self._worker.sessions.take_step(outputs)
         if self._timeline is not None:
-            self._timeline.mark("first_token", time.monotonic())
+            self._timeline.mark("first_token", self._clock.monotonic_s())
         return keeping_up
 
     def _without_canary(self, outputs: list[Output]) -> list[Output]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -51,10 +50,10 @@ class StatusPage:
         facts: Callable[[], dict[str, Any]],
         lifecycle: Callable[[], Lifecycle],
         clock: Callable[[], float],
+        unix_clock: Callable[[], float],
         settings: ProbeSettings,
         actions: Mapping[str, Action],
         action_s: float = ACTION_S,
-        unix_clock: Callable[[], float] = time.time,
     ) -> None:
         self._facts = facts
         self._lifecycle = lifecycle

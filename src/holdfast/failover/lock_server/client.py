@@ -19,11 +19,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
 
 from holdfast.core.address import Address
 from holdfast.core.errors import UserError
-from holdfast.core.ports import Network
+from holdfast.core.ports import World
 from holdfast.core.procfs import read_process
 from holdfast.core.tasks import Tasks
 from holdfast.failover.lock import Holder
@@ -32,7 +31,6 @@ from holdfast.failover.lock_server.link import Link, LinkEnded
 from holdfast.failover.lock_server.machine import LOST
 from holdfast.failover.lost_event import LostEvent
 from holdfast.store.backoff import Backoff
-from holdfast.wire.net import SocketNetwork
 
 _log = logging.getLogger(__name__)
 
@@ -62,19 +60,16 @@ class ServerLock:
         self,
         address: Address,
         who: str,
+        world: World,
         token: str = "",
         give_up_s: float = GIVE_UP_S,
-        *,
-        network: Network | None = None,
-        rng: random.Random | None = None,
     ) -> None:
         self._address = address
         self._who = who
         self._token = token
         self._give_up_s = give_up_s
-        self._network = SocketNetwork() if network is None else network
-        self._rng = random.SystemRandom() if rng is None else rng
-        self._id = f"{self._rng.getrandbits(128):032x}"
+        self._world = world
+        self._id = f"{world.rng.getrandbits(128):032x}"
         self._bound_s = give_up_s
         self._grant = 0
         self._link: Link | None = None
@@ -145,7 +140,7 @@ class ServerLock:
 
     async def _win(self) -> None:
         """Until the lock is ours and proven to be."""
-        backoff = Backoff(self._rng)
+        backoff = Backoff(self._world.rng)
         while True:
             try:
                 if await self._queue_once():
@@ -170,7 +165,7 @@ class ServerLock:
                 won = (await link.prove()).holds
             if won:
                 self._link, self._grant, self._bound_s = link, granted.grant, bound_s
-                self._lost = LostEvent(sent_s + bound_s)
+                self._lost = LostEvent(self._world.clock, sent_s + bound_s)
             return won
         finally:
             if not won:
@@ -231,7 +226,7 @@ class ServerLock:
     async def _connect(self) -> tuple[Link, float]:
         """A link that was welcomed, and the server's window."""
         link = Link(self._on_pong)
-        await self._network.connect(self._address, lambda: link, CONNECT_S)
+        await self._world.network.connect(self._address, lambda: link, CONNECT_S)
         me = read_process(os.getpid())
         hello = m.Hello(m.VERSION, self._id, self._who, os.getpid(), me.start_ticks if me else 0, self._token)
         try:

@@ -8,16 +8,15 @@ import contextlib
 import logging
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.core.address import Address, TcpAddress, parse_address
 from holdfast.core.errors import UserError
-from holdfast.core.ports import Network
+from holdfast.core.ports import World
 from holdfast.failover.lock_server.record import LockRecord
 from holdfast.failover.lock_server.server import LockServer
-from holdfast.wire.net import SocketNetwork
+from holdfast.wire.world import real_world
 
 # A restarted server is back in well under a second; engines give up after two thirds of it at most.
 WINDOW_S = 3.0
@@ -30,7 +29,7 @@ async def serve_lock(
     state_path: Path,
     window_s: float,
     token: str,
-    network: Network,
+    world: World,
     on_ready: Callable[[Address], None] | None = None,
 ) -> None:
     """Serve one lock until cancelled. `on_ready` is told the bound address once clients can connect.
@@ -40,9 +39,8 @@ async def serve_lock(
         raise UserError(f"a lock server's window must be {WINDOW_S_MIN:g} s or more, not {window_s:g} s")
     if isinstance(address, TcpAddress) and not token:
         raise UserError(f"a lock server on {address} needs a token: anyone who can connect could take the lock")
-    server = LockServer(
-        address, network, LockRecord(state_path), window_s=window_s, token=token, unix_s=time.time
-    )
+    record, unix_s = LockRecord(state_path), world.clock.unix_s
+    server = LockServer(address, world.network, record, window_s=window_s, token=token, unix_s=unix_s)
     try:
         bound = await server.start()
     except OSError as error:
@@ -67,7 +65,7 @@ async def _main(arguments: argparse.Namespace) -> None:
             arguments.file,
             arguments.window_s,
             arguments.token_file.read_text().strip() if arguments.token_file else "",
-            SocketNetwork(),
+            real_world(),
             on_ready=lambda bound: print(f"ready {bound}", flush=True),
         )
 
