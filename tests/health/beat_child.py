@@ -14,7 +14,6 @@ from holdfast.core.address import parse_address
 from holdfast.engines.contract import Progress
 from holdfast.wire.messages import VERSION, Welcome
 from holdfast.worker.beat import BeatThread
-from holdfast.worker.identity import own_identity
 
 
 class Engine:
@@ -44,7 +43,7 @@ def main() -> None:
     engine = Engine()
     beat = BeatThread(parse_address(sys.argv[1]), engine.progress)
     beat.start()
-    identity = own_identity(beat.native_id)
+    identity = beat.identity
     beat.set_welcome(Welcome(VERSION, 1, "test-00000000", "sum", 4, 4, True, identity))
     print(beat.address, flush=True)
     for line in sys.stdin:

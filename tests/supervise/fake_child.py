@@ -22,7 +22,6 @@ from holdfast.engines.contract import Progress
 from holdfast.supervise.records import Record, write_record
 from holdfast.wire.messages import VERSION, Welcome
 from holdfast.worker.beat import BeatThread
-from holdfast.worker.identity import own_identity
 
 
 def main(settings_path: str, state_dir: str, name: str) -> None:
@@ -85,7 +84,7 @@ def _beat(path: str, running: int) -> None:
 
     thread = BeatThread(UnixAddress(path), progress)
     thread.start()
-    thread.set_welcome(Welcome(VERSION, 1, "n", "c", 8, 8, True, own_identity(thread.native_id)))
+    thread.set_welcome(Welcome(VERSION, 1, "n", "c", 8, 8, True, thread.identity))
 
 
 if __name__ == "__main__":

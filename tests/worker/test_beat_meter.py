@@ -9,8 +9,8 @@ import pytest
 
 from holdfast.core.procfs import ThreadTimes, read_own_thread, read_process
 from holdfast.engines.contract import Progress
-from holdfast.worker.beat import StuckMeter
-from holdfast.worker.identity import own_identity
+from holdfast.worker.beat import own_identity
+from holdfast.worker.stuck import StuckMeter
 
 MS = 1_000_000
 

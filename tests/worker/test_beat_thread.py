@@ -18,7 +18,6 @@ from holdfast.engines.contract import Progress
 from holdfast.wire.frames import FrameSplitter
 from holdfast.wire.messages import VERSION, Beat, Hello, Message, Refused, Welcome, decode_to_frontend, encode
 from holdfast.worker.beat import OBSERVERS_MAX, BeatThread
-from holdfast.worker.identity import own_identity
 
 pytestmark = pytest.mark.alone
 
@@ -84,7 +83,7 @@ def thread(source: Source) -> Iterator[BeatThread]:
 
 
 def welcome(thread: BeatThread) -> Welcome:
-    return Welcome(VERSION, 5, "ns", "sum", 1, 1, True, own_identity(thread.native_id))
+    return Welcome(VERSION, 5, "ns", "sum", 1, 1, True, thread.identity)
 
 
 def test_a_greeting_is_answered_and_beats_follow(thread: BeatThread, source: Source) -> None:

@@ -22,14 +22,14 @@ from typing import Protocol
 
 from holdfast.core.address import Address, TcpAddress, UnixAddress
 from holdfast.core.errors import Code
-from holdfast.core.procfs import ThreadTimes, read_own_thread
+from holdfast.core.procfs import boot_id, pid_namespace, read_own_thread, read_process
 from holdfast.engines.contract import Progress
 from holdfast.wire.accepting import SHARE_OF_PAGES, places
 from holdfast.wire.frames import FrameError, FrameSplitter
-from holdfast.wire.messages import VERSION, Beat, Hello, Refused, Welcome, decode_to_worker, encode
+from holdfast.wire.messages import VERSION, Beat, Hello, ProcessIdentity, Refused, Welcome, decode_to_worker, encode
 from holdfast.wire.net import CannotListenError, tune_socket
+from holdfast.worker.stuck import BEAT_S, StuckMeter
 
-BEAT_S = 0.2
 IDLE_BEAT_S = 1.0
 # Frontends and a supervisor watch a worker; more than this is a leak somewhere.
 OBSERVERS_MAX = 64
@@ -44,48 +44,6 @@ ACCEPT_REST_S = 0.02
 STOP_WAIT_S = 2.0
 
 
-class StuckMeter:
-    """How long work has been there without a step, less the time the engine's thread stood in line for a CPU.
-
-    Pure; sampled at every wake-up. A thread that spins (a hung GPU wait) uses CPU and is stuck; one that is
-    runnable and gets no CPU is starved, and is not (facts 24, 31). Without schedstat all time counts.
-    """
-
-    __slots__ = ("_at", "_steps", "_stuck_s", "_thread", "_times", "_worked")
-
-    def __init__(self) -> None:
-        self._at = 0.0
-        self._steps = -1
-        self._worked = False
-        self._thread = 0
-        self._times: ThreadTimes | None = None
-        self._stuck_s = 0.0
-
-    def sample(self, now: float, progress: Progress, times: ThreadTimes | None) -> float:
-        """Take one look; answer `stuck_ms`."""
-        works = progress.running + progress.waiting > 0
-        if not works or not self._worked or progress.steps != self._steps:
-            self._stuck_s = 0.0
-        else:
-            # What this thread overslept is not counted: it was starved, and likely the engine with it.
-            gap_s = now - self._at
-            same = progress.thread == self._thread
-            counted_s = min(gap_s, 1.25 * BEAT_S) if same else 0.0
-            self._stuck_s += max(0.0, counted_s - self._waited_s(gap_s, times))
-        self._at, self._steps, self._worked = now, progress.steps, works
-        self._thread, self._times = progress.thread, times
-        return self._stuck_s * 1000
-
-    def _waited_s(self, gap_s: float, times: ThreadTimes | None) -> float:
-        last = self._times
-        if times is None or last is None:
-            return 0.0
-        # The kernel books a wait when it ends: one that still goes on shows as runnable without new CPU time.
-        if times.state == "R" and times.cpu_ns == last.cpu_ns:
-            return gap_s
-        return (times.run_delay_ns - last.run_delay_ns) / 1e9
-
-
 class Beats(Protocol):
     """What sends a worker's beats. The real one is `BeatThread`."""
 
@@ -94,8 +52,8 @@ class Beats(Protocol):
         """Where it listens, with the port that was picked."""
 
     @property
-    def native_id(self) -> int:
-        """The kernel's number of the thread that beats; 0: there is none to look at."""
+    def identity(self) -> ProcessIdentity:
+        """Who beats, for observers on the same machine."""
 
     def start(self) -> None: ...
 
@@ -116,6 +74,13 @@ class _Observer:
     splitter: FrameSplitter = field(default_factory=FrameSplitter)
     received_bytes: int = 0
     greeted: bool = False
+
+
+def own_identity(beat_thread: int) -> ProcessIdentity:
+    """Where an observer on this machine can look at this process. `beat_thread` is a native thread id."""
+    stat = read_process(os.getpid())
+    assert stat is not None, "/proc is not mounted, or does not show this process"
+    return ProcessIdentity(boot_id(), pid_namespace(), os.getpid(), stat.start_ticks, beat_thread)
 
 
 class BeatThread:
@@ -151,9 +116,9 @@ class BeatThread:
         return self._address
 
     @property
-    def native_id(self) -> int:
+    def identity(self) -> ProcessIdentity:
         assert self._thread.native_id is not None, "asked before start"
-        return self._thread.native_id
+        return own_identity(self._thread.native_id)
 
     def set_welcome(self, welcome: Welcome) -> None:
         self._welcome = encode(welcome)

@@ -31,7 +31,6 @@ from holdfast.store.contract import Registration, Store
 from holdfast.wire.http_server import HttpServer
 from holdfast.wire.messages import VERSION, Welcome
 from holdfast.worker.beat import Beats, MakeBeats
-from holdfast.worker.identity import own_identity
 from holdfast.worker.sessions import Sessions
 from holdfast.worker.status import Actions, ProbeSettings, StatusPage
 
@@ -175,7 +174,7 @@ class Worker:
                 limits.concurrency,
                 limits.queue,
                 self._engine.deterministic,
-                own_identity(self._beats.native_id),
+                self._beats.identity,
                 group=self.settings.group,
             )
         self.welcome = msgspec.structs.replace(self.welcome, active=active, epoch=epoch)
