@@ -19,8 +19,11 @@ from typing import Any
 import uvloop
 
 from holdfast.bench.engine_kills import EngineLoad
-from holdfast.testing.clients import Answer, ask, read_answer
-from holdfast.testing.supervised import Supervised, in_thread, kill_group
+from holdfast.testing.answers import Answer
+from holdfast.testing.clients import ask, read_answer
+from holdfast.testing.processes import kill_group
+from holdfast.testing.supervised import Supervised
+from holdfast.testing.waiting import in_thread
 
 PROMPTS = (100, 500, 1500)
 TOKENS = 64  # of an answer: the kill must come before its end, and looks for the right moment 20 times a second
@@ -74,7 +77,7 @@ async def _round(up: Supervised, model: str, length: int, place: int) -> Round:
     # Tokens sent before the kill may come after it: the wait is the longest since.
     waits_s = [later_s - max(killed_s, at_s) for at_s, later_s in pairwise(answer.token_times_s) if later_s > killed_s]
     recomputed = (await in_thread(up.active)).facts["recomputed_tokens_max"]
-    whole = answer.done and not answer.error and len(answer.tokens) == TOKENS
+    whole = not answer.wrong and len(answer.tokens) == TOKENS
     return Round(max(waits_s, default=0.0) * 1000, recomputed, whole and answer.resumed > 0)
 
 

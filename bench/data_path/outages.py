@@ -11,7 +11,8 @@ from typing import Any
 
 import uvloop
 
-from holdfast.testing.clients import Answer, Received, ask, chat_body, read_answer
+from holdfast.testing.answers import Answer
+from holdfast.testing.clients import Received, ask, chat_body, read_answer
 from holdfast.testing.deployment import Deployment
 from holdfast.testing.load import Load, compare, hit_in_the_middle, run_streams
 

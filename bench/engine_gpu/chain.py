@@ -19,13 +19,18 @@ from pathlib import Path
 
 import uvloop
 
-from bench.engine_gpu.client import Clients, DeviceMemory, device_memory, errors, gpu_uuid, read, unbroken
+from bench.engine_gpu.client import Clients, DeviceMemory, device_memory, gpu_uuid, unbroken
 from bench.engine_gpu.words import Judged, Kill, Row, chain_row, common, prompt_ids, takeover_marks
 from holdfast.core.errors import UserError
 from holdfast.failover.journal import two_leaders
 from holdfast.memory.devices import is_host
-from holdfast.testing.clients import Answer
-from holdfast.testing.supervised import EngineSeen, Supervised, in_thread, kill_group
+from holdfast.testing.answers import Answer
+from holdfast.testing.clients import read_answer
+from holdfast.testing.load import failures
+from holdfast.testing.place import EngineSeen
+from holdfast.testing.processes import kill_group
+from holdfast.testing.supervised import Supervised
+from holdfast.testing.waiting import in_thread, until
 
 NAME = "bench"  # what the model is served as
 POLL_S = 0.25  # seldom enough that asking four status pages is no load
@@ -110,13 +115,7 @@ def run(bench: ChainBench, keep: Callable[[Row], None], logs: Path) -> Row:
         try:
             return uvloop.run(_run(state))
         finally:
-            logs.write_text(_logs(up.folder))
-
-
-def _logs(folder: Path) -> str:
-    """Everybody's, as much as tells of a whole run: its folder goes with the deployment."""
-    paths = [folder / "up.out", *sorted((folder / "logs").glob("*.log"))]
-    return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-LOG_CHARS:]}" for path in paths)
+            logs.write_text(up.logs(LOG_CHARS))
 
 
 async def _run(state: _Run) -> Row:
@@ -128,7 +127,7 @@ async def _run(state: _Run) -> Row:
     clients.forget_gaps()
     received = await asyncio.wait_for(clients.once(), state.deadline_s - time.monotonic())
     state.head["unbroken_worst_gap_ms"] = clients.worst_gap_ms()
-    state.expected = [read(one) for one in received]
+    state.expected = [read_answer(one) for one in received]
     state.head |= unbroken(state.expected, received)
     state.keep(state.head)
     clients.forget_gaps()
@@ -139,10 +138,10 @@ async def _run(state: _Run) -> Row:
         state.stopped = str(error)[-1500:] or "the time was over"
     clients.over = True
     unfinished = await _end(state, asking)
-    answers = [(number, read(one)) for number, one in clients.received]
+    answers = [(number, read_answer(one)) for number, one in clients.received]
     judged = [_judged(state, number, answer) for number, answer in answers]
     row = state.head | chain_row(state.kills, judged, state.bench.kills) | {"each": [asdict(k) for k in state.kills]}
-    row |= {"unfinished": unfinished, "stopped": state.stopped, "errors": errors([answer for _, answer in answers])}
+    row |= {"unfinished": unfinished, "stopped": state.stopped, "errors": failures(answer for _, answer in answers)}
     row["two_leaders"] = len(two_leaders(state.up.terms()))
     row["met"] = row["met"] and not row["two_leaders"] and not row["stopped"]
     state.keep(row)
@@ -241,12 +240,11 @@ async def _standbys(state: _Run, wanted: int, within_s: float) -> int:
 
 
 async def _until(state: _Run, true: Callable[[], bool], what: str, within_s: float) -> None:
-    until_s = min(time.monotonic() + within_s, state.deadline_s)
-    while not true():
-        if time.monotonic() > until_s:
-            late = "the time was over" if until_s == state.deadline_s else f"waited {within_s:g} s"
-            raise TimeoutError(f"{late}: for {what}; tokens {[stream.tokens for stream in state.clients.streams]}")
-        await asyncio.sleep(0.02)  # its own streams are looked at, nobody is asked
+    left_s = state.deadline_s - time.monotonic()
+    try:
+        await until(true, what, max(0.0, min(within_s, left_s)))  # its own streams are looked at, nobody is asked
+    except TimeoutError as error:
+        raise TimeoutError(f"{error}; tokens {[stream.tokens for stream in state.clients.streams]}") from None
 
 
 # -- figures
@@ -260,9 +258,8 @@ async def _device(state: _Run) -> Row:
 
 
 def _judged(state: _Run, number: int, answer: Answer) -> Judged:
-    lost = not answer.done or bool(answer.error)
     same = common(answer.tokens, state.expected[number].tokens)
-    return Judged(answer.resumed, lost, len(answer.tokens), state.bench.tokens, same)
+    return Judged(answer.resumed, bool(answer.wrong), len(answer.tokens), state.bench.tokens, same)
 
 
 def main(argv: list[str]) -> int:

@@ -19,7 +19,9 @@ from bench.engine_gpu.words import read_apps, read_used
 from holdfast.core.errors import UserError
 from holdfast.memory.devices import is_host
 from holdfast.memory.devices.cuda_driver import Driver, find_gpu
-from holdfast.testing.clients import Answer, Received, StreamClient, read_answer
+from holdfast.testing.answers import Answer
+from holdfast.testing.clients import Received, StreamClient
+from holdfast.testing.load import failures
 
 # Every chunk that brings tokens has this in it, and the last one may have it empty.
 IDS, NO_IDS = b'"token_ids":[', b'"token_ids":[]'
@@ -113,22 +115,9 @@ class Clients:
 # -- answers, once all is over
 
 
-def read(received: Received) -> Answer:
-    if received.status != 200:
-        why = received.error or received.body()[:300].decode(errors="replace")
-        return Answer("", [], None, False, {"message": f"status {received.status} {why}"}, 0, None, [], [], [], 0)
-    return read_answer(received)
-
-
-def errors(answers: Sequence[Answer]) -> list[str]:
-    """Some of what was said instead of an end."""
-    lost = [answer for answer in answers if answer.error or not answer.done]
-    return sorted({str((answer.error or {}).get("message", "no [DONE]")) for answer in lost})[:3]
-
-
 def unbroken(answers: Sequence[Answer], received: Sequence[Received]) -> dict[str, float]:
     """How it goes when nothing happens; UserError if it does not go even then."""
-    if wrong := errors(answers):
+    if wrong := failures(answers):
         raise UserError(f"an unbroken answer failed: {wrong[0]}")
     gaps_s = [gap_s for answer in answers for gap_s in answer.gaps_s]
     return {

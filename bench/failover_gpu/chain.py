@@ -8,13 +8,9 @@ is told as failed with the reason, and the chain begins anew with an empty vault
 from __future__ import annotations
 
 import json
-import queue
 import random
 import shutil
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +22,7 @@ from bench import ROOT
 from bench.failover_gpu.engine import Settings
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
+from holdfast.testing.children import Child, ChildFailed
 
 # Contexts of 0.5 GiB each beside what is measured (facts 6), and few enough to start side by side.
 AHEAD = 6
@@ -38,69 +35,6 @@ PART_S = 100.0
 WORK_S = (0.03, 0.12)
 
 
-class RoundFailed(Exception):
-    """Why a round does not count."""
-
-
-class EngineProcess:
-    """One engine, and what it has said."""
-
-    def __init__(self, settings: Settings, log: Path) -> None:
-        command = [sys.executable, "-m", "bench.failover_gpu.child", msgspec.json.encode(settings).decode()]
-        with log.open("ab") as errors:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT
-            )
-        self._log = log
-        self._said: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
-
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.endswith("\n"):  # what a kill cut off was never said
-                self._said.put(json.loads(line))
-        self._said.put(None)
-
-    def until(self, event: str, timeout_s: float) -> dict[str, Any]:
-        deadline_s = time.monotonic() + timeout_s
-        while True:
-            try:
-                said = self._said.get(timeout=max(0.0, deadline_s - time.monotonic()))
-            except queue.Empty:
-                raise RoundFailed(f"no {event!r} from an engine within {timeout_s:.0f} s") from None
-            if said is None:
-                last = self._log.read_text().strip().splitlines()[-1:] or ["without a word"]
-                raise RoundFailed(f"an engine ended before {event!r}: {last[0]}")
-            if said["event"] == "error":
-                raise RoundFailed(f"an engine failed before {event!r}: {said['error']}")
-            if said["event"] == event:
-                return said
-
-    def tell(self, command: str) -> None:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(command + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise RoundFailed(f"an engine had ended before {command!r}") from None
-
-    def kill(self) -> float:
-        """SIGKILL; when."""
-        killed_s = time.monotonic()
-        self._process.kill()
-        return killed_s
-
-    def reap(self) -> None:
-        self._process.kill()  # nothing, if it is over
-        self._process.wait(END_S)
-        self._listener.join(END_S)
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
-
-
 class Chain:
     """A vault of its own and engines that follow each other. A context manager; nothing is left behind."""
 
@@ -111,8 +45,8 @@ class Chain:
         self._vault = VaultProcesses(VaultSettings(settings.device, path), self._folder / "vault.log")
         self._tell = tell
         self._rng = random.Random(4)
-        self._active: EngineProcess | None = None
-        self._ready: list[EngineProcess] = []
+        self._active: Child | None = None
+        self._ready: list[Child] = []
 
     def __enter__(self) -> Chain:
         self._vault.start()
@@ -141,13 +75,13 @@ class Chain:
         return rows
 
     def round(self, how: str, left: int) -> dict[str, Any]:
-        standby: EngineProcess | None = None
+        standby: Child | None = None
         try:
             if self._active is None:
                 self._crown()
             standby = self._next(left)
             return self._fail_over(standby, how)
-        except RoundFailed as failed:
+        except ChildFailed as failed:
             if standby is not None:
                 standby.reap()
             self._end()
@@ -155,17 +89,19 @@ class Chain:
             return {"failed": str(failed)}
 
     def _start(self, count: int) -> None:
-        begun = [EngineProcess(self._settings, self._folder / "engines.log") for _ in range(count)]
+        words = ("-m", "bench.failover_gpu.child", msgspec.json.encode(self._settings).decode())
+        log = self._folder / "engines.log"
+        begun = [Child(*words, log=log, folder=ROOT) for _ in range(count)]
         self._ready += begun  # first: whatever fails now, they are ended with the rest
         for engine in begun:
             try:
                 engine.until("ready", START_S)
-            except RoundFailed:
+            except ChildFailed:
                 self._ready.remove(engine)
                 engine.reap()
                 raise
 
-    def _next(self, left: int) -> EngineProcess:
+    def _next(self, left: int) -> Child:
         if not self._ready:
             self._start(min(AHEAD, left))
         return self._ready.pop()
@@ -177,7 +113,7 @@ class Chain:
         engine.tell("arm")
         engine.until("serving", START_S)
 
-    def _fail_over(self, standby: EngineProcess, how: str) -> dict[str, Any]:
+    def _fail_over(self, standby: Child, how: str) -> dict[str, Any]:
         active = self._active
         assert active is not None
         standby.tell(f"arm {how}")

@@ -7,6 +7,7 @@ with its unbroken one. All processes run with few descriptors, on a small disk t
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
 import tempfile
@@ -16,26 +17,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.torment.faults import (
-    FAULTS,
-    FULL_DISK,
-    Disk,
-    Fault,
-    census,
-    hit,
-    process_state,
-    under_full_disk,
-    who,
-    whole,
-)
+from bench.torment.faults import FAULTS, FULL_DISK, Fault, hit, under_full_disk, who, whole
 from bench.torment.load import ANSWER_S, Clients, Seen, learn, scripts
 from holdfast.failover.journal import two_leaders
-from holdfast.testing.supervised import Supervised, spread
+from holdfast.testing import disks
+from holdfast.testing.load import spread
+from holdfast.testing.processes import processes_in, state_of
+from holdfast.testing.supervised import Supervised
+from holdfast.testing.waiting import wait_until
 
 # Redundancy needs a new engine: torch is imported and the model mapped, on two cores that are busy with all the rest.
 WHOLE_S = 90.0
 PAUSE_S = (0.5, 2.5)
 END_S = 20.0
+DISK_BYTES = 48 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,63 +59,61 @@ class _Run:
 def run(torment: Torment, tell: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """Everything; the result is flat, for a results file. State directories are kept where something went wrong."""
     folder = Path(tempfile.mkdtemp(prefix="hf-", dir="/tmp"))
-    disk = Disk(folder)
-    disk.mount()
+    no_disk = disks.mount(folder, DISK_BYTES)  # it takes the right to mount a filesystem
     result: dict[str, Any] = {"met": False}
     try:
         up = Supervised(*torment.options(), folder=folder, descriptors=torment.descriptors, start_s=WHOLE_S)
         try:
             with up:
-                result = _under_load(torment, up, disk, tell)
+                result = _under_load(torment, up, no_disk, tell)
         finally:
             left = _left_behind(folder)
         result |= {"left_behind": left, "met": result["met"] and not left}
     finally:
-        disk.unmount()
+        if not no_disk:
+            disks.unmount(folder)
         shutil.rmtree(folder, ignore_errors=True)
     return result
 
 
-def _under_load(torment: Torment, up: Supervised, disk: Disk, tell: Callable[[str], None]) -> dict[str, Any]:
+def _under_load(torment: Torment, up: Supervised, no_disk: str, tell: Callable[[str], None]) -> dict[str, Any]:
     asked = scripts(torment.seed, "tiny", torment.scripts)
     learn(up.port, asked, torment.seed, tell)
     clients = Clients(up.port, asked, torment.clients, torment.seed)
     clients.start()
     state = _Run()
     began_s = time.monotonic()
-    for fault in _order(torment, disk):
+    for fault in _order(torment, no_disk):
         if time.monotonic() - began_s > torment.seconds or state.not_whole:
             break
-        _one_fault(state, up, disk, fault)
+        _one_fault(state, up, fault)
         tell(f"{len(state.hits)} faults, {len(clients.seen)} answers, {len(clients.wrong())} wrong: {fault.name}")
     hanging = clients.stop()
-    return _judge(torment, state, clients, hanging, up, disk)
+    return _judge(torment, state, clients, hanging, up) | {"full_disk": f"never: {no_disk}" if no_disk else "in turn"}
 
 
-def _order(torment: Torment, disk: Disk) -> Iterator[Fault]:
+def _order(torment: Torment, no_disk: str) -> Iterator[Fault]:
     """Every fault once in each round, each round in an order of its own."""
     rng = random.Random(torment.seed)
-    faults = [fault for fault in torment.faults if fault.roles or disk.mounted]
+    faults = [fault for fault in torment.faults if fault.roles or not no_disk]
     while True:
         for fault in rng.sample(faults, len(faults)):
             time.sleep(rng.uniform(*PAUSE_S))
             yield fault
 
 
-def _one_fault(state: _Run, up: Supervised, disk: Disk, fault: Fault) -> None:
+def _one_fault(state: _Run, up: Supervised, fault: Fault) -> None:
     at_s = time.monotonic()
-    pids = under_full_disk(up, disk) if fault.name == FULL_DISK else hit(up, fault)
+    pids = under_full_disk(up) if fault.name == FULL_DISK else hit(up, fault)
     try:
         up.wait_until(lambda: whole(up, pids), f"whole deployment after {fault.name}", WHOLE_S)
     except TimeoutError as error:
-        there = {role: f"{pid} {process_state(pid)}" for role, pid in who(up).items()}
+        there = {role: f"{pid} {state_of(pid)}" for role, pid in who(up).items()}
         state.not_whole.append(f"after {fault.name} of {sorted(pids)}: {there}\n{error}")
     state.hits.append((at_s, fault.name, time.monotonic() - at_s))
 
 
-def _judge(
-    torment: Torment, state: _Run, clients: Clients, hanging: list[str], up: Supervised, disk: Disk
-) -> dict[str, Any]:
+def _judge(torment: Torment, state: _Run, clients: Clients, hanging: list[str], up: Supervised) -> dict[str, Any]:
     wrong = clients.wrong()
     again_s = [seconds for _, _, seconds in state.hits]
     two = len(two_leaders(up.terms()))
@@ -137,7 +130,6 @@ def _judge(
         "whole_again_s_max": spread(again_s)["max"],
         "not_whole": state.not_whole,
         "descriptors": torment.descriptors,
-        "full_disk": "in turn" if disk.mounted else "never: it takes the right to mount a filesystem",
         "seed": torment.seed,
         "wrong": [_story(state, seen) for seen in wrong[:20]],
         "bound": "nothing lost, wrong or hanging, never two leaders, whole again after each fault, nothing left behind",
@@ -154,7 +146,6 @@ def _story(state: _Run, seen: Seen) -> str:
 
 def _left_behind(folder: Path) -> list[str]:
     """What still runs after the end, which may take a moment to be reaped."""
-    until_s = time.monotonic() + END_S
-    while (left := census(folder)) and time.monotonic() < until_s:
-        time.sleep(0.1)
-    return [f"{pid} {process_state(pid)} {words[:120]}" for pid, words in left.items()]
+    with contextlib.suppress(TimeoutError):
+        wait_until(lambda: not processes_in(folder), "everything to be over", END_S)
+    return [f"{pid} {state_of(pid)} {words[:120]}" for pid, words in processes_in(folder).items()]

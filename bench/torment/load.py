@@ -9,6 +9,7 @@ text, tokens and reason of its end, choice by choice.
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import random
 import threading
@@ -16,6 +17,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from holdfast.testing.answers import Answer, difference, events_of, read_events, read_whole
 
 # An answer takes seconds; held streams go on within the frontends' hold of 30 s. What takes longer than this hangs.
 ANSWER_S = 90.0
@@ -31,22 +34,13 @@ SAMPLING: tuple[dict[str, Any], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
-    """What a client saw of one choice."""
-
-    text: str = ""
-    tokens: tuple[int, ...] = ()
-    finish: str | None = None
-
-
 @dataclass(slots=True)
 class Script:
     """One request that is asked again and again, and its unbroken answer."""
 
     path: str
     body: dict[str, Any]
-    expected: tuple[Said, ...] = ()
+    expected: list[Answer] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +109,7 @@ def one(connection: http.client.HTTPConnection, number: int, script: Script, rng
     kind = "cancelled" if cancel_after else "streamed" if rng.random() < 0.75 else "whole"
     try:
         said = ask(connection, script, stream=kind != "whole", cancel_after=cancel_after)
-        wrong = difference(script.expected, said, part=kind == "cancelled")
+        wrong = judged(script.expected, said, part=kind == "cancelled")
     except (OSError, ValueError, KeyError, http.client.HTTPException) as error:
         wrong = f"{type(error).__name__}: {error}"[:500]
     return Seen(number, began_s, time.monotonic(), kind, wrong)
@@ -123,67 +117,25 @@ def one(connection: http.client.HTTPConnection, number: int, script: Script, rng
 
 def ask(
     connection: http.client.HTTPConnection, script: Script, *, stream: bool, cancel_after: int = 0
-) -> tuple[Said, ...]:
-    """One request on a kept connection; a refusal or an error inside the stream is a `ValueError` with its words."""
+) -> list[Answer]:
+    """One request on a kept connection; a refusal is a `ValueError` with its words."""
     body = script.body | {"stream": stream}
     connection.request("POST", script.path, json.dumps(body), {"Content-Type": "application/json"})
     response = connection.getresponse()
     if response.status != 200:
         raise ValueError(f"status {response.status}: {response.read(400)!r}")
-    if stream:
-        return _read_stream(response, script, cancel_after)
-    choices = json.loads(response.read())["choices"]
-    return tuple(
-        Said(choice["message"]["content"] if "message" in choice else choice["text"],
-             tuple(choice.get("token_ids") or ()), choice["finish_reason"])
-        for choice in sorted(choices, key=lambda choice: int(choice["index"]))
-    )  # fmt: skip
+    if not stream:
+        return read_whole(json.loads(response.read()))
+    events = list(itertools.islice(events_of(response), cancel_after or None))
+    return [read_events(events, index) for index in range(script.body.get("n", 1))]
 
 
-def _read_stream(response: http.client.HTTPResponse, script: Script, cancel_after: int) -> tuple[Said, ...]:
-    texts = [""] * script.body.get("n", 1)
-    tokens: list[list[int]] = [[] for _ in texts]
-    finish: list[str | None] = [None for _ in texts]
-    events, done = 0, False
-    while line := response.readline():
-        if not line.startswith(b"data: "):
-            continue
-        if done:
-            raise ValueError("an event after [DONE]")
-        if line.strip() == b"data: [DONE]":
-            done = True
-            continue
-        chunk = json.loads(line[6:])
-        if "error" in chunk:
-            raise ValueError(f"error event: {chunk['error']}")
-        for choice in chunk["choices"]:
-            index = choice["index"]
-            texts[index] += (choice["delta"].get("content") or "") if "delta" in choice else choice["text"]
-            tokens[index] += choice.get("token_ids") or []
-            finish[index] = choice["finish_reason"] or finish[index]
-        events += 1
-        if cancel_after and events >= cancel_after:
-            break
-    if not done and not cancel_after:
-        raise ValueError(f"no [DONE] after {events} events")
-    return tuple(Said(*parts) for parts in zip(texts, map(tuple, tokens), finish, strict=True))
-
-
-def difference(expected: tuple[Said, ...], said: tuple[Said, ...], *, part: bool) -> str:
-    """How an answer differs from the unbroken one; "" if it does not. A part need only be a beginning."""
+def judged(expected: list[Answer], said: list[Answer], *, part: bool = False) -> str:
+    """How the choices differ from the unbroken ones; "" if they do not."""
     if len(expected) != len(said):
         return f"{len(said)} choices instead of {len(expected)}"
-    for index, (right, got) in enumerate(zip(expected, said, strict=True)):
-        if part and right.text.startswith(got.text) and right.tokens[: len(got.tokens)] == got.tokens:
-            continue
-        if got.tokens != right.tokens:
-            pairs = zip(right.tokens, got.tokens, strict=False)
-            at = next((place for place, (a, b) in enumerate(pairs) if a != b), None)
-            where = f"token {at} differs" if at is not None else f"{len(got.tokens)} tokens"
-            return f"choice {index}: {where}, of {len(right.tokens)}"
-        if got != right:
-            return f"choice {index}: {got.finish!r} {got.text[-60:]!r} instead of {right.finish!r} {right.text[-60:]!r}"
-    return ""
+    differences = [difference(right, got, part=part) for right, got in zip(expected, said, strict=True)]
+    return "; ".join(f"choice {index}: {wrong}" for index, wrong in enumerate(differences) if wrong)
 
 
 def scripts(seed: int, model: str, count: int) -> list[Script]:
@@ -224,6 +176,6 @@ def learn(port: int, asked: list[Script], seed: int, tell: Callable[[str], None]
             script.body["stop"] = [text[at : at + rng.randrange(1, 5)], "\u0001never"]
             script.expected = ask(connection, script, stream=False)
         streamed = ask(connection, script, stream=True)
-        if wrong := difference(script.expected, streamed, part=False):
+        if wrong := judged(script.expected, streamed):
             raise AssertionError(f"script {number} unbroken, streamed and whole differ: {wrong}: {script.body}")
     connection.close()

@@ -9,21 +9,13 @@ import asyncio
 import contextlib
 import json
 import os
-import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from holdfast.core.procfs import read_text
 from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
-
-POLL_S = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    vault: int
-    keeper: int
+from holdfast.testing.processes import vault_pair, vault_processes
+from holdfast.testing.waiting import until, wait_until
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,56 +41,32 @@ class Census:
         return found
 
 
-def processes_of(path: str) -> dict[int, str]:
-    """pid -> "vault" or "keeper", of every process whose command line names this socket."""
-    found: dict[int, str] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            if any(path.encode() in word for word in words):
-                module = words[2] if len(words) > 2 else b""
-                if module in (b"holdfast.memory.vault.keeper", b"holdfast.memory.vault.server"):
-                    found[int(entry.name)] = "keeper" if module.endswith(b"keeper") else "vault"
-    return found
-
-
-def pair(path: str, within_s: float) -> Pair:
-    """The two, once there are exactly two."""
-    deadline_s = time.monotonic() + within_s
-    while True:
-        found = {role: pid for pid, role in processes_of(path).items()}
-        if len(found) == 2 and len(processes_of(path)) == 2:
-            return Pair(found["vault"], found["keeper"])
-        if time.monotonic() > deadline_s:
-            raise TimeoutError(f"there should be a vault and a keeper, there are {processes_of(path)}")
-        time.sleep(POLL_S)
-
-
 def census(path: str, within_s: float) -> Census:
-    """Once everyone has left and the vault has noticed."""
+    """Once everyone has left and the vault has noticed: it hears of our own leaving a moment later, drops what it kept
+    for us, and then its keeper does. What is too much after a while is counted as it is."""
     slabs = asyncio.run(_slabs_at_rest(path, within_s))
-    deadline_s = time.monotonic() + within_s
-    while True:
-        # The vault hears of our own leaving a moment later, drops what it kept for us, and then its keeper does.
-        left = not _known_to(pair(path, within_s))
-        counted = _count(path, slabs, within_s)
-        if (left and counted.memfds == slabs) or time.monotonic() > deadline_s:
-            return counted
-        time.sleep(POLL_S)
+    counts: list[Census] = []
+
+    def left() -> bool:
+        forgotten = not _known_to(vault_pair(path, within_s))
+        counts.append(_count(path, slabs, within_s))
+        return forgotten and counts[-1].memfds == slabs
+
+    with contextlib.suppress(TimeoutError):
+        wait_until(left, "what was kept for us to be dropped", within_s)
+    return counts[-1]
 
 
 async def _slabs_at_rest(path: str, within_s: float) -> int:
     """How many slabs the committed weights and the pool have, asked when nobody else is connected."""
     client = MemoryClient(path, open_device("host-0"), 0)
     await client.connect()
-    deadline_s = time.monotonic() + within_s
+
+    async def alone() -> bool:
+        return len(json.loads(await client.status())["clients"]) == 1
+
     try:
-        while len(clients := json.loads(await client.status())["clients"]) > 1:
-            if time.monotonic() > deadline_s:
-                raise TimeoutError(f"all clients have ended, and the vault still counts {clients}")
-            await asyncio.sleep(POLL_S)
+        await until(alone, "the vault to forget all other clients", within_s)
         assert await client.acquire("ro", 1000) == "ro"
         assert client.mapped is not None
         facts = json.loads(await client.status())
@@ -107,9 +75,9 @@ async def _slabs_at_rest(path: str, within_s: float) -> int:
         await client.close()
 
 
-def _known_to(found: Pair) -> bool:
+def _known_to(pids: tuple[int, int]) -> bool:
     """Whether one of them still has a pidfd of this process: the last thing each lets go of after a client has left."""
-    for pid in (found.vault, found.keeper):
+    for pid in pids:
         for fd in os.listdir(f"/proc/{pid}/fd"):
             lines = (read_text(f"/proc/{pid}/fdinfo/{fd}") or "").splitlines()
             if f"Pid:\t{os.getpid()}" in lines:
@@ -118,9 +86,9 @@ def _known_to(found: Pair) -> bool:
 
 
 def _count(path: str, slabs: int, within_s: float) -> Census:
-    found = pair(path, within_s)
+    vault, keeper = vault_pair(path, within_s)
     sizes: dict[tuple[int, int], int] = {}
-    others = {found.vault: 0, found.keeper: 0}
+    others = {vault: 0, keeper: 0}
     for pid in others:
         for fd in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(FileNotFoundError):
@@ -131,9 +99,9 @@ def _count(path: str, slabs: int, within_s: float) -> Census:
                 else:
                     others[pid] += 1
     return Census(
-        processes=len(processes_of(path)),
-        vault_fds=others[found.vault],
-        keeper_fds=others[found.keeper],
+        processes=len(vault_processes(path)),
+        vault_fds=others[vault],
+        keeper_fds=others[keeper],
         memfds=len(sizes),
         memfds_wanted=slabs,
         memfd_mib=sum(sizes.values()) / 1024**2,

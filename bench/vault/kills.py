@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
 import shutil
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,10 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from bench import ROOT
-from bench.vault.census import Census, census, pair, processes_of
+from bench.vault.census import Census, census
 from bench.vault.watch import NOTICE_S, Watch
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
+from holdfast.testing.children import Child, ChildFailed
+from holdfast.testing.processes import kill_together, vault_pair, vault_processes
+from holdfast.testing.waiting import wait_until
 
 CATEGORIES = ("writer", "reader", "owner", "vault", "keeper", "both")
 ACTORS = ("writer-0", "reader-0", "reader-1", "owner-0", "owner-1")
@@ -39,10 +38,6 @@ INSTANT_S_MAX = 0.15
 POLL_S = 0.01
 
 Told = Callable[[str], None]
-
-
-class Stuck(Exception):
-    """Somebody did not go on in time."""
 
 
 @dataclass(slots=True)
@@ -73,44 +68,6 @@ class Outcome:
         }
 
 
-class _Process:
-    """One actor and what it has said."""
-
-    def __init__(self, name: str, path: str, seed: int, log: Path) -> None:
-        settings = {"name": name, "role": name.partition("-")[0], "path": path, "seed": seed}
-        command = [sys.executable, "-m", "bench.vault", json.dumps(settings)]
-        with log.open("ab") as errors:
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=ROOT
-            )
-        assert self.process.stdout is not None
-        self._pipe = self.process.stdout
-        os.set_blocking(self._pipe.fileno(), False)
-        self._partial = b""
-        self.name, self.log = name, log
-
-    def drain(self) -> list[dict[str, Any]]:
-        """All whole lines there are; what a kill cut off was never said."""
-        while piece := self._pipe.read(1 << 16):
-            self._partial += piece
-        *lines, self._partial = self._partial.split(b"\n")
-        return [json.loads(line) for line in lines]
-
-    def ask(self, line: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(line.encode() + b"\n")
-        self.process.stdin.flush()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self._pipe.close()
-
-
 class Campaign:
     """A vault, the load on it, and the one who kills."""
 
@@ -120,7 +77,7 @@ class Campaign:
         self._folder = Path(tempfile.mkdtemp(prefix="hf-kills-", dir="/tmp"))
         self._path = str(self._folder / "gms_host-0.sock")
         self._vault = VaultProcesses(VaultSettings("host-0", self._path), self._folder / "vault.log")
-        self._actors: dict[str, _Process] = {}
+        self._actors: dict[str, Child] = {}
         self._later: list[tuple[str, dict[str, Any]]] = []
         self._questions = itertools.count(1)
         self.watch = Watch()
@@ -140,12 +97,12 @@ class Campaign:
                 self.outcome.recover_ms[category].append(took_ms)
                 self._told(f"{place + 1}/{kills} {category}: all goes on after {took_ms:.0f} ms")
             self.outcome.after = self._rest()
-        except (Stuck, TimeoutError) as stuck:
+        except (ChildFailed, TimeoutError) as stuck:
             self.watch.wrong.append(str(stuck))
         finally:
             self._stop_all()
             self._vault.stop()
-            self.outcome.left = processes_of(self._path)
+            self.outcome.left = vault_processes(self._path)
             self.outcome.wrong = self.watch.wrong
             self.outcome.did = dict(self.watch.did)
             if self.watch.wrong:
@@ -157,9 +114,9 @@ class Campaign:
     # -- the load
 
     def _spawn(self, name: str) -> None:
-        if name in self._actors:
-            self._actors[name].close()
-        self._actors[name] = _Process(name, self._path, self._rng.getrandbits(32), self._folder / f"{name}.log")
+        settings = {"name": name, "role": name.partition("-")[0], "path": self._path, "seed": self._rng.getrandbits(32)}
+        log = self._folder / f"{name}.log"
+        self._actors[name] = Child("-m", "bench.vault", json.dumps(settings), log=log, folder=ROOT)
 
     def _start_all(self) -> None:
         since_s = time.monotonic()
@@ -169,11 +126,10 @@ class Campaign:
 
     def _stop_all(self) -> None:
         for actor in self._actors.values():
-            actor.kill()
+            actor.reap()
         self._listen()
-        for actor in self._actors.values():
-            actor.close()
-            self.watch.died(actor.name)
+        for name in self._actors:
+            self.watch.died(name)
         self._actors.clear()
 
     def _rest(self) -> Census:
@@ -184,11 +140,11 @@ class Campaign:
     def _listen(self) -> None:
         """Hear everyone out. What is said up to `until_s` by whoever was heard before is complete: a line that follows
         from another process's line is never judged before it."""
-        for actor in self._actors.values():
-            self._later += [(actor.name, said) for said in actor.drain()]
+        for name, actor in self._actors.items():
+            self._later += [(name, said) for said in actor.drain()]
         until_s = time.monotonic()
-        for actor in self._actors.values():
-            self._later += [(actor.name, said) for said in actor.drain()]
+        for name, actor in self._actors.items():
+            self._later += [(name, said) for said in actor.drain()]
         self._later.sort(key=lambda one: float(one[1]["at_s"]))
         ripe = [one for one in self._later if one[1]["at_s"] <= until_s]
         self._later = self._later[len(ripe) :]
@@ -212,7 +168,7 @@ class Campaign:
         else:
             name = self._victim(category)
             killed_s = time.monotonic()
-            self._actors[name].kill()
+            self._actors[name].reap()
             self._listen()
             self.watch.died(name)
             self._spawn(name)
@@ -227,30 +183,19 @@ class Campaign:
         return self._rng.choice([name for name in ACTORS if name.startswith(role)])
 
     def _kill_servers(self, category: str) -> None:
-        found = pair(self._path, RECOVER_S)
-        victims = [found.vault, found.keeper] if category == "both" else [getattr(found, category)]
-        # Stopped first: else one sees the other's end and may have started it again before its own.
-        for number in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in victims:
-                os.kill(pid, number)
+        vault, keeper = vault_pair(self._path, RECOVER_S)
+        kill_together({"vault": [vault], "keeper": [keeper], "both": [vault, keeper]}[category])
         if category == "both":
             self._listen()
             self.watch.total_loss(time.monotonic())
-            self._start_again()
-
-    def _start_again(self) -> None:
-        """As whoever runs them would: once both are over."""
-        deadline_s = time.monotonic() + RECOVER_S
-        while not self._vault.ensure():
-            if time.monotonic() > deadline_s:
-                raise Stuck("vault and keeper were killed, and something of them is still there")
-            time.sleep(POLL_S)
+            # Started again as whoever runs them would: once both are over.
+            wait_until(self._vault.ensure, "the end of a vault and keeper that were killed", RECOVER_S)
 
     def _importable(self, category: str) -> None:
         """A newcomer gets the committed weights, intact, and none older than those acknowledged before it asked."""
         self._listen()
         newest, asked = self.watch.newest(), str(next(self._questions))
-        self._actors[CHECKER].ask(asked)
+        self._actors[CHECKER].tell(asked)
         self._wait(lambda: self.watch.imported[0] == asked, f"the kill of {category}", lambda: CHECKER)
         identity = self.watch.imported[1]
         if self.watch.place(identity) < newest:
@@ -269,14 +214,14 @@ class Campaign:
         self._wait(well, what, lambda: str(silent()))
 
     def _wait(self, well: Callable[[], bool], what: str, who: Callable[[], str]) -> None:
-        deadline_s = time.monotonic() + RECOVER_S
-        self._listen()
-        while not well():
-            for actor in self._actors.values():
-                if actor.process.poll() is not None:
-                    last = actor.log.read_text().strip().splitlines()[-1:]
-                    raise Stuck(f"{actor.name} ended by itself after {what}: {last}")
-            if time.monotonic() > deadline_s:
-                raise Stuck(f"{who()} did nothing for {RECOVER_S} s after {what}")
-            time.sleep(POLL_S)
+        """TimeoutError if somebody is stuck."""
+
+        def ended() -> str:
+            over = [name for name, actor in self._actors.items() if actor.process.poll() is not None]
+            return f"{over[0]} ended by itself: {self._actors[over[0]].last_words()}" if over else ""
+
+        def heard() -> bool:
             self._listen()
+            return well()
+
+        wait_until(heard, f"{what} to be over", RECOVER_S, every_s=POLL_S, ended=ended, logs=who)

@@ -10,7 +10,7 @@ import uvloop
 
 from bench.failover_cases import HITS, STALL_MS_MAX, run_cases
 from holdfast.bench import failover
-from holdfast.testing.clients import Answer
+from holdfast.testing.answers import Answer
 from holdfast.testing.load import Load, run_streams
 from holdfast.testing.supervised import Supervised
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.testing.supervised import Supervised, children_of
+from holdfast.testing.processes import children_of
+from holdfast.testing.supervised import Supervised
 
 pytest.importorskip("torch", reason="torch is not installed here")
 

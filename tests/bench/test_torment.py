@@ -7,7 +7,8 @@ import os
 import pytest
 
 from bench.torment import campaign as torment
-from bench.torment.load import Said, difference
+from bench.torment.load import judged
+from holdfast.testing.answers import Answer
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -22,14 +23,9 @@ def test_nothing_is_lost_or_wrong_whatever_is_killed_or_stopped() -> None:
     assert row["met"], row
 
 
-def test_a_wrong_answer_is_seen() -> None:
-    """The judge itself: another token, a lost end, a missing choice and another reason of the end are all differences;
-    the beginning of an answer is right only for who left early."""
-    right = (Said("one two", (1, 2), "length"),)
-    assert difference(right, right, part=False) == ""
-    assert "token 1 differs" in difference(right, (Said("one too", (1, 3), "length"),), part=False)
-    assert "1 tokens" in difference(right, (Said("one", (1,), "length"),), part=False)
-    assert "choices" in difference(right, (), part=False)
-    assert "stop" in difference(right, (Said("one two", (1, 2), "stop"),), part=False)
-    assert difference(right, (Said("one", (1,), None),), part=True) == ""
-    assert difference(right, (Said("two", (2,), None),), part=True) != ""
+def test_a_missing_choice_is_seen() -> None:
+    """An answer of fewer choices than the unbroken one is wrong, and so is one choice among several."""
+    right = [Answer("one", [1], "length", done=True), Answer("two", [2], "length", done=True)]
+    assert judged(right, right) == ""
+    assert judged(right, right[:1]) == "1 choices instead of 2"
+    assert judged(right, [right[0], Answer("too", [3], "length", done=True)]).startswith("choice 1: token 0 differs")

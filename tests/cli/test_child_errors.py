@@ -14,8 +14,9 @@ import msgspec
 from holdfast.cli import child
 from holdfast.cli.launch import StoreLaunch
 from holdfast.supervise.records import read_record
+from holdfast.testing.disks import BALLAST, fill
 from holdfast.wire.net import CannotListenError
-from small_disks import BALLAST, fill, small_disk
+from small_disks import small_disk
 
 WHERE = "unix:///tmp/x/w.sock"
 

@@ -14,7 +14,7 @@ import pytest
 from up_rig import Place, until
 
 from holdfast.supervise.records import read_records
-from holdfast.testing.deployment import free_port
+from holdfast.testing.place import free_port
 
 
 @pytest.fixture

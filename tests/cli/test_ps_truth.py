@@ -20,7 +20,7 @@ from up_rig import Place, until
 from holdfast.cli.screen import Screen
 from holdfast.cli.terminal import Terminal
 from holdfast.supervise.status import Status
-from holdfast.testing.deployment import free_port
+from holdfast.testing.place import free_port
 
 pytestmark = pytest.mark.alone
 processes = pytest.mark.processes

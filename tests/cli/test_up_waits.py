@@ -11,7 +11,7 @@ import pytest
 from up_rig import Place, until
 
 from holdfast.cli.serving import lacks
-from holdfast.testing.deployment import free_port
+from holdfast.testing.place import free_port
 
 STORE = "tcp://127.0.0.1:{port}"
 

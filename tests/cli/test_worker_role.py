@@ -25,7 +25,7 @@ from holdfast.cli.plan import UpOptions, job_of, plan
 from holdfast.cli.worker_role import group_of
 from holdfast.core.address import TcpAddress, UnixAddress
 from holdfast.settings import read_environment
-from holdfast.testing.deployment import free_port
+from holdfast.testing.place import free_port
 from holdfast.worker.process import WorkerSettings
 
 STATE = Path("/tmp/hf")  # of plans that nobody carries out

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from holdfast.cli.ps import look_at_all
-from holdfast.testing.deployment import free_port
+from holdfast.testing.place import free_port
 
 START_S = 60.0  # a loaded CI machine
 # Workers without vaults and election: quicker, where that is not the point.

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.log_files import log_path
-from small_disks import BALLAST, fill, small_disk
+from holdfast.testing.disks import BALLAST, fill
+from small_disks import small_disk
 
 LINES = 400
 WRITER = """

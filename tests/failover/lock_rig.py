@@ -28,7 +28,8 @@ from holdfast.failover.lock import FailoverLock
 from holdfast.failover.lock_server.client import ServerLock
 from holdfast.failover.lock_server.messages import AskOwner, Owner
 from holdfast.failover.opening import open_lock
-from holdfast.testing.deployment import etcd_command, free_port
+from holdfast.testing.deployment import etcd_command
+from holdfast.testing.place import free_port
 from holdfast.wire.world import real_world
 
 AGENT = Path(__file__).with_name("lock_agent.py")

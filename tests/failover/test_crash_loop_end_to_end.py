@@ -17,8 +17,12 @@ import uvloop
 
 from holdfast.failover.journal import two_leaders
 from holdfast.supervise.machine import CRASH_LOOP_FAILURES, PAUSE_S_MAX
-from holdfast.testing.clients import Answer, ask, chat_body, read_answer
-from holdfast.testing.supervised import EngineSeen, Supervised, in_thread, kill_group
+from holdfast.testing.answers import Answer
+from holdfast.testing.clients import ask, chat_body, read_answer
+from holdfast.testing.place import EngineSeen
+from holdfast.testing.processes import kill_group
+from holdfast.testing.supervised import Supervised
+from holdfast.testing.waiting import in_thread
 
 pytestmark = [pytest.mark.long, pytest.mark.processes]
 

@@ -20,8 +20,11 @@ from known_answers import answer_to, ask_number
 
 from holdfast.failover.journal import two_leaders
 from holdfast.testing.clients import Received, read_answer
-from holdfast.testing.supervised import Supervised, in_thread, kill_group
-from small_disks import BALLAST, fill, small_disk
+from holdfast.testing.disks import BALLAST, fill
+from holdfast.testing.processes import kill_group
+from holdfast.testing.supervised import Supervised
+from holdfast.testing.waiting import in_thread
+from small_disks import small_disk
 
 pytestmark = [pytest.mark.long, pytest.mark.processes, pytest.mark.timeout(120)]
 
@@ -96,7 +99,7 @@ def test_a_full_disk_costs_no_stream_and_no_process(disk: Path) -> None:
     """With not a byte left the winner of an election leads, streams go on exactly, engines and vault are replaced and
     ready, and nothing else ends; `ps` and metrics say what cannot be written. With room again all is as before."""
     with Supervised("--vault-gib", "0.1", "--sim-tpot-ms", "8", folder=disk) as up:
-        others = up.processes()
+        others = up.lasting()
         killed_under_load(up)  # whoever leads next has never led before
         with kept_full(disk):
             killed_under_load(up)
@@ -106,7 +109,7 @@ def test_a_full_disk_costs_no_stream_and_no_process(disk: Path) -> None:
         (disk / BALLAST).unlink()
         up.wait_until(lambda: "no room" not in shown(up), "the warning to go away")
         killed_under_load(up)
-        now = up.processes()
+        now = up.lasting()
         assert {name for name in others if now[name] != others[name]} == {"vault-process", "vault-1-server"}
         assert two_leaders(up.terms()) == []
         assert len(up.terms()) == 5

@@ -13,7 +13,8 @@ import pytest
 
 from holdfast.core.clock import SystemClock
 from holdfast.failover.journal import TERMS_MAX, Journal, Term, read_terms, two_leaders
-from small_disks import BALLAST, fill, small_disk
+from holdfast.testing.disks import BALLAST, fill
+from small_disks import small_disk
 
 LEADER = """
 import sys, time

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from holdfast.failover.lock_server.machine import Client, Grant, Record
 from holdfast.failover.lock_server.record import LockRecord
-from small_disks import fill, small_disk
+from holdfast.testing.disks import fill
+from small_disks import small_disk
 
 
 def test_a_grant_is_recorded_on_a_full_disk() -> None:

@@ -19,9 +19,11 @@ import uvloop
 from known_answers import answer_to, ask_number
 
 from holdfast.failover.journal import Term, read_terms, two_leaders
-from holdfast.testing.clients import Answer, Received, read_answer
-from holdfast.testing.deployment import Deployment, etcd_command, free_port
-from holdfast.testing.supervised import in_thread
+from holdfast.testing.answers import Answer
+from holdfast.testing.clients import Received, read_answer
+from holdfast.testing.deployment import Deployment, etcd_command
+from holdfast.testing.place import free_port
+from holdfast.testing.waiting import in_thread
 
 pytestmark = [pytest.mark.long, pytest.mark.processes]
 
@@ -50,7 +52,7 @@ class Pair(Deployment):
         return f"{self.folder}/run/gms_host-0.sock"
 
     def start_vault(self) -> None:
-        self._spawn("vault", "vault", {"device": "host-0", "socket_path": self.vault_socket})
+        self.start_role("vault", "vault", {"device": "host-0", "socket_path": self.vault_socket})
 
     def start_engine(self, name: str) -> None:
         self.start_worker(
@@ -70,8 +72,7 @@ class Pair(Deployment):
 
     def holdfast(self, name: str, *words: str, **more: str) -> None:
         """The command itself, in the background."""
-        environ = [f"HOLDFAST_STATE_DIR={self.folder}", *(f"{key}={value}" for key, value in more.items())]
-        self.processes[name] = self._run(name, ["env", *environ, sys.executable, "-m", "holdfast", *words])
+        self.start(name, self.command(*words), more)
 
     def start_lock_server(self, *more: str) -> None:
         self.holdfast("lock", "lock", "serve", "--address", self.lock.removeprefix("lock+"), *more)
@@ -83,7 +84,7 @@ class Pair(Deployment):
 
     def start_etcd(self) -> None:
         """Another one than the store: an outage is the election's alone."""
-        self.processes["etcd"] = self._run("etcd", etcd_command(self.folder, *self._etcd_ports))
+        self.start("etcd", etcd_command(self.folder, *self._etcd_ports))
 
     # -- looking
 

@@ -20,7 +20,9 @@ from known_answers import answer_to, ask_number, ask_tokens
 from holdfast.failover.journal import two_leaders
 from holdfast.kv.adopt import NO_CANARY
 from holdfast.testing.clients import Received, read_answer
-from holdfast.testing.supervised import Supervised, in_thread, kill_group
+from holdfast.testing.processes import kill_group
+from holdfast.testing.supervised import Supervised
+from holdfast.testing.waiting import in_thread
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
 

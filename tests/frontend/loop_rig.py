@@ -13,7 +13,8 @@ import uvloop
 from holdfast.core.address import TcpAddress
 from holdfast.frontend.process import FrontendSettings, run_frontend
 from holdfast.store.opening import open_store
-from holdfast.testing.deployment import Deployment, free_port
+from holdfast.testing.deployment import Deployment
+from holdfast.testing.place import free_port
 from holdfast.wire.world import real_world
 
 WAIT_S = 20.0

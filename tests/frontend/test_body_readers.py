@@ -16,7 +16,8 @@ from http_rig import WAIT_S, Raw, ask, completion, padded
 
 from holdfast.frontend import large_bodies
 from holdfast.frontend.api.errors import ApiError
-from holdfast.testing.deployment import Deployment, free_port
+from holdfast.testing.deployment import Deployment
+from holdfast.testing.place import free_port
 
 COMPLETIONS = "/v1/completions"
 

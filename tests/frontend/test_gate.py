@@ -13,7 +13,8 @@ import pytest
 from http_rig import Raw, chat
 
 from holdfast.frontend.gate import Gate
-from holdfast.testing.deployment import Deployment, free_port
+from holdfast.testing.deployment import Deployment
+from holdfast.testing.place import free_port
 
 CHAT = "/v1/chat/completions"
 HOME = "https://chat.example.org"

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 from http_rig import Raw, chat
 
-from holdfast.testing.deployment import Deployment, free_port
+from holdfast.testing.deployment import Deployment
+from holdfast.testing.place import free_port
 
 
 @pytest.fixture(scope="module")

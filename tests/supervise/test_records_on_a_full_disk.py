@@ -27,7 +27,8 @@ from holdfast.supervise.records import (
     write_launch,
     write_record,
 )
-from small_disks import BALLAST, fill, small_disk
+from holdfast.testing.disks import BALLAST, fill
+from small_disks import small_disk
 
 NEW_FILE = OSError  # what a first record, a first launch raises: their writers decide what that means
 

@@ -16,7 +16,8 @@ import pytest
 from wire_rig import HELLO, Peer
 
 from holdfast.core.limits import raise_descriptor_limit
-from holdfast.testing.deployment import Deployment, free_port
+from holdfast.testing.deployment import Deployment
+from holdfast.testing.place import free_port
 from holdfast.wire.messages import Welcome
 
 LIMIT = 128

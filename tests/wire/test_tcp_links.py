@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.testing.deployment import Deployment, free_port
+from holdfast.testing.deployment import Deployment
+from holdfast.testing.place import free_port
 
 ESTABLISHED = "01"
 KEEPALIVE = "02"  # of /proc/net/tcp: a timer that is none of retransmission, TIME_WAIT or window probe

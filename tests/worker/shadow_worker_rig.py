@@ -10,20 +10,20 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, cast
 
 from holdfast.core.requests import GenerateRequest, Sampling
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
-from holdfast.testing.deployment import Deployment, free_port
+from holdfast.testing.deployment import Deployment
+from holdfast.testing.place import fetch, free_port
+from holdfast.testing.processes import VAULT, vault_processes
+from holdfast.testing.waiting import BOUND_S, until, wait_until
 from holdfast.wire.frames import FrameSplitter
 from holdfast.wire.messages import VERSION, Generate, Hello, Message, Step, decode_to_frontend, encode
 
-BOUND_S = 20.0  # for anything that should be quick, on a machine that is not
 REQUEST = GenerateRequest("t", [5, 6, 7], 3, Sampling(20, 1, ignore_eos=True))
 
 
@@ -52,7 +52,7 @@ class Stage:
         with contextlib.suppress(OSError):
             self.vault(signal.SIGCONT)
         self._vault.stop()
-        self.deployment.stop()
+        self.deployment.close()
 
     # -- the vault
 
@@ -64,15 +64,12 @@ class Stage:
         self._vault.stop()
         self._vault.start()
 
-    def vault(self, number: signal.Signals, kind: str = "server") -> None:
-        """A signal to the vault's process, or to its "keeper"."""
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                words = (entry / "cmdline").read_text().split("\0") if entry.name.isdigit() else []
-                if f"holdfast.memory.vault.{kind}" in words[:3] and any(self.socket in word for word in words):
-                    os.kill(int(entry.name), number)
-                    return
-        raise ProcessLookupError(f"no {kind} of {self.socket}")
+    def vault(self, number: signal.Signals, role: str = VAULT) -> None:
+        """A signal to the vault's process, or to its KEEPER."""
+        found = {its: pid for pid, its in vault_processes(self.socket).items()}
+        if role not in found:
+            raise ProcessLookupError(f"no {role} of {self.socket}")
+        os.kill(found[role], number)
 
     # -- the lock
 
@@ -89,27 +86,23 @@ class Stage:
 
     def worker(self, *options: str, shadow: bool = True, **environ: str) -> WorkerProcess:
         port = free_port()
-        unwanted = ("HOLDFAST_", "DYN_", "GMS_", "ENGINE_ID", "FAILOVER_")
-        env = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
-        env |= {"HOLDFAST_STATE_DIR": str(self.folder), "DYN_SYSTEM_PORT": str(port), **environ}
-        command = [sys.executable, "-m", "holdfast", "worker", "--name", "w", "--allow-chaos", *options]
+        env = {"DYN_SYSTEM_PORT": str(port)} | environ
+        command = self.deployment.command("worker", "--name", "w", "--allow-chaos", *options)
         if shadow:
             env.setdefault("FAILOVER_LOCK_PATH", str(self.lock))
             command += ["--vault-socket", self.socket, "--group", "pair", "--vault-gib", "0.004"]
             command += ["--sim-kv-blocks", "2048"]
-        with open(self.folder / "w.log", "ab") as log:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
-        self._started.append(process)
-        return WorkerProcess(process, port, self.folder)
+        self.deployment.start("w", command, env)
+        return WorkerProcess(self.deployment, port)
 
 
 class WorkerProcess:
     """One `holdfast worker`, asked over HTTP."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, folder: Path) -> None:
-        self.process = process
+    def __init__(self, deployment: Deployment, port: int) -> None:
+        self.process = deployment.processes["w"]
         self.port = port
-        self.folder = folder
+        self._deployment = deployment
 
     def get(self, path: str, method: str = "GET") -> tuple[int, dict[str, Any]]:
         return ask(self.port, path, method)
@@ -119,11 +112,10 @@ class WorkerProcess:
         return self.get("/live")[0], self.get("/health")[0]
 
     def until(self, true: Callable[[], bool], what: str, bound_s: float = BOUND_S) -> None:
-        began_s = time.monotonic()
-        while not true():
-            assert self.process.poll() is None, f"it ended with {self.process.poll()}: {self.log()}"
-            assert time.monotonic() - began_s < bound_s, f"waited {bound_s:g} s for {what}: {self.log()}"
-            time.sleep(0.01)
+        def ended() -> str:
+            return "" if self.process.poll() is None else f"it ended with {self.process.poll()}"
+
+        wait_until(true, what, bound_s, ended=ended, logs=self.log)
 
     def until_state(self, state: str, bound_s: float = BOUND_S) -> dict[str, Any]:
         facts: dict[str, Any] = {}
@@ -136,12 +128,10 @@ class WorkerProcess:
         return facts
 
     def record(self) -> dict[str, Any]:
-        with contextlib.suppress(OSError, ValueError):
-            return json.loads((self.folder / "run" / "w.json").read_bytes())  # type: ignore[no-any-return]
-        return {}
+        return self._deployment.record("w")
 
     def log(self) -> str:
-        return (self.folder / "w.log").read_text(errors="replace")[-4000:]
+        return self._deployment.log("w")[-4000:]
 
     def terminate(self) -> tuple[int, float]:
         """SIGTERM: its exit status, and how long that took."""
@@ -152,24 +142,11 @@ class WorkerProcess:
 
 def ask(port: int, path: str, method: str = "GET") -> tuple[int, dict[str, Any]]:
     """Status and body; (0, {}) where nobody answers."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=BOUND_S)
     try:
-        connection.request(method, path)
-        response = connection.getresponse()
-        return response.status, json.loads(response.read())
+        status, body = fetch(f"127.0.0.1:{port}", path, method, BOUND_S)
+        return status, json.loads(body)
     except (OSError, http.client.HTTPException):
         return 0, {}
-    finally:
-        connection.close()
-
-
-async def until(true: Callable[[], object], what: str, bound_s: float = BOUND_S) -> None:
-    """Wait for a fact of this process, within a bound."""
-    loop = asyncio.get_running_loop()
-    end_s = loop.time() + bound_s
-    while not true():
-        assert loop.time() < end_s, f"waited {bound_s:g} s for {what}"
-        await asyncio.sleep(0.005)
 
 
 class DataPeer(asyncio.Protocol):

@@ -23,7 +23,7 @@ from holdfast.cli.plan import UpOptions, plan
 from holdfast.core.errors import UserError
 from holdfast.memory.writer_lock import WriterLock
 from holdfast.store.opening import open_store
-from holdfast.testing.deployment import free_port
+from holdfast.testing.place import free_port
 from holdfast.wire.net import SocketNetwork
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes, pytest.mark.timeout(60)]

@@ -18,9 +18,12 @@ from shadow_worker_rig import ask
 
 from holdfast.failover.journal import Term, two_leaders
 from holdfast.supervise.incidents import read_incidents
-from holdfast.testing.clients import Answer
+from holdfast.testing.answers import Answer
 from holdfast.testing.load import Load, compare, run_streams
-from holdfast.testing.supervised import EngineSeen, Supervised, children_of, in_thread, kill_group
+from holdfast.testing.place import EngineSeen
+from holdfast.testing.processes import children_of, kill_group
+from holdfast.testing.supervised import Supervised
+from holdfast.testing.waiting import in_thread
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes, pytest.mark.timeout(120)]
 
@@ -134,7 +137,7 @@ def test_a_hung_wake_is_replaced(up: Supervised, unbroken: list[Answer]) -> None
     up.wait_restored(hung.pid)
     assert hung.pid not in pids(up)
     assert terms_of(up, hung) == [], "it led"
-    screen = (up.folder / "up.out").read_text()
+    screen = up.log("up")
     why = f"says that it cannot live: waking: the takeover takes longer than its bound of {WAKE_S:g} s"
     assert f"{hung.name} {why} (" in screen
     assert f"; killing pid {hung.pid}" in screen

@@ -17,15 +17,18 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import uvloop
 
 from holdfast.failover.journal import two_leaders
-from holdfast.testing.clients import Answer, ask, read_answer
-from holdfast.testing.load import Load
-from holdfast.testing.supervised import RESTORE_S, EngineSeen, Supervised, in_thread, kill_group, spread
+from holdfast.testing.answers import Answer, difference
+from holdfast.testing.clients import ask, read_answer
+from holdfast.testing.load import Load, failures, spread
+from holdfast.testing.place import EngineSeen
+from holdfast.testing.processes import anon_kib, fd_count, kill_group, thread_count
+from holdfast.testing.supervised import Supervised
+from holdfast.testing.waiting import in_thread
 
 # How engines are ended.
 ENDS: dict[str, Callable[[int], None]] = {
@@ -141,10 +144,7 @@ async def _keep_asking(state: _Run, load: Requests, number: int) -> None:
 
 
 async def _one(state: _Run, load: Requests, number: int) -> Answer:
-    received = await ask(state.up.port, *load.body(number))
-    if received.status != 200:
-        return Answer("", [], None, False, {"message": f"status {received.status}"}, 0, None, [], [], [], 0)
-    return read_answer(received)
+    return read_answer(await ask(state.up.port, *load.body(number)))
 
 
 async def _rounds(state: _Run, tell: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -161,7 +161,7 @@ async def _rounds(state: _Run, tell: Callable[[str], None]) -> tuple[dict[str, A
         state.ends.append(end)
         state.kills_s.append(time.perf_counter())
         await in_thread(ENDS[end], active.pid)
-        state.restored_s.append(await in_thread(up.wait_restored, active.pid, RESTORE_S))
+        state.restored_s.append(await in_thread(up.wait_restored, active.pid))
         if number == min(WARM_ROUNDS, bench.rounds // 2 + 1):
             early = await in_thread(_sizes, up)
         if number % 10 == 0 or number == bench.rounds:
@@ -183,13 +183,12 @@ def _wrong(state: _Run) -> int:
 
 
 def _is_right(state: _Run, number: int, answer: Answer) -> bool:
-    expected = state.expected[number]
-    return answer.done and not answer.error and answer.tokens == expected.tokens and answer.text == expected.text
+    return not difference(state.expected[number], answer)
 
 
 def _count_wrong(state: _Run, number: int, answer: Answer) -> bool:
     """Something was lost or came twice, whatever the tokens are."""
-    return not answer.done or bool(answer.error) or len(answer.tokens) != len(state.expected[number].tokens)
+    return bool(answer.wrong) or len(answer.tokens) != len(state.expected[number].tokens)
 
 
 def _identical_share(state: _Run) -> float:
@@ -199,7 +198,7 @@ def _identical_share(state: _Run) -> float:
 
 
 def _judge(state: _Run, early: dict[str, Any], late: dict[str, Any]) -> dict[str, Any]:
-    lost = [answer for _, answer in state.answers if not answer.done or answer.error]
+    lost = [answer for _, answer in state.answers if answer.wrong]
     calm_s = max(max(answer.gaps_s) for answer in state.expected.values())
     stalls = [max(0.0, (gap_s - calm_s) * 1000) for gap_s in _gaps_by_kill(state)]
     terms = state.up.terms()
@@ -226,7 +225,7 @@ def _judge(state: _Run, early: dict[str, Any], late: dict[str, Any]) -> dict[str
         "standby_again_s_p50": spread(state.restored_s)["p50"],
         "standby_again_s_max": spread(state.restored_s)["max"],
         "growth": growth,
-        "errors": sorted({str((answer.error or {}).get("message", "no [DONE]")) for answer in lost})[:3],
+        "errors": failures(lost),
     }
 
 
@@ -251,16 +250,9 @@ def _gaps_by_kill(state: _Run) -> list[float]:
 
 
 def _sizes(up: Supervised) -> dict[str, dict[str, int]]:
-    """Descriptors, threads and private memory of everything that stays, and how many processes there are."""
+    """Descriptors, threads and private memory of everything that stays."""
     sizes: dict[str, dict[str, int]] = {}
-    for name, pid in up.processes().items():
+    for name, pid in up.lasting().items():
         with contextlib.suppress(OSError):
-            status = dict(
-                line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line
-            )
-            sizes[name] = {
-                "fds": len(os.listdir(f"/proc/{pid}/fd")),
-                "threads": int(status["Threads"]),
-                "anon_kib": int(status.get("RssAnon", "0 kB").split()[0]),
-            }
+            sizes[name] = {"fds": fd_count(pid), "threads": thread_count(pid), "anon_kib": anon_kib(pid)}
     return sizes

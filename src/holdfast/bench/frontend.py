@@ -17,7 +17,8 @@ from typing import Any
 import uvloop
 
 from holdfast.testing.clients import StreamClient, chat_body, open_client
-from holdfast.testing.deployment import Deployment, cpu_ns
+from holdfast.testing.deployment import Deployment
+from holdfast.testing.processes import cpu_ns
 
 REPLY_TOKENS = 64
 STOP = "\u0001never\u0001"

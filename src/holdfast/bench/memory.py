@@ -10,8 +10,6 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -24,12 +22,13 @@ from holdfast.memory.devices import is_host
 from holdfast.memory.layout import SLABS_MAX
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
+from holdfast.testing.children import Child, ChildFailed
 
 GIB = 1024**3
 MIB = 1024**2
 # Two engines, an active and a standby, are what a device has.
 IMPORTERS = 2
-END_S = 30.0  # for a process to leave; tearing down many GiB of mappings takes the kernel a while
+SILENT_S = 600.0  # a writer of a large model says how far it is; an importer waits for it
 
 Progress = Callable[[int, int], None]  # bytes written so far, of all
 
@@ -53,48 +52,24 @@ class MemoryBench:
         return -(-self.total_bytes // (self.slab_mib * MIB))
 
 
-class Child:
-    """A process of the bench: JSON lines out, commands in."""
+class BenchProcess(Child):
+    """A process of the bench; what it could not do is the user's to hear."""
 
     def __init__(self, settings: dict[str, Any], log: Path) -> None:
-        command = [sys.executable, "-m", "holdfast.bench.memory_child", json.dumps(settings)]
-        with log.open("ab") as errors:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
-            )
-        self._log = log
+        super().__init__("-m", "holdfast.bench.memory_child", json.dumps(settings), log=log)
 
-    def __enter__(self) -> Child:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
+    def said(self) -> dict[str, Any]:
         try:
-            self._process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
+            heard: dict[str, Any] = self.next(SILENT_S)
+        except ChildFailed as error:
+            raise UserError(f"a process of the bench failed: {error}") from None
+        if "error" in heard:
+            raise UserError(f"cannot measure: {heard['error']}")
+        return heard
 
-    def next(self) -> dict[str, Any]:
-        """Its next line; UserError with its own words if it could not go on."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            last = self._log.read_text().strip().splitlines()[-1:] or ["it ended without a word"]
-            raise UserError(f"a process of the bench failed: {last[0]}")
-        said: dict[str, Any] = json.loads(line)
-        if "error" in said:
-            raise UserError(f"cannot measure: {said['error']}")
-        return said
-
-    def ask(self, command: str) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        self._process.stdin.write(command + "\n")
-        self._process.stdin.flush()
-        return self.next()
+    def asked(self, order: str) -> dict[str, Any]:
+        self.tell(order)
+        return self.said()
 
 
 def run(bench: MemoryBench, progress: Progress = lambda done, total: None) -> dict[str, Any]:
@@ -114,30 +89,28 @@ def run(bench: MemoryBench, progress: Progress = lambda done, total: None) -> di
         vault.start()
         _write(shared, folder, bench.total_bytes, progress)
         with ExitStack() as stack:
-            importers = [
-                stack.enter_context(Child(shared | {"role": "import", "engine_id": place}, folder / f"{place}.log"))
-                for place in range(IMPORTERS)
-            ]
+            roles = (shared | {"role": "import", "engine_id": place} for place in range(IMPORTERS))
+            importers = [stack.enter_context(BenchProcess(role, folder / f"{role['engine_id']}.log")) for role in roles]
             for importer in importers:
-                importer.next()
+                importer.said()
             copies = _copies(bench, importers)
-            return _figures(bench, importers[0].ask(f"measure {bench.rounds}")) | copies
+            return _figures(bench, importers[0].asked(f"measure {bench.rounds}")) | copies
     finally:
         vault.stop()
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write(shared: dict[str, Any], folder: Path, total_bytes: int, progress: Progress) -> None:
-    with Child(shared | {"role": "write", "engine_id": 0}, folder / "writer.log") as writer:
-        while "committed" not in (said := writer.next()):
+    with BenchProcess(shared | {"role": "write", "engine_id": 0}, folder / "writer.log") as writer:
+        while "committed" not in (said := writer.said()):
             progress(said["written"], total_bytes)
 
 
-def _copies(bench: MemoryBench, importers: list[Child]) -> dict[str, Any]:
+def _copies(bench: MemoryBench, importers: list[BenchProcess]) -> dict[str, Any]:
     """All importers have touched every page: their shares of shared pages add up to the copies there are."""
     if not is_host(bench.device):
         return {"pss_mib": None, "physical_copies": None}
-    pss_bytes = sum(int(importer.ask("pss")["pss_bytes"]) for importer in importers)
+    pss_bytes = sum(int(importer.asked("pss")["pss_bytes"]) for importer in importers)
     return {
         "importers": len(importers),
         "pss_mib": round(pss_bytes / MIB, 1),

@@ -20,10 +20,12 @@ from typing import Any
 
 import uvloop
 
-from holdfast.testing.clients import Answer, Received, ask, read_answer
-from holdfast.testing.deployment import Deployment, free_port
+from holdfast.testing.answers import Answer, difference
+from holdfast.testing.clients import Received, ask, read_answer
+from holdfast.testing.deployment import Deployment
 from holdfast.testing.load import Load
-from holdfast.testing.supervised import in_thread
+from holdfast.testing.place import free_port
+from holdfast.testing.waiting import in_thread
 
 STORIES = 16  # requests that differ
 # A client that is not told when to come back; also what a broken connection costs.
@@ -174,9 +176,9 @@ async def _keep_asking(
 def _take(client: Client, answer: Answer, expected: Answer, *, late: bool) -> None:
     """Right answers count while all clients ask: what comes `late` is whoever's queue is longest."""
     client.resumed += answer.resumed
-    if not answer.done or answer.error:
-        client.errors.add(str((answer.error or {}).get("message", "no [DONE]")))
-    elif (answer.tokens, answer.text) != (expected.tokens, expected.text):
+    if answer.wrong:
+        client.errors.add(answer.wrong)
+    elif difference(expected, answer):
         client.wrong += 1
     elif not late:
         client.completed += 1

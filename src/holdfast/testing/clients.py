@@ -1,13 +1,21 @@
-"""Streaming clients that cost little: they keep raw bytes with their times, and are read afterwards."""
+"""Streaming clients: many that cost little, which keep raw bytes with their times and are read afterwards, and one in a
+thread of its own, with the standard library's HTTP client, for whoever has no event loop."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
+import contextlib
+import http.client
 import json
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any, cast
+
+from holdfast.testing.answers import Answer, Event, events_of, read_events
+from holdfast.testing.waiting import wait_until
+
+STREAM_S = 60.0  # held streams go on within 30 s, and then a loaded machine has an answer to make
 
 
 @dataclass(slots=True)
@@ -85,57 +93,12 @@ def _take_chunks(buffer: bytes, at_s: float, out: list[tuple[float, bytes]]) -> 
         buffer = rest[size + 2 :]
 
 
-@dataclass(slots=True)
-class Answer:
-    """A stream, read: what the client saw."""
-
-    text: str
-    tokens: list[int]
-    finish: str | None
-    done: bool  # [DONE] came
-    error: dict[str, Any] | None
-    resumed: int
-    exact: bool | None
-    gaps_s: list[float]  # between chunks with content
-    token_times_s: list[float]
-    logprobs: list[float]
-    waiting: int  # ": waiting" comments
-
-
 def read_answer(received: Received, index: int = 0) -> Answer:
-    """Put one choice of a streamed answer together."""
-    answer = Answer("", [], None, False, None, 0, None, [], [], [], 0)
-    for at_s, text in received.events():
-        if text == ": waiting":
-            answer.waiting += 1
-        elif text == "data: [DONE]":
-            answer.done = True
-        elif text.startswith("data: {"):
-            _read_chunk(answer, at_s, json.loads(text[6:]), index)
-    times = answer.token_times_s
-    answer.gaps_s = [later - earlier for earlier, later in itertools.pairwise(times)]
-    return answer
-
-
-def _read_chunk(answer: Answer, at_s: float, chunk: dict[str, Any], index: int) -> None:
-    if "error" in chunk:
-        answer.error = chunk["error"]
-        return
-    for choice in chunk["choices"]:
-        if choice["index"] != index:
-            continue
-        text = choice["delta"].get("content", "") if "delta" in choice else choice["text"]
-        answer.text += text
-        answer.tokens += choice.get("token_ids") or []
-        logprobs = choice.get("logprobs") or {}
-        answer.logprobs += [entry["logprob"] for entry in logprobs.get("content", [])]
-        answer.logprobs += logprobs.get("token_logprobs", [])
-        if text or choice.get("token_ids"):
-            answer.token_times_s.append(at_s)
-        if choice["finish_reason"] is not None:
-            answer.finish = choice["finish_reason"]
-            answer.resumed = chunk["holdfast"]["resumed"]
-            answer.exact = chunk["holdfast"]["exact"]
+    """One choice of a streamed answer; what a refusal says is its error."""
+    if received.status != 200:
+        why = received.error or received.body()[:300].decode(errors="replace")
+        return Answer(error={"message": f"status {received.status} {why}"})
+    return read_events(received.events(), index)
 
 
 class StreamClient(asyncio.Protocol):
@@ -214,3 +177,52 @@ def chat_body(words: str, max_tokens: int, **more: Any) -> dict[str, Any]:
         "ignore_eos": True,
         **more,
     }
+
+
+class Stream:
+    """One streamed answer, read as it comes in a thread of its own."""
+
+    def __init__(self, port: int, body: dict[str, Any], path: str = "/v1/chat/completions") -> None:
+        self.events: list[Event] = []
+        self._why = ""  # it ended otherwise than by its end
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=STREAM_S)
+        self._connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with contextlib.closing(self._connection):
+            try:
+                response = self._connection.getresponse()
+                if response.status != 200:
+                    self._why = f"status {response.status}: {response.read(300)!r}"
+                for event in events_of(response):
+                    self.events.append(event)
+            except (OSError, http.client.HTTPException) as error:
+                self._why = f"{type(error).__name__}: {error}"
+
+    def so_far(self) -> Answer:
+        return read_events(list(self.events))
+
+    def wait_tokens(self, count: int = 1) -> Stream:
+        """Until so much of it is here; what is done next is done in the middle of it."""
+        wait_until(
+            lambda: len(self.so_far().token_times_s) >= count,
+            f"{count} pieces of an answer",
+            STREAM_S,
+            ended=lambda: "" if self._thread.is_alive() else f"the answer ended ({self._why})",
+        )
+        return self
+
+    def answer(self, bound_s: float = STREAM_S) -> Answer:
+        """All of it, once it has ended."""
+        self._thread.join(bound_s)
+        assert not self._thread.is_alive(), f"an answer that did not end within {bound_s:g} s"
+        found = self.so_far()
+        found.error = found.error or ({"message": self._why} if self._why else None)
+        return found
+
+    def text(self) -> str:
+        """The events as they came, one a line, once it has ended."""
+        self.answer()
+        return "\n".join(text for _, text in self.events)

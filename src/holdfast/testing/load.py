@@ -7,13 +7,15 @@ gap between two tokens of any stream, minus the unbroken run's worst gap.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from holdfast.core.tasks import beside
-from holdfast.testing.clients import Answer, ask, chat_body, read_answer
-from holdfast.testing.deployment import Deployment
+from holdfast.testing.answers import Answer
+from holdfast.testing.clients import ask, chat_body, read_answer
+from holdfast.testing.place import Place
+from holdfast.testing.waiting import in_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,44 +74,23 @@ class Outcome:
 async def run_streams(port: int, load: Load) -> list[Answer]:
     """All streams at once, read when all are over."""
     received = await asyncio.gather(*(ask(port, *load.body(number)) for number in range(load.streams)))
-    answers = []
-    for one in received:
-        if one.status != 200:
-            answers.append(_failed(f"status {one.status} {one.error} {one.body()[:200]!r}"))
-        else:
-            answers.append(read_answer(one))
-    return answers
+    return [read_answer(one) for one in received]
 
 
-def _failed(why: str) -> Answer:
-    return Answer("", [], None, False, {"message": why}, 0, None, [], [], [], 0)
-
-
-async def hit_in_the_middle(deployment: Deployment, load: Load, hit: Callable[[], None]) -> list[Answer]:
-    """Run the load; once streams are well under way on every worker, hit."""
-    loop = asyncio.get_running_loop()
-    async with beside(run_streams(deployment.port, load), "streams") as running:
-        await loop.run_in_executor(None, _wait_under_way, deployment, load)
-        await loop.run_in_executor(None, hit)
-        return await running
-
-
-def _wait_under_way(deployment: Deployment, load: Load) -> None:
+async def hit_in_the_middle(place: Place, load: Load, hit: Callable[[], None]) -> list[Answer]:
+    """Run the load; once a quarter of it was made, hit."""
+    before = await in_thread(place.tokens_total)
     enough = load.streams * load.tokens // 4
-    names = [name for name, process in deployment.processes.items() if name.startswith("worker")]
-    before = sum(deployment.worker_facts(name)["tokens_total"] for name in names)
-    deployment.wait_until(
-        lambda: sum(deployment.worker_facts(name)["tokens_total"] for name in names) - before > enough,
-        "streams to get under way",
-        30.0,
-    )
+    async with beside(run_streams(place.port, load), "streams") as running:
+        await in_thread(place.wait_until, lambda: place.tokens_total() - before > enough, "streams to get under way")
+        await in_thread(hit)
+        return await running
 
 
 def compare(fault: str, unbroken: list[Answer], broken: list[Answer]) -> Outcome:
     pairs = list(zip(unbroken, broken, strict=True))
     worst_s = max((max(answer.gaps_s, default=0.0) for answer in broken), default=0.0)
     usual_s = max((max(answer.gaps_s, default=0.0) for answer in unbroken), default=0.0)
-    errors = [str(answer.error["message"]) for answer in broken if answer.error]
     return Outcome(
         fault=fault,
         streams=len(broken),
@@ -121,5 +102,17 @@ def compare(fault: str, unbroken: list[Answer], broken: list[Answer]) -> Outcome
         stall_ms=round((worst_s - usual_s) * 1000, 1),
         worst_gap_ms=round(worst_s * 1000, 1),
         unbroken_worst_gap_ms=round(usual_s * 1000, 1),
-        errors=tuple(sorted(set(errors))[:3]),
+        errors=tuple(failures(broken)),
     )
+
+
+def failures(answers: Iterable[Answer]) -> list[str]:
+    """Some of what was said instead of a good end."""
+    return sorted({answer.wrong for answer in answers} - {""})[:3]
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """p50, p99 and max."""
+    ordered = sorted(values)
+    at = {"p50": len(ordered) // 2, "p99": min(len(ordered) - 1, len(ordered) * 99 // 100), "max": len(ordered) - 1}
+    return {name: round(ordered[place], 1) for name, place in at.items()} if ordered else dict.fromkeys(at, 0.0)

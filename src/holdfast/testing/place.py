@@ -1,0 +1,185 @@
+"""A place of its own for one deployment: a state directory, a port and an environment, and all that runs there.
+
+Always true: `close` ends every process of the place, whoever started it, and removes what was written; engines are told
+apart by what they say of themselves, never by their names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.engines.sim import send_fault
+from holdfast.testing.clients import Stream, chat_body
+from holdfast.testing.processes import kill_all, processes_in
+from holdfast.testing.waiting import wait_until
+
+COMMAND_S = 60.0  # for a command of ours on a loaded machine
+WAIT_S = 30.0  # for what a deployment does by itself
+END_S = 10.0
+# What this process was told about deployments of its own is not for this one; fetched models are anybody's.
+UNWANTED = ("HOLDFAST_", "DYN_", "GMS_", "ENGINE_ID", "FAILOVER_")
+WANTED = ("HOLDFAST_CACHE_DIR",)
+FIRST_PORT, PORTS = 20_000, 12_000
+_ports = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSeen:
+    """One engine process, as its own status page tells."""
+
+    name: str
+    pid: int
+    state: str
+    facts: dict[str, Any]
+
+
+class Place:
+    """Where one deployment lives. `folder` is its state directory; a given one is the giver's to remove."""
+
+    def __init__(self, folder: Path | None = None, environ: Mapping[str, str] | None = None) -> None:
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="hf-", dir="/tmp"))
+        self._own_folder = folder is None
+        self.port = free_port()
+        kept = {name: value for name, value in os.environ.items() if name in WANTED or not name.startswith(UNWANTED)}
+        self.env = kept | {"HOLDFAST_STATE_DIR": str(self.folder), **(environ or {})}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}  # that were started here, by name
+
+    # -- commands and processes
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "holdfast", *words]
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """A command of ours, to its end."""
+        return subprocess.run(
+            self.command(*words), env=self.env, capture_output=True, text=True, timeout=COMMAND_S, check=False
+        )
+
+    def start(self, name: str, command: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
+        """In the background, in a session of its own; what it says goes to NAME.log."""
+        with open(self.folder / f"{name}.log", "ab") as log:
+            self.processes[name] = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.env | dict(environ or {}),
+                start_new_session=True,
+            )
+
+    def pids(self) -> set[int]:
+        """Every process of this place, whoever started it."""
+        return set(processes_in(self.folder))
+
+    def close(self) -> None:
+        def left() -> set[int]:
+            for process in self.processes.values():
+                process.poll()
+            return self.pids()
+
+        kill_all(left)
+        for process in self.processes.values():
+            process.wait(END_S)
+        self._remove()
+
+    def _remove(self) -> None:
+        if self._own_folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def chaos(self, name: str, fault: str, **values: Any) -> dict[str, Any]:
+        """A fault of the sim engine, commanded from outside; it must be taken."""
+        answer = send_fault(str(self.folder / "run" / f"{name}.chaos"), {"fault": fault, **values})
+        assert answer["ok"], answer
+        return answer
+
+    # -- looking
+
+    def records(self) -> dict[str, dict[str, Any]]:
+        """What every process wrote down about itself, by name."""
+        found = {path.stem: self.record(path.stem) for path in sorted((self.folder / "run").glob("*.json"))}
+        return {name: record for name, record in found.items() if record}
+
+    def record(self, name: str) -> dict[str, Any]:
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads((self.folder / "run" / f"{name}.json").read_bytes())  # type: ignore[no-any-return]
+        return {}
+
+    def engines(self) -> list[EngineSeen]:
+        """Every engine that answers."""
+        seen = []
+        for name, record in self.records().items():
+            if record["role"] == "worker" and record.get("status"):
+                facts = get_json(record["status"], "/health")
+                if facts:
+                    seen.append(EngineSeen(name, record["pid"], facts["state"], facts))
+        return seen
+
+    def tokens_total(self) -> int:
+        """Tokens made by the engines that live now."""
+        return sum(engine.facts["tokens_total"] for engine in self.engines())
+
+    def get(self, path: str, port: int = 0) -> tuple[int, bytes]:
+        """Of a frontend."""
+        return fetch(f"127.0.0.1:{port or self.port}", path)
+
+    def health(self, port: int = 0) -> dict[str, Any]:
+        """The frontend's /health, {} while it does not answer."""
+        return get_json(f"127.0.0.1:{port or self.port}", "/health")
+
+    def stream(self, words: str = "hello", max_tokens: int = 20, **more: Any) -> Stream:
+        """Ask for a chat answer that runs to its full length."""
+        return Stream(self.port, chat_body(words, max_tokens, **more))
+
+    def log(self, name: str) -> str:
+        """Of a process that was started here."""
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def logs(self, characters: int = 3000) -> str:
+        """The ends of all logs there are."""
+        paths = [*sorted(self.folder.glob("*.log")), *sorted((self.folder / "logs").glob("*.log"))]
+        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-characters:]}" for path in paths)
+
+    def wait_until(self, true: Callable[[], Any], what: str, bound_s: float = WAIT_S) -> float:
+        """Seconds it took; the logs are in what is raised if it took too long."""
+        return wait_until(true, what, bound_s, logs=self.logs)
+
+
+def fetch(address: str, path: str, method: str = "GET", timeout_s: float = 5.0) -> tuple[int, bytes]:
+    """Status and body."""
+    host, port = address.removeprefix("tcp://").rsplit(":", 1)
+    with contextlib.closing(http.client.HTTPConnection(host, int(port), timeout=timeout_s)) as connection:
+        connection.request(method, path)
+        response = connection.getresponse()
+        return response.status, response.read()
+
+
+def get_json(address: str, path: str) -> dict[str, Any]:
+    """The answer, whatever its status; {} if there is none."""
+    try:
+        return json.loads(fetch(address, path)[1])  # type: ignore[no-any-return]
+    except (OSError, ValueError, http.client.HTTPException):
+        return {}
+
+
+def free_port() -> int:
+    """One that nobody listens on, below those the kernel gives to outgoing connections: such a one would be taken again
+    between this look and its use."""
+    for tried in range(PORTS):
+        port = FIRST_PORT + (os.getpid() * 97 + next(_ports) + tried) % PORTS
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
+    raise OSError(f"none of the ports from {FIRST_PORT} to {FIRST_PORT + PORTS} is free")
