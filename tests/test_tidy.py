@@ -73,7 +73,7 @@ ROOTS = {
 }
 ENVIRONMENT = {
     "settings.py": "the only reader",
-    "testing/supervised.py": "handed on to `holdfast up`, with a state directory of its own",
+    "testing/place.py": "handed on to what is started, with a state directory of its own",
     "memory/vault/keeper.py": "handed on, unread, to the vault it starts",
     "memory/vault/kept.py": "handed on, unread, to the keeper it starts",
 }

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from terminal_rig import COLUMNS, WAIT_S, OnTerminal
-from up_rig import free_port
 
 from holdfast.cli.chat.view import MARK, WAITING
 from holdfast.testing.deployment import Deployment
+from holdfast.testing.place import free_port
 from mid_stream import kill_serving, slow_down
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]

@@ -35,9 +35,7 @@ def test_what_is_deleted_under_a_deployment_is_put_back(place: Place) -> None:
     dead worker comes back, and `down` leaves nothing."""
     assert place.up().returncode == 0
     supervisor, before = place.lock()["pid"], pids_of(place)
-    answers: list[str] = []
-    asking = threading.Thread(target=lambda: answers.append(place.chat(1000)))
-    asking.start()
+    answer = place.answering(1000)
     for remove in (lambda: (place.state_dir / "up.lock").unlink(), lambda: shutil.rmtree(place.state_dir)):
         remove()
         done = place.up()
@@ -45,8 +43,7 @@ def test_what_is_deleted_under_a_deployment_is_put_back(place: Place) -> None:
         assert f"already running (pid {supervisor})" in done.stderr
         until(lambda: place.lock().get("pid") == supervisor and place.record("frontend"), "the lock and records")
         assert f"supervised by pid {supervisor}" in place.run("ps").stdout
-    asking.join()
-    assert answers[0].endswith("data: [DONE]\n\n")
+    assert answer.answer().wrong == ""
     assert pids_of(place) == before
     assert "up.lock was taken away, and put back" in (place.state_dir / "logs" / "up.log").read_text()
     killed = place.record("worker-1")["pid"]
@@ -63,7 +60,7 @@ def start_for_ever(place: Place) -> subprocess.Popen[str]:
     words = ("--port", str(place.port), "--store", "etcd://127.0.0.1:1", *place.pace, *place.shape)
     command = place.command("up", "--detach", *words)
     starting = subprocess.Popen(command, env=place.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    place.started.append(starting)  # type: ignore[arg-type]
+    place.started.append(starting)
     return starting
 
 

@@ -28,9 +28,8 @@ def test_it_is_not_up_before_it_serves(place: Place) -> None:
     """Every process is ready but the store is not there: it says so, and is up when the store has come."""
     store = STORE.format(port=free_port())
     words = place.command("up", "--port", str(place.port), "--status-port", "0", "--store", store, *place.shape)
-    with (place.state_dir / "screen").open("wb") as screen:
-        up = subprocess.Popen(words, env=place.env, stdout=screen, stderr=screen, start_new_session=True)
-    place.started.append(up)
+    place.start("screen", words)
+    up = place.processes["screen"]
     until(lambda: f"waiting for the store {store}: it does not answer" in place.screen(), "what it waits for")
     assert place.record("worker-1").get("state") == "ready"
     assert "is up" not in place.screen()

@@ -30,10 +30,11 @@ from holdfast.failover.lock_server.messages import AskOwner, Owner
 from holdfast.failover.opening import open_lock
 from holdfast.testing.deployment import etcd_command
 from holdfast.testing.place import free_port
+from holdfast.testing.processes import freeze
+from holdfast.testing.waiting import BOUND_S, in_thread, until
 from holdfast.wire.world import real_world
 
 AGENT = Path(__file__).with_name("lock_agent.py")
-BOUND_S = 20.0  # for anything that should be quick
 
 
 class LockRig:
@@ -114,9 +115,7 @@ class EtcdServer:
             return json.loads(answer.read())  # type: ignore[no-any-return]
 
     def freeze(self) -> None:
-        """Return once every thread has stopped; the signal alone takes a moment."""
-        self.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
+        freeze(self.process.pid)
 
     def thaw(self) -> None:
         self.process.send_signal(signal.SIGCONT)
@@ -207,7 +206,7 @@ class ServerRig(LockRig):
 
     async def freeze(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
-        await until(lambda: _state(self.process.pid) == "T", "the server has stopped")
+        await in_thread(freeze, self.process.pid)
 
     def thaw(self) -> None:
         self.process.send_signal(signal.SIGCONT)
@@ -269,8 +268,7 @@ class Engine:
 
     async def freeze(self) -> None:
         """Return once it has stopped; the signal alone takes a moment."""
-        self.signal(signal.SIGSTOP)
-        await until(lambda: _state(self.pid) == "T", "it has stopped")
+        await in_thread(freeze, self.pid)
 
     def thaw(self) -> None:
         self.signal(signal.SIGCONT)
@@ -279,24 +277,3 @@ class Engine:
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         await self.process.wait()
-
-
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-async def until(seen: Callable[[], Any], what: str, bound_s: float = BOUND_S) -> Any:
-    """Look again and again until there is something to see; a bound, and words for the failure."""
-    deadline_s = asyncio.get_running_loop().time() + bound_s
-    while True:
-        found = seen()
-        if asyncio.iscoroutine(found):
-            found = await found
-        if found:
-            return found
-        assert asyncio.get_running_loop().time() < deadline_s, f"waited {bound_s:g} s for: {what}"
-        await asyncio.sleep(0.01)
-
-
-def fd_count() -> int:
-    return len(os.listdir("/proc/self/fd"))

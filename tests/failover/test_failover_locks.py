@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from lock_rig import BOUND_S, KINDS, Engine, LockRig, fd_count, until
+from lock_rig import BOUND_S, KINDS, Engine, LockRig, until
 
 from holdfast.failover.lock import FailoverLock
+from holdfast.testing.processes import fd_count
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
 ENGINES = 8

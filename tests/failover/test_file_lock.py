@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from lock_rig import BOUND_S, FileRig, fd_count
+from lock_rig import BOUND_S, FileRig
 
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import UserError
@@ -21,6 +21,7 @@ from holdfast.failover import file_lock
 from holdfast.failover.file_lock import CHECK_S, FileLock
 from holdfast.failover.filesystems import filesystem_of, filesystem_type, is_networked, mount_id
 from holdfast.failover.identity import UNSIGNED
+from holdfast.testing.processes import fd_count
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
 

@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from vault_rig import Engine, Rig, descriptors_of, facts, fd_count, until
+from vault_rig import Engine, Rig, descriptors_of, facts, until
+
+from holdfast.testing.processes import fd_count
 
 pytestmark = pytest.mark.processes
 

@@ -18,11 +18,12 @@ import sys
 
 import msgspec
 import pytest
-from vault_rig import MIB, Rig, digest, expected, facts, fd_count, load, until
+from vault_rig import MIB, Rig, digest, expected, facts, load, until
 
 from holdfast.memory import protocol
 from holdfast.memory.fdsocket import close_all
 from holdfast.memory.layout import Layout, TensorPlace
+from holdfast.testing.processes import fd_count
 
 pytestmark = pytest.mark.processes
 FRAMES = int(os.environ.get("HOLDFAST_FUZZ_FRAMES", "10000"))

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from vault_rig import Rig, back, descriptors_of, digest, expected, facts, fd_count, load, until
+from vault_rig import Rig, back, descriptors_of, digest, expected, facts, load, until
+
+from holdfast.testing.processes import fd_count
 
 pytestmark = pytest.mark.processes
 

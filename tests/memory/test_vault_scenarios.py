@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from vault_rig import EngineError, Rig, digest, expected, facts, fd_count, load, until
+from vault_rig import EngineError, Rig, digest, expected, facts, load, until
 
 from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.errors import VaultRefused
+from holdfast.testing.processes import fd_count
 
 pytestmark = pytest.mark.processes
 

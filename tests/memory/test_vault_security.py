@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from vault_rig import MIB, Rig, digest, expected, facts, fd_count, load, until
+from vault_rig import MIB, Rig, digest, expected, facts, load, until
 
 from holdfast.core.errors import UserError
 from holdfast.memory import protocol
@@ -32,6 +32,7 @@ from holdfast.memory.fdsocket import close_all
 from holdfast.memory.layout import Layout
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
+from holdfast.testing.processes import fd_count
 
 pytestmark = pytest.mark.processes
 NOBODY = 65534

@@ -13,10 +13,9 @@ import os
 import random
 import resource
 import shutil
-import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,11 @@ from holdfast.memory.devices import open_device
 from holdfast.memory.packing import TensorSpec
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
+from holdfast.testing.processes import KEEPER, VAULT, kill_together, vault_processes
+from holdfast.testing.waiting import BOUND_S, until
 
 MIB = 1024 * 1024
 AGENT = Path(__file__).with_name("vault_agent.py")
-BOUND_S = 20.0  # for anything that should be quick
 
 
 class EngineError(Exception):
@@ -71,21 +71,12 @@ class Rig:
 
     def pids(self, kind: str, device: str = "host-0") -> list[int]:
         """Living processes of a vault: `kind` is "server" or "keeper"."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                words = (entry / "cmdline").read_text().split("\0") if entry.name.isdigit() else []
-                if f"holdfast.memory.vault.{kind}" in words[:3] and any(self.path(device) in word for word in words):
-                    found.append(int(entry.name))
-        return found
+        wanted = VAULT if kind == "server" else KEEPER
+        return [pid for pid, role in vault_processes(self.path(device)).items() if role == wanted]
 
     def kill(self, *kinds: str, device: str = "host-0") -> None:
-        """SIGKILL, all in one breath: stopped first, so that none can start another one in between; the keeper last:
-        with its end the kernel lets a stopped vault run on where SIGHUP is ignored (nohup)."""
-        found = [pid for kind in ("server", "keeper") if kind in kinds for pid in self.pids(kind, device)]
-        for number in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in found:
-                os.kill(pid, number)
+        """SIGKILL, all in one breath, the keeper last."""
+        kill_together(pid for kind in ("server", "keeper") if kind in kinds for pid in self.pids(kind, device))
 
     @contextlib.asynccontextmanager
     async def client(self, engine_id: int = 0, device: str = "host-0", **options: Any) -> AsyncIterator[MemoryClient]:
@@ -105,19 +96,6 @@ class Rig:
             yield engine
         finally:
             await engine.kill()
-
-
-async def until(seen: Callable[[], Any], what: str, bound_s: float = BOUND_S) -> Any:
-    """Look again and again until there is something to see; a bound, and words for the failure."""
-    async with asyncio.timeout(bound_s):
-        while True:
-            found = seen()
-            if asyncio.iscoroutine(found):
-                found = await found
-            if found:
-                return found
-            await asyncio.sleep(0.01)
-    raise AssertionError(what)
 
 
 async def lost(client: MemoryClient, link: VaultConnection) -> None:
@@ -144,10 +122,6 @@ def descriptors_of(pid: int, count: int) -> Iterator[None]:
     finally:
         with contextlib.suppress(ProcessLookupError):
             resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
-
-
-def fd_count(pid: int | str = "self") -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 # -- what is written
