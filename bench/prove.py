@@ -7,6 +7,8 @@ import datetime
 import json
 import os
 import platform
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,24 +26,40 @@ def prove(command: str, about: str, rows: Rows, out: Path, figures: Sequence[str
     unknown = [name for name in chosen.rows if name not in rows]
     if unknown:
         parser.error(f"unknown row {unknown[0]}; there are: {', '.join(rows)}")
-    results: dict[str, Any] = json.loads(chosen.out.read_text())["rows"] if chosen.rows and chosen.out.exists() else {}
-    for name in chosen.rows or rows:
+    kept: dict[str, Row] = json.loads(chosen.out.read_text())["rows"] if chosen.rows and chosen.out.exists() else {}
+    asked = {name: rows[name] for name in chosen.rows or rows}
+    met = run_rows(asked, chosen.out, about_run(f"make {command}", this_machine()), figures, kept)
+    return 0 if met else 1
+
+
+def run_rows(rows: Rows, out: Path | None, about: Row, figures: Sequence[str], results: dict[str, Row]) -> bool:
+    """Run them, show `figures` of each, write them beside the `results` of others; whether all bounds are met."""
+    for name, row in rows.items():
         print(f"{name:24}", end=" ", flush=True)
-        results[name] = rows[name]()
+        began_s = time.monotonic()
+        results[name] = row() | {"took_s": round(time.monotonic() - began_s, 1)}
         print("met " if results[name]["met"] else "MISSED", shown(results[name], figures), flush=True)
-        write(chosen.out, command, results)  # after each: what took ten minutes is not lost with the next row
-    return 0 if all(row["met"] for row in results.values()) else 1
+        if out is not None:  # after each: what took ten minutes is not lost with the next row
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(json.dumps({"about": about, "rows": results}, indent=1) + "\n")
+    return all(row["met"] for row in results.values())
+
+
+def about_run(command: str, machine: str) -> Row:
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return {"command": command, "date": today, "machine": machine}
+
+
+def this_machine() -> str:
+    return f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+
+
+def tell(text: str) -> None:
+    """How far it is, on a screen only."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()
 
 
 def shown(row: Row, figures: Sequence[str]) -> str:
     return ", ".join(f"{key} {row[key]}" for key in figures if key in row) + f"  ({row['bound']})"
-
-
-def write(path: Path, command: str, results: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    about = {
-        "command": f"make {command}",
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
-    }
-    path.write_text(json.dumps({"about": about, "rows": results}, indent=1) + "\n")

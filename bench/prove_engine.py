@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from bench import engine_savings
-from bench.prove import Row, prove
+from bench.prove import Row, prove, tell
 from holdfast.bench import failover
 from holdfast.bench.engine_kills import EngineKills
 from holdfast.testing.supervised import Supervised
@@ -36,15 +36,9 @@ FIGURES = (
 )  # fmt: skip
 
 
-def _tell(text: str) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{text}")
-        sys.stderr.flush()
-
-
 def _kills(bench: EngineKills) -> Callable[[], Row]:
     def run() -> Row:
-        row = failover.run(bench, _tell)
+        row = failover.run(bench, tell)
         wrong = row["streams_lost"] + row["counts_wrong"] + row["two_actives"]
         wrong += row["tokens_wrong"] if bench.exact else 0
         met = wrong == 0 and row["resumed_streams"] > 0

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from bench.prove import Row, prove
+from bench.prove import Row, prove, tell
 from bench.torment import campaign as torment
 from holdfast.bench import overload
 from holdfast.bench.overload import OverloadBench
@@ -27,14 +27,8 @@ FIGURES = (
 )  # fmt: skip
 
 
-def _tell(text: str) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{text}")
-        sys.stderr.flush()
-
-
 def _overload(bench: OverloadBench) -> Row:
-    row = overload.run(bench, _tell)
+    row = overload.run(bench, tell)
     wrong = row["wrong"] + row["lost"] + row["clients_starved"] + row["refused_without_retry_after"]
     if not bench.kill_every_s:
         wrong += row["refused_otherwise"] + row["resumed"]
@@ -48,7 +42,7 @@ def _overload(bench: OverloadBench) -> Row:
 _TWICE = OverloadBench(seconds=300.0, workers=2, tokens=150)
 
 ROWS: dict[str, Callable[[], Row]] = {
-    "everything": lambda: torment.run(torment.Torment(), _tell),
+    "everything": lambda: torment.run(torment.Torment(), tell),
     "overload": lambda: _overload(_TWICE),
     "overload-with-kills": lambda: _overload(replace(_TWICE, kill_every_s=10.0)),
 }

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bench.prove import Row, prove
+from bench.prove import Row, prove, tell
 from bench.vault.kills import CATEGORIES, Campaign, Outcome
 from holdfast.bench import memory
 
@@ -33,13 +33,7 @@ def _campaign() -> Outcome:
     """Once for all rows; the seed is printed first, so that a run's choices can be made again."""
     seed = int(time.time())
     print(f"seed {seed}", end=" ", flush=True)
-    return Campaign(seed, _tell).run(KILLS)
-
-
-def _tell(text: str) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{text}")
-        sys.stderr.flush()
+    return Campaign(seed, tell).run(KILLS)
 
 
 def _kills(category: str) -> Callable[[], Row]:

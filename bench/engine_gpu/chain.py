@@ -19,8 +19,9 @@ from pathlib import Path
 
 import uvloop
 
-from bench.engine_gpu.client import Clients, DeviceMemory, device_memory, gpu_uuid, unbroken
+from bench.engine_gpu.client import Clients, unbroken
 from bench.engine_gpu.words import Judged, Kill, Row, chain_row, common, prompt_ids, takeover_marks
+from bench.gpu.smi import DeviceMemory, device_memory, gpu_uuid
 from holdfast.core.errors import UserError
 from holdfast.failover.journal import two_leaders
 from holdfast.memory.devices import is_host

@@ -1,4 +1,4 @@
-"""The streams of the chain bench, and the device's memory: what is seen from outside the engines.
+"""The streams of the chain bench: what clients see of the engines.
 
 Always true: nothing is parsed while engines are killed, since a busy client would read its own pauses as an engine's;
 tokens are counted as they come, and an answer is read once all is over.
@@ -7,18 +7,12 @@ tokens are counted as they come, and an answer is read once all is over.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import statistics
-import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from bench.engine_gpu.words import read_apps, read_used
 from holdfast.core.errors import UserError
-from holdfast.memory.devices import is_host
-from holdfast.memory.devices.cuda_driver import Driver, find_gpu
 from holdfast.testing.answers import Answer
 from holdfast.testing.clients import Received, StreamClient
 from holdfast.testing.load import failures
@@ -27,7 +21,6 @@ from holdfast.testing.load import failures
 IDS, NO_IDS = b'"token_ids":[', b'"token_ids":[]'
 FAILURES_MAX = 20  # of one client in a row: what fails so often is broken, and need not be asked 100 times a second
 AFTER_FAILURE_S = 0.1
-SMI_S = 20.0  # nvidia-smi answers in a tenth of a second; the driver may be busy with a teardown
 
 
 class Stream(StreamClient):
@@ -124,46 +117,3 @@ def unbroken(answers: Sequence[Answer], received: Sequence[Received]) -> dict[st
         "unbroken_step_ms_p50": round(statistics.median(gaps_s) * 1000, 2),
         "unbroken_first_token_s_max": round(max(one.first_s for one in received), 2),
     }
-
-
-# -- memory
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceMemory:
-    """MiB in use on the GPU, in all and by process as far as they are shown."""
-
-    used_mib: int | None
-    by_pid: dict[int, int]
-
-    def over(self, other: DeviceMemory) -> int | None:
-        return None if self.used_mib is None or other.used_mib is None else self.used_mib - other.used_mib
-
-    def facts(self, states: Mapping[int, str]) -> dict[str, Any]:
-        """For a results file; `states` are the engines' by pid."""
-        by_state: dict[str, list[int]] = {}
-        for pid, mib in self.by_pid.items():
-            by_state.setdefault(states.get(pid, "other"), []).append(mib)
-        used = "none" if self.used_mib is None else self.used_mib
-        return {"device_used_mib": used, "device_used_mib_by_process": by_state or "none"}
-
-
-def gpu_uuid(device: str) -> str:
-    """What nvidia-smi and vaults call it. Asked of the driver: some sandboxes show a GPU without the driver's files."""
-    return device if is_host(device) else find_gpu(Driver(), device)[1]
-
-
-def device_memory(gpu: str) -> DeviceMemory:
-    """As nvidia-smi tells of the GPU with this UUID; nothing on a host device, or where there is no nvidia-smi."""
-    if is_host(gpu):
-        return DeviceMemory(None, {})
-    used = _smi("--query-gpu=memory.used", gpu)
-    apps = _smi("--query-compute-apps=pid,used_memory", gpu)
-    return DeviceMemory(read_used(used), read_apps(apps))
-
-
-def _smi(query: str, gpu: str) -> str:
-    command = ["nvidia-smi", query, "--format=csv,noheader,nounits", "-i", gpu]
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        return subprocess.run(command, capture_output=True, text=True, timeout=SMI_S, check=False).stdout
-    return ""

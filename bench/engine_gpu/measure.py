@@ -9,7 +9,6 @@ the same parts run without a GPU, smaller, to try the bench itself. Exits with 1
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import signal
 import subprocess
@@ -21,7 +20,8 @@ from pathlib import Path
 
 from bench import ROOT
 from bench.engine_gpu.words import Row, speed_ratio
-from bench.failover_gpu.measure import machine
+from bench.gpu.smi import machine
+from bench.prove import about_run
 from holdfast.memory.devices import is_host
 
 RESULTS = "engine-gpu.json"
@@ -138,9 +138,7 @@ def main(argv: list[str]) -> int:
     wishes = Wishes(asked.out, parts, model, device, asked.streams, asked.kills, asked.standbys, asked.up)
     about: Row = {}
     if parts:
-        date = datetime.datetime.now(datetime.UTC).date().isoformat()
-        about = {"command": " ".join(["python -m bench.engine_gpu.measure", *argv]), "date": date}
-        about["machine"] = machine(device)
+        about = about_run(" ".join(["python -m bench.engine_gpu.measure", *argv]), machine(device))
     well = run(wishes, about)
     for name, row in write(asked.out, about).items():
         shown = {key: value for key, value in row.items() if key != "each"}

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import uvloop
 
-from bench.engine_gpu.client import gpu_uuid
 from bench.engine_gpu.words import CASES, LONG, SHORT, Case, Row, decode_rate, prompt_ids, steady_rate
+from bench.gpu.smi import gpu_uuid
 from holdfast.core.errors import UserError
 from holdfast.core.requests import GenerateRequest, Output, Sampling
 from holdfast.engines.shadow.place import Place

@@ -230,23 +230,3 @@ def share(found: Iterable[bool]) -> float | None:
 def _median(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return round(statistics.median(known), 2) if known else None
-
-
-# -- what nvidia-smi says
-
-
-def read_apps(text: str) -> dict[int, int]:
-    """`--query-compute-apps=pid,used_memory --format=csv,noheader,nounits`: MiB by pid. A sandbox may show none, or
-    no sizes."""
-    found = {}
-    for line in text.splitlines():
-        pid, _, used = (word.strip() for word in line.partition(","))
-        if pid.isdigit() and used.isdigit():
-            found[int(pid)] = int(used)
-    return found
-
-
-def read_used(text: str) -> int | None:
-    """`--query-gpu=memory.used --format=csv,noheader,nounits`, of one GPU: MiB; None where there is none."""
-    first = text.strip().splitlines()[0].strip() if text.strip() else ""
-    return int(first) if first.isdigit() else None

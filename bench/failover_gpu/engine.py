@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from bench.failover_gpu.lane import Piece, open_lane
+from bench.gpu.lane import Piece, open_lane
 from holdfast.failover.epoch import next_epoch
 from holdfast.memory.client.pool import PoolClient
 from holdfast.memory.client.weights import MemoryClient

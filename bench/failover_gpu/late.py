@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 
 from bench.failover_gpu.engine import FENCE_S, Settings, say
-from bench.failover_gpu.lane import THIN, HostLane, Piece, open_lane
 from bench.failover_gpu.pool import VaultEngine, geometry_of
+from bench.gpu.lane import THIN, HostLane, Piece, open_lane
 from holdfast.kv.adopt import QUARANTINED
 from holdfast.kv.pool import NoRoom
 from holdfast.memory.client.pool import PoolClient

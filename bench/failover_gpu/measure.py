@@ -9,32 +9,25 @@ down as soon as it is done. On host-0 the same processes run without a GPU, to t
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bench.failover_gpu.chain import Chain
 from bench.failover_gpu.engine import Settings
+from bench.gpu.smi import gpu_uuid, machine
+from bench.prove import Row, about_run, run_rows
 from holdfast.memory.devices import is_host
-from holdfast.memory.devices.cuda_driver import Driver, find_gpu
 
 GIB, MIB = 1024**3, 1024**2
 FIGURES = ("lock", "owner_gone", "cpu_fence", "adopted", "first_kernel", "gpu_fence", "room", "allocated")
+FIGURES_SHOWN = ("kills", "woke", "failed", *(f"{name}_ms_{of}" for name in FIGURES for of in ("p50", "max")))
 # Who tries at once hears the vault only afterwards.
 UNFENCED_FIGURES = ("lock", "refused", "allocated", "gpu_fence")
 # All that may be asked of the driver between the kill and the first finished kernel.
 KERNEL_ONLY = ["cuLaunchKernel", "cuCtxSynchronize"]
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,40 +155,6 @@ def _sizes(settings: Settings) -> Row:
     }
 
 
-def machine(device: str) -> str:
-    text = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
-    if is_host(device):
-        return text
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    told = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False).stdout
-    return "; ".join([*told.strip().splitlines(), text])
-
-
-def run(bench: GpuBench, parts: list[str], out: Path | None, command: str) -> dict[str, Row]:
-    """The parts asked for, written down one by one."""
-    runs: dict[str, Callable[[], Row]] = {
-        "direct-fenced": lambda: run_direct(bench, fenced=True),
-        "vault": lambda: run_vault(bench),
-        "late-writes": lambda: run_late(bench),
-        "direct-unfenced": lambda: run_direct(bench, fenced=False),
-    }
-    about = {
-        "command": command,
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "machine": machine(bench.device),
-    }
-    done: dict[str, Row] = {}
-    for name, part in runs.items():
-        if parts and name not in parts:
-            continue
-        began_s = time.monotonic()
-        done[name] = part() | {"took_s": round(time.monotonic() - began_s, 1)}
-        print(f"{name:16} {'met' if done[name]['met'] else 'MISSED'} {json.dumps(done[name])}", flush=True)
-        if out is not None:
-            out.write_text(json.dumps({"about": about, "rows": done}, indent=1) + "\n")
-    return done
-
-
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="failover_gpu", description=__doc__)
     parser.add_argument("parts", nargs="*", help="direct-fenced, vault, late-writes, direct-unfenced; default: all")
@@ -204,14 +163,17 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--kills", type=int, default=0, help="in every part; default: 50, 30, 20, 20")
     parser.add_argument("--out", type=Path, default=None)
     asked = parser.parse_args(argv)
-    device = asked.device if is_host(asked.device) else find_gpu(Driver(), asked.device)[1]
-    bench = GpuBench(device, asked.gib)
-    if asked.kills:
-        bench = GpuBench(device, asked.gib, *[asked.kills] * 4)
-    kills = ["--kills", str(asked.kills)] if asked.kills else []
-    words = [*asked.parts, "--device", asked.device, "--gib", f"{asked.gib:g}", *kills]
-    done = run(bench, asked.parts, asked.out, " ".join(["python -m bench.failover_gpu.measure", *words]))
-    return 0 if all(row["met"] for row in done.values()) else 1
+    device = gpu_uuid(asked.device)
+    bench = GpuBench(device, asked.gib, *[asked.kills] * 4) if asked.kills else GpuBench(device, asked.gib)
+    parts: dict[str, Callable[[], Row]] = {
+        "direct-fenced": lambda: run_direct(bench, fenced=True),
+        "vault": lambda: run_vault(bench),
+        "late-writes": lambda: run_late(bench),
+        "direct-unfenced": lambda: run_direct(bench, fenced=False),
+    }
+    rows = {name: part for name, part in parts.items() if name in (asked.parts or parts)}
+    words = ["python -m bench.failover_gpu.measure", *argv]
+    return 0 if run_rows(rows, asked.out, about_run(" ".join(words), machine(device)), FIGURES_SHOWN, {}) else 1
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from random import Random, SystemRandom
 from typing import Any
 
 from bench.failover_gpu.engine import WAIT_MS, Engine, Settings
-from bench.failover_gpu.lane import Piece
+from bench.gpu.lane import Piece
 from holdfast.kv.adopt import Adoption
 from holdfast.kv.follow import Follower
 from holdfast.kv.geometry import KEY_BYTES, Geometry

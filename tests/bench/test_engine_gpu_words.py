@@ -24,12 +24,11 @@ from bench.engine_gpu.words import (
     decode_rate,
     medians,
     prompt_ids,
-    read_apps,
-    read_used,
     speed_ratio,
     steady_rate,
     takeover_marks,
 )
+from bench.gpu.smi import read_apps, read_used
 from holdfast.core.errors import UserError
 
 KILL = Kill(40.0, 20.0, {"lock": 1.0, "first_token": 30.0}, 15, 2, standby_again_s=9.0, freed_mib=700, standby_mib=690)

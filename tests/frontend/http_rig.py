@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import time
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -142,26 +139,3 @@ def completion(prompt: Any, **more: Any) -> dict[str, Any]:
 def padded(body: dict[str, Any]) -> dict[str, Any]:
     """The same request, in a body too large for the loop."""
     return {**body, "user": "x" * 300_000}
-
-
-# -- what a process holds
-
-
-def fds(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
-
-
-def threads(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/task"))
-
-
-def rss_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def wait_fds(pid: int, at_most: int) -> int:
-    """Wait until a process holds no more descriptors than it should; how many it holds."""
-    deadline_s = time.monotonic() + WAIT_S
-    while fds(pid) > at_most and time.monotonic() < deadline_s:
-        time.sleep(0.02)
-    return fds(pid)

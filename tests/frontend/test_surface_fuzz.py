@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from http_rig import Raw, Reply, chat, fds, rss_bytes, threads, wait_fds
+from http_rig import Raw, Reply, chat
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast.frontend.api.fields import HARMLESS, REFUSED, SHARED
 from holdfast.testing.deployment import Deployment
+from holdfast.testing.processes import fd_count, rss_bytes, thread_count
 
 PATHS = ["/v1/chat/completions", "/v1/completions"]
 FIELDS = sorted({*SHARED, *HARMLESS, *REFUSED, "messages", "prompt", "logprobs", "top_logprobs", "frobnicate"})
@@ -66,14 +67,14 @@ class Held:
         for _ in range(20):  # so that thread pools and tables are as large as they get
             self.connection.post(PATHS[0], chat("x" * 6000, stream=True)).reply()
         self.connection.post(PATHS[0], chat("x" * 400_000)).reply()  # large bodies have a reader, from the first on
-        self.fds, self.threads = fds(self.pid), threads(self.pid)
+        self.fds, self.threads = fd_count(self.pid), thread_count(self.pid)
         self.rss_bytes = rss_bytes(self.pid)
 
     def judge(self) -> None:
         assert self.deployment.processes["frontend"].poll() is None
         assert self.deployment.health()["status"] == "ready"
-        assert wait_fds(self.pid, self.fds) <= self.fds
-        assert threads(self.pid) <= self.threads + 4  # the default pool grows to its bound, once
+        self.deployment.wait_until(lambda: fd_count(self.pid) <= self.fds, "no more descriptors than before")
+        assert thread_count(self.pid) <= self.threads + 4  # the default pool grows to its bound, once
         assert rss_bytes(self.pid) < self.rss_bytes + 64 * 1024 * 1024
         self.deployment.wait_until(lambda: self.deployment.health()["streams"] == 0, "all streams to end")
         self.deployment.wait_until(

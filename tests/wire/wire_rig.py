@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
-from pathlib import Path
 from typing import Any
 
 from holdfast.core.requests import GenerateRequest, Output, Sampling
 from holdfast.testing.deployment import Deployment
+from holdfast.testing.processes import fd_count, rss_bytes, thread_count
 from holdfast.wire.frames import FrameSplitter
 from holdfast.wire.messages import (
     VERSION,
@@ -86,10 +85,10 @@ class Target:
         self.rss = self.rss_bytes()
 
     def count(self) -> tuple[int, int]:
-        return len(os.listdir(f"/proc/{self.pid}/fd")), len(os.listdir(f"/proc/{self.pid}/task"))
+        return fd_count(self.pid), thread_count(self.pid)
 
     def rss_bytes(self) -> int:
-        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return rss_bytes(self.pid)
 
     def peer(self, purpose: str) -> Peer:
         return Peer(self.paths[purpose])

@@ -11,13 +11,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from holdfast.testing.waiting import wait_until
+
+START_S = 60.0
 ENDLESS = "20000"  # tokens: of such an answer only the beginning is read
 ASK = f"""
 import http.client, json, sys
@@ -116,14 +118,6 @@ def machines() -> Iterator[Machines]:
         machines.end()
 
 
-def until(true: Callable[[], Any], what: str, bound_s: float = 60.0) -> float:
-    began_s = time.monotonic()
-    while not true():
-        assert time.monotonic() - began_s < bound_s, f"waited {bound_s:g} s for {what}"
-        time.sleep(0.1)
-    return time.monotonic() - began_s
-
-
 @pytest.mark.long
 def test_a_worker_serves_a_frontend_on_another_machine_and_notices_that_it_is_gone(machines: Machines) -> None:
     """The frontend finds it by the address it advertises and is served; when the frontend's machine is cut off in
@@ -135,7 +129,7 @@ def test_a_worker_serves_a_frontend_on_another_machine_and_notices_that_it_is_go
     status = ("--status-address", "tcp://0.0.0.0:9090")
     machines.start("near", *holdfast, "worker", "--store", store, *reached, *status)
     machines.start("far", *holdfast, "frontend", "--store", store, "--port", "8000")
-    until(lambda: machines.get("far", 8000, "/health")[0] == 200, "the frontend to have its worker")
+    wait_until(lambda: machines.get("far", 8000, "/health")[0] == 200, "the frontend to have its worker", START_S)
     answered, body = machines.get("far", 8000, "/v1/completions", "3")
     assert answered == 200, body
     client = machines.start("far", "-c", ASK, "127.0.0.1", "8000", "/v1/completions", ENDLESS, stdin=subprocess.PIPE)
@@ -147,5 +141,5 @@ def test_a_worker_serves_a_frontend_on_another_machine_and_notices_that_it_is_go
 
     assert streams() == 1
     machines.cut_cable()
-    gone_s = until(lambda: streams() == 0, "the worker to let go of a frontend that is gone")
+    gone_s = wait_until(lambda: streams() == 0, "the worker to let go of a frontend that is gone", START_S)
     assert gone_s > 1.0, "a look at a cable that was not cut"

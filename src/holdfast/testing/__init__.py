@@ -1,1 +1,27 @@
-"""The rig that starts, breaks and watches deployments, for our tests, benches and proofs and for other people's."""
+"""The rig that starts, breaks and watches deployments, for our tests, benches and proofs and for other people's.
+
+What stands in `__all__` may be relied on (docs/testing.md); everything else of this room may change.
+"""
+
+from holdfast.testing.answers import Answer, difference
+from holdfast.testing.clients import Stream
+from holdfast.testing.deployment import Deployment
+from holdfast.testing.load import Load, compare, hit_in_the_middle, run_streams
+from holdfast.testing.place import EngineSeen
+from holdfast.testing.processes import freeze, kill_group
+from holdfast.testing.supervised import Supervised
+
+__all__ = [
+    "Answer",
+    "Deployment",
+    "EngineSeen",
+    "Load",
+    "Stream",
+    "Supervised",
+    "compare",
+    "difference",
+    "freeze",
+    "hit_in_the_middle",
+    "kill_group",
+    "run_streams",
+]

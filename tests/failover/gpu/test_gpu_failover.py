@@ -12,7 +12,7 @@ import pytest
 
 from bench.failover_gpu import measure as failover_gpu
 from bench.failover_gpu.measure import GpuBench
-from holdfast.memory.devices.cuda_driver import Driver, find_gpu
+from bench.gpu.smi import gpu_uuid
 
 pytestmark = pytest.mark.alone
 GPU = [
@@ -25,8 +25,7 @@ ON_HOST = pytest.param("host-0", 0.05, 2, marks=[pytest.mark.processes, pytest.m
 
 
 def bench_of(device: str, gib: float, kills: int) -> GpuBench:
-    name = device if device.startswith("host") else find_gpu(Driver(), device)[1]
-    return GpuBench(name, gib, kills, kills, kills, kills)
+    return GpuBench(gpu_uuid(device), gib, kills, kills, kills, kills)
 
 
 @pytest.mark.parametrize(("device", "gib", "kills"), [ON_GPU, ON_HOST])

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "devices"))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from device_agent import Agent, Peer, main
-from gpu_kernels import Kernels
+
+from bench.gpu.lane import CudaLane, Piece
 
 
 class GpuAgent(Agent):
@@ -19,30 +21,34 @@ class GpuAgent(Agent):
 
     def __init__(self, sock: socket.socket, device: str) -> None:
         super().__init__(sock, device)
-        self.kernels = Kernels(device)
+        self.lane = CudaLane(device)
 
-    def slabs(self) -> list[tuple[int, int]]:
-        starts = [0, *accumulate(self.sizes)]
-        return [(self.address + start, size) for start, size in zip(starts, self.sizes, strict=False)]
+    def slabs(self, seed: int) -> list[Piece]:
+        """Each with a seed of its own."""
+        starts = zip([0, *accumulate(self.sizes)], self.sizes, strict=False)
+        return [(self.address + start, size, seed + 7919 * number) for number, (start, size) in enumerate(starts)]
 
-    def fill(self, fds: list[int], seed: int) -> dict[str, Any]:
-        self.kernels.fill(self.slabs(), seed)
+    def _fill(self, pieces: list[Piece]) -> dict[str, Any]:
+        for piece in pieces:
+            self.lane.fill(*piece)
+        self.lane.synchronize()
         return {}
 
+    def fill(self, fds: list[int], seed: int) -> dict[str, Any]:
+        return self._fill(self.slabs(seed))
+
     def verify(self, fds: list[int], seed: int) -> dict[str, Any]:
-        return {"wrong": self.kernels.count_wrong(self.slabs(), seed)}
+        return {"wrong": self.lane.count_wrong(self.slabs(seed))}
 
     def poke(self, fds: list[int]) -> dict[str, Any]:
         """Store at the first mapped word, whatever its access."""
-        self.kernels.fill([(self.address, 4)], 1)
-        return {}
+        return self._fill([(self.address, 4, 1)])
 
     def fault(self, fds: list[int]) -> dict[str, Any]:
         """Store at an address that is reserved and not mapped: an illegal address, Xid 31."""
         assert self.device is not None
         nowhere = self.device.reserve(self.device.granularity)
-        self.kernels.fill([(nowhere, 4)], 1)
-        return {}
+        return self._fill([(nowhere, 4, 1)])
 
 
 def engine(gpu: str) -> Peer:

@@ -6,7 +6,7 @@ set -uo pipefail
 cd "$(dirname "$0")/../../.."
 OUT="${OUT:-$(mktemp -d)}"
 PYTHON="${PYTHON:-python3}"
-export PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+export PYTHONPATH="$PWD/src:$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 export HOLDFAST_GPU_RESULTS="$OUT/memory_gpu.json" HOLDFAST_GPU_VAULT_RESULTS="$OUT/vault_gpu.json"
 ulimit -n 20000 2>/dev/null || ulimit -n "$(ulimit -Hn)"
 

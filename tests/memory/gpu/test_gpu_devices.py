@@ -22,6 +22,7 @@ from device_agent import Peer
 from device_contract import CHECKS, Rig, mapped, slab, until
 from gpu_agent import engine
 
+from bench.gpu.smi import used_mib
 from holdfast.memory.devices import Device, FdKind, WrongFd, fd_kind, open_device
 
 pytestmark = [
@@ -56,10 +57,6 @@ def device() -> Iterator[Device]:
 def ask_smi(*query: str) -> list[str]:
     answer = subprocess.run(["nvidia-smi", *query], capture_output=True, text=True, timeout=60, check=True)
     return answer.stdout.split("\n")
-
-
-def used_mib() -> int:
-    return int(ask_smi("--query-gpu=memory.used", "--format=csv,noheader,nounits")[0])
 
 
 def close_all(fds: list[int]) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +16,11 @@ from typing import Any
 
 import pytest
 
+from bench.gpu.smi import used_mib
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
+from holdfast.testing.children import Child
+from holdfast.testing.processes import vault_pair
 
 pytestmark = [
     pytest.mark.gpu,
@@ -28,6 +29,7 @@ pytestmark = [
 
 FIGURES: dict[str, Any] = {}
 ENGINE = Path(__file__).with_name("vault_engine.py")
+ENGINE_S = 60.0
 REMAP_MS_MAX = {16: 10.0, 120: 40.0}
 
 
@@ -42,42 +44,18 @@ def vault(tmp_path: Path) -> Iterator[VaultProcesses]:
         Path(target).write_text(json.dumps(FIGURES, indent=1) + "\n")
 
 
-class Engine:
+class Engine(Child):
     """A scripted engine process."""
 
     def __init__(self, vault: VaultProcesses, role: str, gib: int) -> None:
-        command = [sys.executable, str(ENGINE), vault.settings.socket_path, role, str(gib)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        super().__init__(str(ENGINE), vault.settings.socket_path, role, str(gib))
 
-    def until(self, event: str) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            facts: dict[str, Any] = json.loads(line)
-            if facts["event"] == event:
-                return facts
-        raise AssertionError(f"the engine ended before {event!r}")
+    def heard(self, event: str) -> dict[str, Any]:
+        return self.until(event, ENGINE_S)
 
-    def ask(self, word: str, event: str) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        self.process.stdin.write(word + "\n")
-        self.process.stdin.flush()
-        return self.until(event)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(30)
-
-
-def used_mib() -> int:
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    return int(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.split()[0])
-
-
-def vault_pid(vault: VaultProcesses) -> int:
-    """The vault is the keeper's child."""
-    assert vault.keeper is not None
-    children = Path(f"/proc/{vault.keeper.pid}/task/{vault.keeper.pid}/children").read_text().split()
-    return int(children[0])
+    def asked(self, word: str, event: str) -> dict[str, Any]:
+        self.tell(word)
+        return self.heard(event)
 
 
 @pytest.mark.parametrize("gib", [16, 120])
@@ -85,24 +63,24 @@ def test_weights_outlive_everything_but_the_vaults_pair(vault: VaultProcesses, g
     """Pages survive the creator's SIGKILL and a vault restart; remap is quick; a vault alone holds the pages only."""
     before_mib = used_mib()
     writer = Engine(vault, "write", gib)
-    writer.until("committed")
+    writer.heard("committed")
     reader = Engine(vault, "read", gib)
-    assert reader.until("mapped")["wrong"] == 0
-    writer.kill()
-    assert reader.ask("verify", "verified")["wrong"] == 0
-    remapped = reader.ask("remap", "remapped")
-    os.kill(vault_pid(vault), signal.SIGKILL)
-    reader.until("lost")
+    assert reader.heard("mapped")["wrong"] == 0
+    writer.reap()
+    assert reader.asked("verify", "verified")["wrong"] == 0
+    remapped = reader.asked("remap", "remapped")
+    os.kill(vault_pair(vault.settings.socket_path, ENGINE_S)[0], signal.SIGKILL)
+    reader.heard("lost")
     deadline = time.monotonic() + 20
-    while not (seen := reader.ask("verify", "verified"))["connected"]:
+    while not (seen := reader.asked("verify", "verified"))["connected"]:
         assert time.monotonic() < deadline, "the reader did not reattach"
     assert seen["wrong"] == 0
-    reader.kill()
+    reader.reap()
     time.sleep(1.0)  # the driver gives a dead context's memory back a moment after the process (facts 1)
     held_mib = used_mib() - before_mib - gib * 1024
     later = Engine(vault, "read", gib)
-    assert later.until("mapped")["wrong"] == 0
-    later.kill()
+    assert later.heard("mapped")["wrong"] == 0
+    later.reap()
     FIGURES[f"vault_{gib}gib"] = {
         "remap_ms_p50": round(median(remapped["remap_ms"]), 2),
         "remap_ms_max": round(max(remapped["remap_ms"]), 2),
@@ -117,15 +95,15 @@ def test_weights_outlive_everything_but_the_vaults_pair(vault: VaultProcesses, g
 def test_weights_survive_an_xid_in_an_engine(vault: VaultProcesses) -> None:
     """An illegal address kills one engine's context; another still reads every word, and a third imports them."""
     writer = Engine(vault, "write", 8)
-    writer.until("committed")
+    writer.heard("committed")
     reader = Engine(vault, "read", 8)
-    assert reader.until("mapped")["wrong"] == 0
-    fault = writer.ask("fault", "fault")
+    assert reader.heard("mapped")["wrong"] == 0
+    fault = writer.asked("fault", "fault")
     assert "ILLEGAL_ADDRESS" in fault["error"], fault
-    assert reader.ask("verify", "verified")["wrong"] == 0
-    writer.kill()
+    assert reader.asked("verify", "verified")["wrong"] == 0
+    writer.reap()
     third = Engine(vault, "read", 8)
-    assert third.until("mapped")["wrong"] == 0
+    assert third.heard("mapped")["wrong"] == 0
     FIGURES["xid_31"] = {"error": fault["error"], "wrong_words": 0}
     for engine in (reader, third):
-        engine.kill()
+        engine.reap()

@@ -9,10 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from gpu_kernels import Kernels
-
+from bench.gpu.lane import CudaLane, Piece
 from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.memory.packing import TensorSpec
@@ -33,25 +32,25 @@ async def heard() -> str:
 class Engine:
     def __init__(self, path: str) -> None:
         self.device = open_device(GPU)
-        self.kernels = Kernels(GPU)
+        self.lane = CudaLane(GPU)
         self.client = MemoryClient(path, self.device, 0, on_lost=lambda why: say(event="lost", why=why))
 
-    def slabs(self) -> list[tuple[int, int]]:
+    def slabs(self) -> list[Piece]:
         mapped = self.client.mapped
         assert mapped is not None
-        return [
-            (mapped.address + start, size)
-            for start, size in zip(mapped.offsets(), mapped.layout.slab_sizes, strict=True)
-        ]
+        slabs = zip(mapped.offsets(), mapped.layout.slab_sizes, strict=True)
+        return [(mapped.address + start, size, SEED + number) for number, (start, size) in enumerate(slabs)]
 
     def wrong(self) -> int:
-        return self.kernels.count_wrong(self.slabs(), SEED)
+        return self.lane.count_wrong(self.slabs())
 
     async def write(self, gib: int) -> None:
         assert await self.client.acquire("rw_or_ro", 30_000) == "rw"
         specs = [TensorSpec(f"layer.{n}", (GIB,), (1,), "uint8", GIB) for n in range(gib)]
         await self.client.allocate(specs, "gpu-test")
-        self.kernels.fill(self.slabs(), SEED)
+        for piece in self.slabs():
+            self.lane.fill(*piece)
+        self.lane.synchronize()
         say(event="committed", hash=await self.client.commit())
 
     async def remaps(self, rounds: int) -> None:
@@ -69,8 +68,8 @@ class Engine:
         """Store where nothing is mapped: an illegal address, Xid 31."""
         nowhere = self.device.reserve(self.device.granularity)
         try:
-            self.kernels.fill([(nowhere, 4)], 1)
-            self.device.synchronize()
+            self.lane.fill(nowhere, 4, 1)
+            self.lane.synchronize()
         except Exception as error:
             say(event="fault", error=str(error))
 

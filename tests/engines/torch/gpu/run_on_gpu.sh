@@ -18,7 +18,7 @@ DEVICE="${DEVICE:-cuda-0}"
 read -ra MORE <<< "${MORE:-}"
 [ $# -gt 0 ] || set -- tests speed
 mkdir -p "$OUT"
-export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+export PYTHONPATH="$PWD/src:$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 ulimit -n 20000 2>/dev/null || ulimit -n "$(ulimit -Hn)"
 ulimit -c 0  # facts 4c
 

@@ -1,7 +1,8 @@
-"""Work on a device for the failover bench: fill and verify pool memory, copy it, take direct memory.
+"""Work on a device: fill memory with words that tell seed and place, count the words that are wrong, copy, take.
 
 A filled piece's word number n is n * STEP + seed, so every word tells the seed it was last written with. On a GPU these
-are kernels at the memory's speed, queued in order; on the host they are done at once, and nothing outlives its process.
+are kernels (as PTX: no compiler is needed where they run) at the memory's speed, so that every byte of 120 GiB can be
+verified, queued in order; on the host they are done at once, and nothing outlives its process.
 Always true: what is queued is over when `synchronize` returns; `take` takes all or nothing.
 """
 
@@ -15,7 +16,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.gpu_kernels import PTX
 from holdfast.memory.devices import OutOfMemory, is_host, view
 from holdfast.memory.devices.cuda_driver import Driver, find_gpu
 
@@ -28,6 +28,48 @@ TAKE_BYTES = 4 * 1024**3
 
 Piece = tuple[int, int, int]  # address, size, seed
 Words = NDArray[np.uint32]
+
+
+_HEAD = """
+.visible .entry {name}(.param .u64 at, .param .u64 words, .param .u32 seed, .param .u64 wrong)
+{{
+    .reg .pred %p<3>;
+    .reg .b32 %r<9>;
+    .reg .b64 %rd<9>;
+    ld.param.u64 %rd1, [at];
+    ld.param.u64 %rd2, [words];
+    ld.param.u32 %r1, [seed];
+    ld.param.u64 %rd8, [wrong];
+    mov.u32 %r2, %ctaid.x;
+    mov.u32 %r3, %ntid.x;
+    mov.u32 %r4, %tid.x;
+    mov.u32 %r5, %nctaid.x;
+    cvt.u64.u32 %rd4, %r4;
+    mad.wide.u32 %rd3, %r2, %r3, %rd4;
+    mul.wide.u32 %rd5, %r5, %r3;
+NEXT:
+    setp.ge.u64 %p1, %rd3, %rd2;
+    @%p1 bra DONE;
+    cvt.u32.u64 %r6, %rd3;
+    mad.lo.u32 %r7, %r6, 0x9E3779B1, %r1;
+    shl.b64 %rd6, %rd3, 2;
+    add.u64 %rd6, %rd1, %rd6;
+    {body}
+    add.u64 %rd3, %rd3, %rd5;
+    bra NEXT;
+DONE:
+    ret;
+}}
+"""
+_FILL = "st.global.u32 [%rd6], %r7;"
+_CHECK = """ld.global.u32 %r8, [%rd6];
+    setp.ne.u32 %p2, %r8, %r7;
+    @%p2 red.global.add.u64 [%rd8], 1;"""
+PTX = (
+    ".version 7.0\n.target sm_70\n.address_size 64\n"
+    + _HEAD.format(name="fill", body=_FILL)
+    + _HEAD.format(name="check", body=_CHECK)
+)
 
 
 class Lane(Protocol):

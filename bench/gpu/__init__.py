@@ -1,0 +1,1 @@
+"""Work on a GPU and looks at one, for the benches and tests that need it."""
