@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from vault_rig import Engine, Rig, descriptors_of, facts, until
+from vault_rig import Rig, descriptors_of, facts, until
 
+from holdfast.testing.agents import Agent
 from holdfast.testing.processes import fd_count
 
 pytestmark = pytest.mark.processes
@@ -19,13 +20,13 @@ async def rig() -> AsyncIterator[Rig]:
         yield started
 
 
-async def owning(engine: Engine) -> None:
+async def owning(engine: Agent) -> None:
     await engine.do("open")
     assert await engine.do("own", epoch=10) is False
     await engine.do("make", text="pages")
 
 
-async def back(engine: Engine) -> bool:
+async def back(engine: Agent) -> bool:
     return bool(await engine.do("lost")) and bool(await engine.do("connected"))
 
 
@@ -75,7 +76,7 @@ async def _somebody_waits(rig: Rig) -> bool:
         return bool((await facts(looker))["waiting"])
 
 
-async def _was_cut_off(engine: Engine) -> bool:
+async def _was_cut_off(engine: Agent) -> bool:
     return bool(await engine.do("lost"))
 
 

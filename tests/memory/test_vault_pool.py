@@ -8,13 +8,14 @@ import signal
 from collections.abc import AsyncIterator
 
 import pytest
-from vault_rig import Engine, EngineError, Rig, facts, until
+from vault_rig import Rig, facts, until
 
 from holdfast.memory.client.calls import MemoryLost
 from holdfast.memory.client.pool import PoolClient
 from holdfast.memory.devices import open_device
 from holdfast.memory.errors import VaultRefused
 from holdfast.memory.protocol import PoolGranted, PoolNews
+from holdfast.testing.agents import Agent, OrderFailed
 
 pytestmark = pytest.mark.processes
 MIB = 1024 * 1024
@@ -26,7 +27,7 @@ async def rig() -> AsyncIterator[Rig]:
         yield started
 
 
-async def owner_of(engine: Engine, epoch: int, text: str = "pages") -> None:
+async def owner_of(engine: Agent, epoch: int, text: str = "pages") -> None:
     await engine.do("open")
     assert await engine.do("own", epoch=epoch) is False
     await engine.do("make", text=text)
@@ -43,7 +44,7 @@ async def test_pool_of_a_killed_owner_is_adopted_with_its_pages(rig: Rig) -> Non
         await until(lambda: _fenced(second), "both fences pass")
 
 
-async def _fenced(engine: Engine) -> bool:
+async def _fenced(engine: Agent) -> bool:
     return await engine.do("fences") == [True, True]
 
 
@@ -53,7 +54,7 @@ async def test_frozen_owner_keeps_the_pool_until_it_is_killed(rig: Rig) -> None:
         await owner_of(first, 10)
         await second.do("open")
         first.signal(signal.SIGSTOP)
-        with pytest.raises(EngineError, match="TimeoutError"):
+        with pytest.raises(OrderFailed, match="TimeoutError"):
             await second.do("own", epoch=11, timeout_ms=300)
         granted = second.order("own", epoch=12)
         await asyncio.sleep(0)
@@ -69,7 +70,7 @@ async def test_rank_of_the_old_epoch_that_lives_keeps_the_fence_closed(rig: Rig)
         await asyncio.gather(rank.do("open"), second.do("open"))
         await rank.do("join", epoch=10)
         await parent.kill()
-        with pytest.raises(EngineError, match="TimeoutError"):
+        with pytest.raises(OrderFailed, match="TimeoutError"):
             await second.do("own", epoch=11, timeout_ms=300)
         granted = second.order("own", epoch=12)
         await rank.kill()
@@ -105,11 +106,11 @@ async def test_gpu_fence_is_not_passed_with_somebody_elses_pidfd(rig: Rig) -> No
         await until(lambda: _fenced(second), "the GPU fence passes")
 
 
-async def _lost(engine: Engine, times: int) -> bool:
+async def _lost(engine: Agent, times: int) -> bool:
     return len(await engine.do("lost")) >= times
 
 
-async def _reconnected(engine: Engine, rig: Rig) -> bool:
+async def _reconnected(engine: Agent, rig: Rig) -> bool:
     return bool(await engine.do("lost")) and await engine.do("connected")
 
 
@@ -123,7 +124,7 @@ async def test_planned_handover_needs_nobodys_death(rig: Rig) -> None:
         assert await granted is True
         assert await second.do("map_pool") == "pages"
         await until(lambda: _fenced(second), "both fences pass")
-        with pytest.raises(EngineError, match="stale_epoch"):
+        with pytest.raises(OrderFailed, match="stale_epoch"):
             await first.do("own", epoch=10)
 
 
@@ -147,7 +148,7 @@ async def test_stale_epoch_is_refused_also_by_a_restarted_vault(rig: Rig) -> Non
         await second.do("open")
         for kills in (1, 2):
             for epoch in (9, 10):
-                with pytest.raises(EngineError, match="stale_epoch"):
+                with pytest.raises(OrderFailed, match="stale_epoch"):
                     await second.do("own", epoch=epoch)
             rig.kill("server")
             await until(lambda: _lost(second, kills), "it notices")  # noqa: B023
@@ -162,7 +163,7 @@ async def test_vault_killed_while_it_is_owned_changes_nothing_for_the_owner(rig:
         rig.kill("server")
         await until(lambda: _reconnected(first, rig), "the owner is back")
         await second.do("open")
-        with pytest.raises(EngineError, match="TimeoutError"):
+        with pytest.raises(OrderFailed, match="TimeoutError"):
             await second.do("own", epoch=11, timeout_ms=300)
         await first.kill()
         assert await second.do("own", epoch=12) is True

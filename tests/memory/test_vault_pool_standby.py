@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
-from vault_rig import MIB, Engine, Rig, back, digest, expected, facts, load, lost, until
+from vault_rig import MIB, Rig, back, digest, expected, facts, load, lost, until
 
 from holdfast.memory.client.pool import PoolClient
 from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.memory.devices.contract import Device, DeviceError
 from holdfast.memory.protocol import PoolNews
+from holdfast.testing.agents import Agent
 
 pytestmark = pytest.mark.processes
 PAGES = [2 * MIB, 2 * MIB]
@@ -59,7 +60,7 @@ async def rig() -> AsyncIterator[Rig]:
         yield started
 
 
-async def owner_of(engine: Engine, epoch: int = 10) -> None:
+async def owner_of(engine: Agent, epoch: int = 10) -> None:
     await engine.do("open")
     assert await engine.do("own", epoch=epoch) is False
     await engine.do("make", text="pages")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from vault_rig import EngineError, Rig, digest, expected, facts, load, until
+from vault_rig import Rig, digest, expected, facts, load, until
 
 from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.errors import VaultRefused
+from holdfast.testing.agents import OrderFailed
 from holdfast.testing.processes import fd_count
 
 pytestmark = pytest.mark.processes
@@ -69,7 +70,7 @@ async def test_engine_0_crash_looping_in_init_makes_engine_1_load() -> None:
             async def crash_loop() -> None:
                 while not ready.done():
                     async with rig.engine(0) as zero:
-                        with pytest.raises(EngineError, match="Died"):
+                        with pytest.raises(OrderFailed, match="Died"):
                             await zero.do("become_ready", devices=["host-0"], init=False)
 
             looping = asyncio.create_task(crash_loop())
@@ -86,7 +87,7 @@ async def test_writer_killed_between_two_devices_is_restarted_and_all_finish() -
         async with rig.engine(1) as one:
             ready = one.order("become_ready", devices=both, grace_s=30)
             async with rig.engine(0) as zero:
-                with pytest.raises(EngineError, match="Died"):
+                with pytest.raises(OrderFailed, match="Died"):
                     await zero.do("become_ready", devices=both, die_after="host-0")
             assert not ready.done()
             async with rig.engine(0) as again:
@@ -128,7 +129,7 @@ async def test_queued_client_that_is_killed_leaves_the_queue() -> None:
             waiting = queued.order("acquire", mode="rw", timeout_ms=60_000)
             await until(lambda: _waits(rig, writer), "it waits")
             await queued.kill()
-            with pytest.raises(EngineError, match="Died"):
+            with pytest.raises(OrderFailed, match="Died"):
                 await waiting
             await load(writer)
             await writer.commit()

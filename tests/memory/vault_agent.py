@@ -6,7 +6,6 @@ It takes orders as JSON lines and answers each one; orders run side by side, so 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -20,6 +19,7 @@ from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.memory.writer_lock import WriterLock
 from holdfast.memory.writer_policy import Action, Look, Watch, who_loads
+from holdfast.testing.agents import obey
 
 
 class Agent:
@@ -171,26 +171,5 @@ def pidfd_of_the_dead() -> int:
     return pidfd
 
 
-async def _obey(directory: Path, engine_id: int) -> None:
-    agent = Agent(directory, engine_id)
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def carry_out(number: int, name: str, arguments: dict[str, Any]) -> None:
-        result, error = None, None
-        try:
-            result = await getattr(agent, name)(**arguments)
-        except Exception as failed:  # the root of an order: its giver is told
-            error = [type(failed).__name__, str(failed), getattr(failed, "code", "")]
-        print(json.dumps([number, result, error]), flush=True)
-
-    while line := await reader.readline():
-        task = asyncio.create_task(carry_out(*json.loads(line)))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-
 if __name__ == "__main__":
-    asyncio.run(_obey(Path(sys.argv[1]), int(sys.argv[2])))
+    asyncio.run(obey(Agent(Path(sys.argv[1]), int(sys.argv[2]))))

@@ -5,15 +5,12 @@ What is written follows from a seed: anybody can say what the bytes must be.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import json
-import os
 import random
 import resource
 import shutil
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -25,20 +22,12 @@ from holdfast.memory.devices import open_device
 from holdfast.memory.packing import TensorSpec
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
+from holdfast.testing.agents import Agent
 from holdfast.testing.processes import KEEPER, VAULT, kill_together, vault_processes
-from holdfast.testing.waiting import BOUND_S, until
+from holdfast.testing.waiting import until
 
 MIB = 1024 * 1024
 AGENT = Path(__file__).with_name("vault_agent.py")
-
-
-class EngineError(Exception):
-    """What an engine's order ended with; `kind` is the error's class there."""
-
-    def __init__(self, kind: str, text: str, code: str) -> None:
-        super().__init__(f"{kind}: {text}")
-        self.kind = kind
-        self.code = code
 
 
 # -- vaults
@@ -89,8 +78,8 @@ class Rig:
             await client.close()
 
     @contextlib.asynccontextmanager
-    async def engine(self, engine_id: int = 0) -> AsyncIterator[Engine]:
-        engine = Engine(self.directory, engine_id)
+    async def engine(self, engine_id: int = 0) -> AsyncIterator[Agent]:
+        engine = Agent(str(AGENT), str(self.directory), str(engine_id))
         await engine.start()
         try:
             yield engine
@@ -158,73 +147,3 @@ def digest(client: MemoryClient) -> str:
     for place in client.mapped.layout.tensors:
         hashed.update(client.device.read(addresses[place.name], place.size_bytes))
     return hashed.hexdigest()
-
-
-# -- an engine, seen from the test
-
-
-class Engine:
-    """A child process that carries out orders."""
-
-    def __init__(self, directory: Path, engine_id: int) -> None:
-        self._directory = directory
-        self._engine_id = engine_id
-        self._answers: dict[int, asyncio.Future[Any]] = {}
-        self._numbers = iter(range(1, 1_000_000))
-        self._process: asyncio.subprocess.Process | None = None
-        self._listening: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(AGENT), str(self._directory), str(self._engine_id)),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        self._listening = asyncio.create_task(self._listen())
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    def order(self, name: str, **arguments: Any) -> asyncio.Future[Any]:
-        """Give an order; its answer is to be awaited."""
-        assert self._process is not None
-        assert self._process.stdin is not None
-        number = next(self._numbers)
-        self._answers[number] = asyncio.get_running_loop().create_future()
-        self._process.stdin.write(json.dumps([number, name, arguments]).encode() + b"\n")
-        return self._answers[number]
-
-    async def do(self, name: str, **arguments: Any) -> Any:
-        async with asyncio.timeout(BOUND_S):
-            return await self.order(name, **arguments)
-
-    async def _listen(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        async for line in self._process.stdout:
-            number, result, error = json.loads(line)
-            future = self._answers.pop(number)
-            if future.done():
-                continue
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(EngineError(*error))
-        for future in self._answers.values():
-            if not future.done():
-                future.set_exception(EngineError("Died", "the engine has ended", ""))
-                future.exception()
-
-    def signal(self, number: int) -> None:
-        os.kill(self.pid, number)
-
-    async def kill(self) -> None:
-        """SIGKILL, and wait until it is over."""
-        assert self._process is not None
-        assert self._listening is not None
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        await self._process.wait()
-        await self._listening

@@ -1,0 +1,120 @@
+"""Child processes that carry out orders, side by side, each told and answered by one JSON line: both ends.
+
+`Agent` is the asker's end and `obey` the child's. Always true: an order whose child died ends with `OrderFailed`; what
+a child said before its end is heard before `kill` returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import sys
+from collections.abc import Coroutine
+from typing import Any
+
+from holdfast.core.tasks import Tasks
+from holdfast.testing.waiting import BOUND_S
+
+LINE_BYTES_MAX = 1 << 20
+NEWS = 0  # the number of a line that answers no order
+
+
+class OrderFailed(Exception):
+    """What an order ended with; `kind` is the error's class there."""
+
+    def __init__(self, kind: str, text: str, code: str = "") -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind = kind
+        self.code = code
+
+
+class Agent:
+    """`python ARGUMENTS…`, which obeys."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._arguments = arguments
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = itertools.count(NEWS + 1)
+        self._tasks = Tasks("agent")
+
+    async def start(self) -> None:
+        self.process = await asyncio.create_subprocess_exec(
+            *(sys.executable, *self._arguments),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=LINE_BYTES_MAX,
+        )
+        self._listening = self._tasks.spawn(self._listen(), "listen")
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def order(self, name: str, **arguments: Any) -> asyncio.Future[Any]:
+        """Give an order; its answer is to be awaited."""
+        assert self.process.stdin is not None
+        number = next(self._numbers)
+        self._answers[number] = asyncio.get_running_loop().create_future()
+        self.process.stdin.write(json.dumps([number, name, arguments]).encode() + b"\n")
+        return self._answers[number]
+
+    async def do(self, name: str, **arguments: Any) -> Any:
+        async with asyncio.timeout(BOUND_S):
+            return await self.order(name, **arguments)
+
+    async def _listen(self) -> None:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            number, *words = json.loads(line)
+            if number == NEWS:
+                self.heard(*words)
+            elif not (future := self._answers.pop(number)).done():
+                result, error = words
+                future.set_result(result) if error is None else future.set_exception(OrderFailed(*error))
+        for future in self._answers.values():
+            if not future.done():
+                future.set_exception(OrderFailed("Died", "the process has ended"))
+                future.exception()
+
+    def heard(self, *words: Any) -> None:
+        """What it said that answers no order."""
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    async def kill(self) -> None:
+        """SIGKILL, and wait until it is over and all it had said was read."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        await self.ended()
+
+    async def ended(self) -> None:
+        async with asyncio.timeout(BOUND_S):
+            await self.process.wait()
+            await self._listening
+
+
+def say(*words: Any, out: int = 1) -> None:
+    """One line, whole."""
+    os.write(out, json.dumps(words).encode() + b"\n")
+
+
+async def obey(agent: object, out: int = 1) -> None:
+    """Carry out the orders on stdin, each by the agent's method of that name, until there are no more."""
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    orders = Tasks("orders")
+
+    async def carry_out(number: int, name: str, arguments: dict[str, Any]) -> None:
+        work: Coroutine[Any, Any, Any] = getattr(agent, name)(**arguments)
+        try:
+            say(number, await work, None, out=out)
+        except Exception as failed:  # the root of an order: its giver is told
+            say(number, None, [type(failed).__name__, str(failed), getattr(failed, "code", "")], out=out)
+
+    while line := await reader.readline():
+        orders.spawn(carry_out(*json.loads(line)), "order")
