@@ -57,6 +57,7 @@ SOCKETS = {
     "testing/": MEASURES,
 }
 ROOTS = {
+    "testing/agents.py": "the root of an order: its giver is told",
     "frontend/scrape.py": "a scrape's task: a bug there must not leave its client without an answer",
     "engines/torch/files/hub_fetch.py": "the root of a process that only fetches: it says what went wrong, and ends",
     "frontend/app.py": "the root of a request: a bug becomes a 500 and a log line",

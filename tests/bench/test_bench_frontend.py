@@ -41,6 +41,12 @@ def test_cost_when_paced() -> None:
 
 
 def test_first_token_and_long_prompts() -> None:
-    """The frontend adds little to the first token, and a 30,000-token prompt delays nobody's next one for long."""
+    """The frontend adds little to the first token, and a 30,000-token prompt delays nobody's next one for long: by no
+    more than 20 ms, or than a busy machine itself delays one in the same run."""
     assert _kept(3.0, lambda: first_token(60)["ttft_added_ms_p50"])
-    assert _kept(20, lambda: long_prompt(streams=16, tokens=100, rounds=1)["delay_ms"])
+
+    def over_the_machines_own() -> float:
+        row = long_prompt(streams=16, tokens=100, rounds=1)
+        return float(row["delay_ms"] - max(20.0, row["worst_gap_ms_calm"]))
+
+    assert _kept(0, over_the_machines_own)
