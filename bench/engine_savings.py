@@ -28,7 +28,7 @@ from holdfast.testing.waiting import in_thread
 PROMPTS = (100, 500, 1500)
 TOKENS = 64  # of an answer: the kill must come before its end, and looks for the right moment 20 times a second
 SEEN = 6  # of these, before the kill
-# A leader's word that its KV may be believed comes a second after its takeover (`worker.probation`).
+# A leader's word that its KV may be believed comes a second after its takeover (`engines.shadow.proving`).
 SETTLED_S = 1.5
 # A standby imports torch and reads 540 MB of weights to verify them, beside an engine at work; a long prompt takes as
 # much on a busy machine.

@@ -45,7 +45,7 @@ SOCKETS = {
     "wire/accepting.py": "the listening half of the real network",
     "worker/beat.py": "beats come from a thread of its own, not from the event loop (facts 31)",
     "engines/sim/": "the fault socket, outside of what it breaks",
-    "engines/shadow/rank.py": RANKS,
+    "engines/shadow/seat.py": RANKS,
     "engines/shadow/ranks.py": RANKS,
     "engines/torch/ranks/rank.py": RANKS,
     "engines/torch/ranks/leader.py": RANKS,

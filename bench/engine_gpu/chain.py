@@ -39,7 +39,7 @@ SEEN, LEFT = 16, 200  # tokens a stream has had before a kill, and has before it
 AFTER = 32  # tokens of every stream after a kill, until it is over for clients
 AFTER_S = 60.0  # for those; streams are held for 30 s and then failed by name
 # A leader's word that its KV may be believed comes a second after its takeover, and one that dies younger than two
-# seconds looks to the supervisor like a crash (`worker.probation`, `supervise.machine`).
+# seconds looks to the supervisor like a crash (`engines.shadow.proving`, `supervise.machine`).
 SETTLED_S = 2.5
 AHEAD_S = 45.0  # for all standbys to be ready again, so that no start disturbs the next kill; then one is enough
 STANDBY_S = 120.0  # for one: the supervisor's own bound of a start

@@ -27,8 +27,10 @@ from bench.engine_gpu.words import CASES, LONG, SHORT, Case, Row, decode_rate, p
 from bench.gpu.smi import gpu_uuid
 from holdfast.core.errors import UserError
 from holdfast.core.requests import GenerateRequest, Output, Sampling
+from holdfast.engines.contract import Engine, EngineEvents
+from holdfast.engines.shadow.engine import VaultEngine
 from holdfast.engines.shadow.place import Place
-from holdfast.engines.torch.engine import TorchEngine
+from holdfast.engines.torch.engine import TorchTenant, torch_engine
 from holdfast.engines.torch.files.resolve import resolve
 from holdfast.engines.torch.settings import TorchSettings
 from holdfast.memory.vault.launch import VaultProcesses
@@ -57,7 +59,7 @@ class SpeedBench:
 
 
 @dataclass(slots=True)
-class _Said:
+class _Said(EngineEvents):
     """Outputs as they came."""
 
     steps: list[tuple[float, list[Output]]] = field(default_factory=list)
@@ -66,7 +68,7 @@ class _Said:
     over: asyncio.Event = field(default_factory=asyncio.Event)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
-    def sink(self, outputs: list[Output]) -> bool:
+    def outputs(self, outputs: list[Output]) -> bool:
         self.steps.append((time.perf_counter(), outputs))
         for output in outputs:
             if output.finish or output.failure:
@@ -76,17 +78,20 @@ class _Said:
             self.over.set()
         return True
 
-    def fail(self, why: str) -> None:
+    def closed(self, streams: list[int]) -> None:
+        self._fail(f"streams {streams} were lost")
+
+    def fatal(self, why: str) -> None:
+        """It is said in the step thread."""
+        self.loop.call_soon_threadsafe(self._fail, why)
+
+    def _fail(self, why: str) -> None:
         self.failed = why
         self.over.set()
 
-    def fail_from_thread(self, why: str) -> None:
-        """What ends an engine is said in its step thread."""
-        self.loop.call_soon_threadsafe(self.fail, why)
-
 
 @asynccontextmanager
-async def _engine(bench: SpeedBench, said: _Said, head: Row) -> AsyncIterator[TorchEngine]:
+async def _engine(bench: SpeedBench, said: _Said, head: Row) -> AsyncIterator[VaultEngine[TorchTenant]]:
     """An engine that is awake, and its vault; both gone afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="hf-speed-", dir="/tmp"))
     device = gpu_uuid(bench.device)
@@ -96,13 +101,11 @@ async def _engine(bench: SpeedBench, said: _Said, head: Row) -> AsyncIterator[To
     try:
         began_s = time.monotonic()
         checkpoint = resolve(bench.model, folder, lambda *_: None)
-        engine = TorchEngine(checkpoint, bench.settings(), Place(socket, device, who="speed"), lambda *_: None)
-        engine.on_fatal = said.fail_from_thread
-        await engine.load()
-        if not await engine.check():
-            raise UserError("the canary's answer was wrong")
+        engine = torch_engine(checkpoint, bench.settings(), Place(socket, device, who="speed"), lambda *_: None)
+        await engine.load(said)
+        if wrong := await engine.check():
+            raise UserError(f"the canary's answer was wrong: {wrong}")
         head["load_s"] = round(time.monotonic() - began_s, 1)
-        await engine.start(said.sink, lambda streams: said.fail(f"streams {streams} were lost"))
         await engine.wake(time.time_ns() // 1_000_000)
         try:
             yield engine
@@ -113,7 +116,7 @@ async def _engine(bench: SpeedBench, said: _Said, head: Row) -> AsyncIterator[To
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _batch(engine: TorchEngine, said: _Said, case: Case, tokens: int, run: int) -> float:
+async def _batch(engine: Engine, said: _Said, case: Case, tokens: int, run: int) -> float:
     """So many streams at once, from the first submitted to the last one's end, seconds."""
     numbers = range(run * 1000 + 1, run * 1000 + 1 + case.batch)
     said.steps.clear()
@@ -133,7 +136,7 @@ async def _batch(engine: TorchEngine, said: _Said, case: Case, tokens: int, run:
     return said.steps[-1][0] - began_s
 
 
-async def _case(engine: TorchEngine, said: _Said, case: Case, bench: SpeedBench, runs: Callable[[], int]) -> Row:
+async def _case(engine: Engine, said: _Said, case: Case, bench: SpeedBench, runs: Callable[[], int]) -> Row:
     await _batch(engine, said, case, WARM_TOKENS, runs())
     took_s: dict[int, list[float]] = {tokens: [] for tokens in bench.tokens}
     steady: Row = {}
@@ -159,7 +162,7 @@ async def _run(bench: SpeedBench, keep: Callable[[Row], None]) -> Row:
         return last
 
     async with _engine(bench, said, head) as engine:
-        head |= {"dtype": engine.dtype_name, "kv_blocks": engine.geometry.block_count}
+        head |= {"dtype": engine.tenant.dtype_name, "kv_blocks": engine.tenant.geometry.block_count}
         for case in bench.cases:
             head["cases"][case.name] = row = await _case(engine, said, case, bench, runs)
             print(f"{case.name}: {json.dumps(row)}", file=sys.stderr, flush=True)

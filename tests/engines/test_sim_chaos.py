@@ -31,7 +31,7 @@ from holdfast.engines.sim import ChaosServer, SimEngine, SimSettings
 
 async def main():
     engine = SimEngine(SimSettings(), random.Random(0))
-    await engine.start(lambda outputs: True, lambda streams: None)
+    await engine.load(None)  # it says nothing
     server = ChaosServer(sys.argv[1], engine.inject, engine.faults)
     await server.start()
     print("ready", flush=True)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from shadow_rig import SIM, Engine, Vault
-from sim_rig import expected, request
+from engine_rig import SETTINGS, Child, Vault, request
+from sim_rig import expected
 
 PROMPT = [100 + place for place in range(70)]
 RIGHT = expected(request(PROMPT, 20), 20)
@@ -24,12 +24,12 @@ def vault() -> Iterator[Vault]:
 @pytest.fixture
 def tight(monkeypatch: pytest.MonkeyPatch) -> Iterator[Vault]:
     """A vault with room for weights, pool and the pool's index, and none for the weights once more."""
-    monkeypatch.setitem(SIM, "vault_gib", TIGHT_MIB / 1024)
+    monkeypatch.setitem(SETTINGS["sim"], "vault_gib", TIGHT_MIB / 1024)
     with Vault(budget_bytes=(TIGHT_MIB + 4) * 1024**2) as started:
         yield started
 
 
-async def served(engine: Engine, number: int) -> None:
+async def served(engine: Child, number: int) -> None:
     """A stream through it, with the right tokens."""
     await engine.submit(number, PROMPT, 20)
     await engine.until(lambda: number in engine.finished)
@@ -87,7 +87,7 @@ async def test_damaged_weights_are_replaced_in_place_where_two_copies_do_not_fit
             await served(adopter, 1)
         told = (await watcher.until_facts(vouches))["told"]
         assert ["memory", "the weights were replaced"] in told
-        assert await watcher.do("check")
+        assert await watcher.do("check") == ""
         woken = await watcher.do("wake", epoch=1501)
         assert (woken["blocks"], woken["reason"]) == (BLOCKS, "")
         await served(watcher, 2)

@@ -35,7 +35,7 @@ class Engine:
 
     def progress(self) -> Progress:
         running = 0 if self.mode == "idle" else 3
-        return Progress(self.steps, running, 0, 11.0, 0.0, self.thread.native_id or 0)
+        return Progress(self.steps, running, 0, 11.0, 0.0, (os.getpid(), self.thread.native_id or 0))
 
 
 def main() -> None:

@@ -80,7 +80,7 @@ def _beat(path: str, running: int) -> None:
     def progress() -> Progress:
         # Steps go on for a moment, as they do before an engine wedges.
         steps = int((min(time.monotonic() - began_s, 0.5)) * 100)
-        return Progress(steps, running, 0, 10.0, 0.0, threading.main_thread().native_id or 0)
+        return Progress(steps, running, 0, 10.0, 0.0, (os.getpid(), threading.main_thread().native_id or 0))
 
     thread = BeatThread(UnixAddress(path), progress)
     thread.start()

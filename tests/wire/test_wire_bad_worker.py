@@ -13,7 +13,7 @@ from holdfast.cli.engines import make_engine
 from holdfast.cli.launch import WorkerLaunch
 from holdfast.core.address import UnixAddress
 from holdfast.core.requests import Failure, GenerateRequest, Output, TokenLogprobs
-from holdfast.engines.contract import ClosedSink, Limits, Progress, StepSink
+from holdfast.engines.contract import Capabilities, EngineEvents, Limits, Progress
 from holdfast.store.opening import open_store
 from holdfast.testing.clients import Received, ask, read_answer
 from holdfast.testing.deployment import Deployment
@@ -30,18 +30,17 @@ class BadEngine:
     """Says what the test tells it to say, once; without orders it answers two tokens and an end."""
 
     limits = Limits(64, 64, 32_768)
-    deterministic = True
+    capabilities = Capabilities(deterministic=True)
 
     def __init__(self) -> None:
         self.script: list[Output] = []
         self.raw = b""  # written to every frontend instead of outputs
         self.write_raw: Any = None
-        self._sink: StepSink = lambda outputs: True
         self._steps = 0
         self.running: set[int] = set()
 
-    async def start(self, sink: StepSink, closed: ClosedSink) -> None:
-        self._sink = sink
+    async def load(self, events: EngineEvents) -> None:
+        self._events = events
 
     async def stop(self) -> None: ...
 
@@ -53,7 +52,7 @@ class BadEngine:
         self.running.discard(stream)
 
     def progress(self) -> Progress:
-        return Progress(self._steps, len(self.running), 0, 1.0, 50.0, 0)
+        return Progress(self._steps, len(self.running), 0, 1.0, 50.0, None)
 
     def _say(self, stream: int) -> None:
         script, self.script = self.script or [Output(0, [300]), Output(0, [301], "stop")], []
@@ -64,7 +63,7 @@ class BadEngine:
         loop = asyncio.get_running_loop()
         for place, output in enumerate(script):
             output.stream = stream
-            loop.call_later(0.05 * place, self._sink, [output])  # apart, so that each is a packet of its own
+            loop.call_later(0.05 * place, self._events.outputs, [output])  # apart, so that each is a packet of its own
         self._steps += len(script)
         self.running.discard(stream)
 
@@ -160,7 +159,7 @@ async def test_outputs_after_the_end_and_for_nobody_are_dropped(rig: Rig) -> Non
     asking = asyncio.create_task(rig.ask(stream=True))
     await asyncio.to_thread(rig.deployment.wait_until, lambda: bool(rig.engine.running), "the stream to come", 5)
     (stream,) = rig.engine.running
-    rig.worker.sessions.take_step([Output(stream, [300]), Output(stream, [301], "stop"), Output(stream, [302], "stop")])
+    rig.worker.sessions.outputs([Output(stream, [300]), Output(stream, [301], "stop"), Output(stream, [302], "stop")])
     answer = read_answer(await asking)
     assert (answer.tokens, answer.finish, answer.done) == ([300, 301], "stop", True)
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from holdfast.core.procfs import ThreadTimes, read_own_thread, read_process
+from holdfast.core.procfs import ThreadTimes, read_process, read_thread
 from holdfast.engines.contract import Progress
 from holdfast.worker.beat import own_identity
 from holdfast.worker.stuck import StuckMeter
@@ -15,7 +15,7 @@ from holdfast.worker.stuck import StuckMeter
 MS = 1_000_000
 
 
-def progress(steps: int = 1, running: int = 1, waiting: int = 0, thread: int = 7) -> Progress:
+def progress(steps: int = 1, running: int = 1, waiting: int = 0, thread: tuple[int, int] | None = (5, 7)) -> Progress:
     return Progress(steps, running, waiting, 20.0, 0.0, thread)
 
 
@@ -51,7 +51,9 @@ def test_one_interval(before: ThreadTimes | None, after: ThreadTimes | None, stu
         pytest.param(progress(steps=2), 0, id="a step"),
         pytest.param(progress(running=0), 0, id="no work"),
         pytest.param(progress(running=0, waiting=1), 200, id="waiting work counts"),
-        pytest.param(progress(thread=8), 0, id="another thread makes steps now"),
+        pytest.param(progress(thread=(5, 8)), 0, id="another thread makes steps now"),
+        pytest.param(progress(thread=(6, 7)), 0, id="another process makes steps now"),
+        pytest.param(progress(thread=None), 0, id="nobody knows who makes them now"),
     ],
 )
 def test_what_starts_it_anew(second: Progress, stuck_ms: float) -> None:
@@ -80,12 +82,12 @@ def test_it_adds_up() -> None:
 
 def test_own_thread_and_identity_are_read() -> None:
     """The running thread reads itself as running, with CPU time; a thread that is not there reads as None."""
-    times = read_own_thread(threading.get_native_id())
+    times = read_thread(os.getpid(), threading.get_native_id())
     if times is None:
         pytest.skip("this kernel keeps no schedstat")
     assert times.state == "R"
     assert times.cpu_ns > 0
-    assert read_own_thread(2**22 + 1) is None
+    assert read_thread(os.getpid(), 2**22 + 1) is None
     assert read_process(2**22 + 1) is None
     identity = own_identity(threading.get_native_id())
     stat = read_process(os.getpid())

@@ -21,7 +21,7 @@ from holdfast.worker.beat import OBSERVERS_MAX, BeatThread
 
 pytestmark = pytest.mark.alone
 
-IDLE = Progress(steps=0, running=0, waiting=0, step_ms_p99=0.0, budget_ms=0.0, thread=0)
+IDLE = Progress(steps=0, running=0, waiting=0, step_ms_p99=0.0, budget_ms=0.0, thread=None)
 
 
 class Source:

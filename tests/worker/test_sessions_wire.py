@@ -13,7 +13,7 @@ import pytest
 from holdfast.core.address import UnixAddress
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import GenerateRequest, Output, Sampling
-from holdfast.engines.contract import ClosedSink, Limits, Progress, StepSink
+from holdfast.engines.contract import Capabilities, EngineEvents, Limits, Progress
 from holdfast.wire import unread
 from holdfast.wire.frames import FrameSplitter
 from holdfast.wire.messages import (
@@ -50,12 +50,12 @@ class Engine:
     """Takes two streams and makes nothing by itself."""
 
     limits = Limits(4, 4, 1000)
-    deterministic = True
+    capabilities = Capabilities(deterministic=True)
 
     def __init__(self) -> None:
         self.streams: dict[int, GenerateRequest] = {}
 
-    async def start(self, sink: StepSink, closed: ClosedSink) -> None: ...
+    async def load(self, events: EngineEvents) -> None: ...
 
     async def stop(self) -> None: ...
 
@@ -68,7 +68,7 @@ class Engine:
         self.streams.pop(stream, None)
 
     def progress(self) -> Progress:
-        return Progress(0, len(self.streams), 0, 0.0, 0.0, 0)
+        return Progress(0, len(self.streams), 0, 0.0, 0.0, None)
 
 
 class Worker:
@@ -154,7 +154,7 @@ async def test_an_artefact_larger_than_the_send_bound_arrives_whole(rig: Rig) ->
         assert (message.sha256, message.offset, message.total) == (SHA, len(gathered), len(TOKENIZER))
         gathered += message.data
         if len(gathered) == 5 * 1024 * 1024:
-            rig.sessions.take_step([Output(next(iter(rig.engine.streams)), [5])])
+            rig.sessions.outputs([Output(next(iter(rig.engine.streams)), [5])])
     assert hashlib.sha256(gathered).hexdigest() == SHA
     assert steps == 1
 
@@ -179,7 +179,7 @@ async def far_behind(rig: Rig) -> Frontend:
     await rig.until_streams(1)
     (stream,) = rig.engine.streams
     for _ in range(STEPS):
-        rig.sessions.take_step([Output(stream, LARGE)])
+        rig.sessions.outputs([Output(stream, LARGE)])
     return frontend
 
 
@@ -246,7 +246,7 @@ async def test_a_place_that_comes_free_goes_to_the_frontend_that_has_fewest(rig:
     assert await turned_away(modest) == 1
     (finished, _) = rig.engine.streams
     rig.engine.cancel(finished)
-    rig.sessions.take_step([Output(finished, [5], "stop")])
+    rig.sessions.outputs([Output(finished, [5], "stop")])
     assert await modest.next() == Room(1)
     assert isinstance(await greedy.next(), Step)
     greedy.send(generate(5))
@@ -255,7 +255,7 @@ async def test_a_place_that_comes_free_goes_to_the_frontend_that_has_fewest(rig:
     await rig.until_streams(2)
     (finished, _) = rig.engine.streams
     rig.engine.cancel(finished)
-    rig.sessions.take_step([Output(finished, [5], "stop")])
+    rig.sessions.outputs([Output(finished, [5], "stop")])
     assert isinstance(await greedy.next(), Step)
     assert await greedy.next() == Room(1), "it has none, the other has one"
     greedy.send(Pass())
@@ -345,7 +345,7 @@ async def test_a_stream_the_engine_lost_is_told_closed(rig: Rig) -> None:
     frontend = await rig.connect()
     frontend.send(generate(41), generate(42))
     await rig.until_streams(2)
-    rig.sessions.take_closed([*rig.engine.streams, 999])
+    rig.sessions.closed([*rig.engine.streams, 999])
     assert await frontend.next() == Closed([41, 42])
     assert rig.sessions.streams == 0
 

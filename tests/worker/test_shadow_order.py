@@ -105,7 +105,7 @@ class Rig:
         worker, engine = self.worker, self.engine
         for name in ("load", "check", "wake", "rest"):
             self._hear(engine, name, partial(_name, name))
-        self._hear(engine, "submit", lambda given: "canary rides" if given[0] == 0 else "")
+        self._hear(engine, "prove", lambda _: "prove")
         self._hear(self.lock, "acquire", lambda _: "lock")
         self._hear(self.lock, "release", lambda _: "release")
         self._hear(worker, "introduce", lambda _: "introduce")
@@ -208,7 +208,7 @@ WON = [
 ]
 WOKEN = [
     ("wake", 0, False),
-    ("canary rides", 0, False),
+    ("prove", 0, False),
     ("introduce", 1, False),
     ("announce", 1, True),
     ("Announced", 1, True),
@@ -280,7 +280,7 @@ async def test_a_standby_is_ready_again_only_once_it_has_verified(stage: Stage) 
     stage.hold_lock()
     async with started(stage) as rig:
         await asyncio.wait_for(rig.ready.wait(), 20)
-        gate, verify = threading.Event(), rig.engine.weights.verify
+        gate, verify = threading.Event(), rig.engine.tenant.weights.verify
         begun = threading.Event()
 
         def held(mapped: Any) -> str:
@@ -288,7 +288,7 @@ async def test_a_standby_is_ready_again_only_once_it_has_verified(stage: Stage) 
             assert gate.wait(20)
             return verify(mapped)
 
-        rig.engine.weights.verify = held  # type: ignore[method-assign]
+        rig.engine.tenant.weights.verify = held  # type: ignore[method-assign]
         stage.vault(signal.SIGKILL)
         try:
             await until(begun.is_set, "the memory to be verified")

@@ -64,8 +64,8 @@ class Bench(Protocol):
     @property
     def pause_s(self) -> tuple[float, float]:
         """Between a standby's return and the next kill: an engine that lives shorter than two seconds looks to the
-        supervisor like a crash loop, and one that dies within a second of adopting (`worker.probation`) leaves KV that
-        the next does not believe."""
+        supervisor like a crash loop, and one that dies within a second of adopting (`engines.shadow.proving`) leaves KV
+        that the next does not believe."""
 
     @property
     def ends(self) -> dict[str, int]:

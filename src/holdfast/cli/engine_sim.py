@@ -11,11 +11,13 @@ from holdfast.cli.chat_templates import read_template
 from holdfast.cli.engine_place import place_of
 from holdfast.cli.launch import WorkerLaunch
 from holdfast.discovery.card import ModelCard, WeightsIdentity
+from holdfast.engines.contract import Engine
 from holdfast.engines.sim import EOS_TOKEN_ID, REVISION, SimEngine, SimSettings, chat_template, tokenizer_json
 
 
-def make_sim(launch: WorkerLaunch, rng: random.Random) -> tuple[SimEngine, ModelCard, bytes]:
-    """The engine, its card and its tokenizer; ValueError names a field that cannot be."""
+def make_sim(launch: WorkerLaunch, rng: random.Random) -> tuple[Engine, SimEngine, ModelCard, bytes]:
+    """The engine, what of it breaks on command, its card and its tokenizer; ValueError names a field that cannot
+    be."""
     settings = SimSettings(**msgspec.to_builtins(launch.sim))
     tokenizer = tokenizer_json()
     card = ModelCard(
@@ -27,15 +29,17 @@ def make_sim(launch: WorkerLaunch, rng: random.Random) -> tuple[SimEngine, Model
         block_size=settings.block_size,
         eos_token_ids=[EOS_TOKEN_ID],
     )
-    return _engine(launch, settings, rng), card, tokenizer
+    return *_engine(launch, settings, rng), card, tokenizer
 
 
-def _engine(launch: WorkerLaunch, settings: SimSettings, rng: random.Random) -> SimEngine:
+def _engine(launch: WorkerLaunch, settings: SimSettings, rng: random.Random) -> tuple[Engine, SimEngine]:
     """With a vault a shadow engine; else one whose memory ends with it."""
     if not launch.vault_socket:
         if settings.ranks > 1:
             raise ValueError(f"ranks must be 1 without a vault, got {settings.ranks}; set vault_socket")
-        return SimEngine(settings, rng)
+        engine = SimEngine(settings, rng)
+        return engine, engine
     from holdfast.engines.sim.shadow import ShadowSim  # loads numpy
 
-    return ShadowSim(settings, rng, place_of(launch))
+    shadow = ShadowSim(settings, rng, place_of(launch))
+    return shadow, shadow.tenant

@@ -12,7 +12,8 @@ from holdfast.cli.chat_templates import read_template
 from holdfast.cli.engine_place import place_of
 from holdfast.cli.launch import WorkerLaunch
 from holdfast.discovery.card import ModelCard, WeightsIdentity
-from holdfast.engines.torch.engine import TorchEngine
+from holdfast.engines.contract import Engine
+from holdfast.engines.torch.engine import torch_engine
 from holdfast.engines.torch.files.checkpoint import Checkpoint, Progress
 from holdfast.engines.torch.files.gguf_tokenizer import with_bos
 from holdfast.engines.torch.files.resolve import known
@@ -22,18 +23,18 @@ from holdfast.engines.torch.settings import TorchSettings
 log = logging.getLogger("holdfast.engine")
 
 
-def make_torch(launch: WorkerLaunch, looked_at: Checkpoint, progress: Progress) -> tuple[TorchEngine, ModelCard, bytes]:
+def make_torch(launch: WorkerLaunch, looked_at: Checkpoint, progress: Progress) -> tuple[Engine, ModelCard, bytes]:
     """The engine, its card and its tokenizer; UserError for a model that cannot be had, ValueError for a field."""
     checkpoint = known(looked_at, Path(launch.cache_dir), progress)
     settings = _settings(launch, checkpoint)
-    engine = TorchEngine(checkpoint, settings, place_of(launch), progress)
+    engine = torch_engine(checkpoint, settings, place_of(launch), progress)
     template = chat_template(launch, checkpoint)
     card = ModelCard(
         name=launch.model,
-        weights=WeightsIdentity(revision=checkpoint.identity, dtype=engine.dtype_name),
+        weights=WeightsIdentity(revision=checkpoint.identity, dtype=engine.tenant.dtype_name),
         tokenizer_sha256=hashlib.sha256(checkpoint.tokenizer_json).hexdigest(),
         chat_template=template,
-        context_tokens_max=engine.context_tokens_max,
+        context_tokens_max=engine.tenant.context_tokens_max,
         block_size=settings.block_tokens,
         eos_token_ids=list(checkpoint.config.eos_token_ids),
         generation_defaults=dict(checkpoint.generation_defaults),

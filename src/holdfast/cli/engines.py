@@ -32,21 +32,22 @@ class MadeEngine:
     card: ModelCard
     tokenizer: bytes
     chaos_path: Path | None
+    breakable: SimEngine | None = None  # what of it breaks on command
 
     def shadow(self) -> ShadowEngine:
         """The engine as one that stands by and is woken; UserError if its memory is in no vault."""
-        if not hasattr(self.engine, "wake"):
+        if not self.engine.capabilities.shadow:
             raise UserError("an engine can only stand by with its memory in a vault: set vault_socket")
         return cast(ShadowEngine, self.engine)
 
     @contextlib.asynccontextmanager
     async def chaos(self, reset_connections: Callable[[], None]) -> AsyncIterator[None]:
         """The fault socket, if the worker was started with leave to break it and its engine can be broken so."""
-        if self.chaos_path is None or not isinstance(self.engine, SimEngine):
+        if self.chaos_path is None or self.breakable is None:
             yield
             return
-        self.engine.faults.on_reset = reset_connections
-        server = ChaosServer(str(self.chaos_path), self.engine.inject, self.engine.faults)
+        self.breakable.faults.on_reset = reset_connections
+        server = ChaosServer(str(self.chaos_path), self.breakable.inject, self.breakable.faults)
         await server.start()
         try:
             yield
@@ -65,7 +66,8 @@ def make_engine(launch: WorkerLaunch, rng: random.Random) -> MadeEngine:
     _check(launch)
     path = chaos_path(launch.state_dir, launch.name) if launch.allow_chaos else None
     if launch.engine == "sim":
-        return MadeEngine(*make_sim(launch, rng), path)
+        engine, breakable, card, tokenizer = make_sim(launch, rng)
+        return MadeEngine(engine, card, tokenizer, path, breakable)
     progress = Lines(log.info, LOG_SHARES, ": …")  # `starting` reads them
     checkpoint = examine(Asked.of_worker(launch), progress)  # what cannot be is refused before torch is loaded
     try:

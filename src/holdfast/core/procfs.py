@@ -104,9 +104,9 @@ def is_stopped(pid: int) -> bool:
     return stat is not None and (stat.state in "Tt" or is_frozen(pid))
 
 
-def read_own_thread(thread: int) -> ThreadTimes | None:
-    """Times of a thread of this process, or None if it is gone or this kernel keeps no schedstat."""
-    return _thread_times(f"/proc/self/task/{thread}")
+def read_thread(pid: int, thread: int) -> ThreadTimes | None:
+    """Times of a process's thread, or None if it is gone or this kernel keeps no schedstat."""
+    return _thread_times(f"/proc/{pid}/task/{thread}")
 
 
 def read_main_thread(pid: int) -> ThreadTimes | None:

@@ -1,4 +1,4 @@
-"""What a worker asks of an engine.
+"""What a worker asks of an engine, and what an engine tells its worker.
 
 Always true of every engine: a step's outputs for all streams are handed over in one call; a stream's last
 output has `finish` or `failure` set, and nothing follows it; after `cancel` nothing more is said of that stream;
@@ -8,8 +8,9 @@ the unbroken one would, where `deterministic` is true. An engine may be several 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from asyncio import Event
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,27 +18,13 @@ from holdfast.core.requests import GenerateRequest, Output
 from holdfast.kv.resumes import Resumes
 from holdfast.kv.usage import KvUse
 
-# Takes one step's outputs. Answers False when a receiver is congested: an engine that can ease off, should.
-StepSink = Callable[[list[Output]], bool]
-
-# Takes streams that ended inside the engine without a last output (its own bookkeeping lost them).
-ClosedSink = Callable[[list[int]], None]
-
-# Takes what no step can mend (a sticky device error, a lost rank): the process exits at once.
-FatalSink = Callable[[str], None]
-
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """A snapshot that another thread may take at any time."""
+class Capabilities:
+    """What an engine declares of itself: nobody tries it out."""
 
-    steps: int  # steps finished since the start
-    running: int  # streams an engine step would advance now
-    waiting: int  # admitted, not yet running
-    step_ms_p99: float  # over recent steps, 0 before the first
-    budget_ms: float  # how long the current step may take by its own account (prefill, compilation)
-    thread: int  # the native id of the thread that makes steps
-    kv: KvUse = field(default_factory=KvUse)  # of the pool it owns
+    deterministic: bool  # a resumed stream continues exactly as the unbroken one would
+    shadow: bool = False  # it is a `ShadowEngine`: its memory is in a vault
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +36,68 @@ class Limits:
     context_tokens_max: int
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A snapshot that another thread may take at any time."""
+
+    steps: int  # steps finished since the start
+    running: int  # streams an engine step would advance now
+    waiting: int  # admitted, not yet running
+    step_ms_p99: float  # over recent steps, 0 before the first
+    budget_ms: float  # how long the current step may take by its own account (prefill, compilation)
+    thread: tuple[int, int] | None  # (pid, tid) of the thread that makes steps, in whichever process; None: not known
+    kv: KvUse = field(default_factory=KvUse)  # of the pool it owns
+
+
+class EngineEvents(ABC):
+    """What an engine tells whoever runs it, in the event loop (`fatal`: from any thread). The last four are told by
+    engines with their memory in a vault only."""
+
+    @abstractmethod
+    def outputs(self, outputs: list[Output]) -> bool:
+        """One step's. False: a receiver is congested, and an engine that can ease off, should."""
+
+    @abstractmethod
+    def closed(self, streams: list[int]) -> None:
+        """These ended inside the engine without a last output."""
+
+    @abstractmethod
+    def fatal(self, why: str) -> None:
+        """What no step can mend (a sticky device error, a lost rank): the process exits at once."""
+
+    def disproved(self, why: str) -> None:
+        """What `prove` started went wrong: nothing that this engine says may be believed, and it says no more."""
+        return
+
+    def owner_gone(self, epoch: int) -> None:
+        """The vault saw the owner of this epoch go: the election is worth a look."""
+        return
+
+    def memory(self, why: str) -> None:
+        """Why the memory cannot be vouched for now; "" once it was verified (again)."""
+        return
+
+    def loading(self, why: str) -> None:
+        """A wake turns out to need a load: why. It takes as long as `load` may."""
+        return
+
+
 class Engine(Protocol):
-    """One model, loaded, making tokens."""
+    """One model, making tokens."""
 
     @property
     def limits(self) -> Limits: ...
 
     @property
-    def deterministic(self) -> bool: ...
+    def capabilities(self) -> Capabilities: ...
 
-    async def start(self, sink: StepSink, closed: ClosedSink) -> None:
-        """Load, then make steps until `stop`."""
+    async def load(self, events: EngineEvents) -> None:
+        """Have everything that steps need; `events` hears all that is said from now on. An engine that stands by
+        takes work after `wake`, any other one from here. TimeoutError, OSError, DeviceError, VaultRefused and
+        StaleMemoryLayoutError are fatal to the process."""
 
     def submit(self, stream: int, request: GenerateRequest) -> None:
-        """Take a request under a number of the caller's; raise HoldfastError (WorkerOverloaded,
+        """Take a request under a number of the caller's, 1 or more; raise HoldfastError (WorkerOverloaded,
         ResourceExhausted, InvalidRequest) if it cannot be taken. Never blocks."""
 
     def cancel(self, stream: int) -> None:
@@ -72,22 +107,6 @@ class Engine(Protocol):
 
     async def stop(self) -> None:
         """Stop stepping and free everything; streams still running get no further output."""
-
-
-@dataclass(frozen=True, slots=True)
-class Canary:
-    """A request whose answer is known: greedy, short, and the same on every engine of these weights."""
-
-    request: GenerateRequest
-    tokens: tuple[int, ...]
-    known_from: str = ""  # the file the answer is written down in; empty: it follows from the weights
-
-    @property
-    def suspects(self) -> str:
-        """What is to blame for a wrong answer."""
-        if not self.known_from:
-            return "these weights or this device make other tokens"
-        return f"{self.known_from} has another for such an engine; the weights, the device or that file is damaged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +121,12 @@ class Woken:
 class ShadowEngine(Engine, Protocol):
     """An engine whose weights and KV live in a vault, so that another can go on where it ended.
 
-    `load`, then `start`, then any number of (`wake`, …, `rest`). Before `wake` it writes private memory only; between
-    `load` and `wake` everything is mapped and warm (unless it was made to sleep unmapped), so that a wake makes
-    no driver call, no allocation, no import (fact 4a).
+    `load`, then any number of (`wake`, `prove`, …, `rest`). Before `wake` it writes private memory only; between `load`
+    and `wake` everything is mapped and warm (unless it was made to sleep unmapped), so that a wake makes no driver
+    call, no allocation, no import (fact 4a).
     """
 
-    canary: Canary
     gpu_fence: Event  # set while no earlier owner's queued work can land any more; cleared by `wake`
-    on_fatal: FatalSink
-    on_owner_gone: Callable[[int], None]  # the vault saw the owner of this epoch go: the election is worth a look
-    on_memory: Callable[[str], None]  # why the memory cannot be vouched for now; "" once it was verified (again)
-    on_loading: Callable[[str], None]  # a wake turns out to need a load: why. It takes as long as `load` may
 
     @property
     def last_epoch(self) -> int:
@@ -122,19 +136,21 @@ class ShadowEngine(Engine, Protocol):
     def resumes(self) -> Resumes:
         """What became of the streams that came back since the last wake."""
 
-    async def load(self) -> None:
-        """Have the weights mapped, loading them if that falls to this engine; warm up. TimeoutError, OSError,
-        DeviceError, VaultRefused and StaleMemoryLayoutError are fatal to the process."""
+    @property
+    def proven(self) -> bool:
+        """What was taken over has shown itself to be right: the next adopter may believe it."""
 
-    async def check(self) -> bool:
-        """Run the canary beside the shared pool, in private memory; whether its answer was right."""
+    async def check(self) -> str:
+        """Answer a known question beside the shared pool, in private memory: what is to blame for a wrong answer, or
+        nothing."""
 
     async def wake(self, epoch: int, pass_fds: tuple[int, ...] = ()) -> Woken:
         """Own the pool under `epoch`: returns past the CPU fence, ready for work. Raises as `load` does; the caller
         bounds it. `pass_fds` go to processes it starts."""
 
-    def canary_passed(self) -> None:
-        """A canary that read adopted KV's pool was right: the next adopter may believe it again."""
+    def prove(self) -> None:
+        """Begin to show that what was taken over is right. Never blocks, and delays nobody: a known question rides with
+        the others' steps. Until its first token was right nobody's leave the engine; a wrong one is `disproved`."""
 
     async def rest(self) -> None:
         """A planned handover: drain the device, drop write access, tell the vault; stand by again."""

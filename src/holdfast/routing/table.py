@@ -30,7 +30,7 @@ OUTPUT_TOKENS_ASSUMED_MAX = 512
 ASIDE_S_MIN = 0.5
 ASIDE_S_MAX = 8.0
 # A worker is young for so long after it began to serve. Longer than an engine needs to prove what it took over
-# (`worker.probation.BELIEF_S`), so that a request that kills it then does not cost the next one its KV.
+# (`engines.shadow.proving.BELIEF_S`), so that a request that kills it then does not cost the next one its KV.
 YOUNG_S = 1.5
 
 

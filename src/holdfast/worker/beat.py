@@ -22,7 +22,7 @@ from typing import Protocol
 
 from holdfast.core.address import Address, TcpAddress, UnixAddress
 from holdfast.core.errors import Code
-from holdfast.core.procfs import boot_id, pid_namespace, read_own_thread, read_process
+from holdfast.core.procfs import boot_id, pid_namespace, read_process, read_thread
 from holdfast.engines.contract import Progress
 from holdfast.wire.accepting import SHARE_OF_PAGES, places
 from holdfast.wire.frames import FrameError, FrameSplitter
@@ -149,7 +149,7 @@ class BeatThread:
 
     def _tick(self, now: float) -> None:
         progress = self._progress()
-        stuck_ms = self._meter.sample(now, progress, read_own_thread(progress.thread) if progress.thread else None)
+        stuck_ms = self._meter.sample(now, progress, read_thread(*progress.thread) if progress.thread else None)
         for observer in [o for o in self._observers if not o.greeted and now > o.greet_by]:
             self._drop(observer)
         if not (self._newcomer or self._is_news(progress) or now - self._sent_at >= IDLE_BEAT_S - BEAT_S / 2):

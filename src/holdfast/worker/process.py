@@ -111,7 +111,7 @@ class Worker:
     async def run(self, stop: asyncio.Event, on_ready: Callable[[dict[str, Any]], None]) -> None:
         """Serve until `stop` is set, then drain."""
         async with self.opened():
-            await self._engine.start(self.sessions.take_step, self.sessions.take_closed)
+            await self._engine.load(self.sessions)
             self.introduce(active=True)
             self.step(Loaded())
             self.register(INSTANCES)
@@ -173,7 +173,7 @@ class Worker:
                 self._card.checksum(),
                 limits.concurrency,
                 limits.queue,
-                self._engine.deterministic,
+                self._engine.capabilities.deterministic,
                 self._beats.identity,
                 group=self.settings.group,
             )

@@ -12,13 +12,14 @@ import itertools
 
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import Failure, Output
-from holdfast.engines.contract import Engine
+from holdfast.engines.contract import Engine, EngineEvents
 from holdfast.wire.messages import Active, Closed, Draining, Generate, Room, Step
+from holdfast.worker.failures import exit_now
 from holdfast.worker.session import Host, Session
 from holdfast.worker.shares import Shares
 
 
-class Sessions:
+class Sessions(EngineEvents):
     """All frontends' connections, between them and one engine."""
 
     def __init__(self, engine: Engine, host: Host) -> None:
@@ -110,7 +111,7 @@ class Sessions:
 
     # -- from the engine
 
-    def take_step(self, outputs: list[Output]) -> bool:
+    def outputs(self, outputs: list[Output]) -> bool:
         """Send one step's outputs on; False if some frontend does not keep up."""
         by_session: dict[Session, list[Output]] = {}
         owners = self._owners
@@ -136,18 +137,21 @@ class Sessions:
         self._offer()
         return keeping_up
 
-    def take_closed(self, keys: list[int]) -> None:
+    def closed(self, streams: list[int]) -> None:
         """The engine lost these streams: say so rather than leave the frontend waiting."""
         by_session: dict[Session, list[int]] = {}
-        for key in keys:
+        for key in streams:
             owner = self._owners.pop(key, None)
             if owner is not None:
                 session, stream = owner
                 del session.streams[stream]
                 by_session.setdefault(session, []).append(stream)
-        for session, streams in by_session.items():
-            session.send(Closed(streams))
+        for session, theirs in by_session.items():
+            session.send(Closed(theirs))
         self._offer()
+
+    def fatal(self, why: str) -> None:
+        exit_now(why)
 
     # -- the beginning and the end
 

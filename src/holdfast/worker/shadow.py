@@ -2,7 +2,7 @@
 
 Order, always: load (by role) → canary → Standby, known under its own key → the election's lock → past the CPU fence,
 the pool under a new epoch → the journal has the term → Active on the frontends' open connections → the instance's key.
-The next canary rides in the first batch, and if its first token is wrong that batch reaches nobody.
+The engine then proves itself beside the work that begins; if it is disproved, nothing more of it reaches anybody.
 
 Always true: nothing is announced or registered before it is so; whoever is told that the lock is lost sends nothing
 more; between lock and announcement nothing is awaited but the vault's grant, and weights where they are lost or in
@@ -22,7 +22,7 @@ from holdfast.core.errors import UserError
 from holdfast.core.requests import Output
 from holdfast.core.tasks import Tasks, done_before
 from holdfast.discovery.keys import INSTANCES, STANDBYS
-from holdfast.engines.contract import ShadowEngine
+from holdfast.engines.contract import EngineEvents, ShadowEngine
 from holdfast.failover.epoch import next_epoch
 from holdfast.failover.journal import Journal
 from holdfast.failover.lifecycle import (
@@ -40,7 +40,6 @@ from holdfast.failover.lifecycle import (
 from holdfast.failover.lock import FailoverLock
 from holdfast.worker.election import Election
 from holdfast.worker.failures import FAILURES, exit_now, in_words
-from holdfast.worker.probation import CANARY, Probation
 from holdfast.worker.process import Worker
 from holdfast.worker.timeline import Timeline
 
@@ -62,8 +61,8 @@ class ShadowSettings:
     handover_s: float = 3.0  # to step back from the pool in a planned handover; then the process's end fences it
 
 
-class Shadow:
-    """One engine of a group, from load to exit."""
+class Shadow(EngineEvents):
+    """One engine of a group, from load to exit. It hears what the engine tells."""
 
     def __init__(self, worker: Worker, engine: ShadowEngine, lock: FailoverLock, settings: ShadowSettings) -> None:
         self._worker = worker
@@ -79,13 +78,8 @@ class Shadow:
         self._timeline: Timeline | None = None
         self._patience: asyncio.Timeout | None = None  # with the wake under way
         self._seen_gone = (0, 0.0)  # the leader that the vault saw go last, by its epoch, and when
-        self._probation = Probation(engine.canary, engine.canary_passed)
         self._rested = asyncio.Event()
         self._tasks = Tasks(f"shadow {settings.name}")
-        engine.on_fatal = exit_now
-        engine.on_owner_gone = self._owner_gone
-        engine.on_memory = self._memory
-        engine.on_loading = self._must_load
         worker.more_facts = self.facts
         worker.actions.update(sleep=self.sleep, wake_up=self.wake_up)
 
@@ -119,24 +113,23 @@ class Shadow:
     async def _load(self) -> None:
         try:
             async with asyncio.timeout(self._settings.load_s):
-                await self._engine.load()
+                await self._engine.load(self)
         except FAILURES as error:
             raise UserError(f"the engine could not be loaded: {in_words(error)}") from error
-        await self._engine.start(self._take_step, self._worker.sessions.take_closed)
         await self._check()
 
     async def _check(self) -> None:
-        if not await self._engine.check():
+        if wrong := await self._engine.check():
             self._worker.step(Ended("the canary's answer was wrong"))
-            raise UserError(f"the canary's answer was wrong: {self._engine.canary.suspects}")
+            raise UserError(f"the canary's answer was wrong: {wrong}")
 
     # -- taking over
 
-    def _memory(self, why: str) -> None:
+    def memory(self, why: str) -> None:
         if self._worker.life.state is not State.DEAD:
             self._worker.step(MemoryProblem(why))
 
-    def _owner_gone(self, epoch: int) -> None:
+    def owner_gone(self, epoch: int) -> None:
         self._lock.nudge()
         if self._worker.life.state is State.INIT:
             return  # it was gone before this engine came: when, nobody here has seen
@@ -164,7 +157,7 @@ class Shadow:
         self._announce(epoch)
         log.info("leads with %s", f"no KV: {woken.reason}" if woken.reason else f"{woken.blocks} whole blocks of KV")
 
-    def _must_load(self, why: str) -> None:
+    def loading(self, why: str) -> None:
         """Weights in a wake: they get a load's time, since the wake's own is for a look at what is mapped."""
         if self._worker.life.state is State.WAKING and self._patience is not None:
             log.warning("waking takes longer: %s", why)
@@ -174,10 +167,7 @@ class Shadow:
     def _announce(self, epoch: int) -> None:
         worker = self._worker
         self._over, self._leading = "", True
-        # Not the one from the start: what its canary answers, an engine may know only once it is loaded.
-        self._probation = Probation(self._engine.canary, self._engine.canary_passed)
-        self._probation.begin()
-        self._engine.submit(CANARY, self._engine.canary.request)
+        self._engine.prove()
         self._journal.begin(epoch)
         worker.introduce(active=True, epoch=epoch)
         worker.sessions.announce(epoch)
@@ -202,35 +192,32 @@ class Shadow:
             if self._lost.is_set():
                 self._end_at_once("the election's lock is lost")
 
-    def _take_step(self, outputs: list[Output]) -> bool:
-        """The engine's sink: the canary's tokens are judged before anybody's are sent."""
+    def outputs(self, outputs: list[Output]) -> bool:
         if not self._leading:
             return True
         if self._lost.is_set():  # asked of its clock: a process that was frozen finds out here, before it sends
             self._end_at_once("the election's lock is lost")
             return True
-        if self._probation.left:
-            outputs = self._without_canary(outputs)
-        if not outputs:
-            return True
         self._journal.sent()
-        keeping_up = self._worker.sessions.take_step(outputs)
+        keeping_up = self._worker.sessions.outputs(outputs)
         if self._timeline is not None:
             self._timeline.mark("first_token", self._clock.monotonic_s())
         return keeping_up
 
-    def _without_canary(self, outputs: list[Output]) -> list[Output]:
-        others = self._probation.judge(outputs)
-        if others is None:
-            self._end_at_once("the canary's answer was wrong after taking over")
-        return others or []
+    def closed(self, streams: list[int]) -> None:
+        self._worker.sessions.closed(streams)
+
+    def fatal(self, why: str) -> None:
+        exit_now(why)
+
+    def disproved(self, why: str) -> None:
+        self._end_at_once(why)
 
     def _end_at_once(self, why: str) -> None:
         """Nothing more goes out; frontends see their connections end and take their streams elsewhere."""
         if not self._over:
             log.error("%s: sending nothing more", why)
             self._over, self._leading = why, False
-            self._probation.end(alive=False)
             self._worker.sessions.reset_connections()
             self._election.poke()
 
@@ -245,7 +232,6 @@ class Shadow:
         worker.step(StandDown(why))
         worker.hand_back(why)
         self._leading = False
-        self._probation.end(alive=True)
         worker.introduce(active=False)
         try:
             async with asyncio.timeout(self._settings.handover_s):
@@ -278,7 +264,7 @@ class Shadow:
 
     def facts(self) -> dict[str, Any]:
         """What a member of a group shows beyond a worker's own facts."""
-        facts: dict[str, Any] = {"asleep": self._election.asleep, "proven": self._probation.over}
+        facts: dict[str, Any] = {"asleep": self._election.asleep, "proven": self._engine.proven}
         facts |= asdict(self._engine.resumes)
         if self._election.blocked:
             facts["reason"] = self._election.blocked

@@ -22,7 +22,7 @@ class StuckMeter:
         self._at = 0.0
         self._steps = -1
         self._worked = False
-        self._thread = 0
+        self._thread: tuple[int, int] | None = None
         self._times: ThreadTimes | None = None
         self._stuck_s = 0.0
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from torch_rig import Rig, Vault
+from engine_rig import Vault
+from torch_rig import Rig
 
 from holdfast.core.errors import UserError
 from holdfast.engines.torch.canary import KINDS_MAX, answers_in, code_identity, known_answer
@@ -16,10 +17,8 @@ from holdfast.engines.torch.canary import KINDS_MAX, answers_in, code_identity, 
 
 @pytest.fixture
 def vault() -> Iterator[Vault]:
-    made = Vault()
-    made.start()
-    yield made
-    made.stop()
+    with Vault() as made:
+        yield made
 
 
 def test_the_first_answer_counts(tmp_path: Path) -> None:
@@ -63,11 +62,11 @@ async def test_the_key_holds_all_that_can_change_the_answer(vault: Vault, monkey
     for number, (code, settings) in enumerate([("x", {}), ("x", {"context_tokens_max": 64}), ("y", {})], 1):
         monkeypatch.setattr("holdfast.engines.torch.readiness.code_identity", lambda code=code: code)
         r = Rig(vault, **settings)
-        await r.engine.load()
+        await r.load()
         await r.engine.stop()
         known = msgspec.json.decode(answers_in(vault.folder).read_bytes(), type=dict[str, list[int]])
         assert len(known) == number
-        assert r.engine.canary.known_from == str(answers_in(vault.folder))
+        assert r.tenant.canary.known_from == str(answers_in(vault.folder))
     key = next(iter(known))
     for part in ("float32", "exact, blocks of 16", "4096 positions", "1 ranks", "code x", "cpu, torch ", "threads"):
         assert part in key
@@ -79,5 +78,5 @@ async def test_a_damaged_file_is_named_when_an_engine_starts(vault: Vault) -> No
     answers_in(vault.folder).write_text("{")
     r = Rig(vault)
     with pytest.raises(UserError, match=r"canaries\.json"):
-        await r.engine.load()
+        await r.load()
     await r.engine.stop()

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch_rig import BOUND_S, Vault, prompt, request, rig, running_vault
+from engine_rig import BOUND_S, Vault, running_vault
+from torch_rig import prompt, request, rig
 
 from holdfast.engines.paged.sequences import StepPlan
 from holdfast.engines.torch.computer import Computer
@@ -37,19 +38,17 @@ async def test_a_wake_that_compiles_says_so_and_goes_on(vault: Vault, monkeypatc
         return real(self, address, size, private_at)
 
     async with rig(vault) as r:
-        told: list[str] = []
-        r.engine.on_loading = told.append
-        r.engine._device = torch.device("cuda")  # as far as a wake is concerned
+        r.tenant._device = torch.device("cuda")  # as far as a wake is concerned
         await r.engine.rest()
         await r.engine.wake(2000)
-        assert told == []
+        assert r.heard("loading") == []
         await r.engine.rest()
-        r.engine._readiness.ready = None
+        r.tenant._readiness.ready = None
         monkeypatch.setattr(Readiness, "make", slow)
         waking = asyncio.ensure_future(r.engine.wake(3000))
         assert await asyncio.to_thread(began.wait, BOUND_S)
-        assert len(told) == 1
-        assert "compiled" in told[0]
+        (told,) = r.heard("loading")
+        assert "compiled" in told
         assert r.engine.progress().budget_ms > BOUND_S * 1000
         assert not waking.done()
         gate.set()
@@ -71,7 +70,7 @@ async def test_exact_warms_up_by_one_block_and_says_what_it_costs(
         return real(self, plan)
 
     async with rig(vault) as r:
-        ready = r.engine._readiness.ready
+        ready = r.tenant._readiness.ready
         assert ready is not None
         monkeypatch.setattr(Computer, "launch", noted)
         monkeypatch.setattr(warm_up, "_pin", lambda: None)
@@ -85,10 +84,10 @@ async def test_what_is_ready_is_for_one_range_not_for_an_address(vault: Vault) -
     """A larger range at the same address is another: its private blocks lie elsewhere, and what was made for the
     smaller one would write into the pool's."""
     async with rig(vault) as r:
-        ready = r.engine._readiness.ready
+        ready = r.tenant._readiness.ready
         assert ready is not None
         address, size, private_at = ready.where
-        assert r.engine._readiness.found(address, size, private_at) is ready
-        assert r.engine._readiness.found(address, 2 * size, private_at) is None
-        assert r.engine._readiness.found(address, size, 0) is None
-        assert ready.blocks.start * r.engine.geometry.block_bytes >= private_at > 0
+        assert r.tenant._readiness.found(address, size, private_at) is ready
+        assert r.tenant._readiness.found(address, 2 * size, private_at) is None
+        assert r.tenant._readiness.found(address, size, 0) is None
+        assert ready.blocks.start * r.tenant.geometry.block_bytes >= private_at > 0

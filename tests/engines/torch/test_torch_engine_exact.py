@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from torch_rig import BLOCK, BLOCK_GIB, Rig, Said, Vault, prompt, request, rig, running_vault
+from engine_rig import Said, Vault, running_vault
+from torch_rig import BLOCK, BLOCK_GIB, Rig, prompt, request, rig
 
 from holdfast.core.requests import GenerateRequest, TokenLogprobs
 
@@ -168,7 +169,7 @@ async def test_fast_loses_and_repeats_nothing(vault: Vault) -> None:
     """Without `exact`, batched, chunked, preempted or resumed, each stream makes as many tokens as it should, one after
     the other; a resumed one goes on from what it was given."""
     async with rig(vault, exact=False, kv_gib=16 * BLOCK_GIB, concurrency=6, step_tokens_max=17) as r:
-        assert not r.engine.deterministic
+        assert not r.engine.capabilities.deterministic
         await r.run(ASKED)
         assert r.scheduler.preemptions > 0
         made = {number: answer(r, number)[0] for number in ASKED}

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 from default_model import smollm2_path
-from torch_rig import Vault, request, rig, running_vault
+from engine_rig import Vault, running_vault
+from torch_rig import request, rig
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.initialization import no_init_weights
 

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch_rig import Rig, Vault, prompt, request, rig, running_vault
+from engine_rig import Vault, running_vault
+from torch_rig import Rig, prompt, request, rig
 
 from holdfast.engines.torch.files.tiny import tiny
 from holdfast.engines.torch.model.weights import SUMS, TorchWeights
@@ -30,15 +31,15 @@ async def test_a_second_engine_maps_what_the_first_wrote(vault: Vault) -> None:
     async with rig(vault) as first:
         work, done, total = first.progress[-1]
         assert (work, first.progress[0]) == ("load", ("load", 0, total))
-        assert done == total == first.engine.weights.size_bytes - first.engine.weights.specs[-1].size_bytes
+        assert done == total == first.tenant.weights.size_bytes - first.tenant.weights.specs[-1].size_bytes
         await first.run({1: request(prompt(30), 20)})
         right = first.tokens(1)
         second = Rig(vault, engine_id=1)
-        await second.engine.load()
+        await second.load()
         assert second.progress == []
-        assert await second.engine.check()
-        for name, tensor in first.engine.weights.tensors.items():
-            other = second.engine.weights.tensors[name]
+        assert await second.engine.check() == ""
+        for name, tensor in first.tenant.weights.tensors.items():
+            other = second.tenant.weights.tensors[name]
             assert torch.equal(tensor, other)
             assert tensor.data_ptr() != other.data_ptr()
         await second.engine.stop()
@@ -66,13 +67,13 @@ async def test_damaged_weights_are_found_and_loaded_anew(
         monkeypatch.undo()
         second = Rig(vault, engine_id=1)
         with caplog.at_level(logging.WARNING):
-            await second.engine.load()
+            await second.load()
         assert "layer.2.down is not what was written" in caplog.text
         assert vault.commits() == 2
         assert second.progress
-        assert await second.engine.check()
+        assert await second.engine.check() == ""
         expected = tiny().read("model.layers.2.mlp.down_proj.weight")
-        assert torch.equal(second.engine.weights.tensors["layer.2.down"], expected)
+        assert torch.equal(second.tenant.weights.tensors["layer.2.down"], expected)
         await second.engine.stop()
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from engine_rig import Vault, running_vault
 from torch_graph_rig import by_graphs
-from torch_rig import BLOCK_GIB, Rig, Vault, prompt, request, rig, running_vault
+from torch_rig import BLOCK_GIB, Rig, prompt, request, rig
 
 from holdfast.core.requests import GenerateRequest
 from holdfast.engines.torch import computer
@@ -37,7 +38,7 @@ def asked(first: int) -> dict[int, GenerateRequest]:
 async def together(r: Rig, asked: dict[int, GenerateRequest]) -> None:
     """All of them begin in one step, so each computes the prompt into blocks of its own."""
     gate = threading.Event()
-    r.engine._stepper.run(gate.wait)
+    r.tenant._stepper.run(gate.wait)
     r.submit(asked)
     gate.set()
     await r.until(lambda: r.ended(*asked))

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from engine_rig import BOUND_S, Vault, running_vault
 from torch_graph_rig import by_graphs
-from torch_rig import BOUND_S, Rig, Vault, prompt, request, rig, running_vault
+from torch_rig import Rig, prompt, request, rig
 
 from holdfast.engines.torch.launched import NotFiniteError, row_sums
 from holdfast.kv.geometry import block_keys
@@ -35,20 +36,20 @@ async def doomed(vault: Vault, **given: Any) -> AsyncIterator[Rig]:
     """An engine that has to end by an error of its device."""
     async with rig(vault, **given) as r:
         yield r
-        assert len(r.fatal) == 1, r.fatal
-        assert "not finite" in r.fatal[0]
-        r.fatal.clear()
+        (fatal,) = r.heard("fatal")
+        assert "not finite" in fatal
+        r.told.clear()
 
 
 async def in_step_thread(r: Rig, work: Callable[[], object]) -> None:
-    r.engine._stepper.run(work).result(BOUND_S)
+    r.tenant._stepper.run(work).result(BOUND_S)
 
 
 def break_kv(r: Rig, stream: int) -> Callable[[], None]:
     """One number of a stream's first block, as a flipped bit of its exponent leaves it."""
 
     def work() -> None:
-        ready = r.engine._readiness.ready
+        ready = r.tenant._readiness.ready
         assert ready is not None
         ready.computer.kv[r.scheduler.running[stream].blocks[0], 1, 1, 3, 0, 0] = math.inf
 
@@ -56,7 +57,7 @@ def break_kv(r: Rig, stream: int) -> Callable[[], None]:
 
 
 def break_model(r: Rig) -> None:
-    ready = r.engine._readiness.ready
+    ready = r.tenant._readiness.ready
     assert ready is not None
     model = ready.computer.model
     ready.computer.model = replace(model, norm=torch.full_like(model.norm, math.nan))
@@ -82,15 +83,7 @@ async def test_tokens_of_broken_numbers_are_never_said(
 
 
 async def until_fatal(r: Rig) -> None:
-    told = r.engine.on_fatal
-
-    def fatal(why: str) -> None:
-        told(why)
-        assert r.engine._loop is not None
-        r.engine._loop.call_soon_threadsafe(r.sink, [])
-
-    r.engine.on_fatal = fatal
-    await r.until(lambda: bool(r.fatal))
+    await r.until(lambda: bool(r.heard("fatal")))
 
 
 @pytest.mark.parametrize("graphs", [False, True])
@@ -101,7 +94,7 @@ async def test_a_chunk_that_draws_nothing_is_not_published_broken(
     async with doomed(vault, concurrency=4, step_tokens_max=32) as r:
         if graphs:
             await by_graphs(r, monkeypatch)
-        ready = r.engine._readiness.ready
+        ready = r.tenant._readiness.ready
         assert ready is not None
         model = ready.computer.model
         broken = replace(model, embed=torch.full_like(model.embed, math.nan))
@@ -112,7 +105,7 @@ async def test_a_chunk_that_draws_nothing_is_not_published_broken(
         await until_fatal(r)
         keys = block_keys(r.blocks._root, prompt(150, 1)[:144], r.blocks.block_tokens)
         assert r.blocks.pool.match(keys) == 0
-        assert not r.batches[-1]
+        assert not r.batches
 
 
 async def test_a_canary_of_broken_numbers_ends_the_engine(vault: Vault) -> None:

@@ -7,17 +7,18 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch_ranks_rig import Group, Vaults, gone, running_vaults
-from torch_rig import BLOCK, BLOCK_GIB, BOUND_S, SETTINGS, prompt, request, rig, running_vault
+from engine_rig import BOUND_S, Child, Vault, running_vault
+from torch_rig import BLOCK, BLOCK_GIB, SETTINGS, prompt, request, rig
 
 from holdfast.core.errors import UserError
 from holdfast.engines.shadow.place import Place
 from holdfast.engines.shadow.pool import index_of
-from holdfast.engines.torch.engine import TorchEngine
+from holdfast.engines.torch.engine import torch_engine
 from holdfast.engines.torch.files.tiny import tiny
 from holdfast.engines.torch.geometry import pool_geometry
 from holdfast.engines.torch.settings import TorchSettings
@@ -48,9 +49,31 @@ def sampling(number: int) -> dict[str, float]:
 
 
 @pytest.fixture
-def vaults() -> Iterator[Vaults]:
-    with running_vaults() as started:
+def vaults() -> Iterator[Vault]:
+    with Vault(devices=2) as started:
         yield started
+
+
+@asynccontextmanager
+async def groups(vaults: Vault, count: int) -> AsyncIterator[tuple[Child, ...]]:
+    """Engines of two ranks each, loaded and standing by."""
+    kv_gib = 256 * BLOCK_GIB  # 512 blocks of half the heads on each rank
+    async with vaults.children(*(Child(vaults, at, "torch", kv_gib=kv_gib) for at in range(count))) as made:
+        yield made
+
+
+async def gone(pid: int) -> None:
+    """Wait until a process is over."""
+    async with asyncio.timeout(BOUND_S):
+        while _lives(pid):
+            await asyncio.sleep(0.01)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"  # nobody may read it yet
+    except OSError:
+        return False
 
 
 @pytest.fixture(scope="module")
@@ -67,19 +90,19 @@ def unbroken() -> Said:
     return asyncio.run(run())
 
 
-async def wake(group: Group, epoch: int) -> dict[str, Any]:
+async def wake(group: Child, epoch: int) -> dict[str, Any]:
     woken: dict[str, Any] = await group.do("wake", epoch=epoch)
-    await group.do("canary_passed")  # else the next one would not believe what it adopts
+    await group.do("vouch")  # else the next one would not believe what it adopts
     return woken
 
 
-async def run_to(owner: Group, turn: int, tokens: int) -> None:
+async def run_to(owner: Child, turn: int, tokens: int) -> None:
     for number, text in prompts(turn).items():
         await owner.submit(number, text, TOKENS, **sampling(number))
     await owner.until(lambda: all(len(owner.said.get(number, [])) >= tokens for number in prompts(turn)))
 
 
-async def resume(seen: Said, standby: Group, turn: int) -> Said:
+async def resume(seen: Said, standby: Child, turn: int) -> Said:
     """Go on with every stream after what clients saw of it; all that they have in the end."""
     texts = prompts(turn)
     for number, text in texts.items():
@@ -93,38 +116,38 @@ def of(turn: int, said: Said) -> Said:
     return {number: said[number] for number in prompts(turn)}
 
 
-def whole(owner: Group, *turns: int) -> int:
+def whole(owner: Child, *turns: int) -> int:
     """Blocks that are full of what clients have seen."""
     texts = {number: text for turn in turns for number, text in prompts(turn).items()}
     return sum((len(text) + len(owner.said[number]) - 1) // BLOCK for number, text in texts.items())
 
 
-async def ended(group: Group) -> None:
+async def ended(group: Child) -> None:
     async with asyncio.timeout(ENDS_S):
         await group.ended()
 
 
-async def test_two_ranks_say_what_one_says(vaults: Vaults, unbroken: Said) -> None:
+async def test_two_ranks_say_what_one_says(vaults: Vault, unbroken: Said) -> None:
     """Mixed streams (greedy and not, long and short) get the same tokens from two ranks as from one; a planned
     handover, there and back, leaves all their blocks to the next. A vault that died alone is no matter; one that came
     back with nothing gets back what the engine has mapped, and ends it: the standby goes on from there. Numbers that
     are not finite on one rank end the engine, and none of their tokens are said."""
-    async with vaults.groups(2) as (first, second):
+    async with groups(vaults, 2) as (first, second):
         await wake(first, 1000)
         await run_to(first, 0, TOKENS)
         assert of(0, first.said) == of(0, unbroken)
         async with rank_1(vaults) as (index, _):
             assert len(full(index)) == whole(first, 0), "what was shown is not published on every rank"
-        assert await second.do("check")
+        assert await second.do("check") == ""
         await first.do("rest")
         assert await wake(second, 1001) == {"blocks": whole(first, 0), "reason": ""}
         await second.do("rest")
-        vaults.kill(1, "server")  # its keeper starts it again
-        assert await first.do("check")
+        vaults.kill("server", device=1)  # its keeper starts it again
+        assert await first.do("check") == ""
         assert await wake(first, 1002) == {"blocks": whole(first, 0), "reason": ""}
         await run_to(first, 1, SEEN)
         assert first.alive
-        vaults.kill(1, "server", "keeper")
+        vaults.kill("server", "keeper", device=1)
         await vaults.come_back(1)
         await ended(first)
         assert (await wake(second, 1003))["blocks"] >= whole(first, 0, 1)
@@ -142,15 +165,15 @@ async def test_two_ranks_say_what_one_says(vaults: Vaults, unbroken: Said) -> No
 
 
 @pytest.mark.long
-async def test_whichever_rank_is_killed_streams_go_on(vaults: Vaults, unbroken: Said) -> None:
+async def test_whichever_rank_is_killed_streams_go_on(vaults: Vault, unbroken: Said) -> None:
     """SIGKILL one rank in mid-stream, first one of the others, then the leader: the engine ends with all its ranks, and
     the next group goes on with every stream, token for token, computing less than a block of any again. But a block
     that is not whole on one rank is used by none, though the leader has it."""
-    async with vaults.groups(3) as (first, second, third):
+    async with groups(vaults, 3) as (first, second, third):
         await wake(first, 1000)
         await run_to(first, 0, 15)
         waking = second.order("wake", epoch=1001)
-        (rank,) = await first.do("ranks")
+        (rank,) = (await first.do("facts"))["ranks"]
         os.kill(rank, signal.SIGKILL)
         await ended(first)
         facts = await taken_over(first, second, waking, 0, unbroken)
@@ -160,23 +183,23 @@ async def test_whichever_rank_is_killed_streams_go_on(vaults: Vaults, unbroken: 
         longest = max(prompts(2).values(), key=len)
         await spoil_on_rank_1(vaults, longest)
         waking = third.order("wake", epoch=1002)
-        (rank,) = await second.do("ranks")
+        (rank,) = (await second.do("facts"))["ranks"]
         await second.kill()
         await gone(rank)
         facts = await taken_over(second, third, waking, 2, unbroken)
         assert facts["recomputed"] >= len(longest), "the spoilt block was used"
         others = len(LENGTHS) - 1
-        assert await third.do("recomputed_total") - facts["recomputed"] < others * BLOCK
+        assert facts["recomputed_total"] - facts["recomputed"] < others * BLOCK
 
 
 async def taken_over(
-    owner: Group, standby: Group, waking: asyncio.Future[Any], turn: int, unbroken: Said
+    owner: Child, standby: Child, waking: asyncio.Future[Any], turn: int, unbroken: Said
 ) -> dict[str, Any]:
     async with asyncio.timeout(BOUND_S):
         woken = await waking
     assert woken["reason"] == ""
     assert woken["blocks"] >= whole(owner, turn) - 1
-    await standby.do("canary_passed")
+    await standby.do("vouch")
     assert not owner.finished.keys() & prompts(turn).keys(), "the end came too late to mean anything"
     assert await resume(owner.said, standby, turn) == of(turn, unbroken)
     facts = await standby.until_facts(lambda facts: facts["gpu_fence"] and not facts["quarantined"])
@@ -185,7 +208,7 @@ async def taken_over(
 
 
 @asynccontextmanager
-async def rank_1(vaults: Vaults) -> AsyncIterator[tuple[Index, Callable[..., None]]]:
+async def rank_1(vaults: Vault) -> AsyncIterator[tuple[Index, Callable[..., None]]]:
     """The index of the second rank's pool, and a way to damage a block's pages there."""
     path, device = vaults.places[1]
     settings = TorchSettings(**(SETTINGS | {"kv_gib": 256 * BLOCK_GIB, "ranks": 2}))
@@ -214,7 +237,7 @@ def full(index: Index) -> dict[bytes, int]:
     return {entry.key: block for block, entry in entries.items() if entry.state == FULL and entry.whole}
 
 
-async def spoil_on_rank_1(vaults: Vaults, text: list[int]) -> None:
+async def spoil_on_rank_1(vaults: Vault, text: list[int]) -> None:
     """The first block of a text there: its pages are other bytes, its entry is free."""
     async with rank_1(vaults) as (index, damage):
         block = full(index)[block_keys(index.geometry.root(), text[:BLOCK], BLOCK)[0]]
@@ -227,10 +250,10 @@ def test_ranks_that_cannot_share_the_heads_are_refused(ranks: int) -> None:
     """A number of ranks that does not divide the heads is refused with the numbers, before anything is started."""
     place = Place("none", more=(("none", "host-1"),) * (ranks - 1))
     with pytest.raises(UserError, match=f"{ranks} ranks cannot share the model's 2 KV heads"):
-        TorchEngine(tiny(), TorchSettings(**SETTINGS), place, lambda *_: None)
+        torch_engine(tiny(), TorchSettings(**SETTINGS), place, lambda *_: None)
 
 
 def test_ranks_without_vaults_of_their_own_are_refused() -> None:
     """Two ranks on one vault's place are refused by name."""
     with pytest.raises(ValueError, match="ranks is 2, but there are vaults for 1"):
-        TorchEngine(tiny(), TorchSettings(**SETTINGS, ranks=2), Place("none"), lambda *_: None)
+        torch_engine(tiny(), TorchSettings(**SETTINGS, ranks=2), Place("none"), lambda *_: None)

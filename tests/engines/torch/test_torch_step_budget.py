@@ -7,7 +7,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from torch_rig import BOUND_S, Vault, prompt, request, rig, running_vault
+from engine_rig import BOUND_S, Vault, running_vault
+from torch_rig import prompt, request, rig
 
 from holdfast.engines.paged.sequences import Segment, StepPlan, Stream
 from holdfast.engines.torch.computer import Computer
@@ -58,9 +59,7 @@ def test_what_an_errand_took_is_granted_to_the_step_after_it() -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-async def test_every_chunk_is_declared_while_it_runs(
-    vault: Vault, monkeypatch: pytest.MonkeyPatch, ahead: int
-) -> None:
+async def test_every_chunk_is_declared_while_it_runs(vault: Vault, monkeypatch: pytest.MonkeyPatch, ahead: int) -> None:
     """Of a prompt in pieces each piece has its budget, the last one too; a decode has none, unless a piece is still on
     its way; and once a first piece was seen, the next ones no longer have all the time there is."""
     seen: list[tuple[StepPlan, float]] = []
@@ -71,7 +70,7 @@ async def test_every_chunk_is_declared_while_it_runs(
         return real(self, plan)
 
     async with rig(vault, concurrency=4, step_tokens_max=32) as r:
-        ready = r.engine._readiness.ready
+        ready = r.tenant._readiness.ready
         assert ready is not None
         await r.engine.rest()
         ready.computer.ahead = ahead
@@ -88,7 +87,7 @@ async def test_every_chunk_is_declared_while_it_runs(
         seen.clear()
         await r.run({2: request(prompt(90, 2), 4)})
         again = [budget_ms for plan, budget_ms in seen if has_chunk(plan)]
-        slowest_ms = max(took_ms for _, took_ms in r.engine._stepper._budget._seen)
+        slowest_ms = max(took_ms for _, took_ms in r.tenant._stepper._budget._seen)
         assert all(LEAST_MS <= budget_ms <= max(LEAST_MS, MARGIN * slowest_ms * 2) for budget_ms in again)
 
 
@@ -109,7 +108,7 @@ async def test_streams_that_wait_for_an_errand_are_not_stuck(vault: Vault, monke
             began.set()
             gate.wait(BOUND_S)
 
-        running = r.engine._stepper.run(errand)
+        running = r.tenant._stepper.run(errand)
         assert await asyncio.to_thread(began.wait, BOUND_S)
         monkeypatch.setattr(Computer, "launch", noted)
         r.submit({1: request(prompt(5, 1), 3)})

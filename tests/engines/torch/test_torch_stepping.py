@@ -7,7 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from torch_rig import Rig, Vault, prompt, request, rig, running_vault
+from engine_rig import Vault, running_vault
+from torch_rig import Rig, prompt, request, rig
 
 from holdfast.core.requests import GenerateRequest
 from holdfast.engines.paged.sequences import PENDING, StepPlan
@@ -24,7 +25,7 @@ def vault() -> Iterator[Vault]:
 async def one_ahead(r: Rig) -> None:
     """The engine rests, and wakes as one that launches a step before the last one's tokens are known."""
     await r.engine.rest()
-    ready = r.engine._readiness.ready
+    ready = r.tenant._readiness.ready
     assert ready is not None
     ready.computer.ahead = 1
     await r.engine.wake(2000)
@@ -103,14 +104,14 @@ async def test_a_fast_engines_canary_is_computed_alone(
         if ahead:
             await one_ahead(r)
         if filled:
-            assert await r.engine.check()
+            assert await r.engine.check() == ""
         monkeypatch.setattr(Computer, "launch", noted)
         r.submit({number: request(prompt(50, number), 40) for number in range(1, 6)})
-        r.engine.submit(0, r.engine.canary.request)
+        r.engine.submit(0, r.tenant.canary.request)
         await r.until(lambda: r.ended(0, 1, 2, 3, 4, 5))
-        assert tuple(r.tokens(0)) == r.engine.canary.tokens
+        assert tuple(r.tokens(0)) == r.tenant.canary.tokens
         alone = [place for place, streams in enumerate(steps) if 0 in streams]
-        assert len(alone) == len(r.engine.canary.tokens) + (not filled)
+        assert len(alone) == len(r.tenant.canary.tokens) + (not filled)
         assert all(steps[place] == {0} for place in alone)
         assert all(later - place > 1 for place, later in pairwise(alone))
         assert [len(r.tokens(number)) for number in range(1, 6)] == [40] * 5
@@ -128,7 +129,7 @@ async def test_an_exact_engines_canary_rides_with_the_others(vault: Vault, monke
     async with rig(vault) as r:
         monkeypatch.setattr(Computer, "launch", noted)
         r.submit({number: request(prompt(50, number), 40) for number in range(1, 3)})
-        r.engine.submit(0, r.engine.canary.request)
+        r.engine.submit(0, r.tenant.canary.request)
         await r.until(lambda: r.ended(0, 1, 2))
-        assert tuple(r.tokens(0)) == r.engine.canary.tokens
+        assert tuple(r.tokens(0)) == r.tenant.canary.tokens
         assert any(streams > {0} for streams in steps)

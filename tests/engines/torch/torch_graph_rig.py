@@ -87,10 +87,9 @@ async def by_graphs(r: Rig, monkeypatch: pytest.MonkeyPatch) -> PlainGraphs:
     """The engine rests, and wakes as one that has graphs and is a step ahead, as on a GPU."""
     monkeypatch.setattr(graphs, "forward", forward_by_tables)
     await r.engine.rest()
-    ready = r.engine._readiness.ready
+    ready = r.tenant._readiness.ready
     assert ready is not None
-    made = graphs_for(ready.computer, ready.blocks.stop, r.engine.context_tokens_max, r.engine.settings.step_tokens_max)
+    made = graphs_for(ready.computer, ready.blocks.stop, r.tenant.context_tokens_max, r.tenant.settings.step_tokens_max)
     ready.computer.graphs, ready.computer.ahead = made, 1
     await r.engine.wake(2000)
     return made
-

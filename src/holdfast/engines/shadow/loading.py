@@ -12,14 +12,14 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from holdfast.memory.client.mapped import Mapped
 from holdfast.memory.client.weights import RO, RW, MemoryClient
-from holdfast.memory.devices import OutOfMemory, is_host
+from holdfast.memory.devices import OutOfMemory, is_host, view
 from holdfast.memory.devices.pages import advise
 from holdfast.memory.errors import StaleMemoryLayoutError, VaultRefused
 from holdfast.memory.packing import TensorSpec
@@ -53,6 +53,32 @@ class WeightsPlan(Protocol):
 
     def use(self, mapped: Mapped | None) -> None:
         """From now on the weights are read here; None: nowhere, and their addresses mean nothing."""
+
+
+class BytesPlan:
+    """Weights that are at hand as plain bytes, by name, on a device that this process can read. `views` has what is
+    mapped, while it is."""
+
+    def __init__(self, identity: str, tensors: Mapping[str, bytes]) -> None:
+        self.identity, self._tensors, self.meta = identity, tensors, dict[str, str]()
+        sizes = {name: len(data) for name, data in tensors.items()}
+        self.specs = [TensorSpec(name, (size,), (1,), "uint8", size) for name, size in sizes.items()]
+        self.views: dict[str, memoryview] = {}
+
+    def fill(self, addresses: dict[str, int]) -> None:
+        for name, data in self._tensors.items():
+            view(addresses[name], len(data), writable=True)[:] = data
+
+    def verify(self, mapped: Mapped) -> str:
+        if mapped.layout.identity != self.identity:
+            return f"it is {mapped.layout.identity}, not {self.identity}"
+        found, addresses = self._tensors.items(), mapped.addresses()
+        wrong = [name for name, data in found if view(addresses[name], len(data)) != data]
+        return f"{wrong[0]} is not what was written" if wrong else ""
+
+    def use(self, mapped: Mapped | None) -> None:
+        addresses = mapped.addresses() if mapped is not None else {}
+        self.views = {name: view(at, len(self._tensors[name])) for name, at in addresses.items()}
 
 
 @dataclass(slots=True)

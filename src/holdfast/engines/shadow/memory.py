@@ -1,9 +1,9 @@
-"""What an engine of one process does with its vault: load, stand by ready, own the pool under an epoch, step back.
+"""What one process of an engine does with its vault: load, stand by ready, own the pool under an epoch, step back.
 
 Always true: while it stands by, the pool that is there is mapped and followed, so that `own` needs nothing but the
 vault's word (fact 4a); shared pages are written under an epoch only, and not before the CPU fence; blocks the dead
 engine had open stay untouched until the GPU fence (fact 4b). A vault that vanishes ends nothing: what is mapped stays
-usable; `on_memory` tells what cannot be vouched for, and "" once it was verified again.
+usable; `memory` tells what cannot be vouched for, and "" once it was verified again.
 """
 
 from __future__ import annotations
@@ -12,56 +12,41 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.core.tasks import Tasks
+from holdfast.engines.shadow.inhabitant import Inhabitant, Peers
 from holdfast.engines.shadow.loading import Loader, WeightsPlan
-from holdfast.engines.shadow.pool import Agree, DirectPool, Owned, followed, take
+from holdfast.engines.shadow.place import Place
+from holdfast.engines.shadow.pool import DirectPool, Owned, followed, take
 from holdfast.engines.shadow.takeover import DOUBT_FROM_ADOPTIONS, after_takeover, doubt_weights
 from holdfast.kv.follow import Follower
 from holdfast.kv.geometry import Geometry
 from holdfast.memory.client.calls import MemoryLost, Notice
 from holdfast.memory.client.pool import PoolClient
 from holdfast.memory.client.weights import EMPTY, MemoryClient
+from holdfast.memory.devices import open_device
 from holdfast.memory.devices.contract import Device
 from holdfast.memory.protocol import LetGo, PoolNews, Superseded
 
 FOLLOW_S = 0.05  # what is left to read at adoption is what 50 ms of tokens published: a few dozen entries
 CONNECT_S = 30.0  # a supervisor starts vault and engines together; a vault is up in a second
-LOAD_S = 7200.0  # as `Place.load_s`
-OWN_S = 30.0  # as remap's: a dead owner is past its fence in under a second, a living one never
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class VaultMemory:
-    """Weights and pool of one engine. `load`, then any number of (`own`, `rest`), then `close`."""
+    """Weights and pool of one process. `load`, then any number of (`own`, `rest`), then `close`."""
 
-    socket_path: str
-    device: Device
-    host: Device
-    engine_id: int
-    who: str
-    lock_dir: Path
+    place: Place
     geometry: Geometry
     private_bytes: int
-    unmapped: bool = False  # stand by without mappings
-    direct: bool = False  # KV in memory of this process
-    own_s: float = OWN_S
-    load_s: float = LOAD_S
-    vault_uids: tuple[int, ...] = ()  # whose vault it may be, besides this user's and root's
-    on_owner_gone: Callable[[int], None] = lambda epoch: None
-    on_memory: Callable[[str], None] = lambda why: None
-    on_fatal: Callable[[str], None] = lambda why: None
-    on_loading: Callable[[str], None] = lambda why: None  # a wake has weights to load, for `load_s` at most
-    on_room: Callable[[], None] = lambda: None  # blocks came free at the GPU fence, or may be taken that were spared
-    books: contextlib.AbstractContextManager[object] = field(default_factory=contextlib.nullcontext)  # the pool's lock
-    on_moved: Callable[[], None] = lambda: None  # a standby's pool lies elsewhere now; called with `still` held
-    agree: Agree | None = None  # for one rank of several: what all of them may believe
-    others_fenced: Callable[[], Awaitable[None]] | None = None  # waits for the GPU fence of every other rank
+    inhabitant: Inhabitant
+    lock_dir: Path | None = None  # of the writer lock; None: beside the vault's socket
+    peers: Peers | None = None
+    device: Device = field(init=False)
     client: MemoryClient = field(init=False)
     pool: PoolClient = field(init=False)
     gpu_fence: asyncio.Event = field(init=False)
@@ -80,24 +65,26 @@ class VaultMemory:
     _lost: bool = False  # the vault was away, and what is mapped was not verified since
 
     def __post_init__(self) -> None:
-        self.client = MemoryClient(self.socket_path, self.device, self.engine_id, vault_uids=self.vault_uids)
+        place, told = self.place, self.inhabitant
+        self.device = open_device(place.device)
+        self.client = MemoryClient(place.vault_socket, self.device, place.engine_id, vault_uids=place.vault_uids)
         self.client.on_lost, self.client.on_notice = self._vault_lost, self._noticed
-        self.pool = PoolClient(self.client, self.host, self.private_bytes, self._heard, lambda why: self.on_fatal(why))
+        self.pool = PoolClient(self.client, open_device("host-0"), self.private_bytes, self._heard, told.fatal)
         self.gpu_fence = self.pool.gpu_fence
         self._direct = DirectPool(self.device, self.geometry, self.private_bytes)
-        self._beside = Tasks("engine", lambda error: self.on_fatal(f"the memory cannot be kept: {error}"))
+        self._beside = Tasks("engine", lambda error: told.fatal(f"the memory cannot be kept: {error}"))
 
     def __repr__(self) -> str:
         what = repr(self.owned.pool) if self.owned is not None else "asleep" if self.asleep else repr(self._follower)
-        return f"<memory at {self.socket_path}: {what}>"
+        return f"<memory at {self.place.vault_socket}: {what}>"
 
     # -- loading
 
     async def load(self, plan: WeightsPlan) -> None:
         """Weights mapped and verified, by role; then stand by. A caller that wants it unmapped calls `sleep` next."""
-        self._loader = Loader(self.client, plan, self.lock_dir, self.who)
+        self._loader = Loader(self.client, plan, self.lock_dir or Path(self.place.vault_socket).parent, self.place.who)
         await self._loader.connect(CONNECT_S)
-        await self._loader.load(self.load_s)
+        await self._loader.load(self.place.load_s)
         self.settled.set()
         await self._stand_by()
         self._beside.spawn(self._tend(), "tend")
@@ -122,10 +109,11 @@ class VaultMemory:
 
     async def own(self, epoch: int) -> Owned:
         """Past the CPU fence, with everything mapped. TimeoutError, OSError, VaultRefused, StaleMemoryLayoutError."""
+        told = self.inhabitant
         await self._beside.stop()
         try:
             owned = self.owned = await self._own(epoch)
-            self._beside.spawn(after_takeover(owned.pool, self._fenced, self.books, self.on_room), "after takeover")
+            self._beside.spawn(after_takeover(owned.pool, self._fenced, told.books, told.room), "after takeover")
         finally:
             self._beside.spawn(self._tend(), "tend")
         return owned
@@ -136,37 +124,39 @@ class VaultMemory:
             await self._remap()
             marks["remapped"] = time.monotonic()
         elif not self.settled.is_set():  # it was just about to map a newer generation
-            self.on_loading("other weights are being mapped")
+            self.inhabitant.loading("other weights are being mapped")
             async with self.still:
-                await self._loaded.map_current(self.load_s)
+                await self._loaded.map_current(self.place.load_s)
             self.settled.set()
         name = self.geometry.hash.hex()
-        granted = await self.pool.acquire(epoch, f"direct {name}" if self.direct else name, round(self.own_s * 1000))
+        name = f"direct {name}" if self.place.direct else name
+        granted = await self.pool.acquire(epoch, name, round(self.place.wake_s * 1000))
         marks["fence"] = time.monotonic()
         follower, self._follower = self._follower, None
-        if self.direct:
+        if self.place.direct:
             assert not granted.adopt, "a direct pool is never there"
-            owned = await self._direct.take(epoch, self.own_s)
+            owned = await self._direct.take(epoch, self.place.wake_s)
         else:
+            agree = self.peers.agree if self.peers is not None else None
             there = granted.adopt and self.pool.mapped_is(granted.made_epoch)
             async with contextlib.nullcontext() if there else self.still:  # if nothing moves, nothing is waited for
-                owned = await take(self.pool, self.geometry, granted, follower, self.agree)
+                owned = await take(self.pool, self.geometry, granted, follower, agree)
         marks["adopted"] = time.monotonic()
         if owned.adoptions >= DOUBT_FROM_ADOPTIONS:
             async with self.still:
-                await doubt_weights(owned, self._loaded, self.on_loading, self.load_s)
+                await doubt_weights(owned, self._loaded, self.inhabitant.loading, self.place.load_s)
         owned.marks = marks
         return owned
 
     async def rest(self) -> None:
         """Nothing of this engine writes any more: say so, and stand by again."""
         await self._beside.stop()
-        await self.client.until_connected(self.own_s)
+        await self.client.until_connected(self.place.wake_s)
         await self.pool.quiesce()
         self.owned = None
         self._direct.free()
         await self._stand_by()
-        if self.unmapped:
+        if self.place.unmapped:
             await self.sleep()
         else:
             self._beside.spawn(self._tend(), "tend")
@@ -182,10 +172,10 @@ class VaultMemory:
             await self.client.close()
 
     async def _remap(self) -> None:
-        if await self.client.remap(round(self.own_s * 1000)) == EMPTY:
+        if await self.client.remap(round(self.place.wake_s * 1000)) == EMPTY:
             log.warning("the vault is empty: loading the weights anew")
-            self.on_loading("the vault is empty: the weights are loaded anew")
-            await self._loaded.load(self.load_s, elected=True)
+            self.inhabitant.loading("the vault is empty: the weights are loaded anew")
+            await self._loaded.load(self.place.load_s, elected=True)
         elif self._lost:
             await self._loaded.verify()
         self._loaded.plan.use(self.client.mapped)
@@ -195,7 +185,8 @@ class VaultMemory:
 
     async def _fenced(self) -> None:
         await self.gpu_fence.wait()
-        await (self.others_fenced() if self.others_fenced is not None else asyncio.sleep(0))
+        if self.peers is not None:
+            await self.peers.fenced()
 
     # -- standing by
 
@@ -207,7 +198,7 @@ class VaultMemory:
     async def _map_pool(self) -> None:
         self._pool_changed = False
         before = self.pool.mapping
-        if self.direct:
+        if self.place.direct:
             await self.client.register_mapping(None)
             mapping = None
         else:
@@ -217,7 +208,7 @@ class VaultMemory:
             self.pool.private_only()
         self._follower = followed(mapping, self.geometry) if mapping is not None else None
         if self.pool.mapping is not before:
-            self.on_moved()
+            self.inhabitant.moved()
 
     async def _tend(self) -> None:
         """Until cancelled: what the vault tells, and every now and then a look at what the owner published."""
@@ -249,7 +240,7 @@ class VaultMemory:
         """The vault was away. An owner serves on from what it has mapped; a standby verifies first."""
         while not self.client.connected:
             with contextlib.suppress(ConnectionError):
-                await self.client.until_connected(self.own_s)
+                await self.client.until_connected(self.place.wake_s)
             await asyncio.sleep(0)
         self._lost = self.asleep  # then it is verified once it is mapped again
         if self.owned is None and not self.asleep:
@@ -257,27 +248,27 @@ class VaultMemory:
             if self._newer:
                 return
             await self._loaded.verify()
-        self.on_memory("")
+        self.inhabitant.memory("")
 
     async def _renew(self) -> None:
         self._newer = False
         self.settled.clear()
-        self.on_memory("the weights were replaced")
+        self.inhabitant.memory("the weights were replaced")
         try:
             async with self.still:
-                await self._loaded.map_current(self.load_s)
+                await self._loaded.map_current(self.place.load_s)
         except ConnectionError:
             self._newer = True
             raise
         self.settled.set()
-        self.on_memory("")
+        self.inhabitant.memory("")
 
     # -- what the vault tells
 
     def _vault_lost(self, why: str) -> None:
         self._lost = True
         self._look.set()
-        self.on_memory(f"the vault is gone: {why}")
+        self.inhabitant.memory(f"the vault is gone: {why}")
 
     def _noticed(self, notice: Notice) -> None:
         if isinstance(notice, Superseded):
@@ -286,7 +277,7 @@ class VaultMemory:
                 log.warning("other weights were committed beside ours; ours stay mapped")
                 return
         elif isinstance(notice, MemoryLost):
-            self.on_memory(notice.reason)
+            self.inhabitant.memory(notice.reason)
         elif not isinstance(notice, LetGo) or self.owned is not None:
             return
         self._newer = True
@@ -294,7 +285,7 @@ class VaultMemory:
 
     def _heard(self, news: PoolNews) -> None:
         if news.kind == "owner_gone":
-            self.on_owner_gone(news.epoch)
+            self.inhabitant.owner_gone(news.epoch)
         elif news.kind == "dropped" or (news.kind == "made" and not self.pool.mapped_is(news.epoch)):
             self._pool_changed = True
             self._look.set()

@@ -1,7 +1,10 @@
-"""The further processes of an engine, from its side: started, given orders, fatal to it when one of them is gone.
+"""The further processes of an engine, its seats, from the leader's side: started, given orders, fatal to it when one of
+them is gone.
 
-Always true: an order is over when every rank has answered it; a rank that ends is told once (`on_gone`), and whoever
-waits for its answer gets a ConnectionError; `stop` leaves none behind.
+The leader is the engine's own process, and rank 0: it alone decides. Seats with a vault of their own wake together with
+it, since all must agree on what they found; guests at its vault join its epoch once that is granted. Always true: an
+order is over when every seat has answered it; a seat that ends is told once, and whoever waits for its answer gets a
+ConnectionError; `stop` leaves none behind. With none all of this does nothing, at once.
 """
 
 from __future__ import annotations
@@ -15,11 +18,26 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from holdfast.engines.shadow.rank import ORDER_BYTES_MAX, Seat
+import msgspec
+
+from holdfast.engines.shadow.guest import GuestLaunch
+from holdfast.engines.shadow.place import Place
+from holdfast.engines.shadow.seat import ORDER_BYTES_MAX, Tether
 
 END_S = 5.0  # a rank that was told to end does so in milliseconds; then it is killed
+HOLD_S = 60.0  # for weights that are being mapped anew; a canary that cannot be tried has failed
+
+
+class Listener(Protocol):
+    """Who hears of the seats."""
+
+    def fatal(self, why: str) -> None: ...
+
+    def memory(self, why: str) -> None: ...
+
+    def loading(self, why: str) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -32,27 +50,44 @@ class _Child:
 
 
 @dataclass(slots=True)
-class RankProcesses:
+class Ranks:
     """Ranks 1, 2, … of this process's engine."""
 
-    on_gone: Callable[[str], None] = lambda why: None
-    on_note: Callable[[int, str, str], None] = lambda rank, what, words: None  # a rank's word that nobody asked for
+    place: Place
+    listener: Listener
+    guests: bool = False  # seats at the leader's own vault
     dies_with_parent: bool = True
+    # A canary holds every seat's memory still, a wake may move it on every one: never both.
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _children: list[_Child] = field(default_factory=list)
     _numbers: int = 0
+    _doubts: dict[int, str] = field(default_factory=dict)  # by rank: why its memory cannot be vouched for
+
+    @property
+    def count(self) -> int:
+        return len(self._children)
 
     @property
     def pids(self) -> list[int]:
         return [child.process.pid for child in self._children]
 
-    def spawn(self, module: str, launch: Callable[[Seat], bytes], pass_fds: tuple[int, ...] = ()) -> None:
+    # -- started and ended
+
+    def seat_guests(self, count: int) -> None:
+        self.guests = True
+        place = self.place
+        at = place.vault_socket, place.device, place.engine_id, place.vault_uids
+        for _ in range(count):
+            self.spawn("holdfast.engines.shadow.guest", lambda tether: msgspec.json.encode(GuestLaunch(*at, tether)))
+
+    def spawn(self, module: str, launch: Callable[[Tether], bytes], pass_fds: tuple[int, ...] = ()) -> None:
         """The next rank: `python -m module LAUNCH`. From the main thread: the death signal is bound to it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            seat = Seat(theirs.fileno(), os.getpid(), self.dies_with_parent)
+            tether = Tether(theirs.fileno(), os.getpid(), self.dies_with_parent)
             process = subprocess.Popen(
-                [sys.executable, "-m", module, launch(seat).decode()],
-                pass_fds=(seat.control, *pass_fds),
+                [sys.executable, "-m", module, launch(tether).decode()],
+                pass_fds=(tether.control, *pass_fds),
                 stdin=subprocess.DEVNULL,
             )
         finally:
@@ -61,6 +96,23 @@ class RankProcesses:
         child = _Child(len(self._children) + 1, process, ours)
         self._children.append(child)
         asyncio.get_running_loop().add_reader(ours, self._heard, child)
+
+    def stop(self) -> None:
+        """End them: EOF on the socket pair, then SIGKILL."""
+        for child in self._children:
+            child.gone = True
+            with contextlib.suppress(RuntimeError):
+                asyncio.get_running_loop().remove_reader(child.control)
+            child.control.close()
+        for child in self._children:
+            try:
+                child.process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                child.process.kill()
+                child.process.wait()
+        self._children.clear()
+
+    # -- orders
 
     async def order(self, do: str, timeout_s: float | None, fds: tuple[int, ...] = (), **fields: Any) -> list[Any]:
         """What each rank answers, in their order. No `timeout_s`: for what only the outside world ends."""
@@ -80,20 +132,37 @@ class RankProcesses:
             for child in self._children:
                 child.answers.pop(number, None)
 
-    def stop(self) -> None:
-        """End them: EOF on the socket pair, then SIGKILL."""
-        for child in self._children:
-            child.gone = True
-            with contextlib.suppress(RuntimeError):
-                asyncio.get_running_loop().remove_reader(child.control)
-            child.control.close()
-        for child in self._children:
-            try:
-                child.process.wait(END_S)
-            except subprocess.TimeoutExpired:
-                child.process.kill()
-                child.process.wait()
-        self._children.clear()
+    async def load(self) -> None:
+        await self.order("load", self.place.load_s)
+
+    async def sleep(self) -> None:
+        await self.order("sleep", self.place.load_s)
+
+    async def wake(self, epoch: int, fds: tuple[int, ...]) -> None:
+        """Guests answer at once; the others agree with the leader on the way, and whoever wakes it bounds that."""
+        await self.order("wake", self.place.wake_s if self.guests else None, fds, epoch=epoch)
+
+    async def fenced(self) -> None:
+        # As unbounded as the leader's own wait: a process stuck in the kernel keeps its work, and so the fence.
+        await self.order("fence", None)
+
+    async def rest(self) -> None:
+        await self.order("rest", self.place.wake_s)
+
+    # -- what they say
+
+    def doubt(self, rank: int, why: str) -> None:
+        """Health hears of the first rank whose memory is in doubt."""
+        self._doubts[rank] = why
+        doubts = [f"rank {at}: {doubt}" if at else doubt for at, doubt in self._doubts.items() if doubt]
+        self.listener.memory(doubts[0] if doubts else "")
+
+    def _noted(self, rank: int, what: str, words: str) -> None:
+        if what == "loading":
+            self.listener.loading(f"rank {rank}: {words}")
+            return
+        assert what == "memory", what
+        self.doubt(rank, words)
 
     def _heard(self, child: _Child) -> None:
         try:
@@ -105,7 +174,7 @@ class RankProcesses:
             return
         number, *words = json.loads(text)
         if number == 0:
-            self.on_note(child.rank, *words)
+            self._noted(child.rank, *words)
         elif number in child.answers and not child.answers[number].done():
             child.answers[number].set_result(words[0])
 
@@ -119,4 +188,4 @@ class RankProcesses:
             if not answer.done():
                 answer.set_exception(ConnectionError(why))
                 answer.exception()  # whoever waited may have been cancelled: nobody need look
-        self.on_gone(why)
+        self.listener.fatal(why)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import GenerateRequest
-from holdfast.engines.contract import ClosedSink, FatalSink, Limits, Progress, StepSink
+from holdfast.engines.contract import Capabilities, EngineEvents, Limits, Progress
 from holdfast.engines.paged.blocks import Blocks, PrivateBlocks
 from holdfast.engines.sim.computer import TOKEN_BYTES, SimComputer
 from holdfast.engines.sim.faults import SHADOW, Fault, Faults
@@ -35,18 +35,16 @@ class SimEngine:
     def __init__(self, settings: SimSettings, rng: random.Random) -> None:
         self.settings = settings
         self.faults = Faults()
-        self.on_fatal: FatalSink = lambda why: os.kill(os.getpid(), signal.SIGKILL)
         self._rng = rng
         self._serving: Serving | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._sink: StepSink = lambda outputs: True
-        self._closed: ClosedSink = lambda streams: None
+        self._events: EngineEvents
         self._timer: asyncio.Handle | None = None
         self._due = 0.0  # when the armed timer's step should start
         self._since = 0.0  # when the step in the making began
         self._flushing = False
         self._stepping = False  # inside the sink
-        self._thread = 0
+        self._thread: tuple[int, int] | None = None
         self._steps = 0
         self._recent_s = [0.0] * RECENT_STEPS  # a ring; slots beyond `_steps` are unused
         self._p99 = (0, 0.0)  # (steps when computed, milliseconds)
@@ -61,16 +59,15 @@ class SimEngine:
         return self.settings.limits
 
     @property
-    def deterministic(self) -> bool:
-        return True
+    def capabilities(self) -> Capabilities:
+        return Capabilities(deterministic=True)
 
-    async def start(self, sink: StepSink, closed: ClosedSink) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_native_id()
-        self._sink, self._closed = sink, closed
-        self._begin()
+    async def load(self, events: EngineEvents) -> None:
+        self._loop, self._events = asyncio.get_running_loop(), events
+        self._thread = os.getpid(), threading.get_native_id()
+        self._serve_alone()
 
-    def _begin(self) -> None:
+    def _serve_alone(self) -> None:
         """Without a vault there is nothing to wake for: it serves from pages of its own."""
         settings = self.settings
         blocks = PrivateBlocks(range(settings.kv_blocks), settings.block_size)
@@ -197,7 +194,7 @@ class SimEngine:
         outputs = serving.step(now)
         self._stepping = True
         try:
-            congested = bool(outputs) and not self._sink(outputs)
+            congested = bool(outputs) and not self._events.outputs(outputs)
         finally:
             self._stepping = False
         finished = loop.time()
@@ -221,7 +218,7 @@ class SimEngine:
             return
         outputs = self._serving.scheduler.take_early()
         if outputs:
-            self._sink(outputs)
+            self._events.outputs(outputs)
 
     # Faults
 
@@ -236,7 +233,7 @@ class SimEngine:
             case "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
             case "cut":
-                self._closed(serving.cut(self._loop.time()) if serving is not None else [])
+                self._events.closed(serving.cut(self._loop.time()) if serving is not None else [])
             case "error_after":
                 if serving is not None:
                     serving.fail_after(int(fault.value))
@@ -245,7 +242,7 @@ class SimEngine:
             case "clear":
                 self._recover()
             case "device_error":
-                self.on_fatal("a device error that stays (fault device_error)")
+                self._events.fatal("a device error that stays (fault device_error)")
             case kind if kind in SHADOW:
                 self._inject_shadow(fault)
             case _:

@@ -14,16 +14,16 @@ from pathlib import Path
 import torch
 
 from holdfast.core.procfs import cpu_model
-from holdfast.engines.contract import Canary
 from holdfast.engines.paged.canary import canary_request, canary_scheduler, run_canary
 from holdfast.engines.paged.scheduler import Scheduler
 from holdfast.engines.paged.settings import SchedulerSettings
+from holdfast.engines.shadow.proving import Canary
 from holdfast.engines.torch.canary import answers_in, code_identity, known_answer
 from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.files.checkpoint import Progress
 from holdfast.engines.torch.gpu.warm_up import warm_up
 from holdfast.engines.torch.model.weights import TorchWeights
-from holdfast.engines.torch.ranks.leader import Ranks
+from holdfast.engines.torch.ranks.leader import Leader
 from holdfast.engines.torch.ranks.share import RankWork
 from holdfast.engines.torch.stepper import threads_for
 from holdfast.memory.client.pool_mapping import PoolMapping
@@ -42,8 +42,8 @@ class Ready:
 class Readiness:
     """`ready` is what was made last."""
 
-    def __init__(self, work: RankWork, weights: TorchWeights, ranks: Ranks, folder: Path, progress: Progress) -> None:
-        self._work, self._weights, self._ranks = work, weights, ranks
+    def __init__(self, work: RankWork, weights: TorchWeights, leader: Leader, folder: Path, progress: Progress) -> None:
+        self._work, self._weights, self._leader = work, weights, leader
         self._answers, self._progress = answers_in(folder), progress
         self.canary = Canary(canary_request(work.checkpoint.config.vocabulary), ())
         self.ready: Ready | None = None
@@ -61,24 +61,24 @@ class Readiness:
         if ready is not None:
             return ready
         work, tensors = self._work, self._weights.tensors
-        computer = self._ranks.computer(tensors, address, size)
+        computer = self._leader.computer(tensors, address, size)
         blocks = range(-(-private_at // work.geometry.block_bytes), computer.kv.shape[0] - 1)
-        if computer.kv.is_cuda and self._ranks.count == 1:  # it computes, and so would need the others
+        if computer.kv.is_cuda and self._leader.count == 1:  # it computes, and so would need the others
             width = -(-work.positions_max // work.settings.block_tokens)
             warm_up(computer, work.settings.step_tokens_max, width, blocks.stop, self._progress)
         self.ready = Ready((address, size, private_at), tensors, computer, blocks)
         return self.ready
 
-    def check(self, mapping: PoolMapping) -> bool:
-        """The canary, alone, over what is mapped; whether its answer is the known one."""
+    def check(self, mapping: PoolMapping) -> str:
+        """The canary, alone, over what is mapped: what is to blame if its answer is not the known one."""
         ready = self.make(mapping.pages_address, mapping.range_size, sum(mapping.page_sizes))
-        computer = self._ranks.canary_computer(ready.computer, ready.blocks.start)
+        computer = self._leader.canary_computer(ready.computer, ready.blocks.start)
         settings, size = self.settings_for(ready.computer), self._work.settings.block_tokens
         tokens = run_canary(self.canary.request, settings, computer, ready.blocks, size)
         self._filled = ready
         known = known_answer(self._answers, self._kind(computer), tokens)
         self.canary = Canary(self.canary.request, known, str(self._answers))
-        return tokens == self.canary.tokens
+        return "" if tokens == self.canary.tokens else self.canary.suspects
 
     def alone(self, ready: Ready) -> Scheduler:
         """For a canary beside the streams, in steps of its own, which then have the very shapes of `check`'s."""
@@ -101,7 +101,7 @@ class Readiness:
         """All that can change the answer: engines of one kind answer alike."""
         settings, device = self._work.settings, computer.kv.device
         how = f"{'exact' if settings.exact else 'fast'}, blocks of {settings.block_tokens}"
-        how += f", {self._work.positions_max} positions, {self._ranks.count} ranks, code {code_identity()}"
+        how += f", {self._work.positions_max} positions, {self._leader.count} ranks, code {code_identity()}"
         where = f"{device.type}, torch {torch.__version__}"
         if device.type == "cuda":
             major, minor = torch.cuda.get_device_capability(device)

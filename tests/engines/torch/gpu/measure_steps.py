@@ -21,8 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.requests import GenerateRequest, Output, Sampling
+from holdfast.engines.contract import EngineEvents
+from holdfast.engines.shadow.engine import VaultEngine
 from holdfast.engines.shadow.place import Place
-from holdfast.engines.torch.engine import TorchEngine
+from holdfast.engines.torch.engine import TorchTenant, torch_engine
 from holdfast.engines.torch.files.tiny import tiny
 from holdfast.engines.torch.settings import TorchSettings
 from holdfast.memory.finding import gpu_uuids
@@ -42,15 +44,20 @@ WISHES: dict[str, dict[str, Any]] = {
 }
 
 
-class Counted:
+class Counted(EngineEvents):
     """How far every stream is."""
 
     def __init__(self) -> None:
         self.tokens: dict[int, int] = {}
-        self.fatal = ""
         self.changed = asyncio.Event()
 
-    def sink(self, outputs: list[Output]) -> bool:
+    def closed(self, streams: list[int]) -> None:
+        raise AssertionError(f"streams {streams} were lost")
+
+    def fatal(self, why: str) -> None:
+        sys.exit(why)
+
+    def outputs(self, outputs: list[Output]) -> bool:
         for output in outputs:
             self.tokens[output.stream] = self.tokens.get(output.stream, 0) + len(output.tokens)
         self.changed.set()
@@ -75,11 +82,10 @@ async def vault() -> AsyncIterator[tuple[str, str]]:
         processes.stop()
 
 
-async def loaded(at: tuple[str, str], number: int, said: Counted, **given: Any) -> TorchEngine:
+async def loaded(at: tuple[str, str], number: int, said: Counted, **given: Any) -> VaultEngine[TorchTenant]:
     settings = TorchSettings(**({"kv_gib": 2, "concurrency": STREAMS, "step_tokens_max": 1024} | given))
-    engine = TorchEngine(tiny(), settings, Place(at[0], at[1], number), lambda *_: None)
-    await engine.load()
-    await engine.start(said.sink, lambda streams: None)
+    engine = torch_engine(tiny(), settings, Place(at[0], at[1], number), lambda *_: None)
+    await engine.load(said)
     return engine
 
 

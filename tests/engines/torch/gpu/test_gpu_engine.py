@@ -17,9 +17,11 @@ torch = pytest.importorskip("torch")
 if not Path("/dev/nvidiactl").exists():
     pytest.skip("no NVIDIA GPU here", allow_module_level=True)
 
+from engine_rig import Said  # noqa: E402
+
 from holdfast.core.requests import GenerateRequest, Output, Sampling  # noqa: E402
 from holdfast.engines.shadow.place import Place  # noqa: E402
-from holdfast.engines.torch.engine import TorchEngine  # noqa: E402
+from holdfast.engines.torch.engine import torch_engine  # noqa: E402
 from holdfast.engines.torch.files.tiny import tiny  # noqa: E402
 from holdfast.engines.torch.settings import TorchSettings  # noqa: E402
 from holdfast.memory.finding import gpu_uuids  # noqa: E402
@@ -41,16 +43,17 @@ def vault() -> Iterator[tuple[str, str]]:
     processes.stop()
 
 
-class Run:
+class Run(Said):
     """One engine and what it said."""
 
     def __init__(self, vault: tuple[str, str], number: int) -> None:
-        self.engine = TorchEngine(tiny(), SETTINGS, Place(vault[0], vault[1], number), lambda *_: None)
+        self.engine = torch_engine(tiny(), SETTINGS, Place(vault[0], vault[1], number), lambda *_: None)
+        super().__init__()
         self.said: dict[int, list[int]] = {}
         self.ended: set[int] = set()
         self.changed = asyncio.Event()
 
-    def take(self, outputs: list[Output]) -> bool:
+    def outputs(self, outputs: list[Output]) -> bool:
         for output in outputs:
             self.said.setdefault(output.stream, []).extend(output.tokens)
             if output.finish is not None:
@@ -59,9 +62,8 @@ class Run:
         return True
 
     async def load(self) -> None:
-        await self.engine.load()
-        assert await self.engine.check()
-        await self.engine.start(self.take, lambda streams: None)
+        await self.engine.load(self)
+        assert await self.engine.check() == ""
 
     async def until(self, count: int, streams: range) -> None:
         async with asyncio.timeout(60):
@@ -93,7 +95,7 @@ async def test_graphs_and_steps_ahead_change_no_token(vault: tuple[str, str]) ->
     run = Run(vault, 0)
     await run.load()
     await run.engine.wake(epoch())
-    ready = run.engine._readiness.ready
+    ready = run.engine.tenant._readiness.ready
     assert ready is not None
     assert ready.computer.graphs is not None
     assert ready.computer.ahead == 1
@@ -125,8 +127,8 @@ async def test_streams_that_come_go_and_want_more(vault: tuple[str, str]) -> Non
     assert [len(run.said[number]) for number in others] == [TOKENS] * 11
     assert run.ended == set(others)
     assert len(run.said[5]) <= left + 2
-    assert run.engine._blocks is not None
-    assert run.engine._blocks.used == 0
+    assert run.engine.tenant._blocks is not None
+    assert run.engine.tenant._blocks.used == 0
     await run.engine.stop()
 
 
@@ -142,10 +144,10 @@ async def test_a_takeover_captures_nothing(vault: tuple[str, str]) -> None:
     await first.until(30, range(1, 9))
     await first.engine.rest()
     said = {number: first.said[number][:30] for number in range(1, 9)}
-    ready, before = second.engine._readiness.ready, torch.cuda.memory_reserved()
+    ready, before = second.engine.tenant._readiness.ready, torch.cuda.memory_reserved()
     woken = await second.engine.wake(epoch())
     assert woken.blocks > 0
-    assert second.engine._readiness.ready is ready
+    assert second.engine.tenant._readiness.ready is ready
     for number in range(1, 9):
         second.engine.submit(number, asked(number, said[number]))
     await second.until(TOKENS - 30, range(1, 9))

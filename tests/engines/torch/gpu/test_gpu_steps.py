@@ -18,11 +18,12 @@ if not Path("/dev/nvidiactl").exists():
     pytest.skip("no NVIDIA GPU here", allow_module_level=True)
 
 from holdfast.core.requests import GenerateRequest, Output, Sampling  # noqa: E402
+from holdfast.engines.contract import EngineEvents  # noqa: E402
 from holdfast.engines.paged.canary import canary_scheduler  # noqa: E402
 from holdfast.engines.paged.sequences import Segment  # noqa: E402
 from holdfast.engines.shadow.place import Place  # noqa: E402
 from holdfast.engines.torch import computer as computers  # noqa: E402
-from holdfast.engines.torch.engine import TorchEngine  # noqa: E402
+from holdfast.engines.torch.engine import torch_engine  # noqa: E402
 from holdfast.engines.torch.files.tiny import TINY, tiny  # noqa: E402
 from holdfast.engines.torch.gpu.graph_inputs import GraphInputs  # noqa: E402
 from holdfast.engines.torch.launched import NotFiniteError  # noqa: E402
@@ -55,41 +56,43 @@ def vault() -> Iterator[tuple[str, str]]:
     processes.stop()
 
 
-class Said:
+class Said(EngineEvents):
     """An engine and what it said; `fatal` is why it ended."""
 
     def __init__(self, vault: tuple[str, str], **given: Any) -> None:
         settings = TorchSettings(**({"kv_gib": 1, "concurrency": 16, "step_tokens_max": 512} | given))
-        self.engine = TorchEngine(tiny(), settings, Place(vault[0], vault[1], 0), lambda *_: None)
-        self.engine.on_fatal = self._fatal
+        self.engine = torch_engine(tiny(), settings, Place(vault[0], vault[1], 0), lambda *_: None)
         self.loop = asyncio.get_running_loop()
-        self.outputs: dict[int, list[Output]] = {}
-        self.fatal = ""
+        self.made: dict[int, list[Output]] = {}
+        self.why = ""
         self.changed = asyncio.Event()
 
-    def _fatal(self, why: str) -> None:
-        self.fatal = self.fatal or why
+    def closed(self, streams: list[int]) -> None:
+        raise AssertionError(f"streams {streams} were lost")
+
+    def fatal(self, why: str) -> None:
+        self.why = self.why or why
         self.loop.call_soon_threadsafe(self.changed.set)
 
-    def take(self, outputs: list[Output]) -> bool:
+    def outputs(self, outputs: list[Output]) -> bool:
         for output in outputs:
-            self.outputs.setdefault(output.stream, []).append(output)
+            self.made.setdefault(output.stream, []).append(output)
         self.changed.set()
         return True
 
     def tokens(self, stream: int) -> list[int]:
-        return [token for output in self.outputs.get(stream, []) for token in output.tokens]
+        return [token for output in self.made.get(stream, []) for token in output.tokens]
 
     async def until(self, count: int, streams: Sequence[int]) -> None:
         async with asyncio.timeout(BOUND_S):
             while any(len(self.tokens(stream)) < count for stream in streams):
-                assert not self.fatal, self.fatal
+                assert not self.why, self.why
                 self.changed.clear()
                 await self.changed.wait()
 
     async def until_fatal(self) -> None:
         async with asyncio.timeout(BOUND_S):
-            while not self.fatal:
+            while not self.why:
                 self.changed.clear()
                 await self.changed.wait()
 
@@ -97,8 +100,7 @@ class Said:
 @asynccontextmanager
 async def awake(vault: tuple[str, str], **given: Any) -> AsyncIterator[Said]:
     said = Said(vault, **given)
-    await said.engine.load()
-    await said.engine.start(said.take, lambda streams: None)
+    await said.engine.load(said)
     await said.engine.wake(time.time_ns() // 1_000_000)
     try:
         yield said
@@ -135,7 +137,7 @@ async def test_a_preempted_streams_tables_are_its_own(vault: tuple[str, str], mo
         for number in streams:  # one prompt: what is given up is found again at once in another's blocks
             said.engine.submit(number, asked(70, 90, number, temperature=0.8))
         await said.until(90, streams)
-        scheduler = said.engine._stepper.scheduler
+        scheduler = said.engine.tenant._stepper.scheduler
         assert scheduler is not None
         assert scheduler.preemptions > 0
         assert steps > 90
@@ -146,17 +148,17 @@ async def test_a_preempted_streams_tables_are_its_own(vault: tuple[str, str], mo
 async def test_numbers_that_are_not_finite_are_an_error(vault: tuple[str, str], graphs: bool) -> None:
     """A broken number in a text's KV raises at the next step, whatever the stream wants; by graph or by hand."""
     async with awake(vault) as said:
-        ready = said.engine._readiness.ready
+        ready = said.engine.tenant._readiness.ready
         assert ready is not None
         computer = ready.computer
-        assert computer.kv.shape[0] > said.engine.geometry.block_count, "made for another range"
+        assert computer.kv.shape[0] > said.engine.tenant.geometry.block_count, "made for another range"
         assert computer.graphs is not None
         if not graphs:
             computer.graphs = None
 
         def broken(wants: dict[str, Any]) -> str:
             kv = computer.kv[ready.blocks.start, 1, 1, 3, 0]
-            settings = said.engine._readiness.settings_for(computer)
+            settings = said.engine.tenant._readiness.settings_for(computer)
             scheduler = canary_scheduler(settings, ready.blocks, BLOCK, filled=False)
             scheduler.submit(0, asked(20, 8, 1, **wants))
             for _ in range(3):
@@ -176,7 +178,7 @@ async def test_numbers_that_are_not_finite_are_an_error(vault: tuple[str, str], 
             return "nothing was noticed"
 
         for name, wants in WANTS.items():
-            told = await asyncio.wrap_future(said.engine._stepper.run(lambda wants=wants: broken(wants)))  # type: ignore[misc]
+            told = await asyncio.wrap_future(said.engine.tenant._stepper.run(lambda wants=wants: broken(wants)))  # type: ignore[misc]
             assert "not finite" in told, f"{name}: {told}"
 
 
@@ -188,7 +190,7 @@ async def test_an_engine_whose_numbers_break_ends(vault: tuple[str, str]) -> Non
         await said.until(20, range(1, 11))
 
         def work() -> str:
-            ready, scheduler = said.engine._readiness.ready, said.engine._stepper.scheduler
+            ready, scheduler = said.engine.tenant._readiness.ready, said.engine.tenant._stepper.scheduler
             assert ready is not None
             assert scheduler is not None
             block = scheduler.running[7].blocks[0]
@@ -196,13 +198,13 @@ async def test_an_engine_whose_numbers_break_ends(vault: tuple[str, str]) -> Non
             return f"block {block}: {ready.computer.kv[block, 1, 1, 3, 0].tolist()}"
 
         async with asyncio.timeout(BOUND_S):
-            broken = await asyncio.wrap_future(said.engine._stepper.run(work))
+            broken = await asyncio.wrap_future(said.engine.tenant._stepper.run(work))
         try:
             await said.until_fatal()
         except TimeoutError:
             told = {number: len(said.tokens(number)) for number in range(1, 11)}
             raise AssertionError(f"{broken}; {said.engine!r}; {told}") from None
-        assert "not finite" in said.fatal
+        assert "not finite" in said.why
 
 
 async def test_exact_says_the_same_in_any_batch(vault: tuple[str, str]) -> None:
@@ -246,10 +248,10 @@ async def test_streams_that_want_more_stay_in_the_graph(
             said.engine.submit(20 + number, asked(30 + 11 * number, 60, number * 100, **WANTS[name]))
         await said.until(60, [20 + number for number in names])
         assert by_hand == 0
-        logprobs = [output.logprobs for output in said.outputs[5]]
+        logprobs = [output.logprobs for output in said.made[5]]
         assert all(each is not None and len(each) == 1 and len(each[0].top) == 3 for each in logprobs)
         await said.engine.rest()
-        ready = said.engine._readiness.ready
+        ready = said.engine.tenant._readiness.ready
         assert ready is not None
         ready.computer.graphs, ready.computer.ahead = None, 0
         await said.engine.wake(time.time_ns() // 1_000_000)

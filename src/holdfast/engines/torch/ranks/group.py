@@ -8,6 +8,8 @@ that is stuck an error when its time is over.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from torch import distributed as _distributed
 
 from holdfast.engines.torch.model.linear import tree_sum
 from holdfast.engines.torch.ranks.share import RankWork
+from holdfast.kv.adopt import Survey
+from holdfast.kv.intersection import agreed, packed
 
 dist: Any = _distributed  # its stubs leave out what the groups themselves are made of
 COLLECTIVE_S = 60.0  # the longest step there may be: within it every rank has come to the same sum
@@ -61,6 +65,21 @@ class Group:
         parts = [torch.empty_like(given) for _ in range(self.ranks)]
         self._words.allgather([parts], [given]).wait()
         return [part.numpy().tobytes() for part in parts]
+
+
+class GroupPeers:
+    """Every rank hears every survey and comes to the same answer by itself: nothing of a pool is believed before."""
+
+    def __init__(self, group: Group, fenced: Callable[[], Awaitable[None]] | None = None) -> None:
+        self._group, self._fenced = group, fenced
+
+    async def agree(self, found: Survey) -> Survey:
+        return agreed(await asyncio.to_thread(self._group.gather, packed(found)), self._group.rank)
+
+    async def fenced(self) -> None:
+        """The leader alone waits for the others: it alone gives blocks to anybody."""
+        if self._fenced is not None:
+            await self._fenced()
 
 
 def _gloo(store: Any, rank: int, ranks: int, timeout_s: float) -> Any:

@@ -1,8 +1,8 @@
-"""One rank of a torch engine beside its leader: `python -m holdfast.engines.torch.ranks.rank '{"seat": …}'`.
+"""One rank of a torch engine beside its leader: `python -m holdfast.engines.torch.ranks.rank '{"tether": …}'`.
 
 It has a vault, a device, a share of the weights and of every KV block of its own; it decides nothing. Orders (load,
-check, wake, rest) come to the event loop; steps to a thread, as words on a socket of their own. Always true: private
-blocks are computed on only between `check` and `checked`, pool blocks only between `wake` and `rest`; any failure ends
+hold, wake, rest) come to the event loop; steps to a thread, as words on a socket of their own. Always true: private
+blocks are computed on only between `hold` and `go_on`, pool blocks only between `wake` and `rest`; any failure ends
 the process, and with it the engine.
 """
 
@@ -13,37 +13,33 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
 
 from holdfast.engines.shadow.memory import VaultMemory
-from holdfast.engines.shadow.rank import Orders, Seat, end, sit
+from holdfast.engines.shadow.seat import Orders, Seat, SeatInhabitant, Tether, end, ends_when_emptied, orders_of, tied
 from holdfast.engines.torch.canary import private_blocks
 from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.model.decoder import forward
 from holdfast.engines.torch.model.weights import TorchWeights
 from holdfast.engines.torch.ranks.books import done_again
-from holdfast.engines.torch.ranks.group import Group
-from holdfast.engines.torch.ranks.memory import agree_in, ends_when_emptied
+from holdfast.engines.torch.ranks.group import Group, GroupPeers
 from holdfast.engines.torch.ranks.share import RankWork, read
 from holdfast.engines.torch.ranks.words import ANSWER, Compute, Piece, heard
 from holdfast.engines.torch.stepper import threads_for, use_threads
-from holdfast.memory.devices import open_device
 from holdfast.memory.torch.tensors import torch_device
 
 
 class RankLaunch(msgspec.Struct, frozen=True):
-    seat: Seat
+    tether: Tether
     steps: int  # the descriptor of its end of the steps' socket pair
     work: int  # of a file with its RankWork, written by the leader
 
 
-class Rank:
-    """What a rank can do; one method per order."""
+class Rank(Seat):
+    """A seat with a vault of its own; besides a seat's orders it has those by which the group is made."""
 
     def __init__(self, work: RankWork, orders: Orders, steps: socket.socket) -> None:
         self._work, self._steps = work, steps
@@ -54,40 +50,19 @@ class Rank:
         # Devices are written side by side: a rank waits for the writers of its own device only.
         lock_dir = Path(place.vault_socket).parent / f"rank-{self._geometry.rank}"
         lock_dir.mkdir(exist_ok=True)
-        self.memory = VaultMemory(
-            socket_path=place.vault_socket,
-            device=open_device(place.device),
-            host=open_device("host-0"),
-            engine_id=place.engine_id,
-            who=f"{place.who}, rank {self._geometry.rank}",
-            lock_dir=lock_dir,
-            geometry=self._geometry,
-            private_bytes=self._geometry.block_bytes * private_blocks(work.settings.block_tokens),
-            unmapped=place.unmapped,
-            direct=place.direct,
-            own_s=place.wake_s,
-            vault_uids=place.vault_uids,
-            on_memory=lambda why: orders.note("memory", why),
-            on_loading=lambda why: orders.note("loading", why),
-            on_fatal=end,
-        )
-        ends_when_emptied(self.memory, end)
+        private_bytes = self._geometry.block_bytes * private_blocks(work.settings.block_tokens)
+        self.memory = VaultMemory(place, self._geometry, private_bytes, SeatInhabitant(orders), lock_dir)
+        ends_when_emptied(self.memory)
         self._group: Group | None = None
         self._awake: Computer | None = None
         self._tried: tuple[Computer, int] | None = None  # for a canary; and the first private block
-        self._fds: list[int] = []
-
-    def carry_out(self, do: str, fields: dict[str, Any], fds: list[int]) -> Awaitable[Any]:
-        self._fds += fds
-        work: Awaitable[Any] = getattr(self, do)(**fields)
-        return work
 
     async def hello(self) -> None:
         """Everything is imported."""
 
     async def join(self, folder: str) -> None:
         self._group = await asyncio.to_thread(Group.join, Path(folder), self._work, self._device)
-        self.memory.agree = agree_in(self._group)
+        self.memory.peers = GroupPeers(self._group)
         # A daemon: a sum that waits for a dead peer must not keep the process from ending.
         threading.Thread(target=self._make_steps, name="steps", daemon=True).start()
 
@@ -97,7 +72,7 @@ class Rank:
     async def sleep(self) -> None:
         await self.memory.sleep()
 
-    async def check(self) -> None:
+    async def hold(self) -> None:
         await self.memory.settled.wait()
         await self.memory.still.acquire()
         mapping = self.memory.pool.mapping
@@ -105,7 +80,7 @@ class Rank:
         first = -(-(mapping.private_address - mapping.pages_address) // self._geometry.block_bytes)
         self._tried = self._computer(mapping.pages_address, mapping.range_size), first
 
-    async def checked(self) -> None:
+    async def go_on(self) -> None:
         self._tried = None
         self.memory.still.release()
 
@@ -121,9 +96,6 @@ class Rank:
     async def rest(self) -> None:
         self._awake = None
         await self.memory.rest()
-        for fd in self._fds:  # the election's: only now may another win it
-            os.close(fd)
-        self._fds = []
 
     # -- steps
 
@@ -166,7 +138,7 @@ class Rank:
 
 def main(text: str) -> int:
     launch = msgspec.json.decode(text, type=RankLaunch)
-    if not sit(launch.seat):
+    if not tied(launch.tether):
         return 1
     with os.fdopen(launch.work, "rb") as file:
         file.seek(0)
@@ -176,8 +148,9 @@ def main(text: str) -> int:
 
 
 async def live(launch: RankLaunch, work: RankWork) -> None:
-    orders = Orders(launch.seat)
-    await orders.obey(Rank(work, orders, socket.socket(fileno=launch.steps)).carry_out)
+    orders = Orders(launch.tether)
+    rank = Rank(work, orders, socket.socket(fileno=launch.steps))
+    await orders.obey(orders_of(rank) | {"hello": rank.hello, "join": rank.join})
     os._exit(0)  # the leader is gone: nothing is left to be put in order, and a thread may hang in a sum
 
 

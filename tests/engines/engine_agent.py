@@ -1,4 +1,4 @@
-"""A torch engine of the tests, from inside: `python torch_engine_agent.py '{"socket": …}'`.
+"""An engine of the tests, from inside: `python engine_agent.py '{"kind": …}'`.
 
 It takes orders as JSON lines [number, name, arguments] and answers each with [number, result, error]; orders run side
 by side. What its engine says of streams goes out as [0, stream, tokens, finish], written before the sink returns.
@@ -7,19 +7,17 @@ by side. What its engine says of streams goes out as [0, stream, tokens, finish]
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import sys
 from typing import Any
 
 import uvloop
-from torch_rig import request
+from engine_rig import Said, make_engine, request
 
 from holdfast.core.requests import Output
 from holdfast.engines.shadow.place import Place
-from holdfast.engines.torch.engine import TorchEngine
-from holdfast.engines.torch.files.tiny import tiny
-from holdfast.engines.torch.settings import TorchSettings
 from holdfast.kv.geometry import block_keys
 from holdfast.kv.index import (
     ENTRY_WORDS,
@@ -35,51 +33,114 @@ from holdfast.kv.index import (
     Index,
 )
 from holdfast.kv.pool import Pool
+from holdfast.memory.client.mapped import Mapped
 
-OUT = os.dup(1)  # the pipe ends with this process
+OUT = os.dup(1)  # not inherited by ranks: the pipe ends with this process
 
 
-class Agent:
+class Agent(Said):
     """What an engine child can do; one method per order."""
 
     def __init__(self, launch: dict[str, Any]) -> None:
-        place = Place(launch["socket"], engine_id=launch["engine_id"], who=f"engine {launch['engine_id']}")
-        self.engine = TorchEngine(tiny(), TorchSettings(**launch["settings"]), place, lambda *_: None)
+        super().__init__()
+        (socket, device), *more = launch["vaults"]
+        place = Place(socket, device, more=tuple(map(tuple, more)), **launch["place"])
+        self.kind = launch["kind"]
+        self.engine = make_engine(self.kind, launch["settings"], place)
+        self.engine.ranks.dies_with_parent = launch["ranks_die"]
+        self.willing = not launch["slow"]
 
-    async def load(self) -> None:
-        await self.engine.load()
-        await self.engine.start(self._sink, lambda streams: None)
-
-    def _sink(self, outputs: list[Output]) -> bool:
+    def outputs(self, outputs: list[Output]) -> bool:
         for output in outputs:
             say(0, output.stream, output.tokens, output.finish)
-        return True
+        return self.willing
 
-    async def wake(self, epoch: int) -> dict[str, Any]:
-        woken = await self.engine.wake(epoch)
+    def closed(self, streams: list[int]) -> None:
+        say(0, 0, streams, "closed")
+
+    def fatal(self, why: str) -> None:
+        super().fatal(why)
+        if self.kind == "torch":  # as a worker does: what its ranks still do must not go on
+            os._exit(1)
+
+    # -- orders
+
+    async def load(self) -> str:
+        await self.engine.load(self)
+        return repr(self.engine.memory)
+
+    async def wake(self, epoch: int, fds: list[int] | None = None) -> dict[str, Any]:
+        woken = await self.engine.wake(epoch, tuple(fds or ()))
         return {"blocks": woken.blocks, "reason": woken.reason}
 
-    async def check(self) -> bool:
+    async def rest(self) -> None:
+        await self.engine.rest()
+
+    async def check(self) -> str:
         return await self.engine.check()
+
+    async def prove(self) -> None:
+        self.engine.prove()
+
+    async def vouch(self) -> None:
+        """The next adopter may believe this one's pool, as if it had proven itself long enough."""
+        self.engine._passed()
 
     async def submit(self, stream: int, tokens: list[int], max_tokens: int, given: dict[str, Any]) -> None:
         self.engine.submit(stream, request(tokens, max_tokens, **given))
 
+    async def fault(self, **command: Any) -> None:
+        from holdfast.engines.sim import parse_fault
+
+        self.engine.tenant.inject(parse_fault(command))
+
+    async def open_lock(self, path: str) -> int:
+        """A file whose flock this process holds."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        return fd
+
     async def facts(self) -> dict[str, Any]:
-        engine, blocks = self.engine, self.engine._blocks
+        engine, memory = self.engine, self.engine.memory
+        pool = self._pool if memory.owned is not None else None
         return {
             "recomputed": engine.resumes.recomputed_tokens_max,
-            "resumed": blocks.resumes.resumed_total if blocks else 0,
-            "found": blocks.found_tokens_total if blocks else 0,
-            "full": len(self._full()) if blocks else 0,
-            "quarantined": self._pool.quarantined_count if blocks else 0,
+            "recomputed_total": engine.resumes.recomputed_tokens_total,
+            "resumed": engine.resumes.resumed_total,
+            "found": pool.use().prefix_hit_tokens if pool else 0,
             "gpu_fence": engine.gpu_fence.is_set(),
-            "follower": repr(engine.memory._follower),
+            "quarantined": pool.quarantined_count if pool else 0,
+            "last_epoch": engine.last_epoch,
+            "proven": engine.proven,
+            "told": self.told,
+            "ranks": engine.ranks.pids,
+            "reloaded": memory.owned.weights_reloaded if memory.owned is not None else False,
+            "asleep": memory.asleep,
+            "connected": memory.client.connected,
+            "address": memory.client.mapped.address if memory.client.mapped else 0,
+            "follower": repr(memory._follower),
         }
+
+    async def hang_up(self) -> None:
+        """Make no more steps and close the connection to the vault, but live on: what was queued may still land."""
+        await self.fault(fault="wedge")
+        await self.engine.memory.close()
+
+    # -- damage
+
+    async def damage(self) -> None:
+        """Its next look at the weights finds them damaged. Committed slabs are sealed: nothing can damage them here."""
+        weights = self.engine.tenant.weights
+        verify = weights.verify
+
+        def wrong(mapped: Mapped) -> str:
+            weights.verify = verify
+            return "a word is not what was written"
+
+        weights.verify = wrong
 
     @property
     def _pool(self) -> Pool:
-        assert self.engine.memory.owned is not None
         return self.engine.memory.owned.pool
 
     @property
@@ -90,13 +151,14 @@ class Agent:
         return [block for block in range(self._index.geometry.block_count) if self._index.state(block) == FULL]
 
     async def damage_pages(self) -> int:
-        """Make every FULL block's first numbers others; says how many blocks those were."""
+        """Make every FULL block's first numbers others; says how many blocks those were. Token ids stay token ids."""
         memory, blocks = self.engine.memory, self._full()
-        assert memory.owned is not None
+        size = memory.geometry.block_bytes
+        harm = bytes([0x55] * (size // 2)) if self.kind == "torch" else bytes([1, 0, 0, 0] * (size // 8))
         for block in blocks:
-            at = memory.owned.pages_address + block * memory.geometry.block_bytes
-            size = memory.geometry.block_bytes // 2
-            memory.device.write(at, bytes(byte ^ 0x55 for byte in memory.device.read(at, size)))
+            at = memory.owned.pages_address + block * size
+            pairs = zip(memory.device.read(at, len(harm)), harm, strict=True)
+            memory.device.write(at, bytes(byte ^ flip for byte, flip in pairs))
         return len(blocks)
 
     async def damage_entries(self) -> int:
@@ -147,7 +209,7 @@ async def obey(launch: dict[str, Any]) -> None:
         try:
             result = await getattr(agent, name)(**arguments)
         except Exception as failed:  # the root of an order: its giver is told
-            error = f"{type(failed).__name__}: {failed}"
+            error = [type(failed).__name__, str(failed)]
         say(number, result, error)
 
     while line := await reader.readline():

@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from holdfast.core.requests import Failure, GenerateRequest, Output, Sampling
-from holdfast.engines.contract import Canary
-from holdfast.worker.probation import CANARY, Probation
+from holdfast.engines.shadow.proving import CANARY, Canary, Proving
 
 TOKENS = (11, 12, 13)
 SOON_S = 0.05
@@ -16,21 +15,21 @@ NEVER_S = 3600.0
 
 
 class Trial:
-    """A probation that began, and how often its word was given."""
+    """A proving that began, and how often its word was given."""
 
     def __init__(self, belief_s: float) -> None:
         self.words = 0
         self.given = asyncio.Event()
         request = GenerateRequest("canary", [1], 1, Sampling(len(TOKENS), 0))
-        self.probation = Probation(Canary(request, TOKENS), self._give, belief_s)
-        self.probation.begin()
+        self.proving = Proving(self._give, belief_s)
+        self.proving.begin(Canary(request, TOKENS))
 
     def _give(self) -> None:
         self.words += 1
         self.given.set()
 
     def canary(self, *tokens: int) -> list[Output] | None:
-        return self.probation.judge([Output(7, [70]), Output(CANARY, list(tokens))])
+        return self.proving.judge([Output(7, [70]), Output(CANARY, list(tokens))])
 
 
 async def test_the_word_comes_after_the_whole_canary_and_a_while() -> None:
@@ -39,11 +38,11 @@ async def test_the_word_comes_after_the_whole_canary_and_a_while() -> None:
     began_s = asyncio.get_running_loop().time()
     for token in TOKENS:
         assert [output.stream for output in trial.canary(token) or []] == [7]
-    assert (trial.probation.left, trial.words) == ([], 0)
+    assert (trial.proving.left, trial.words) == ([], 0)
     async with asyncio.timeout(10):
         await trial.given.wait()
     assert asyncio.get_running_loop().time() - began_s >= SOON_S
-    trial.probation.end(alive=True)
+    trial.proving.end(alive=True)
     assert trial.words == 1
 
 
@@ -59,8 +58,8 @@ async def test_a_late_canary_is_believed_at_once() -> None:
 async def test_a_wrong_canary_lets_nothing_through(wrong: Output) -> None:
     """One wrong token, or a failure: the batch is nobody's, and there is no word."""
     trial = Trial(NEVER_S)
-    assert trial.probation.judge([Output(7, [70]), wrong]) is None
-    trial.probation.end(alive=False)
+    assert trial.proving.judge([Output(7, [70]), wrong]) is None
+    trial.proving.end(alive=False)
     assert trial.words == 0
 
 
@@ -69,7 +68,7 @@ async def test_the_end_before_the_word(seen: int, alive: bool, words: int) -> No
     """A planned end gives the word if the canary was seen whole; any other end does not; and nothing comes later."""
     trial = Trial(SOON_S)
     trial.canary(*TOKENS[:seen])
-    trial.probation.end(alive=alive)
+    trial.proving.end(alive=alive)
     after = asyncio.Event()
     asyncio.get_running_loop().call_later(2 * SOON_S, after.set)
     async with asyncio.timeout(10):
@@ -80,11 +79,11 @@ async def test_the_end_before_the_word(seen: int, alive: bool, words: int) -> No
 async def test_nobody_is_quicker_than_the_canary() -> None:
     """Tokens made before the canary's first one wait for it, keep their order, and are lost if it is wrong."""
     trial = Trial(NEVER_S)
-    assert trial.probation.judge([Output(7, [70]), Output(8, [80])]) == []
-    assert trial.probation.judge([Output(7, [71])]) == []
-    said = trial.probation.judge([Output(8, [81]), Output(CANARY, [11])]) or []
+    assert trial.proving.judge([Output(7, [70]), Output(8, [80])]) == []
+    assert trial.proving.judge([Output(7, [71])]) == []
+    said = trial.proving.judge([Output(8, [81]), Output(CANARY, [11])]) or []
     assert [(output.stream, *output.tokens) for output in said] == [(7, 70), (8, 80), (7, 71), (8, 81)]
-    assert [output.stream for output in trial.probation.judge([Output(8, [82])]) or []] == [8]
+    assert [output.stream for output in trial.proving.judge([Output(8, [82])]) or []] == [8]
     other = Trial(NEVER_S)
-    assert other.probation.judge([Output(7, [70])]) == []
-    assert other.probation.judge([Output(CANARY, [99])]) is None
+    assert other.proving.judge([Output(7, [70])]) == []
+    assert other.proving.judge([Output(CANARY, [99])]) is None

@@ -1,0 +1,270 @@
+"""An engine made for memory that outlives it, a *tenant*, living in a vault's: together they are a shadow engine.
+
+A tenant makes tokens; all that makes a `ShadowEngine` of it is here: memory wiring, load, check, wake, rest, what it
+tells, its further processes, and the proof of what it took over. If its steps are made in another process, that one is
+a seat (`ranks`), and the tenant talks to it.
+
+Always true: before `wake` a tenant writes private memory only; what a wake needs was made while it stood by and was
+tried by the canary, so nothing is waited for between the vault's grant and `begin`; a wake returns with every seat
+under the epoch; the last outcome of a check stands while nothing is mapped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any, Generic, Protocol, TypeVar
+
+from holdfast.core.requests import GenerateRequest, Output
+from holdfast.core.tasks import Tasks
+from holdfast.engines.contract import Capabilities, Engine, EngineEvents, Limits, Progress, Woken
+from holdfast.engines.shadow.loading import WeightsPlan
+from holdfast.engines.shadow.memory import VaultMemory
+from holdfast.engines.shadow.place import Place
+from holdfast.engines.shadow.pool import Owned
+from holdfast.engines.shadow.proving import CANARY, Canary, Proving
+from holdfast.engines.shadow.ranks import HOLD_S, Ranks
+from holdfast.kv.geometry import Geometry
+from holdfast.kv.resumes import Resumes
+from holdfast.memory.client.pool_mapping import PoolMapping
+
+
+class Tenant(Engine, Protocol):
+    """An engine of this process, less its memory. `load` prepares it (threads, not weights), then come `settle`,
+    `check`, and any number of (`begin`, `end`); it takes work between these two."""
+
+    weights: WeightsPlan
+    geometry: Geometry  # of the KV pool, with the weights' identity in it: equal ones can adopt each other's blocks
+    private_bytes: int  # of memory behind the pool's pages that is its own, for canaries
+
+    @property
+    def canary(self) -> Canary:
+        """Its known answer may be found by the first `check`."""
+
+    @property
+    def resumes(self) -> Resumes:
+        """Since the last `begin`."""
+
+    async def check(self, mapping: PoolMapping) -> str:
+        """Answer the canary's question, alone, in private memory: what is to blame if it was wrong, or nothing. Nothing
+        that is mapped moves meanwhile."""
+
+    async def begin(self, owned: Owned) -> None:
+        """Open the books over a pool that is ours now."""
+
+    async def end(self) -> list[int]:
+        """No step after the one under way; the streams that were left. The pages are touched no more."""
+
+    @property
+    def books(self) -> AbstractContextManager[object]:
+        """Held while the pool's books change: for one whose steps are made in another thread than the loop's."""
+        return nullcontext()
+
+    async def settle(self, memory: VaultMemory, ranks: Ranks) -> None:
+        """Start its further processes, if it has any, and have them loaded; beside the load of the weights here."""
+        return
+
+    def room(self) -> None:
+        """Blocks came free: whoever waits for some may ask again."""
+        return
+
+    def moved(self) -> bool:
+        """The pool of one that stands by lies elsewhere now; whether it must be checked again before it is used."""
+        return False
+
+
+T = TypeVar("T", bound=Tenant)
+
+
+class _Told(EngineEvents):
+    """What the tenant and its seats tell, on its way to whoever runs the engine. What was taken over is judged here."""
+
+    def __init__(self, passed: Callable[[], None]) -> None:
+        self.events: EngineEvents  # from `load` on
+        self.proving = Proving(passed)
+        self._silent = False
+
+    def outputs(self, outputs: list[Output]) -> bool:
+        if self.proving.left:
+            judged = self.proving.judge(outputs)
+            if judged is None:
+                self.proving.end(alive=False)
+                self._silent = True
+                self.events.disproved("the canary's answer was wrong after taking over")
+            outputs = judged or []
+        return self.events.outputs(outputs) if outputs and not self._silent else True
+
+    def closed(self, streams: list[int]) -> None:
+        if others := [stream for stream in streams if stream != CANARY]:
+            self.events.closed(others)
+
+    def fatal(self, why: str) -> None:
+        self.events.fatal(why)
+
+    def memory(self, why: str) -> None:
+        self.events.memory(why)
+
+    def loading(self, why: str) -> None:
+        self.events.loading(why)
+
+    def owner_gone(self, epoch: int) -> None:
+        self.events.owner_gone(epoch)
+
+
+class VaultEngine(Generic[T]):
+    """A `ShadowEngine` around a tenant."""
+
+    def __init__(self, tenant: T, place: Place) -> None:
+        self.tenant, self.place = tenant, place
+        self._told = told = _Told(self._passed)
+        self.ranks = Ranks(place, told)
+        self.memory = VaultMemory(place, tenant.geometry, tenant.private_bytes, _Inhabitant(self))
+        self.gpu_fence = self.memory.gpu_fence
+        self._wrong = "it was never tried"  # the last canary's outcome
+        self._tasks = Tasks("shadow engine")
+        self._beside = Tasks("engine", lambda error: told.fatal(f"the device cannot be made ready: {error}"))
+
+    def __repr__(self) -> str:
+        return f"<{self.tenant!r}, {self.memory!r}>"
+
+    @property
+    def limits(self) -> Limits:
+        return self.tenant.limits
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self.tenant.capabilities, shadow=True)
+
+    @property
+    def last_epoch(self) -> int:
+        return self.memory.client.last_epoch
+
+    @property
+    def resumes(self) -> Resumes:
+        return self.tenant.resumes
+
+    @property
+    def proven(self) -> bool:
+        return self._told.proving.over
+
+    def submit(self, stream: int, request: GenerateRequest) -> None:
+        self.tenant.submit(stream, request)
+
+    def cancel(self, stream: int) -> None:
+        self.tenant.cancel(stream)
+
+    def progress(self) -> Progress:
+        return self.tenant.progress()
+
+    # -- loading and standing by
+
+    async def load(self, events: EngineEvents) -> None:
+        self._told.events = events
+        tenant, memory, ranks = self.tenant, self.memory, self.ranks
+        await tenant.load(self._told)
+        settling = self._tasks.spawn(tenant.settle(memory, ranks), "settle")
+        await asyncio.gather(memory.load(tenant.weights), settling)
+        if await self.check():
+            return  # its caller checks too, and says so
+        if self.place.unmapped:
+            await asyncio.gather(memory.sleep(), ranks.sleep())
+
+    async def check(self) -> str:
+        """Asleep there is nothing to read: the last outcome stands. One that was begun goes on to its end, even if
+        nobody waits for it any more: what it reads must stay."""
+        if not self.memory.asleep:
+            await self.memory.settled.wait()
+            self._wrong = await asyncio.shield(self._tasks.spawn(self._check(), "check"))
+        return self._wrong
+
+    async def _check(self) -> str:
+        if not self.ranks.count:
+            return await self._answer()
+        async with self.ranks.turn:
+            try:
+                await self.ranks.order("hold", HOLD_S)
+            except TimeoutError:
+                return f"the memory of a rank was not at rest within {HOLD_S:g} s"
+            wrong = await self._answer()
+            await self.ranks.order("go_on", HOLD_S)
+            return wrong
+
+    async def _answer(self) -> str:
+        async with self.memory.still:
+            mapping = self.memory.pool.mapping
+            assert mapping is not None, "private memory is mapped from the first load on"
+            return await self.tenant.check(mapping)
+
+    async def stop(self) -> None:
+        self._told.proving.end(alive=False)
+        await self.tenant.stop()
+        await self._tasks.stop()
+        await self._beside.stop()
+        self.ranks.stop()
+        await self.memory.close()
+
+    # -- awake
+
+    async def wake(self, epoch: int, pass_fds: tuple[int, ...] = ()) -> Woken:
+        owned = await (self._own_together(epoch, pass_fds) if self.ranks.count else self.memory.own(epoch))
+        await self.tenant.begin(owned)
+        return Woken(owned.blocks, owned.reason, owned.marks)
+
+    async def _own_together(self, epoch: int, pass_fds: tuple[int, ...]) -> Owned:
+        ranks = self.ranks
+        if ranks.turn.locked():
+            self._told.loading("a canary is under way on every rank")
+        async with ranks.turn:
+            if ranks.guests:  # at this vault: there must be an epoch to join
+                owned = await self.memory.own(epoch)
+                await ranks.wake(epoch, pass_fds)
+            else:  # they agree with one another on the way
+                owned, _ = await asyncio.gather(self.memory.own(epoch), ranks.wake(epoch, pass_fds))
+        return owned
+
+    def prove(self) -> None:
+        canary = self.tenant.canary
+        self._told.proving.begin(canary)
+        self.tenant.submit(CANARY, canary.request)
+
+    def _passed(self) -> None:
+        if (owned := self.memory.owned) is not None:
+            with self.tenant.books:
+                owned.pool.canary_passed()
+
+    async def rest(self) -> None:
+        self._told.proving.end(alive=True)
+        left = await self.tenant.end()
+        if left:
+            self._told.closed(left)
+        await self.ranks.rest()
+        await self.memory.rest()
+
+
+class _Inhabitant:
+    """What the memory tells."""
+
+    def __init__(self, engine: VaultEngine[Any]) -> None:
+        self._engine, self._told = engine, engine._told
+        self.fatal, self.loading, self.owner_gone = self._told.fatal, self._told.loading, self._told.owner_gone
+
+    @property
+    def books(self) -> AbstractContextManager[object]:
+        books: AbstractContextManager[object] = self._engine.tenant.books
+        return books
+
+    def memory(self, why: str) -> None:
+        self._engine.ranks.doubt(0, why)
+
+    def room(self) -> None:
+        self._engine.tenant.room()
+
+    def moved(self) -> None:
+        if self._engine.tenant.moved():
+            self._engine._beside.spawn(self._check_again(), "check again")
+
+    async def _check_again(self) -> None:
+        if await self._engine.check():
+            self._told.fatal("the canary's answer was wrong after the pool was mapped anew")

@@ -1,0 +1,345 @@
+"""What the tests of all engines share: a vault for each device, engines in this process or in children, what they said.
+
+An engine is known by its kind ("sim", "torch", "example"), which says how it is made from its settings. Those that are
+to be killed are children that carry out orders (engine_agent.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.requests import GenerateRequest, Output, Sampling
+from holdfast.engines.contract import EngineEvents
+from holdfast.engines.shadow.engine import VaultEngine
+from holdfast.engines.shadow.place import Place
+from holdfast.memory.vault.launch import VaultProcesses
+from holdfast.memory.vault.settings import VaultSettings
+
+AGENT = Path(__file__).with_name("engine_agent.py")
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+BOUND_S = 30.0  # far above what anything here takes, on a busy machine too
+LOAD_S = 100.0  # a child's first order waits for its import of torch: ten times as long beside others that import it
+# A block of the tiny model: keys and values of 4 layers, 2 heads of 16, 16 tokens, fp32.
+TINY_BLOCK_GIB = 2 * 4 * 2 * 16 * 16 * 4 / 2**30
+SETTINGS: dict[str, dict[str, Any]] = {
+    "sim": {"ttft_ms": 0.0, "tpot_ms": 0.0, "vault_gib": 0.004, "kv_blocks": 2048},
+    "torch": {"exact": True, "threads": 1, "kv_gib": 512 * TINY_BLOCK_GIB},
+    "example": {},
+}
+
+
+def make_engine(kind: str, settings: dict[str, Any], place: Place, progress: Any = lambda *_: None) -> VaultEngine[Any]:
+    """With `settings` in place of the kind's own ones here."""
+    settings = SETTINGS[kind] | settings
+    if kind == "sim":
+        from holdfast.engines.sim import SimSettings
+        from holdfast.engines.sim.shadow import ShadowSim
+
+        return ShadowSim(SimSettings(**settings), random.Random(1), place)
+    if kind == "torch":
+        from holdfast.engines.torch.engine import torch_engine
+        from holdfast.engines.torch.files.tiny import tiny
+        from holdfast.engines.torch.settings import TorchSettings
+
+        return torch_engine(settings.pop("checkpoint", None) or tiny(), TorchSettings(**settings), place, progress)
+    sys.path.insert(0, str(EXAMPLES))
+    from counting_engine import CountingTenant
+
+    return VaultEngine(CountingTenant(**settings), place)
+
+
+def request(tokens: list[int], max_tokens: int = 24, *, prompt_len: int | None = None, **given: Any) -> GenerateRequest:
+    stops = given.pop("stop_token_ids", [])
+    sampling = Sampling(max_tokens, **{"seed": 7, "ignore_eos": True, **given})
+    return GenerateRequest("r", tokens, len(tokens) if prompt_len is None else prompt_len, sampling, stops)
+
+
+class Vault:
+    """A vault for each of some devices, host-0 and on, in a folder of their own."""
+
+    def __init__(self, devices: int = 1, budget_bytes: int = 0) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="engines-"))
+        self.places = [(str(self.folder / f"gms_host-{at}.sock"), f"host-{at}") for at in range(devices)]
+        self.socket = self.places[0][0]
+        self.logs = [self.folder / f"log-{at}" for at in range(devices)]
+        self.processes = [
+            VaultProcesses(VaultSettings(device, path, budget_bytes), log)
+            for (path, device), log in zip(self.places, self.logs, strict=True)
+        ]
+
+    def __enter__(self) -> Vault:
+        for each in self.processes:
+            each.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self.processes:
+            each.stop()
+        texts = [log.read_text() for log in self.logs]
+        shutil.rmtree(self.folder)
+        for text in texts:
+            assert "Traceback" not in text, text[-3000:]
+
+    @property
+    def log(self) -> Path:
+        return self.logs[0]
+
+    def commits(self) -> int:
+        return self.log.read_text().count("committed generation")
+
+    def kill(self, *kinds: str, device: int = 0) -> None:
+        """SIGKILL its "server", its "keeper" or both, stopped first so that none starts the other in between."""
+        found = [pid for kind in kinds for pid in _pids(kind, self.places[device][0])]
+        assert len(found) == len(kinds), found
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in found:
+                os.kill(pid, number)
+
+    async def come_back(self, device: int = 0) -> None:
+        """Both were killed, and are started again with nothing."""
+        async with asyncio.timeout(BOUND_S):
+            while not self.processes[device].ensure():
+                await asyncio.sleep(0.01)
+
+    def place(self, engine_id: int = 0, **given: Any) -> Place:
+        (socket, device), *more = self.places
+        return Place(socket, device, engine_id, f"engine {engine_id}", more=tuple(more), **given)
+
+    @contextlib.asynccontextmanager
+    async def children(self, *children: Child) -> AsyncIterator[tuple[Child, ...]]:
+        """Loaded, side by side; killed at the end."""
+        try:
+            await asyncio.gather(*(child.start() for child in children))
+            await asyncio.gather(*(child.do("load") for child in children))
+            yield children
+        finally:
+            await asyncio.gather(*(child.kill() for child in children))
+
+    @contextlib.asynccontextmanager
+    async def engine(self, engine_id: int = 0, kind: str = "sim", **given: Any) -> AsyncIterator[Child]:
+        """A loaded engine of its own process."""
+        async with self.children(Child(self, engine_id, kind, **given)) as (child,):
+            yield child
+
+    @contextlib.asynccontextmanager
+    async def pair(self, kind: str = "sim", **given: Any) -> AsyncIterator[tuple[Child, ...]]:
+        async with self.children(*(Child(self, number, kind, **given) for number in (0, 1))) as pair:
+            yield pair
+
+
+def _pids(kind: str, socket: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            words = (entry / "cmdline").read_text().split("\0") if entry.name.isdigit() else []
+            if f"holdfast.memory.vault.{kind}" in words[:3] and any(socket in word for word in words):
+                found.append(int(entry.name))
+    return found
+
+
+@contextlib.contextmanager
+def running_vault() -> Iterator[Vault]:
+    with Vault() as vault:
+        yield vault
+
+
+class Said(EngineEvents):
+    """What an engine told, as it came, and a way to wait for a state of that."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Output]] = []
+        self.lost: list[int] = []  # streams that were closed
+        self.told: list[list[Any]] = []  # [kind, words] of everything else
+        self.on_batch: Callable[[list[Output]], None] = lambda outputs: None
+        self.willing = True
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._changed = asyncio.Event()
+
+    def outputs(self, outputs: list[Output]) -> bool:
+        self.batches.append(outputs)
+        self._changed.set()
+        self.on_batch(outputs)
+        return self.willing
+
+    def closed(self, streams: list[int]) -> None:
+        self.lost.extend(streams)
+        self._changed.set()
+
+    def fatal(self, why: str) -> None:
+        self.told.append(["fatal", why])
+        if self.loop is not None:
+            self.loop.call_soon_threadsafe(self._changed.set)
+
+    def disproved(self, why: str) -> None:
+        self.told.append(["disproved", why])
+        self._changed.set()
+
+    def owner_gone(self, epoch: int) -> None:
+        self.told.append(["owner_gone", ""])
+
+    def memory(self, why: str) -> None:
+        self.told.append(["memory", why])
+
+    def loading(self, why: str) -> None:
+        self.told.append(["loading", why])
+
+    def heard(self, kind: str) -> list[Any]:
+        return [words for each, words in self.told if each == kind]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(BOUND_S):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+    def of(self, stream: int) -> list[Output]:
+        return [output for batch in self.batches for output in batch if output.stream == stream]
+
+    def tokens(self, stream: int) -> list[int]:
+        return [token for output in self.of(stream) for token in output.tokens]
+
+    def ended(self, *streams: int) -> bool:
+        last = {output.stream for batch in self.batches for output in batch if output.finish or output.failure}
+        return last.issuperset(streams)
+
+
+class Rig(Said):
+    """An engine in this process."""
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__()
+        self.engine = engine
+
+    async def load(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        await self.engine.load(self)
+
+    def submit(self, asked: dict[int, GenerateRequest]) -> None:
+        for number, each in asked.items():
+            self.engine.submit(number, each)
+
+    async def run(self, asked: dict[int, GenerateRequest]) -> None:
+        """All of them at once, to their ends."""
+        self.submit(asked)
+        await self.until(lambda: self.ended(*asked))
+
+
+class Failed(Exception):
+    """What an order ended with; `kind` is the error's class there."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind = kind
+
+
+class Child:
+    """A process with an engine that carries out orders, and what that said of its streams."""
+
+    def __init__(
+        self,
+        vault: Vault,
+        engine_id: int = 0,
+        kind: str = "sim",
+        *,
+        ranks_die: bool = True,
+        slow: bool = False,  # who takes its outputs does not keep up: a step takes a millisecond at least
+        **given: Any,
+    ) -> None:
+        place = {name: given.pop(name) for name in ("unmapped", "direct", "wake_s") if name in given}
+        self._launch = {"kind": kind, "settings": SETTINGS[kind] | given, "vaults": vault.places}
+        self._launch |= {"ranks_die": ranks_die, "slow": slow}
+        self._launch["place"] = {"engine_id": engine_id, "who": f"engine {engine_id}", **place}
+        self.said: dict[int, list[int]] = {}  # tokens by stream
+        self.finished: dict[int, str] = {}
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = iter(range(1, 1_000_000))
+        self._changed = asyncio.Event()
+
+    async def start(self) -> None:
+        self.process = await asyncio.create_subprocess_exec(
+            *(sys.executable, str(AGENT), json.dumps(self._launch)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=2**20,
+        )
+        self._listening = asyncio.create_task(self._listen())
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self.process.returncode is None
+
+    def order(self, name: str, **arguments: Any) -> asyncio.Future[Any]:
+        assert self.process.stdin is not None
+        number = next(self._numbers)
+        self._answers[number] = asyncio.get_running_loop().create_future()
+        self.process.stdin.write(json.dumps([number, name, arguments]).encode() + b"\n")
+        return self._answers[number]
+
+    async def do(self, name: str, **arguments: Any) -> Any:
+        async with asyncio.timeout(LOAD_S if name == "load" else BOUND_S):
+            return await self.order(name, **arguments)
+
+    async def submit(self, stream: int, tokens: list[int], max_tokens: int, **given: Any) -> None:
+        await self.do("submit", stream=stream, tokens=tokens, max_tokens=max_tokens, given=given)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(BOUND_S):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def until_facts(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        async with asyncio.timeout(BOUND_S):
+            while not condition(facts := await self.do("facts")):
+                await asyncio.sleep(0.01)
+            return facts
+
+    async def follows(self) -> None:
+        """Wait until it, standing by, follows a pool."""
+        await self.until_facts(lambda facts: "None" not in facts["follower"])
+
+    async def _listen(self) -> None:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            number, *words = json.loads(line)
+            if number == 0:
+                self._heard(*words)
+            elif not (future := self._answers.pop(number)).done():
+                result, error = words
+                future.set_result(result) if error is None else future.set_exception(Failed(*error))
+        for future in self._answers.values():
+            if not future.done():
+                future.set_exception(Failed("Died", "the engine has ended"))
+                future.exception()
+
+    def _heard(self, stream: int, tokens: list[int], finish: str | None) -> None:
+        self.said.setdefault(stream, []).extend(tokens)
+        if finish is not None:
+            self.finished[stream] = finish
+        self._changed.set()
+
+    async def kill(self) -> None:
+        """SIGKILL, and wait until it is over and all it had said was read."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        await self.ended()
+
+    async def ended(self) -> None:
+        async with asyncio.timeout(BOUND_S):
+            await self.process.wait()
+            await self._listening
