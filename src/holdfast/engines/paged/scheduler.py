@@ -100,10 +100,11 @@ class Scheduler:
         if blocks_for(prompt_len + 1, block_tokens) > count:
             raise _invalid(f"tokens: a prompt of {prompt_len} can never fit into {count} KV blocks of {block_tokens}")
         try:
-            largest = max(array("I", tokens))
+            array("I", tokens)
+            known = max(tokens) < size
         except OverflowError:  # a negative id, found while packing them: cheaper than a min() over a long prompt
-            largest = size
-        if largest >= size:
+            known = False
+        if not known:
             raise _invalid(f"tokens has ids outside 0 to {size - 1}")
 
     def cancel(self, number: int) -> None:
@@ -148,7 +149,7 @@ class Scheduler:
             if left <= 0:
                 break
             if not stream.held:
-                segments.append(self._segment(stream, min(stream.missing, left)))
+                segments.append(self._chunk(stream, left))
                 left -= len(segments[-1].tokens)
         if not segments:
             return None
@@ -158,17 +159,24 @@ class Scheduler:
         return plan
 
     def _decodes(self) -> list[Segment]:
-        """One token of every running stream that lacks just that. It runs for every token there is: no call that need
-        not be."""
+        """One token of every running stream that lacks just that. This and `retire` run for every token there is: they
+        call nothing that they need not."""
         segments: list[Segment] = []
-        size = self.blocks.block_tokens
+        size, prompts = self.blocks.block_tokens, self._prompts
         for stream in list(self.running.values()):
-            length = len(stream.tokens) + stream.pending
-            planned = stream.planned
-            if length != planned + 1 or length >= stream.end or stream.held or not stream.runs:
+            start, pending = stream.planned, stream.pending
+            end = start + 1
+            if end != len(stream.tokens) + pending or end >= stream.end or stream.held or not stream.runs:
                 continue
-            if len(stream.blocks) * size > planned or self._cover(stream):
-                segments.append(self._segment(stream, 1))
+            if len(stream.blocks) * size <= start and not self._cover(stream):
+                continue
+            stream.planned = end
+            stream.in_flight += 1
+            stream.pending = pending + 1
+            token = PENDING if pending else stream.tokens[start]
+            segments.append(Segment(stream, [token], start, stream.blocks, True))
+            if prompts:
+                prompts.pop(stream, None)
         return segments
 
     def retire(
@@ -180,47 +188,48 @@ class Scheduler:
         self._in_flight.popleft()
         outputs, size = [], self.blocks.block_tokens
         for segment in plan.segments:
-            stream = segment.owner
+            stream, end = segment.owner, segment.start + len(segment.tokens)
             stream.in_flight -= 1
-            count = len(segment.tokens)
-            if count > 1 or not (segment.start + 1) % size:  # it may have completed a block
-                self.blocks.computed(stream, segment.start + count)
+            if end % size == 0 or len(segment.tokens) > 1:  # it may have completed a block
+                self.blocks.computed(stream, end)
             if segment.wants_token:
                 stream.pending -= 1
-                stream.tokens.append(tokens[stream.number])  # of one that is gone too: a later step may have used it
+                token = tokens[stream.number]
+                stream.tokens.append(token)  # of one that is gone too: a later step may have used it
                 if not stream.gone:
-                    outputs.append(self._output(stream, logprobs))
+                    output = Output(stream.number, [token])
+                    outputs.append(output)
+                    if end + 1 >= stream.end or token in stream.stops or end == stream.asked or logprobs:
+                        self._tell_more(stream, output, logprobs)
             if not stream.runs and not stream.in_flight and stream.blocks:
                 self._leaving -= 1
                 self._release(stream)
         return outputs
 
-    def _output(self, stream: Stream, logprobs: Mapping[int, TokenLogprobs] | None) -> Output:
-        tokens = stream.tokens
-        length = len(tokens)
-        output = Output(stream.number, tokens[-1:])
-        if length == len(stream.request.tokens) + 1:
+    def _tell_more(self, stream: Stream, output: Output, logprobs: Mapping[int, TokenLogprobs] | None) -> None:
+        """What only some outputs say: the first one, the last one, those of streams that asked for logprobs."""
+        length = len(stream.tokens)
+        if length == stream.asked + 1:
             output.cached = stream.cached
         if logprobs and stream.number in logprobs:
             output.logprobs = [logprobs[stream.number]]
-        if tokens[-1] in stream.stops and length > stream.stop_from:
+        if stream.tokens[-1] in stream.stops and length > stream.stop_from:
             output.finish = "stop"
         elif length >= stream.end:
             output.finish = "length"
-        else:
-            return output
-        self._become_gone(stream)
-        return output
+        if output.finish is not None:
+            self._become_gone(stream)
 
-    def _segment(self, stream: Stream, count: int) -> Segment:
+    def _chunk(self, stream: Stream, left: int) -> Segment:
+        """As much of what it lacks as the step has left."""
         start = stream.planned
-        tokens = stream.tokens[start : start + count] or [PENDING]
-        stream.planned = end = start + count
+        tokens = stream.tokens[start : start + left]
+        stream.planned += len(tokens)
         stream.in_flight += 1
-        wants_token = end == len(stream.tokens) + stream.pending
+        wants_token = stream.planned == len(stream.tokens)
         if wants_token:
             stream.pending += 1
-            self._prompts.pop(stream, None)
+            del self._prompts[stream]
         return Segment(stream, tokens, start, stream.blocks, wants_token)
 
     # -- who runs
@@ -239,7 +248,7 @@ class Scheduler:
             self._prompts[stream] = None
             stream.runs = True
             stream.planned = known
-            if len(stream.tokens) == len(stream.request.tokens):
+            if len(stream.tokens) == stream.asked:
                 stream.cached = known
             self._on_start(stream)
 

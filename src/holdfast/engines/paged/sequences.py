@@ -21,6 +21,7 @@ class Stream:
     """One request. The fields from `blocks` on are kept by the block books."""
 
     __slots__ = (
+        "asked",
         "blocks",
         "cached",
         "end",
@@ -49,6 +50,7 @@ class Stream:
         self.request = request
         self.prompt_len = request.prompt_len
         self.tokens = list(request.tokens)  # all that is known of its text
+        self.asked = len(self.tokens)  # what the request brought of it
         self.end = end  # the length at which it finishes with "length"
         self.stops = frozenset(request.stop_token_ids)
         if not sampling.ignore_eos:

@@ -65,18 +65,19 @@ class SimComputer:
         return drawn, logprobs
 
     def _write(self, segment: Segment) -> None:
-        size, at = self._block_size, segment.start
-        while at < segment.position:
-            part = segment.tokens[at - segment.start :][: size - at % size]
-            place = segment.blocks[at // size] * size + at % size
-            self._words[place : place + len(part)] = memoryview(array("I", part))
-            at += len(part)
+        size, start, end = self._block_size, segment.start, segment.position
+        tokens = memoryview(array("I", segment.tokens))
+        for at in range(start // size * size, end, size):
+            first, last = max(at, start), min(at + size, end)
+            place = segment.blocks[at // size] * size - at
+            self._words[place + first : place + last] = tokens[first - start : last - start]
 
     def _read(self, segment: Segment) -> Sequence:
-        """All of its text up to the segment's end."""
-        size, request = self._block_size, segment.owner.request
-        known: list[int] = []
-        for block in segment.blocks[: -(-segment.position // size)]:
-            known += self._words[block * size : (block + 1) * size].tolist()
-        text = known[: segment.position]
+        """All of its text up to the segment's end: what was there before it, and what it has just written."""
+        size, start, request = self._block_size, segment.start, segment.owner.request
+        text = array("I")
+        for block in segment.blocks[: -(-start // size)]:
+            text.frombytes(self._words[block * size : (block + 1) * size])
+        del text[start:]
+        text.extend(array("I", segment.tokens))
         return Sequence(load(), text, request.prompt_len, request.sampling, request.stop_token_ids)

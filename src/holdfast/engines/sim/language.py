@@ -61,6 +61,7 @@ class Sequence:
         "_plain",
         "_sampling",
         "_seen",
+        "_starts",
         "_sums",
         "_vocabulary",
         "length",
@@ -70,17 +71,18 @@ class Sequence:
     def __init__(
         self,
         vocabulary: Vocabulary,
-        tokens: list[int],
+        tokens: list[int] | array[int],
         prompt_len: int,
         sampling: Sampling,
         stop_token_ids: list[int] | None = None,
     ) -> None:
         self._vocabulary = vocabulary
+        self._starts = vocabulary.root.children
         self._sampling = sampling
         self.length = len(tokens)
         self.logprobs: TokenLogprobs | None = None  # of the last token, where asked for
         # One update for the whole prompt: at 30k tokens a loop would cost milliseconds.
-        self._hasher = blake2b(array("I", tokens).tobytes(), digest_size=_parts.size, person=b"holdfast-sim")
+        self._hasher = blake2b(array("I", tokens), digest_size=_parts.size, person=b"holdfast-sim")
         self._node: Node | None = vocabulary.tail(tokens)
         self._key = int.from_bytes(blake2b(str(sampling.seed).encode(), digest_size=8).digest(), "little")
         self._min_until = prompt_len + sampling.min_tokens
@@ -107,10 +109,7 @@ class Sequence:
             token = self._other(token)
         self._hasher.update(_token_bytes(token))
         self.length += 1
-        if node is None:
-            self._node = self._vocabulary.root.children.get(token)
-        else:
-            self._node = node.children.get(token) or self._vocabulary.root.children.get(token)
+        self._node = (node.children.get(token) if node is not None else None) or self._starts.get(token)
         if self._seen:
             self._seen.add(token)
             self._counts[token] = self._counts.get(token, 0) + 1

@@ -8,6 +8,7 @@ is a UTF-8 lead byte and the later ones are continuation bytes, so a path can be
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -41,7 +42,7 @@ class Vocabulary:
     punctuation: tuple[int, ...]
     root: Node  # of the trie of characters
 
-    def tail(self, tokens: list[int]) -> Node | None:
+    def tail(self, tokens: list[int] | array[int]) -> Node | None:
         """The unfinished character that `tokens` end in, if they do."""
         node: Node | None = None
         for token in tokens[-4:]:  # UTF-8 has at most four bytes, one token each
