@@ -1,8 +1,19 @@
-"""Where torch is not installed nothing of its engine can be imported; `test_torch_is_here` says so."""
+"""A vault for every test of an engine. Where torch is not installed nothing of its engine can be imported;
+`test_torch_is_here` says so."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.util import find_spec
+
+import pytest
+from engine_rig import Vault
 
 if find_spec("torch") is None:
     collect_ignore_glob = ["torch/*"]
+
+
+@pytest.fixture
+def vault() -> Iterator[Vault]:
+    with Vault() as started:
+        yield started

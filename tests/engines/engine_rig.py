@@ -15,7 +15,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -146,12 +146,6 @@ def _pids(kind: str, socket: str) -> list[int]:
             if f"holdfast.memory.vault.{kind}" in words[:3] and any(socket in word for word in words):
                 found.append(int(entry.name))
     return found
-
-
-@contextlib.contextmanager
-def running_vault() -> Iterator[Vault]:
-    with Vault() as vault:
-        yield vault
 
 
 class Said(EngineEvents):

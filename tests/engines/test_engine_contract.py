@@ -11,7 +11,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -45,12 +45,6 @@ def settings(kind: str, blocks: int = 512, **given: int) -> dict[str, Any]:
 
 def prompt(length: int, number: int = 0) -> list[int]:
     return [(37 * number + 31 * place * place + 101 * place + 17) % 900 for place in range(length)]
-
-
-@pytest.fixture
-def vault() -> Iterator[Vault]:
-    with Vault() as started:
-        yield started
 
 
 @asynccontextmanager
@@ -386,6 +380,28 @@ async def test_tokens_depend_on_the_pages_that_were_adopted(kind: str, vault: Va
         await adopt(owner, standby)
         said = await resume(owner, standby)
         assert all(said[number] != right[number] for number in PROMPTS)
+
+
+@pytest.mark.parametrize("kind", SHADOWS)
+async def test_damaged_and_planted_entries_are_never_used(kind: str, vault: Vault) -> None:
+    """Entries that are torn, damaged, of another generation, moved or planted are not believed: all is computed again,
+    and every token is right."""
+    right = await unbroken(kind)
+    async with vault.pair(kind, **settings(kind)) as (owner, standby):
+        await owner.do("wake", epoch=1000)
+        for number in (1, 2):
+            await owner.submit(number, PROMPTS[number], TOKENS)
+        await owner.until(lambda: len(owner.finished) == 2)
+        assert await owner.do("damage_entries") >= 10
+        for number in (3, 4):
+            assert await owner.do("plant", tokens=PROMPTS[number]) >= 3
+        woken = await adopt(owner, standby)
+        assert (woken["blocks"], woken["reason"]) == (0, "")
+        for number, text in PROMPTS.items():
+            await standby.submit(number, text, TOKENS)
+        await standby.until(lambda: len(standby.finished) == len(PROMPTS))
+        assert {number: standby.said[number] for number in PROMPTS} == right
+        assert (await standby.do("facts"))["found"] == 0
 
 
 @pytest.mark.parametrize("kind", SHADOWS)

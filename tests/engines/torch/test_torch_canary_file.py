@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -13,12 +12,6 @@ from torch_rig import Rig
 
 from holdfast.core.errors import UserError
 from holdfast.engines.torch.canary import KINDS_MAX, answers_in, code_identity, known_answer
-
-
-@pytest.fixture
-def vault() -> Iterator[Vault]:
-    with Vault() as made:
-        yield made
 
 
 def test_the_first_answer_counts(tmp_path: Path) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator
 
 import pytest
 import torch
-from engine_rig import BOUND_S, Vault, running_vault
+from engine_rig import BOUND_S, Vault
 from torch_rig import prompt, request, rig
 
 from holdfast.engines.paged.sequences import StepPlan
@@ -17,12 +16,6 @@ from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.gpu import warm_up
 from holdfast.engines.torch.launched import Launched
 from holdfast.engines.torch.readiness import Readiness, Ready
-
-
-@pytest.fixture
-def vault() -> Iterator[Vault]:
-    with running_vault() as made:
-        yield made
 
 
 async def test_a_wake_that_compiles_says_so_and_goes_on(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Iterator
 
 import pytest
 import torch
-from engine_rig import Vault, running_vault
+from engine_rig import Vault
 from torch_rig import BLOCK_GIB, Rig, prompt, request, rig
 
 from holdfast.core.errors import UserError
@@ -17,12 +16,6 @@ from holdfast.core.requests import GenerateRequest
 from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.files.tiny import TINY
 from holdfast.engines.torch.settings import TorchSettings
-
-
-@pytest.fixture
-def vault() -> Iterator[Vault]:
-    with running_vault() as started:
-        yield started
 
 
 async def alone(r: Rig, asked: GenerateRequest, number: int = 900) -> list[int]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from engine_rig import Said, Vault, running_vault
+from engine_rig import Said, Vault
 from torch_rig import BLOCK, BLOCK_GIB, Rig, prompt, request, rig
 
 from holdfast.core.requests import GenerateRequest, TokenLogprobs
@@ -43,19 +42,13 @@ def answer(said: Said, number: int) -> tuple[list[int], list[TokenLogprobs]]:
     return said.tokens(number), [each for output in said.of(number) for each in output.logprobs or []]
 
 
-@pytest.fixture
-def vault() -> Iterator[Vault]:
-    with running_vault() as started:
-        yield started
-
-
 @pytest.fixture(scope="module")
 def unbroken() -> Answers:
     """Each stream alone in its engine's pool, its prompt in one piece."""
 
     async def run() -> Answers:
         found: Answers = {}
-        with running_vault() as vault:
+        with Vault() as vault:
             async with rig(vault, step_tokens_max=512) as r:
                 for number, asked in ASKED.items():
                     await r.run({number: asked})

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 import torch
 from default_model import smollm2_path
-from engine_rig import Vault, running_vault
+from engine_rig import Vault
 from torch_rig import request, rig
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.initialization import no_init_weights
@@ -29,12 +28,6 @@ QUESTIONS = [
     "What is 12 plus 30?",
     "Tell me a joke about a cat.",
 ]
-
-
-@pytest.fixture
-def vault() -> Iterator[Vault]:
-    with running_vault() as started:
-        yield started
 
 
 def theirs(checkpoint: Checkpoint) -> LlamaForCausalLM:

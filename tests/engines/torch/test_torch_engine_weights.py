@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
-from engine_rig import Vault, running_vault
+from engine_rig import Vault
 from torch_rig import Rig, prompt, request, rig
 
 from holdfast.engines.torch.files.tiny import tiny
@@ -17,12 +16,6 @@ from holdfast.engines.torch.model.weights import SUMS, TorchWeights
 from holdfast.memory.client.mapped import Mapped
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def vault() -> Iterator[Vault]:
-    with running_vault() as started:
-        yield started
 
 
 async def test_a_second_engine_maps_what_the_first_wrote(vault: Vault) -> None:

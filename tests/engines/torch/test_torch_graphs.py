@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from engine_rig import Vault, running_vault
+from engine_rig import Vault
 from torch_graph_rig import by_graphs
 from torch_rig import BLOCK_GIB, Rig, prompt, request, rig
 
@@ -17,13 +16,6 @@ from holdfast.engines.torch.gpu.graph_inputs import GraphInputs
 from holdfast.engines.torch.sampling.noise import token_words
 from paged_rig import SIZE, World
 from paged_rig import request as asked_of
-
-
-@pytest.fixture
-def vault() -> Iterator[Vault]:
-    with running_vault() as made:
-        yield made
-
 
 STREAMS = 5  # four of them are a graph's size: the last one's row is left as it is while it is away
 SMALL = {"kv_gib": 28 * BLOCK_GIB, "concurrency": 8}  # five prompts fit, five answers do not

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from engine_rig import BOUND_S, Vault, running_vault
+from engine_rig import BOUND_S, Vault
 from torch_graph_rig import by_graphs
 from torch_rig import Rig, prompt, request, rig
 
@@ -23,12 +23,6 @@ WANTS: dict[str, dict[str, Any]] = {
     "truncated": {"temperature": 0.8, "top_p": 0.9},
     "penalised, with logprobs": {"presence_penalty": 0.5, "top_logprobs": 2},
 }
-
-
-@pytest.fixture
-def vault() -> Iterator[Vault]:
-    with running_vault() as made:
-        yield made
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_rig import BOUND_S, Child, Vault, running_vault
+from engine_rig import BOUND_S, Child, Vault
 from torch_rig import BLOCK, BLOCK_GIB, SETTINGS, prompt, request, rig
 
 from holdfast.core.errors import UserError
@@ -81,7 +81,7 @@ def unbroken() -> Said:
     """What an engine of one rank says that nobody kills."""
 
     async def run() -> Said:
-        with running_vault() as vault:
+        with Vault() as vault:
             async with rig(vault) as r:
                 texts = {number: text for turn in range(ROUNDS) for number, text in prompts(turn).items()}
                 await r.run({number: request(text, TOKENS, **sampling(number)) for number, text in texts.items()})

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 
 import pytest
-from engine_rig import BOUND_S, Vault, running_vault
+from engine_rig import BOUND_S, Vault
 from torch_rig import prompt, request, rig
 
 from holdfast.engines.paged.sequences import Segment, StepPlan, Stream
 from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.launched import Launched
 from holdfast.engines.torch.step_budget import LEAST_MS, MARGIN, STEP_MS_MAX, StepBudget, has_chunk
-
-
-@pytest.fixture
-def vault() -> Iterator[Vault]:
-    with running_vault() as made:
-        yield made
 
 
 def plan(*counts: int) -> StepPlan:

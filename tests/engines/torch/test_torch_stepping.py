@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from engine_rig import Vault, running_vault
+from engine_rig import Vault
 from torch_rig import Rig, prompt, request, rig
 
 from holdfast.core.requests import GenerateRequest
 from holdfast.engines.paged.sequences import PENDING, StepPlan
 from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.launched import Launched
-
-
-@pytest.fixture
-def vault() -> Iterator[Vault]:
-    with running_vault() as made:
-        yield made
 
 
 async def one_ahead(r: Rig) -> None:
