@@ -58,7 +58,7 @@ SOCKETS = {
 }
 ROOTS = {
     "testing/agents.py": "the root of an order: its giver is told",
-    "frontend/scrape.py": "a scrape's task: a bug there must not leave its client without an answer",
+    "frontend/metrics.py": "a scrape's task: a bug there must not leave its client without an answer",
     "engines/torch/files/hub_fetch.py": "the root of a process that only fetches: it says what went wrong, and ends",
     "frontend/app.py": "the root of a request: a bug becomes a 500 and a log line",
     "frontend/text/tokenizer.py": "the binding raises bare Exception, and nothing narrower",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.core.procfs import ThreadTimes
-from holdfast.frontend.reader_judge import CPU_S, IDLE_LOOKS, STOPPED_LOOKS, ReaderJudge
+from holdfast.frontend.large_bodies import CPU_S, IDLE_LOOKS, STOPPED_LOOKS, ReaderJudge
 
 SECOND = 10**9
 

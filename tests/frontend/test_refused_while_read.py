@@ -43,7 +43,7 @@ def check(deployment: Deployment, reply: Reply, status: int, name: str, asked: s
     assert (reply.status, reply.headers.get("x-request-id")) == (status, name)
     assert reply.headers["access-control-allow-origin"] == HOME
     assert reply.headers["connection"] == "close"
-    assert reply.error["type"] == "invalid_request_error"
+    assert reply.error["type"] == ("overloaded_error" if status == 429 else "invalid_request_error")
     assert f' "{asked}" {status} ' in line_of(deployment, name)
 
 

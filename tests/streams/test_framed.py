@@ -9,11 +9,10 @@ import pytest
 
 from holdfast.core.address import UnixAddress
 from holdfast.core.requests import GenerateRequest, Sampling
-from holdfast.wire import framed, unread
+from holdfast.wire import framed, net
 from holdfast.wire.frames import FrameSplitter
 from holdfast.wire.messages import Generate, decode_to_worker
 from holdfast.wire.net import SocketNetwork
-from holdfast.wire.unread import UNSENT_BYTES_MAX
 
 WAIT_S = 30.0
 # A prompt of a million tokens is a frame of 5 MB: 20 of them are more than may be unsent for long.
@@ -57,7 +56,7 @@ def burst(link: framed.Framed) -> None:
     for stream in range(REQUESTS):
         link.send(Generate(stream, GenerateRequest(f"r{stream}", PROMPT, len(PROMPT), Sampling(10, 1))))
     assert link.transport is not None
-    assert link.transport.get_write_buffer_size() > UNSENT_BYTES_MAX
+    assert link.transport.get_write_buffer_size() > net.UNSENT_BYTES_MAX
 
 
 async def test_a_burst_does_not_drop_a_worker_that_takes_it(tmp_path: Path) -> None:
@@ -72,7 +71,7 @@ async def test_a_burst_does_not_drop_a_worker_that_takes_it(tmp_path: Path) -> N
 
 async def test_a_worker_that_takes_nothing_is_dropped_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only then, and after a time: what is queued for it would never be read."""
-    monkeypatch.setattr(unread, "UNSENT_S", 0.5)
+    monkeypatch.setattr(net, "UNSENT_S", 0.5)
     _, link = await connected(tmp_path)
     burst(link)
     assert not link.lost.done()

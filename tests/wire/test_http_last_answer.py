@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from holdfast.core.address import TcpAddress
-from holdfast.wire.http import HttpConnection, HttpRequest
-from holdfast.wire.http_server import HttpServer
+from holdfast.wire.http.connection import HttpConnection
+from holdfast.wire.http.request import HttpRequest
+from holdfast.wire.http.server import HttpServer
 from holdfast.wire.net import SocketNetwork
 
 WAIT_S = 20.0

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.core.address import TcpAddress
-from holdfast.wire.http import HttpConnection, HttpRequest
-from holdfast.wire.http_server import HttpPatience, HttpServer
+from holdfast.wire.http.connection import HttpConnection
+from holdfast.wire.http.request import HttpRequest
+from holdfast.wire.http.server import HttpPatience, HttpServer
 from holdfast.wire.net import SocketNetwork
 
 WAIT_S = 20.0

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.wire.http_request import HttpLimits, HttpRequest, RefusedRequest, RequestReader
+from holdfast.wire.http.request import HttpLimits, HttpRequest, RefusedRequest, RequestReader
 
 LIMITS = HttpLimits(header_bytes_max=2000, body_bytes_max=5000)
 

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.core.address import TcpAddress
-from holdfast.wire.http import HttpConnection, HttpRequest
-from holdfast.wire.http_server import HttpServer
+from holdfast.wire.http.connection import HttpConnection
+from holdfast.wire.http.request import HttpRequest
+from holdfast.wire.http.server import HttpServer
 from holdfast.wire.net import SocketNetwork
 
 WAIT_S = 20.0

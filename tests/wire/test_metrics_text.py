@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.wire import metrics
-from holdfast.wire.metrics_text import merged
+from holdfast.wire.metrics import merged
 
 
 def page(count: int) -> bytes:

@@ -14,7 +14,7 @@ from holdfast.core.address import UnixAddress
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import GenerateRequest, Output, Sampling
 from holdfast.engines.contract import Capabilities, EngineEvents, Limits, Progress
-from holdfast.wire import unread
+from holdfast.wire import net
 from holdfast.wire.frames import FrameSplitter
 from holdfast.wire.messages import (
     VERSION,
@@ -187,7 +187,7 @@ async def test_a_frontend_far_behind_is_kept_while_it_reads(rig: Rig) -> None:
     """How much waits for it is no reason to drop it: it gets all of it when it reads on."""
     frontend = await far_behind(rig)
     (session,) = rig.sessions.open
-    assert session.unsent_bytes > unread.UNSENT_BYTES_MAX
+    assert session.unsent_bytes > net.UNSENT_BYTES_MAX
     for _ in range(STEPS):
         message = await frontend.next()
         assert isinstance(message, Step)
@@ -199,7 +199,7 @@ async def test_a_frontend_that_takes_nothing_is_dropped(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By name, after a time, with its streams."""
-    monkeypatch.setattr(unread, "UNSENT_S", 0.5)
+    monkeypatch.setattr(net, "UNSENT_S", 0.5)
     frontend = await far_behind(rig)
     await rig.until(lambda: not rig.sessions.open)
     assert rig.engine.streams == {}

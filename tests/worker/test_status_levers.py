@@ -15,7 +15,7 @@ import uvloop
 from holdfast.core.address import TcpAddress
 from holdfast.core.peers import peer_uid
 from holdfast.failover.lifecycle import Lifecycle
-from holdfast.wire.http_server import HttpServer
+from holdfast.wire.http.server import HttpServer
 from holdfast.wire.net import SocketNetwork
 from holdfast.worker.status import ProbeSettings, StatusPage
 

@@ -32,7 +32,7 @@ from holdfast.failover.lifecycle import (
 )
 from holdfast.testing.clients import ask, chat_body
 from holdfast.testing.deployment import Deployment
-from holdfast.wire.http_server import HttpServer
+from holdfast.wire.http.server import HttpServer
 from holdfast.wire.net import SocketNetwork
 from holdfast.worker.status import Actions, ProbeSettings, StatusPage
 

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from holdfast.core.address import TcpAddress
 from holdfast.failover.lifecycle import Lifecycle
 from holdfast.kv.resumes import Resumes
-from holdfast.wire.http_server import HttpServer
+from holdfast.wire.http.server import HttpServer
 from holdfast.wire.net import SocketNetwork
 from holdfast.worker.status import ProbeSettings, StatusPage
 

@@ -134,8 +134,8 @@ async def _run_frontend(launch: FrontendLaunch, stop: asyncio.Event, on_ready: O
     from holdfast.store.opening import open_store
     from holdfast.streams.directory import KnownSettings
     from holdfast.streams.patience import HoldSettings
-    from holdfast.wire.http_request import HttpLimits
-    from holdfast.wire.http_server import HttpPatience
+    from holdfast.wire.http.request import HttpLimits
+    from holdfast.wire.http.server import HttpPatience
     from holdfast.wire.world import real_world
 
     world = real_world()

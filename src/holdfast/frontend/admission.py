@@ -27,7 +27,7 @@ from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.dispatcher import Dispatcher
 from holdfast.streams.flight import Flight, WorkerSet
 from holdfast.streams.ledger import Ledger
-from holdfast.wire.http import HttpConnection
+from holdfast.wire.http.connection import HttpConnection
 
 # How much is sent to workers in one turn of the loop: 3-5 ms of encoding and writing, where no other stream may wait
 # for more than 20. A stream costs what a prompt of a thousand tokens does, whatever its own.

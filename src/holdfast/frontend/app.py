@@ -11,18 +11,18 @@ from holdfast.core.errors import Code
 from holdfast.core.tasks import Tasks
 from holdfast.frontend.accounts import Account, Accounts
 from holdfast.frontend.admission import Admission
-from holdfast.frontend.api.errors import SERVER, ApiError, no_worker, of_failure, too_busy
+from holdfast.frontend.api.errors import SERVER, ApiError, log_failure, no_worker, of_failure, too_busy
 from holdfast.frontend.api.parse import Unexplained
 from holdfast.frontend.api.request import ParsedRequest
 from holdfast.frontend.body_reader import PARSERS
-from holdfast.frontend.gate import Gate, GateError
+from holdfast.frontend.gate import Gate, GateError, RequestNames
 from holdfast.frontend.large_bodies import PARSE_NOW_BYTES_MAX, LargeBodies
 from holdfast.frontend.model_text import ModelText
 from holdfast.frontend.pages import OPEN_PATHS, Pages
-from holdfast.frontend.request_names import RequestNames, log_failure
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.flight import WorkerSet
-from holdfast.wire.http import HttpConnection, HttpRequest
+from holdfast.wire.http.connection import HttpConnection
+from holdfast.wire.http.request import HttpRequest
 
 log = logging.getLogger("holdfast.frontend")
 

@@ -1,21 +1,45 @@
-"""What an HTTP request must bring: a key where there are keys, a JSON body as it is, and for a web page, leave to read.
+"""What an HTTP request must bring: a key where there are keys, a JSON body as it is, and for a web page, leave to read;
+and what it is called, in its answer's `x-request-id` and in the log where it failed.
 
 Always true: nothing is told to who has no key, not even which paths there are; a page of another origin can start
-nothing, because a browser asks before it sends JSON, and hears no unless the operator named that origin.
+nothing, because a browser asks before it sends JSON, and hears no unless the operator named that origin. A name is
+short and of harmless characters, whoever chose it, so it can neither forge a log line nor a header; a client that sent
+none, or one that will not do, gets one of ours.
 """
 
 from __future__ import annotations
 
 import hmac
+import random
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from holdfast.frontend.api.errors import INVALID_REQUEST, ApiError
-from holdfast.wire.http_request import HttpRequest
-from holdfast.wire.http_response import Headers
+from holdfast.wire.http.request import HttpRequest
+from holdfast.wire.http.response import Headers
 
 # How long a browser may remember what it was allowed: a day, the longest that one of them takes.
 _REMEMBER_S = b"86400"
 _READABLE = b"retry-after, x-request-id"
+
+_NAME_HEADER = b"x-request-id"
+# Room for two UUIDs or a W3C trace parent; a longer one is somebody's mistake.
+_NAME = re.compile(rb"[A-Za-z0-9._:/+=@,~-]{1,128}")
+
+
+class RequestNames:
+    """Names requests."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    def of(self, headers: Mapping[bytes, bytes]) -> str:
+        """The client's own name for it, or a new one."""
+        given = headers.get(_NAME_HEADER)
+        if given is not None and _NAME.fullmatch(given):
+            return given.decode()
+        return f"req-{self._rng.getrandbits(96):024x}"
 
 
 class GateError(ApiError):

@@ -1,11 +1,29 @@
-"""The frontend's metrics page. Nothing here is called per token (facts 33): what is counted per token is counted by
-hand where the tokens pass (`streams.gaps`), and read when somebody scrapes."""
+"""The frontend's metrics, and one page of all frontends that share a port. Nothing here is called per token (facts 33):
+what is counted per token is counted by hand where the tokens pass (`streams.stats`), and read when somebody scrapes.
+One scrape shows every frontend of a port: whichever is asked asks the others, and says whose each number is.
+
+Always true: a frontend that does not answer in time is not waited for, and is shown as down; a scrape by a client that
+leaves is given up.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from holdfast.core.tasks import Tasks
 from holdfast.streams.roster import Roster
 from holdfast.streams.stats import GAP_BOUNDS_S, DispatchStats
 from holdfast.wire import metrics
+from holdfast.wire.http.connection import HttpConnection
+
+log = logging.getLogger("holdfast.frontend")
+
+LABEL = "frontend"
+_UP = "holdfast_frontend_up"
+
+# The pages of the others that share this port, by name; None for one that did not answer. Bounded by who gives it.
+Others = Callable[[], Awaitable[Mapping[str, bytes | None]]]
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
@@ -98,3 +116,48 @@ class FrontendMetrics:
 def _catch_up(counter: metrics.Counter, totals: dict[str, int]) -> None:
     for cause, total in totals.items():
         metrics.catch_up(counter.labels(cause), total)
+
+
+async def nobody() -> Mapping[str, bytes | None]:
+    """The port is not shared."""
+    return {}
+
+
+class Scrape:
+    """Answers `/metrics` for all. Implements `wire.http.response.Responder` while it asks."""
+
+    def __init__(self, connection: HttpConnection, name: str, own: bytes, others: Others, tasks: Tasks) -> None:
+        self._connection: HttpConnection | None = connection
+        connection.responder = self
+        self._task = tasks.spawn(self._run(name, own, others), "scrape")
+
+    async def _run(self, name: str, own: bytes, others: Others) -> None:
+        """The root of its task."""
+        try:
+            found = await others()
+        except Exception:
+            log.exception("bug while asking the other frontends")
+            found = {}
+        if self._connection is not None:
+            self._connection.respond(200, page({name: own, **found}), metrics.CONTENT_TYPE)
+
+    def client_gone(self) -> None:
+        self._connection = None
+        self._task.cancel()
+
+    def client_writable(self) -> None:
+        """Nothing waits for it: the answer is one piece."""
+
+    def cut_off(self, why: str) -> None:
+        connection, self._connection = self._connection, None
+        self._task.cancel()
+        if connection is not None:
+            connection.respond(503, why.encode(), b"text/plain; charset=utf-8")
+
+
+def page(pages: Mapping[str, bytes | None]) -> bytes:
+    """All that answered, and who did."""
+    told = {name: text for name, text in pages.items() if text is not None}
+    up = "".join(f'{_UP}{{{LABEL}="{name}"}} {int(name in told)}\n' for name in pages)
+    head = f"# HELP {_UP} whether the frontend of this port answered this scrape\n# TYPE {_UP} gauge\n"
+    return metrics.merged(told, LABEL) + (head + up).encode()

@@ -12,8 +12,7 @@ import msgspec
 from holdfast.core.tasks import Tasks
 from holdfast.core.unwritten import UNWRITTEN
 from holdfast.frontend.api.errors import model_not_found, no_worker
-from holdfast.frontend.metrics import FrontendMetrics
-from holdfast.frontend.scrape import Others, Scrape, nobody
+from holdfast.frontend.metrics import FrontendMetrics, Others, Scrape, nobody
 from holdfast.health.watcher import BeatWatcher
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.dispatcher import Dispatcher
@@ -21,7 +20,8 @@ from holdfast.streams.link import WorkerLink
 from holdfast.streams.roster import Roster
 from holdfast.streams.stats import Seam
 from holdfast.wire import metrics
-from holdfast.wire.http import HttpConnection, HttpRequest
+from holdfast.wire.http.connection import HttpConnection
+from holdfast.wire.http.request import HttpRequest
 
 # Answered without a key: probes and scrapers have none.
 OPEN_PATHS = frozenset({"/health", "/live", "/metrics"})

@@ -14,25 +14,22 @@ from holdfast.core.ports import World
 from holdfast.core.tasks import Tasks, first
 from holdfast.discovery.keys import CARDS, INSTANCES, REFUSALS, STANDBYS, InstanceKey, check_deployment_name
 from holdfast.discovery.registry import Registry
-from holdfast.frontend.access import AccessLog
-from holdfast.frontend.accounts import Accounts
+from holdfast.frontend.accounts import AccessLog, Accounts
 from holdfast.frontend.admission import Admission, AdmissionSettings
 from holdfast.frontend.app import App
-from holdfast.frontend.gate import Gate
+from holdfast.frontend.gate import Gate, RequestNames
 from holdfast.frontend.large_bodies import LargeBodies
-from holdfast.frontend.metrics import FrontendMetrics
+from holdfast.frontend.metrics import FrontendMetrics, Others, nobody
 from holdfast.frontend.model_text import TextMaker
 from holdfast.frontend.pages import OPEN_PATHS, Pages
-from holdfast.frontend.request_names import RequestNames
-from holdfast.frontend.scrape import Others, nobody
 from holdfast.store.contract import Deleted, Lost, Put, Registration, Snapshot, Store
 from holdfast.streams.directory import KnownSettings, ModelDirectory
 from holdfast.streams.dispatcher import Dispatcher
 from holdfast.streams.patience import HoldSettings
 from holdfast.streams.roster import Roster
 from holdfast.wire.accepting import SHARE
-from holdfast.wire.http_request import HttpLimits
-from holdfast.wire.http_server import HttpPatience, HttpServer
+from holdfast.wire.http.request import HttpLimits
+from holdfast.wire.http.server import HttpPatience, HttpServer
 
 log = logging.getLogger("holdfast.frontend")
 

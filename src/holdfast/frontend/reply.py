@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.core.errors import Code
-from holdfast.frontend.api.errors import ApiError, of_failure
+from holdfast.frontend.api.errors import ApiError, log_failure, of_failure
 from holdfast.frontend.api.request import Usage
 from holdfast.frontend.choice import Choice
-from holdfast.frontend.request_names import log_failure
 from holdfast.frontend.shapes import (
     ChunkTemplate,
     TextOffsets,
@@ -26,7 +25,7 @@ from holdfast.frontend.shapes import (
     usage_chunk,
 )
 from holdfast.frontend.text.detokenizer import TokenTable
-from holdfast.wire.http import HttpConnection
+from holdfast.wire.http.connection import HttpConnection
 
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 _NO_CACHE = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
@@ -50,7 +49,7 @@ Over = Callable[["Reply"], None]
 
 
 class Reply:
-    """What all answers share; `StreamReply` and `WholeReply` say what goes out. Implements `wire.http.Responder`."""
+    """What all answers share; `StreamReply` and `WholeReply` say what goes out. A `Responder` of `wire.http`."""
 
     def __init__(self, connection: HttpConnection, shape: ReplyShape, table: TokenTable, over: Over) -> None:
         self.connection = connection

@@ -13,9 +13,8 @@ from typing import Protocol
 from holdfast.core.errors import Code
 from holdfast.core.requests import Output
 from holdfast.discovery.card import ModelCard
-from holdfast.routing.pace import Pace
 from holdfast.routing.table import RouteTable, Slot, Standing
-from holdfast.streams.holds import HoldQueue
+from holdfast.streams.holds import HoldQueue, Pace
 from holdfast.streams.ledger import Ledger
 
 

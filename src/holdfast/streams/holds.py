@@ -17,6 +17,12 @@ from holdfast.routing.table import Standing
 
 Stream = TypeVar("Stream", bound=Hashable)
 
+# Only a hint, but clients obey it: sooner than a second would be a burden, later than half a minute a lost client.
+RETRY_AFTER_S_MIN = 1.0
+RETRY_AFTER_S_MAX = 30.0
+# How much one gap counts against those before it: about the last ten matter.
+WEIGHT = 0.1
+
 
 @dataclass(slots=True)
 class Held(Generic[Stream]):
@@ -83,3 +89,23 @@ class HoldQueue(Generic[Stream]):
 
     def _is_held(self, held: Held[Stream]) -> bool:
         return self._held.get(held.stream) is held
+
+
+class Pace:
+    """How soon a place comes free, from how soon the last ones did: when to tell a refused client to come back."""
+
+    __slots__ = ("_gap_s", "_last_s")
+
+    def __init__(self) -> None:
+        self._last_s = -1.0  # before the first
+        self._gap_s = 0.0
+
+    def came_free(self, now_s: float) -> None:
+        if self._last_s >= 0.0:
+            gap_s = min(now_s - self._last_s, RETRY_AFTER_S_MAX)
+            self._gap_s += WEIGHT * (gap_s - self._gap_s)
+        self._last_s = now_s
+
+    def retry_after_s(self, waiting: int) -> float:
+        """When whoever comes now, behind `waiting` others, could have a place."""
+        return min(RETRY_AFTER_S_MAX, max(RETRY_AFTER_S_MIN, self._gap_s * (waiting + 1)))

@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.wire.frames import FrameSplitter
 from holdfast.wire.messages import VERSION, Hello, Refused, Welcome, encode
-from holdfast.wire.unread import Unread
+from holdfast.wire.net import Unread
 
 
 class Framed(asyncio.Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import HistogramMetricFamily
@@ -11,7 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from holdfast.core.unwritten import UNWRITTEN
 
-__all__ = ["CONTENT_TYPE", "Counted", "Counter", "Gauge", "Histogram", "MetricsRegistry", "catch_up", "page"]
+__all__ = ["CONTENT_TYPE", "Counted", "Counter", "Gauge", "Histogram", "MetricsRegistry", "catch_up", "merged", "page"]
 
 MetricsRegistry = CollectorRegistry
 CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
@@ -66,3 +66,29 @@ class Counted:
             below = list(itertools.accumulate(counts))
             family.add_metric((label,), list(zip(self._bounds, map(float, below), strict=True)), total)
         return [family]
+
+
+def merged(pages: Mapping[str, bytes], label: str) -> bytes:
+    """Several processes' pages as one: every sample says whose it is by `label`, every family stands there once."""
+    families: dict[str, tuple[list[str], list[str]]] = {}  # its comments, its samples
+    for name, page in pages.items():
+        pair = '{}="{}"'.format(label, name.replace("\\", r"\\").replace('"', r"\""))
+        family: tuple[list[str], list[str]] = ([], [])
+        for line in page.decode().splitlines():
+            if line.startswith("# "):
+                family = families.setdefault(line.split(" ", 3)[2], ([], []))
+                if line not in family[0]:
+                    family[0].append(line)
+            elif line:
+                family[1].append(_labelled(line, pair))
+    lines = [line for comments, samples in families.values() for line in (*comments, *samples)]
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _labelled(sample: str, pair: str) -> str:
+    """A name ends at its labels or, where it has none, at its value."""
+    name, brace, rest = sample.partition("{")
+    if brace and " " not in name:
+        return f"{name}{{{pair},{rest}"
+    name, _, value = sample.partition(" ")
+    return f"{name}{{{pair}}} {value}"

@@ -14,6 +14,7 @@ import fcntl
 import os
 import socket
 import termios
+from collections.abc import Callable
 
 from holdfast.core.address import Address, TcpAddress, UnixAddress
 from holdfast.core.ports import Listener, ProtocolFactory
@@ -30,6 +31,12 @@ INTERVAL_S = 5
 PROBES = 3
 # What is sent and not acknowledged is given up as soon as unanswered probes would be: there are no probes meanwhile.
 USER_TIMEOUT_MS = (IDLE_S + INTERVAL_S * PROBES) * 1000
+
+# Below this nobody is looked at: the memory does not matter, and whether the peer lives is for others to judge. A peer
+# that takes nothing of what waits above it for so long is never going to.
+UNSENT_BYTES_MAX = 32 * 1024 * 1024
+UNSENT_S = 5.0
+LOOKS = 10  # in that time
 
 
 class CannotListenError(OSError):
@@ -142,6 +149,34 @@ class Outgoing:
         if taken != self._taken:
             self._taken, self._since_s = taken, now_s
         return now_s - self._since_s
+
+
+class Unread:
+    """Writes to one connection; `gives_up` is called with the reason, once, if its peer takes nothing for too long. How
+    much is sent at once is no reason: a burst may be large, and a peer on a slow or busy machine may be far behind and
+    catch up. One that takes nothing at all is stopped or gone."""
+
+    def __init__(self, gives_up: Callable[[str], None]) -> None:
+        self._gives_up = gives_up
+        self._loop = asyncio.get_running_loop()
+        self._outgoing = Outgoing()
+        self._looking = False
+
+    def write(self, transport: asyncio.Transport, data: bytes) -> None:
+        """Send, and look after it while much is unsent."""
+        self._outgoing.written += len(data)
+        transport.write(data)
+        if not self._looking and transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
+            self._looking = True
+            self._look(transport)
+
+    def _look(self, transport: asyncio.Transport) -> None:
+        if transport.is_closing() or transport.get_write_buffer_size() <= UNSENT_BYTES_MAX:
+            self._looking = False
+        elif self._outgoing.stalled_s(transport, self._loop.time()) >= UNSENT_S:
+            self._gives_up(f"took nothing for {UNSENT_S:g} s of what was sent to it")
+        else:
+            self._loop.call_later(UNSENT_S / LOOKS, self._look, transport)
 
 
 def _kernel_bytes(transport: asyncio.BaseTransport) -> int:

@@ -28,7 +28,7 @@ from holdfast.failover import lifecycle
 from holdfast.failover.lifecycle import Ended, EndpointProblem, Lifecycle, Loaded, StandDown, State
 from holdfast.spec.waits import WAKE_S
 from holdfast.store.contract import Registration, Store
-from holdfast.wire.http_server import HttpServer
+from holdfast.wire.http.server import HttpServer
 from holdfast.wire.messages import VERSION, Welcome
 from holdfast.worker.beat import Beats, MakeBeats
 from holdfast.worker.sessions import Sessions

@@ -34,8 +34,7 @@ from holdfast.wire.messages import (
     decode_to_worker,
     encode,
 )
-from holdfast.wire.net import tune
-from holdfast.wire.unread import Unread
+from holdfast.wire.net import Unread, tune
 
 log = logging.getLogger("holdfast.worker")
 

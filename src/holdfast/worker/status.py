@@ -19,7 +19,8 @@ from holdfast.core.errors import UserError
 from holdfast.core.tasks import Tasks
 from holdfast.failover.lifecycle import Entered, Lifecycle, Misstep, live, ready
 from holdfast.wire import metrics
-from holdfast.wire.http import HttpConnection, HttpRequest
+from holdfast.wire.http.connection import HttpConnection
+from holdfast.wire.http.request import HttpRequest
 from holdfast.worker.kv_metrics import KvMetrics
 from holdfast.worker.levers import refusal as levers_refusal
 from holdfast.worker.lifecycle_metrics import LifecycleMetrics

@@ -6,9 +6,13 @@ for a 400, `param` names the field by its path (`messages[0].role`).
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
 
 from holdfast.core.errors import Code
+
+log = logging.getLogger("holdfast.frontend")
 
 INVALID_REQUEST = "invalid_request_error"
 OVERLOADED = "overloaded_error"
@@ -86,3 +90,9 @@ def of_failure(code: Code, message: str, param: str | None = None, retry_after_s
 def too_busy(why: str) -> ApiError:
     """Overload of this frontend itself; a worker's has the same status."""
     return of_failure(Code.RESOURCE_EXHAUSTED, f"{why}; try again soon", retry_after_s=1.0)
+
+
+def log_failure(name: str, error: ApiError) -> None:
+    """Our own failures are the operator's to see; what a client did wrong is between it and its answer."""
+    level = logging.WARNING if error.status >= 500 else logging.DEBUG
+    log.log(level, "request %s failed: %d %s: %s", name, error.status, error.code or error.type, error.message)

@@ -12,8 +12,9 @@ import msgspec
 
 from holdfast.core.address import parse_address
 from holdfast.wire import metrics
-from holdfast.wire.http import HttpConnection, HttpRequest
-from holdfast.wire.http_server import HttpServer
+from holdfast.wire.http.connection import HttpConnection
+from holdfast.wire.http.request import HttpRequest
+from holdfast.wire.http.server import HttpServer
 from holdfast.wire.net import SocketNetwork
 
 GAUGES = (

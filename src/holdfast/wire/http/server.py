@@ -1,4 +1,4 @@
-"""A listening HTTP server: connections of `wire.http`, and one sweep over clients who stopped taking part."""
+"""A listening HTTP server: its connections, and one sweep over clients who stopped taking part."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from holdfast.core.address import Address
 from holdfast.core.ports import Listener, Network
 from holdfast.wire.accepting import SHARE_OF_PAGES, Idle, make_room, places
-from holdfast.wire.http import Handler, HttpConnection
-from holdfast.wire.http_request import HttpLimits, HttpRequest, RefusedRequest
-from holdfast.wire.http_response import RETRY_SOON, refusal
+from holdfast.wire.http.connection import Handler, HttpConnection
+from holdfast.wire.http.request import HttpLimits, HttpRequest, RefusedRequest
+from holdfast.wire.http.response import RETRY_SOON, refusal
 from holdfast.wire.net import has_unread
 
 log = logging.getLogger("holdfast.http")
@@ -88,7 +88,7 @@ class HttpServer:
 
     def _answer(self, connection: HttpConnection, request: HttpRequest) -> None:
         if connection in self._excess and request.path not in self._probes:
-            connection.respond(429, refusal(FULL), headers=RETRY_SOON)
+            connection.respond(429, refusal(429, FULL), headers=RETRY_SOON)
         else:
             self._handler(connection, request)
 

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 
 import httptools
 
-from holdfast.wire.http_response import Headers
+from holdfast.wire.http.response import Headers
 
 # Dropped when a request is read again as if it had not asked for another protocol, as headers and as what the
 # connection header lists.
 _UPGRADE_HEADERS = frozenset({b"upgrade", b"http2-settings"})
+# A 405 must say what may be asked instead (RFC 9110, 15.5.6); a proxy's request names no path to tell more of.
+_NO_PROXY: Headers = ((b"allow", b"GET, HEAD, POST, OPTIONS"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ class RequestReader:
         stops at it: read the head again without it."""
         method = self._parser.get_method()
         if method == b"CONNECT":
-            raise RefusedRequest(405, "this is not a proxy: CONNECT is not allowed")
+            raise RefusedRequest(405, "this is not a proxy: CONNECT is not allowed", headers=_NO_PROXY)
         listed = [word.strip() for word in self._headers.get(b"connection", b"").split(b",")]
         kept = [word for word in listed if word.lower() not in _UPGRADE_HEADERS]
         headers = {**self._headers, b"connection": b", ".join(kept)}

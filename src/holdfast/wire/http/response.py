@@ -1,8 +1,9 @@
-"""The bytes of a response: its head, and the pieces of a streamed body. Pure: no sockets, no clock."""
+"""The bytes of a response, its head and the pieces of a streamed body; and who makes it. Pure: no sockets, no clock."""
 
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import Protocol
 
 import msgspec
 
@@ -11,6 +12,17 @@ Headers = tuple[tuple[bytes, bytes], ...]
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 RETRY_SOON: Headers = ((b"retry-after", b"1"),)
 LAST_CHUNK = b"0\r\n\r\n"
+
+
+class Responder(Protocol):
+    """Whoever is answering the current request on a connection."""
+
+    def client_gone(self) -> None: ...
+
+    def client_writable(self) -> None: ...
+
+    def cut_off(self, why: str) -> None:
+        """The server must end before the answer has: say so to the client, by name."""
 
 
 def head(status: int, content_type: bytes, headers: Headers, connection: bytes) -> bytes:
@@ -22,9 +34,10 @@ def head(status: int, content_type: bytes, headers: Headers, connection: bytes) 
     return b"".join(lines)
 
 
-def refusal(message: str) -> bytes:
-    """The body of an answer to what is no request, in OpenAI's shape."""
-    error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+def refusal(status: int, message: str) -> bytes:
+    """The body of an answer to what is no request, or is one too many, in OpenAI's shape."""
+    kind = "overloaded_error" if status == HTTPStatus.TOO_MANY_REQUESTS else "invalid_request_error"
+    error = {"message": message, "type": kind, "param": None, "code": None}
     return msgspec.json.encode({"error": error})
 
 

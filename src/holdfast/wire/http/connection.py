@@ -12,15 +12,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 
 from holdfast.core.peers import peer_uid
-from holdfast.wire import http_response
-from holdfast.wire.http_request import HttpLimits, HttpRequest, RefusedRequest, RequestReader
-from holdfast.wire.http_response import Headers
+from holdfast.wire.http import response
+from holdfast.wire.http.request import HttpLimits, HttpRequest, RefusedRequest, RequestReader
+from holdfast.wire.http.response import Headers, Responder
 from holdfast.wire.net import Outgoing, is_reset, tune
-
-__all__ = ["Handler", "HttpConnection", "HttpLimits", "HttpRequest", "Responder"]
 
 # Past this many unsent bytes a client counts as slow, and its stream waits in the ledger.
 WRITE_HIGH_BYTES = 64 * 1024
@@ -33,17 +31,6 @@ LINGER_S = 2.0
 RESET_S = 0.05
 
 
-class Responder(Protocol):
-    """Whoever is answering the current request on a connection."""
-
-    def client_gone(self) -> None: ...
-
-    def client_writable(self) -> None: ...
-
-    def cut_off(self, why: str) -> None:
-        """The server must end before the answer has: say so to the client, by name."""
-
-
 Handler = Callable[["HttpConnection", HttpRequest], None]
 Told = Callable[["HttpConnection"], None]
 
@@ -52,9 +39,11 @@ class HttpConnection(asyncio.Protocol):
     """One client's connection."""
 
     def __init__(self, begin: Handler, handler: Handler, limits: HttpLimits, came: Told, left: Told) -> None:
-        self._begin, self._handler = begin, handler
+        self._begin = begin
+        self._handler = handler
         self._limits = limits
-        self._came, self._left = came, left
+        self._came = came
+        self._left = left
         self._loop = asyncio.get_running_loop()
         self._reader = RequestReader(limits, self._on_request, self._on_expect)
         self.transport: asyncio.Transport | None = None
@@ -70,7 +59,8 @@ class HttpConnection(asyncio.Protocol):
         self.active_at_s = self._loop.time()
         self.receiving_since_s = 0.0  # when the request that is arriving began to
         self._request: HttpRequest | None = None
-        self._streaming = self._chunked = False  # the response has begun to go out in pieces; as chunks
+        self._streaming = False  # the response has begun to go out in pieces,
+        self._chunked = False  # and as chunks
         self._waiting: deque[HttpRequest] = deque()
         self._refusal: RefusedRequest | None = None  # what ended the reading; answered after all that came before it
         self._linger: asyncio.TimerHandle | None = None
@@ -121,7 +111,7 @@ class HttpConnection(asyncio.Protocol):
             return False
         self._half_closed = True
         if self._request is not None and not self._streaming and not self._request.http10:
-            self._send(http_response.CONTINUE)  # harmless to who reads it; who is gone answers with a reset
+            self._send(response.CONTINUE)  # harmless to who reads it; who is gone answers with a reset
         self._loop.call_later(RESET_S, self.check_client)
         return True
 
@@ -160,16 +150,17 @@ class HttpConnection(asyncio.Protocol):
         ahead_bytes = len(request.body) + sum(len(waiting.body) for waiting in self._waiting)
         if len(self._waiting) >= PIPELINE_MAX or ahead_bytes > self._limits.body_bytes_max:
             limit = f"{PIPELINE_MAX} requests or {self._limits.body_bytes_max} bytes sent ahead on one connection"
-            raise RefusedRequest(429, f"more than {limit}", request, http_response.RETRY_SOON)
+            raise RefusedRequest(429, f"more than {limit}", request, response.RETRY_SOON)
         self._waiting.append(request)
 
     def _on_expect(self) -> None:
         """Between two responses only; in the middle of one the client must do without, as it may have to anyway."""
         if self._linger is None and not self.at_work:
-            self._send(http_response.CONTINUE)
+            self._send(response.CONTINUE)
 
     def _serve(self, request: HttpRequest) -> None:
-        self.busy, self._request = True, request
+        self.busy = True
+        self._request = request
         self._begin(self, request)
         self._handler(self, request)
 
@@ -187,7 +178,7 @@ class HttpConnection(asyncio.Protocol):
         self._request = refusal.request or self._reader.so_far()
         self._request.keep_alive = False
         self._begin(self, self._request)
-        self.respond(refusal.status, http_response.refusal(refusal.message), headers=refusal.headers)
+        self.respond(refusal.status, response.refusal(refusal.status, refusal.message), headers=refusal.headers)
 
     # -- answering
 
@@ -230,11 +221,11 @@ class HttpConnection(asyncio.Protocol):
         """The last piece of a streamed body, which may be empty, and its end."""
         if self.transport is not None:
             assert self._streaming, "the end of no stream"
-            self._send(self._piece(data) + (http_response.LAST_CHUNK if self._chunked else b""))
+            self._send(self._piece(data) + (response.LAST_CHUNK if self._chunked else b""))
         self._finish_response()
 
     def _piece(self, data: bytes) -> bytes:
-        return http_response.chunk(data) if self._chunked else data
+        return response.chunk(data) if self._chunked else data
 
     def _send(self, data: bytes) -> None:
         if self.transport is not None:
@@ -262,18 +253,21 @@ class HttpConnection(asyncio.Protocol):
         if self.request_id:
             headers = (*headers, (b"x-request-id", self.request_id.encode()))
         kept = b"keep-alive" if request is not None and request.http10 else b""
-        return http_response.head(status, content_type, headers, kept if keep else b"close")
+        return response.head(status, content_type, headers, kept if keep else b"close")
 
     def _tell_over(self) -> None:
-        told, status, self.on_over, self._status = self.on_over, self._status, None, 0
+        told, status = self.on_over, self._status
+        self.on_over, self._status = None, 0
         if told is not None:
             told(status)
 
     def _finish_response(self) -> None:
         self._tell_over()
         self.responder = None
-        self.request_id, self.answer_headers = "", ()
-        self.busy = self._streaming = False
+        self.request_id = ""
+        self.answer_headers = ()
+        self.busy = False
+        self._streaming = False
         self._request = None
         self.active_at_s = self._loop.time()
         if self.transport is None:
