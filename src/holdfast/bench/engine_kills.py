@@ -84,7 +84,7 @@ class EngineKills:
     def pause_s(self) -> tuple[float, float]:
         """A standby is there at once as a rule, so the new leader has led as long as this when it is killed. Without
         surviving KV it computes all texts again first, for some four seconds: a stream that is killed three times
-        before it said a word would look like one that kills engines, and be failed for it (`streams.policy`)."""
+        before it said a word would look like one that kills engines, and be failed for it (`streams.ledger`)."""
         return (1.2, 2.2) if self.kv == "vault" else (5.0, 7.0)
 
     @property
