@@ -20,16 +20,15 @@ from holdfast.core.requests import Output
 from holdfast.engines.shadow.place import Place
 from holdfast.kv.geometry import block_keys
 from holdfast.kv.index import (
-    ENTRY_WORDS,
     EPOCH,
     FREE,
     FULL,
     HEADER_WORDS,
-    KEY_HIGH,
-    KEY_LOW,
+    KEY,
     SHAPE,
     STATE_BITS,
     SUM,
+    WORD,
     Index,
 )
 from holdfast.kv.pool import Pool
@@ -164,17 +163,18 @@ class Agent(Said):
     async def damage_entries(self) -> int:
         """What no adopter may believe, a different harm to each FULL entry in turn: a flipped bit in one of its words,
         a later generation's word, another block's entry. All their pages are damaged too: belief would show."""
-        blocks, words = self._full(), self._index.words
+        blocks, words, size = self._full(), self._index.words, self._index.entry_words
+        summed = (WORD, EPOCH, SHAPE, SUM, KEY, KEY + 1)
         await self.damage_pages()
         for place, block in enumerate(blocks):
-            at, harm = HEADER_WORDS + block * ENTRY_WORDS, place % (SUM + 3)
-            if harm <= SUM:
-                words[at + harm] ^= 1 << 9
-            elif harm == SUM + 1:
+            at, harm = HEADER_WORDS + block * size, place % (len(summed) + 2)
+            if harm < len(summed):
+                words[at + summed[harm]] ^= 1 << 9
+            elif harm == len(summed):
                 words[at] += 1 << STATE_BITS
             else:
-                other = HEADER_WORDS + blocks[place - 1] * ENTRY_WORDS
-                for word in range(ENTRY_WORDS):
+                other = HEADER_WORDS + blocks[place - 1] * size
+                for word in range(size):
                     words[at + word] = words[other + word]
         return len(blocks)
 
@@ -184,9 +184,9 @@ class Agent(Said):
         keys = block_keys(geometry.root(), tokens, geometry.block_tokens)
         free = [block for block in range(geometry.block_count) if index.state(block) == FREE]
         for depth, key in enumerate(keys):
-            at = HEADER_WORDS + free[depth] * ENTRY_WORDS
+            at = HEADER_WORDS + free[depth] * index.entry_words
             low, high = int.from_bytes(key[:8], "little"), int.from_bytes(key[8:], "little")
-            for word, value in ((KEY_LOW, low), (KEY_HIGH, high), (EPOCH, self._pool.epoch)):
+            for word, value in ((KEY, low), (KEY + 1, high), (EPOCH, self._pool.epoch)):
                 index.words[at + word] = value
             index.words[at + SHAPE] = depth << 32 | geometry.block_tokens
             index.words[at] = index.words[at] | FULL

@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from kv_rig import BLOCK_TOKENS, KEYS, World, believed, fresh, geometry, quarantined
 
 from holdfast.kv import adopt
 from holdfast.kv.follow import Follower
-from holdfast.kv.index import EPOCH, FREE, FULL, HEADER_WORDS, SHAPE, STATE_BITS, SUM, Index, Owner, entry_sum
+from holdfast.kv.index import (
+    EPOCH,
+    FREE,
+    FULL,
+    HEADER_WORDS,
+    KEY,
+    SHAPE,
+    STATE_BITS,
+    SUM,
+    WORD,
+    Index,
+    Owner,
+    entry_sum,
+    index_bytes,
+    key_words,
+)
 from holdfast.kv.pool import Pool
 
-POOL = geometry()
+pytestmark = pytest.mark.usefixtures("key_width")
 
 
 def world_of(blocks: int, *, epoch: int = 10) -> World:
-    world = World(fresh(POOL, epoch), POOL, epoch)
+    world = World(fresh(geometry(), epoch), geometry(), epoch)
     for block in range(blocks):
         world.fill(block, KEYS[block])
     return world
 
 
-def forge(world: World, block: int, *, key: bytes = KEYS[20], epoch: int = 10, tokens: int = BLOCK_TOKENS) -> None:
+def forge(world: World, block: int, *, key: bytes | None = None, epoch: int = 10, tokens: int = BLOCK_TOKENS) -> None:
     """A FULL entry with a right sum that a right owner would not have made."""
-    world.index.publish(block, world.index.open(block), key, epoch=epoch, depth=0, tokens=tokens)
+    world.index.publish(block, world.index.open(block), key or KEYS[20], epoch=epoch, depth=0, tokens=tokens)
 
 
 def test_what_is_whole_is_ours_and_the_owner_changes_last() -> None:
@@ -48,7 +65,7 @@ def test_whole_but_wrong_is_made_free(strange: dict[str, int]) -> None:
 def test_a_sum_of_a_past_generation_is_not_believed() -> None:
     """The word says a newer generation than the fields were summed for."""
     world = world_of(2)
-    at = HEADER_WORDS + 8
+    at = HEADER_WORDS + world.index.entry_words
     world.words[at] = ((world.words[at] >> STATE_BITS) + 1) << STATE_BITS | FULL
     adoption = adopt.adopt(world.index, 11)
     assert believed(adoption) == {KEYS[0]: 0}
@@ -69,7 +86,7 @@ def test_keys_that_agree_in_the_half_that_is_sorted_are_no_twins() -> None:
     """The quick look at half a key is followed by an exact one."""
     world = world_of(0)
     for block in range(3):
-        forge(world, block, key=b"same" + bytes([block]) * 12)
+        forge(world, block, key=b"same" + bytes([block]) * (len(KEYS[0]) - 4))
     assert len(believed(adopt.adopt(world.index, 11))) == 3
 
 
@@ -77,9 +94,10 @@ def test_an_entry_of_another_geometry_is_not_believed() -> None:
     """Even where the header is right: sums are keyed with the geometry."""
     world = world_of(1)
     at = HEADER_WORDS
-    word, low, high = (world.words[at + field] for field in range(3))
+    word, epoch, shape = (world.words[at + field] for field in (WORD, EPOCH, SHAPE))
+    key = [world.words[at + KEY + place] for place in range(key_words(geometry()))]
     other = geometry(weights="w0").sum_key
-    world.words[at + SUM] = entry_sum(other, 0, word, low, high, world.words[at + EPOCH], world.words[at + SHAPE])
+    world.words[at + SUM] = entry_sum(other, 0, word, epoch, shape, key)
     assert believed(adopt.adopt(world.index, 11)) == {}
 
 
@@ -91,9 +109,9 @@ def test_another_geometry_starts_empty_and_is_usable_after_the_fence() -> None:
     assert adoption.reason == adopt.OTHER_GEOMETRY
     assert other.same_geometry()
     pool = Pool(other, 11, adoption=adoption)
-    assert (pool.free_count, pool.cached_count, pool.quarantined_count) == (0, 0, POOL.block_count)
-    assert pool.gpu_fence_passed() == POOL.block_count
-    assert pool.free_count == POOL.block_count
+    assert (pool.free_count, pool.cached_count, pool.quarantined_count) == (0, 0, geometry().block_count)
+    assert pool.gpu_fence_passed() == geometry().block_count
+    assert pool.free_count == geometry().block_count
 
 
 def test_two_adoptions_without_a_canary_between() -> None:
@@ -162,7 +180,7 @@ def test_ranks_believe_what_all_of_them_have() -> None:
         assert quarantined(adoption) == {3}
         pool = Pool(world.index, 11, adoption=adoption)
         pool.gpu_fence_passed()
-        assert pool.free_count == POOL.block_count - 1
+        assert pool.free_count == geometry().block_count - 1
 
 
 def test_one_rank_of_another_geometry_spoils_all() -> None:
@@ -175,14 +193,14 @@ def test_one_rank_of_another_geometry_spoils_all() -> None:
     for world, found in zip(worlds, adopt.agree([adopt.survey(world.index) for world in worlds]), strict=True):
         adoption = adopt.settle(world.index, found, 11)
         assert believed(adoption) == {}
-        assert quarantined(adoption) == set(range(POOL.block_count))
+        assert quarantined(adoption) == set(range(geometry().block_count))
         assert world.index.same_geometry()
 
 
 def test_a_follower_applies_the_difference() -> None:
     """It answers as a reader from scratch would, and hands over its key map instead of building one."""
     world = world_of(2)
-    follower = Follower(Index(memoryview(world.buffer).toreadonly(), POOL))
+    follower = Follower(Index(memoryview(world.buffer).toreadonly(), geometry()))
     assert follower.poll() == 2
     assert follower.poll() == 0
     world.index.set_heat(0, 77)
@@ -232,3 +250,16 @@ def test_a_follower_judges_anew_when_the_owner_changes() -> None:
     for epoch in (12, 9, 11):
         world.index.store_owner(Owner(epoch, 0))
         assert follower.survey() == adopt.survey(world.index)
+
+
+@pytest.mark.parametrize("width", [16, 24, 32, 64])
+def test_a_pool_with_keys_of_another_width_is_another_geometry(width: int) -> None:
+    """Also where entries are as long: nothing is believed, everything is quarantined."""
+    world = world_of(3)
+    other = replace(geometry(), key_bytes=width)
+    if other == geometry():
+        return
+    larger = world.buffer + bytearray(index_bytes(other))
+    adoption = adopt.adopt(Index(larger, other), 11)
+    assert (adoption.reason, believed(adoption)) == (adopt.OTHER_GEOMETRY, {})
+    assert quarantined(adoption) == set(range(other.block_count))

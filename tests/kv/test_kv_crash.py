@@ -11,7 +11,7 @@ from holdfast.kv import adopt
 from holdfast.kv.index import Index, Owner, index_bytes
 from holdfast.kv.pool import NoRoom, Pool
 
-SHAPE = geometry()
+pytestmark = pytest.mark.usefixtures("key_width")
 
 
 def fills_and_frees(world: World) -> None:
@@ -53,7 +53,7 @@ def deaths(script: Script) -> list[World]:
     """The world after each number of stores, up to the script's end."""
     worlds = []
     for stores in itertools.count():
-        world, ended = run(script, SHAPE, stores)
+        world, ended = run(script, geometry(), stores)
         worlds.append(world)
         if ended:
             return worlds
@@ -66,7 +66,7 @@ def test_the_owner_dies_after_every_store(script: Script) -> None:
     worlds = deaths(script)
     assert len(worlds) > 20
     for world in worlds:
-        world.check(adopt.adopt(Index(world.buffer, SHAPE), 11))
+        world.check(adopt.adopt(Index(world.buffer, geometry()), 11))
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
@@ -75,17 +75,17 @@ def test_the_adopter_dies_after_every_store(script: Script) -> None:
     for world in deaths(script):
         # Something to refuse, so that adoption itself has stores to die after: an entry of an epoch yet to come.
         spare = 4
-        strange = Index(world.buffer, SHAPE)
+        strange = Index(world.buffer, geometry())
         if strange.entry(spare).state == 0:
             generation = strange.open(spare)
             strange.publish(spare, generation, KEYS[50], epoch=99, depth=0, tokens=BLOCK_TOKENS)
         for stores in itertools.count():
             buffer = bytearray(world.buffer)
             try:
-                adopt.adopt(Index(buffer, SHAPE, words=DyingWords(buffer, stores)), 11)
+                adopt.adopt(Index(buffer, geometry(), words=DyingWords(buffer, stores)), 11)
                 break
             except Died:
-                world.check(adopt.adopt(Index(buffer, SHAPE), 12))
+                world.check(adopt.adopt(Index(buffer, geometry()), 12))
 
 
 def dying_adoptions(buffer: bytearray, epoch: int) -> list[bytearray]:
@@ -94,7 +94,7 @@ def dying_adoptions(buffer: bytearray, epoch: int) -> list[bytearray]:
     for stores in itertools.count():
         copy = bytearray(buffer)
         try:
-            adopt.adopt(Index(copy, SHAPE, words=DyingWords(copy, stores)), epoch)
+            adopt.adopt(Index(copy, geometry(), words=DyingWords(copy, stores)), epoch)
         except Died:
             left.append(copy)
         else:
@@ -104,12 +104,12 @@ def dying_adoptions(buffer: bytearray, epoch: int) -> list[bytearray]:
 
 def test_a_disbelieving_adopter_dies_after_every_store() -> None:
     """Without a canary since the last adoption the next adopter believes nothing either, wherever this one died."""
-    world, _ = run(fills_and_frees, SHAPE, None)
+    world, _ = run(fills_and_frees, geometry(), None)
     world.index.store_owner(Owner(10, 1))
     left = dying_adoptions(world.buffer, 11)
     assert len(left) == 4  # three FULL entries made FREE, and the owner's word
     for buffer in left:
-        adoption = adopt.adopt(Index(buffer, SHAPE), 12)
+        adoption = adopt.adopt(Index(buffer, geometry()), 12)
         assert believed(adoption) == {}
         assert adoption.reason == adopt.NO_CANARY
         assert quarantined(adoption) == {1}
@@ -121,13 +121,13 @@ def test_an_adopter_of_another_geometry_dies_after_every_store() -> None:
     world = World(fresh(old), old, 10)
     fills_and_frees(world)
     left = dying_adoptions(world.buffer, 11)
-    assert len(left) > SHAPE.block_count + 100
+    assert len(left) > geometry().block_count + 100
     for buffer in left:
-        for shape in (SHAPE, old):
+        for shape in (geometry(), old):
             adoption = adopt.adopt(Index(bytearray(buffer), shape), 12)
-            if shape == SHAPE:
+            if shape == geometry():
                 assert believed(adoption) == {}
-                assert quarantined(adoption) == set(range(SHAPE.block_count))
+                assert quarantined(adoption) == set(range(geometry().block_count))
             else:
                 mine = believed(adoption)
                 assert mine.items() <= world.published.items()  # its own, where nothing has been changed yet
@@ -137,10 +137,10 @@ def test_an_adopter_of_another_geometry_dies_after_every_store() -> None:
 def test_formatting_dies_after_every_store() -> None:
     """A half-made index is nobody's: nothing is believed and nothing is handed out before the GPU fence."""
     for stores in range(512):
-        buffer = bytearray(index_bytes(SHAPE))
+        buffer = bytearray(index_bytes(geometry()))
         with pytest.raises(Died):
-            Index(buffer, SHAPE, words=DyingWords(buffer, stores)).format(10)
-        adoption = adopt.adopt(Index(buffer, SHAPE), 11)
+            Index(buffer, geometry(), words=DyingWords(buffer, stores)).format(10)
+        adoption = adopt.adopt(Index(buffer, geometry()), 11)
         assert believed(adoption) == {}
         assert adoption.reason in (adopt.OTHER_GEOMETRY, adopt.DAMAGED_OWNER)
 
@@ -213,11 +213,11 @@ def pool_script(pool: Pool, world: World) -> None:
 def test_a_pool_dies_after_every_store() -> None:
     """The allocator's own order of acts is as safe as the index's, store by store."""
     for stores in itertools.count():
-        world = World(fresh(SHAPE), SHAPE, 10, stores)
+        world = World(fresh(geometry()), geometry(), 10, stores)
         try:
             pool_script(Pool(world.index, 10), world)
         except Died:
-            world.check(adopt.adopt(Index(world.buffer, SHAPE), 11))
+            world.check(adopt.adopt(Index(world.buffer, geometry()), 11))
         else:
             assert stores > 50
             return
@@ -226,7 +226,7 @@ def test_a_pool_dies_after_every_store() -> None:
 def test_a_block_that_makes_way_is_there_until_its_successor_is() -> None:
     """A text made again while its old block is cached: dying after any store, an adopter finds one block of the key."""
     for stores in itertools.count():
-        world = World(fresh(SHAPE), SHAPE, 10)
+        world = World(fresh(geometry()), geometry(), 10)
         pool = Pool(world.index, 10)
         [(old, generation)] = taken(pool)
         pool.publish(old, generation, KEYS[0], 0)
@@ -236,7 +236,7 @@ def test_a_block_that_makes_way_is_there_until_its_successor_is() -> None:
         try:
             pool.publish(new, generation, KEYS[0], 0)
         except Died:
-            assert adopt.adopt(Index(world.buffer, SHAPE), 11).by_key[KEYS[0]] in (old, new)
+            assert adopt.adopt(Index(world.buffer, geometry()), 11).by_key[KEYS[0]] in (old, new)
         else:
             assert stores > 6
             return

@@ -2,86 +2,90 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from kv_rig import KEYS, World, believed, fresh, geometry, quarantined
 
 from holdfast.kv import adopt
 from holdfast.kv.follow import Follower
-from holdfast.kv.index import ENTRY_BYTES, HEADER_BYTES, STATIC_BYTES, Index
+from holdfast.kv.index import HEADER_BYTES, HEAT, KEY, STATIC_BYTES, Index, entry_words, key_words
 
-SHAPE = geometry()
+pytestmark = pytest.mark.usefixtures("key_width")
 PATTERNS = (*(1 << bit for bit in range(8)), 0xFF, 0x3C, 0x5A, 0xC3, 0xA5)
 WHOLE, OPENED, UNUSED = 0, 1, 2
-HINTS = range(48, 64)  # heat, and the word not used: nothing is believed because of them
+
+
+def counts(byte: int) -> bool:
+    """Whether something is believed because of it: neither heat nor the words after the key."""
+    return byte // 8 != HEAT and byte // 8 < KEY + key_words(geometry())
 
 
 def example() -> World:
     """One block of each state, and one more that must never be touched by damage elsewhere."""
-    world = World(fresh(SHAPE), SHAPE, 10)
+    world = World(fresh(geometry()), geometry(), 10)
     world.fill(WHOLE, KEYS[0])
     world.write(OPENED)
     world.fill(3, KEYS[3])
     return world
 
 
-def flipped(at: int, pattern: int) -> bytearray:
-    buffer = bytearray(EXAMPLE)
-    buffer[at] ^= pattern
-    return buffer
+def entry_at(block: int) -> int:
+    return HEADER_BYTES + block * 8 * entry_words(geometry())
 
 
-EXAMPLE = bytes(example().buffer)
-
-
-@pytest.mark.parametrize("byte", range(ENTRY_BYTES))
+@pytest.mark.parametrize("byte", range(128))
 def test_a_damaged_entry_is_never_believed(byte: int) -> None:
     """Whatever byte of an entry changes: it is not believed, or nothing that matters changed; an open block stays shut;
     others are not touched; and a follower that had seen it whole says the same."""
-    for block in (WHOLE, OPENED, UNUSED):
+    whole = example().buffer
+    for block in (WHOLE, OPENED, UNUSED) if byte < 8 * entry_words(geometry()) else ():
         for pattern in PATTERNS:
-            at = HEADER_BYTES + block * ENTRY_BYTES + byte
-            buffer = bytearray(EXAMPLE)
-            follower = Follower(Index(buffer, SHAPE))
+            at = entry_at(block) + byte
+            buffer = bytearray(whole)
+            follower = Follower(Index(buffer, geometry()))
             follower.poll()
             buffer[at] ^= pattern
-            assert follower.survey() == adopt.survey(Index(buffer, SHAPE))
-            adoption = adopt.adopt(Index(buffer, SHAPE), 11)
-            expected = {KEYS[3]: 3} | ({KEYS[0]: WHOLE} if block != WHOLE or byte in HINTS else {})
+            assert follower.survey() == adopt.survey(Index(buffer, geometry()))
+            adoption = adopt.adopt(Index(buffer, geometry()), 11)
+            expected = {KEYS[3]: 3} | ({KEYS[0]: WHOLE} if block != WHOLE or not counts(byte) else {})
             assert believed(adoption) == expected
             assert OPENED in quarantined(adoption)
-            if block == WHOLE and byte not in HINTS:
+            if block == WHOLE and counts(byte):
                 assert WHOLE in quarantined(adoption)  # who knows what else was damaged: not before the fence
 
 
 def test_a_damaged_header_means_nothing_is_believed() -> None:
     """Every byte of the header counts: the geometry's part shuts all blocks, the owner's word stops belief only."""
+    whole = example().buffer
     for at in range(HEADER_BYTES):
         for pattern in (0x01, 0x80, 0xFF):
-            adoption = adopt.adopt(Index(flipped(at, pattern), SHAPE), 2**40)
+            buffer = bytearray(whole)
+            buffer[at] ^= pattern
+            adoption = adopt.adopt(Index(buffer, geometry()), 2**40)
             assert believed(adoption) == {}
             assert OPENED in quarantined(adoption)
             if at < STATIC_BYTES:
                 assert adoption.reason == adopt.OTHER_GEOMETRY
-                assert quarantined(adoption) == set(range(SHAPE.block_count))
+                assert quarantined(adoption) == set(range(geometry().block_count))
             else:
                 assert adoption.reason == adopt.DAMAGED_OWNER
 
 
 def test_an_entry_copied_to_another_block_is_not_believed() -> None:
     """The sum is over the block id too."""
-    buffer = bytearray(EXAMPLE)
-    source = HEADER_BYTES + WHOLE * ENTRY_BYTES
-    target = HEADER_BYTES + 5 * ENTRY_BYTES
-    buffer[target : target + ENTRY_BYTES] = buffer[source : source + ENTRY_BYTES]
-    buffer[source : source + ENTRY_BYTES] = bytes(ENTRY_BYTES)
-    assert believed(adopt.adopt(Index(buffer, SHAPE), 11)) == {KEYS[3]: 3}
+    buffer = example().buffer
+    source, target, size = entry_at(WHOLE), entry_at(5), 8 * entry_words(geometry())
+    buffer[target : target + size] = buffer[source : source + size]
+    buffer[source : source + size] = bytes(size)
+    assert believed(adopt.adopt(Index(buffer, geometry()), 11)) == {KEYS[3]: 3}
 
 
 def test_two_words_damaged_in_the_same_bit_are_seen() -> None:
     """A plain weighted sum would miss the top bit of two words; the mix does not."""
-    for first in range(0, 48, 8):
-        for second in range(first + 8, 48, 8):
-            buffer = bytearray(EXAMPLE)
-            for word in (first, second):
-                buffer[HEADER_BYTES + WHOLE * ENTRY_BYTES + word + 7] ^= 0x80
-            assert believed(adopt.adopt(Index(buffer, SHAPE), 11)) == {KEYS[3]: 3}
+    words = [byte for byte in range(0, 8 * entry_words(geometry()), 8) if counts(byte)]
+    for pair in itertools.combinations(words, 2):
+        buffer = example().buffer
+        for word in pair:
+            buffer[entry_at(WHOLE) + word + 7] ^= 0x80
+        assert believed(adopt.adopt(Index(buffer, geometry()), 11)) == {KEYS[3]: 3}

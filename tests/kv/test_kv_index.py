@@ -22,20 +22,21 @@ from holdfast.kv.index import (
     Misuse,
     Owner,
     index_bytes,
+    key_words,
     owner_word,
     read_owner,
 )
 
-SHAPE = geometry()
+pytestmark = pytest.mark.usefixtures("key_width")
 
 
-def publish(index: Index, block: int, generation: int, key: bytes = KEYS[0]) -> None:
-    index.publish(block, generation, key, epoch=10, depth=3, tokens=BLOCK_TOKENS, heat=7)
+def publish(index: Index, block: int, generation: int, key: bytes | None = None) -> None:
+    index.publish(block, generation, key or KEYS[0], epoch=10, depth=3, tokens=BLOCK_TOKENS, heat=7)
 
 
 def test_a_block_goes_from_free_to_open_to_full_and_back() -> None:
     """What is stored is what is read, and generations count its openings."""
-    index = Index(fresh(SHAPE), SHAPE)
+    index = Index(fresh(geometry()), geometry())
     assert index.state(2) == FREE
     assert index.open(2) == 1
     assert index.state(2) == OPEN
@@ -51,21 +52,21 @@ def test_a_block_goes_from_free_to_open_to_full_and_back() -> None:
 
 def test_open_and_free_are_one_store_each_and_publish_ends_with_its_word() -> None:
     """A death can only fall between whole acts, or before the word that makes the fields count."""
-    buffer = fresh(SHAPE)
+    buffer = fresh(geometry())
     words = DyingWords(buffer)
-    index = Index(buffer, SHAPE, words=words)
+    index = Index(buffer, geometry(), words=words)
     generation = index.open(0)
     assert words.stores == 1
     publish(index, 0, generation)
-    assert (words.stores, words.last) == (8, HEADER_WORDS)
+    assert (words.stores, words.last) == (6 + key_words(geometry()), HEADER_WORDS)
     index.free(0)
-    assert words.stores == 9
+    assert words.stores == 7 + key_words(geometry())
 
 
 def test_misuse_changes_nothing() -> None:
     """Opening twice, publishing what is not open or in a past generation, freeing twice, ids outside: refused."""
-    buffer = fresh(SHAPE)
-    index = Index(buffer, SHAPE)
+    buffer = fresh(geometry())
+    index = Index(buffer, geometry())
     stale = index.open(0)
     index.free(0)
     index.open(0)
@@ -78,7 +79,7 @@ def test_misuse_changes_nothing() -> None:
         lambda: publish(index, 1, 1),
         lambda: publish(index, 2, 0),
         lambda: index.free(2),
-        lambda: index.open(SHAPE.block_count),
+        lambda: index.open(geometry().block_count),
         lambda: index.open(-1),
         lambda: index.format(11),
     ):
@@ -90,7 +91,7 @@ def test_misuse_changes_nothing() -> None:
 def test_every_field_of_the_geometry_counts() -> None:
     """Two geometries that differ anywhere have different hashes, sums and headers; a rank changes no key."""
     other = {"weights": "w2", "dtype": "float16", "rope": "base=1e6", "layout": "other"}
-    base = replace(SHAPE, rank_count=4)
+    base = replace(geometry(), rank_count=4)
     variants = [
         replace(base, **{name: other.get(name) or getattr(base, name) + 1})
         for name in (field.name for field in fields(Geometry))
@@ -108,12 +109,15 @@ def test_every_field_of_the_geometry_counts() -> None:
 def test_keys_are_a_chain() -> None:
     """A key depends on every token before it, and only full blocks have one."""
     tokens = list(range(11))
-    keys = block_keys(SHAPE.root(), tokens, 4)
+    keys = block_keys(geometry().root(), tokens, 4)
     assert len(keys) == 2
-    assert keys == [block_key(SHAPE.root(), tokens[:4]), block_key(block_key(SHAPE.root(), tokens[:4]), tokens[4:8])]
-    changed = block_keys(SHAPE.root(), [9, *tokens[1:]], 4)
+    assert keys == [
+        block_key(geometry().root(), tokens[:4]),
+        block_key(block_key(geometry().root(), tokens[:4]), tokens[4:8]),
+    ]
+    changed = block_keys(geometry().root(), [9, *tokens[1:]], 4)
     assert not set(keys) & set(changed)
-    assert block_keys(SHAPE.root(), tokens[:3], 4) == []
+    assert block_keys(geometry().root(), tokens[:3], 4) == []
 
 
 def test_owner_word() -> None:
@@ -130,8 +134,8 @@ def test_owner_word() -> None:
 def test_a_buffer_that_is_too_small_or_read_only() -> None:
     """Too small is an error at once; read-only can be read, and a store fails instead of being lost."""
     with pytest.raises(ValueError, match="need an index of"):
-        Index(bytearray(100), SHAPE)
-    index = Index(bytes(fresh(SHAPE)), SHAPE)
+        Index(bytearray(100), geometry())
+    index = Index(bytes(fresh(geometry())), geometry())
     assert index.owner == Owner(10, 0)
     with pytest.raises(TypeError):
         index.open(0)
@@ -139,8 +143,8 @@ def test_a_buffer_that_is_too_small_or_read_only() -> None:
 
 def test_a_mapping_can_be_closed() -> None:
     """`close` lets go of everything that keeps the mapping."""
-    mapped = mmap.mmap(-1, index_bytes(SHAPE))
-    index = Index(mapped, SHAPE)
+    mapped = mmap.mmap(-1, index_bytes(geometry()))
+    index = Index(mapped, geometry())
     index.format(10)
     index.open(0)
     index.close()

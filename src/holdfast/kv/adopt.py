@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.kv import index as layout
-from holdfast.kv.geometry import KEY_BYTES, Geometry
-from holdfast.kv.index import ENTRY_WORDS, HEADER_BYTES, HEADER_WORDS, Index, Owner
+from holdfast.kv.geometry import Geometry
+from holdfast.kv.index import HEADER_BYTES, HEADER_WORDS, Index, Owner, entry_words, key_words
 
 # Verdicts, one byte per block.
 FREE, YOURS, REFUSED, QUARANTINED = range(4)
@@ -51,7 +51,11 @@ class Survey:
     epoch: int  # the old owner's
     adoptions: int  # since the last canary
     verdicts: bytes  # one per block
-    keys: bytes  # KEY_BYTES per block, meaningful where the verdict is YOURS
+    keys: bytes  # one per block, meaningful where the verdict is YOURS
+
+    @property
+    def key_bytes(self) -> int:
+        return len(self.keys) // len(self.verdicts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +75,8 @@ class Adoption:
 
     def had(self, key: bytes) -> bool:
         """Whether a block of this key was believed, whatever became of it since. A search of all keys: for rare use."""
-        at = self.keys.find(key)
-        while at >= 0 and (at % KEY_BYTES or self.verdicts[at // KEY_BYTES] != YOURS):
+        at, width = self.keys.find(key), self.index.geometry.key_bytes
+        while at >= 0 and (at % width or self.verdicts[at // width] != YOURS):
             at = self.keys.find(key, at + 1)
         return at >= 0
 
@@ -102,13 +106,14 @@ def survey(index: Index) -> Survey:
         return _nothing(index.geometry, owner)
     table = read_table(index).copy()
     verdicts = judge(table, index.geometry, owner.epoch if owner else 0)
-    refuse_twins(verdicts, table)
+    keys = read_keys(table, index.geometry)
+    refuse_twins(verdicts, table, keys)
     return Survey(
         reason="" if owner else DAMAGED_OWNER,
         epoch=owner.epoch if owner else 0,
         adoptions=owner.adoptions if owner else 0,
         verdicts=verdicts.tobytes(),
-        keys=table[:, layout.KEY_LOW : layout.KEY_HIGH + 1].tobytes(),
+        keys=keys.tobytes(),
     )
 
 
@@ -117,7 +122,7 @@ def agree(ranks: Sequence[Survey]) -> list[Survey]:
     same key, quarantined where any has it so. The smallest count of adoptions holds: an adopter that died between two
     ranks has served nothing."""
     verdicts = np.stack([np.frombuffer(rank.verdicts, np.uint8) for rank in ranks])
-    keys = np.stack([np.frombuffer(rank.keys, np.uint64).reshape(-1, 2) for rank in ranks])
+    keys = np.stack([np.frombuffer(rank.keys, np.uint8).reshape(-1, rank.key_bytes) for rank in ranks])
     same = np.all(keys == keys[0], axis=(0, 2)) & np.all(verdicts == YOURS, axis=0)
     verdicts = np.where((verdicts == YOURS) & ~same, np.uint8(REFUSED), verdicts)
     verdicts = np.where(np.any(verdicts == QUARANTINED, axis=0), np.uint8(QUARANTINED), verdicts)
@@ -154,7 +159,7 @@ def settle(index: Index, found: Survey, epoch: int, by_key: dict[bytes, int] | N
 def claims(found: Survey) -> dict[bytes, int]:
     """Key → block of all that is yours."""
     blocks = np.flatnonzero(np.frombuffer(found.verdicts, np.uint8) == YOURS)
-    keys = np.frombuffer(found.keys, f"V{KEY_BYTES}")[blocks]
+    keys = np.frombuffer(found.keys, f"V{found.key_bytes}")[blocks]
     return dict(zip(keys.tolist(), blocks.tolist(), strict=True))
 
 
@@ -162,14 +167,16 @@ def _nothing(geometry: Geometry, owner: Owner | None) -> Survey:
     count = geometry.block_count
     adoptions = owner.adoptions if owner else 0
     quarantined = bytes([QUARANTINED]) * count
-    return Survey(OTHER_GEOMETRY, owner.epoch if owner else 0, adoptions, quarantined, bytes(KEY_BYTES * count))
+    return Survey(
+        OTHER_GEOMETRY, owner.epoch if owner else 0, adoptions, quarantined, bytes(geometry.key_bytes * count)
+    )
 
 
 def _renew(index: Index) -> None:
     """First every block becomes OPEN, then the header ours: whoever adopts after our death quarantines them all too."""
     words = index.words
     for block in range(index.geometry.block_count):
-        at = HEADER_WORDS + block * ENTRY_WORDS
+        at = HEADER_WORDS + block * index.entry_words
         words[at] = words[at] & ~layout.STATE_MASK | layout.OPEN
     index.store_header()
 
@@ -180,7 +187,15 @@ def _renew(index: Index) -> None:
 def read_table(index: Index) -> Table:
     """All entries, a row of words each: a view, not a copy."""
     words = np.frombuffer(index.view, np.uint64, offset=HEADER_BYTES)
-    return words.reshape(-1, ENTRY_WORDS)
+    return words.reshape(-1, index.entry_words)
+
+
+def read_keys(table: Table, geometry: Geometry) -> NDArray[np.void]:
+    """The keys of all rows, a view."""
+    names, formats, offsets, size = ["key"], [f"V{geometry.key_bytes}"], [8 * layout.KEY], 8 * entry_words(geometry)
+    row = np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size})
+    keys: NDArray[np.void] = table.view(row)["key"][:, 0]
+    return keys
 
 
 def judge(table: Table, geometry: Geometry, owner_epoch: int, blocks: Table | None = None) -> NDArray[np.uint8]:
@@ -190,7 +205,7 @@ def judge(table: Table, geometry: Geometry, owner_epoch: int, blocks: Table | No
     full, free = state == layout.FULL, state == layout.FREE
     if blocks is None:
         blocks = np.arange(len(table), dtype=np.uint64)
-    whole = sums(table, geometry.sum_key, blocks) == table[:, layout.SUM]
+    whole = sums(table, geometry, blocks) == table[:, layout.SUM]
     right = (table[:, layout.EPOCH] <= np.uint64(owner_epoch)) & (
         (table[:, layout.SHAPE] & np.uint64(0xFFFFFFFF)) == np.uint64(geometry.block_tokens)
     )
@@ -201,12 +216,12 @@ def judge(table: Table, geometry: Geometry, owner_epoch: int, blocks: Table | No
     return verdicts
 
 
-def sums(table: Table, seed: int, blocks: Table) -> Table:
+def sums(table: Table, geometry: Geometry, blocks: Table) -> Table:
     """`index.entry_sum` of every row."""
     mix, half = np.uint64(layout.MIX), np.uint64(32)
-    mixed = (blocks ^ np.uint64(seed)) * mix
+    mixed = (blocks ^ np.uint64(geometry.sum_key)) * mix
     high = np.empty_like(mixed)
-    for field in (layout.WORD, layout.KEY_LOW, layout.KEY_HIGH, layout.EPOCH, layout.SHAPE):
+    for field in (layout.WORD, layout.EPOCH, layout.SHAPE, *range(layout.KEY, layout.KEY + key_words(geometry))):
         mixed ^= np.right_shift(mixed, half, out=high)
         mixed ^= table[:, field]
         mixed *= mix
@@ -214,19 +229,18 @@ def sums(table: Table, seed: int, blocks: Table) -> Table:
     return mixed
 
 
-def refuse_twins(verdicts: NDArray[np.uint8], table: Table) -> None:
+def refuse_twins(verdicts: NDArray[np.uint8], table: Table, keys: NDArray[np.void]) -> None:
     """Of several blocks with one key the first is believed. A right owner makes none: look closely only if need be."""
     blocks = np.flatnonzero(verdicts == YOURS)
-    # Half a key sorts in half the time, and two of 65,536 agree in it by chance every other time.
-    part = table[blocks, layout.KEY_LOW].astype(np.uint32)
+    # Four bytes of a key sort in half the time, and two of 65,536 agree in them by chance every other time.
+    part = table[blocks, layout.KEY].astype(np.uint32)
     ordered = np.sort(part)
     repeated = ordered[1:][ordered[1:] == ordered[:-1]]
     if not len(repeated):
         return
     blocks = blocks[np.isin(part, repeated)]
     seen: set[bytes] = set()
-    keys = np.ascontiguousarray(table[blocks, layout.KEY_LOW : layout.KEY_HIGH + 1]).view(f"V{KEY_BYTES}")
-    for block, key in zip(blocks.tolist(), keys.ravel().tolist(), strict=True):
+    for block, key in zip(blocks.tolist(), keys[blocks].tolist(), strict=True):
         if key in seen:
             verdicts[block] = REFUSED
         seen.add(key)

@@ -12,11 +12,10 @@ import numpy as np
 
 from holdfast.kv import adopt
 from holdfast.kv.adopt import YOURS, Adoption, Survey, Table
-from holdfast.kv.geometry import KEY_BYTES
-from holdfast.kv.index import ENTRY_WORDS, HEAT, KEY_HIGH, KEY_LOW, Index
+from holdfast.kv.index import HEAT, LINE_WORDS, Index
 
-# One byte per word of an entry; heat is a hint and changes all the time.
-NOT_HEAT = np.array([word != HEAT for word in range(ENTRY_WORDS)], np.bool_).view(np.uint64) * np.uint64(0xFF)
+# One byte per word of an entry's first line; heat is a hint and changes all the time.
+NOT_HEAT = np.array([word != HEAT for word in range(LINE_WORDS)], np.bool_).view(np.uint64) * np.uint64(0xFF)
 
 
 class Follower:
@@ -26,7 +25,7 @@ class Follower:
         count = index.geometry.block_count
         self._index = index
         self._epoch = owner.epoch if (owner := index.owner) else 0  # by which the entries below were judged
-        self._seen: Table = np.zeros((count, ENTRY_WORDS), np.uint64)
+        self._seen: Table = np.zeros((count, index.entry_words), np.uint64)
         self._verdicts = np.zeros(count, np.uint8)  # each row by itself, twins not yet refused
         self._keys: dict[int, bytes] = {}
         self._blocks: dict[bytes, int] = {}  # the first block of each key
@@ -43,8 +42,12 @@ class Follower:
         if epoch != self._epoch:
             changed = np.arange(len(table))  # another owner judges every entry anew
         else:
-            # Eight words a row give eight booleans, which are one word again: several times quicker than any(axis=1).
-            changed = np.flatnonzero((table != self._seen).view(np.uint64) & NOT_HEAT)
+            # Eight words of a line give eight booleans, one word again: several times quicker than any(axis=1).
+            lines = (table != self._seen).view(np.uint64)
+            differs = lines[:, 0] & NOT_HEAT
+            for line in range(1, lines.shape[1]):
+                differs |= lines[:, line]
+            changed = np.flatnonzero(differs)
         self._epoch = epoch
         if len(changed):
             self._apply(changed, table[changed])
@@ -59,8 +62,8 @@ class Follower:
         verdicts = self._verdicts.copy()
         for key, blocks in self._twins.items():
             verdicts[list(blocks - {self._blocks[key]})] = adopt.REFUSED
-        keys = self._seen[:, KEY_LOW : KEY_HIGH + 1].tobytes()
-        return Survey("", owner.epoch, owner.adoptions, verdicts.tobytes(), keys)
+        keys = adopt.read_keys(self._seen, self._index.geometry)
+        return Survey("", owner.epoch, owner.adoptions, verdicts.tobytes(), keys.tobytes())
 
     def adopt(self, index: Index, epoch: int, agreed: Survey | None = None) -> Adoption:
         """Take over through `index`, the writable one; `agreed` is this rank's survey after `adopt.agree`. The follower
@@ -76,7 +79,7 @@ class Follower:
         self._seen[changed] = rows
         self._verdicts[changed] = verdicts
         whole = verdicts == YOURS
-        keys = np.ascontiguousarray(rows[whole, KEY_LOW : KEY_HIGH + 1]).view(f"V{KEY_BYTES}").ravel()
+        keys = adopt.read_keys(rows, self._index.geometry)[whole]
         for block, key in zip(changed[whole].tolist(), keys.tolist(), strict=True):
             self._learn(block, key)
 

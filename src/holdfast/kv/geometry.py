@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import blake2b
 
-KEY_BYTES = 16
-# An index of 2**24 entries is 1 GiB; a bigger count is a mistake in its caller.
+KEY_BYTES = 16  # of the chain below; an engine that names its blocks by itself may need more (vLLM: 32 and a group)
+KEY_BYTES_MAX = 64  # what one hash gives
+# An index of 2**24 short entries is 1 GiB; a bigger count is a mistake in its caller.
 BLOCK_COUNT_MAX = 2**24
 ITEM_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8_e4m3": 8, "fp8_e5m2": 8, "int8": 8, "uint8": 8}
 
@@ -36,6 +37,7 @@ class Geometry:
     rank_count: int = 1
     rope: str = ""
     layout: str = ""
+    key_bytes: int = KEY_BYTES  # of a block's key
 
     def __post_init__(self) -> None:
         for name in ("block_tokens", "layers", "kv_heads", "head_size", "block_count", "rank_count"):
@@ -43,6 +45,8 @@ class Geometry:
                 raise ValueError(f"a KV pool needs {name} of at least 1, got {getattr(self, name)}")
         if self.block_count > BLOCK_COUNT_MAX:
             raise ValueError(f"a KV pool has at most {BLOCK_COUNT_MAX} blocks, got {self.block_count}; use larger ones")
+        if not KEY_BYTES <= self.key_bytes <= KEY_BYTES_MAX:
+            raise ValueError(f"a block's key has {KEY_BYTES} to {KEY_BYTES_MAX} bytes, not {self.key_bytes}")
         if not 0 <= self.rank < self.rank_count:
             raise ValueError(f"rank {self.rank} is not one of {self.rank_count}")
         if self.dtype not in ITEM_BITS:
@@ -72,12 +76,12 @@ class Geometry:
         """The parent key of first blocks. `salt` keeps apart what the tokens do not (an adapter, a tenant)."""
         fields = {name: value for name, value in asdict(self).items() if name != "rank"}
         text = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
-        return blake2b(text, digest_size=KEY_BYTES, key=salt[:64], person=b"kv-root").digest()
+        return blake2b(text, digest_size=self.key_bytes, key=salt[:64], person=b"kv-root").digest()
 
 
 def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The name of the block that holds `tokens` after everything `parent` names."""
-    return blake2b(parent + array("I", tokens).tobytes(), digest_size=KEY_BYTES).digest()
+    """The name, as long as its parent's, of the block that holds `tokens` after everything `parent` names."""
+    return blake2b(parent + array("I", tokens).tobytes(), digest_size=len(parent)).digest()
 
 
 def block_keys(root: bytes, tokens: Sequence[int], block_tokens: int) -> list[bytes]:
@@ -85,8 +89,8 @@ def block_keys(root: bytes, tokens: Sequence[int], block_tokens: int) -> list[by
     packed = memoryview(array("I", tokens)).cast("B")
     step = block_tokens * 4
     keys: list[bytes] = []
-    parent = root
+    parent, width = root, len(root)
     for start in range(0, len(packed) - step + 1, step):
-        parent = blake2b(parent + packed[start : start + step], digest_size=KEY_BYTES).digest()
+        parent = blake2b(parent + packed[start : start + step], digest_size=width).digest()
         keys.append(parent)
     return keys

@@ -2,7 +2,7 @@
 
 Each rank surveys its own index, all get all surveys, and each comes to the same answer by itself: a block is kept where
 every rank has it whole under one key, and quarantined where any rank has it so (`adopt.agree`). Always true: ranks with
-the same number of blocks send the same number of bytes; nothing is stored in any index before all have been heard.
+as many blocks and keys as wide send as many bytes; nothing is stored in any index before all have been heard.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 
 from holdfast.kv.adopt import FREE, REFUSED, YOURS, Adoption, Survey, agree
-from holdfast.kv.geometry import KEY_BYTES
 from holdfast.kv.index import Index
 
 HEAD_BYTES = 256  # a reason is a few words
@@ -24,10 +23,11 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     adoptions: int
     blocks: int
+    key_bytes: int
 
 
 def packed(found: Survey) -> bytes:
-    head = msgspec.json.encode(_Head(found.reason, found.epoch, found.adoptions, len(found.verdicts)))
+    head = msgspec.json.encode(_Head(found.reason, found.epoch, found.adoptions, len(found.verdicts), found.key_bytes))
     assert len(head) <= HEAD_BYTES, "a reason is a few words"
     return head.ljust(HEAD_BYTES) + found.verdicts + found.keys
 
@@ -35,7 +35,7 @@ def packed(found: Survey) -> bytes:
 def unpacked(data: bytes) -> Survey:
     head = msgspec.json.decode(data[:HEAD_BYTES].rstrip(), type=_Head)
     verdicts, keys = data[HEAD_BYTES:][: head.blocks], data[HEAD_BYTES + head.blocks :]
-    assert len(keys) == KEY_BYTES * head.blocks, "a survey was cut"
+    assert len(keys) == head.key_bytes * head.blocks, "a survey was cut"
     return Survey(head.reason, head.epoch, head.adoptions, verdicts, keys)
 
 
