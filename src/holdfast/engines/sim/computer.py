@@ -75,9 +75,9 @@ class SimComputer:
     def _read(self, segment: Segment) -> Sequence:
         """All of its text up to the segment's end: what was there before it, and what it has just written."""
         size, start, request = self._block_size, segment.start, segment.owner.request
-        text = array("I")
+        text, block_bytes = array("I"), size * TOKEN_BYTES
         for block in segment.blocks[: -(-start // size)]:
-            text.frombytes(self._words[block * size : (block + 1) * size])
+            text.frombytes(self._pages[block * block_bytes : (block + 1) * block_bytes])
         del text[start:]
         text.extend(array("I", segment.tokens))
         return Sequence(load(), text, request.prompt_len, request.sampling, request.stop_token_ids)
