@@ -1,4 +1,5 @@
-"""The style that can be counted: sizes, sentences, and where the outside world may be touched (style.md).
+"""The style that can be counted: sizes, sentences, where the outside world may be touched, and that whatever is
+referred to is there.
 
 Every exception stands here with its reason; one that is no longer used must go.
 """
@@ -6,7 +7,10 @@ Every exception stands here with its reason; one that is no longer used must go.
 from __future__ import annotations
 
 import ast
+import io
 import re
+import subprocess
+import tokenize
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -308,6 +312,117 @@ def test_everything_is_caught_at_the_root_of_a_task_only() -> None:
         return "except Exception" if "Exception" in names else None
 
     assert violations(found, ROOTS) == []
+
+
+# -- what is tracked, and what is referred to
+
+STRAY = {".orig", ".rej", ".bak", ".swp", ".pyc", ".log", ".tmp", ".diff", ".patch"}
+FILE_BYTES_MAX = 100_000
+LARGE = {"src/holdfast/engines/sim/data/tokenizer.json": "a whole tokenizer, as models have it"}
+NAMED_ELSEWHERE = {"toml": "holdfast.toml, a person's own settings", "pip.py": "a stranger's, which is not loaded"}
+
+ROOMS = "|".join(sorted(path.name for path in SRC.iterdir() if (path / "__init__.py").exists()))
+FACT = re.compile(r"\bfacts? (\d+[a-z]?(?:(?:, | and |-)\d+[a-z]?)*)")
+A_PATH = re.compile(r"(?<![\w/.$~*-])((?:[\w-]+/)*[\w-]+\.(?:py|md|sh)|(?:docs|tests|bench|scripts)/[\w/.-]+\w)\b")
+A_MODULE = re.compile(rf"\bholdfast((?:\.[A-Za-z_]\w*)+)|`((?:{ROOMS})(?:\.[a-z_]\w*)+(?:\.[A-Z]\w*)?)(?:\(\))?`")
+A_FOLDER = re.compile(rf"`((?:{ROOMS})/[\w/]*)`")
+A_TARGET = re.compile(r"`make ([a-z][a-zA-Z-]*)|^(?:    |\$ )make ([a-z][a-z-]*)", re.MULTILINE)
+A_LINK = re.compile(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)")
+
+
+@cache
+def tracked() -> dict[str, Path]:
+    """Every file under version control, by its path from the root."""
+    command = ["git", "-c", "safe.directory=*", "-C", str(ROOT), "ls-files", "-z"]
+    try:
+        listed = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"not a checkout: {error}")
+    return {name: ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()}
+
+
+def sentences(path: Path) -> Iterator[str]:
+    """What a file says to people: a page's text, a source file's comments and docstrings."""
+    text = path.read_text()
+    if path.suffix != ".py":
+        yield text
+        return
+    yield "\n".join(
+        token.string.lstrip("# ")
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type == tokenize.COMMENT
+    )
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node, clean=False) or ""
+
+
+def said(*suffixes: str) -> Iterator[tuple[str, str]]:
+    """(file, what it says) for all tracked files of these kinds, except the history of releases."""
+    for name, path in tracked().items():
+        if path.suffix in suffixes and name != "CHANGELOG.md":
+            yield from ((name, text) for text in sentences(path))
+
+
+def is_there(name: str, where: str) -> bool:
+    """Whether a file or folder of that name can be found from the file that speaks of it, or anywhere by its tail."""
+    bases = (ROOT, SRC, (ROOT / where).parent)
+    return any((base / name).exists() for base in bases) or any(path.endswith(f"/{name}") for path in tracked())
+
+
+def is_module(dotted: str) -> bool:
+    """Whether a dotted name is a module of ours, or something that one names."""
+    parts = dotted.split(".")
+    for count in range(len(parts), 0, -1):
+        place = SRC.joinpath(*parts[:count])
+        file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        if file.exists():
+            return all(re.search(rf"\b{word}\b", file.read_text()) for word in parts[count:])
+    return False
+
+
+def test_no_stray_files() -> None:
+    """No editor's or patch's leavings are tracked, and nothing large but results."""
+    stray = [name for name, path in tracked().items() if path.suffix in STRAY or name.endswith("~")]
+    large = {name for name, path in tracked().items() if path.stat().st_size > FILE_BYTES_MAX}
+    assert stray == []
+    assert {name for name in large if not name.startswith("bench/results/")} == set(LARGE)
+
+
+def test_cited_facts_are_there() -> None:
+    """Each "facts 31" is a row of docs/facts.md; 31a is a part of row 31."""
+    rows = re.findall(r"^\| ([\d, a-z]+) \|", (ROOT / "docs" / "facts.md").read_text(), re.MULTILINE)
+    known = {number for row in rows for number in row.split(", ")}
+    cited = [
+        (name, number)
+        for name, text in said(".py", ".md", ".txt", ".sh")
+        for match in FACT.finditer(text)
+        for number in re.findall(r"\d+[a-z]?", match[1])
+    ]
+    missing = {f"{name}: {number}" for name, number in cited if not {number, number.rstrip("abcdefgh")} & known}
+    assert not missing, "\n".join(sorted(missing))
+
+
+def test_nothing_refers_to_what_is_not_there() -> None:
+    """Files, folders, modules, make's targets and links, in comments, docstrings and docs."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    dangling: list[str] = []
+    for name, text in said(".py", ".md"):
+        found = {word for word in A_PATH.findall(text) if not is_there(word, name)}
+        found |= {word for word in A_FOLDER.findall(text) if not is_there(word.rstrip("/"), name)}
+        modules = {ours.lstrip(".") or quoted for ours, quoted in A_MODULE.findall(text)}
+        found |= {word for word in modules if not is_module(word)}
+        made = {re.sub(r"-(NAME)?$", "-[a-z-]+", quoted or typed) for quoted, typed in A_TARGET.findall(text)}
+        found |= {f"make {word}" for word in made if not any(re.fullmatch(word, target) for target in targets)}
+        if name.endswith(".md"):
+            found |= {word for word in A_LINK.findall(text) if not ((ROOT / name).parent / word).exists()}
+        dangling += [f"{name}: {word}" for word in sorted(found) if word not in NAMED_ELSEWHERE]
+    assert not dangling, "\n".join(dangling)
+
+
+def test_the_readme_fits_a_screen() -> None:
+    """No line of README.md is wider than people's terminals."""
+    assert [line for line in (ROOT / "README.md").read_text().splitlines() if len(line) > 120] == []
 
 
 # -- imports between files

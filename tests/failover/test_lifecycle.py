@@ -130,7 +130,7 @@ def test_a_normal_worker_begins_as_active(word: str) -> None:
 def test_probes_by_state(
     state: str, given: dict[str, object], asked: dict[str, object], answers: tuple[bool, bool]
 ) -> None:
-    """`/live` and `/health` answer as the design's table says, each with a reason."""
+    """`/live` and `/health` answer as docs/failover.md's table says, each with a reason."""
     life = shadow(state, **{"entered_s": 90.0, **given})
     starting_ready = bool(asked.get("starting_ready"))
     endpoints = tuple(asked.get("endpoints", ()))  # type: ignore[call-overload]

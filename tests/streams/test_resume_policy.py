@@ -36,7 +36,7 @@ RESUMED = {
 
 @pytest.mark.parametrize("code", list(Code))
 def test_every_code_is_decided(code: Code) -> None:
-    """The seven names of the design are resumed elsewhere, all others fail under their own name."""
+    """The seven names that stand for a worker's failure are resumed elsewhere, all others fail under their own name."""
     verdict = after_failure(code, "why", barren=0)
     if RESUMED[code]:
         assert verdict == Resume(avoid_worker=True)

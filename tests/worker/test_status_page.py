@@ -139,7 +139,7 @@ async def rig() -> AsyncIterator[Rig]:
 
 
 async def test_probes_follow_the_life_of_a_shadow(rig: Rig) -> None:
-    """Over HTTP, each state answers as the design's table says."""
+    """Over HTTP, each state answers as docs/failover.md's table says."""
     await rig.start()
     told = [("init", await rig.probes())]
     for events in (

@@ -52,7 +52,7 @@ class StoreLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class VaultLaunch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A vault with its keeper (`memory.launch.VaultProcesses`), for one device."""
+    """A vault with its keeper (`memory.vault.launch.VaultProcesses`), for one device."""
 
     state_dir: str
     device: str  # host-1, or a GPU's UUID

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 
 class Code(StrEnum):
-    """Every failure of a request, by name (design: "Errors by name")."""
+    """Every failure of a request, by name."""
 
     CANNOT_CONNECT = "CannotConnect"
     DISCONNECTED = "Disconnected"

@@ -1,7 +1,7 @@
 """The event that says a lock is lost: set by somebody, or by itself when its time is over.
 
 Always true: whoever asks `is_set` after the deadline is told so, however late the event loop is. A process that was
-frozen wakes up in the middle of anything, ahead of every timer, and must not emit one more token (design: Election).
+frozen wakes up in the middle of anything, ahead of every timer, and must not emit one more token.
 Once set it stays set; the deadline only ever moves later, and only while there is time left.
 """
 

@@ -1,6 +1,6 @@
 """Who has which KV block: the scheduler's small port, and its books over a pool whose index outlives the engine.
 
-Always true (protocols.md): a block is open before any step that may write it is planned; it is published, under the
+Always true: a block is open before any step that may write it is planned; it is published, under the
 chained key of the tokens up to its end, when the step that computed its last position has retired and before that
 step's tokens are shown; it is released only when no step in flight can write it. The last token of a text is always
 computed, found or not: its logits are what the next token is drawn from. What `start` or `grow` cannot give changes

@@ -1,7 +1,7 @@
 """What a layer does to rows between its products, in Triton: one kernel where plain torch launches three to ten.
 
 Always true: each row is computed from itself alone, in fp32, and rounded once where it is stored; results are those of
-model.py's plain path up to rounding. Any number of rows runs the same kernel: it is no part of what is compiled, nor
+the model's plain path up to rounding. Any number of rows runs the same kernel: it is no part of what is compiled, nor
 are the addresses of positions and blocks.
 """
 

@@ -22,7 +22,7 @@ WORD_BYTES = 8
 
 
 class TorchWeights:
-    """The plan of `engines.vault_loading` for one rank of a model."""
+    """The plan of `engines.shadow.loading` for one rank of a model."""
 
     def __init__(
         self,
