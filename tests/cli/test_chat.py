@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from terminal_rig import COLUMNS, WAIT_S, OnTerminal
 
 from holdfast.cli.chat.view import MARK, WAITING
 from holdfast.testing.deployment import Deployment
-from holdfast.testing.place import free_port
+from holdfast.testing.place import fetch, free_port
 from mid_stream import kill_serving, slow_down
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
@@ -46,10 +45,8 @@ def told(deployment: Deployment, *messages: str, max_tokens: int | None = None) 
     roles = ("user", "assistant")
     said = [{"role": roles[place % 2], "content": text} for place, text in enumerate(messages)]
     body = {"model": "holdfast-sim", "messages": said, "seed": 7, "max_tokens": max_tokens}
-    connection = http.client.HTTPConnection("127.0.0.1", deployment.port, timeout=WAIT_S)
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
-    answer = json.loads(connection.getresponse().read())
-    connection.close()
+    address = f"127.0.0.1:{deployment.port}"
+    answer = json.loads(fetch(address, "/v1/chat/completions", "POST", timeout_s=WAIT_S, body=body)[1])
     return str(answer["choices"][0]["message"]["content"])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -21,25 +20,11 @@ from holdfast.testing.place import free_port
 def place() -> Iterator[Place]:
     made = Place()
     yield made
-    for process in made.started:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(10)
     made.close()
 
 
 def start(place: Place, *words: str) -> subprocess.Popen[bytes]:
-    with open(place.state_dir / f"{len(place.started)}.said", "wb") as said:
-        process = subprocess.Popen(
-            place.command(*words),
-            env=place.env,
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
-            start_new_session=True,
-        )
-    place.started.append(process)
-    return process
+    return place.start(f"{len(place.processes)}", place.command(*words))
 
 
 def names(place: Place, role: str) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import signal
 from collections.abc import Iterator
@@ -11,6 +10,8 @@ from typing import Any
 
 import pytest
 from up_rig import Place, until
+
+from holdfast.testing.place import fetch
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
 
@@ -50,14 +51,9 @@ def by_state(place: Place) -> dict[str, dict[str, Any]]:
 
 def pulled_with(token: str, page: str) -> str:
     """What is said to whoever has only that token."""
-    connection = http.client.HTTPConnection(page.removeprefix("tcp://"), timeout=10)
-    try:
-        connection.request("POST", "/engine/sleep", headers={"authorization": f"Bearer {token}"})
-        answer = connection.getresponse()
-        assert answer.status == 403
-        return answer.read().decode()
-    finally:
-        connection.close()
+    status, said = fetch(page, "/engine/sleep", "POST", authorization=f"Bearer {token}")
+    assert status == 403
+    return said.decode()
 
 
 def is_whole(place: Place) -> bool:

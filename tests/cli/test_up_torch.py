@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import signal
 import time
@@ -50,19 +48,10 @@ def test_the_default_is_a_pair_whose_streams_outlive_a_kill(place: Place) -> Non
     assert list(processes) == ["store", *vault, "worker-1a", "worker-1b", "frontend"]
     engines = {process["state"]: process for process in processes.values() if process["role"] == "worker"}
     assert set(engines) == {"active", "standby"}
-    connection = http.client.HTTPConnection("127.0.0.1", place.port, timeout=60)
-    body = {"model": "tiny", "stream": True, "max_tokens": 400, "ignore_eos": True}
-    body |= {"messages": [{"role": "user", "content": "hello"}], "stream_options": {"include_usage": True}}
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
-    answer = connection.getresponse()
-    told = [answer.readline() for _ in range(20)]
+    stream = place.stream(max_tokens=400, model="tiny", return_token_ids=True).wait_tokens(10)
     os.kill(engines["active"]["pid"], signal.SIGKILL)
-    told += answer.readlines()
-    connection.close()
-    chunks = [json.loads(line[6:]) for line in told if line.startswith(b"data: {")]
-    assert told[-2] == b"data: [DONE]\n"
-    assert chunks[-1]["usage"]["completion_tokens"] == 400
-    assert chunks[-1]["holdfast"]["resumed"] == 1
+    answer = stream.answer()
+    assert (answer.wrong, len(answer.tokens), answer.resumed) == ("", 400, 1)
     assert place.run("down").returncode == 0
     until(lambda: not place.pids(), "every process to be gone", 5.0)
 

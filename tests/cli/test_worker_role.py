@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
-import json
 import os
-import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -25,7 +20,7 @@ from holdfast.cli.plan import UpOptions, job_of, plan
 from holdfast.cli.worker_role import group_of
 from holdfast.core.address import TcpAddress, UnixAddress
 from holdfast.settings import read_environment
-from holdfast.testing.place import free_port
+from holdfast.testing.place import free_port, get_json
 from holdfast.worker.process import WorkerSettings
 
 STATE = Path("/tmp/hf")  # of plans that nobody carries out
@@ -60,40 +55,17 @@ def own_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def place() -> Iterator[Place]:
     place = Place()
-    try:
-        yield place
-    finally:
-        for process in place.started:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
-        shutil.rmtree(place.state_dir, ignore_errors=True)
+    yield place
+    place.close()
 
 
 def start(place: Place, *words: str, **environ: str) -> subprocess.Popen[bytes]:
-    with open(place.state_dir / f"{len(place.started)}.log", "wb") as log:
-        process = subprocess.Popen(
-            place.command(*words),
-            env=place.env | environ,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    place.started.append(process)
-    return process
+    return place.start(f"{len(place.processes)}", place.command(*words), environ)
 
 
 def facts(port: int, host: str = "127.0.0.1") -> dict[str, Any]:
     """A worker's /health, {} while it does not answer."""
-    connection = http.client.HTTPConnection(host, port, timeout=5)
-    try:
-        connection.request("GET", "/health")
-        return dict(json.loads(connection.getresponse().read()))
-    except (OSError, http.client.HTTPException, ValueError):
-        return {}
-    finally:
-        connection.close()
+    return get_json(f"{host}:{port}", "/health")
 
 
 def test_the_environment_of_a_pod_alone_starts_an_engine_with_a_standby(place: Place) -> None:

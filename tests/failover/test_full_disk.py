@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import http.client
 import json
 import os
 import signal
@@ -21,6 +20,7 @@ from known_answers import answer_to, ask_number
 from holdfast.failover.journal import two_leaders
 from holdfast.testing.clients import Received, read_answer
 from holdfast.testing.disks import BALLAST, fill
+from holdfast.testing.place import fetch
 from holdfast.testing.processes import kill_group
 from holdfast.testing.supervised import Supervised
 from holdfast.testing.waiting import in_thread
@@ -118,10 +118,4 @@ def test_a_full_disk_costs_no_stream_and_no_process(disk: Path) -> None:
 
 
 def metrics(up: Supervised) -> str:
-    host, port = up.records()[up.active().name]["status"].removeprefix("tcp://").rsplit(":", 1)
-    connection = http.client.HTTPConnection(host, int(port), timeout=5)
-    try:
-        connection.request("GET", "/metrics")
-        return connection.getresponse().read().decode()
-    finally:
-        connection.close()
+    return fetch(up.record(up.active().name)["status"], "/metrics")[1].decode()

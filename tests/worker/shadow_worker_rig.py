@@ -143,7 +143,7 @@ class WorkerProcess:
 def ask(port: int, path: str, method: str = "GET") -> tuple[int, dict[str, Any]]:
     """Status and body; (0, {}) where nobody answers."""
     try:
-        status, body = fetch(f"127.0.0.1:{port}", path, method, BOUND_S)
+        status, body = fetch(f"127.0.0.1:{port}", path, method, timeout_s=BOUND_S)
         return status, json.loads(body)
     except (OSError, http.client.HTTPException):
         return 0, {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import os
 import socket
 import sys
@@ -15,6 +14,7 @@ import uvloop
 from holdfast.core.address import TcpAddress
 from holdfast.core.peers import peer_uid
 from holdfast.failover.lifecycle import Lifecycle
+from holdfast.testing.place import fetch
 from holdfast.wire.http.server import HttpServer
 from holdfast.wire.net import SocketNetwork
 from holdfast.worker.status import ProbeSettings, StatusPage
@@ -55,12 +55,7 @@ async def levers() -> AsyncIterator[Levers]:
 
 
 def post(port: int, **headers: str) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        connection.request("POST", "/engine/sleep", headers=headers)
-        return connection.getresponse().status
-    finally:
-        connection.close()
+    return fetch(f"127.0.0.1:{port}", "/engine/sleep", "POST", **headers)[0]
 
 
 async def test_this_user_may_and_a_web_page_or_a_wrong_token_may_not(levers: Levers) -> None:

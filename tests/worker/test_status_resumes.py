@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from holdfast.core.address import TcpAddress
 from holdfast.failover.lifecycle import Lifecycle
 from holdfast.kv.resumes import Resumes
+from holdfast.testing.place import fetch
 from holdfast.wire.http.server import HttpServer
 from holdfast.wire.net import SocketNetwork
 from holdfast.worker.status import ProbeSettings, StatusPage
@@ -22,12 +22,7 @@ PLAIN: dict[str, Any] = {"status": "ready"} | dict.fromkeys(
 
 
 def scraped(port: int) -> dict[str, float]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        connection.request("GET", "/metrics")
-        families = text_string_to_metric_families(connection.getresponse().read().decode())
-    finally:
-        connection.close()
+    families = text_string_to_metric_families(fetch(f"127.0.0.1:{port}", "/metrics")[1].decode())
     return {sample.name: sample.value for family in families for sample in family.samples if not sample.labels}
 
 

@@ -41,7 +41,7 @@ class Child:
         self._log = log
         self._partial = b""
         self._said: deque[Any] = deque()
-        self._over = False  # its stdout has ended
+        self.over = False  # its stdout has ended
 
     def __enter__(self) -> Self:
         return self
@@ -60,7 +60,7 @@ class Child:
     def _read(self) -> None:
         while not self._pipe.closed and (piece := self._pipe.read(1 << 16)) is not None:
             if not piece:
-                self._over = True
+                self.over = True
                 return
             self._partial += piece
             *lines, self._partial = self._partial.split(b"\n")
@@ -79,7 +79,7 @@ class Child:
             self._read()
             if self._said:
                 return self._said.popleft()
-            if self._over:
+            if self.over:
                 raise ChildFailed(self.last_words())
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:

@@ -68,7 +68,9 @@ class Place:
             self.command(*words), env=self.env, capture_output=True, text=True, timeout=COMMAND_S, check=False
         )
 
-    def start(self, name: str, command: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
+    def start(
+        self, name: str, command: Sequence[str], environ: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         """In the background, in a session of its own; what it says goes to NAME.log."""
         with open(self.folder / f"{name}.log", "ab") as log:
             self.processes[name] = subprocess.Popen(
@@ -79,6 +81,7 @@ class Place:
                 env=self.env | dict(environ or {}),
                 start_new_session=True,
             )
+        return self.processes[name]
 
     def pids(self) -> set[int]:
         """Every process of this place, whoever started it."""
@@ -157,11 +160,15 @@ class Place:
         return wait_until(true, what, bound_s, logs=self.logs)
 
 
-def fetch(address: str, path: str, method: str = "GET", timeout_s: float = 5.0) -> tuple[int, bytes]:
-    """Status and body."""
+def fetch(
+    address: str, path: str, method: str = "GET", *, timeout_s: float = 5.0, body: Any = None, **headers: str
+) -> tuple[int, bytes]:
+    """Status and body of the answer; a `body` is sent as JSON."""
     host, port = address.removeprefix("tcp://").rsplit(":", 1)
     with contextlib.closing(http.client.HTTPConnection(host, int(port), timeout=timeout_s)) as connection:
-        connection.request(method, path)
+        if body is not None:
+            headers["content-type"] = "application/json"
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
         response = connection.getresponse()
         return response.status, response.read()
 

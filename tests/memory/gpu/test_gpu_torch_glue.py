@@ -109,15 +109,15 @@ def test_a_write_on_the_gpu_costs_only_its_process(path: str) -> None:
     with ExitStack() as stack:
         engines = [Engine(path, WIDTH, GPU) for _ in range(3)]
         for engine in engines:
-            stack.callback(engine.end)
+            stack.callback(engine.reap)
         writer, first, second = engines
-        expected = writer.ask("publish")
-        assert [engine.ask("materialise") for engine in (first, second)] == ["done"] * 2
-        computed = [engine.ask("answer") for engine in engines]
+        expected = writer.do("publish")
+        assert [engine.do("materialise") for engine in (first, second)] == ["done"] * 2
+        computed = [engine.do("answer") for engine in engines]
         assert computed == [computed[0]] * 3
         assert expected is not None
         for engine in (writer, first):
-            assert engine.ask("write") is None
+            assert engine.do("write") is None
             assert engine.fate() != 0
-        assert second.ask("answer") == computed[0]
-        assert (second.ask("sleep"), second.ask("wake"), second.ask("answer")) == ("done", "ro", computed[0])
+        assert second.do("answer") == computed[0]
+        assert (second.do("sleep"), second.do("wake"), second.do("answer")) == ("done", "ro", computed[0])
