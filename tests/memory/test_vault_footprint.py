@@ -46,3 +46,23 @@ def anonymous_mb(pid: int) -> float:
     found = re.search(r"^Anonymous:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
     assert found is not None
     return int(found.group(1)) / 1024
+
+
+def test_the_face_of_memory_is_whole_and_light() -> None:
+    """Each name of `holdfast.memory` is there, and having them all has loaded neither torch nor numpy."""
+    code = (
+        "import sys, holdfast.memory as memory\n"
+        "assert all(getattr(memory, name) for name in memory.__all__)\n"
+        "sys.exit(bool({'torch', 'numpy', 'cuda'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.processes
+def test_the_example_reads_on_after_its_writer_was_killed() -> None:
+    """docs/memory.md shows what it prints, word for word."""
+    docs = Path(__file__).parents[2] / "docs"
+    example = [sys.executable, str(docs / "examples" / "shared_tensor.py")]
+    said = subprocess.run(example, check=True, capture_output=True, text=True, timeout=100).stdout
+    assert said == "the writer ended with -9\nthe reader reads b'hello'\n"
+    assert said in (docs / "memory.md").read_text()

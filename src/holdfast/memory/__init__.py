@@ -1,1 +1,59 @@
-"""The vault: weights and KV pages that outlive the processes that use them."""
+"""Memory that outlives processes: the vault that keeps pages, and what its clients call.
+
+These names are the face of this room (docs/memory.md). They are looked up when asked for, so that importing the room
+loads neither torch nor numpy, nor anything else behind them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast.memory.client.calls import MemoryLost
+    from holdfast.memory.client.pool import PoolClient
+    from holdfast.memory.client.weights import MemoryClient
+    from holdfast.memory.devices import open_device
+    from holdfast.memory.errors import StaleMemoryLayoutError, VaultRefused
+    from holdfast.memory.finding import socket_path
+    from holdfast.memory.layout import Layout
+    from holdfast.memory.packing import TensorSpec
+    from holdfast.memory.vault.launch import VaultProcesses
+    from holdfast.memory.vault.settings import VaultSettings
+    from holdfast.memory.writer_lock import WriterLock
+
+__all__ = [
+    "Layout",
+    "MemoryClient",
+    "MemoryLost",
+    "PoolClient",
+    "StaleMemoryLayoutError",
+    "TensorSpec",
+    "VaultProcesses",
+    "VaultRefused",
+    "VaultSettings",
+    "WriterLock",
+    "open_device",
+    "socket_path",
+]
+
+_PLACES = {
+    "client.calls": ("MemoryLost",),
+    "client.pool": ("PoolClient",),
+    "client.weights": ("MemoryClient",),
+    "devices": ("open_device",),
+    "errors": ("StaleMemoryLayoutError", "VaultRefused"),
+    "finding": ("socket_path",),
+    "layout": ("Layout",),
+    "packing": ("TensorSpec",),
+    "vault.launch": ("VaultProcesses",),
+    "vault.settings": ("VaultSettings",),
+    "writer_lock": ("WriterLock",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for place, names in _PLACES.items():
+        if name in names:
+            return getattr(import_module(f"holdfast.memory.{place}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
