@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
+
+from holdfast.testing.deployment import Deployment
 
 WAIT_S = 20.0  # a loaded machine; nothing is expected to take a tenth of it
 
@@ -139,3 +143,18 @@ def completion(prompt: Any, **more: Any) -> dict[str, Any]:
 def padded(body: dict[str, Any]) -> dict[str, Any]:
     """The same request, in a body too large for the loop."""
     return {**body, "user": "x" * 300_000}
+
+
+@contextlib.contextmanager
+def one_more_frontend(deployment: Deployment, name: str, port: int, asked: dict[str, Any]) -> Iterator[int]:
+    """Another frontend of the same deployment, with settings of its own, until the block's end; its port."""
+    own_port, settings = deployment.port, deployment._frontend_settings
+    deployment.port, deployment._frontend_settings = port, {**settings, **asked}
+    try:
+        deployment.start_frontend(name)
+        deployment.wait_until(lambda: deployment.health().get("status") == "ready", f"the frontend {name!r}")
+    finally:
+        deployment.port, deployment._frontend_settings = own_port, settings
+    yield port
+    deployment.kill(name)
+    del deployment.processes[name]

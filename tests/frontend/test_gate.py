@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from http_rig import Raw, chat
+from http_rig import Raw, chat, one_more_frontend
 
 from holdfast.frontend.gate import Gate
 from holdfast.testing.deployment import Deployment
@@ -23,18 +23,10 @@ HOME = "https://chat.example.org"
 @pytest.fixture(scope="module")
 def open_to_pages(deployment: Deployment) -> Iterator[int]:
     """The port of one more frontend: with keys, on all addresses of both families, and open to one page."""
-    port, settings = deployment.port, deployment._frontend_settings
-    deployment.port = other = free_port()
-    asked = {"api_keys": ["a-key"], "cors_origins": [HOME], "address": f"tcp://[::]:{other}"}
-    deployment._frontend_settings = {**settings, **asked}
-    try:
-        deployment.start_frontend("pages")
-        deployment.wait_until(lambda: deployment.health().get("status") == "ready", "the frontend open to pages")
-    finally:
-        deployment.port, deployment._frontend_settings = port, settings
-    yield other
-    deployment.kill("pages")
-    del deployment.processes["pages"]
+    port = free_port()
+    asked = {"api_keys": ["a-key"], "cors_origins": [HOME], "address": f"tcp://[::]:{port}"}
+    with one_more_frontend(deployment, "pages", port, asked):
+        yield port
 
 
 @pytest.mark.parametrize(

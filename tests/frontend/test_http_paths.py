@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from http_rig import Raw, chat
+from http_rig import Raw, chat, one_more_frontend
 
 from holdfast.testing.deployment import Deployment
 from holdfast.testing.place import free_port
@@ -19,17 +19,8 @@ def port(deployment: Deployment) -> int:
 @pytest.fixture(scope="module")
 def guarded(deployment: Deployment) -> Iterator[int]:
     """The port of one more frontend of the same deployment, which asks for keys."""
-    port, settings = deployment.port, deployment._frontend_settings
-    deployment.port = guarded_port = free_port()
-    deployment._frontend_settings = {**settings, "api_keys": ["first-key", "clé"]}
-    try:
-        deployment.start_frontend("guarded")
-        deployment.wait_until(lambda: deployment.health().get("status") == "ready", "the guarded frontend")
-    finally:
-        deployment.port, deployment._frontend_settings = port, settings
-    yield guarded_port
-    deployment.kill("guarded")
-    del deployment.processes["guarded"]
+    with one_more_frontend(deployment, "guarded", free_port(), {"api_keys": ["first-key", "clé"]}) as port:
+        yield port
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "PATCH", "OPTIONS"])

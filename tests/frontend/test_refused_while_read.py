@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from http_rig import Raw, Reply, chat
+from http_rig import Raw, Reply, chat, one_more_frontend
 
 from holdfast.testing.deployment import Deployment
 from holdfast.testing.place import free_port
@@ -18,17 +18,9 @@ HOME = "https://chat.example.org"
 @pytest.fixture(scope="module")
 def port(deployment: Deployment) -> Iterator[int]:
     """Of one more frontend: with an access log, and open to one page."""
-    port, settings = deployment.port, deployment._frontend_settings
-    deployment.port = other = free_port()
-    deployment._frontend_settings = {**settings, "access_log": True, "cors_origins": [HOME]}
-    try:
-        deployment.start_frontend("strict")
-        deployment.wait_until(lambda: deployment.health().get("status") == "ready", "the frontend with an access log")
-    finally:
-        deployment.port, deployment._frontend_settings = port, settings
-    yield other
-    deployment.kill("strict")
-    del deployment.processes["strict"]
+    asked = {"access_log": True, "cors_origins": [HOME]}
+    with one_more_frontend(deployment, "strict", free_port(), asked) as port:
+        yield port
 
 
 def line_of(deployment: Deployment, name: str) -> str:
