@@ -127,7 +127,7 @@ def test_a_good_chain_is_met() -> None:
     ("kill", "answer", "asked"),
     [
         (replace(KILL, gap_ms=150.1), WHOLE, 1),
-        (replace(KILL, recomputed_tokens=16), WHOLE, 1),
+        (replace(KILL, recomputed_tokens=17), WHOLE, 1),
         (KILL, replace(WHOLE, lost=True), 1),
         (KILL, replace(WHOLE, tokens=101), 1),
         (KILL, replace(WHOLE, tokens=99), 1),

@@ -25,7 +25,7 @@ def test_kills_of_the_active_engine_change_no_token() -> None:
     assert row["resumed_identical_share"] == 1.0
     assert row["resumed_resident_total"] >= 100, row
     assert row["resumed_evicted_total"] == row["resumed_missing_total"] == 0, row
-    assert row["recomputed_tokens_max"] == row["recomputed_tokens_resident_max"] < 16, row
+    assert row["recomputed_tokens_max"] == row["recomputed_tokens_resident_max"] <= 16, row
 
 
 def test_the_load_is_mixed() -> None:

@@ -52,5 +52,5 @@ def test_many_failovers_under_load_lose_nothing() -> None:
     row = failover.run(failover.FailoverBench(rounds=20, streams=8, tokens=100, vault_gib=0.1, seed=seed))
     assert row["streams_lost"] == row["tokens_wrong"] == row["two_actives"] == 0, row
     assert row["leaders"] >= 21
-    assert row["recomputed_tokens_max"] < 16
+    assert row["recomputed_tokens_max"] <= 16
     assert all(sizes["fds"] <= 4 for sizes in row["growth"].values()), row["growth"]

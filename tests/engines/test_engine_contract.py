@@ -303,7 +303,7 @@ async def test_rest_hands_every_stream_back_and_a_wake_finds_its_blocks(kind: st
             rig.engine._passed()
             await rig.run({20: request(prompt(40) + whole[:made], made + 30, prompt_len=40)})
             assert rig.tokens(20) == whole[made : made + 30]
-            assert rig.engine.resumes.recomputed_tokens_max < BLOCK
+            assert rig.engine.resumes.recomputed_tokens_max <= BLOCK
             await rig.engine.rest()
         assert all(output.stream == 20 for batch in first.batches[said:] for output in batch)
 
@@ -364,7 +364,7 @@ async def test_streams_go_on_where_the_killed_owner_ended(kind: str, vault: Vaul
             lambda facts: facts["gpu_fence"] and not facts["quarantined"] and facts["proven"]
         )
         assert facts["resumed"] == len(PROMPTS)
-        assert facts["recomputed"] < BLOCK
+        assert facts["recomputed"] <= BLOCK
         assert facts["found"] >= BLOCK * whole
         assert facts["last_epoch"] == 1001
         assert ["owner_gone", ""] in facts["told"]

@@ -26,5 +26,5 @@ def test_a_kill_and_a_handover_are_survived(options: tuple[str, str], keeps_kv: 
             assert outcome.survived, (name, outcome, up.logs())
             assert outcome.resumed == LOAD.streams, "the hit came too late to mean anything"
             assert more["two_leaders"] == 0
-            assert (more["recomputed_tokens_max"] < 16) == keeps_kv, more
+            assert (more["recomputed_tokens_max"] <= 16) == keeps_kv, more
             assert (up.active().facts["failover"]["blocks"] > 0) == keeps_kv

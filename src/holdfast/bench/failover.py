@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import uvloop
 
 from holdfast.failover.journal import two_leaders
+from holdfast.kv.resumes import within_a_block
 from holdfast.testing.answers import Answer, difference
 from holdfast.testing.clients import ask, read_answer
 from holdfast.testing.load import Load, failures, spread
@@ -221,7 +222,7 @@ def _judge(state: _Run, early: dict[str, Any], late: dict[str, Any]) -> dict[str
         "leaders": len(terms),
         **{name: sum(told[name] for told in state.resumes) for name in RESUMED},
         **{name: max((told[name] for told in state.resumes), default=0) for name in RECOMPUTED},
-        "rounds_all_resident": sum(told["recomputed_tokens_max"] < BLOCK_TOKENS for told in state.resumes),
+        "rounds_all_resident": sum(within_a_block(told[RECOMPUTED[0]], BLOCK_TOKENS) for told in state.resumes),
         "standby_again_s_p50": spread(state.restored_s)["p50"],
         "standby_again_s_max": spread(state.restored_s)["max"],
         "growth": growth,

@@ -1,8 +1,8 @@
 """What became of the streams that came back after an owner's death: whether their blocks were still there.
 
 A stream that comes back with some of its answer was computed up to its last token but one before that token was shown,
-so all of its full blocks had been published. If they are all found it is *resident*, and less than one block is left
-to compute. If one is missing that the new owner adopted, it was *evicted* since. Else it is *missing*: evicted by an
+so all of its full blocks had been published. If they are all found it is *resident*, and at most one block is left to
+compute. If one is missing that the new owner adopted, it was *evicted* since. Else it is *missing*: evicted by an
 owner before, made in another pool, or lost, which nobody here can tell apart; where there is room for all, it must not
 happen. A stream that has shown nothing yet had perhaps no block at all, and is not counted.
 """
@@ -13,6 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.kv.pool import Pool
+
+
+def within_a_block(recomputed_tokens: int, block_tokens: int) -> bool:
+    """Whether so many positions may have been computed again by a stream all of whose blocks were found: those behind
+    its last full block. Up to a whole block: an engine may count its last token's, which is computed in any case."""
+    return recomputed_tokens <= block_tokens
 
 
 @dataclass(slots=True)

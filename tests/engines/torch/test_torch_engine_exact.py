@@ -142,7 +142,7 @@ async def test_resumed_at_every_cut(vault: Vault, unbroken: Answers) -> None:
             await r.run(dict(others))
             check_cuts(r, number, unbroken)
         assert r.blocks.resumes.resumed_total == len(ASKED) * (TOKENS - 1)
-        assert r.engine.resumes.recomputed_tokens_max < BLOCK
+        assert r.engine.resumes.recomputed_tokens_max <= BLOCK
 
 
 async def test_resumed_where_nothing_is_found(vault: Vault, unbroken: Answers) -> None:

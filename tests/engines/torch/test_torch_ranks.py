@@ -153,7 +153,7 @@ async def test_two_ranks_say_what_one_says(vaults: Vault, unbroken: Said) -> Non
         assert (await wake(second, 1003))["blocks"] >= whole(first, 0, 1)
         seen = {number: tokens[:SEEN] for number, tokens in first.said.items()}  # it may have gone on to their ends
         assert await resume(seen, second, 1) == of(1, unbroken)
-        assert (await second.do("facts"))["recomputed"] < BLOCK
+        assert (await second.do("facts"))["recomputed"] <= BLOCK
         text = prompt(BLOCK + 3, 99)
         await second.submit(99, text, 3000, temperature=0.0)
         await second.until(lambda: len(second.said.get(99, [])) >= 2)
@@ -177,7 +177,7 @@ async def test_whichever_rank_is_killed_streams_go_on(vaults: Vault, unbroken: S
         os.kill(rank, signal.SIGKILL)
         await ended(first)
         facts = await taken_over(first, second, waking, 0, unbroken)
-        assert facts["recomputed"] < BLOCK
+        assert facts["recomputed"] <= BLOCK
 
         await run_to(second, 2, 15)
         longest = max(prompts(2).values(), key=len)
@@ -189,7 +189,7 @@ async def test_whichever_rank_is_killed_streams_go_on(vaults: Vault, unbroken: S
         facts = await taken_over(second, third, waking, 2, unbroken)
         assert facts["recomputed"] >= len(longest), "the spoilt block was used"
         others = len(LENGTHS) - 1
-        assert facts["recomputed_total"] - facts["recomputed"] < others * BLOCK
+        assert facts["recomputed_total"] - facts["recomputed"] <= others * BLOCK
 
 
 async def taken_over(

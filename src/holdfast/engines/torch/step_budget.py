@@ -52,5 +52,5 @@ class StepBudget:
 
 
 def has_chunk(plan: StepPlan) -> bool:
-    """Decodes come first, so the last segment tells."""
-    return len(plan.segments[-1].tokens) > 1
+    """By all segments: a text with one position left may stand behind another's chunk."""
+    return plan.token_count > len(plan.segments)

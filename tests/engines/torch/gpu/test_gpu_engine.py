@@ -152,6 +152,6 @@ async def test_a_takeover_captures_nothing(vault: tuple[str, str]) -> None:
         second.engine.submit(number, asked(number, said[number]))
     await second.until(TOKENS - 30, range(1, 9))
     assert torch.cuda.memory_reserved() == before
-    assert second.engine.resumes.recomputed_tokens_max < SETTINGS.block_tokens
+    assert second.engine.resumes.recomputed_tokens_max <= SETTINGS.block_tokens
     await second.engine.stop()
     await first.engine.stop()
