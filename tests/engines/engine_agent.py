@@ -1,7 +1,7 @@
 """An engine of the tests, from inside: `python engine_agent.py '{"kind": …}'`.
 
-It takes orders as JSON lines [number, name, arguments] and answers each with [number, result, error]; orders run side
-by side. What its engine says of streams goes out as [0, stream, tokens, finish], written before the sink returns.
+It takes orders (`holdfast.testing.agents`). What its engine says of streams goes out as news, [stream, tokens, finish],
+written before the sink returns.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from holdfast.kv.index import (
 )
 from holdfast.kv.pool import Pool
 from holdfast.memory.client.mapped import Mapped
+from holdfast.testing.agents import NEWS, obey, say
 
 OUT = os.dup(1)  # not inherited by ranks: the pipe ends with this process
 
 
-class Agent(Said):
+class EngineAgent(Said):
     """What an engine child can do; one method per order."""
 
     def __init__(self, launch: dict[str, Any]) -> None:
@@ -51,11 +52,11 @@ class Agent(Said):
 
     def outputs(self, outputs: list[Output]) -> bool:
         for output in outputs:
-            say(0, output.stream, output.tokens, output.finish)
+            say(NEWS, output.stream, output.tokens, output.finish, out=OUT)
         return self.willing
 
     def closed(self, streams: list[int]) -> None:
-        say(0, 0, streams, "closed")
+        say(NEWS, 0, streams, "closed", out=OUT)
 
     def fatal(self, why: str) -> None:
         super().fatal(why)
@@ -193,32 +194,11 @@ class Agent(Said):
         return len(keys)
 
 
-def say(*words: Any) -> None:
-    os.write(OUT, json.dumps(words).encode() + b"\n")
-
-
-async def obey(launch: dict[str, Any]) -> None:
-    agent = Agent(launch)
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def carry_out(number: int, name: str, arguments: dict[str, Any]) -> None:
-        result, error = None, None
-        try:
-            result = await getattr(agent, name)(**arguments)
-        except Exception as failed:  # the root of an order: its giver is told
-            error = [type(failed).__name__, str(failed)]
-        say(number, result, error)
-
-    while line := await reader.readline():
-        task = asyncio.create_task(carry_out(*json.loads(line)))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+async def main(launch: dict[str, Any]) -> None:
+    await obey(EngineAgent(launch), OUT)
 
 
 if __name__ == "__main__":
     os.dup2(2, 1)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as workers do
-        runner.run(obey(json.loads(sys.argv[1])))
+        runner.run(main(json.loads(sys.argv[1])))

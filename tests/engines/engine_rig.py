@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import random
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
@@ -25,6 +23,8 @@ from holdfast.engines.shadow.engine import VaultEngine
 from holdfast.engines.shadow.place import Place
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
+from holdfast.testing.agents import Agent
+from holdfast.testing.processes import kill_together, vault_processes
 
 AGENT = Path(__file__).with_name("engine_agent.py")
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -99,12 +99,9 @@ class Vault:
         return self.log.read_text().count("committed generation")
 
     def kill(self, *kinds: str, device: int = 0) -> None:
-        """SIGKILL its "server", its "keeper" or both, stopped first so that none starts the other in between."""
-        found = [pid for kind in kinds for pid in _pids(kind, self.places[device][0])]
-        assert len(found) == len(kinds), found
-        for number in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in found:
-                os.kill(pid, number)
+        """SIGKILL its VAULT, its KEEPER or both."""
+        there = {role: pid for pid, role in vault_processes(self.places[device][0]).items()}
+        kill_together(there[kind] for kind in kinds)
 
     async def come_back(self, device: int = 0) -> None:
         """Both were killed, and are started again with nothing."""
@@ -136,16 +133,6 @@ class Vault:
     async def pair(self, kind: str = "sim", **given: Any) -> AsyncIterator[tuple[Child, ...]]:
         async with self.children(*(Child(self, number, kind, **given) for number in (0, 1))) as pair:
             yield pair
-
-
-def _pids(kind: str, socket: str) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            words = (entry / "cmdline").read_text().split("\0") if entry.name.isdigit() else []
-            if f"holdfast.memory.vault.{kind}" in words[:3] and any(socket in word for word in words):
-                found.append(int(entry.name))
-    return found
 
 
 class Said(EngineEvents):
@@ -229,15 +216,7 @@ class Rig(Said):
         await self.until(lambda: self.ended(*asked))
 
 
-class Failed(Exception):
-    """What an order ended with; `kind` is the error's class there."""
-
-    def __init__(self, kind: str, text: str) -> None:
-        super().__init__(f"{kind}: {text}")
-        self.kind = kind
-
-
-class Child:
+class Child(Agent):
     """A process with an engine that carries out orders, and what that said of its streams."""
 
     def __init__(
@@ -251,38 +230,17 @@ class Child:
         **given: Any,
     ) -> None:
         place = {name: given.pop(name) for name in ("unmapped", "direct", "wake_s") if name in given}
-        self._launch = {"kind": kind, "settings": SETTINGS[kind] | given, "vaults": vault.places}
-        self._launch |= {"ranks_die": ranks_die, "slow": slow}
-        self._launch["place"] = {"engine_id": engine_id, "who": f"engine {engine_id}", **place}
+        launch = {"kind": kind, "settings": SETTINGS[kind] | given, "vaults": vault.places}
+        launch |= {"ranks_die": ranks_die, "slow": slow}
+        launch["place"] = {"engine_id": engine_id, "who": f"engine {engine_id}", **place}
+        super().__init__(str(AGENT), json.dumps(launch))
         self.said: dict[int, list[int]] = {}  # tokens by stream
         self.finished: dict[int, str] = {}
-        self._answers: dict[int, asyncio.Future[Any]] = {}
-        self._numbers = iter(range(1, 1_000_000))
         self._changed = asyncio.Event()
-
-    async def start(self) -> None:
-        self.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(AGENT), json.dumps(self._launch)),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=2**20,
-        )
-        self._listening = asyncio.create_task(self._listen())
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
 
     @property
     def alive(self) -> bool:
         return self.process.returncode is None
-
-    def order(self, name: str, **arguments: Any) -> asyncio.Future[Any]:
-        assert self.process.stdin is not None
-        number = next(self._numbers)
-        self._answers[number] = asyncio.get_running_loop().create_future()
-        self.process.stdin.write(json.dumps([number, name, arguments]).encode() + b"\n")
-        return self._answers[number]
 
     async def do(self, name: str, **arguments: Any) -> Any:
         async with asyncio.timeout(LOAD_S if name == "load" else BOUND_S):
@@ -307,33 +265,8 @@ class Child:
         """Wait until it, standing by, follows a pool."""
         await self.until_facts(lambda facts: "None" not in facts["follower"])
 
-    async def _listen(self) -> None:
-        assert self.process.stdout is not None
-        async for line in self.process.stdout:
-            number, *words = json.loads(line)
-            if number == 0:
-                self._heard(*words)
-            elif not (future := self._answers.pop(number)).done():
-                result, error = words
-                future.set_result(result) if error is None else future.set_exception(Failed(*error))
-        for future in self._answers.values():
-            if not future.done():
-                future.set_exception(Failed("Died", "the engine has ended"))
-                future.exception()
-
-    def _heard(self, stream: int, tokens: list[int], finish: str | None) -> None:
+    def heard(self, stream: int, tokens: list[int], finish: str | None) -> None:
         self.said.setdefault(stream, []).extend(tokens)
         if finish is not None:
             self.finished[stream] = finish
         self._changed.set()
-
-    async def kill(self) -> None:
-        """SIGKILL, and wait until it is over and all it had said was read."""
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
-        await self.ended()
-
-    async def ended(self) -> None:
-        async with asyncio.timeout(BOUND_S):
-            await self.process.wait()
-            await self._listening

@@ -24,6 +24,7 @@ from holdfast.core.requests import GenerateRequest, Output
 from holdfast.engines.shadow.proving import Canary
 from holdfast.engines.sim import SimEngine, SimSettings
 from holdfast.memory.client.pool import PoolClient
+from holdfast.testing.processes import VAULT
 
 BLOCK = 16
 PLAIN = "sim without a vault"
@@ -349,7 +350,7 @@ async def test_streams_go_on_where_the_killed_owner_ended(kind: str, vault: Vaul
     right = await unbroken(kind)
     async with vault.pair(kind, slow=True, **settings(kind, blocks=1024)) as (owner, standby):
         await run_to(owner, 5)
-        vault.kill("server")
+        vault.kill(VAULT)
         await owner.until(lambda: min(map(len, owner.said.values())) >= SEEN)
         for engine in (owner, standby):
             told = (await engine.until_facts(lambda facts: ["memory", ""] in facts["told"]))["told"]

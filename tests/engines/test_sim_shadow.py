@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_rig import SETTINGS, Child, Failed, Vault, request
+from engine_rig import SETTINGS, Child, Vault, request
 from sim_rig import expected
+
+from holdfast.testing.agents import OrderFailed
+from holdfast.testing.processes import KEEPER, VAULT
 
 PROMPT = [100 + place for place in range(70)]
 RIGHT = expected(request(PROMPT, 20), 20)
@@ -55,7 +58,7 @@ async def test_owner_told_of_a_newer_epoch_ends_at_once(vault: Vault) -> None:
     async with vault.engine(0) as owner, vault.engine(1) as standby:
         await owner.do("wake", epoch=1000)
         os.kill(owner.pid, signal.SIGSTOP)
-        vault.kill("server", "keeper")
+        vault.kill(VAULT, KEEPER)
         await vault.come_back()
         await standby.do("wake", epoch=1001)
         os.kill(owner.pid, signal.SIGCONT)
@@ -109,7 +112,7 @@ async def test_unmapped_standby_refills_an_empty_vault(vault: Vault) -> None:
     """An engine that prefers to read loads where nobody else does; vault and keeper died while nobody had anything
     mapped: whoever is elected loads the weights again, at once."""
     async with vault.engine(1, unmapped=True) as sleeper:
-        vault.kill("server", "keeper")
+        vault.kill(VAULT, KEEPER)
         watching = asyncio.ensure_future(vault.processes[0].watch())
         try:
             assert (await sleeper.do("wake", epoch=1001))["blocks"] == 0
@@ -123,7 +126,7 @@ async def test_vault_and_owner_killed_together(vault: Vault) -> None:
     async with vault.engine(0) as owner, vault.engine(1) as standby:
         await owner.do("wake", epoch=1000)
         await served(owner, 1)
-        vault.kill("server")
+        vault.kill(VAULT)
         waking = standby.order("wake", epoch=1001)
         await owner.kill()
         async with asyncio.timeout(20):
@@ -136,7 +139,7 @@ async def test_everything_of_the_vault_lost_then_the_owner(vault: Vault) -> None
     async with vault.engine(0) as owner, vault.engine(1) as standby:
         await owner.do("wake", epoch=1000)
         await served(owner, 1)
-        vault.kill("server", "keeper")
+        vault.kill(VAULT, KEEPER)
         watching = asyncio.ensure_future(vault.processes[0].watch())
         try:
             for engine in (owner, standby):
@@ -160,7 +163,7 @@ async def test_rank_that_outlives_its_parent_keeps_lock_and_fence_closed(vault: 
             await owner.kill()
             with lock.open() as file, pytest.raises(BlockingIOError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with pytest.raises(Failed, match="TimeoutError"):
+            with pytest.raises(OrderFailed, match="TimeoutError"):
                 await standby.do("wake", epoch=1001)
         finally:
             os.kill(rank, signal.SIGKILL)
@@ -204,7 +207,7 @@ async def test_wakes_fail_and_hang_on_command(vault: Vault) -> None:
     """wake_fails fails one wake, the next succeeds; wake_hangs never returns; a device error is fatal at once."""
     async with vault.engine(0) as engine:
         await engine.do("fault", fault="wake_fails")
-        with pytest.raises(Failed, match="wake_fails"):
+        with pytest.raises(OrderFailed, match="wake_fails"):
             await engine.do("wake", epoch=1000)
         await engine.do("wake", epoch=1001)
         await engine.do("rest")

@@ -27,6 +27,7 @@ from holdfast.kv.index import FULL, Index
 from holdfast.memory.client.pool import PoolClient
 from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
+from holdfast.testing.processes import KEEPER, VAULT
 
 LENGTHS = (3, 49, 90, 177)  # with TOKENS, the longest's last step fills a block
 ROUNDS = 3
@@ -142,12 +143,12 @@ async def test_two_ranks_say_what_one_says(vaults: Vault, unbroken: Said) -> Non
         await first.do("rest")
         assert await wake(second, 1001) == {"blocks": whole(first, 0), "reason": ""}
         await second.do("rest")
-        vaults.kill("server", device=1)  # its keeper starts it again
+        vaults.kill(VAULT, device=1)  # its keeper starts it again
         assert await first.do("check") == ""
         assert await wake(first, 1002) == {"blocks": whole(first, 0), "reason": ""}
         await run_to(first, 1, SEEN)
         assert first.alive
-        vaults.kill("server", "keeper", device=1)
+        vaults.kill(VAULT, KEEPER, device=1)
         await vaults.come_back(1)
         await ended(first)
         assert (await wake(second, 1003))["blocks"] >= whole(first, 0, 1)
