@@ -39,6 +39,7 @@ CLOCK = {
     "memory/vault/vault.py": "wall time for the history that people read",
     "memory/vault/pool.py": "epochs are wall time",
     "cli/": OPERATOR,
+    "roles/": OPERATOR,
     "bench/": MEASURES,
     "testing/": MEASURES,
 }

@@ -46,7 +46,7 @@ async def _open_and_new(deployment: Deployment, load: Load) -> tuple[list[Answer
 
 def no_worker_within_hold(hold_s: float, load: Load) -> dict[str, Any]:
     """Nobody comes: new requests get 503 with Retry-After, open streams an error event and no [DONE]."""
-    with Deployment(workers=1, frontend={"hold_s": hold_s}) as deployment:
+    with Deployment(workers=1, frontend={"holds": {"hold_s": hold_s}}) as deployment:
         answers, late, waited_s = uvloop.run(_open_and_new(deployment, load))
         alive = deployment.processes["frontend"].poll() is None
     return {

@@ -24,7 +24,7 @@ from bench.engine_gpu.words import Judged, Kill, Row, chain_row, common, prompt_
 from bench.gpu.smi import DeviceMemory, device_memory, gpu_uuid
 from holdfast.core.errors import UserError
 from holdfast.failover.journal import two_leaders
-from holdfast.memory.devices import is_host
+from holdfast.spec.names import is_host
 from holdfast.testing.answers import Answer
 from holdfast.testing.clients import read_answer
 from holdfast.testing.load import failures

@@ -22,7 +22,7 @@ from bench import ROOT
 from bench.engine_gpu.words import Row, speed_ratio
 from bench.gpu.smi import machine
 from bench.prove import about_run
-from holdfast.memory.devices import is_host
+from holdfast.spec.names import is_host
 
 RESULTS = "engine-gpu.json"
 PARTS = ("chain", "speed", "vllm")
@@ -30,7 +30,7 @@ MODULES = {"chain": "chain", "speed": "speed", "vllm": "vllm_speed"}
 # Seconds. A command on a lent GPU may take ten minutes; the chain ends by itself before its bound, and reads answers.
 BOUNDS_S = {"chain": 540.0, "speed": 300.0, "vllm": 500.0}
 CHAIN_LIMIT_S = 480.0
-END_S = 40.0  # after Ctrl-C: a deployment that is asked to stop needs ten seconds (`cli.plan`)
+END_S = 40.0  # after Ctrl-C: a deployment that is asked to stop needs ten seconds (`spec.jobs`)
 # A small machine without a GPU: seconds, for trying.
 SMALL = {
     "chain": ["--kv-gib", "0.25", "--prompt", "500", "--tokens", "1200", "--up", "--torch-threads 1"],

@@ -29,12 +29,11 @@ from holdfast.core.errors import UserError
 from holdfast.core.requests import GenerateRequest, Output, Sampling
 from holdfast.engines.contract import Engine, EngineEvents
 from holdfast.engines.shadow.engine import VaultEngine
-from holdfast.engines.shadow.place import Place
 from holdfast.engines.torch.engine import TorchTenant, torch_engine
 from holdfast.engines.torch.files.resolve import resolve
-from holdfast.engines.torch.settings import TorchSettings
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
+from holdfast.spec.engines import Place, TorchSettings
 
 WARM_TOKENS = 16  # kernels are compiled and graphs captured by the first steps of their size
 CASE_S = 120.0  # for one run; 128,000 prompt tokens and 288 steps of 64 streams take seconds on a GPU

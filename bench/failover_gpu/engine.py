@@ -22,9 +22,10 @@ from bench.gpu.lane import Piece, open_lane
 from holdfast.failover.epoch import next_epoch
 from holdfast.memory.client.pool import PoolClient
 from holdfast.memory.client.weights import MemoryClient
-from holdfast.memory.devices import HostDevice, OutOfMemory, is_host, open_device
+from holdfast.memory.devices import HostDevice, OutOfMemory, open_device
 from holdfast.memory.devices.cuda_driver import Driver
 from holdfast.memory.protocol import OWNER_GONE, PoolGranted, PoolNews
+from holdfast.spec.names import is_host
 
 WAIT_MS = 10_000  # for weights another engine writes, and for the pool of an owner that was just killed
 # Facts 4a: up to 0.4 s with much host memory; a fence that takes a hundred times that is not shown.

@@ -22,7 +22,8 @@ from holdfast.kv.adopt import QUARANTINED
 from holdfast.kv.pool import NoRoom
 from holdfast.memory.client.pool import PoolClient
 from holdfast.memory.client.weights import MemoryClient
-from holdfast.memory.devices import is_host, open_device
+from holdfast.memory.devices import open_device
+from holdfast.spec.names import is_host
 
 # A stream of the driver holds about a thousand launches; one more waits for room, and then we would not be ahead.
 OPS_MAX = 900

@@ -19,7 +19,7 @@ from bench.failover_gpu.chain import Chain
 from bench.failover_gpu.engine import Settings
 from bench.gpu.smi import gpu_uuid, machine
 from bench.prove import Row, about_run, run_rows
-from holdfast.memory.devices import is_host
+from holdfast.spec.names import is_host
 
 GIB, MIB = 1024**3, 1024**2
 FIGURES = ("lock", "owner_gone", "cpu_fence", "adopted", "first_kernel", "gpu_fence", "room", "allocated")

@@ -16,8 +16,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.memory.devices import OutOfMemory, is_host, view
+from holdfast.memory.devices import OutOfMemory, view
 from holdfast.memory.devices.cuda_driver import Driver, find_gpu
+from holdfast.spec.names import is_host
 
 STEP = 0x9E3779B1
 WORD_BYTES = 4

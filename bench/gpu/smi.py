@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.prove import this_machine
-from holdfast.memory.devices import is_host
 from holdfast.memory.devices.cuda_driver import Driver, find_gpu
+from holdfast.spec.names import is_host
 
 SMI_S = 20.0  # nvidia-smi answers in a tenth of a second; the driver may be busy with a teardown
 

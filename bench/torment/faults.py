@@ -15,8 +15,8 @@ from holdfast.testing.supervised import Supervised
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 # What a role's command holds. Engines are told apart by what they say of themselves.
 COMMANDS = {
-    "store": "holdfast.cli.child store",
-    "launcher": "holdfast.cli.child vault",
+    "store": "holdfast.roles store",
+    "launcher": "holdfast.roles vault",
     "keeper": "-m holdfast.memory.vault.keeper ",
     "vault": "-m holdfast.memory.vault.server ",
 }

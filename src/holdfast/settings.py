@@ -12,9 +12,6 @@ from pathlib import Path
 # The words that Dynamo takes for them.
 YES = dict.fromkeys(("true", "1", "yes", "on"), True)
 NO = dict.fromkeys(("false", "0", "no", "off"), False)
-# worker-1a's status page under `holdfast up`: below the ephemeral ports, and no well-known exporter's.
-STATUS_PORT = 9650
-WAIT_S = 7200.0  # for `holdfast up` until it serves; as long as loading the largest models may take
 STARTING = {"ready": True, "notready": False}
 
 

@@ -35,7 +35,7 @@ def test_a_worker_full_of_anothers_streams_is_no_failure_here() -> None:
     and as soon as a place is free its next one runs, never resumed; no worker was judged or set aside."""
     other = free_port()
     sim = {"concurrency": 3, "queue": 0, "tpot_ms": 20.0}
-    with Deployment(1, sim, frontend={"queue_s": 0.5}) as deployment:
+    with Deployment(1, sim, frontend={"holds": {"queue_s": 0.5}}) as deployment:
         deployment.start_frontend("other", other)
         deployment.wait_until(lambda: len(deployment.alive_workers(other)) == 1, "the other frontend's worker")
         uvloop.run(_full_of_anothers(deployment, deployment.port, other))

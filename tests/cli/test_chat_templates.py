@@ -10,13 +10,13 @@ import pytest
 from openai import OpenAI
 from up_rig import Place
 
-from holdfast.cli.chat_templates import read_template, template_path
-from holdfast.cli.launch import WorkerLaunch
 from holdfast.core.errors import UserError
 from holdfast.discovery.card import CHAT_TEMPLATE_BYTES_MAX
 from holdfast.engines.sim.vocabulary import asset
 from holdfast.frontend.text.template import Templates
 from holdfast.frontend.text.tokenizer import TextTokenizer
+from holdfast.roles.chat_templates import read_template, template_path
+from holdfast.spec.launch import WorkerLaunch
 from holdfast.testing.deployment import Deployment
 
 SHOUTING = "{% for message in messages %}{{ message.content | upper }}!{% endfor %}"
@@ -52,19 +52,19 @@ def test_a_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_another_template_is_another_namespace() -> None:
     """Two workers that would make different prompts of a chat are never one set."""
-    plain = WorkerLaunch("/s", "unix:///x", "local")
-    assert plain.namespace() != WorkerLaunch("/s", "unix:///x", "local", chat_template="/t").namespace()
+    plain = WorkerLaunch(deployment="local")
+    assert plain.namespace() != WorkerLaunch(deployment="local", chat_template="/t").namespace()
 
 
 def test_a_template_that_asks_for_the_begin_of_text_gets_the_models(tmp_path: Path) -> None:
     """Like the model's own."""
     pytest.importorskip("torch")
-    from holdfast.cli.engine_torch import chat_template
     from holdfast.engines.torch.files.tiny import tiny
+    from holdfast.roles.engine_torch import chat_template
 
     path = tmp_path / "chat.jinja"
     path.write_text("{{ bos_token }}" + SHOUTING)
-    launch = WorkerLaunch("/s", "unix:///x", "local", engine="torch", chat_template=str(path))
+    launch = WorkerLaunch(deployment="local", engine="torch", chat_template=str(path))
     made = chat_template(launch, replace(tiny(), bos_token="<s>"))
     assert made is not None
     assert Templates(datetime.now).get(made).render([{"role": "user", "content": "hi"}]) == "<s>HI!"

@@ -13,13 +13,10 @@ from typer.testing import CliRunner
 from holdfast.cli import up as ups
 from holdfast.cli.app import app, up
 from holdfast.cli.config_file import Key, defaults, keys_of
-from holdfast.cli.idle_options import INSTEAD, ONLY, WITH_STANDBYS, refuse_idle
-from holdfast.cli.plan import UpOptions
-from holdfast.cli.worker_role import worker
 from holdfast.core.errors import UserError
+from holdfast.spec.deployment import DeploymentSpec
 
 KEYS = keys_of(up)
-WORKER_KEYS = keys_of(worker)
 
 
 def toml(value: Any) -> str:
@@ -40,11 +37,11 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """What `up` was asked for by words and a file's text; nothing is started."""
     monkeypatch.setenv("HOLDFAST_STATE_DIR", str(tmp_path / "s"))
     monkeypatch.delenv("HOLDFAST_API_KEYS", raising=False)
-    seen: list[tuple[UpOptions, bool]] = []
+    seen: list[tuple[DeploymentSpec, bool]] = []
     monkeypatch.setattr(ups, "run_up", lambda _, options, detach, tied: seen.append((options, detach)) or 0)
     file = tmp_path / "up.toml"
 
-    def ask(text: str, *words: str) -> tuple[UpOptions, bool]:
+    def ask(text: str, *words: str) -> tuple[DeploymentSpec, bool]:
         file.write_text(text)
         done = CliRunner().invoke(app, ["up", "-c", str(file), *words], catch_exceptions=False)
         assert done.exit_code == 0, done.output
@@ -68,12 +65,13 @@ def test_the_command_line_wins_over_the_file(asked: Any) -> None:
     """What both say is the command line's; what only the file says is the file's; the rest is as always."""
     text = 'engine = "sim"\nport = 9001\nworkers = 3\napi-key = ["a", "b"]\nstandby = "unmapped"\ndetach = true\n'
     options, detach = asked(text, "--workers", "2")
-    assert (options.engine, options.port, options.workers, options.standby) == ("sim", 9001, 2, "unmapped")
-    assert (options.api_keys, options.frontends, detach) == (("a", "b"), 1, True)
+    assert (options.worker.engine, options.worker.place.standby) == ("sim", "unmapped")
+    assert (options.port, options.workers) == (9001, 2)
+    assert (options.frontend.api_keys, options.frontends, detach) == (("a", "b"), 1, True)
     options, _ = asked(text, "--api-key", "c", "--standby", "mapped")
-    assert (options.api_keys, options.standby) == (("c",), "mapped")
+    assert (options.frontend.api_keys, options.worker.place.standby) == (("c",), "mapped")
     options, _ = asked("exact = true\nkv-gib = 1\n", "--fast", "--device", "cpu")
-    assert (options.torch.exact, options.torch.kv_gib) == (False, 1.0)
+    assert (options.worker.torch.exact, options.worker.torch.kv_gib) == (False, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -110,27 +108,6 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 # -- options that would do nothing
-
-
-def test_idle_options_are_options() -> None:
-    """Every name in the tables is an option of `up` or of `worker`."""
-    names = {key.name for key in (*KEYS.values(), *WORKER_KEYS.values())}
-    assert {name for owned in ONLY.values() for name in owned} | set(WITH_STANDBYS) | set(INSTEAD) <= names
-
-
-@pytest.mark.parametrize("key", (KEYS | WORKER_KEYS).values(), ids=KEYS | WORKER_KEYS)
-def test_what_would_do_nothing_is_refused_by_name(key: Key) -> None:
-    """For every option: the engine it is not for refuses it, the engine it is for takes it."""
-    for engine in ONLY:
-        others = [name for owner, names in ONLY.items() if owner != engine for name in names]
-        if key.name in others:
-            with pytest.raises(UserError, match=f"{key.flag} is for --engine .* does nothing for {engine}"):
-                refuse_idle(engine, 1, {key.name: key.flag})
-        else:
-            refuse_idle(engine, 1, {key.name: key.flag})
-    if key.name in WITH_STANDBYS:
-        with pytest.raises(UserError, match=f"{key.flag} does nothing without standbys"):
-            refuse_idle("sim", 0, {key.name: key.flag})
 
 
 def test_a_files_idle_options_are_refused_too(asked: Any) -> None:

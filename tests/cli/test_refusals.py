@@ -15,11 +15,13 @@ import msgspec
 import pytest
 from up_rig import Place
 
-from holdfast.cli.launch import TorchLaunch, WorkerLaunch
 from holdfast.core.errors import REFUSED
 from holdfast.engines.torch.files.checkpoint import tensor_shapes
 from holdfast.engines.torch.files.config import from_hugging_face
 from holdfast.engines.torch.files.safetensors_files import INDEX, SINGLE
+from holdfast.spec import engines
+from holdfast.spec.engines import TorchSettings
+from holdfast.spec.launch import WorkerLaunch
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -120,12 +122,12 @@ MODELS: dict[str, tuple[tuple[Any, ...], dict[str, bytes], str]] = {
 LOOK = """
 import json, sys
 from pathlib import Path
-from holdfast.cli.examining import Asked, examine
-from holdfast.cli.launch import TorchLaunch
+from holdfast.roles.examining import Asked, examine
+from holdfast.spec.engines import TorchSettings
 from holdfast.core.errors import UserError
 for source in sys.argv[1:]:
     try:
-        examine(Asked(source, "", TorchLaunch(), True, 1), print)
+        examine(Asked(source, "", TorchSettings(), True, 1), print)
     except UserError as error:
         print(error)
 print("torch" in sys.modules)
@@ -173,12 +175,19 @@ def test_what_cannot_be_is_refused_once(
     assert not (refusing.place.state_dir / "run").exists(), "something was started"
 
 
+def child(refusing: Refusing, **settings: Any) -> list[str]:
+    """The command of a supervised worker."""
+    told = {"state_dir": str(refusing.place.state_dir), "store": "unix:///nowhere", "deployment": "local", "name": "w"}
+    launch = WorkerLaunch(**(told | settings))
+    return [sys.executable, "-m", "holdfast.roles", "worker", msgspec.json.encode(launch).decode()]
+
+
 @pytest.mark.parametrize(
     ("launch", "words"),
     [
         ({"source": "/nowhere"}, "the model /nowhere is not there"),
-        ({"source": "tiny", "torch": TorchLaunch(kv_gib=1e9)}, "--kv-gib 1e+09 does not fit"),
-        ({"source": "tiny", "torch": TorchLaunch(threads=100_000)}, "--torch-threads 100000 is too many"),
+        ({"source": "tiny", "torch": TorchSettings(kv_gib=1e9)}, "--kv-gib 1e+09 does not fit"),
+        ({"source": "tiny", "torch": TorchSettings(threads=100_000)}, "--torch-threads 100000 is too many"),
         ({"store": "redis://x"}, "there is no such store"),
     ],
 )
@@ -186,10 +195,9 @@ def test_an_engine_tells_its_supervisor_not_to_try_again(
     launch: dict[str, Any], words: str, refusing: Refusing
 ) -> None:
     """The process itself finds it too, before torch loads, and says so by its status: 78, not 1."""
-    beside = {"engine": "torch", "vault_socket": "/nowhere.sock", "device": "host-1", "lock": "flock:///nowhere"}
-    base = WorkerLaunch(str(refusing.place.state_dir), "unix:///nowhere", "local", "w", **beside)
-    settings = msgspec.json.encode(msgspec.structs.replace(base, **launch)).decode()
-    command = [sys.executable, "-m", "holdfast.cli.child", "worker", settings]
+    place = engines.Place(vault_socket="/nowhere.sock", device="host-1")
+    base = {"engine": "torch", "lock": "flock:///nowhere", "place": place}
+    command = child(refusing, **(base | launch))
     done = subprocess.run(command, env=refusing.place.env, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (REFUSED, 1), done.stderr
     assert words in done.stderr
@@ -216,9 +224,7 @@ def test_too_few_descriptors_are_refused_once(words: tuple[str, ...], refusing: 
 
 def test_a_supervised_process_with_too_few_descriptors_is_not_started_again(refusing: Refusing) -> None:
     """It says so by its status, as for every other setting that cannot be."""
-    launch = WorkerLaunch(str(refusing.place.state_dir), "unix:///nowhere", "local", "w")
-    child = [sys.executable, "-m", "holdfast.cli.child", "worker", msgspec.json.encode(launch).decode()]
-    command = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", *child]
+    command = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", *child(refusing)]
     done = subprocess.run(command, env=refusing.place.env, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (REFUSED, 1), done.stderr
     assert "ulimit" in done.stderr

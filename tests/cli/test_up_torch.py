@@ -13,12 +13,13 @@ import pytest
 from terminal_rig import OnTerminal
 from up_rig import Place, until
 
-from holdfast.cli.launch import FrontendLaunch, WorkerLaunch
-from holdfast.cli.plan import UpOptions, plan
-from holdfast.cli.running import log_dir
-from holdfast.cli.starting import IMPORTING, LOADING, WAITING, WARMING, Start, phase_of
 from holdfast.core.errors import REFUSED, UserError
 from holdfast.engines.torch.files.fetch import SMOLLM2, fetch
+from holdfast.roles.running import log_dir
+from holdfast.roles.starting import IMPORTING, LOADING, WAITING, WARMING, Start, phase_of
+from holdfast.spec.deployment import DeploymentSpec
+from holdfast.spec.launch import FrontendLaunch, WorkerLaunch
+from holdfast.spec.plan import plan
 from holdfast.supervise.processes import LocalProcesses
 
 pytestmark = pytest.mark.alone
@@ -138,7 +139,7 @@ def test_the_last_word_decides_the_phase(said: list[str], phase: str) -> None:
 
 def test_old_lines_count_for_nothing(tmp_path: Path) -> None:
     """Only what was logged since this start counts; who has not spoken waits for the one that writes the weights."""
-    launches = plan(tmp_path, UpOptions("local", engine="torch"))
+    launches = plan(tmp_path, DeploymentSpec("local"))
     logs = LocalProcesses(log_dir(tmp_path))
     log_dir(tmp_path).mkdir()
     first, second = (launch.name for launch in launches if isinstance(launch, WorkerLaunch))

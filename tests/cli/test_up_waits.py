@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from up_rig import Place, until
 
-from holdfast.cli.serving import lacks
+from holdfast.roles.starting import lacks
 from holdfast.testing.place import free_port
 
 STORE = "tcp://127.0.0.1:{port}"

@@ -15,13 +15,15 @@ from up_rig import Place, until
 
 from holdfast.cli import worker_role
 from holdfast.cli.app import app
-from holdfast.cli.launch import WorkerLaunch
-from holdfast.cli.plan import UpOptions, job_of, plan
-from holdfast.cli.worker_role import group_of
 from holdfast.core.address import TcpAddress, UnixAddress
 from holdfast.settings import read_environment
+from holdfast.spec.deployment import DeploymentSpec
+from holdfast.spec.engines import Place as Engine
+from holdfast.spec.jobs import Job
+from holdfast.spec.launch import WorkerLaunch
+from holdfast.spec.names import group_of
+from holdfast.spec.plan import plan
 from holdfast.testing.place import free_port, get_json
-from holdfast.worker.process import WorkerSettings
 
 STATE = Path("/tmp/hf")  # of plans that nobody carries out
 # What an operator gives each engine of a pod, and nothing else.
@@ -107,14 +109,15 @@ def test_flags_win_over_the_pods_environment() -> None:
     """The environment fills what was not said."""
     pod = {"GMS_SOCKET_DIR": "/shared", "FAILOVER_LOCK_PATH": "/shared/failover.lock", "ENGINE_ID": "1"}
     told = launched(**pod)
-    assert told.vault_socket == "/shared/gms_host-0.sock"
-    assert (told.lock, told.engine_id, told.standbys) == ("/shared/failover.lock", 1, 1)
+    assert told.place.vault_socket == "/shared/gms_host-0.sock"
+    assert (told.lock, told.place.engine_id, told.standbys) == ("/shared/failover.lock", 1, 1)
     assert told.name == f"{told.group}-1"
     flags = ("--vault-socket", "/v.sock", "--group", "g", "--name", "n", "--engine-id", "3", "--lock", "/l")
     said = launched(*flags, **pod)
-    assert (said.vault_socket, said.group, said.name, said.engine_id, said.lock) == ("/v.sock", "g", "n", 3, "/l")
+    assert (said.place.vault_socket, said.place.engine_id) == ("/v.sock", 3)
+    assert (said.group, said.name, said.lock) == ("g", "n", "/l")
     plain = launched()
-    assert (plain.vault_socket, plain.group, plain.lock) == ("", "", "")
+    assert (plain.place.vault_socket, plain.group, plain.lock) == ("", "", "")
 
 
 def test_engines_with_one_lock_are_one_group() -> None:
@@ -131,7 +134,7 @@ def test_status_pages_listen_where_they_are_told() -> None:
     assert launched(DYN_SYSTEM_PORT="9090", DYN_SYSTEM_HOST="0.0.0.0").status_address == "tcp://0.0.0.0:9090"
     assert launched("--status-address", "tcp://10.0.0.1:1", DYN_SYSTEM_HOST="::").status_address == "tcp://10.0.0.1:1"
     assert read_environment({"HOME": "/h", "DYN_SYSTEM_HOST": "::"}).status_host == "::"
-    options = UpOptions("local", status_host="0.0.0.0")
+    options = DeploymentSpec("local", status_host="0.0.0.0")
     pages = [one.status_address for one in plan(STATE, options) if isinstance(one, WorkerLaunch)]
     assert pages
     assert all(page.startswith("tcp://0.0.0.0:") for page in pages)
@@ -143,8 +146,8 @@ def test_others_are_told_an_address_they_can_reach() -> None:
     everywhere = TcpAddress("0.0.0.0", 9000)
     for data, beat in ((everywhere, unix), (unix, TcpAddress("::", 0))):
         with pytest.raises(ValueError, match="--advertise HOST"):
-            WorkerSettings("ns", data, beat, None)
-    settings = WorkerSettings("ns", everywhere, everywhere, None, advertise="10.0.0.7")
+            WorkerLaunch(deployment="d", address=str(data), beat_address=str(beat)).check()
+    settings = WorkerLaunch(advertise="10.0.0.7")
     assert settings.reached_at(everywhere) == TcpAddress("10.0.0.7", 9000)
     assert settings.reached_at(unix) == unix
     assert launched("--address", "tcp://0.0.0.0:9000", "--advertise", "h").beat_address == "tcp://0.0.0.0:0"
@@ -153,9 +156,10 @@ def test_others_are_told_an_address_they_can_reach() -> None:
 
 def test_loading_may_take_two_hours_unless_told_otherwise() -> None:
     """For the engine, and for the supervisor that waits for it."""
-    for options, load_s in ((UpOptions("local"), 7200.0), (UpOptions("local", load_s=60.0), 60.0)):
+    hasty = WorkerLaunch(place=Engine(load_s=60.0))
+    for options, load_s in ((DeploymentSpec("local"), 7200.0), (DeploymentSpec("local", worker=hasty), 60.0)):
         engines = [one for one in plan(STATE, options) if isinstance(one, WorkerLaunch)]
-        assert {one.load_s for one in engines} == {load_s}
-        probes = [job_of(one).probes for one in engines]
+        assert {one.place.load_s for one in engines} == {load_s}
+        probes = [Job.of(one).probes for one in engines]
         assert all(probe is not None and probe.startup_s > load_s for probe in probes)
-    assert launched().load_s == 7200.0
+    assert launched().place.load_s == 7200.0

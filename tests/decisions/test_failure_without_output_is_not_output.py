@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from streams_rig import Cluster
 
-from holdfast.streams.patience import HoldSettings
+from holdfast.spec.launch import HoldSettings
 
 
 def test_failure_without_output_is_not_output() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from streams_rig import Cluster
 
 from holdfast.core.errors import Code
-from holdfast.streams.patience import HoldSettings
+from holdfast.spec.launch import HoldSettings
 
 
 def test_overload_holds_resumed_refuses_new() -> None:

@@ -7,14 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.discovery.card import (
-    CHAT_TEMPLATE_BYTES_MAX,
-    ModelCard,
-    WeightsIdentity,
-    canonical_hash,
-    decode_card,
-    encode_card,
-)
+from holdfast.discovery.card import CHAT_TEMPLATE_BYTES_MAX, ModelCard, WeightsIdentity, decode_card, encode_card
+from holdfast.spec.names import canonical_hash
 
 CARD = ModelCard(
     name="m",

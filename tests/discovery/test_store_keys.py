@@ -12,12 +12,11 @@ from holdfast.discovery.keys import (
     InstanceKey,
     InstanceRecord,
     admits,
-    check_deployment_name,
     decode_record,
     encode_record,
-    namespace_for,
     parse_key,
 )
+from holdfast.spec.names import check_deployment_name, namespace_for
 
 PART = st.text("abcdefgh-0123456789", min_size=1, max_size=12)
 

@@ -17,7 +17,6 @@ import uvloop
 from engine_rig import Said, make_engine, request
 
 from holdfast.core.requests import Output
-from holdfast.engines.shadow.place import Place
 from holdfast.kv.geometry import block_keys
 from holdfast.kv.index import (
     EPOCH,
@@ -33,6 +32,7 @@ from holdfast.kv.index import (
 )
 from holdfast.kv.pool import Pool
 from holdfast.memory.client.mapped import Mapped
+from holdfast.spec.engines import Place
 from holdfast.testing.agents import NEWS, obey, say
 
 OUT = os.dup(1)  # not inherited by ranks: the pipe ends with this process
@@ -44,7 +44,7 @@ class EngineAgent(Said):
     def __init__(self, launch: dict[str, Any]) -> None:
         super().__init__()
         (socket, device), *more = launch["vaults"]
-        place = Place(socket, device, more=tuple(map(tuple, more)), **launch["place"])
+        place = Place(socket, device, more_vaults=tuple(map(tuple, more)), **launch["place"])
         self.kind = launch["kind"]
         self.engine = make_engine(self.kind, launch["settings"], place)
         self.engine.ranks.dies_with_parent = launch["ranks_die"]

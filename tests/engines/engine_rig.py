@@ -20,9 +20,9 @@ from typing import Any
 from holdfast.core.requests import GenerateRequest, Output, Sampling
 from holdfast.engines.contract import EngineEvents
 from holdfast.engines.shadow.engine import VaultEngine
-from holdfast.engines.shadow.place import Place
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
+from holdfast.spec.engines import Place
 from holdfast.testing.agents import Agent
 from holdfast.testing.processes import kill_together, vault_processes
 
@@ -43,14 +43,14 @@ def make_engine(kind: str, settings: dict[str, Any], place: Place, progress: Any
     """With `settings` in place of the kind's own ones here."""
     settings = SETTINGS[kind] | settings
     if kind == "sim":
-        from holdfast.engines.sim import SimSettings
         from holdfast.engines.sim.shadow import ShadowSim
+        from holdfast.spec.engines import SimSettings
 
         return ShadowSim(SimSettings(**settings), random.Random(1), place)
     if kind == "torch":
         from holdfast.engines.torch.engine import torch_engine
         from holdfast.engines.torch.files.tiny import tiny
-        from holdfast.engines.torch.settings import TorchSettings
+        from holdfast.spec.engines import TorchSettings
 
         return torch_engine(settings.pop("checkpoint", None) or tiny(), TorchSettings(**settings), place, progress)
     sys.path.insert(0, str(EXAMPLES))
@@ -111,7 +111,7 @@ class Vault:
 
     def place(self, engine_id: int = 0, **given: Any) -> Place:
         (socket, device), *more = self.places
-        return Place(socket, device, engine_id, f"engine {engine_id}", more=tuple(more), **given)
+        return Place(socket, device, engine_id, f"engine {engine_id}", more_vaults=tuple(more), **given)
 
     @contextlib.asynccontextmanager
     async def children(self, *children: Child) -> AsyncIterator[tuple[Child, ...]]:
@@ -229,7 +229,7 @@ class Child(Agent):
         slow: bool = False,  # who takes its outputs does not keep up: a step takes a millisecond at least
         **given: Any,
     ) -> None:
-        place = {name: given.pop(name) for name in ("unmapped", "direct", "wake_s") if name in given}
+        place = {name: given.pop(name) for name in ("standby", "kv", "wake_s") if name in given}
         launch = {"kind": kind, "settings": SETTINGS[kind] | given, "vaults": vault.places}
         launch |= {"ranks_die": ranks_die, "slow": slow}
         launch["place"] = {"engine_id": engine_id, "who": f"engine {engine_id}", **place}

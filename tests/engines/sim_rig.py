@@ -11,9 +11,10 @@ import engine_rig
 from engine_rig import request
 
 from holdfast.core.requests import GenerateRequest
-from holdfast.engines.sim import SimEngine, SimSettings, parse_fault
+from holdfast.engines.sim import SimEngine, parse_fault
 from holdfast.engines.sim.language import Sequence
 from holdfast.engines.sim.vocabulary import load
+from holdfast.spec.engines import SimSettings
 
 FAST = {"ttft_ms": 0.0, "tpot_ms": 0.0}
 

@@ -22,8 +22,9 @@ from engine_rig import BOUND_S, EXAMPLES, TINY_BLOCK_GIB, Child, Rig, Vault, mak
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import GenerateRequest, Output
 from holdfast.engines.shadow.proving import Canary
-from holdfast.engines.sim import SimEngine, SimSettings
+from holdfast.engines.sim import SimEngine
 from holdfast.memory.client.pool import PoolClient
+from holdfast.spec.engines import SimSettings
 from holdfast.testing.processes import VAULT
 
 BLOCK = 16

@@ -10,7 +10,8 @@ import pytest
 from engine_rig import request
 from sim_rig import FAST, expected, rig
 
-from holdfast.engines.sim import EOS_TOKEN_ID, SimSettings
+from holdfast.engines.sim import EOS_TOKEN_ID
+from holdfast.spec.engines import SimSettings
 
 
 async def test_batch_gives_each_stream_its_own_tokens() -> None:

@@ -70,7 +70,7 @@ async def test_owner_told_of_a_newer_epoch_ends_at_once(vault: Vault) -> None:
 async def test_direct_memory_waits_for_the_gpu_fence(vault: Vault) -> None:
     """With KV in memory of its own an engine adopts nothing, is not awake while the earlier owner's process exists,
     and serves once it is over."""
-    async with vault.engine(0) as owner, vault.engine(1, direct=True) as direct:
+    async with vault.engine(0) as owner, vault.engine(1, kv="direct") as direct:
         await owner.do("wake", epoch=1000)
         await served(owner, 1)
         await owner.do("hang_up")  # past the CPU fence
@@ -89,7 +89,7 @@ async def test_direct_memory_waits_for_the_gpu_fence(vault: Vault) -> None:
 
 async def test_unmapped_standby_maps_again_when_it_wakes(vault: Vault) -> None:
     """Asleep it has nothing mapped; awake it has the same bytes at the same addresses, and serves from the pool."""
-    async with vault.engine(0) as owner, vault.engine(1, unmapped=True) as sleeper:
+    async with vault.engine(0) as owner, vault.engine(1, standby="unmapped") as sleeper:
         await owner.do("wake", epoch=1000)
         assert "memfd" in mappings(owner.pid)
         await served(owner, 1)
@@ -111,7 +111,7 @@ async def test_unmapped_standby_maps_again_when_it_wakes(vault: Vault) -> None:
 async def test_unmapped_standby_refills_an_empty_vault(vault: Vault) -> None:
     """An engine that prefers to read loads where nobody else does; vault and keeper died while nobody had anything
     mapped: whoever is elected loads the weights again, at once."""
-    async with vault.engine(1, unmapped=True) as sleeper:
+    async with vault.engine(1, standby="unmapped") as sleeper:
         vault.kill(VAULT, KEEPER)
         watching = asyncio.ensure_future(vault.processes[0].watch())
         try:

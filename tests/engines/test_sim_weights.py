@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 from sim_rig import FAST, rig
 
-from holdfast.cli.engines import make_engine
-from holdfast.cli.launch import SimLaunch, WorkerLaunch
 from holdfast.core.errors import HoldfastError, UserError
 from holdfast.engines.sim import SimEngine
 from holdfast.engines.sim.weights import SimWeights
 from holdfast.memory.client.mapped import Mapped
 from holdfast.memory.devices import HostDevice
 from holdfast.memory.packing import plan
+from holdfast.roles.engines import make_engine
+from holdfast.spec.engines import Place, SimSettings
+from holdfast.spec.launch import WorkerLaunch
 
 MIB = 1024 * 1024
 
@@ -74,27 +75,33 @@ def test_the_weights_take_what_the_pool_leaves_and_at_least_a_slab() -> None:
 
 
 def launch(**fields: Any) -> WorkerLaunch:
-    return WorkerLaunch("/tmp/none", "unix:///tmp/none.sock", "test", **fields)
+    return WorkerLaunch(state_dir="/tmp/none", deployment="test", **fields)
 
 
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"standby": "asleep"}, "standby"),
-        ({"kv": "disk"}, "kv"),
-        ({"wake_s": 0.0}, "wake_s"),
+        ({"place": {"standby": "asleep"}}, "standby"),
+        ({"place": {"kv": "disk"}}, "kv"),
+        ({"place": {"wake_s": 0.0}}, "wake_s"),
         ({"lock": "flock:/tmp/x"}, "lock"),
-        ({"vault_socket": "/tmp/x.sock"}, "vault_socket"),
-        ({"sim": SimLaunch(ranks=2)}, "ranks"),
-        ({"sim": SimLaunch(ranks=0)}, "ranks"),
-        ({"sim": SimLaunch(vault_gib=-1.0)}, "vault_gib"),
-        ({"sim": SimLaunch(poison_token=-2)}, "poison_token"),
+        ({"place": {"vault_socket": "/tmp/x.sock"}}, "vault_socket"),
+        ({"sim": {"ranks": 2}}, "ranks"),
+        ({"sim": {"ranks": 0}}, "ranks"),
+        ({"sim": {"vault_gib": -1.0}}, "vault_gib"),
+        ({"sim": {"poison_token": -2}}, "poison_token"),
     ],
 )
 def test_a_launch_that_cannot_be_is_refused_by_its_field(fields: dict[str, Any], named: str) -> None:
     """A ValueError says which field."""
+    kinds = {"place": Place, "sim": SimSettings}
+
+    def made() -> object:
+        given = {name: kinds[name](**value) if name in kinds else value for name, value in fields.items()}
+        return make_engine(launch(**given), random.Random(1))
+
     with pytest.raises(ValueError, match=named):
-        make_engine(launch(**fields), random.Random(1))
+        made()
 
 
 def test_a_vault_makes_an_engine_that_can_stand_by() -> None:
@@ -103,15 +110,15 @@ def test_a_vault_makes_an_engine_that_can_stand_by() -> None:
     assert type(plain.engine) is SimEngine
     with pytest.raises(UserError, match="vault_socket"):
         plain.shadow()
-    made = make_engine(launch(vault_socket="/tmp/x.sock", lock="flock:/tmp/x"), random.Random(1))
+    made = make_engine(launch(place=Place(vault_socket="/tmp/x.sock"), lock="flock:/tmp/x"), random.Random(1))
     assert made.shadow() is made.engine
 
 
 def test_those_that_stand_by_for_each_other_share_a_namespace() -> None:
     """What places a worker does not name it; what decides about its answers does."""
-    place = {"vault_socket": "/tmp/x.sock", "lock": "flock:/tmp/x", "engine_id": 1, "group": "g", "standby": "unmapped"}
-    assert launch(**place).namespace() == launch().namespace()
-    assert launch(sim=SimLaunch(vault_gib=1.0)).namespace() != launch().namespace()
+    place = Place(vault_socket="/tmp/x.sock", engine_id=1, standby="unmapped")
+    assert launch(lock="flock:/tmp/x", group="g", place=place).namespace() == launch().namespace()
+    assert launch(sim=SimSettings(vault_gib=1.0)).namespace() != launch().namespace()
 
 
 async def test_faults_of_vault_memory_need_a_vault() -> None:

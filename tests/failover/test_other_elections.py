@@ -57,8 +57,7 @@ class Pair(Deployment):
     def start_engine(self, name: str) -> None:
         self.start_worker(
             name,
-            vault_socket=self.vault_socket,
-            engine_id=ENGINES.index(name),
+            place={"vault_socket": self.vault_socket, "engine_id": ENGINES.index(name)},
             lock=self.lock,
             group=GROUP,
         )

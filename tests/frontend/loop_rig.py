@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import uvloop
 
-from holdfast.core.address import TcpAddress
-from holdfast.frontend.process import FrontendSettings, run_frontend
+from holdfast.frontend.process import run_frontend
+from holdfast.spec.launch import FrontendLaunch
 from holdfast.store.opening import open_store
 from holdfast.testing.deployment import Deployment
 from holdfast.testing.place import free_port
@@ -38,7 +38,7 @@ class MeteredFrontend:
         world = real_world()
         store = open_store(self._deployment.store, world.network, world.rng)
         await store.start()
-        settings = FrontendSettings("bench", TcpAddress("127.0.0.1", self.port))
+        settings = FrontendLaunch(deployment="bench", address=f"tcp://127.0.0.1:{self.port}")
         await run_frontend(settings, store, world, self._stop, lambda facts: self._ready.set())
         await store.close()
 

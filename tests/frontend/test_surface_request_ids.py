@@ -49,7 +49,7 @@ def test_everybody_has_a_name(client: OpenAI, deployment: Deployment) -> None:
 @pytest.mark.processes
 def test_a_failure_of_ours_is_in_the_log_by_its_name() -> None:
     """Before the first token as after it; what a client did wrong is not."""
-    with Deployment(workers=1, frontend={"hold_s": 0.3}, sim={"tpot_ms": 20}) as deployment:
+    with Deployment(workers=1, frontend={"holds": {"hold_s": 0.3}}, sim={"tpot_ms": 20}) as deployment:
         with Raw(deployment.port) as raw:
             raw.post(CHAT, {**ASKED, "stream": True, "max_tokens": 400, "ignore_eos": True}, "x-request-id: begun\r\n")
             raw.until(b"data: ")

@@ -42,7 +42,7 @@ async def test_requests_go_to_both_sets() -> None:
 
 async def test_a_set_that_is_gone_is_replaced_and_the_answer_says_so() -> None:
     """Its only worker dead for good, a stream is held, then goes on in the other set, flagged inexact, nothing lost."""
-    with Deployment(workers=1, frontend={"stand_in_after_s": 1.0}) as deployment:
+    with Deployment(workers=1, frontend={"holds": {"stand_in_after_s": 1.0}}) as deployment:
         streaming = [
             asyncio.ensure_future(_chat(deployment, number, 150, return_token_ids=True)) for number in range(4)
         ]
@@ -63,7 +63,7 @@ async def test_a_set_that_is_gone_is_replaced_and_the_answer_says_so() -> None:
 def test_a_model_that_lost_its_last_worker_is_unavailable_not_unknown() -> None:
     """503 with Retry-After for as long as it is known, also for one that is only desired; 404 for a name nobody had;
     and it is served again as soon as a worker is back."""
-    with Deployment(workers=1, frontend={"hold_s": 0.5, "models": ("wanted",)}) as deployment:
+    with Deployment(workers=1, frontend={"holds": {"hold_s": 0.5}, "known": {"models": ("wanted",)}}) as deployment:
         deployment.start_worker("worker-other", model="other")
         deployment.wait_until(lambda: "other" in deployment.health()["models"], "the other model")
         deployment.kill("worker-other")

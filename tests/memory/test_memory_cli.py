@@ -18,8 +18,9 @@ import pytest
 from holdfast.core.errors import UserError
 from holdfast.memory.client.weights import RO, MemoryClient
 from holdfast.memory.devices import open_device
-from holdfast.memory.finding import device_name, gpu_uuids, socket_path
+from holdfast.memory.finding import device_name, gpu_uuids
 from holdfast.memory.packing import TensorSpec
+from holdfast.spec.names import socket_path
 from holdfast.testing.processes import kill_together, vault_pair, vault_processes
 from holdfast.testing.waiting import wait_until
 

@@ -87,9 +87,9 @@ def soft_limit(pid: int) -> tuple[int, int]:
 async def test_every_process_takes_as_many_descriptors_as_it_may() -> None:
     """Started under a low soft limit: vault, keeper, and the children of a supervisor raise it to the hard one."""
     with Rig() as rig:
-        settings = {"state_dir": str(rig.directory), "address": f"unix://{rig.directory}/store.sock"}
+        settings = {"state_dir": str(rig.directory), "name": "store", "address": f"unix://{rig.directory}/store.sock"}
         store = await asyncio.create_subprocess_exec(
-            *("sh", "-c", 'ulimit -S -n 128; exec "$@"', "sh", sys.executable, "-m", "holdfast.cli.child", "store"),
+            *("sh", "-c", 'ulimit -S -n 128; exec "$@"', "sh", sys.executable, "-m", "holdfast.roles", "store"),
             msgspec.json.encode(settings).decode(),
         )
         try:

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.core.address import parse_address
+from holdfast.spec.store_urls import parse_endpoints
 from holdfast.store.client import EmbeddedStore
 from holdfast.store.contract import Snapshot, Store, StoreUnavailable, Watch, WatchEvent
-from holdfast.store.endpoints import parse_endpoints
 from holdfast.store.etcd_client import EtcdSettings, EtcdStore
 from holdfast.testing.deployment import etcd_command
 from holdfast.testing.place import free_port

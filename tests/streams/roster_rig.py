@@ -20,12 +20,12 @@ from holdfast.core.requests import GenerateRequest, Output, Sampling
 from holdfast.discovery.card import ModelCard, WeightsIdentity
 from holdfast.discovery.keys import InstanceKey, InstanceRecord
 from holdfast.discovery.registry import Appeared, Instance, Withdrawn
+from holdfast.spec.launch import HoldSettings
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.dispatcher import Dispatcher
 from holdfast.streams.flight import Flight
 from holdfast.streams.ledger import Ledger
 from holdfast.streams.link import WorkerLink
-from holdfast.streams.patience import HoldSettings
 from holdfast.streams.roster import Roster
 from holdfast.wire.frames import FrameSplitter
 from holdfast.wire.messages import (

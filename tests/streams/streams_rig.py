@@ -15,12 +15,12 @@ from holdfast.core.requests import Failure, GenerateRequest, Output, Sampling
 from holdfast.discovery.card import ModelCard, WeightsIdentity
 from holdfast.discovery.keys import InstanceKey, InstanceRecord
 from holdfast.discovery.registry import Instance
+from holdfast.spec.launch import HoldSettings
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.dispatcher import Dispatcher
 from holdfast.streams.flight import Flight, WorkerSet
 from holdfast.streams.ledger import Ledger
 from holdfast.streams.link import DataConnection, WorkerLink
-from holdfast.streams.patience import HoldSettings
 from holdfast.wire.frames import FrameSplitter
 from holdfast.wire.messages import (
     VERSION,

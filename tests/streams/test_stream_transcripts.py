@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from streams_rig import Cluster, make_card
 
+from holdfast.spec.launch import HoldSettings
 from holdfast.streams.flight import WorkerSet
-from holdfast.streams.patience import HoldSettings
 from transcript_book import must_go_as_written, transcripts
 
 TRANSCRIPTS = transcripts("streams")

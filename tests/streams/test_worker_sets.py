@@ -7,8 +7,8 @@ from collections import Counter
 
 from streams_rig import Cluster, make_card
 
-from holdfast.streams.directory import SEEN_MAX, KnownSettings, ModelDirectory
-from holdfast.streams.patience import HoldSettings
+from holdfast.spec.launch import HoldSettings, KnownSettings
+from holdfast.streams.directory import SEEN_MAX, ModelDirectory
 
 
 def test_a_model_without_a_text_side_cannot_be_asked_for() -> None:
@@ -97,7 +97,7 @@ def test_a_forgotten_set_does_not_displace_its_successor() -> None:
 
 def test_a_model_is_known_while_it_is_desired_or_was_seen_lately() -> None:
     """A worker in discovery makes its model known; after its last session the name stays for the set time."""
-    directory = ModelDirectory(random.Random(1), 10, KnownSettings(frozenset({"wanted"}), seen_s=60))
+    directory = ModelDirectory(random.Random(1), 10, KnownSettings(("wanted",), known_s=60))
     assert directory.knows("wanted")
     assert not directory.has_seen_any
     directory.saw("m", 0.0)

@@ -10,6 +10,7 @@ from typing import Any
 from holdfast.cli.failovers import cost, headline, last_failover, steps
 from holdfast.core.clock import SystemClock
 from holdfast.failover.journal import Term
+from holdfast.spec.jobs import Job
 from holdfast.supervise.incidents import (
     INCIDENTS_MAX,
     SEEN_LATE_NS,
@@ -20,7 +21,7 @@ from holdfast.supervise.incidents import (
     led,
     read_incidents,
 )
-from holdfast.supervise.jobs import Job, Slot
+from holdfast.supervise.jobs import Slot
 from holdfast.supervise.machine import Fell
 from holdfast.supervise.records import Record
 from holdfast.supervise.standing import groups_of

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-from holdfast.supervise.jobs import Job, Slot
+from holdfast.spec.jobs import Job
+from holdfast.supervise.jobs import Slot
 from holdfast.supervise.machine import Life, Phase
 from holdfast.supervise.parts import Parts
 from holdfast.supervise.processes import Processes

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.core.clock import SystemClock
 from holdfast.core.unwritten import UNWRITTEN
-from holdfast.supervise.jobs import Job
+from holdfast.spec.jobs import Job
 from holdfast.supervise.lock import Holder, holder, sign, take_lock
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.processes import LocalProcesses

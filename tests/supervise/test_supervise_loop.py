@@ -13,8 +13,8 @@ import pytest
 
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import REFUSED
+from holdfast.spec.jobs import Job
 from holdfast.supervise import processes as processes_module
-from holdfast.supervise.jobs import Job
 from holdfast.supervise.lock import Holder, holder, sign, take_lock
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Phase

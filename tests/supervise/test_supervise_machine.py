@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.spec.jobs import Probes
 from holdfast.supervise import machine as m
 from holdfast.supervise.machine import Life, Phase, Policy, Restart, step
-from holdfast.supervise.probes import Answer, Asked, Probes, weigh
+from holdfast.supervise.probes import Answer, Asked, weigh
 from transcript_book import must_go_as_written, transcripts
 
 

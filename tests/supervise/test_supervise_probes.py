@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.supervise.probes import Answer, Asked, Probes, answer_of, weigh
+from holdfast.spec.jobs import Probes
+from holdfast.supervise.probes import Answer, Asked, answer_of, weigh
 
 PROBES = Probes(failure_threshold=3)
 WORDS = {"y": Answer.YES, "n": Answer.NO, ".": Answer.SILENCE}

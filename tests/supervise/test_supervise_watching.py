@@ -19,11 +19,12 @@ import pytest
 
 from holdfast.core.clock import SystemClock
 from holdfast.core.procfs import read_process
+from holdfast.spec.jobs import Job, Probes
 from holdfast.supervise import machine
-from holdfast.supervise.jobs import Job, Slot
+from holdfast.supervise.jobs import Slot
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Phase
-from holdfast.supervise.probes import Answer, Probes
+from holdfast.supervise.probes import Answer
 from holdfast.supervise.processes import LocalProcess, LocalProcesses
 from holdfast.supervise.status import look
 from holdfast.supervise.watching import STOPPED_TICKS, Watching

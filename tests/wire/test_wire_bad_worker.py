@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.engines import make_engine
-from holdfast.cli.launch import WorkerLaunch
-from holdfast.core.address import UnixAddress
 from holdfast.core.requests import Failure, GenerateRequest, Output, TokenLogprobs
 from holdfast.engines.contract import Capabilities, EngineEvents, Limits, Progress
+from holdfast.roles.engines import make_engine
+from holdfast.spec.launch import WorkerLaunch
 from holdfast.store.opening import open_store
 from holdfast.testing.clients import Received, ask, read_answer
 from holdfast.testing.deployment import Deployment
@@ -21,7 +20,7 @@ from holdfast.wire.frames import frame
 from holdfast.wire.messages import Closed, Draining, Step, encode
 from holdfast.wire.world import real_world
 from holdfast.worker.beat import BeatThread
-from holdfast.worker.process import Worker, WorkerSettings
+from holdfast.worker.process import Worker
 
 NAN = float("nan")
 
@@ -81,17 +80,19 @@ class Rig:
 @pytest.fixture
 async def rig() -> AsyncIterator[Rig]:
     """A store and a frontend as processes, the worker in this one: real sockets, a rogue engine."""
-    with Deployment(workers=0, frontend={"hold_s": 5.0}) as deployment:
+    with Deployment(workers=0, frontend={"holds": {"hold_s": 5.0}}) as deployment:
         run = deployment.folder / "run"
-        launch = WorkerLaunch(str(deployment.folder), deployment.store, "bench")
+        launch = WorkerLaunch(
+            deployment="bench",
+            address=f"unix://{run}/bad.sock",
+            beat_address=f"unix://{run}/bad.beat",
+            status_address=f"unix://{run}/bad.status",
+        )
         world, engine = real_world(random.Random(1)), BadEngine()
         made = make_engine(launch, world.rng)
-        addresses = [UnixAddress(str(run / f"bad.{end}")) for end in ("sock", "beat", "status")]
         store = open_store(deployment.store, world.network, world.rng)
         await store.start()
-        worker = Worker(
-            engine, made.card, made.tokenizer, WorkerSettings(launch.namespace(), *addresses), store, world, BeatThread
-        )
+        worker = Worker(engine, made.card, made.tokenizer, launch, store, world, BeatThread)
         engine.write_raw = lambda data: [
             session._transport.write(data) for session in worker.sessions.open if session._transport
         ]

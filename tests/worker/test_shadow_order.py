@@ -20,25 +20,25 @@ from typing import Any
 import pytest
 from shadow_worker_rig import DataPeer, Stage, ask, connect, until
 
-from holdfast.cli.engines import make_engine
-from holdfast.cli.launch import SimLaunch, WorkerLaunch
-from holdfast.core.address import TcpAddress, parse_address
 from holdfast.core.errors import Code
 from holdfast.discovery.keys import CARDS, INSTANCES, STANDBYS
 from holdfast.engines.sim.shadow import ShadowSim
 from holdfast.failover.file_lock import FileLock
 from holdfast.failover.journal import read_terms
+from holdfast.roles.engines import make_engine
+from holdfast.spec.engines import Place, SimSettings
+from holdfast.spec.launch import WorkerLaunch
 from holdfast.store.contract import Deleted, Put, Snapshot
 from holdfast.store.opening import open_store
 from holdfast.wire.messages import Active, Draining, Refused, Welcome
 from holdfast.wire.world import real_world
 from holdfast.worker.beat import BeatThread
-from holdfast.worker.process import Worker, WorkerSettings
-from holdfast.worker.shadow import Shadow, ShadowSettings
+from holdfast.worker.process import Worker
+from holdfast.worker.shadow import Shadow
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]
 
-SIM = SimLaunch(ttft_ms=5.0, tpot_ms=2.0, vault_gib=0.004, kv_blocks=2048)
+SIM = SimSettings(ttft_ms=5.0, tpot_ms=2.0, vault_gib=0.004, kv_blocks=2048)
 
 
 @pytest.fixture
@@ -64,22 +64,26 @@ class Rig:
     async def start(self) -> None:
         stage, world = self.stage, real_world(random.Random(1))
         launch = WorkerLaunch(
-            str(stage.folder), stage.store, "test", sim=SIM, vault_socket=stage.socket, lock=str(stage.lock)
+            state_dir=str(stage.folder),
+            name="w",
+            deployment="test",
+            sim=SIM,
+            place=Place(vault_socket=stage.socket),
+            lock=str(stage.lock),
+            group="pair",
+            address=f"unix://{self.data}",
+            beat_address=f"unix://{stage.folder}/run/w.beat",
         )
         made = make_engine(launch, world.rng)
         assert isinstance(made.engine, ShadowSim)
         self.engine = made.engine
-        beats = parse_address(f"unix://{stage.folder}/run/w.beat")
-        settings = WorkerSettings(
-            launch.namespace(), parse_address(f"unix://{self.data}"), beats, TcpAddress("127.0.0.1", 0), group="pair"
-        )
         self._store, self._watcher = (open_store(stage.store, world.network, world.rng) for _ in range(2))
         for store in (self._store, self._watcher):
             await store.start()
-        self.worker = Worker(self.engine, made.card, made.tokenizer, settings, self._store, world, BeatThread)
+        self.worker = Worker(self.engine, made.card, made.tokenizer, launch, self._store, world, BeatThread)
         self.lock = FileLock(stage.lock, "w", world.clock)
         self._listen()
-        shadow = Shadow(self.worker, self.engine, self.lock, ShadowSettings(stage.journals, "w"))
+        shadow = Shadow(self.worker, self.engine, self.lock, stage.journals)
         self.ready = asyncio.Event()
         self._tasks = [
             asyncio.create_task(self._watch()),

@@ -18,10 +18,13 @@ from pathlib import Path
 import pytest
 from shadow_worker_rig import Stage, WorkerProcess
 
-from holdfast.cli.launch import WorkerLaunch
-from holdfast.cli.plan import UpOptions, plan
 from holdfast.core.errors import UserError
 from holdfast.memory.writer_lock import WriterLock
+from holdfast.spec.deployment import DeploymentSpec
+from holdfast.spec.engines import Place
+from holdfast.spec.launch import WorkerLaunch
+from holdfast.spec.plan import plan
+from holdfast.spec.settings import filled
 from holdfast.store.opening import open_store
 from holdfast.testing.place import free_port
 from holdfast.wire.net import SocketNetwork
@@ -159,11 +162,13 @@ def test_asked_to_stop_while_a_wake_loads(stage: Stage) -> None:
 
 def test_a_wake_needs_time() -> None:
     """`holdfast up --wake-s` reaches every engine, and none at all is refused."""
-    options = UpOptions("local", wake_s=7.5)
+    options = DeploymentSpec("local", worker=WorkerLaunch(place=Place(wake_s=7.5)))
     engines = [launch for launch in plan(Path("/tmp/hf"), options) if isinstance(launch, WorkerLaunch)]
-    assert [engine.wake_s for engine in engines] == [7.5, 7.5]
-    with pytest.raises(UserError, match="--wake-s must be over 0"):
-        plan(Path("/tmp/hf"), UpOptions("local", wake_s=0))
+    assert [engine.place.wake_s for engine in engines] == [7.5, 7.5]
+    with pytest.raises(UserError, match="--wake-s must be over 0, got 0"):
+        filled(options, {("worker", "place", "wake_s"): 0.0})
+    with pytest.raises(ValueError, match="wake_s must be over 0, got 0"):
+        Place(wake_s=0.0)
 
 
 # -- leaving early

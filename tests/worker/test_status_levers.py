@@ -14,10 +14,11 @@ import uvloop
 from holdfast.core.address import TcpAddress
 from holdfast.core.peers import peer_uid
 from holdfast.failover.lifecycle import Lifecycle
+from holdfast.spec.launch import WorkerLaunch
 from holdfast.testing.place import fetch
 from holdfast.wire.http.server import HttpServer
 from holdfast.wire.net import SocketNetwork
-from holdfast.worker.status import ProbeSettings, StatusPage
+from holdfast.worker.status import StatusPage
 
 AS_NOBODY = """
 import encodings.idna, http.client, os, sys
@@ -33,7 +34,7 @@ class Levers:
 
     def __init__(self, token: str = "") -> None:
         self.pulled = 0
-        life, settings = Lifecycle(shadow=True, wake_s=30.0), ProbeSettings(token=token)
+        life, settings = Lifecycle(shadow=True, wake_s=30.0), WorkerLaunch(engine_token=token)
         page = StatusPage(dict, lambda: life, lambda: 0.0, lambda: 0.0, settings, {"sleep": self.pull})
         self.server = HttpServer(page.handle, SocketNetwork())
 

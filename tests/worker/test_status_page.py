@@ -30,11 +30,12 @@ from holdfast.failover.lifecycle import (
     StandDown,
     step,
 )
+from holdfast.spec.launch import WorkerLaunch
 from holdfast.testing.clients import ask, chat_body
 from holdfast.testing.deployment import Deployment
 from holdfast.wire.http.server import HttpServer
 from holdfast.wire.net import SocketNetwork
-from holdfast.worker.status import Actions, ProbeSettings, StatusPage
+from holdfast.worker.status import Actions, StatusPage
 
 FACTS = {
     "status": "ready",
@@ -84,7 +85,7 @@ class Rig:
         self.server: HttpServer
         self.port = 0
 
-    async def start(self, settings: ProbeSettings = ProbeSettings(), action_s: float = 5.0) -> Rig:  # noqa: B008
+    async def start(self, settings: WorkerLaunch = WorkerLaunch(), action_s: float = 5.0) -> Rig:  # noqa: B008
         self.page = StatusPage(
             lambda: dict(FACTS),
             lambda: self.life,
@@ -197,7 +198,7 @@ async def test_health_tells_the_whole_story(rig: Rig) -> None:
 
 async def test_a_start_may_count_as_ready(rig: Rig) -> None:
     """With the starting status "ready", Init answers 200 on both, and nothing else changes."""
-    await rig.start(ProbeSettings(starting_ready=True))
+    await rig.start(WorkerLaunch(starting_ready=True))
     assert await rig.probes() == (200, 200)
     rig.happen(Ended("could not load"))
     assert await rig.probes() == (503, 503)
@@ -206,7 +207,7 @@ async def test_a_start_may_count_as_ready(rig: Rig) -> None:
 @pytest.mark.parametrize(("endpoints", "status"), [(("generate",), 200), (("generate", "embed"), 503)])
 async def test_named_endpoints_must_be_there(rig: Rig, endpoints: tuple[str, ...], status: int) -> None:
     """An endpoint that this worker does not have makes it not ready, by name, and not dead."""
-    await rig.start(ProbeSettings(endpoints=endpoints))
+    await rig.start(WorkerLaunch(health_endpoints=endpoints))
     rig.happen(Loaded(), LockWon(5), Announced(5))
     assert await rig.probes() == (200, status)
     assert ("embed" in json.loads((await rig.get("/health"))[1])["reason"]) == (status == 503)
@@ -315,7 +316,7 @@ async def test_a_worker_that_ends_answers_its_operator(rig: Rig, end: str) -> No
 async def test_levers_may_come_later(rig: Rig) -> None:
     """A worker learns what it can do after its page is up; until then there is no such path."""
     actions: Actions = {}
-    page = StatusPage(dict, lambda: rig.life, lambda: 0.0, lambda: 0.0, ProbeSettings(), actions)
+    page = StatusPage(dict, lambda: rig.life, lambda: 0.0, lambda: 0.0, WorkerLaunch(), actions)
     rig.page, rig.server = page, HttpServer(page.handle, SocketNetwork())
     address = await rig.server.start(TcpAddress("127.0.0.1", 0))
     assert isinstance(address, TcpAddress)

@@ -11,10 +11,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from holdfast.core.address import TcpAddress
 from holdfast.failover.lifecycle import Lifecycle
 from holdfast.kv.resumes import Resumes
+from holdfast.spec.launch import WorkerLaunch
 from holdfast.testing.place import fetch
 from holdfast.wire.http.server import HttpServer
 from holdfast.wire.net import SocketNetwork
-from holdfast.worker.status import ProbeSettings, StatusPage
+from holdfast.worker.status import StatusPage
 
 PLAIN: dict[str, Any] = {"status": "ready"} | dict.fromkeys(
     ("streams", "running", "waiting", "step_ms_p99", "steps_total", "tokens_total", "requests_total"), 0
@@ -30,7 +31,7 @@ async def test_every_count_is_a_metric_and_may_fall_with_the_next_wake() -> None
     """A worker without a group shows 0; one with a group what its engine counted since it woke, each under its name."""
     facts = PLAIN
     life, at_0 = Lifecycle(shadow=True, wake_s=30.0), lambda: 0.0
-    page = StatusPage(lambda: facts, lambda: life, at_0, at_0, ProbeSettings(), {})
+    page = StatusPage(lambda: facts, lambda: life, at_0, at_0, WorkerLaunch(), {})
     server = HttpServer(page.handle, SocketNetwork())
     address = await server.start(TcpAddress("127.0.0.1", 0))
     assert isinstance(address, TcpAddress)

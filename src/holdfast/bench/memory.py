@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import UserError
-from holdfast.memory.devices import is_host
 from holdfast.memory.layout import SLABS_MAX
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
+from holdfast.spec.names import is_host
 from holdfast.testing.children import Child, ChildFailed
 
 GIB = 1024**3

@@ -16,10 +16,11 @@ import time
 from typing import Any
 
 from holdfast.memory.client.weights import RO, MemoryClient
-from holdfast.memory.devices import Device, DeviceError, is_host, open_device, view
+from holdfast.memory.devices import Device, DeviceError, open_device, view
 from holdfast.memory.errors import VaultRefused
 from holdfast.memory.fdsocket import FDS_PER_FRAME_MAX, close_all
 from holdfast.memory.packing import TensorSpec
+from holdfast.spec.names import is_host
 
 PIECE_BYTES = 2 * 1024 * 1024
 TENSOR_BYTES = 64 * 1024 * 1024

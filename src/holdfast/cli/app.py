@@ -5,9 +5,10 @@ Rooms are imported inside the commands, so that `holdfast --help` is quick.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+from msgspec import structs
 
 from holdfast import __version__
 from holdfast.cli import bench, locks, memory, roles, worker_role
@@ -15,8 +16,6 @@ from holdfast.cli import options as opt
 from holdfast.cli.options import environment
 from holdfast.cli.state_dir import readable
 from holdfast.core.errors import settled
-from holdfast.settings import STATUS_PORT, WAIT_S
-from holdfast.spec.waits import WAKE_S
 
 RUN = "Run it"
 PARTS = "Run one process by hand"
@@ -58,11 +57,11 @@ def up(
     frontends: opt.Frontends = 1,
     host: opt.Host = "127.0.0.1",
     port: opt.Port = 8000,
-    status_port: opt.StatusPort = STATUS_PORT,
+    status_port: opt.StatusPort = 9650,
     access_log: opt.AccessLog = False,
     detach: opt.Detach = False,
     untied: opt.Untied = False,
-    wait_s: opt.WaitS = WAIT_S,
+    wait_s: opt.WaitS = 7200.0,
     model: opt.Source = "",
     served_name: opt.ServedName = "",
     chat_template: opt.ChatTemplate = None,
@@ -77,7 +76,7 @@ def up(
     drain_s: opt.DrainS = 4.0,
     standby: opt.Standby = opt.StandbyKind.MAPPED,
     kv: opt.Kv = opt.KvKind.VAULT,
-    wake_s: opt.WakeS = WAKE_S,
+    wake_s: opt.WakeS = 12.0,
     vault_gib: opt.VaultGib = None,
     exact: opt.Exact = False,
     device: opt.Devices = "auto",
@@ -95,29 +94,30 @@ def up(
     """Start everything: store, vaults, workers with their standbys, and frontend. Ctrl-C stops it.
 
     By default a real model, SmolLM2-135M-Instruct; `--engine sim` is a simulator that says random words."""
-    from holdfast.cli.chat_templates import template_path
-    from holdfast.cli.devices import choose_and_tell
-    from holdfast.cli.idle_options import refuse_idle
-    from holdfast.cli.launch import SimLaunch, TorchLaunch
+    from holdfast.cli.asked import asked
     from holdfast.cli.models import named
-    from holdfast.cli.plan import UpOptions
-    from holdfast.cli.up import run_up
+    from holdfast.cli.up import choose_and_tell, run_up
+    from holdfast.roles.chat_templates import template_path
+    from holdfast.spec.deployment import DeploymentSpec
+    from holdfast.spec.idle import refuse_idle
 
     with settled():
-        refuse_idle(engine, standbys, opt.given(called, up))
-        env, template = environment(), template_path(chat_template)
+        env = environment()
+        spec, given = asked(called, up, DeploymentSpec(env.deployment, log_level=env.log_level))
+        refuse_idle(engine, standbys, given)
         source, name = named(engine, model, served_name)
-        gpus = choose_and_tell(engine, device, workers * ranks, exact)
-    memory: dict[str, Any] = {} if vault_gib is None else {"vault_gib": vault_gib}
-    sim = SimLaunch(ttft_ms=sim_ttft_ms, tpot_ms=sim_tpot_ms, ranks=sim_ranks, poison_token=sim_poison_token, **memory)
-    failover = (standbys, standby.value, kv.value, env.gms_socket_dir, wake_s)
-    sizes = {"context_tokens_max": context, "concurrency": streams_max}
-    torch = TorchLaunch(exact=exact, kv_gib=kv_gib, threads=threads, ranks=ranks, **sizes)
-    serving = (deployment or env.deployment, engine, name, workers, frontends, host, port, store)
-    asked = (hold_s, drain_s, allow_chaos, tuple(api_key or env.api_keys), sim, env.log_level)
-    given = (*serving, *asked, *failover, source, torch, str(env.cache_dir), gpus, known_s, queue_s, load_s)
-    pages = (env.status_host, access_log, status_port, wait_s, template, tuple(cors_origin or ()), env.engine_token)
-    raise typer.Exit(run_up(env.state_dir, UpOptions(*given, *pages), detach, tied=not untied))
+        told = {"engine_token": env.engine_token, "cache_dir": str(env.cache_dir), "source": source, "model": name}
+        told["chat_template"] = template_path(chat_template)
+        keys = spec.frontend.api_keys or env.api_keys
+        spec = structs.replace(
+            spec,
+            gpus=choose_and_tell(engine, device, workers * ranks, exact),
+            status_host=env.status_host,
+            vault_dir=str(env.gms_socket_dir),
+            worker=structs.replace(spec.worker, **told),
+            frontend=structs.replace(spec.frontend, api_keys=keys),
+        )
+    raise typer.Exit(run_up(env.state_dir, spec, detach, tied=not untied))
 
 
 @app.command(rich_help_panel=RUN)

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from holdfast.cli.engines import chaos_path
 from holdfast.core.errors import UserError
 from holdfast.engines.sim import send_fault
 from holdfast.engines.sim.faults import FIELDS
+from holdfast.roles.engines import chaos_path
 from holdfast.supervise.records import read_record, read_records
 
 

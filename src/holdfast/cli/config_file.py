@@ -19,8 +19,8 @@ from typing import Any
 
 from typer.models import OptionInfo
 
-from holdfast.cli.small_files import read_small
 from holdfast.core.errors import UserError
+from holdfast.roles.small_files import read_small
 
 OWN = "config"  # the one option that cannot be in the file
 
@@ -52,7 +52,8 @@ def keys_of(command: Callable[..., None]) -> dict[str, Key]:
 def _key(name: str, hint: Any) -> Key:
     kind, info = typing.get_args(hint)
     assert isinstance(info, OptionInfo)
-    longs = [text.partition("/")[0] for text in info.param_decls or () if text.startswith("--")]
+    said = (info.default, *(info.param_decls or ()))  # typer takes the first for a default, until it reads the hint
+    longs = [text.partition("/")[0] for text in said if isinstance(text, str) and text.startswith("--")]
     if isinstance(kind, UnionType):  # or None
         kind = typing.get_args(kind)[0]
     many = typing.get_origin(kind) is list

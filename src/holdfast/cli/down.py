@@ -12,13 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.cli.launch import ROLES
-from holdfast.cli.plan import job_of
-from holdfast.cli.running import child_command, log_dir
 from holdfast.cli.screen import Screen
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import UserError
-from holdfast.supervise.jobs import Job
+from holdfast.roles.running import child_command, log_dir
+from holdfast.spec.jobs import Job
+from holdfast.spec.launch import ROLES
 from holdfast.supervise.lock import holder, take_lock
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.processes import LocalProcesses
@@ -61,7 +60,7 @@ def _jobs(state_dir: Path) -> list[Job]:
     for record in read_records(state_dir):
         if record.role in ROLES and (settings := read_launch(state_dir, record.name)) is not None:
             with contextlib.suppress(msgspec.DecodeError):  # of another version: it has the time that anybody has
-                jobs.append(job_of(msgspec.json.decode(settings, type=ROLES[record.role])))
+                jobs.append(Job.of(msgspec.json.decode(settings, type=ROLES[record.role])))
     return jobs
 
 

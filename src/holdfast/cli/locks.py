@@ -16,10 +16,10 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.options import environment
-from holdfast.cli.small_files import read_small
 from holdfast.cli.state_dir import own
 from holdfast.core.errors import UserError
 from holdfast.core.tasks import done_before
+from holdfast.roles.small_files import read_small
 
 app = typer.Typer(help="Elect one engine of a group: serve the lock they take turns with.", no_args_is_help=True)
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from holdfast.cli.examining import Asked, examine, examine_sim
-from holdfast.cli.plan import UpOptions
+from msgspec import structs
+
 from holdfast.cli.progress import works
 from holdfast.core.errors import HoldfastError, UserError
 from holdfast.engines.torch.files.hub import fetch_from_hub, is_hub_id
+from holdfast.roles.examining import Asked, examine, examine_sim
+from holdfast.spec.deployment import DeploymentSpec
 
 SIM_NAME = "holdfast-sim"
 DEFAULT = "default"
@@ -55,22 +56,24 @@ def check_text(tokenizer_json: bytes, template: str) -> None:
         raise UserError(f"the model's chat template cannot be used: {error.message}") from error
 
 
-def prepare(options: UpOptions, free_bytes: int | None) -> UpOptions:
+def prepare(spec: DeploymentSpec, free_bytes: int | None) -> DeploymentSpec:
     """Have the model here, and know that it can be served, before anything is started; UserError if it cannot. The
-    options with where it is."""
-    if options.engine == "sim":
-        examine_sim(options, free_bytes)
-        return options
-    what = options.source if is_hub_id(options.source) else "SmolLM2-135M-Instruct"
+    deployment with where it is."""
+    if spec.worker.engine == "sim":
+        examine_sim(spec, free_bytes)
+        return spec
+    source = spec.worker.source
+    what = source if is_hub_id(source) else "SmolLM2-135M-Instruct"
     with works() as tell:
 
         def progress(work: str, done: int, total: int | None) -> None:
             tell(f"{WORKS[work]} {what}", done, total)
 
-        if is_hub_id(options.source):
-            options = replace(options, source=str(fetch_from_hub(options.source, progress)))
-        elif not _is_made(options.source) and not Path(options.source).exists():
-            raise UserError(f"--model {options.source} is not there; {MODELS}")
-        looked_at = examine(Asked.of_deployment(options, free_bytes), progress)
-    check_text(looked_at.tokenizer_json, "" if options.chat_template else looked_at.chat_template or "")
-    return options
+        if is_hub_id(source):
+            fetched = structs.replace(spec.worker, source=str(fetch_from_hub(source, progress)))
+            spec = structs.replace(spec, worker=fetched)
+        elif not _is_made(source) and not Path(source).exists():
+            raise UserError(f"--model {source} is not there; {MODELS}")
+        looked_at = examine(Asked.of_deployment(spec, free_bytes), progress)
+    check_text(looked_at.tokenizer_json, "" if spec.worker.chat_template else looked_at.chat_template or "")
+    return spec

@@ -25,7 +25,7 @@ def finite(called: typer.Context, given: typer.CallbackParam, value: float | Non
 
 def deployment_name(called: typer.Context, given: typer.CallbackParam, value: str) -> str:
     """One that is empty is a variable that was not set: it must not become another deployment's."""
-    from holdfast.discovery.keys import check_deployment_name  # not needed for --help
+    from holdfast.spec.names import check_deployment_name
 
     if _is_given(called, given):
         try:

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 
 from holdfast.cli.terminal import Terminal
+from holdfast.roles.progress import Lines
 
-SHARES = 4  # lines per piece of work where nobody watches: it moves, and does not fill
 BAR_CELLS = 30
 BAR_S = 0.1  # between two looks of a bar
 
@@ -57,17 +57,3 @@ class Bar:
         size = f"{done / 2**20:.1f}/{total / 2**20:.1f}" if total else f"{done / 2**20:.1f}"
         speed = f", {done / 2**20 / (now_s - self._began_s):.1f} MiB/s" if now_s > self._began_s else ""
         self._terminal.move(f"{work} {bar}{size} MiB{speed}")
-
-
-class Lines:
-    """Progress as lines, a few per piece of work."""
-
-    def __init__(self, write: Callable[[str], None], shares: int = SHARES, unknown: str = " …") -> None:
-        self._write, self._shares, self._unknown = write, shares, unknown
-        self._last = ("", -1)
-
-    def __call__(self, work: str, done: int, total: int | None) -> None:
-        share = done * self._shares // total if total else 0
-        if (work, share) != self._last:
-            self._last = (work, share)
-            self._write(f"{work}: {done / 2**20:.0f} of {total / 2**20:.0f} MiB" if total else f"{work}{self._unknown}")

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import structs
 
 from holdfast.cli import options as opt
 from holdfast.cli.options import environment
@@ -14,7 +15,7 @@ from holdfast.core.errors import settled
 from holdfast.settings import Environment
 
 if TYPE_CHECKING:
-    from holdfast.cli.launch import Launch
+    from holdfast.spec.launch import Launch
 
 BodyBytesMax = Annotated[int, typer.Option(min=1, help="The largest request body, bytes.")]
 StoreAddress = Annotated[
@@ -23,6 +24,7 @@ StoreAddress = Annotated[
 
 
 def frontend(
+    called: typer.Context,
     store: opt.Store = "",
     deployment: opt.Deployment = "",
     name: opt.Name = "",
@@ -39,40 +41,28 @@ def frontend(
     access_log: opt.AccessLog = False,
 ) -> None:
     """A frontend: the OpenAI-compatible HTTP server. Several may share one port."""
-    from holdfast.cli.launch import FrontendLaunch
-    from holdfast.cli.plan import own_page
+    from holdfast.cli.asked import asked
     from holdfast.core.address import TcpAddress
+    from holdfast.spec.launch import FrontendLaunch
+    from holdfast.spec.names import own_page
 
     env = environment()
+    told: dict[str, Any] = {"state_dir": str(env.state_dir), "log_level": env.log_level, "api_keys": env.api_keys}
+    pattern = FrontendLaunch(store=own_store(env), deployment=env.deployment, **told)
+    launch, _ = asked(called, frontend, pattern)
     name = own_name(env.state_dir, "frontend", name)
-    found_by = (str(env.state_dir), store or own_store(env), deployment or env.deployment, name)
-    where, keys = str(TcpAddress(host, port)), tuple(api_key or env.api_keys)
-    run_foreground(
-        FrontendLaunch(
-            *found_by,
-            where,
-            keys,
-            hold_s,
-            body_bytes_max,
-            drain_s,
-            log_level=env.log_level,
-            models=tuple(expect_model or ()),
-            known_s=known_s,
-            queue_s=queue_s,
-            access_log=access_log,
-            status_address=own_page(env.state_dir, name),
-            cors_origins=tuple(cors_origin or ()),
-        )
-    )
+    where = {"address": str(TcpAddress(host, port)), "status_address": own_page(env.state_dir, name)}
+    run_foreground(structs.replace(launch, name=name, **where))
 
 
 def store(address: StoreAddress = "", name: opt.Name = "store") -> None:
     """The embedded store: who serves what, for one machine or a few."""
-    from holdfast.cli.launch import StoreLaunch
+    from holdfast.spec.launch import StoreLaunch
 
     env = environment()
     name = own_name(env.state_dir, "store", name)
-    run_foreground(StoreLaunch(str(env.state_dir), address or own_store(env), name, log_level=env.log_level))
+    told: dict[str, Any] = {"state_dir": str(env.state_dir), "log_level": env.log_level}
+    run_foreground(StoreLaunch(name=name, address=address or own_store(env), **told))
 
 
 def own_store(env: Environment) -> str:
@@ -81,9 +71,9 @@ def own_store(env: Environment) -> str:
 
 def own_name(state_dir: Path, role: str, name: str) -> str:
     """`name`, or the next free one of its role, claimed for this process; the state directory is made if need be."""
-    from holdfast.cli.names import claim_name
-    from holdfast.cli.plan import check_state_dir
     from holdfast.cli.state_dir import own
+    from holdfast.roles.names import claim_name
+    from holdfast.spec.deployment import check_state_dir
 
     with settled():
         check_state_dir(state_dir)
@@ -92,8 +82,8 @@ def own_name(state_dir: Path, role: str, name: str) -> str:
 
 
 def run_foreground(launch: Launch) -> None:
-    from holdfast.cli.child import run
     from holdfast.cli.machine_checks import check_machine, check_store
+    from holdfast.roles.run import run
 
     with settled():
         check_machine()

@@ -8,23 +8,26 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import structs
+
 from holdfast import __version__
-from holdfast.cli.background import encode_launches
-from holdfast.cli.launch import Launch
 from holdfast.cli.machine_checks import check_engine, check_machine, check_store, settle_port
 from holdfast.cli.models import prepare
-from holdfast.cli.plan import UpOptions, plan
 from holdfast.cli.ps import look_at_all
-from holdfast.cli.running import keep_up, log_dir
 from holdfast.cli.screen import Screen, chat_command, show_up
-from holdfast.cli.starting import Start, follow, log_since, log_size
 from holdfast.cli.state_dir import made, own
 from holdfast.core.address import TcpAddress
 from holdfast.core.errors import REFUSED, Refused, UserError, settled
 from holdfast.memory.devices.host_room import free_host_bytes
+from holdfast.roles.devices import choose, exact_note
+from holdfast.roles.running import keep_up, log_dir
+from holdfast.roles.starting import Start, follow, log_since, log_size
+from holdfast.spec.deployment import DeploymentSpec
+from holdfast.spec.launch import Launch, encode_launches
+from holdfast.spec.plan import plan
 from holdfast.supervise.lock import Holder, holder, sign, signed, take_lock
 from holdfast.supervise.processes import LocalProcesses, exit_words
 from holdfast.supervise.records import read_records
@@ -35,26 +38,25 @@ INTERRUPTED = 130  # what a shell says of a command that Ctrl-C ended
 WATCH_GRACE_S = 15.0  # on top of the bound, for a detached supervisor to take everything down again
 
 
-def run_up(state_dir: Path, options: UpOptions, detach: bool, tied: bool = True) -> int:
+def run_up(state_dir: Path, spec: DeploymentSpec, detach: bool, tied: bool = True) -> int:
     """Run it; the exit status. UserError before anything is started. `tied`: in the foreground nothing outlives it."""
     with settled():
         check_machine()
-        check_store(options.store)
-        plan(state_dir, options)  # every wish is checked before anything is touched
-        check_engine(options.engine)
+        check_store(spec.store)
+        spec.check(state_dir)  # every wish is checked before anything is touched
+        check_engine(spec.worker.engine)
         own(state_dir)
-        if options.standbys and options.vault_dir is not None:
-            made(options.vault_dir, "GMS_SOCKET_DIR")
+        if spec.standbys and spec.vault_dir:
+            made(Path(spec.vault_dir), "GMS_SOCKET_DIR")
     lock = take_lock(state_dir)
     if lock is None:
         raise UserError(_already(state_dir))
     try:
         sign(lock, Holder(os.getpid()))
-        port = settle_port(options.host, options.port, state_dir)
-        options = replace(options, port=port)
-        options = _prepare(state_dir, options)  # minutes, maybe: after all that is quick
-        view = UpView(Screen(), state_dir, options, detach)
-        launches = plan(state_dir, options)
+        spec = structs.replace(spec, port=settle_port(spec.host, spec.port, state_dir))
+        spec = _prepare(state_dir, spec)  # minutes, maybe: after all that is quick
+        view = UpView(Screen(), state_dir, spec, detach)
+        launches = plan(state_dir, spec)
         if detach:
             return _detached(state_dir, launches, lock, view)
         return asyncio.run(_foreground(state_dir, launches, lock, view, tied))
@@ -62,11 +64,19 @@ def run_up(state_dir: Path, options: UpOptions, detach: bool, tied: bool = True)
         os.close(lock)
 
 
-def _prepare(state_dir: Path, options: UpOptions) -> UpOptions:
+def _prepare(state_dir: Path, spec: DeploymentSpec) -> DeploymentSpec:
     """Memory that our own processes have, which may be adopted, is not counted as somebody else's."""
     ours = any(record.alive for record in read_records(state_dir))
     with settled():
-        return prepare(options, None if ours else free_host_bytes())
+        return prepare(spec, None if ours else free_host_bytes())
+
+
+def choose_and_tell(engine: str, text: str, needed: int, exact: bool) -> tuple[str, ...]:
+    """The GPUs that `--device` means here; on the screen what was left to us, and what `--exact` costs there."""
+    chosen = choose(engine, text, needed)
+    for note in filter(None, (chosen.note, exact_note(exact, chosen))):
+        Screen().line(note, style="dim")
+    return chosen.gpus
 
 
 def _already(state_dir: Path) -> str:
@@ -84,19 +94,19 @@ class UpView:
 
     screen: Screen
     state_dir: Path
-    options: UpOptions
+    spec: DeploymentSpec
     detached: bool
 
     async def show(self, lack: str = "") -> None:
         """`lack`: what keeps it from serving."""
-        options = self.options
+        spec, model, keys = self.spec, self.spec.worker.model, self.spec.frontend.api_keys
         statuses = await look_at_all(self.state_dir)
-        what = f"model {options.model}" if options.workers else "frontends only, no worker was asked for"
-        title = f"Holdfast {__version__} is up: {what}, deployment {options.deployment}"
+        what = f"model {model}" if spec.workers else "frontends only, no worker was asked for"
+        title = f"Holdfast {__version__} is up: {what}, deployment {spec.name}"
         if lack:
             title = f"Holdfast {__version__} runs, but {lack}"
-        url = web_address(str(TcpAddress(options.host, options.port)))
-        chat = chat_command(url, options.model, options.api_keys[0] if options.api_keys else "")
+        url = web_address(str(TcpAddress(spec.host, spec.port)))
+        chat = chat_command(url, model, keys[0] if keys else "")
         show_up(self.screen, title, statuses, chat, self.state_dir, self.detached)
 
 
@@ -126,7 +136,7 @@ async def _foreground(state_dir: Path, launches: list[Launch], lock: int, view: 
                 start,
                 lock=lock,
                 tied=tied,
-                wait_s=view.options.wait_s,
+                wait_s=view.spec.wait_s,
                 tell=view.screen.event,
                 shown=shown,
                 stopping=stopping,
@@ -141,7 +151,7 @@ async def _foreground(state_dir: Path, launches: list[Launch], lock: int, view: 
 def _detached(state_dir: Path, launches: list[Launch], lock: int, view: UpView) -> int:
     logs = LocalProcesses(log_dir(state_dir))
     start, mark = Start.of(state_dir, logs, launches), log_size(logs.path("up"))
-    child = _spawn_background(state_dir, launches, lock, view.options.wait_s)
+    child = _spawn_background(state_dir, launches, lock, view.spec.wait_s)
     try:
         lack = asyncio.run(_watch_background(state_dir, child, launches, start, view))
         if lack is None:
@@ -173,7 +183,7 @@ def _spawn_background(state_dir: Path, launches: list[Launch], lock: int, wait_s
     log_dir(state_dir).mkdir(parents=True, exist_ok=True, mode=0o700)
     with LocalProcesses(log_dir(state_dir)).path("up").open("ab") as log:
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "holdfast.cli.background", str(lock), str(state_dir), repr(wait_s)],
+            [sys.executable, "-P", "-m", "holdfast.roles.background", str(lock), str(state_dir), repr(wait_s)],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -197,7 +207,7 @@ async def _watch_background(
     with view.screen.busy(_starting_text(launches)) as busy:
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(follow(start, LocalProcesses(log_dir(state_dir)), busy.show))
-            lack = await _wait_until_up(state_dir, child, view.options.wait_s + WATCH_GRACE_S)
+            lack = await _wait_until_up(state_dir, child, view.spec.wait_s + WATCH_GRACE_S)
             following.cancel()
     if child.poll() is not None:
         return None

@@ -23,10 +23,10 @@ from holdfast.core.limits import raise_descriptor_limit
 from holdfast.core.tasks import Tasks
 from holdfast.memory.client.calls import open_connection
 from holdfast.memory.errors import VaultRefused
-from holdfast.memory.finding import socket_path
 from holdfast.memory.protocol import GetStatus
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
+from holdfast.spec.names import socket_path
 
 ASK_S = 1.0
 READY_S = 10.0

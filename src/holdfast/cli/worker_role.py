@@ -6,19 +6,20 @@ its vault is its device's in that directory, and whoever takes turns with the sa
 
 from __future__ import annotations
 
-import hashlib
-import re
 import socket
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import structs
 
 from holdfast.cli import options as opt
 from holdfast.cli.options import environment
 from holdfast.cli.roles import own_name, own_store, run_foreground
 from holdfast.settings import Environment
-from holdfast.spec.waits import WAKE_S
+
+if TYPE_CHECKING:
+    from holdfast.spec.launch import WorkerLaunch
 
 Address = Annotated[str, typer.Option(help="Where frontends connect; port 0 picks a free one.")]
 BeatAddress = Annotated[str, typer.Option(help="Where frontends hear its heartbeat; default: a free port beside it.")]
@@ -54,7 +55,7 @@ def worker(
     group: opt.Group = "",
     standby: opt.Standby = opt.StandbyKind.MAPPED,
     kv: opt.Kv = opt.KvKind.VAULT,
-    wake_s: opt.WakeS = WAKE_S,
+    wake_s: opt.WakeS = 12.0,
     core_dumps: opt.CoreDumps = False,
     vault_gib: opt.VaultGib = None,
     exact: opt.Exact = False,
@@ -77,63 +78,53 @@ def worker(
     With a lock (`--lock`, `$FAILOVER_LOCK_PATH`) it stands by until it has it, with its memory in the vault of its
     device (`--vault-socket`, or in `$GMS_SOCKET_DIR`; `holdfast memory serve` runs one).
     """
-    from holdfast.cli.chat_templates import template_path
-    from holdfast.cli.idle_options import refuse_idle
-    from holdfast.cli.launch import SimLaunch, TorchLaunch, WorkerLaunch
+    from holdfast.cli.asked import asked
     from holdfast.cli.locks import read_token
     from holdfast.cli.models import named
+    from holdfast.roles.chat_templates import template_path
+    from holdfast.spec.idle import refuse_idle
+    from holdfast.spec.launch import WorkerLaunch
 
-    refuse_idle(engine, 1, opt.given(called, worker))
     env = environment()
-    name, seat = _seat(env, name, device, lock, env.engine_id if engine_id is None else engine_id, group, vault_socket)
+    launch, given = asked(called, worker, WorkerLaunch(**_told(env)))
+    refuse_idle(engine, 1, given)
+    launch = _seated(launch, env, env.engine_id if engine_id is None else engine_id)
     source, model = named(engine, model, served_name)
-    sizes = (sim_concurrency, sim_queue, sim_block_size, sim_kv_blocks, sim_context_tokens_max)
-    memory: dict[str, Any] = {} if vault_gib is None else {"vault_gib": vault_gib}
-    limits = {"context_tokens_max": context, "concurrency": streams_max, "threads": threads}
-    seat |= {"store": store or own_store(env), "deployment": deployment or env.deployment, "name": name}
-    seat |= {"address": address, "beat_address": beat_address or beside(address, env.state_dir, name)}
-    seat |= {"status_address": status_address or _status_address(env), "advertise": advertise}
-    seat |= {"standby": standby.value, "kv": kv.value, "lock_token": read_token(lock_token_file, env.lock_token)}
-    seat |= {"drain_s": drain_s, "wake_s": wake_s, "load_s": load_s, "core_dumps": core_dumps}
-    seat |= {"vault_uids": tuple(vault_uid or ())}
-    seat |= {"engine": engine, "model": model, "source": source, "chat_template": template_path(chat_template)}
-    seat |= {"torch": TorchLaunch(exact=exact, kv_gib=kv_gib, **limits), "allow_chaos": allow_chaos}
-    seat |= {"sim": SimLaunch(sim_ttft_ms, sim_tpot_ms, sim_jitter, *sizes, **memory)}
-    run_foreground(WorkerLaunch(**_told(env), **seat))
+    run_foreground(
+        structs.replace(
+            launch,
+            source=source,
+            model=model,
+            chat_template=template_path(chat_template),
+            lock_token=read_token(lock_token_file, env.lock_token),
+            beat_address=beat_address or beside(address, env.state_dir, launch.name),
+        )
+    )
 
 
 def _told(env: Environment) -> dict[str, Any]:
-    """What only the environment says."""
+    """What only the environment says, and what it says where nobody else does."""
     probes = {"starting_ready": env.starting_ready, "health_endpoints": env.ready_endpoints}
-    probes |= {"engine_token": env.engine_token}
     folders = {"state_dir": str(env.state_dir), "cache_dir": str(env.cache_dir)}
-    return {"log_level": env.log_level, **folders, **probes}
+    found_by = {"store": own_store(env), "deployment": env.deployment, "status_address": _status_address(env)}
+    return {"log_level": env.log_level, "engine_token": env.engine_token, **probes, **folders, **found_by}
 
 
-def _seat(
-    env: Environment, name: str, device: str, lock: str, engine_id: int, group: str, vault_socket: str
-) -> tuple[str, dict[str, Any]]:
-    """What it is called, and where it sits among the engines it takes turns with: what was not said follows from the
+def _seated(launch: WorkerLaunch, env: Environment, engine_id: int) -> WorkerLaunch:
+    """With its name, and where it sits among the engines it takes turns with: what was not said follows from the
     lock."""
-    from holdfast.memory.finding import device_name, socket_path
+    from holdfast.memory.finding import device_name
+    from holdfast.spec.names import group_of, socket_path
 
-    device, lock = device_name(device), lock or env.failover_lock
+    name, group, lock = launch.name, launch.group, launch.lock or env.failover_lock
+    place = structs.replace(launch.place, device=device_name(launch.place.device), engine_id=engine_id)
     if lock:
         group = group or group_of(lock, socket.gethostname())
         name = name or f"{group}-{engine_id}"
-        vault_socket = vault_socket or socket_path(env.gms_socket_dir, device)
-    seat = {"vault_socket": vault_socket, "device": device, "engine_id": engine_id, "lock": lock, "group": group}
-    return own_name(env.state_dir, "worker", name), {**seat, "standbys": 1 if lock else 0}
-
-
-def group_of(lock: str, host: str) -> str:
-    """The name that engines with the same lock share. A path means another file on another machine, an address does
-    not."""
-    path = re.sub(r"^(flock|lock\+unix)://", "", lock)
-    local = "://" not in path
-    stem = re.sub(r"[^a-z0-9]+", "-", Path(path).stem.lower()).strip("-")[:20] or "engines"
-    whose = f"{host if local else ''} {path}"
-    return f"{stem}-{hashlib.sha256(whose.encode()).hexdigest()[:8]}"
+        vault_socket = place.vault_socket or socket_path(env.gms_socket_dir, place.device)
+        place = structs.replace(place, vault_socket=vault_socket)
+    name = own_name(env.state_dir, "worker", name)
+    return structs.replace(launch, name=name, group=group, lock=lock, place=place, standbys=1 if lock else 0)
 
 
 def beside(address: str, state_dir: Path, name: str) -> str:

@@ -7,10 +7,11 @@ it may not. Large artefacts are named by their content hash and travel apart (an
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import msgspec
+
+from holdfast.spec.names import canonical_hash
 
 # Above this a card would press on etcd's value limit (1.5 MiB) with many workers; a template is a few kB.
 CHAT_TEMPLATE_BYTES_MAX = 256 * 1024
@@ -57,11 +58,6 @@ class ModelCard(msgspec.Struct, frozen=True):
         if self.chat_template and len(self.chat_template.encode()) > CHAT_TEMPLATE_BYTES_MAX:
             return f"card's chat_template is over {CHAT_TEMPLATE_BYTES_MAX} bytes"
         return None
-
-
-def canonical_hash(value: Any) -> str:
-    """A hash of plain data that does not depend on the order of dictionaries."""
-    return hashlib.sha256(msgspec.json.encode(value, order="sorted")).hexdigest()
 
 
 def encode_card(card: ModelCard) -> bytes:

@@ -9,21 +9,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
-
-from holdfast.discovery.card import canonical_hash
 
 INSTANCES = "v1/instances/"
 STANDBYS = "v1/standbys/"  # engines that stand by: known, connected to, never routed to
 CARDS = "v1/mdc/"
 REFUSALS = "v1/refused/"
 
-_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 # As `InstanceKey.path` writes it and no other way, so that an instance has one key.
 _HEX = re.compile(r"0|[1-9a-f][0-9a-f]{0,15}")
-_PLACEMENT_ONLY = frozenset({"replicas", "workers", "port", "ports", "host"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +41,6 @@ def parse_key(prefix: str, key: str) -> InstanceKey | None:
     if not key.startswith(prefix) or len(parts) != 4 or not _HEX.fullmatch(parts[3]):
         return None
     return InstanceKey(parts[0], parts[1], parts[2], int(parts[3], 16))
-
-
-def check_deployment_name(name: str) -> None:
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"deployment name {name!r} must be 1-63 of a-z, 0-9 and '-', with no '-' at either end")
-
-
-def namespace_for(deployment: str, launch_settings: dict[str, Any]) -> str:
-    """The namespace of what these settings launch; how many and on which ports does not matter."""
-    check_deployment_name(deployment)
-    kept = {key: value for key, value in launch_settings.items() if key not in _PLACEMENT_ONLY}
-    return f"{deployment}-{canonical_hash(kept)[:8]}"
 
 
 def admits(deployment: str, namespace: str) -> bool:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from holdfast.engines.shadow.engine import Tenant, VaultEngine
     from holdfast.engines.shadow.loading import BytesPlan, WeightsPlan
     from holdfast.engines.shadow.paged import PagedTenant
-    from holdfast.engines.shadow.place import Place
     from holdfast.engines.shadow.proving import Canary
     from holdfast.kv.geometry import Geometry
+    from holdfast.spec.engines import Place
 
 __all__ = [
     "BytesPlan",
@@ -47,7 +47,7 @@ _PLACES = {
     "engines.shadow.engine": ("Tenant", "VaultEngine"),
     "engines.shadow.loading": ("BytesPlan", "WeightsPlan"),
     "engines.shadow.paged": ("PagedTenant",),
-    "engines.shadow.place": ("Place",),
+    "spec.engines": ("Place",),
     "engines.shadow.proving": ("Canary",),
     "kv.geometry": ("Geometry",),
 }

@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.core.address import Address
+from holdfast.core.address import parse_address
 from holdfast.core.ports import World
 from holdfast.core.tasks import Tasks, first
-from holdfast.discovery.keys import CARDS, INSTANCES, REFUSALS, STANDBYS, InstanceKey, check_deployment_name
+from holdfast.discovery.keys import CARDS, INSTANCES, REFUSALS, STANDBYS, InstanceKey
 from holdfast.discovery.registry import Registry
 from holdfast.frontend.accounts import AccessLog, Accounts
 from holdfast.frontend.admission import Admission, AdmissionSettings
@@ -22,10 +21,11 @@ from holdfast.frontend.large_bodies import LargeBodies
 from holdfast.frontend.metrics import FrontendMetrics, Others, nobody
 from holdfast.frontend.model_text import TextMaker
 from holdfast.frontend.pages import OPEN_PATHS, Pages
+from holdfast.spec.launch import FrontendLaunch
+from holdfast.spec.names import check_deployment_name
 from holdfast.store.contract import Deleted, Lost, Put, Registration, Snapshot, Store
-from holdfast.streams.directory import KnownSettings, ModelDirectory
+from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.dispatcher import Dispatcher
-from holdfast.streams.patience import HoldSettings
 from holdfast.streams.roster import Roster
 from holdfast.wire.accepting import SHARE
 from holdfast.wire.http.request import HttpLimits
@@ -37,25 +37,8 @@ log = logging.getLogger("holdfast.frontend")
 LAST_WORDS_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class FrontendSettings:
-    """How one frontend is placed and bounded."""
-
-    deployment: str
-    address: Address
-    status_address: Address | None = None  # its own pages, beside a port that it may share; None: only there
-    gate: Gate = field(default_factory=Gate)  # who may ask
-    holds: HoldSettings = field(default_factory=HoldSettings)
-    known: KnownSettings = field(default_factory=KnownSettings)
-    limits: HttpLimits = field(default_factory=HttpLimits)
-    patience: HttpPatience = field(default_factory=HttpPatience)
-    drain_s: float = 30.0  # SIGTERM: how long answers under way may take
-    name: str = "frontend"  # as `holdfast ps` calls it
-    access_log: bool = False  # a line in the log for every request
-
-
 async def run_frontend(
-    settings: FrontendSettings,
+    settings: FrontendLaunch,
     store: Store,
     world: World,
     stop: asyncio.Event,
@@ -64,6 +47,7 @@ async def run_frontend(
 ) -> None:
     """Serve until `stop` is set, then drain."""
     check_deployment_name(settings.deployment)
+    gate = Gate(frozenset(settings.api_keys), frozenset(settings.cors_origins))
     loop, network, rng, unix_s = asyncio.get_running_loop(), world.network, world.rng, world.clock.unix_s
     directory = ModelDirectory(rng, settings.holds.fresh_max, settings.known)
     dispatcher = Dispatcher(directory, settings.holds, loop.time)
@@ -76,13 +60,15 @@ async def run_frontend(
     accounts = Accounts(directory, shown, access)
     large = LargeBodies(admission.settings.prompt_chars_max, shown.reader_lost)
     waits_s = settings.holds.hold_s
-    app = App(settings.gate, waits_s, directory, admission, pages, RequestNames(rng), accounts, large)
+    app = App(gate, waits_s, directory, admission, pages, RequestNames(rng), accounts, large)
     pages.streams = lambda: accounts.inflight
     roster.on_models_changed = app.models_changed
-    server = HttpServer(app.handle, network, settings.limits, settings.patience, app.begin, SHARE, OPEN_PATHS)
+    limits = HttpLimits(body_bytes_max=settings.body_bytes_max)
+    patience = HttpPatience(request_s=settings.request_s, unread_s=settings.unread_s)
+    server = HttpServer(app.handle, network, limits, patience, app.begin, SHARE, OPEN_PATHS)
     own = HttpServer(pages.handle_own, network)
-    status = await own.start(settings.status_address) if settings.status_address is not None else None
-    address = await server.start(settings.address, share_port=True)
+    status = await own.start(parse_address(settings.status_address)) if settings.status_address else None
+    address = await server.start(parse_address(settings.address), share_port=True)
     roster.start()
     registry = Registry(settings.deployment)
     refusals = Refusals(store, registry)

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from holdfast.memory.client.weights import MemoryClient
     from holdfast.memory.devices import open_device
     from holdfast.memory.errors import StaleMemoryLayoutError, VaultRefused
-    from holdfast.memory.finding import socket_path
     from holdfast.memory.layout import Layout
     from holdfast.memory.packing import TensorSpec
     from holdfast.memory.vault.launch import VaultProcesses
     from holdfast.memory.vault.settings import VaultSettings
     from holdfast.memory.writer_lock import WriterLock
+    from holdfast.spec.names import socket_path
 
 __all__ = [
     "Layout",

@@ -1,6 +1,6 @@
-"""Which devices this machine has, and how their vaults' sockets are called. No CUDA: the driver says it in /proc.
+"""Which devices this machine has. No CUDA: the driver says it in /proc.
 
-Always true: a GPU is known by its UUID, whatever name a person used; one name means one socket.
+Always true: a GPU is known by its UUID, whatever name a person used.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from holdfast.core.address import UNIX_PATH_BYTES_MAX
 from holdfast.core.errors import UserError
-from holdfast.memory.devices.fds import is_host
+from holdfast.spec.names import is_host
 
 GPUS = Path("/proc/driver/nvidia/gpus")
 _UUID = re.compile(r"GPU UUID:\s*(GPU-[0-9a-fA-F-]+)")
@@ -36,11 +35,3 @@ def device_name(name: str, folder: Path = GPUS) -> str:
         always = "host-0 is always there (`cpu` for `holdfast up`)"
         raise UserError(f"there is no GPU {name} on this machine ({there}); {always}")
     return uuids[int(number)]
-
-
-def socket_path(folder: Path, device: str) -> str:
-    path = str(folder / f"gms_{device.replace('/', '_')}.sock")
-    if len(path.encode()) > UNIX_PATH_BYTES_MAX:
-        longest = f"a socket may have {UNIX_PATH_BYTES_MAX} bytes"
-        raise UserError(f"{path} is too long ({longest}); choose a shorter --socket-dir")
-    return path

@@ -1,1 +1,1 @@
-"""What should run: the settings of every process, as plain data with one default each."""
+"""What should run, as plain data: settings with their sentences, units and defaults; launches; plans."""

@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
+from holdfast.spec.store_urls import parse_endpoints
 from holdfast.store.contract import StoreUnavailable
-from holdfast.store.endpoints import parse_endpoints
 from holdfast.store.etcd_gateway import EtcdGateway
 from holdfast.store.etcd_messages import (
     Answer,

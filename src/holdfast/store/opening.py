@@ -6,9 +6,9 @@ import random
 
 from holdfast.core.address import parse_address
 from holdfast.core.ports import Network
+from holdfast.spec.store_urls import check_url, parse_endpoints
 from holdfast.store.client import EmbeddedStore
 from holdfast.store.contract import Store
-from holdfast.store.endpoints import check_url, parse_endpoints
 
 
 def open_store(url: str, network: Network, rng: random.Random) -> Store:

@@ -6,22 +6,14 @@ Always true: a model stays known for a while after its last worker went, so that
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 
 from holdfast.discovery.card import ModelCard
 from holdfast.routing.table import Standing
+from holdfast.spec.launch import KnownSettings
 from holdfast.streams.flight import WorkerSet
 
 # Names without a worker that are remembered at once. A deployment has a handful; the oldest is dropped for a new one.
 SEEN_MAX = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class KnownSettings:
-    """Which models are known though no worker of theirs is there."""
-
-    desired: frozenset[str] = frozenset()  # known whether or not a worker ever came
-    seen_s: float = 3600.0  # how long a model stays known after its last worker went
 
 
 class ModelDirectory:
@@ -43,7 +35,7 @@ class ModelDirectory:
 
     def knows(self, name: str) -> bool:
         """Whether this is a model of ours, with or without a worker at the moment."""
-        return name in self._known.desired or name in self._seen
+        return name in self._known.models or name in self._seen
 
     @property
     def has_seen_any(self) -> bool:
@@ -96,5 +88,5 @@ class ModelDirectory:
                 self.saw(workers.card.name, now_s)
             elif not len(workers.holds) and gone_s > linger_s:
                 del self.sets[key]
-        while self._seen and now_s - self._seen[oldest := next(iter(self._seen))] > self._known.seen_s:
+        while self._seen and now_s - self._seen[oldest := next(iter(self._seen))] > self._known.known_s:
             del self._seen[oldest]

@@ -13,12 +13,13 @@ from collections.abc import Callable
 
 from holdfast.core.errors import RESUMABLE, Code
 from holdfast.routing.table import Standing, request_cost
+from holdfast.spec.launch import HoldSettings
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.flight import Flight, WorkerSet
 from holdfast.streams.groups import Groups
 from holdfast.streams.ledger import DEATHS, Fail, after_failure, standing_of
 from holdfast.streams.link import Links, WorkerLink
-from holdfast.streams.patience import HoldSettings, Patience
+from holdfast.streams.patience import Patience
 from holdfast.streams.stats import DispatchStats, TokenGaps
 from holdfast.wire.frames import FrameError
 from holdfast.wire.messages import Cancel, Generate, Pass

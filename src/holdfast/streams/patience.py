@@ -10,25 +10,15 @@ as its prompt takes: while one is tried, the wait of those who ran before is not
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 
 from holdfast.core.errors import Code
 from holdfast.routing.table import Standing
+from holdfast.spec.launch import HoldSettings
 from holdfast.streams.flight import Flight
 from holdfast.streams.holds import Held
 from holdfast.streams.stats import DispatchStats
 
 log = logging.getLogger("holdfast.workers")
-
-
-@dataclass(frozen=True, slots=True)
-class HoldSettings:
-    """What happens while a set has no worker, or all are full."""
-
-    hold_s: float = 30.0  # how long a stream or request waits for a worker
-    queue_s: float = 5.0  # how long a new request waits for a place where all workers are full; then it is refused
-    fresh_max: int = 1024  # new requests that may wait at once, per set; streams under way always may
-    stand_in_after_s: float = 10.0  # then a set with the same tokenizer may take over, flagged inexact
 
 
 class Patience:

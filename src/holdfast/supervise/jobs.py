@@ -1,36 +1,15 @@
-"""What should run: jobs, the order they come and go in, and the place each has in a supervisor."""
+"""The place that each job has in a supervisor."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
 
-from holdfast.supervise.machine import Life, Policy, Restart
-from holdfast.supervise.probes import Asked, Probes
+from holdfast.spec.jobs import Job
+from holdfast.supervise.machine import Life, Policy
+from holdfast.supervise.probes import Asked
 from holdfast.supervise.processes import Process
 from holdfast.supervise.records import Record
-
-# Who is there before the others start: a worker needs its vault's memory, and everyone asks the store.
-START_ORDER = (("store", "vault"), ("worker", "frontend"))
-# Who leaves first has no peer left to break a stream of; memory outlives its engines, and the store goes last.
-STOP_ORDER = (("frontend",), ("worker",), ("vault", "server", "keeper"), ("store",))
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One process that should run."""
-
-    name: str
-    role: str
-    settings: bytes = b""  # what it is started with; two jobs with equal settings are the same
-    stop_bound_s: float = 5.0  # SIGTERM to SIGKILL
-    probes: Probes | None = None  # None: it is never asked, and may take as long as it likes to start
-    restart: str = Restart.ALWAYS
-    beat_address: str = ""  # where its beats are heard; empty: it has none
-    group: str = ""  # of engines that take over from each other; empty: it is in none
-
-    def policy(self) -> Policy:
-        return Policy(self.restart, None if self.probes is None else self.probes.startup_s)
 
 
 @dataclass(slots=True)
@@ -46,7 +25,8 @@ class Slot:
 
     @classmethod
     def of(cls, job: Job) -> Slot:
-        return cls(job, Life(policy=job.policy()))
+        startup_s = None if job.probes is None else job.probes.startup_s
+        return cls(job, Life(policy=Policy(job.restart, startup_s)))
 
     def __repr__(self) -> str:
         return f"<{self.job.name} {self.life}, pid {self.life.pid}, {self.asked}>"

@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from holdfast.core.procfs import is_ending
-from holdfast.supervise.jobs import Job, Slot
+from holdfast.spec.jobs import Job
+from holdfast.supervise.jobs import Slot
 from holdfast.supervise.machine import Fell, Phase
 from holdfast.supervise.processes import Processes, exit_words
 from holdfast.supervise.records import read_records

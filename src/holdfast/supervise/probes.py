@@ -12,15 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-
-@dataclass(frozen=True, slots=True)
-class Probes:
-    """How a process is asked; the defaults are a kubelet's, but for a startup bound that a large model can keep."""
-
-    period_s: float = 1.0  # between two questions; a second is what people notice
-    failure_threshold: int = 3  # refusals in a row: one may be a moment between two states
-    startup_s: float = 120.0  # from its start until it is ready: a cold 8B engine needs 32 s (facts 9)
-    timeout_s: float = 1.0  # for an answer; past it the question counts as not asked
+from holdfast.spec.jobs import Probes
 
 
 class Answer(StrEnum):

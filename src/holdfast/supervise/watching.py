@@ -18,11 +18,12 @@ from holdfast.core.ports import Network
 from holdfast.core.procfs import boot_id, is_ending, pid_namespace, read_process
 from holdfast.health.liveness import TICK_S, Judged, Verdict, stopped_reason
 from holdfast.health.watcher import BeatWatcher, Finding, probe
+from holdfast.spec.jobs import Probes
 from holdfast.supervise.asking import ask_status
 from holdfast.supervise.jobs import Slot
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Phase
-from holdfast.supervise.probes import Probes, answer_of, weigh
+from holdfast.supervise.probes import answer_of, weigh
 from holdfast.wire.messages import ProcessIdentity, Welcome
 
 # One that has no beats (a store, a vault, a frontend), or never answered a beat connection (adopted while stopped,

@@ -88,7 +88,7 @@ class Deployment(Place):
         # The kernel ends such a child with the *thread* that started it, so only the main one may ask for that.
         parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         launch = {"state_dir": str(self.folder), "name": name, "parent": parent, **settings}
-        command = [sys.executable, "-m", "holdfast.cli.child", role, json.dumps(launch)]
+        command = [sys.executable, "-m", "holdfast.roles", role, json.dumps(launch)]
         self.start(name, command)
 
     def pid(self, name: str) -> int:

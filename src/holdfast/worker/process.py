@@ -1,7 +1,7 @@
 """The worker process: load an engine, be found, serve, and leave without losing a stream.
 
 Order, always: listen → engine loads → beats and welcome are ready → register. And at the end: tell frontends in-band,
-hand streams back, withdraw the keys, flush, stop. Leaving takes at most `WorkerSettings.drain_s`. A worker with a
+hand streams back, withdraw the keys, flush, stop. Leaving takes at most its `drain_s`. A worker with a
 standby lives by `worker.shadow`, which uses the same parts in another order.
 """
 
@@ -13,12 +13,12 @@ import errno
 import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
 
-from holdfast.core.address import Address, TcpAddress
+from holdfast.core.address import Address, TcpAddress, parse_address
 from holdfast.core.ports import Listener, World
 from holdfast.core.unwritten import UNWRITTEN
 from holdfast.discovery.card import ModelCard, encode_card
@@ -26,48 +26,18 @@ from holdfast.discovery.keys import CARDS, INSTANCES, InstanceKey, InstanceRecor
 from holdfast.engines.contract import Engine
 from holdfast.failover import lifecycle
 from holdfast.failover.lifecycle import Ended, EndpointProblem, Lifecycle, Loaded, StandDown, State
-from holdfast.spec.waits import WAKE_S
+from holdfast.spec.launch import WorkerLaunch
 from holdfast.store.contract import Registration, Store
 from holdfast.wire.http.server import HttpServer
 from holdfast.wire.messages import VERSION, Welcome
 from holdfast.worker.beat import Beats, MakeBeats
 from holdfast.worker.sessions import Sessions
-from holdfast.worker.status import Actions, ProbeSettings, StatusPage
+from holdfast.worker.status import Actions, StatusPage
 
 log = logging.getLogger("holdfast.worker")
 
 COMPONENT = "worker"
 ENDPOINT = "generate"
-EVERYWHERE = ("0.0.0.0", "::")  # as hosts to listen on
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerSettings:
-    """How one worker is placed."""
-
-    namespace: str
-    data_address: Address
-    beat_address: Address
-    status_address: Address | None  # None: no status page
-    drain_s: float = 5.0  # SIGTERM to exit, at most
-    group: str = ""  # engines that take over from each other; empty: a normal worker
-    engine_id: int = 0
-    wake_s: float = WAKE_S  # how long waking may take before /live says no
-    probes: ProbeSettings = field(default_factory=ProbeSettings)
-    name: str = ""  # as `holdfast ps` calls it
-    status_any: bool = False  # the status page takes any port where another has the one it should have
-    advertise: str = ""  # the host that others reach its TCP addresses at; empty: as it listens
-
-    def __post_init__(self) -> None:
-        for address in (self.data_address, self.beat_address):
-            if isinstance(address, TcpAddress) and address.host in EVERYWHERE and not self.advertise:
-                raise ValueError(f"{address} is where to listen, not where to connect; say with --advertise HOST")
-
-    def reached_at(self, address: Address) -> Address:
-        """What others are told to connect to."""
-        if self.advertise and isinstance(address, TcpAddress):
-            return TcpAddress(self.advertise, address.port)
-        return address
 
 
 class Worker:
@@ -78,7 +48,7 @@ class Worker:
         engine: Engine,
         card: ModelCard,
         tokenizer: bytes,
-        settings: WorkerSettings,
+        settings: WorkerLaunch,
         store: Store,
         world: World,
         make_beats: MakeBeats,
@@ -86,16 +56,17 @@ class Worker:
         self._engine = engine
         self._card = card
         self.settings = settings
+        self._group = settings.group if settings.lock else ""  # without a lock nobody takes over
         self._store = store
         self._network = world.network
         self.clock = world.clock
         self._make_beats = make_beats
         self._loop = asyncio.get_running_loop()
         # 48 random bits: unique without coordination, and short enough to read aloud.
-        self.key = InstanceKey(settings.namespace, COMPONENT, ENDPOINT, world.rng.getrandbits(48))
+        self.key = InstanceKey(settings.namespace(), COMPONENT, ENDPOINT, world.rng.getrandbits(48))
         self.welcome: Welcome | None = None
         self.artefacts = {hashlib.sha256(tokenizer).hexdigest(): tokenizer}
-        self.life = Lifecycle(shadow=bool(settings.group), wake_s=settings.wake_s, entered_s=self._loop.time())
+        self.life = Lifecycle(shadow=bool(self._group), wake_s=settings.place.wake_s, entered_s=self._loop.time())
         self.sessions = Sessions(engine, self)
         self._registrations: dict[str, Registration] = {}
         self._listener: Listener | None = None
@@ -104,7 +75,7 @@ class Worker:
         self.more_facts: Callable[[], dict[str, Any]] = dict
         self.actions: Actions = {}
         clocks = self._loop.time, world.clock.unix_s
-        self.page = StatusPage(self.facts, lambda: self.life, *clocks, settings.probes, self.actions)
+        self.page = StatusPage(self.facts, lambda: self.life, *clocks, settings, self.actions)
         self._status = HttpServer(self.page.handle, world.network)
         self._status_at = ""
 
@@ -127,9 +98,9 @@ class Worker:
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
         """Listen for probes and frontends; close everything at the end."""
-        if self.settings.status_address is not None:
-            self._status_at = str(await self._open_status(self.settings.status_address))
-        self._listener = await self._network.listen(self.settings.data_address, self.sessions.connection)
+        if self.settings.status_address:
+            self._status_at = str(await self._open_status(parse_address(self.settings.status_address)))
+        self._listener = await self._network.listen(parse_address(self.settings.address), self.sessions.connection)
         try:
             yield
         finally:
@@ -162,7 +133,7 @@ class Worker:
     def introduce(self, *, active: bool, epoch: int = 0) -> None:
         """What whoever connects is told from now on."""
         if self._beats is None:
-            self._beats = self._make_beats(self.settings.beat_address, self._engine.progress)
+            self._beats = self._make_beats(parse_address(self.settings.beat_address), self._engine.progress)
             self._beats.start()
         limits = self._engine.limits
         if self.welcome is None:
@@ -175,7 +146,7 @@ class Worker:
                 limits.queue,
                 self._engine.capabilities.deterministic,
                 self._beats.identity,
-                group=self.settings.group,
+                group=self._group,
             )
         self.welcome = msgspec.structs.replace(self.welcome, active=active, epoch=epoch)
         self._beats.set_welcome(self.welcome)
@@ -251,8 +222,8 @@ class Worker:
             "name": self.settings.name,
             "instance": f"{self.key.instance:x}",
             "namespace": self.key.namespace,
-            "group": self.settings.group,
-            "engine_id": self.settings.engine_id,
+            "group": self._group,
+            "engine_id": self.settings.place.engine_id,
             "model": self._card.name,
             "checksum": self._card.checksum(),
             "store": self._store.state,
@@ -276,7 +247,7 @@ class Worker:
             return "starting"
         if state is State.ACTIVE:
             problem = "not_admitted" if self._not_taken else "unhealthy" if self.life.endpoint_problem else ""
-            return problem or ("active" if self.settings.group else "ready")
+            return problem or ("active" if self._group else "ready")
         return str(state)
 
     def __repr__(self) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -48,38 +48,30 @@ log = logging.getLogger("holdfast.worker")
 # From the deadline after which /live says no to giving a wake up oneself, at least: a supervisor, which wants to hear
 # that no three times a second apart, acts first; this is for where there is none.
 SUPERVISOR_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class ShadowSettings:
-    """The bounds of standing by and taking over."""
-
-    journals: Path  # the group's journals, one file per engine
-    name: str
-    load_s: float = 7200.0  # weights from a slow disk or a network; a load that takes longer has hung
-    canary_s: float = 20.0  # a standby's last canary is younger than this and one look: under 30 s
-    handover_s: float = 3.0  # to step back from the pool in a planned handover; then the process's end fences it
+CANARY_S = 20.0  # a standby's last canary is younger than this and one look: under 30 s
+HANDOVER_S = 3.0  # to step back from the pool in a planned handover; then the process's end fences it
 
 
 class Shadow(EngineEvents):
     """One engine of a group, from load to exit. It hears what the engine tells."""
 
-    def __init__(self, worker: Worker, engine: ShadowEngine, lock: FailoverLock, settings: ShadowSettings) -> None:
+    def __init__(self, worker: Worker, engine: ShadowEngine, lock: FailoverLock, journals: Path) -> None:
         self._worker = worker
         self._clock = worker.clock
         self._engine = engine
         self._lock = lock
-        self._settings = settings
-        self._journal = Journal(settings.journals / f"{settings.name}.journal", worker.clock)
+        self._journals = journals  # of its group, one file per engine
+        self._load_s = worker.settings.place.load_s
+        self._journal = Journal(journals / f"{worker.settings.name}.journal", worker.clock)
         self._leading = False  # tokens may go out
         self._lost = asyncio.Event()  # the lock's own word that they may not, by its clock
-        self._election = Election(lock, self._check, settings.canary_s)
+        self._election = Election(lock, self._check, CANARY_S)
         self._over = ""  # why the leadership must end at once
         self._timeline: Timeline | None = None
         self._patience: asyncio.Timeout | None = None  # with the wake under way
         self._seen_gone = (0, 0.0)  # the leader that the vault saw go last, by its epoch, and when
         self._rested = asyncio.Event()
-        self._tasks = Tasks(f"shadow {settings.name}")
+        self._tasks = Tasks(f"shadow {worker.settings.name}")
         worker.more_facts = self.facts
         worker.actions.update(sleep=self.sleep, wake_up=self.wake_up)
 
@@ -112,7 +104,7 @@ class Shadow(EngineEvents):
 
     async def _load(self) -> None:
         try:
-            async with asyncio.timeout(self._settings.load_s):
+            async with asyncio.timeout(self._load_s):
                 await self._engine.load(self)
         except FAILURES as error:
             raise UserError(f"the engine could not be loaded: {in_words(error)}") from error
@@ -141,12 +133,12 @@ class Shadow(EngineEvents):
         worker, engine = self._worker, self._engine
         known = max(engine.last_epoch, worker.life.epoch)
         epoch = next_epoch(known, int(self._clock.unix_s() * 1000))
-        timeline = self._timeline = Timeline(self._settings.journals, epoch, self._clock.unix_s(), after=known)
+        timeline = self._timeline = Timeline(self._journals, epoch, self._clock.unix_s(), after=known)
         timeline.mark("lock", self._clock.monotonic_s())
         timeline.mark_end(*self._seen_gone)
         worker.step(LockWon(epoch, contended=known > 0))
         try:
-            bound_s = worker.settings.wake_s + max(worker.settings.wake_s, SUPERVISOR_S)
+            bound_s = worker.settings.place.wake_s + max(worker.settings.place.wake_s, SUPERVISOR_S)
             async with asyncio.timeout(bound_s) as self._patience:
                 woken = timeline.woken = await engine.wake(epoch, self._lock.pass_fds())
         except FAILURES as error:
@@ -161,8 +153,8 @@ class Shadow(EngineEvents):
         """Weights in a wake: they get a load's time, since the wake's own is for a look at what is mapped."""
         if self._worker.life.state is State.WAKING and self._patience is not None:
             log.warning("waking takes longer: %s", why)
-            self._worker.step(MustLoad(why, self._settings.load_s))
-            self._patience.reschedule(asyncio.get_running_loop().time() + self._settings.load_s + SUPERVISOR_S)
+            self._worker.step(MustLoad(why, self._load_s))
+            self._patience.reschedule(asyncio.get_running_loop().time() + self._load_s + SUPERVISOR_S)
 
     def _announce(self, epoch: int) -> None:
         worker = self._worker
@@ -234,7 +226,7 @@ class Shadow(EngineEvents):
         self._leading = False
         worker.introduce(active=False)
         try:
-            async with asyncio.timeout(self._settings.handover_s):
+            async with asyncio.timeout(HANDOVER_S):
                 await self._engine.rest()
         except FAILURES as error:
             raise UserError(f"could not step back from the pool: {in_words(error)}") from error

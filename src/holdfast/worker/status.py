@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -18,6 +17,7 @@ import msgspec
 from holdfast.core.errors import UserError
 from holdfast.core.tasks import Tasks
 from holdfast.failover.lifecycle import Entered, Lifecycle, Misstep, live, ready
+from holdfast.spec.launch import WorkerLaunch
 from holdfast.wire import metrics
 from holdfast.wire.http.connection import HttpConnection
 from holdfast.wire.http.request import HttpRequest
@@ -34,15 +34,6 @@ Action = Callable[[], Awaitable[str]]  # answers with a sentence; refuses with a
 Actions = dict[str, Action]  # by the last word of their path; looked into when asked, so levers may come and go
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeSettings:
-    """How probes are answered, where people may choose."""
-
-    starting_ready: bool = False  # while loading say ready, for those who do not want to be probed yet
-    endpoints: tuple[str, ...] = ()  # must be healthy for /health, by name; none: all there are
-    token: str = ""  # for levers, from anywhere; empty: only this user's and root's processes on this machine
-
-
 class StatusPage:
     """Answers probes from facts asked for at that moment; `clock` is the one the lifecycle is told."""
 
@@ -52,7 +43,7 @@ class StatusPage:
         lifecycle: Callable[[], Lifecycle],
         clock: Callable[[], float],
         unix_clock: Callable[[], float],
-        settings: ProbeSettings,
+        settings: WorkerLaunch,
         actions: Mapping[str, Action],
         action_s: float = ACTION_S,
     ) -> None:
@@ -116,7 +107,7 @@ class StatusPage:
             connection.respond(405, _error(f"only {allowed[0]} is allowed here"), headers=allow)
         elif request.path in self._pages:
             self._pages[request.path](connection)
-        elif why := levers_refusal(request.headers, connection.peer_uid, self._settings.token):
+        elif why := levers_refusal(request.headers, connection.peer_uid, self._settings.engine_token):
             connection.respond(403, _error(why))
         else:
             self._act(connection, request.path, levers[request.path])
@@ -137,7 +128,7 @@ class StatusPage:
     def _health(self, connection: HttpConnection) -> None:
         life, now_s, settings = self._lifecycle(), self._clock(), self._settings
         alive, _ = live(life, now_s, settings.starting_ready)
-        fit, reason = ready(life, now_s, settings.starting_ready, settings.endpoints)
+        fit, reason = ready(life, now_s, settings.starting_ready, settings.health_endpoints)
         facts = self._facts()
         facts |= {"state": life.state, "entered_unix_s": self._failover.entered_unix_s, "epoch": life.epoch}
         facts |= {"live": alive, "ready": fit, "reason": reason or facts.get("reason")}

@@ -15,7 +15,7 @@ from holdfast.core.errors import UserError
 from holdfast.core.requests import GenerateRequest
 from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.files.tiny import TINY
-from holdfast.engines.torch.settings import TorchSettings
+from holdfast.spec.engines import TorchSettings
 
 
 async def alone(r: Rig, asked: GenerateRequest, number: int = 900) -> list[int]:

@@ -9,7 +9,7 @@ import pytest
 from holdfast.core.errors import UserError
 from holdfast.engines.torch.files.tiny import SHAPES
 from holdfast.engines.torch.host_plan import MARGIN_BYTES, HostPlan, host_plan
-from holdfast.engines.torch.settings import GIB, TorchSettings
+from holdfast.spec.engines import GIB, TorchSettings
 
 PLAN = HostPlan(
     host_bytes=32 * GIB + MARGIN_BYTES,

@@ -10,14 +10,13 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.engines.shadow.place import Place
 from holdfast.engines.torch.files.checkpoint import FileCheckpoint
 from holdfast.engines.torch.files.config import RopeScaling
 from holdfast.engines.torch.files.stored import Stored
 from holdfast.engines.torch.files.tiny import RandomCheckpoint, tiny
 from holdfast.engines.torch.ranks.share import RankWork, read, written
-from holdfast.engines.torch.settings import TorchSettings
 from holdfast.kv.geometry import Geometry
+from holdfast.spec.engines import Place, TorchSettings
 
 
 def work_of(checkpoint: FileCheckpoint | RandomCheckpoint) -> RankWork:

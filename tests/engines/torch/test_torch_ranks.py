@@ -16,17 +16,16 @@ from engine_rig import BOUND_S, Child, Vault
 from torch_rig import BLOCK, BLOCK_GIB, SETTINGS, prompt, request, rig
 
 from holdfast.core.errors import UserError
-from holdfast.engines.shadow.place import Place
 from holdfast.engines.shadow.pool import index_of
 from holdfast.engines.torch.engine import torch_engine
 from holdfast.engines.torch.files.tiny import tiny
 from holdfast.engines.torch.geometry import pool_geometry
-from holdfast.engines.torch.settings import TorchSettings
 from holdfast.kv.geometry import block_keys
 from holdfast.kv.index import FULL, Index
 from holdfast.memory.client.pool import PoolClient
 from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
+from holdfast.spec.engines import Place, TorchSettings
 from holdfast.testing.processes import KEEPER, VAULT
 
 LENGTHS = (3, 49, 90, 177)  # with TOKENS, the longest's last step fills a block
@@ -249,7 +248,7 @@ async def spoil_on_rank_1(vaults: Vault, text: list[int]) -> None:
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_ranks_that_cannot_share_the_heads_are_refused(ranks: int) -> None:
     """A number of ranks that does not divide the heads is refused with the numbers, before anything is started."""
-    place = Place("none", more=(("none", "host-1"),) * (ranks - 1))
+    place = Place("none", more_vaults=(("none", "host-1"),) * (ranks - 1))
     with pytest.raises(UserError, match=f"{ranks} ranks cannot share the model's 2 KV heads"):
         torch_engine(tiny(), TorchSettings(**SETTINGS), place, lambda *_: None)
 

@@ -10,12 +10,11 @@ import pytest
 from engine_rig import Said
 
 from holdfast.engines.shadow.engine import VaultEngine
-from holdfast.engines.shadow.place import Place
 from holdfast.engines.torch.engine import TorchTenant, torch_engine
 from holdfast.engines.torch.files.tiny import tiny
-from holdfast.engines.torch.settings import TorchSettings
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
+from holdfast.spec.engines import Place, TorchSettings
 
 
 def engine(socket: str, number: int) -> VaultEngine[TorchTenant]:

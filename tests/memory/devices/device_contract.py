@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import pytest
 from device_agent import Peer
 
-from holdfast.memory.devices import BusyError, Device, DeviceError, OutOfMemory, WrongFd, check_slab_fd, is_host
+from holdfast.memory.devices import BusyError, Device, DeviceError, OutOfMemory, WrongFd, check_slab_fd
+from holdfast.spec.names import is_host
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from holdfast.engines.torch.model.assemble import load
 from holdfast.engines.torch.model.decoder import arithmetic_for, bind
 from holdfast.engines.torch.model.pages import kv_view
 from holdfast.engines.torch.model.parameters import parameters
-from holdfast.engines.torch.settings import TorchSettings
+from holdfast.spec.engines import TorchSettings
 
 SHARES = 10  # lines that a load tells
 
@@ -53,7 +53,7 @@ class OurEngine:
 
     def __init__(self, checkpoint: Checkpoint, tell: Tell) -> None:
         self._config = checkpoint.config
-        self._settings = TorchSettings()
+        self._settings = TorchSettings().for_device(False)
         needed = parameters(self._config)
         self._weights = {parameter.name: torch.empty(parameter.shape) for parameter in needed}
         load(checkpoint, needed, self._weights, _Shares(tell))

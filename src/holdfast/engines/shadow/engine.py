@@ -22,13 +22,13 @@ from holdfast.core.tasks import Tasks
 from holdfast.engines.contract import Capabilities, Engine, EngineEvents, Limits, Progress, Woken
 from holdfast.engines.shadow.loading import WeightsPlan
 from holdfast.engines.shadow.memory import VaultMemory
-from holdfast.engines.shadow.place import Place
 from holdfast.engines.shadow.pool import Owned
 from holdfast.engines.shadow.proving import CANARY, Canary, Proving
 from holdfast.engines.shadow.ranks import HOLD_S, Ranks
 from holdfast.kv.geometry import Geometry
 from holdfast.kv.resumes import Resumes
 from holdfast.memory.client.pool_mapping import PoolMapping
+from holdfast.spec.engines import Place
 
 
 class Tenant(Engine, Protocol):

@@ -19,12 +19,13 @@ from typing import Any, Protocol, TypeVar
 
 from holdfast.memory.client.mapped import Mapped
 from holdfast.memory.client.weights import RO, RW, MemoryClient
-from holdfast.memory.devices import OutOfMemory, is_host, view
+from holdfast.memory.devices import OutOfMemory, view
 from holdfast.memory.devices.pages import advise
 from holdfast.memory.errors import StaleMemoryLayoutError, VaultRefused
 from holdfast.memory.packing import TensorSpec
 from holdfast.memory.writer_lock import WriterLock
 from holdfast.memory.writer_policy import Action, Look, Watch, who_loads
+from holdfast.spec.names import is_host
 
 LOOK_MS = 100  # how long one wait for a writer lasts before the lock and the phase are looked at again
 RETRY_S = 0.05  # between two tries at a vault or a lock that is not free: shorter than anybody notices in a load

@@ -18,7 +18,6 @@ from pathlib import Path
 from holdfast.core.tasks import Tasks
 from holdfast.engines.shadow.inhabitant import Inhabitant, Peers
 from holdfast.engines.shadow.loading import Loader, WeightsPlan
-from holdfast.engines.shadow.place import Place
 from holdfast.engines.shadow.pool import DirectPool, Owned, followed, take
 from holdfast.engines.shadow.takeover import DOUBT_FROM_ADOPTIONS, after_takeover, doubt_weights
 from holdfast.kv.follow import Follower
@@ -29,6 +28,7 @@ from holdfast.memory.client.weights import EMPTY, MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.memory.devices.contract import Device
 from holdfast.memory.protocol import LetGo, PoolNews, Superseded
+from holdfast.spec.engines import Place
 
 FOLLOW_S = 0.05  # what is left to read at adoption is what 50 ms of tokens published: a few dozen entries
 CONNECT_S = 30.0  # a supervisor starts vault and engines together; a vault is up in a second

@@ -23,8 +23,8 @@ from typing import Any, Protocol
 import msgspec
 
 from holdfast.engines.shadow.guest import GuestLaunch
-from holdfast.engines.shadow.place import Place
 from holdfast.engines.shadow.seat import ORDER_BYTES_MAX, Tether
+from holdfast.spec.engines import Place
 
 END_S = 5.0  # a rank that was told to end does so in milliseconds; then it is killed
 HOLD_S = 60.0  # for weights that are being mapped anew; a canary that cannot be tried has failed

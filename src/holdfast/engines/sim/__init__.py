@@ -5,8 +5,7 @@ from __future__ import annotations
 from holdfast.engines.sim.chaos_server import ChaosServer, send_fault
 from holdfast.engines.sim.engine import SimEngine
 from holdfast.engines.sim.faults import Fault, Faults, parse_fault
-from holdfast.engines.sim.settings import REVISION, SimSettings
-from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, asset
+from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, REVISION, asset
 
 __all__ = [
     "EOS_TOKEN_ID",
@@ -15,7 +14,6 @@ __all__ = [
     "Fault",
     "Faults",
     "SimEngine",
-    "SimSettings",
     "chat_template",
     "parse_fault",
     "send_fault",

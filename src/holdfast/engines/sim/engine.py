@@ -21,8 +21,8 @@ from holdfast.engines.paged.blocks import Blocks, PrivateBlocks
 from holdfast.engines.sim.computer import TOKEN_BYTES, SimComputer
 from holdfast.engines.sim.faults import SHADOW, Fault, Faults
 from holdfast.engines.sim.serving import Serving
-from holdfast.engines.sim.settings import SimSettings
 from holdfast.kv.usage import KvUse
+from holdfast.spec.engines import SimSettings
 
 EASE_OFF_S = 0.001  # a congested receiver drains a socket buffer in about this time
 RECENT_STEPS = 512  # enough for a p99 to mean five steps
@@ -56,7 +56,8 @@ class SimEngine:
 
     @property
     def limits(self) -> Limits:
-        return self.settings.limits
+        settings = self.settings
+        return Limits(settings.concurrency, settings.queue, settings.context_tokens_max)
 
     @property
     def capabilities(self) -> Capabilities:

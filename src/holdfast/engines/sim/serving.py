@@ -17,8 +17,8 @@ from holdfast.engines.paged.scheduler import Scheduler
 from holdfast.engines.paged.sequences import Stream
 from holdfast.engines.paged.settings import SchedulerSettings
 from holdfast.engines.sim.computer import SimComputer
-from holdfast.engines.sim.settings import SimSettings
 from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, load
+from holdfast.spec.engines import SimSettings
 
 FAILURE = Failure(Code.ENGINE_SHUTDOWN, "the engine failed on command (fault error_after)")
 

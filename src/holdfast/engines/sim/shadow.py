@@ -15,7 +15,6 @@ from holdfast.engines.paged.blocks import PoolBlocks
 from holdfast.engines.paged.canary import TOKENS, canary_request, run_canary
 from holdfast.engines.shadow.engine import Tenant, VaultEngine
 from holdfast.engines.shadow.memory import VaultMemory
-from holdfast.engines.shadow.place import Place
 from holdfast.engines.shadow.pool import Owned
 from holdfast.engines.shadow.proving import Canary
 from holdfast.engines.shadow.ranks import Ranks
@@ -24,12 +23,12 @@ from holdfast.engines.sim.engine import SimEngine
 from holdfast.engines.sim.faults import Fault
 from holdfast.engines.sim.language import Sequence
 from holdfast.engines.sim.serving import scheduler_settings
-from holdfast.engines.sim.settings import REVISION, SimSettings
-from holdfast.engines.sim.vocabulary import load
+from holdfast.engines.sim.vocabulary import REVISION, load
 from holdfast.engines.sim.weights import SimWeights
 from holdfast.kv.resumes import Resumes
 from holdfast.memory.client.pool_mapping import PoolMapping
 from holdfast.memory.devices import view
+from holdfast.spec.engines import Place, SimSettings
 
 GIB = 1024**3
 PRIVATE_BYTES = 4096

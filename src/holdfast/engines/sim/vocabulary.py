@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
+REVISION = "sim-language-1"  # which language it speaks: another one is another set of weights
 EOS_TOKEN_ID = 2  # <|im_end|>: the chat template closes every turn with it
 
 # Split over 2, 3 and 4 tokens; few enough that a long stream meets each, many enough that the trie branches.

@@ -24,7 +24,6 @@ from holdfast.engines.paged.blocks import PoolBlocks
 from holdfast.engines.paged.scheduler import Scheduler
 from holdfast.engines.shadow.engine import Tenant, VaultEngine
 from holdfast.engines.shadow.memory import VaultMemory
-from holdfast.engines.shadow.place import Place
 from holdfast.engines.shadow.pool import Owned
 from holdfast.engines.shadow.proving import Canary
 from holdfast.engines.shadow.ranks import Ranks
@@ -36,13 +35,13 @@ from holdfast.engines.torch.model.weights import TorchWeights
 from holdfast.engines.torch.ranks.leader import Leader
 from holdfast.engines.torch.ranks.share import RankWork, share_of_one
 from holdfast.engines.torch.readiness import Readiness
-from holdfast.engines.torch.settings import TorchSettings
 from holdfast.engines.torch.stepper import Stepper, threads_for
 from holdfast.kv.resumes import Resumes
 from holdfast.kv.usage import KvUse
 from holdfast.memory.client.pool_mapping import PoolMapping
 from holdfast.memory.devices import OutOfMemory
 from holdfast.memory.torch.tensors import dtype_name, torch_device
+from holdfast.spec.engines import Place, TorchSettings
 
 # The event loop must get its turn while the step thread runs Python between two products.
 SWITCH_INTERVAL_S = 0.0005
@@ -56,10 +55,10 @@ class TorchTenant(Tenant):
     def __init__(
         self, checkpoint: checkpoints.Checkpoint, settings: TorchSettings, place: Place, progress: checkpoints.Progress
     ) -> None:
-        ranks = 1 + len(place.more)
-        settings = self.settings = share_of_one(settings, ranks)
-        self.config = config = checkpoint.config
+        ranks = 1 + len(place.more_vaults)
         device = torch_device(place.device)
+        settings = self.settings = share_of_one(settings.for_device(device.type != "cpu"), ranks)
+        self.config = config = checkpoint.config
         self._dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
         self._device = device
         self.geometry = pool_geometry(checkpoint, settings, self._dtype)
@@ -83,7 +82,7 @@ class TorchTenant(Tenant):
 
     @property
     def limits(self) -> Limits:
-        return self.settings.limits(self.context_tokens_max)
+        return Limits(self.settings.concurrency, self.settings.queue, self.context_tokens_max)
 
     @property
     def capabilities(self) -> Capabilities:

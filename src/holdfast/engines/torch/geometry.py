@@ -10,17 +10,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from msgspec import structs
 
 from holdfast.core.errors import UserError
 from holdfast.engines.torch.files.checkpoint import Checkpoint
 from holdfast.engines.torch.gpu.memory_plan import MemoryPlan, memory_plan
 from holdfast.engines.torch.model.pages import LAYOUT
 from holdfast.engines.torch.model.parameters import check_ranks
-from holdfast.engines.torch.settings import GIB, TorchSettings
 from holdfast.engines.torch.stepper import threads_for
 from holdfast.kv.geometry import Geometry
 from holdfast.memory.devices import Unsupported
 from holdfast.memory.torch.tensors import dtype_name, torch_device
+from holdfast.spec.engines import GIB, TorchSettings
 
 
 def pool_geometry(checkpoint: Checkpoint, settings: TorchSettings, dtype: torch.dtype, rank: int = 0) -> Geometry:
@@ -77,4 +78,4 @@ def settings_on(
 
 def settle(settings: TorchSettings, plan: MemoryPlan | None) -> TorchSettings:
     """With the pool the plan allows; UserError with the sum where it allows none."""
-    return settings if plan is None else replace(settings, kv_gib=plan.pool_for(settings.kv_gib) / GIB)
+    return settings if plan is None else structs.replace(settings, kv_gib=plan.pool_for(settings.kv_gib) / GIB)

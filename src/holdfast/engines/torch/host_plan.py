@@ -15,7 +15,7 @@ from math import prod
 from holdfast.core.errors import Passing, UserError
 from holdfast.engines.torch.files.config import ModelConfig
 from holdfast.engines.torch.model.parameters import parameters
-from holdfast.engines.torch.settings import GIB, TorchSettings
+from holdfast.spec.engines import GIB, TorchSettings
 
 MIB = 1024**2
 

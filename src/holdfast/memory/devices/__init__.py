@@ -6,8 +6,9 @@ Always true: importing this loads neither torch nor cuda, and opening a host dev
 from __future__ import annotations
 
 from holdfast.memory.devices.contract import BusyError, Device, DeviceError, OutOfMemory, Unsupported, WrongFd
-from holdfast.memory.devices.fds import FdKind, check_slab_fd, fd_kind, is_host, is_sealed, seal_memfd
+from holdfast.memory.devices.fds import FdKind, check_slab_fd, fd_kind, is_sealed, seal_memfd
 from holdfast.memory.devices.host import HostDevice, HostSettings, view
+from holdfast.spec.names import is_host
 
 __all__ = [
     "BusyError",
@@ -21,7 +22,7 @@ __all__ = [
     "WrongFd",
     "check_slab_fd",
     "fd_kind",
-    "is_host",
+    
     "is_sealed",
     "open_device",
     "seal_memfd",

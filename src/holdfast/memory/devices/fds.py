@@ -9,11 +9,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import re
 import stat
 from enum import StrEnum
 
 from holdfast.memory.devices.contract import BusyError, WrongFd
+from holdfast.spec.names import is_host
 
 SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 ALL_SEALS = SIZE_SEALS | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
@@ -21,7 +21,6 @@ ALL_SEALS = SIZE_SEALS | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 # /dev/nvidiactl. Judged by number, since a path means nothing across mount namespaces.
 _NVIDIA_MAJOR = 195
 _BLOCK_BYTES = 512  # the unit of st_blocks, whatever the file system
-_HOST_NAME = re.compile(r"host-\d+")
 
 
 class FdKind(StrEnum):
@@ -32,11 +31,6 @@ class FdKind(StrEnum):
     PIDFD = "pidfd"
     SOCKET = "socket"
     OTHER = "other"
-
-
-def is_host(device: str) -> bool:
-    """Whether a device's name means host memory."""
-    return _HOST_NAME.fullmatch(device) is not None
 
 
 def fd_kind(fd: int) -> FdKind:

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from holdfast.memory.devices.contract import DeviceError, Unsupported
-from holdfast.memory.devices.fds import is_host
+from holdfast.spec.names import is_host
 
 # Copied at a stretch: some 50 ms of host memory's speed, so that the event loop is never away for longer.
 _PIECE_BYTES = 256 * 1024 * 1024

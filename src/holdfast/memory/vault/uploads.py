@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from holdfast.memory.devices.contract import DeviceError, WrongFd
-from holdfast.memory.devices.fds import check_slab_fd, is_host, is_sealed, seal_memfd
+from holdfast.memory.devices.fds import check_slab_fd, is_sealed, seal_memfd
 from holdfast.memory.fdsocket import close_all
 from holdfast.memory.layout import SLABS_MAX, Layout
+from holdfast.spec.names import is_host
 
 # A refusal: its code and its reason.
 Why = tuple[str, str]

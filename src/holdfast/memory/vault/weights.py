@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.memory.devices.fds import is_host
 from holdfast.memory.fdsocket import close_all
 from holdfast.memory.layout import Layout
 from holdfast.memory.protocol import (
@@ -32,6 +31,7 @@ from holdfast.memory.vault.kept import nothing
 from holdfast.memory.vault.slab_sums import SlabSums
 from holdfast.memory.vault.tags import InOrder, Shared
 from holdfast.memory.vault.uploads import Upload, Why, cannot_commit, wrong_count, wrong_donation, wrong_slab
+from holdfast.spec.names import is_host
 
 if TYPE_CHECKING:
     from holdfast.memory.vault.sessions import Session

@@ -23,13 +23,12 @@ from typing import Any
 from holdfast.core.requests import GenerateRequest, Output, Sampling
 from holdfast.engines.contract import EngineEvents
 from holdfast.engines.shadow.engine import VaultEngine
-from holdfast.engines.shadow.place import Place
 from holdfast.engines.torch.engine import TorchTenant, torch_engine
 from holdfast.engines.torch.files.tiny import tiny
-from holdfast.engines.torch.settings import TorchSettings
 from holdfast.memory.finding import gpu_uuids
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
+from holdfast.spec.engines import Place, TorchSettings
 
 STREAMS = 64
 FIRST, LAST = 40, 340  # tokens of every stream between which steps are timed

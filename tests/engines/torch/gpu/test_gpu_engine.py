@@ -20,13 +20,12 @@ if not Path("/dev/nvidiactl").exists():
 from engine_rig import Said  # noqa: E402
 
 from holdfast.core.requests import GenerateRequest, Output, Sampling  # noqa: E402
-from holdfast.engines.shadow.place import Place  # noqa: E402
 from holdfast.engines.torch.engine import torch_engine  # noqa: E402
 from holdfast.engines.torch.files.tiny import tiny  # noqa: E402
-from holdfast.engines.torch.settings import TorchSettings  # noqa: E402
 from holdfast.memory.finding import gpu_uuids  # noqa: E402
 from holdfast.memory.vault.launch import VaultProcesses  # noqa: E402
 from holdfast.memory.vault.settings import VaultSettings  # noqa: E402
+from holdfast.spec.engines import Place, TorchSettings  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -21,16 +21,15 @@ from holdfast.core.requests import GenerateRequest, Output, Sampling  # noqa: E4
 from holdfast.engines.contract import EngineEvents  # noqa: E402
 from holdfast.engines.paged.canary import canary_scheduler  # noqa: E402
 from holdfast.engines.paged.sequences import Segment  # noqa: E402
-from holdfast.engines.shadow.place import Place  # noqa: E402
 from holdfast.engines.torch import computer as computers  # noqa: E402
 from holdfast.engines.torch.engine import torch_engine  # noqa: E402
 from holdfast.engines.torch.files.tiny import TINY, tiny  # noqa: E402
 from holdfast.engines.torch.gpu.graph_inputs import GraphInputs  # noqa: E402
 from holdfast.engines.torch.launched import NotFiniteError  # noqa: E402
-from holdfast.engines.torch.settings import TorchSettings  # noqa: E402
 from holdfast.memory.finding import gpu_uuids  # noqa: E402
 from holdfast.memory.vault.launch import VaultProcesses  # noqa: E402
 from holdfast.memory.vault.settings import VaultSettings  # noqa: E402
+from holdfast.spec.engines import Place, TorchSettings  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

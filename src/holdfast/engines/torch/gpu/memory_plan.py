@@ -18,8 +18,8 @@ from holdfast.engines.torch.canary import private_blocks
 from holdfast.engines.torch.files.config import ModelConfig
 from holdfast.engines.torch.gpu.graphs import sizes_for
 from holdfast.engines.torch.model.parameters import parameters
-from holdfast.engines.torch.settings import GIB, TorchSettings
 from holdfast.kv.geometry import ITEM_BITS, Geometry
+from holdfast.spec.engines import GIB, TorchSettings
 
 MIB = 1024**2
 

@@ -126,9 +126,10 @@ class Leader:
     # -- inside
 
     def _spawn(self, ranks: Ranks, rank: int) -> None:
-        vault_socket, device = self._work.place.more[rank - 1]
+        vault_socket, device = self._work.place.more_vaults[rank - 1]
         place = self._work.place
-        place = replace(place, vault_socket=vault_socket, device=device, who=f"{place.who}, rank {rank}", more=())
+        who = f"{place.who}, rank {rank}"
+        place = msgspec.structs.replace(place, vault_socket=vault_socket, device=device, who=who, more_vaults=())
         work = replace(self._work, place=place, geometry=replace(self._work.geometry, rank=rank))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         memory = os.memfd_create("rank")

@@ -12,16 +12,15 @@ from dataclasses import asdict, dataclass, replace
 import msgspec
 import torch
 
-from holdfast.engines.shadow.place import Place
 from holdfast.engines.torch.files.checkpoint import Checkpoint, FileCheckpoint
 from holdfast.engines.torch.files.tiny import RandomCheckpoint
 from holdfast.engines.torch.model.decoder import Model, arithmetic_for, bind
 from holdfast.engines.torch.model.linear import AllReduce
 from holdfast.engines.torch.model.pages import kv_view
-from holdfast.engines.torch.settings import TorchSettings
 from holdfast.engines.torch.stepper import threads_for
 from holdfast.kv.geometry import Geometry
 from holdfast.memory.torch.tensors import storage_at, tensor_in
+from holdfast.spec.engines import Place, TorchSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +68,8 @@ def written(work: RankWork) -> bytes:
     kind = "files" if isinstance(work.checkpoint, FileCheckpoint) else "random"
     assert isinstance(work.checkpoint, FileCheckpoint | RandomCheckpoint), work.checkpoint
     words = {
-        "settings": asdict(work.settings),
-        "place": asdict(work.place),
+        "settings": work.settings,
+        "place": work.place,
         "geometry": asdict(work.geometry),
         "positions_max": work.positions_max,
         "dtype": str(work.dtype).removeprefix("torch."),
@@ -95,4 +94,4 @@ def share_of_one(settings: TorchSettings, ranks: int) -> TorchSettings:
     if settings.ranks not in (1, ranks):
         raise ValueError(f"ranks is {settings.ranks}, but there are vaults for {ranks}; give each rank its own")
     threads = settings.threads if ranks == 1 or settings.threads else max(1, threads_for(0) // ranks)
-    return replace(settings, ranks=ranks, threads=threads)
+    return msgspec.structs.replace(settings, ranks=ranks, threads=threads)

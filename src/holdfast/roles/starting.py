@@ -1,7 +1,9 @@
-"""What a deployment that starts is doing at this moment, from its processes' records and logs.
+"""What a deployment that starts is doing at this moment, from its processes' records and logs; and whether it serves,
+by its frontends' own word.
 
 Always true: what a process logged before this start says nothing about it; reading never waits for a process, so a
-person sees the phases of one that is stuck, too.
+person sees the phases of one that is stuck, too. That every process is ready is not enough: who has nobody to send a
+request to does not serve, and neither does a frontend that does not answer in time.
 """
 
 from __future__ import annotations
@@ -11,14 +13,17 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from holdfast.cli.launch import Launch, WorkerLaunch
-from holdfast.cli.serving import waits_for
+from holdfast.core.address import parse_address
 from holdfast.core.ports import Network
+from holdfast.spec.launch import FrontendLaunch, Launch, WorkerLaunch
+from holdfast.supervise.asking import ask
 from holdfast.supervise.processes import LocalProcesses
 from holdfast.supervise.records import read_record
 from holdfast.wire.net import SocketNetwork
 
+ANSWER_S = 1.0  # a live frontend answers in milliseconds; past it, it does not serve
 LOOK_S = 0.2  # between two looks; a person sees it move
 LOG_BYTES_MAX = 65_536  # of a log's end; a start logs a few kilobytes
 STARTING = "starting"
@@ -134,3 +139,35 @@ def log_since(path: Path, mark: int) -> list[str]:
             return log.read(LOG_BYTES_MAX).decode(errors="replace").splitlines()
     except OSError:
         return []
+
+
+# -- whether it serves
+
+
+async def waits_for(state_dir: Path, launches: Sequence[Launch], network: Network) -> dict[str, str]:
+    """Frontend and what it waits for, for each that does not serve every model; empty: all do."""
+    frontends = [launch for launch in launches if isinstance(launch, FrontendLaunch)]
+    models = sorted({launch.model for launch in launches if isinstance(launch, WorkerLaunch)})
+    facts = await asyncio.gather(*(_facts(state_dir, launch.name, network) for launch in frontends))
+    said = {launch.name: lacks(found, models, launch.store) for launch, found in zip(frontends, facts, strict=True)}
+    return {name: lack for name, lack in said.items() if lack}
+
+
+async def _facts(state_dir: Path, name: str, network: Network) -> dict[str, Any] | None:
+    record = read_record(state_dir, name)
+    return await ask(parse_address(record.status), network, ANSWER_S) if record and record.status else None
+
+
+def lacks(facts: dict[str, Any] | None, models: Sequence[str], store: str) -> str:
+    """What a frontend that answered so waits for; "" if it serves all of `models`. Pure."""
+    if facts is None:
+        return "waiting for its answer"
+    missing = [model for model in models if model not in facts.get("models", ())]
+    if not missing and (facts.get("status") == "ready" or not models):
+        return ""
+    if facts.get("store") == "lost":
+        return f"waiting for the store {store}: it does not answer"
+    objections = {str(worker["reason"]) for worker in facts.get("workers", ()) if worker.get("reason")}
+    whom = f"waiting for a worker of {', '.join(missing)}" if missing else "waiting for a worker"
+    why = "; ".join(sorted(objections)) or str(facts.get("reason") or "")
+    return f"{whom}: {why}" if why else whom

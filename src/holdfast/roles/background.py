@@ -1,4 +1,4 @@
-"""The detached supervisor: `python -m holdfast.cli.background LOCK_FD STATE_DIR WAIT_S`, with its launches on stdin.
+"""The detached supervisor: `python -m holdfast.roles.background LOCK_FD STATE_DIR WAIT_S`, with its launches on stdin.
 
 Started by `holdfast up --detach`, which hands it the lock it already holds. It logs to `STATE_DIR/logs/up.log`. When it
 is killed its processes live on, and the next `up` adopts them.
@@ -12,25 +12,14 @@ import sys
 import time
 from pathlib import Path
 
-import msgspec
-
-from holdfast.cli.launch import ROLES, Launch, role_of
-from holdfast.cli.running import keep_up, log_dir
-from holdfast.cli.starting import Start
 from holdfast.core.errors import exit_status
 from holdfast.core.log_files import log_path, turn_over
 from holdfast.core.unwritten import say
+from holdfast.roles.running import keep_up, log_dir
+from holdfast.roles.starting import Start
+from holdfast.spec.launch import decode_launches
 from holdfast.supervise.lock import Holder, sign
 from holdfast.supervise.processes import LocalProcesses
-
-
-def encode_launches(launches: list[Launch]) -> bytes:
-    return msgspec.json.encode([(role_of(launch), launch) for launch in launches])
-
-
-def decode_launches(data: bytes) -> list[Launch]:
-    pairs = msgspec.json.decode(data, type=list[tuple[str, msgspec.Raw]])
-    return [msgspec.json.decode(settings, type=ROLES[role]) for role, settings in pairs]
 
 
 def main(argv: list[str]) -> int:

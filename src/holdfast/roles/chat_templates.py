@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from holdfast.cli.small_files import read_small
 from holdfast.core.errors import HoldfastError, UserError
 from holdfast.discovery.card import CHAT_TEMPLATE_BYTES_MAX
+from holdfast.roles.small_files import read_small
 
 
 def template_path(given: Path | None) -> str:

@@ -6,17 +6,20 @@ Always true: `on_ready` is called once, when others may rely on the process; whe
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.cli.launch import FrontendLaunch, Launch, StoreLaunch, VaultLaunch, WorkerLaunch
 from holdfast.core.address import parse_address
 from holdfast.core.errors import UserError, settled
+from holdfast.core.ports import Network
 from holdfast.core.tasks import beside, done_before, first
-from holdfast.supervise.records import journals_dir
+from holdfast.spec.launch import FrontendLaunch, Launch, StoreLaunch, VaultLaunch, WorkerLaunch
+from holdfast.supervise.asking import ask_page
+from holdfast.supervise.records import journals_dir, read_record, read_records
 
 if TYPE_CHECKING:
     from holdfast.core.ports import World
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 # A vault starts in 0.2 s; on a swamped machine in a few.
 VAULT_READY_S = 30.0
+ANSWER_S = 0.5  # a live frontend answers in milliseconds; a scrape waits for seconds
 
 OnReady = Callable[[dict[str, Any]], None]
 
@@ -82,34 +86,20 @@ def _ignore(_: object) -> None:
 
 
 async def _run_worker(launch: WorkerLaunch, stop: asyncio.Event, on_ready: OnReady) -> None:
-    from holdfast.cli.engines import make_engine
+    from holdfast.roles.engines import make_engine
     from holdfast.store.opening import open_store
     from holdfast.wire.world import real_world
     from holdfast.worker.beat import BeatThread
-    from holdfast.worker.process import Worker, WorkerSettings
-    from holdfast.worker.status import ProbeSettings
+    from holdfast.worker.process import Worker
 
     world = real_world()
     with settled():
-        settings = WorkerSettings(
-            launch.namespace(),
-            parse_address(launch.address),
-            parse_address(launch.beat_address),
-            parse_address(launch.status_address) if launch.status_address else None,
-            launch.drain_s,
-            launch.group if launch.lock else "",
-            launch.engine_id,
-            launch.wake_s,
-            ProbeSettings(launch.starting_ready, launch.health_endpoints, launch.engine_token),
-            launch.name,
-            launch.status_any,
-            launch.advertise,
-        )
+        launch.check()
         store = open_store(launch.store, world.network, world.rng)
         made = await asyncio.to_thread(make_engine, launch, world.rng)
     await store.start()
     try:
-        worker = Worker(made.engine, made.card, made.tokenizer, settings, store, world, BeatThread)
+        worker = Worker(made.engine, made.card, made.tokenizer, launch, store, world, BeatThread)
         async with made.chaos(worker.sessions.reset_connections):
             await (_shadow(launch, worker, made.shadow(), world) if launch.lock else worker).run(stop, on_ready)
     finally:
@@ -118,45 +108,39 @@ async def _run_worker(launch: WorkerLaunch, stop: asyncio.Event, on_ready: OnRea
 
 def _shadow(launch: WorkerLaunch, worker: Worker, engine: ShadowEngine, world: World) -> Shadow:
     from holdfast.failover.opening import open_lock
-    from holdfast.worker.shadow import Shadow, ShadowSettings
+    from holdfast.worker.shadow import Shadow
 
     if not launch.group:
         raise UserError("--lock needs --group: the name that this engine and its standbys share")
     journals = journals_dir(Path(launch.state_dir), launch.group)
     lock = open_lock(launch.lock, launch.name, world, launch.lock_token)
-    return Shadow(worker, engine, lock, ShadowSettings(journals, launch.name, launch.load_s))
+    return Shadow(worker, engine, lock, journals)
 
 
 async def _run_frontend(launch: FrontendLaunch, stop: asyncio.Event, on_ready: OnReady) -> None:
-    from holdfast.cli.siblings import other_pages
-    from holdfast.frontend.gate import Gate
-    from holdfast.frontend.process import FrontendSettings, run_frontend
+    from holdfast.frontend.process import run_frontend
     from holdfast.store.opening import open_store
-    from holdfast.streams.directory import KnownSettings
-    from holdfast.streams.patience import HoldSettings
-    from holdfast.wire.http.request import HttpLimits
-    from holdfast.wire.http.server import HttpPatience
     from holdfast.wire.world import real_world
 
     world = real_world()
     with settled():
-        settings = FrontendSettings(
-            deployment=launch.deployment,
-            address=parse_address(launch.address),
-            status_address=parse_address(launch.status_address) if launch.status_address else None,
-            gate=Gate(frozenset(launch.api_keys), frozenset(launch.cors_origins)),
-            holds=HoldSettings(hold_s=launch.hold_s, queue_s=launch.queue_s, stand_in_after_s=launch.stand_in_after_s),
-            known=KnownSettings(frozenset(launch.models), launch.known_s),
-            limits=HttpLimits(body_bytes_max=launch.body_bytes_max),
-            patience=HttpPatience(request_s=launch.request_s, unread_s=launch.unread_s),
-            drain_s=launch.drain_s,
-            access_log=launch.access_log,
-            name=launch.name,
-        )
+        launch.check()
         store = open_store(launch.store, world.network, world.rng)
     await store.start()
     try:
         others = partial(other_pages, Path(launch.state_dir), launch.name, world.network)
-        await run_frontend(settings, store, world, stop, on_ready, others=others)
+        await run_frontend(launch, store, world, stop, on_ready, others=others)
     finally:
         await store.close()
+
+
+async def other_pages(state_dir: Path, name: str, network: Network) -> dict[str, bytes | None]:
+    """Metrics of those who share `name`'s port, by name; None for one that does not answer."""
+    own = read_record(state_dir, name)
+    if own is None:
+        return {}
+    sharing = [r for r in read_records(state_dir) if (r.role, r.address) == ("frontend", own.address)]
+    # One without a socket of its own cannot be told from those it shares the port with.
+    others = [r for r in sharing if r.pid != os.getpid() and r.alive and r.status != r.address]
+    asked = (ask_page(parse_address(record.status), network, ANSWER_S, "/metrics") for record in others)
+    return dict(zip((record.name for record in others), await asyncio.gather(*asked), strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import random
 from collections.abc import AsyncIterator, Callable
@@ -10,18 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from holdfast.cli.engine_sim import make_sim
-from holdfast.cli.examining import Asked, examine
-from holdfast.cli.launch import ENGINES, WorkerLaunch
-from holdfast.cli.progress import Lines
+from msgspec import structs
+
 from holdfast.core.errors import UserError
-from holdfast.discovery.card import ModelCard
+from holdfast.discovery.card import ModelCard, WeightsIdentity
 from holdfast.engines.contract import Engine, ShadowEngine
-from holdfast.engines.sim import ChaosServer, SimEngine
+from holdfast.engines.sim import EOS_TOKEN_ID, REVISION, ChaosServer, SimEngine, chat_template, tokenizer_json
+from holdfast.roles.chat_templates import read_template
+from holdfast.roles.examining import Asked, examine
+from holdfast.roles.progress import Lines
+from holdfast.spec.engines import ENGINES, Place
+from holdfast.spec.launch import WorkerLaunch
 
 LOG_SHARES = 10  # lines a load logs: a person who follows the log sees it move
-STANDBYS = ("mapped", "unmapped")
-KV = ("vault", "direct")
 
 log = logging.getLogger("holdfast.engine")
 
@@ -71,23 +73,53 @@ def make_engine(launch: WorkerLaunch, rng: random.Random) -> MadeEngine:
     progress = Lines(log.info, LOG_SHARES, ": …")  # `starting` reads them
     checkpoint = examine(Asked.of_worker(launch), progress)  # what cannot be is refused before torch is loaded
     try:
-        from holdfast.cli.engine_torch import make_torch
+        from holdfast.roles.engine_torch import make_torch
     except ModuleNotFoundError as error:
         raise UserError(f"the torch engine needs {error.name}: pip install 'holdfast-llm[torch]'") from error
     return MadeEngine(*make_torch(launch, checkpoint, progress), path)
 
 
+def make_sim(launch: WorkerLaunch, rng: random.Random) -> tuple[Engine, SimEngine, ModelCard, bytes]:
+    """The engine, what of it breaks on command, its card and its tokenizer; ValueError names a field that cannot
+    be."""
+    settings, tokenizer = launch.sim, tokenizer_json()
+    card = ModelCard(
+        name=launch.model,
+        weights=WeightsIdentity(revision=REVISION),
+        tokenizer_sha256=hashlib.sha256(tokenizer).hexdigest(),
+        chat_template=read_template(launch.chat_template) if launch.chat_template else chat_template(),
+        context_tokens_max=min(settings.context_tokens_max, settings.kv_blocks * settings.block_size),
+        block_size=settings.block_size,
+        eos_token_ids=[EOS_TOKEN_ID],
+    )
+    return *_sim(launch, rng), card, tokenizer
+
+
+def _sim(launch: WorkerLaunch, rng: random.Random) -> tuple[Engine, SimEngine]:
+    """With a vault a shadow engine; else one whose memory ends with it."""
+    settings = launch.sim
+    if not launch.place.vault_socket:
+        if settings.ranks > 1:
+            raise ValueError(f"ranks must be 1 without a vault, got {settings.ranks}; set vault_socket")
+        engine = SimEngine(settings, rng)
+        return engine, engine
+    from holdfast.engines.sim.shadow import ShadowSim  # loads numpy
+
+    shadow = ShadowSim(settings, rng, place_of(launch))
+    return shadow, shadow.tenant
+
+
+def place_of(launch: WorkerLaunch) -> Place:
+    """Its engine's place, by the worker's own name."""
+    return structs.replace(launch.place, who=launch.name)
+
+
 def _check(launch: WorkerLaunch) -> None:
-    for name, value, choices in (("standby", launch.standby, STANDBYS), ("kv", launch.kv, KV)):
-        if value not in choices:
-            raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}")
-    if not launch.wake_s > 0:
-        raise ValueError(f"wake_s must be over 0, got {launch.wake_s}")
-    if not launch.load_s > 0:
-        raise ValueError(f"load_s must be over 0, got {launch.load_s}")
-    if launch.engine == "torch" and not launch.vault_socket:
+    """What each of the settings allows and together cannot be."""
+    vault_socket = launch.place.vault_socket
+    if launch.engine == "torch" and not vault_socket:
         raise ValueError("vault_socket: a torch engine keeps its memory in a vault; set it, or use `holdfast up`")
-    if launch.lock and not launch.vault_socket:
+    if launch.lock and not vault_socket:
         raise ValueError("lock: an engine can only stand by with its memory in a vault; set vault_socket")
-    if launch.vault_socket and not launch.lock:
+    if vault_socket and not launch.lock:
         raise ValueError("vault_socket: an engine with its memory in a vault waits to be elected; set lock")

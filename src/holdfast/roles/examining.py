@@ -11,18 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from holdfast.cli.launch import TorchLaunch, WorkerLaunch
 from holdfast.core.errors import UserError
-from holdfast.memory.devices.fds import is_host
 from holdfast.memory.devices.host_room import host_bytes
+from holdfast.spec.engines import GIB, TorchSettings
+from holdfast.spec.launch import WorkerLaunch
+from holdfast.spec.names import is_host
 
 if TYPE_CHECKING:
-    from holdfast.cli.plan import UpOptions
     from holdfast.engines.torch.files.checkpoint import Checkpoint, Progress
+    from holdfast.spec.deployment import DeploymentSpec
 
-GIB = 1024**3
 # Threads beyond the cores only wait for each other; that many are a typing mistake.
 THREADS_PER_CORE = 4
 THREADS_MIN = 16  # as many may be asked for anywhere: what was chosen for one machine starts on a smaller one
@@ -34,7 +32,7 @@ class Asked:
 
     source: str
     cache_dir: str
-    torch: TorchLaunch
+    torch: TorchSettings
     on_host: bool  # else on a GPU, whose memory plan is made where the GPU can be asked
     standbys: int
     workers: int = 1
@@ -42,21 +40,22 @@ class Asked:
 
     @classmethod
     def of_worker(cls, launch: WorkerLaunch) -> Asked:
-        return cls(launch.source, launch.cache_dir, launch.torch, is_host(launch.device), launch.standbys)
+        return cls(launch.source, launch.cache_dir, launch.torch, is_host(launch.place.device), launch.standbys)
 
     @classmethod
-    def of_deployment(cls, options: UpOptions, free_bytes: int | None) -> Asked:
-        shape = (options.torch, not options.gpus, options.standbys, options.workers)
-        return cls(options.source, options.cache_dir, *shape, free_bytes)
+    def of_deployment(cls, spec: DeploymentSpec, free_bytes: int | None) -> Asked:
+        worker = spec.worker
+        shape = (worker.torch, not spec.gpus, spec.standbys, spec.workers)
+        return cls(worker.source, worker.cache_dir, *shape, free_bytes)
 
 
-def examine_sim(options: UpOptions, free_bytes: int | None) -> None:
+def examine_sim(spec: DeploymentSpec, free_bytes: int | None) -> None:
     """A simulator's memory in vaults is real; UserError where the host does not hold it."""
-    wanted = int(options.workers * options.sim.vault_gib * GIB) if options.standbys else 0
+    wanted = int(spec.workers * spec.worker.sim.vault_gib * GIB) if spec.standbys else 0
     there, what = (host_bytes(), "in all") if free_bytes is None else (free_bytes, "free now")
     if wanted > there:
         raise UserError(
-            f"--vault-gib {options.sim.vault_gib:g} for each of {options.workers} workers does not fit into memory: "
+            f"--vault-gib {spec.worker.sim.vault_gib:g} for each of {spec.workers} workers does not fit into memory: "
             f"{wanted / GIB:.2f} GiB of {there / GIB:.2f} GiB {what}; use less, or fewer --workers"
         )
 
@@ -74,9 +73,8 @@ def examine(asked: Asked, progress: Progress) -> Checkpoint:
     from holdfast.engines.torch.files.resolve import look_at
     from holdfast.engines.torch.host_plan import host_plan
     from holdfast.engines.torch.model.parameters import check_ranks
-    from holdfast.engines.torch.settings import TorchSettings
 
-    settings = TorchSettings(**msgspec.to_builtins(asked.torch))
+    settings = asked.torch
     check_threads(settings.threads, os.cpu_count() or 1)
     looked_at = look_at(asked.source, Path(asked.cache_dir), progress)
     check_ranks(looked_at.config, settings.ranks)

@@ -1,10 +1,4 @@
-"""Run one process from its launch settings: `python -m holdfast.cli.child ROLE JSON|@FILE [PARENT]`.
-
-A file, because settings may hold API keys and everyone on the machine can read a command line.
-
-The supervisor starts its processes this way; the `holdfast worker`, `frontend` and `store` commands end here too.
-Kept free of typer and rich, so that a killed frontend is back in well under a second.
-"""
+"""One process of a deployment, from its launch settings to its exit status."""
 
 from __future__ import annotations
 
@@ -20,15 +14,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import uvloop
 
-from holdfast.cli.child_roles import run_role
-from holdfast.cli.launch import ROLES, Launch, role_of
 from holdfast.core.errors import REFUSED, Refused, UserError
 from holdfast.core.limits import raise_descriptor_limit
 from holdfast.core.log_files import log_to_own_file
 from holdfast.core.unwritten import UNWRITTEN, say
+from holdfast.roles.processes import run_role
+from holdfast.spec.launch import Launch, role_of
 from holdfast.supervise.records import Record, remove_record, run_dir, write_record
 from holdfast.wire.net import CannotListenError
 
@@ -36,15 +29,6 @@ PR_SET_PDEATHSIG = 1
 RECORD_RETRY_S = 1.0  # a disk gets room again when somebody makes some: nothing else waits for this
 
 log = logging.getLogger(__name__)
-
-
-def main(argv: list[str]) -> int:
-    if len(argv) not in (2, 3) or argv[0] not in ROLES:
-        print(f"usage: python -m holdfast.cli.child {'|'.join(ROLES)} JSON|@FILE [PARENT]", file=sys.stderr)
-        return 2
-    settings = Path(argv[1][1:]).read_bytes() if argv[1].startswith("@") else argv[1]
-    launch = msgspec.json.decode(settings, type=ROLES[argv[0]])
-    return run(msgspec.structs.replace(launch, parent=int(argv[2])) if len(argv) == 3 else launch)
 
 
 def run(launch: Launch) -> int:
@@ -55,6 +39,8 @@ def run(launch: Launch) -> int:
     if not getattr(launch, "core_dumps", False):
         no_core_dumps()
     try:
+        if not (launch.state_dir and launch.name):
+            raise Refused("its settings have no state_dir or no name")
         raise_descriptor_limit()
         run_dir(Path(launch.state_dir)).mkdir(parents=True, exist_ok=True, mode=0o700)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -127,6 +113,3 @@ def _explain(error: OSError) -> str:
         return f"no permission to listen on {address}; choose a port over 1023"
     return f"cannot listen on {address}: {error.strerror}"
 
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -6,11 +6,6 @@ import hashlib
 import logging
 from pathlib import Path
 
-import msgspec
-
-from holdfast.cli.chat_templates import read_template
-from holdfast.cli.engine_place import place_of
-from holdfast.cli.launch import WorkerLaunch
 from holdfast.discovery.card import ModelCard, WeightsIdentity
 from holdfast.engines.contract import Engine
 from holdfast.engines.torch.engine import torch_engine
@@ -18,7 +13,10 @@ from holdfast.engines.torch.files.checkpoint import Checkpoint, Progress
 from holdfast.engines.torch.files.gguf_tokenizer import with_bos
 from holdfast.engines.torch.files.resolve import known
 from holdfast.engines.torch.geometry import settings_on, settle
-from holdfast.engines.torch.settings import TorchSettings
+from holdfast.roles.chat_templates import read_template
+from holdfast.roles.engines import place_of
+from holdfast.spec.engines import TorchSettings
+from holdfast.spec.launch import WorkerLaunch
 
 log = logging.getLogger("holdfast.engine")
 
@@ -53,11 +51,10 @@ def chat_template(launch: WorkerLaunch, checkpoint: Checkpoint) -> str | None:
 
 def _settings(launch: WorkerLaunch, checkpoint: Checkpoint) -> TorchSettings:
     """What was asked for on the devices it is for; a GPU's memory plan is told first, then kept or refused."""
-    devices = [launch.device, *(device for _, device in launch.more_vaults)]
+    devices = [launch.place.device, *(device for _, device in launch.place.more_vaults)]
     if launch.torch.ranks != len(devices):
         raise ValueError(f"more_vaults: {launch.torch.ranks} ranks need as many devices, got {len(devices)}")
-    wishes = TorchSettings(**msgspec.to_builtins(launch.torch))
-    settings, plan = settings_on(devices, checkpoint, wishes, launch.standbys, launch.device_pairs)
+    settings, plan = settings_on(devices, checkpoint, launch.torch, launch.standbys, launch.device_pairs)
     for line in plan.lines() if plan is not None else ():
-        log.info("memory of %s: %s", launch.device, line)
+        log.info("memory of %s: %s", launch.place.device, line)
     return settle(settings, plan)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.cli import child
-from holdfast.cli.launch import StoreLaunch
+from holdfast.roles import run as child
+from holdfast.spec.launch import StoreLaunch
 from holdfast.supervise.records import read_record
 from holdfast.testing.disks import BALLAST, fill
 from holdfast.wire.net import CannotListenError
@@ -36,9 +36,9 @@ def test_a_process_without_a_record_serves_and_writes_it_once_there_is_room() ->
     """A store that is ready on a full disk listens; its record follows when it can."""
     with small_disk(64 * 1024) as disk:
         (disk / "run").mkdir()
-        launch = StoreLaunch(str(disk), address=f"unix://{disk}/store.sock", name="store")
+        launch = StoreLaunch(state_dir=str(disk), address=f"unix://{disk}/store.sock", name="store")
         fill(disk)
-        command = [sys.executable, "-m", "holdfast.cli.child", "store", msgspec.json.encode(launch).decode()]
+        command = [sys.executable, "-m", "holdfast.roles", "store", msgspec.json.encode(launch).decode()]
         with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
             assert process.stderr is not None
             try:

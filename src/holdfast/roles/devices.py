@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.core.errors import UserError
-from holdfast.memory.devices.fds import is_host
 from holdfast.memory.finding import device_name, gpu_uuids
+from holdfast.spec.names import is_host
 
 AUTO = "auto"
 CPU = "cpu"
@@ -67,16 +67,6 @@ def exact_note(exact: bool, chosen: Chosen) -> str:
     )
 
 
-def choose_and_tell(engine: str, text: str, needed: int, exact: bool) -> tuple[str, ...]:
-    """The GPUs of `choose`, and on the screen what was left to us and what `--exact` costs there."""
-    from holdfast.cli.screen import Screen  # here, not above: who asks the driver needs none
-
-    chosen = choose(engine, text, needed)
-    for note in filter(None, (chosen.note, exact_note(exact, chosen))):
-        Screen().line(note, style="dim")
-    return chosen.gpus
-
-
 def _gpu(name: str, find: Callable[[], Found]) -> str:
     if name in (AUTO, CPU):
         raise UserError(f"--device: {name} stands alone; workers that answer for each other must compute alike")
@@ -101,7 +91,7 @@ def look(devices: Path = Path("/dev")) -> Found:
         return Found(why="torch is not installed")
     if not _CUDA_BUILD.search((Path(torch.origin).parent / "version.py").read_text()):
         return Found(why="torch here is a build for CPUs")
-    return _ask_driver([sys.executable, "-P", "-m", "holdfast.cli.devices"])
+    return _ask_driver([sys.executable, "-P", "-m", "holdfast.roles.devices"])
 
 
 def _ask_driver(command: list[str]) -> Found:

@@ -1,4 +1,4 @@
-"""A deployment kept running until it is told to stop, in the foreground (`up`) or detached (`cli.background`).
+"""A deployment kept running until it is told to stop, in the foreground (`up`) or detached (`roles.background`).
 
 Always true: the first signal stops everything in order, the second kills everything; a deployment that cannot be
 started from scratch is taken down again and says why, one that was adopted is never taken down for that.
@@ -14,11 +14,10 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from holdfast.cli.plan import job_of
-from holdfast.cli.starting import Start, in_words, unfinished
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import Refused, UserError
-from holdfast.supervise.jobs import Job
+from holdfast.roles.starting import Start, in_words, unfinished
+from holdfast.spec.jobs import Job
 from holdfast.supervise.keeping import Keeping
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Phase
@@ -37,7 +36,7 @@ Tell = Callable[[str], None]
 def child_command(parent: int) -> Callable[[Job, Path], Sequence[str]]:
     """How a job is started. `-P`: a file in the directory one happens to stand in must never be imported."""
     end = [str(parent)] if parent else []
-    return lambda job, settings: [sys.executable, "-P", "-m", "holdfast.cli.child", job.role, f"@{settings}", *end]
+    return lambda job, settings: [sys.executable, "-P", "-m", "holdfast.roles", job.role, f"@{settings}", *end]
 
 
 def log_dir(state_dir: Path) -> Path:
@@ -58,7 +57,7 @@ async def keep_up(
     `shown` is called once everything serves, or does not though it was adopted, with what it waits for; `stopping` once
     it is told to stop."""
     command, logs = child_command(os.getpid() if tied else 0), LocalProcesses(log_dir(start.state_dir))
-    jobs = [job_of(launch) for launch in start.launches]
+    jobs = [Job.of(launch) for launch in start.launches]
     supervisor = Supervisor(start.state_dir, jobs, logs, command, tell, SystemClock())
     watching = Watching(supervisor, SocketNetwork())
     keeping = Keeping(supervisor, lock, start.state_dir, tell)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli import small_files
-from holdfast.cli.small_files import BYTES_MAX, read_small
+from holdfast.roles import small_files
+from holdfast.roles.small_files import BYTES_MAX, read_small
 
 
 def test_a_shells_pipe_is_read_to_its_end(tmp_path: Path) -> None:

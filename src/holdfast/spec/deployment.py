@@ -1,0 +1,134 @@
+"""A whole deployment on one machine, as a person asks for it: how many of what, and a pattern for each kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from holdfast.core.address import UNIX_PATH_BYTES_MAX
+from holdfast.core.errors import UserError
+from holdfast.spec.engines import ENGINES
+from holdfast.spec.launch import FrontendLaunch, WorkerLaunch
+from holdfast.spec.names import check_deployment_name
+from holdfast.spec.seats import check_seats, seats
+from holdfast.spec.settings import Settings, about
+from holdfast.spec.store_urls import check_url
+
+WORKERS_MAX = 256  # processes on one machine; more is a typing mistake
+STANDBYS_MAX = 8  # per worker; each is a whole engine, and one is enough to outlive one death
+# Ports of status pages that a worker's engines have between them, so that another standby moves nobody else's.
+STATUS_PORTS_PER_WORKER = 10
+ENGINE_LETTERS = "abcdefghi"  # worker-1a, worker-1b, …: the active by chance of the lock, not by its letter
+
+_UP = ("up",)
+_SERVING = {"panel": "Serving", "commands": _UP}
+
+
+class DeploymentSpec(Settings, frozen=True):
+    """What should run. Its processes are made of `worker` and `frontend` (`spec.plan`).
+
+    Two settings are others for a whole deployment than for a process alone: its engine is a real one, and its frontends
+    leave within seconds, because a person who pressed Ctrl-C waits for it."""
+
+    name: Annotated[
+        str, about("The deployment's name; default $DYN_NAMESPACE or local.", flag="--deployment", **_SERVING)
+    ]
+    workers: Annotated[
+        int,
+        about("How many workers; each is an active engine with its standbys.", min=0, max=WORKERS_MAX, commands=_UP),
+    ] = 1
+    standbys: Annotated[
+        int,
+        about("Standbys of each worker; 0: plain workers, without vaults.", min=0, max=STANDBYS_MAX, commands=_UP),
+    ] = 1
+    frontends: Annotated[int, about("How many frontends share the port.", min=1, max=64, commands=_UP)] = 1
+    host: Annotated[str, about("Where to listen; 0.0.0.0 for everyone, :: with IPv6.", commands=("up", "frontend"))] = (
+        "127.0.0.1"
+    )
+    port: Annotated[
+        int, about("Where to listen; 0 picks a free port.", min=0, max=65535, commands=("up", "frontend"))
+    ] = 8000
+    # Below the ephemeral ports, and no well-known exporter's.
+    status_port: Annotated[
+        int,
+        about(
+            "worker-1a's /metrics and /health; 1b's is one more, 2a's ten more; 0: free ports.",
+            min=0,
+            max=65535,
+            commands=_UP,
+        ),
+    ] = 9650
+    status_host: Annotated[str, about("Where workers' status pages listen.")] = "127.0.0.1"
+    store: Annotated[str, about("A store to use, e.g. etcd://127.0.0.1:2379; default: our own.", **_SERVING)] = ""
+    vault_dir: Annotated[str, about("Where vaults listen; empty: `gms` in the state directory.")] = ""
+    gpus: Annotated[tuple[str, ...], about("A torch engine's devices, by UUID; none: host memory.")] = ()
+    # As long as loading the largest models may take.
+    wait_s: Annotated[
+        float,
+        about("How long it may take until it serves; past it all is stopped again.", "s", over=0, commands=_UP),
+    ] = 7200.0
+    log_level: Annotated[str, about("How much its processes log.", choices=("debug", "info", "warning", "error"))] = (
+        "info"
+    )
+    worker: Annotated[WorkerLaunch, about("What every worker is like.")] = WorkerLaunch(
+        engine="torch", model="smollm2-135m-instruct"
+    )
+    frontend: Annotated[FrontendLaunch, about("What every frontend is like.")] = FrontendLaunch(drain_s=4.0)
+
+    @property
+    def ranks(self) -> int:
+        """Devices of one worker; a sim engine's ranks share one."""
+        return self.worker.torch.ranks if self.worker.engine == "torch" else 1
+
+    def vaults_in(self, state_dir: Path) -> Path:
+        return Path(self.vault_dir) if self.vault_dir else state_dir / "gms"
+
+    def status_port_of(self, place: int, engine_id: int) -> int:
+        """Of one engine of the worker with this number; 0: a free one."""
+        return self.status_port and self.status_port + (place - 1) * STATUS_PORTS_PER_WORKER + engine_id
+
+    def check(self, state_dir: Path) -> None:
+        """UserError says what cannot be, of all that needs no look at the machine."""
+        try:
+            check_deployment_name(self.name)
+        except ValueError as error:
+            raise UserError(f"DYN_NAMESPACE, or --deployment: {error}") from error
+        check_state_dir(state_dir)
+        engine = self.worker.engine
+        if engine not in ENGINES:
+            raise UserError(f"--engine {engine!r}: there is no such engine; there are {', '.join(ENGINES)}")
+        if engine != "torch" and self.worker.torch.ranks != 1:
+            raise UserError(f"--ranks is for the torch engine; the {engine} engine's is --sim-ranks")
+        if engine != "sim" and not self.standbys:
+            mend = "use --standbys 1 or more, or --engine sim"
+            raise UserError(f"--engine {engine} keeps its memory in a vault; {mend}")
+        first, last = self.status_port, self.status_port_of(max(self.workers, 1), self.standbys)
+        if first and not 1024 <= first <= last <= 65535:
+            raise UserError(f"--status-port must be 1024 to {65535 - (last - first)} for this many workers")
+        if self.store:
+            check_url(self.store)
+        check_seats(self.gpus, self.workers, self.ranks, self.worker.torch.kv_gib)
+        self._check_vault_dir(state_dir)
+
+    def _check_vault_dir(self, state_dir: Path) -> None:
+        folder = self.vaults_in(state_dir)
+        taken = seats(self.gpus, self.workers, self.ranks)
+        names = [f"host-{WORKERS_MAX}", *(seat.socket_name for own in taken for seat in own)]
+        longest = len(str(folder / f"gms_{max(names, key=len)}.sock").encode())
+        if self.standbys and longest > UNIX_PATH_BYTES_MAX:
+            room = UNIX_PATH_BYTES_MAX - (longest - len(str(folder).encode()))
+            raise UserError(
+                f"the vaults' directory is too long for Unix sockets ({folder}); "
+                f"set GMS_SOCKET_DIR to one of at most {room} bytes"
+            )
+
+
+def check_state_dir(state_dir: Path) -> None:
+    """Sockets live in it, and the kernel bounds their paths."""
+    longest = len(str(state_dir / "run" / f"worker-{WORKERS_MAX}{ENGINE_LETTERS[-1]}.chaos").encode())
+    if longest > UNIX_PATH_BYTES_MAX:
+        room = UNIX_PATH_BYTES_MAX - (longest - len(str(state_dir).encode()))
+        raise UserError(
+            f"the state directory's path is too long for Unix sockets ({state_dir}); "
+            f"set HOLDFAST_STATE_DIR to one of at most {room} bytes"
+        )

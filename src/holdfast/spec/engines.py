@@ -1,0 +1,192 @@
+"""The engines' own settings, and where an engine stands. Engines take these structs as they are."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from holdfast.spec.settings import Settings, about
+
+ENGINES = ("sim", "torch")
+GIB = 1024**3
+
+_BOTH = ("up", "worker")
+_WORKER = ("worker",)
+_UP = ("up",)
+
+
+class SimSettings(Settings, frozen=True):
+    """The sim engine; what it is not told behaves like a small GPU engine."""
+
+    ttft_ms: Annotated[float, about("Time to the first token.", "ms", min=0, commands=_BOTH)] = 50.0
+    tpot_ms: Annotated[float, about("Time per token; 0 is full speed.", "ms", min=0, commands=_BOTH)] = 20.0
+    jitter: Annotated[
+        float,
+        about("Share by which a step's time varies.", min=0, max=0.99, commands=_WORKER),
+    ] = 0.10
+    concurrency: Annotated[int, about("Streams that run at once.", min=1, commands=_WORKER)] = 256
+    queue: Annotated[int, about("Streams that may wait beyond those.", min=0, commands=_WORKER)] = 256
+    block_size: Annotated[int, about("Tokens per KV block.", "tokens", min=1, commands=_WORKER)] = 16
+    # When they run out, the youngest stream waits.
+    kv_blocks: Annotated[int, about("KV blocks.", min=1, commands=_WORKER)] = 65_536
+    context_tokens_max: Annotated[
+        int,
+        about("Prompt and answer together.", "tokens", min=1, commands=_WORKER),
+    ] = 32_768
+    # The weights take what the pool leaves.
+    vault_gib: Annotated[
+        float,
+        about(
+            "A sim engine's memory in the vault, weights and KV pages.",
+            "GiB",
+            min=0,
+            commands=_BOTH,
+            flag="--vault-gib",
+            panel="Failover",
+            with_standbys=True,
+            instead="a real model's pool is --kv-gib",
+        ),
+    ] = 0.0625
+    ranks: Annotated[
+        int,
+        about(
+            "Processes of one engine.",
+            min=1,
+            max=64,
+            commands=_UP,
+            instead="a real model's is --ranks",
+        ),
+    ] = 1
+    poison_token: Annotated[
+        int,
+        about(
+            "A prompt with this token kills its engine; -1: none does.",
+            min=-1,
+            commands=_UP,
+            hidden=True,
+        ),
+    ] = -1
+
+
+class TorchSettings(Settings, frozen=True):
+    """The torch engine; 0 leaves a setting to the device (`for_device`)."""
+
+    exact: Annotated[
+        bool,
+        about(
+            "Arithmetic that does not depend on the batch, or the quicker.",
+            flag="--exact/--fast",
+            commands=_BOTH,
+        ),
+    ] = False
+    kv_gib: Annotated[
+        float,
+        about(
+            "KV pool of one rank; 0: half on a CPU, on a GPU what is left.",
+            "GiB",
+            min=0,
+            commands=_BOTH,
+            instead="the simulator's memory is --vault-gib",
+        ),
+    ] = 0.0
+    block_tokens: Annotated[int, about("Tokens in one KV block.", "tokens", min=1)] = 16
+    context_tokens_max: Annotated[
+        int,
+        about("Prompt and answer together; 0: the model's.", "tokens", min=0, flag="--context", commands=_BOTH),
+    ] = 0
+    concurrency: Annotated[
+        int,
+        about(
+            "Streams that run at once; 0: 32 on a CPU, 64 on a GPU.",
+            min=0,
+            flag="--streams-max",
+            commands=_BOTH,
+        ),
+    ] = 0
+    queue: Annotated[int, about("Streams that may wait beyond those; more are refused.", min=0)] = 256
+    # How long prompts hold others up.
+    step_tokens_max: Annotated[
+        int, about("Positions that one step computes; 0: 128 on a CPU, 2,048 on a GPU.", "tokens", min=0)
+    ] = 0
+    threads: Annotated[
+        int, about("CPU threads; 0: all cores but one.", min=0, flag="--torch-threads", commands=_BOTH)
+    ] = 0
+    ranks: Annotated[
+        int,
+        about(
+            "Devices that share one engine's model (tensor parallel).",
+            min=1,
+            max=16,  # GPUs that one machine has
+            commands=_UP,
+            instead="the simulator's is --sim-ranks",
+        ),
+    ] = 1
+
+    def __post_init__(self) -> None:
+        Settings.__post_init__(self)
+        if self.step_tokens_max and self.step_tokens_max <= self.concurrency:
+            raise ValueError(f"step_tokens_max must be over concurrency {self.concurrency}, got {self.step_tokens_max}")
+
+    def for_device(self, is_gpu: bool) -> TorchSettings:
+        """With what was left to the device, but for `kv_gib` on a GPU, which the memory plan works out. A GPU takes
+        more streams than a CPU at the same time for each, and a prompt's chunk of 2,048 there is what 128 are here:
+        some tens of milliseconds, in which others wait."""
+        concurrency = self.concurrency or (64 if is_gpu else 32)
+        step_tokens = self.step_tokens_max or max(2048 if is_gpu else 128, 2 * concurrency)
+        kv_gib = self.kv_gib or (0.0 if is_gpu else 0.5)
+        return msgspec.structs.replace(self, concurrency=concurrency, step_tokens_max=step_tokens, kv_gib=kv_gib)
+
+
+class Place(Settings, frozen=True):
+    """Where an engine's memory is, and how the engine waits beside it."""
+
+    vault_socket: Annotated[str, about("The vault's socket; default: none, memory of its own.", commands=_WORKER)] = ""
+    device: Annotated[str, about("The device the vault serves, e.g. host-0.", commands=_WORKER)] = "host-0"
+    engine_id: Annotated[
+        int, about("Which of its group this engine is; default $ENGINE_ID or 0.", min=0, commands=_WORKER)
+    ] = 0
+    who: Annotated[str, about("What it is called at the vault and in locks: its worker's name.")] = "engine"
+    standby: Annotated[
+        str,
+        about(
+            "A standby's memory: mapped and ready, or given back.",
+            choices=("mapped", "unmapped"),
+            commands=_BOTH,
+            with_standbys=True,
+        ),
+    ] = "mapped"
+    kv: Annotated[
+        str,
+        about(
+            "KV in the vault, where it survives, or the engine's own.",
+            choices=("vault", "direct"),
+            commands=_BOTH,
+            with_standbys=True,
+        ),
+    ] = "vault"
+    # It takes milliseconds; if one hangs, the next engine must have taken over before frontends give held streams up
+    # (30 s), so there must be room for two.
+    wake_s: Annotated[
+        float, about("How long taking over may take.", "s", over=0, commands=_BOTH, with_standbys=True)
+    ] = 12.0
+    load_s: Annotated[
+        float, about("How long loading a model may take.", "s", over=0, commands=_BOTH, panel="Serving")
+    ] = 7200.0
+    vault_uids: Annotated[
+        tuple[int, ...],
+        about(
+            "Whose vault it may be, besides this user's and root's; may be repeated.",
+            flag="--vault-uid",
+            commands=_WORKER,
+        ),
+    ] = ()
+    more_vaults: Annotated[tuple[tuple[str, str], ...], about("Vault's socket and device of ranks 1, 2, …")] = ()
+
+    @property
+    def unmapped(self) -> bool:
+        return self.standby == "unmapped"
+
+    @property
+    def direct(self) -> bool:
+        return self.kv == "direct"

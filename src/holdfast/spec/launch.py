@@ -1,0 +1,281 @@
+"""What each kind of process is started with: plain data, so that a supervisor can write it down and start it again.
+
+A launch whose `state_dir` is empty is a pattern: `spec.plan` makes a deployment's processes of it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from holdfast.core.address import Address, TcpAddress, parse_address
+from holdfast.spec.engines import Place, SimSettings, TorchSettings
+from holdfast.spec.names import check_deployment_name, is_host, namespace_for
+from holdfast.spec.settings import Settings, about
+
+_SERVING = {"panel": "Serving"}
+_FAILOVER = {"panel": "Failover"}
+_ALL = ("up", "frontend")
+_ENGINES = ("up", "worker")
+_LONE = ("worker", "frontend", "store")
+_EVERYWHERE = ("0.0.0.0", "::")  # as hosts to listen on
+
+
+class Launch(Settings, frozen=True):
+    """What every process is told."""
+
+    state_dir: Annotated[str, about("The directory of its deployment's sockets, logs and records.")] = ""
+    name: Annotated[str, about("How `holdfast ps` calls it; default: the next free name.", commands=_LONE)] = ""
+    parent: Annotated[int, about("The process that it dies with; 0: it lives on.")] = 0
+    log_level: Annotated[str, about("How much it logs.", choices=("debug", "info", "warning", "error"))] = "info"
+
+
+class StoreLaunch(Launch, frozen=True):
+    address: Annotated[
+        str,
+        about("Where to listen, unix:// or tcp://; default: a socket in the state directory.", commands=("store",)),
+    ] = ""
+
+
+class VaultLaunch(Launch, frozen=True):
+    """A vault with its keeper, for one device."""
+
+    device: Annotated[str, about("The device whose memory it keeps: host-1, or a GPU's UUID.")] = ""
+    socket_path: Annotated[str, about("Where it listens.")] = ""
+    budget_bytes: Annotated[int, about("At most this much, weights and pool; 0: what there is.", "bytes", min=0)] = 0
+
+
+class WorkerLaunch(Launch, frozen=True):
+    store: Annotated[
+        str,
+        about("A store to use, e.g. etcd://127.0.0.1:2379; default: our own.", commands=("worker",), **_SERVING),
+    ] = ""
+    deployment: Annotated[
+        str,
+        about("The deployment's name; default $DYN_NAMESPACE or local.", commands=("worker",), **_SERVING),
+    ] = ""
+    engine: Annotated[str, about("Which engine a worker hosts: torch, or sim, the simulator.", commands=_ENGINES)] = (
+        "sim"
+    )
+    model: Annotated[
+        str,
+        about("The name clients ask for; default: the model's.", flag="--served-name", commands=_ENGINES, **_SERVING),
+    ] = "holdfast-sim"
+    source: Annotated[
+        str,
+        about(
+            "torch: default (SmolLM2-135M), a directory, a .gguf, a Hub id (org/name), tiny, random:8b; sim: a name.",
+            flag="--model",
+            commands=_ENGINES,
+            **_SERVING,
+        ),
+    ] = "default"
+    cache_dir: Annotated[str, about("Where fetched models are kept.")] = ""
+    chat_template: Annotated[
+        str,
+        about(
+            "A Jinja file that makes prompts of chats, in place of the model's own template.",
+            commands=_ENGINES,
+            **_SERVING,
+        ),
+    ] = ""
+    address: Annotated[str, about("Where frontends connect; port 0 picks a free one.", commands=("worker",))] = (
+        "tcp://127.0.0.1:0"
+    )
+    beat_address: Annotated[
+        str, about("Where frontends hear its heartbeat; default: a free port beside it.", commands=("worker",))
+    ] = "tcp://127.0.0.1:0"
+    status_address: Annotated[
+        str,
+        about(
+            "Where /live, /health and /metrics are; default tcp://$DYN_SYSTEM_HOST:$DYN_SYSTEM_PORT.",
+            commands=("worker",),
+        ),
+    ] = "tcp://127.0.0.1:0"
+    status_any: Annotated[
+        bool, about("Where another has the status page's port, take any: it is a wish of ours, not of a person.")
+    ] = False
+    advertise: Annotated[
+        str,
+        about(
+            "The host that frontends reach it at, where it listens on 0.0.0.0 or behind a NAT.", commands=("worker",)
+        ),
+    ] = ""
+    # Streams are handed back in milliseconds; a frontend or a store that does not take that in time is left.
+    drain_s: Annotated[
+        float, about("How long leaving may take once asked to stop.", "s", min=0, commands=("worker",), **_SERVING)
+    ] = 5.0
+    allow_chaos: Annotated[
+        bool,
+        about(
+            "Let `holdfast chaos` break workers.",
+            commands=_ENGINES,
+            panel="The sim engine",
+            engine="sim",
+            instead="break a real engine with kill",
+        ),
+    ] = False
+    lock: Annotated[
+        str,
+        about("The lock that elects the active; default $FAILOVER_LOCK_PATH.", commands=("worker",), **_FAILOVER),
+    ] = ""
+    lock_token: Annotated[str, about("The token of a lock server on TCP.")] = ""
+    group: Annotated[
+        str, about("The name that this engine and its standbys share.", commands=("worker",), **_FAILOVER)
+    ] = ""
+    starting_ready: Annotated[bool, about("Whether probes are answered with ready while it loads.")] = False
+    health_endpoints: Annotated[
+        tuple[str, ...], about("What must be healthy for /health, by name; none: all there are.")
+    ] = ()
+    engine_token: Annotated[
+        str, about("For `POST /engine/…` from anywhere; empty: only this user's and root's processes here.")
+    ] = ""
+    core_dumps: Annotated[
+        bool, about("Allow core dumps; they delay a failover.", commands=("worker",), **_FAILOVER)
+    ] = False
+    # The memory plan's: who else has memory of its own on the device.
+    standbys: Annotated[int, about("Engines that stand by on the same device.", min=0)] = 0
+    device_pairs: Annotated[int, about("Workers that share the device.", min=1)] = 1
+    place: Annotated[Place, about("Its memory and how it waits.", **_FAILOVER)] = Place()
+    sim: Annotated[SimSettings, about("The simulator.", prefix="sim-", panel="The sim engine", engine="sim")] = (
+        SimSettings()
+    )
+    torch: Annotated[TorchSettings, about("The real engine.", panel="The torch engine", engine="torch")] = (
+        TorchSettings()
+    )
+
+    def check(self) -> None:
+        """ValueError names what a process could not start with, of all that can be told without trying."""
+        for address in (self.address, self.beat_address):
+            self.reached_at(parse_address(address))
+        if self.status_address:
+            parse_address(self.status_address)
+        self.namespace()
+
+    def namespace(self) -> str:
+        """Where its instances stand: the same for every worker that would answer alike."""
+        settings: dict[str, Any] = {"engine": self.engine, "model": self.model}
+        if self.engine == "sim":
+            settings |= {"sim": self.sim}
+        else:  # a GPU rounds otherwise
+            on = "cpu" if is_host(self.place.device) else "gpu"
+            settings |= {"torch": self.torch, "source": self.source, "on": on}
+        if self.chat_template:
+            settings |= {"chat_template": self.chat_template}
+        return namespace_for(self.deployment, msgspec.to_builtins(settings))
+
+    def reached_at(self, address: Address) -> Address:
+        """What others are told to connect to. ValueError where nobody could."""
+        if not isinstance(address, TcpAddress):
+            return address
+        if not self.advertise and address.host in _EVERYWHERE:
+            raise ValueError(f"{address} is where to listen, not where to connect; say with --advertise HOST")
+        return TcpAddress(self.advertise or address.host, address.port)
+
+
+class HoldSettings(Settings, frozen=True):
+    """What happens while a set has no worker, or all are full."""
+
+    hold_s: Annotated[float, about("How long streams wait for a worker.", "s", min=0, commands=_ALL)] = 30.0
+    queue_s: Annotated[
+        float, about("How long new requests wait where all workers are full.", "s", min=0, commands=_ALL)
+    ] = 5.0
+    fresh_max: Annotated[
+        int, about("New requests that may wait at once, per set; streams under way always may.", min=0)
+    ] = 1024
+    stand_in_after_s: Annotated[
+        float,
+        about(
+            "How long a set must be gone before one with the same tokenizer takes over, flagged inexact.", "s", min=0
+        ),
+    ] = 10.0
+
+
+class KnownSettings(Settings, frozen=True):
+    """Which models are known though no worker of theirs is there."""
+
+    models: Annotated[
+        tuple[str, ...],
+        about(
+            "A model that will have workers: until then it is answered 503, not 404; may be repeated.",
+            flag="--expect-model",
+            commands=("frontend",),
+        ),
+    ] = ()
+    known_s: Annotated[
+        float,
+        about("How long a model whose last worker went is answered 503, not 404.", "s", min=0, commands=_ALL),
+    ] = 3600.0
+
+
+class FrontendLaunch(Launch, frozen=True):
+    store: Annotated[
+        str,
+        about("A store to use, e.g. etcd://127.0.0.1:2379; default: our own.", commands=("frontend",), **_SERVING),
+    ] = ""
+    deployment: Annotated[
+        str,
+        about("The deployment's name; default $DYN_NAMESPACE or local.", commands=("frontend",), **_SERVING),
+    ] = ""
+    address: Annotated[str, about("Where it answers HTTP.")] = "tcp://127.0.0.1:8000"
+    status_address: Annotated[str, about("Its own pages, beside a port that several share; empty: only there.")] = ""
+    api_keys: Annotated[
+        tuple[str, ...],
+        about(
+            "A key clients must send; may be repeated. Also $HOLDFAST_API_KEYS.",
+            flag="--api-key",
+            commands=_ALL,
+            **_SERVING,
+        ),
+    ] = ()
+    cors_origins: Annotated[
+        tuple[str, ...],
+        about(
+            "A web origin whose pages may ask from a browser, or '*'; may be repeated. Default: none.",
+            flag="--cors-origin",
+            commands=_ALL,
+            **_SERVING,
+        ),
+    ] = ()
+    body_bytes_max: Annotated[int, about("The largest request body.", "bytes", min=1, commands=("frontend",))] = (
+        16 * 1024 * 1024
+    )
+    drain_s: Annotated[
+        float, about("How long answers may finish once asked to stop.", "s", min=0, commands=_ALL, **_SERVING)
+    ] = 30.0
+    request_s: Annotated[float, about("How long a client may take to send its request.", "s", over=0)] = 30.0
+    unread_s: Annotated[float, about("How long a client may not read what it was sent.", "s", over=0)] = 300.0
+    access_log: Annotated[bool, about("A line in the frontend's log for every request.", commands=_ALL)] = False
+    holds: Annotated[HoldSettings, about("Waits of streams and requests.", **_SERVING)] = HoldSettings()
+    known: Annotated[KnownSettings, about("Models without a worker.", **_SERVING)] = KnownSettings()
+
+
+    def check(self) -> None:
+        """ValueError names what a process could not start with, of all that can be told without trying."""
+        for address in filter(None, (self.address, self.status_address)):
+            parse_address(address)
+        check_deployment_name(self.deployment)
+        if any(not key.strip() for key in self.api_keys):
+            raise ValueError("an API key is empty: that would let everyone in who sends none")
+
+
+ROLES: dict[str, type[Launch]] = {
+    "store": StoreLaunch,
+    "vault": VaultLaunch,
+    "worker": WorkerLaunch,
+    "frontend": FrontendLaunch,
+}
+
+
+def role_of(launch: Launch) -> str:
+    return next(role for role, kind in ROLES.items() if isinstance(launch, kind))
+
+
+def encode_launches(launches: list[Launch]) -> bytes:
+    return msgspec.json.encode([(role_of(launch), launch) for launch in launches])
+
+
+def decode_launches(data: bytes) -> list[Launch]:
+    pairs = msgspec.json.decode(data, type=list[tuple[str, msgspec.Raw]])
+    return [msgspec.json.decode(settings, type=ROLES[role]) for role, settings in pairs]

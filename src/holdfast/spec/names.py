@@ -1,0 +1,75 @@
+"""How things are called: deployments, namespaces, processes, devices and the sockets of their vaults. Pure.
+
+Always true: two deployments, or two generations of one, never share a namespace; one device's name means one socket.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.core.address import UNIX_PATH_BYTES_MAX
+from holdfast.core.errors import UserError
+
+_DEPLOYMENT = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+# In names of files and sockets, in a shell and in `ps`: nothing to quote, and no way out of the directory.
+_PROCESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_HOST = re.compile(r"host-\d+")
+_PLACEMENT_ONLY = frozenset({"replicas", "workers", "port", "ports", "host"})
+
+
+def check_deployment_name(name: str) -> None:
+    if not _DEPLOYMENT.fullmatch(name):
+        raise ValueError(f"deployment name {name!r} must be 1-63 of a-z, 0-9 and '-', with no '-' at either end")
+
+
+def check_process_name(name: str) -> None:
+    if not _PROCESS.fullmatch(name):
+        mend = "must be 1-63 letters, digits, '.', '_' and '-', and begin with a letter or digit"
+        raise ValueError(f"{name!r} {mend}")
+
+
+def canonical_hash(value: Any) -> str:
+    """A hash of plain data that does not depend on the order of dictionaries."""
+    return hashlib.sha256(msgspec.json.encode(value, order="sorted")).hexdigest()
+
+
+def namespace_for(deployment: str, launch_settings: dict[str, Any]) -> str:
+    """The namespace of what these settings launch; how many and on which ports does not matter."""
+    check_deployment_name(deployment)
+    kept = {key: value for key, value in launch_settings.items() if key not in _PLACEMENT_ONLY}
+    return f"{deployment}-{canonical_hash(kept)[:8]}"
+
+
+def group_of(lock: str, host: str) -> str:
+    """The name that engines with the same lock share. A path means another file on another machine, an address does
+    not."""
+    path = re.sub(r"^(flock|lock\+unix)://", "", lock)
+    local = "://" not in path
+    stem = re.sub(r"[^a-z0-9]+", "-", Path(path).stem.lower()).strip("-")[:20] or "engines"
+    whose = f"{host if local else ''} {path}"
+    return f"{stem}-{hashlib.sha256(whose.encode()).hexdigest()[:8]}"
+
+
+def is_host(device: str) -> bool:
+    """Whether a device's name means host memory."""
+    return _HOST.fullmatch(device) is not None
+
+
+def socket_path(folder: Path, device: str) -> str:
+    """Where the vault of a device listens."""
+    path = str(folder / f"gms_{device.replace('/', '_')}.sock")
+    if len(path.encode()) > UNIX_PATH_BYTES_MAX:
+        longest = f"a socket may have {UNIX_PATH_BYTES_MAX} bytes"
+        raise UserError(f"{path} is too long ({longest}); choose a shorter --socket-dir")
+    return path
+
+
+def own_page(state_dir: Path, name: str) -> str:
+    """Where a frontend answers for itself alone: its port may be shared. "" if its name is too long for a socket."""
+    path = f"{state_dir}/run/{name}.http"
+    return f"unix://{path}" if len(path.encode()) <= UNIX_PATH_BYTES_MAX else ""

@@ -1,0 +1,95 @@
+"""From a deployment to the processes that should run. Pure.
+
+Always true: the same deployment gives the same settings byte for byte, so that the next `up` knows its processes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from holdfast.core.address import TcpAddress
+from holdfast.spec.deployment import ENGINE_LETTERS, DeploymentSpec
+from holdfast.spec.launch import FrontendLaunch, Launch, StoreLaunch, VaultLaunch, WorkerLaunch
+from holdfast.spec.names import own_page, socket_path
+from holdfast.spec.seats import Seat, pairs_on, seats
+
+
+def plan(state_dir: Path, spec: DeploymentSpec) -> list[Launch]:
+    """Every process that should run, in the order of their names' roles; UserError says what cannot be."""
+    spec.check(state_dir)
+    everyone: dict[str, Any] = {"state_dir": str(state_dir), "log_level": spec.log_level}
+    own_store = f"unix://{state_dir}/run/store.sock"
+    stored = everyone | {"store": spec.store or own_store, "deployment": spec.name}
+    launches: list[Launch] = []
+    if not spec.store:
+        launches.append(StoreLaunch(name="store", address=own_store, **everyone))
+    taken = seats(spec.gpus, spec.workers, spec.ranks)
+    for place, own in enumerate(taken, 1):
+        vaults = list(_vaults(state_dir, place, own, spec, everyone)) if spec.standbys else []
+        engines = _engines(state_dir, place, vaults, spec, stored)
+        launches += [*vaults, *(replace(engine, device_pairs=pairs_on(taken)) for engine in engines)]
+    names = ["frontend", *(f"frontend-{place}" for place in range(2, spec.frontends + 1))]
+    return [*launches, *(_frontend(state_dir, name, spec, stored) for name in names)]
+
+
+def _vaults(
+    state_dir: Path, place: int, own: list[Seat], spec: DeploymentSpec, everyone: dict[str, Any]
+) -> Iterator[VaultLaunch]:
+    """One for each rank's device."""
+    for rank, seat in enumerate(own, 1):
+        name = f"vault-{place}" + (f"-r{rank}" if rank > 1 else "")
+        socket = socket_path(spec.vaults_in(state_dir), seat.socket_name)
+        yield VaultLaunch(name=name, device=seat.device, socket_path=socket, **everyone)
+
+
+def _engines(
+    state_dir: Path, place: int, vaults: list[VaultLaunch], spec: DeploymentSpec, stored: dict[str, Any]
+) -> Iterator[WorkerLaunch]:
+    """The engines that share the vaults' memory, of which the lock makes one the active; or one plain worker."""
+    group = f"worker-{place}"
+    if not vaults:
+        yield _worker(state_dir, group, spec.status_port_of(place, 0), spec, stored)
+        return
+    first, *others = vaults
+    for engine_id, letter in enumerate(ENGINE_LETTERS[: spec.standbys + 1]):
+        seat = replace(
+            spec.worker.place,
+            vault_socket=first.socket_path,
+            device=first.device,
+            engine_id=engine_id,
+            more_vaults=tuple((vault.socket_path, vault.device) for vault in others),
+        )
+        yield replace(
+            _worker(state_dir, f"{group}{letter}", spec.status_port_of(place, engine_id), spec, stored),
+            place=seat,
+            standbys=spec.standbys,
+            lock=f"flock://{state_dir}/run/{group}.lock",
+            group=group,
+        )
+
+
+def _worker(state_dir: Path, name: str, status_port: int, spec: DeploymentSpec, stored: dict[str, Any]) -> WorkerLaunch:
+    return replace(
+        spec.worker,
+        name=name,
+        address=f"unix://{state_dir}/run/{name}.sock",
+        beat_address=f"unix://{state_dir}/run/{name}.beat",
+        status_address=str(TcpAddress(spec.status_host, status_port)),
+        status_any=True,
+        **stored,
+    )
+
+
+def _frontend(state_dir: Path, name: str, spec: DeploymentSpec, stored: dict[str, Any]) -> FrontendLaunch:
+    return replace(
+        spec.frontend,
+        name=name,
+        address=str(TcpAddress(spec.host, spec.port)),
+        status_address=own_page(state_dir, name),
+        known=replace(spec.frontend.known, models=(spec.worker.model,) if spec.workers else ()),
+        **stored,
+    )
