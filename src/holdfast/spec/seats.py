@@ -16,7 +16,7 @@ from holdfast.core.errors import UserError
 @dataclass(frozen=True, slots=True)
 class Seat:
     device: str
-    socket_name: str  # as `memory.finding.socket_path` takes it: the device's, but for a later vault on the same GPU
+    socket_name: str  # as `spec.names.socket_path` takes it: the device's, but for a later vault on the same GPU
 
 
 def seats(gpus: Sequence[str], pairs: int, ranks: int) -> list[list[Seat]]:
