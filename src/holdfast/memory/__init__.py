@@ -38,22 +38,22 @@ __all__ = [
 ]
 
 _PLACES = {
-    "client.calls": ("MemoryLost",),
-    "client.pool": ("PoolClient",),
-    "client.weights": ("MemoryClient",),
-    "devices": ("open_device",),
-    "errors": ("StaleMemoryLayoutError", "VaultRefused"),
-    "finding": ("socket_path",),
-    "layout": ("Layout",),
-    "packing": ("TensorSpec",),
-    "vault.launch": ("VaultProcesses",),
-    "vault.settings": ("VaultSettings",),
-    "writer_lock": ("WriterLock",),
+    "memory.client.calls": ("MemoryLost",),
+    "memory.client.pool": ("PoolClient",),
+    "memory.client.weights": ("MemoryClient",),
+    "memory.devices": ("open_device",),
+    "memory.errors": ("StaleMemoryLayoutError", "VaultRefused"),
+    "memory.layout": ("Layout",),
+    "memory.packing": ("TensorSpec",),
+    "memory.vault.launch": ("VaultProcesses",),
+    "memory.vault.settings": ("VaultSettings",),
+    "memory.writer_lock": ("WriterLock",),
+    "spec.names": ("socket_path",),
 }
 
 
 def __getattr__(name: str) -> Any:
     for place, names in _PLACES.items():
         if name in names:
-            return getattr(import_module(f"holdfast.memory.{place}"), name)
+            return getattr(import_module(f"holdfast.{place}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
