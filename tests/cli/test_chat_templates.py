@@ -38,15 +38,15 @@ def test_a_file_that_is_no_template_is_named(tmp_path: Path, content: bytes | No
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UserError, match=rf"--chat-template {path}.*{words}"):
-        template_path(path)
+        template_path(str(path))
 
 
 def test_a_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines stand in another directory than the person who started them."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "chat.jinja").write_text(SHOUTING)
-    assert template_path(Path("chat.jinja")) == str(tmp_path / "chat.jinja")
-    assert template_path(None) == ""
+    assert template_path("chat.jinja") == str(tmp_path / "chat.jinja")
+    assert template_path("") == ""
     assert read_template(str(tmp_path / "chat.jinja")) == SHOUTING
 
 

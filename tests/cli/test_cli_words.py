@@ -22,16 +22,12 @@ def holdfast(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_help_names_every_command() -> None:
-    """`holdfast --help` lists the commands in groups, and loads no room for it."""
+    """`holdfast --help` lists the commands in groups."""
     done = holdfast("--help")
     assert done.returncode == 0
     run, parts = ("up", "down", "ps", "incidents", "chat"), ("worker", "frontend", "store", "lock", "memory")
     for command in (*run, *parts, "chaos", "bench"):
         assert f"{command} " in done.stdout
-    slow = {"uvloop", "tokenizers", "jinja2", "aiohttp", "prometheus_client"}
-    code = "import sys, holdfast.cli.app; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not slow & set(loaded)
 
 
 def test_version() -> None:

@@ -3,33 +3,39 @@ would do nothing are refused, wherever they stand."""
 
 from __future__ import annotations
 
-import enum
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from holdfast.cli import up as ups
-from holdfast.cli.app import app, up
-from holdfast.cli.config_file import Key, defaults, keys_of
+from holdfast.cli.app import NOBODY, run
+from holdfast.cli.arguments import kind_of, options_of
+from holdfast.cli.config_file import read_config
+from holdfast.cli.start import Up, Worker
 from holdfast.core.errors import UserError
+from holdfast.settings import read_environment
 from holdfast.spec.deployment import DeploymentSpec
+from holdfast.spec.engines import ENGINES
+from holdfast.spec.idle import refuse_idle
+from holdfast.spec.settings import Setting
 
-KEYS = keys_of(up)
+OPTIONS = options_of(Up.of(read_environment(NOBODY)), "up")
+OF_WORKER = options_of(Worker.of(read_environment(NOBODY)), "worker")
 
 
 def toml(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value).replace("'", '"')
 
 
-def some(key: Key) -> Any:
+def some(one: Setting) -> Any:
     """A value that the option takes, and no default."""
-    if issubclass(key.kind, enum.Enum):
-        return str(list(key.kind)[-1].value)
-    if key.kind in (bool, int, float):
-        return True if key.kind is bool else max(2, int(key.least or 0))
-    return "/tmp/x" if issubclass(key.kind, Path) else "x"
+    if "choices" in one.extra:
+        return one.extra["choices"][-1]
+    kind = kind_of(one)
+    if kind in (bool, int, float):
+        return True if kind is bool else max(2, int(one.extra.get("min", 0)))
+    return "/tmp/x" if kind is Path else "x"
 
 
 @pytest.fixture
@@ -38,13 +44,12 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setenv("HOLDFAST_STATE_DIR", str(tmp_path / "s"))
     monkeypatch.delenv("HOLDFAST_API_KEYS", raising=False)
     seen: list[tuple[DeploymentSpec, bool]] = []
-    monkeypatch.setattr(ups, "run_up", lambda _, options, detach, tied: seen.append((options, detach)) or 0)
+    monkeypatch.setattr(ups, "run_up", lambda _, spec, detach, tied: seen.append((spec, detach)) or 0)
     file = tmp_path / "up.toml"
 
     def ask(text: str, *words: str) -> tuple[DeploymentSpec, bool]:
         file.write_text(text)
-        done = CliRunner().invoke(app, ["up", "-c", str(file), *words], catch_exceptions=False)
-        assert done.exit_code == 0, done.output
+        assert run(["up", "-c", str(file), *words]) == 0
         return seen[-1]
 
     return ask
@@ -53,25 +58,24 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 def test_every_option_can_be_in_a_file(tmp_path: Path) -> None:
     """By its long name without the dashes, in TOML's own types."""
     file = tmp_path / "up.toml"
-    values = {word: some(key) for word, key in KEYS.items() if key.name != "config"}
+    values = {flag.removeprefix("--"): some(one) for flag, one in OPTIONS.items() if flag != "--config"}
     file.write_text("".join(f"{word} = {toml(value)}\n" for word, value in values.items()))
-    read = defaults(file, up)
-    assert set(read) == {key.name for key in KEYS.values()} - {"config"}
+    read = read_config(file, OPTIONS)
+    assert set(read) == set(OPTIONS) - {"--config"}
     assert len(read) > 30
-    assert (read["port"], read["kv_gib"], read["threads"], read["api_key"]) == (2, 2, 2, ["x"])
+    assert (read["--port"], read["--kv-gib"], read["--torch-threads"], read["--api-key"]) == (2, 2, 2, ("x",))
 
 
 def test_the_command_line_wins_over_the_file(asked: Any) -> None:
     """What both say is the command line's; what only the file says is the file's; the rest is as always."""
     text = 'engine = "sim"\nport = 9001\nworkers = 3\napi-key = ["a", "b"]\nstandby = "unmapped"\ndetach = true\n'
-    options, detach = asked(text, "--workers", "2")
-    assert (options.worker.engine, options.worker.place.standby) == ("sim", "unmapped")
-    assert (options.port, options.workers) == (9001, 2)
-    assert (options.frontend.api_keys, options.frontends, detach) == (("a", "b"), 1, True)
-    options, _ = asked(text, "--api-key", "c", "--standby", "mapped")
-    assert (options.frontend.api_keys, options.worker.place.standby) == (("c",), "mapped")
-    options, _ = asked("exact = true\nkv-gib = 1\n", "--fast", "--device", "cpu")
-    assert (options.worker.torch.exact, options.worker.torch.kv_gib) == (False, 1.0)
+    spec, detach = asked(text, "--workers", "2")
+    assert (spec.worker.engine, spec.port, spec.workers, spec.worker.place.standby) == ("sim", 9001, 2, "unmapped")
+    assert (spec.frontend.api_keys, spec.frontends, detach) == (("a", "b"), 1, True)
+    spec, _ = asked(text, "--api-key", "c", "--standby", "mapped")
+    assert (spec.frontend.api_keys, spec.worker.place.standby) == (("c",), "mapped")
+    spec, _ = asked("exact = true\nkv-gib = 1\n", "--fast", "--device", "cpu")
+    assert (spec.worker.torch.exact, spec.worker.torch.kv_gib) == (False, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +87,8 @@ def test_the_command_line_wins_over_the_file(asked: Any) -> None:
         ('config = "x"', "up.toml: config: there is no such option"),
         ("[torch]\nkv-gib = 1", "up.toml: torch.kv-gib: there are no tables; did you mean kv-gib?"),
         ('port = "8000"', "up.toml: port must be a whole number, got '8000'"),
-        ("port = 70000", "up.toml: port must be a whole number of 65535 or less, got 70000"),
-        ("drain-s = -1", "up.toml: drain-s must be a number of 0 or more, got -1"),
+        ("port = 70000", "up.toml: port must be 0 to 65535, got 70000"),
+        ("drain-s = -1", "up.toml: drain-s must be 0 or more, got -1"),
         ("standbys = true", "up.toml: standbys must be a whole number, got True"),
         ("exact = 1", "up.toml: exact must be true or false, got 1"),
         ('standby = "asleep"', "up.toml: standby must be one of mapped, unmapped, got 'asleep'"),
@@ -98,16 +102,31 @@ def test_what_a_file_cannot_say_is_refused_by_its_path(text: str, words: str, tm
     file = tmp_path / "up.toml"
     file.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(UserError, match=words.replace("?", r"\?")):
-        defaults(file, up)
+        read_config(file, OPTIONS)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     """As the person wrote it."""
     with pytest.raises(UserError, match=r"-c .*none\.toml cannot be read: No such file"):
-        defaults(tmp_path / "none.toml", up)
+        read_config(tmp_path / "none.toml", OPTIONS)
 
 
 # -- options that would do nothing
+
+
+@pytest.mark.parametrize("flag", OPTIONS | OF_WORKER)
+def test_what_would_do_nothing_is_refused_by_name(flag: str) -> None:
+    """For every option: the engine it is not for refuses it, the engine it is for takes it."""
+    one = (OPTIONS | OF_WORKER)[flag]
+    for engine in ENGINES:
+        if one.extra.get("engine", engine) != engine:
+            with pytest.raises(UserError, match=f"{flag} is for --engine .* does nothing for {engine}"):
+                refuse_idle(engine, 1, [one])
+        else:
+            refuse_idle(engine, 1, [one])
+    if one.extra.get("with_standbys"):
+        with pytest.raises(UserError, match=f"{flag} does nothing without standbys"):
+            refuse_idle("sim", 0, [one])
 
 
 def test_a_files_idle_options_are_refused_too(asked: Any) -> None:
@@ -120,4 +139,4 @@ def test_a_workers_idle_options_are_refused() -> None:
     """By hand as under `up`."""
     words = ["worker", "--engine", "torch", "--sim-queue", "3"]
     with pytest.raises(UserError, match="--sim-queue is for --engine sim and does nothing for torch"):
-        CliRunner().invoke(app, words, catch_exceptions=False)
+        run(words)

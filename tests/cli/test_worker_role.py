@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 from up_rig import Place, until
 
-from holdfast.cli import worker_role
-from holdfast.cli.app import app
+from holdfast.cli import start as starting
+from holdfast.cli.app import run
 from holdfast.core.address import TcpAddress, UnixAddress
 from holdfast.settings import read_environment
 from holdfast.spec.deployment import DeploymentSpec
@@ -36,13 +35,12 @@ def launched(*words: str, **environ: str) -> WorkerLaunch:
     folder = tempfile.TemporaryDirectory(prefix="hfw-", dir=os.environ["HOLDFAST_STATE_DIR"])
     with folder as own, pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOLDFAST_STATE_DIR", own)  # a name is its process's until it ends, and here nobody does
-        patch.setattr(worker_role, "run_foreground", caught.append)
+        patch.setattr(starting, "run_foreground", lambda launch: caught.append(launch) or 0)
         for name in (*POD, "DYN_SYSTEM_HOST"):
             patch.delenv(name, raising=False)
         for name, value in environ.items():
             patch.setenv(name, value)
-        result = CliRunner().invoke(app, ["worker", *words])
-    assert result.exception is None, result.output
+        assert run(["worker", *words]) == 0
     return caught[0]
 
 

@@ -4,27 +4,38 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from holdfast.cli.arguments import Asked
+from holdfast.cli.state_dir import readable
 from holdfast.core.errors import UserError
 from holdfast.engines.sim import send_fault
 from holdfast.engines.sim.faults import FIELDS
-from holdfast.roles.engines import chaos_path
+from holdfast.settings import Environment
+from holdfast.spec.names import chaos_path
+from holdfast.spec.settings import about
 from holdfast.supervise.records import read_record, read_records
 
 
-def run_chaos(state_dir: Path, worker: str, fault: str, values: dict[str, float]) -> int:
-    """Send one fault. `values` holds a value for every field some fault has; the fault takes its own."""
-    fault = fault.replace("-", "_")
-    command: dict[str, Any] = {"fault": fault}
-    field = FIELDS.get(fault)
-    if field is not None:
-        command[field[0]] = int(values[field[0]]) if isinstance(field[1], int) else values[field[0]]
-    answer = _send(state_dir, worker, command)
-    if not answer.get("ok"):
-        raise UserError(f"{worker} refused: {answer.get('error')}")
-    sys.stdout.write(f"{worker} (pid {answer.get('pid')}): {' '.join(map(str, command.values()))}\n")
-    return 0
+class Chaos(Asked, frozen=True):
+    """`holdfast chaos`."""
+
+    worker: Annotated[str, about("The worker's name, as `holdfast ps` shows it.", positional=True, required=True)] = ""
+    fault: Annotated[str, about("What to do to it; see above.", positional=True, required=True)] = ""
+    factor: Annotated[float, about("slow: how many times slower.")] = 20.0
+    tokens: Annotated[int, about("error-after: how many more tokens.")] = 5
+    by: Annotated[float, about("drift-logprobs: how much lower.")] = 0.5
+
+    def run(self, env: Environment) -> int:
+        fault = self.fault.replace("-", "_")
+        command: dict[str, Any] = {"fault": fault}
+        if (field := FIELDS.get(fault)) is not None:
+            command[field[0]] = getattr(self, field[0])
+        answer = _send(readable(env.state_dir), self.worker, command)
+        if not answer.get("ok"):
+            raise UserError(f"{self.worker} refused: {answer.get('error')}")
+        sys.stdout.write(f"{self.worker} (pid {answer.get('pid')}): {' '.join(map(str, command.values()))}\n")
+        return 0
 
 
 def _send(state_dir: Path, worker: str, command: dict[str, Any]) -> dict[str, Any]:

@@ -12,10 +12,13 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.cli.arguments import Asked
 from holdfast.cli.screen import Screen
+from holdfast.cli.state_dir import readable
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import UserError
 from holdfast.roles.running import child_command, log_dir
+from holdfast.settings import Environment
 from holdfast.spec.jobs import Job
 from holdfast.spec.launch import ROLES
 from holdfast.supervise.lock import holder, take_lock
@@ -29,6 +32,13 @@ KERNEL_S = 5.0  # from SIGKILL to its end
 # One after the other: `up --detach` hands the lock to another process. More than this is somebody who starts them.
 SUPERVISORS_MAX = 5
 LOOK_S = 0.05
+
+
+class Down(Asked, frozen=True):
+    """`holdfast down`."""
+
+    def run(self, env: Environment) -> int:
+        return run_down(readable(env.state_dir))
 
 
 def run_down(state_dir: Path) -> int:

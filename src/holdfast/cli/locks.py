@@ -13,53 +13,44 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from holdfast.cli.options import environment
+from holdfast.cli.arguments import Asked
 from holdfast.cli.state_dir import own
 from holdfast.core.errors import UserError
 from holdfast.core.tasks import done_before
 from holdfast.roles.small_files import read_small
-
-app = typer.Typer(help="Elect one engine of a group: serve the lock they take turns with.", no_args_is_help=True)
-
-
-@app.callback()
-def root() -> None:
-    """Elect one engine of a group: serve the lock they take turns with."""
+from holdfast.settings import Environment
+from holdfast.spec.settings import about
 
 
-@app.command()
-def serve(
+class Serve(Asked, frozen=True):
+    """`holdfast lock serve`."""
+
     address: Annotated[
-        str, typer.Option(help="Where to listen, unix:///path or tcp://host:port; default: in the state directory.")
-    ] = "",
+        str, about("Where to listen, unix:///path or tcp://host:port; default: in the state directory.")
+    ] = ""
     state_file: Annotated[
-        Path | None, typer.Option(help="Where it remembers who has the lock; default: in the state directory.")
-    ] = None,
+        Path | None, about("Where it remembers who has the lock; default: in the state directory.")
+    ] = None
     window_s: Annotated[
-        float, typer.Option(help="After a restart only the last holder may come back for so long, seconds.")
-    ] = 3.0,
+        float, about("After a restart only the last holder may come back for so long.", "s")
+    ] = 3.0
     token_file: Annotated[
-        Path | None, typer.Option(help="A file with the token clients must show; default $HOLDFAST_LOCK_TOKEN.")
-    ] = None,
-) -> None:
-    """Serve one election lock, in the foreground. Ctrl-C ends it.
+        Path | None, about("A file with the token clients must show; default $HOLDFAST_LOCK_TOKEN.")
+    ] = None
 
-    Engines use it with `holdfast worker --lock lock+tcp://host:port --lock-token-file FILE`. On TCP a token is needed.
-    Started again with the same state file within the window, it takes the lock from nobody.
-    """
-    env = environment()
-    run = env.state_dir / "run"
-    if not (address and state_file):
-        own(env.state_dir)
-        run.mkdir(exist_ok=True, mode=0o700)
-    logging.basicConfig(level=env.log_level.upper(), format="%(asctime)s lock %(levelname)s %(message)s")
-    where, file = address or f"unix://{run}/lock.sock", (state_file or run / "lock.state").absolute()
-    try:
-        asyncio.run(_serve(where, file, window_s, read_token(token_file, env.lock_token)))
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    def run(self, env: Environment) -> int:
+        run = env.state_dir / "run"
+        if not (self.address and self.state_file):
+            own(env.state_dir)
+            run.mkdir(exist_ok=True, mode=0o700)
+        logging.basicConfig(level=env.log_level.upper(), format="%(asctime)s lock %(levelname)s %(message)s")
+        where = self.address or f"unix://{run}/lock.sock"
+        file = (self.state_file or run / "lock.state").absolute()
+        try:
+            asyncio.run(_serve(where, file, self.window_s, read_token(self.token_file, env.lock_token)))
+        except ValueError as error:
+            raise UserError(str(error)) from error
+        return 0
 
 
 async def _serve(where: str, state_file: Path, window_s: float, token: str) -> None:
@@ -79,10 +70,10 @@ async def _serve(where: str, state_file: Path, window_s: float, token: str) -> N
         window_s,
         token,
         real_world(),
-        on_ready=lambda bound: typer.echo(f"ready: --lock lock+{bound} (Ctrl-C ends it)"),
+        on_ready=lambda bound: print(f"ready: --lock lock+{bound} (Ctrl-C ends it)", flush=True),
     )
     if not await done_before(stop, serving, "lock server"):
-        typer.echo("stopped; whoever has the lock keeps it if a server is back in time", file=sys.stderr)
+        print("stopped; whoever has the lock keeps it if a server is back in time", file=sys.stderr)
 
 
 def read_token(path: Path | None, default: str = "") -> str:

@@ -1,15 +1,18 @@
 """The `holdfast` command's first lines: refuse what cannot work, then hand over to `cli.app`.
 
-Always true: a person's mistake ends in one line on stderr and status 1, or 78 where trying again cannot help, never in
-a traceback. A character that the terminal's encoding does not have costs its looks, never the command. What is imported
-before the version check must load on any Python 3.
+Always true: a person's mistake ends in one line on stderr, never in a traceback, and in status 2 for words that make no
+sense, 78 where trying again cannot help, else 1. A character that the terminal's encoding does not have costs its
+looks, never the command. What is imported before the version check must load on any Python 3.
 """
 
 from __future__ import annotations
 
 import codecs
+import os
 import sys
 
+USAGE = 2  # words that make no sense
+INTERRUPTED = 130  # what a shell says of a command that Ctrl-C ended
 NAME = "holdfast-plain"
 PLAIN = {"…": "...", "·": "-", "–": "-", "—": "-", "×": "x", "→": "->", "’": "'"}
 
@@ -19,14 +22,22 @@ def main() -> None:
         found = ".".join(map(str, sys.version_info[:2]))
         sys.exit(f"holdfast: needs Python 3.11 or newer, this is {found}; make a venv with a newer one")
     soften_output()
-    from holdfast.cli.app import app
+    from holdfast.cli.app import run
+    from holdfast.cli.arguments import UsageError
     from holdfast.core.errors import UserError, exit_status
 
     try:
-        app(prog_name="holdfast")
+        status = run(sys.argv[1:])
+        sys.stdout.flush()
     except UserError as error:
         print(f"holdfast: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(exit_status(error))
+        status = USAGE if isinstance(error, UsageError) else exit_status(error)
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+    except BrokenPipeError:  # who read what it says has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the last flush, at the exit, would fail
+        status = 1
+    sys.exit(status)
 
 
 def plain(error: UnicodeError) -> tuple[str, int]:

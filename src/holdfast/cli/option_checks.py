@@ -1,52 +1,60 @@
-"""Values of options that are refused before anything starts, each in one line that names the option.
-
-Always true: what was given, on the command line or in a file, is looked at; our own defaults are not.
-"""
+"""Values that somebody gave and that are refused before anything starts, each in one line that names the option."""
 
 from __future__ import annotations
 
-import math
-import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
 
-import typer
-
+from holdfast.cli.arguments import Options
 from holdfast.core.errors import Refused
-
-# In names of files and sockets, in a shell and in `ps`: nothing to quote, and no way out of the directory.
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-
-
-def finite(called: typer.Context, given: typer.CallbackParam, value: float | None) -> float | None:
-    """No option means for ever by infinity, and neither infinity nor NaN can be written into a process's settings."""
-    if value is not None and not math.isfinite(value):
-        raise Refused(f"{_flag(given)} must be a finite number, got {value:g}")
-    return value
+from holdfast.spec.idle import refuse_idle
+from holdfast.spec.names import check_deployment_name, check_process_name
 
 
-def deployment_name(called: typer.Context, given: typer.CallbackParam, value: str) -> str:
-    """One that is empty is a variable that was not set: it must not become another deployment's."""
-    from holdfast.spec.names import check_deployment_name
-
-    if _is_given(called, given):
-        try:
-            check_deployment_name(value)
-        except ValueError as error:
-            raise Refused(f"{_flag(given)}: {error}") from error
-    return value
+def check_given(options: Options, said: Mapping[str, Any]) -> None:
+    """`said`: by flag, on the command line or in a file. Refused names the first that cannot be, or does nothing."""
+    if "--engine" in options:
+        engine, standbys = (said.get(flag, _default(options, flag)) for flag in ("--engine", "--standbys"))
+        refuse_idle(engine, standbys, [options[flag] for flag in said])
+    for flag, value in said.items():
+        _check(flag, value)
 
 
-def process_name(called: typer.Context, given: typer.CallbackParam, value: str) -> str:
-    """Files and sockets are called by it."""
-    if _is_given(called, given) and not _NAME.fullmatch(value):
-        mend = "must be 1-63 letters, digits, '.', '_' and '-', and begin with a letter or digit"
-        raise Refused(f"{_flag(given)} {value!r} {mend}")
-    return value
+def _default(options: Options, flag: str) -> Any:
+    return options[flag].default if flag in options else 1
 
 
-def _is_given(called: typer.Context, given: typer.CallbackParam) -> bool:
-    source = called.get_parameter_source(given.name or "")
-    return source is not None and source.name != "DEFAULT"
+def _check(flag: str, value: Any) -> None:
+    match flag, value:
+        case "--deployment", str():  # one that is empty is a variable that was not set
+            try:
+                check_deployment_name(value)
+            except ValueError as error:
+                raise Refused(f"--deployment: {error}") from error
+        case "--name", str():  # files and sockets are called by it
+            try:
+                check_process_name(value)
+            except ValueError as error:
+                raise Refused(f"--name {error}") from error
+        case "--api-key", tuple():
+            _check_keys(value)
+        case "--cors-origin", tuple():
+            _check_origins(value)
 
 
-def _flag(given: typer.CallbackParam) -> str:
-    return f"--{(given.name or '').replace('_', '-')}"
+def _check_keys(keys: Iterable[str]) -> None:
+    """A key that is empty is a variable that was not set: it must not open the server."""
+    for key in keys:
+        if not key.strip():
+            raise Refused("--api-key is empty; is a variable unset? Leave the option out to let everyone ask")
+        if key != key.strip() or not key.isprintable():
+            raise Refused("--api-key has spaces at its ends or control characters, which no client can send")
+
+
+def _check_origins(origins: Iterable[str]) -> None:
+    """Origins as a browser names them."""
+    for origin in origins:
+        parts = urlsplit(origin)
+        if origin != "*" and not (parts.netloc and origin == f"{parts.scheme}://{parts.netloc}"):
+            raise Refused(f"--cors-origin {origin!r} is no origin; e.g. https://chat.example.org, or '*' for any")

@@ -13,13 +13,18 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated, Any
 
 import msgspec
 
+from holdfast.cli.arguments import Asked, Json
 from holdfast.cli.failovers import cost, headline, last_failover, steps, when
 from holdfast.cli.screen import Screen, tilde
+from holdfast.cli.state_dir import readable
 from holdfast.core.procfs import is_frozen, read_process
 from holdfast.failover.journal import Term, read_terms
+from holdfast.settings import Environment
+from holdfast.spec.settings import about
 from holdfast.supervise.incidents import Incident, complete, read_incidents
 from holdfast.supervise.lock import Holder, heard_unix_s, holder
 from holdfast.supervise.records import journals_dir, read_launch
@@ -39,11 +44,23 @@ class _Grouped(msgspec.Struct):
     group: str = ""
 
 
-def run_ps(state_dir: Path, as_json: bool) -> int:
-    statuses = asyncio.run(look_at_all(state_dir))
-    if as_json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(statuses), indent=2).decode() + "\n")
-        return 0
+class Ps(Asked, frozen=True):
+    """`holdfast ps`."""
+
+    json: Json = False
+
+    def run(self, env: Environment) -> int:
+        state_dir = readable(env.state_dir)
+        statuses = asyncio.run(look_at_all(state_dir))
+        return _show_json(statuses) if self.json else _show(state_dir, statuses)
+
+
+def _show_json(found: list[Any]) -> int:
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
+    return 0
+
+
+def _show(state_dir: Path, statuses: list[Status]) -> int:
     screen = Screen()
     if not statuses:
         screen.line(f"nothing runs in {tilde(state_dir)}; start with `holdfast up`")
@@ -120,13 +137,19 @@ def show_count(screen: Screen, incidents: Sequence[Incident], now_s: float) -> N
 # -- what died
 
 
-def run_incidents(state_dir: Path, as_json: bool, last: int) -> int:
-    """The latest `last` of them, oldest first; 0: all that are kept."""
-    statuses = asyncio.run(look_at_all(state_dir))
-    incidents = incidents_by_now(state_dir, statuses)[-last:]
-    if as_json:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(incidents), indent=2).decode() + "\n")
-        return 0
+class Incidents(Asked, frozen=True):
+    """`holdfast incidents`, oldest first."""
+
+    json: Json = False
+    last: Annotated[int, about("How many, the latest; 0: all of the hundred that are kept.", min=0)] = 20
+
+    def run(self, env: Environment) -> int:
+        statuses = asyncio.run(look_at_all(env.state_dir))
+        incidents = incidents_by_now(env.state_dir, statuses)[-self.last :]
+        return _show_json(incidents) if self.json else _show_incidents(env.state_dir, incidents, statuses)
+
+
+def _show_incidents(state_dir: Path, incidents: list[Incident], statuses: list[Status]) -> int:
     screen = Screen()
     trouble = [status.note for status in statuses if status.role == "supervisor"]
     if not incidents:

@@ -10,11 +10,11 @@ from holdfast.discovery.card import CHAT_TEMPLATE_BYTES_MAX
 from holdfast.roles.small_files import read_small
 
 
-def template_path(given: Path | None) -> str:
+def template_path(given: str) -> str:
     """The file's absolute path (engines stand elsewhere), once it was looked at; empty: the model's own template."""
-    if given is None:
+    if not given:
         return ""
-    path = str(given.expanduser().absolute())
+    path = str(Path(given).expanduser().absolute())
     read_template(path)
     return path
 

@@ -22,6 +22,7 @@ from holdfast.roles.examining import Asked, examine
 from holdfast.roles.progress import Lines
 from holdfast.spec.engines import ENGINES, Place
 from holdfast.spec.launch import WorkerLaunch
+from holdfast.spec.names import chaos_path
 
 LOG_SHARES = 10  # lines a load logs: a person who follows the log sees it move
 
@@ -55,10 +56,6 @@ class MadeEngine:
             yield
         finally:
             await server.close()
-
-
-def chaos_path(state_dir: str, name: str) -> Path:
-    return Path(state_dir) / "run" / f"{name}.chaos"
 
 
 def make_engine(launch: WorkerLaunch, rng: random.Random) -> MadeEngine:

@@ -73,3 +73,8 @@ def own_page(state_dir: Path, name: str) -> str:
     """Where a frontend answers for itself alone: its port may be shared. "" if its name is too long for a socket."""
     path = f"{state_dir}/run/{name}.http"
     return f"unix://{path}" if len(path.encode()) <= UNIX_PATH_BYTES_MAX else ""
+
+
+def chaos_path(state_dir: str, name: str) -> Path:
+    """Where a worker that may be broken on purpose is told how."""
+    return Path(state_dir) / "run" / f"{name}.chaos"

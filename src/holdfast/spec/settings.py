@@ -66,6 +66,8 @@ class Setting:
 
     def wrong(self, value: Any) -> str:
         """What the value should have been instead; "" if it is right."""
+        if value is None:  # an option that was not given
+            return ""
         if isinstance(value, float) and not math.isfinite(value):  # it could not be written down as JSON
             return "a finite number"
         choices, least, most = (self.extra.get(key) for key in ("choices", "min", "max"))

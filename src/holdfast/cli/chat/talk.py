@@ -12,22 +12,27 @@ import io
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from holdfast.cli.arguments import Asked
 from holdfast.cli.chat.events import ChatTrouble, Ended, Resumed, Said, Waiting
 from holdfast.cli.chat.server import Server
 from holdfast.cli.chat.view import View, view_for, visible
 from holdfast.cli.screen import tilde
+from holdfast.cli.state_dir import readable
 from holdfast.cli.terminal import Terminal
 from holdfast.core.errors import UserError
+from holdfast.settings import Environment
+from holdfast.spec.settings import Settings, about
 from holdfast.supervise.records import read_launch
 from holdfast.supervise.status import look, web_address
 from holdfast.wire.net import SocketNetwork
 
 PIPED_BYTES_MAX = 16 * 1024 * 1024  # what a frontend takes as one request, by default
 STOPPED = 130  # as shells have it for SIGINT
+_CHAT = ("chat",)
 HELP = """\
 Enter sends a line; the whole conversation goes with it.
   /new    forget the conversation and start over
@@ -36,14 +41,29 @@ Ctrl-C stops an answer, and leaves at the prompt; Ctrl-D leaves.
 When an answer broke off, Enter on an empty line sends the same message again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wishes:
+class Wishes(Settings, frozen=True):
     """What goes with every question; None: the server's choice."""
 
-    system: str = ""
-    max_tokens: int | None = None
-    temperature: float | None = None
-    seed: int | None = None
+    system: Annotated[str, about("What the model is told before anything else.", commands=_CHAT)] = ""
+    max_tokens: Annotated[int | None, about("The longest answer, tokens.", min=1, commands=_CHAT)] = None
+    temperature: Annotated[float | None, about("0 is the likeliest answer.", min=0, max=2, commands=_CHAT)] = None
+    seed: Annotated[int | None, about("The same seed gives the same answer.", commands=_CHAT)] = None
+
+
+class Chat(Asked, frozen=True):
+    """`holdfast chat`."""
+
+    message: Annotated[
+        str, about("One question; without it what is piped in, or a conversation.", positional=True)
+    ] = ""
+    url: Annotated[str, about("The server, e.g. http://127.0.0.1:8000; default: the one up here.")] = ""
+    model: Annotated[str, about("Whom to ask; default: the server's first model.")] = ""
+    api_key: Annotated[str, about("The server's key; default: of the one up here.")] = ""
+    wishes: Annotated[Wishes, about("What goes with every question.")] = Wishes()
+
+    def run(self, env: Environment) -> int:
+        state_dir = env.state_dir if self.url else readable(env.state_dir)
+        return run_chat(state_dir, self.url, self.model, self.api_key, self.wishes, self.message)
 
 
 @dataclass(slots=True)

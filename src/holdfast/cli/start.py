@@ -1,0 +1,218 @@
+"""The commands that start something, and what they are asked for: `holdfast up`, and `worker`, `frontend` and `store`,
+one process each in the foreground. Options come from the settings that the processes are started with (`spec`).
+
+A pod gives its engines an environment: `ENGINE_ID`, `GMS_SOCKET_DIR`, `FAILOVER_LOCK_PATH` and `DYN_SYSTEM_PORT` are
+enough for an engine that has a standby: its vault is its device's in that directory, and whoever takes turns with the
+same lock is of its group.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self
+
+from msgspec.structs import replace
+
+from holdfast.cli.arguments import Asked
+from holdfast.cli.state_dir import own
+from holdfast.core.address import TcpAddress, parse_address
+from holdfast.core.errors import settled
+from holdfast.settings import Environment
+from holdfast.spec.deployment import DeploymentSpec, check_state_dir
+from holdfast.spec.engines import Place
+from holdfast.spec.launch import FrontendLaunch, Launch, StoreLaunch, WorkerLaunch
+from holdfast.spec.names import group_of, own_page, socket_path
+from holdfast.spec.settings import about
+
+
+class Up(Asked, frozen=True):
+    """`holdfast up`."""
+
+    lasting: ClassVar[bool] = True
+
+    config: Annotated[
+        Path | None,
+        about("A TOML file with any of these options, e.g. port = 9000; the command line wins.", short="-c"),
+    ] = None
+    detach: Annotated[bool, about("Run in the background.", short="-d")] = False
+    untied: Annotated[
+        bool, about("If this command is killed the rest goes on, and the next `up` adopts it (systemd).")
+    ] = False
+    spec: Annotated[DeploymentSpec, about("What should run.")] = DeploymentSpec("")
+    device: Annotated[
+        str,
+        about(
+            "auto (a GPU if there is one), cpu, or GPUs: cuda-0,cuda-1 or their UUIDs; workers take them in turn.",
+            panel="The torch engine",
+        ),
+    ] = "auto"
+
+    @classmethod
+    def of(cls, env: Environment) -> Self:
+        plain = DeploymentSpec(env.deployment)
+        told = {"engine_token": env.engine_token, "cache_dir": str(env.cache_dir)}
+        return cls(
+            spec=replace(
+                plain,
+                log_level=env.log_level,
+                status_host=env.status_host,
+                vault_dir=str(env.gms_socket_dir),
+                worker=replace(plain.worker, source="", model="", **told),
+                frontend=replace(plain.frontend, api_keys=env.api_keys),
+            )
+        )
+
+    def run(self, env: Environment) -> int:
+        from holdfast.cli.models import named
+        from holdfast.cli.up import choose_and_tell, run_up
+        from holdfast.roles.chat_templates import template_path
+
+        worker = self.spec.worker
+        with settled():
+            template = template_path(worker.chat_template)
+            source, model = named(worker.engine, worker.source, worker.model)
+            worker = replace(worker, source=source, model=model, chat_template=template)
+            needed = self.spec.workers * worker.torch.ranks
+            gpus = choose_and_tell(worker.engine, self.device, needed, worker.torch.exact)
+        return run_up(env.state_dir, replace(self.spec, worker=worker, gpus=gpus), self.detach, tied=not self.untied)
+
+
+class Worker(Asked, frozen=True):
+    """`holdfast worker`."""
+
+    launch: Annotated[WorkerLaunch, about("What it is started with.")] = WorkerLaunch()
+    lock_token_file: Annotated[
+        Path | None,
+        about("A file with the token of a lock server on TCP; default $HOLDFAST_LOCK_TOKEN.", panel="Failover"),
+    ] = None
+
+    @classmethod
+    def of(cls, env: Environment) -> Self:
+        return cls(
+            WorkerLaunch(
+                **_told(env),
+                store=own_store(env),
+                deployment=env.deployment,
+                model="",
+                source="",
+                cache_dir=str(env.cache_dir),
+                beat_address="",
+                status_address=_status_address(env),
+                lock=env.failover_lock,
+                starting_ready=env.starting_ready,
+                health_endpoints=env.ready_endpoints,
+                engine_token=env.engine_token,
+                place=Place(engine_id=env.engine_id),
+            )
+        )
+
+    def run(self, env: Environment) -> int:
+        from holdfast.cli.locks import read_token
+        from holdfast.cli.models import named
+        from holdfast.roles.chat_templates import template_path
+
+        launch = _seated(self.launch, env)
+        source, model = named(launch.engine, launch.source, launch.model)
+        return run_foreground(
+            replace(
+                launch,
+                source=source,
+                model=model,
+                chat_template=template_path(launch.chat_template),
+                lock_token=read_token(self.lock_token_file, env.lock_token),
+                beat_address=launch.beat_address or beside(launch.address, env.state_dir, launch.name),
+            )
+        )
+
+
+class Frontend(Asked, frozen=True):
+    """`holdfast frontend`: one of a deployment's, with the same options."""
+
+    spec: Annotated[DeploymentSpec, about("The deployment that it is of.")] = DeploymentSpec("")
+
+    @classmethod
+    def of(cls, env: Environment) -> Self:
+        launch = FrontendLaunch(
+            **_told(env), store=own_store(env), deployment=env.deployment, api_keys=env.api_keys
+        )
+        return cls(DeploymentSpec(env.deployment, frontend=launch))
+
+    def run(self, env: Environment) -> int:
+        launch = self.spec.frontend
+        name = own_name(env.state_dir, "frontend", launch.name)
+        address = str(TcpAddress(self.spec.host, self.spec.port))
+        return run_foreground(
+            replace(launch, name=name, address=address, status_address=own_page(env.state_dir, name))
+        )
+
+
+class Store(Asked, frozen=True):
+    """`holdfast store`."""
+
+    launch: Annotated[StoreLaunch, about("What it is started with.")] = StoreLaunch()
+
+    @classmethod
+    def of(cls, env: Environment) -> Self:
+        return cls(StoreLaunch(**_told(env), name="store"))
+
+    def run(self, env: Environment) -> int:
+        name = own_name(env.state_dir, "store", self.launch.name)
+        return run_foreground(replace(self.launch, name=name, address=self.launch.address or own_store(env)))
+
+
+def _told(env: Environment) -> dict[str, Any]:
+    """What only the environment says."""
+    return {"state_dir": str(env.state_dir), "log_level": env.log_level}
+
+
+def own_store(env: Environment) -> str:
+    return f"unix://{env.state_dir}/run/store.sock"
+
+
+def own_name(state_dir: Path, role: str, name: str) -> str:
+    """`name`, or the next free one of its role, claimed for this process; the state directory is made if need be."""
+    from holdfast.roles.names import claim_name
+
+    with settled():
+        check_state_dir(state_dir)
+        own(state_dir)
+    return claim_name(state_dir, role, name)
+
+
+def run_foreground(launch: Launch) -> int:
+    from holdfast.cli.machine_checks import check_machine, check_store
+    from holdfast.roles.run import run
+
+    with settled():
+        check_machine()
+        check_store(getattr(launch, "store", ""))
+    return run(launch)
+
+
+def _seated(launch: WorkerLaunch, env: Environment) -> WorkerLaunch:
+    """With its name, and where it sits among the engines it takes turns with: what was not said follows from the
+    lock."""
+    from holdfast.memory.finding import device_name
+
+    name, group, place = launch.name, launch.group, launch.place
+    place = replace(place, device=device_name(place.device))
+    if launch.lock:
+        group = group or group_of(launch.lock, socket.gethostname())
+        name = name or f"{group}-{place.engine_id}"
+        place = replace(place, vault_socket=place.vault_socket or socket_path(env.gms_socket_dir, place.device))
+    name = own_name(env.state_dir, "worker", name)
+    return replace(launch, name=name, group=group, place=place, standbys=1 if launch.lock else 0)
+
+
+def beside(address: str, state_dir: Path, name: str) -> str:
+    """A heartbeat's address beside the worker's own: the same host, any port."""
+    own_address = parse_address(address)
+    if isinstance(own_address, TcpAddress):
+        return str(TcpAddress(own_address.host, 0))
+    return f"unix://{state_dir}/run/{name}.beat"
+
+
+def _status_address(env: Environment) -> str:
+    """Empty: the environment wants no status server."""
+    return str(TcpAddress(env.status_host, env.status_port)) if env.status_enabled and env.status_port >= 0 else ""
