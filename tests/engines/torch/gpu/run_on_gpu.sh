@@ -33,15 +33,11 @@ wheels() {
   install "${found[@]}"
 }
 
-# The host's own typer may be too old for its click, or want packages that are not there: a wish that is refused before
-# anything is started shows it, and typer and click in $WHEELS/spare take their place.
+# A wish that is refused before anything is started shows that the command loads here.
 command_line() {
   local said
-  for try in 1 2; do
-    said="$(HOLDFAST_STATE_DIR=/tmp/hf-smoke "$PYTHON" -m holdfast up --standbys 99 --kv-gib 1 2>&1)"
-    [[ "$said" == *"--standbys must be"* ]] && return 0
-    [ "$try" = 1 ] && install "$WHEELS"/spare/*.whl
-  done
+  said="$(HOLDFAST_STATE_DIR=/tmp/hf-smoke "$PYTHON" -m holdfast up --standbys 99 --kv-gib 1 2>&1)"
+  [[ "$said" == *"--standbys must be"* ]] && return 0
   echo "$said"
   return 1
 }
@@ -82,7 +78,7 @@ status=0
   {
     uname -a
     "$PYTHON" -V
-    "$PYTHON" -m pip list 2>/dev/null | grep -iE '^(cuda-|torch|triton|vllm|pytest|msgspec|uvloop|httptools|numpy|transformers|tokenizers|typer|rich|jinja2|prometheus)'
+    "$PYTHON" -m pip list 2>/dev/null | grep -iE '^(cuda-|torch|triton|vllm|pytest|msgspec|uvloop|httptools|numpy|transformers|tokenizers|jinja2|prometheus)'
     nvidia-smi
     free -m
   } > "$OUT/machine.txt" 2>&1
