@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 
 import pytest
 from up_rig import Place, until
@@ -12,13 +11,7 @@ from up_rig import Place, until
 from holdfast.cli import down
 
 ANSWER_TOKENS = 1400  # at 5 ms each longer than anybody has to leave who was not told otherwise
-
-
-@pytest.fixture
-def place() -> Iterator[Place]:
-    made = Place("--engine", "sim", "--standbys", "0", "--drain-s", "60", "--status-port", "0")
-    yield made
-    made.close()
+SHAPE = ("--engine", "sim", "--standbys", "0", "--drain-s", "60", "--status-port", "0")
 
 
 @pytest.mark.processes

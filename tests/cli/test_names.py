@@ -6,25 +6,11 @@ import os
 import re
 import signal
 import socket
-import subprocess
-from collections.abc import Iterator
 
-import pytest
 from up_rig import Place, until
 
 from holdfast.supervise.records import read_records
 from holdfast.testing.place import free_port
-
-
-@pytest.fixture
-def place() -> Iterator[Place]:
-    made = Place()
-    yield made
-    made.close()
-
-
-def start(place: Place, *words: str) -> subprocess.Popen[bytes]:
-    return place.start(f"{len(place.processes)}", place.command(*words))
 
 
 def names(place: Place, role: str) -> dict[str, int]:
@@ -35,10 +21,10 @@ def test_processes_started_at_once_without_a_name_have_one_each(place: Place) ->
     """Three workers and two frontends in the same moment: five names, five processes that are ready; a name that was
     chosen and is taken is refused with the address where its process really is, and one whose process was killed is
     free again."""
-    start(place, "store")
+    place.begin("store")
     port = str(free_port())
-    workers = [start(place, "worker") for _ in range(3)]
-    frontends = [start(place, "frontend", "--port", port) for _ in range(2)]
+    workers = [place.begin("worker") for _ in range(3)]
+    frontends = [place.begin("frontend", "--port", port) for _ in range(2)]
     until(lambda: len(names(place, "worker")) == 3, "three workers")
     until(lambda: len(names(place, "frontend")) == 2, "two frontends")
     assert names(place, "worker") == {f"worker-{n}": names(place, "worker")[f"worker-{n}"] for n in (1, 2, 3)}
@@ -55,7 +41,7 @@ def test_processes_started_at_once_without_a_name_have_one_each(place: Place) ->
 
     os.kill(record["pid"], signal.SIGKILL)
     next(one for one in workers if one.pid == record["pid"]).wait(10)
-    start(place, "worker", "--name", "worker-1")
+    place.begin("worker", "--name", "worker-1")
     until(lambda: place.back("worker-1", record["pid"]), "another process of that name")
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ from holdfast.supervise.incidents import read_incidents
 from holdfast.supervise.lock import Holder, beat, lock_path, sign, take_lock
 
 # -- the supervisor's line, without one
+
+SHAPE = ("--engine", "sim", "--vault-gib", "0.0625")
 
 
 def test_a_supervisor_that_looks_has_no_line(tmp_path: Path) -> None:
@@ -51,13 +52,6 @@ def test_one_that_prepares_is_not_called_silent(tmp_path: Path) -> None:
 
 
 # -- a deployment
-
-
-@pytest.fixture
-def place() -> Iterator[Place]:
-    made = Place("--engine", "sim", "--vault-gib", "0.0625")
-    yield made
-    made.close()
 
 
 def engines(place: Place) -> dict[str, dict[str, Any]]:

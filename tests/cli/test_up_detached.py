@@ -27,13 +27,6 @@ def shared() -> Iterator[Place]:
     place.close()
 
 
-@pytest.fixture
-def place() -> Iterator[Place]:
-    made = Place()
-    yield made
-    made.close()
-
-
 def test_the_screen_says_how_to_talk_and_what_to_kill(shared: Place) -> None:
     """The screen ends with a curl for this port, model and key, and a kill -9 of a real worker."""
     screen = shared.first_screen  # type: ignore[attr-defined]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Iterator
 
 import pytest
 from up_rig import START_S, Place
@@ -14,19 +13,13 @@ from holdfast.core.errors import REFUSED
 from holdfast.supervise.records import launch_path
 
 GPUS = tuple(f"GPU-{number}{'0' * 7}-0000-0000-0000-000000000000" for number in range(2))
+SHAPE = ("--engine", "torch", "--model", "tiny", "--torch-threads", "1")
 
 
 def test_a_random_shape_is_no_path() -> None:
     """`random:8b` is handed on as it is, and is the model's name too."""
     assert named("torch", "random:8b", "") == ("random:8b", "random:8b")
     assert named("torch", "random:8b", "big") == ("random:8b", "big")
-
-
-@pytest.fixture
-def place() -> Iterator[Place]:
-    made = Place("--engine", "torch", "--model", "tiny", "--torch-threads", "1")
-    yield made
-    made.close()
 
 
 @pytest.mark.processes

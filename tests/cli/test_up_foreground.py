@@ -5,19 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
 
 import pytest
 from up_rig import Place, until
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
-
-
-@pytest.fixture
-def place() -> Iterator[Place]:
-    made = Place()
-    yield made
-    made.close()
 
 
 def test_ctrl_c_stops_all(place: Place) -> None:

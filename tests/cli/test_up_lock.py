@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
 
 import pytest
 from up_rig import START_S, Place, until
@@ -16,13 +15,7 @@ from holdfast.cli.down import run_down
 from holdfast.supervise.lock import Holder, sign, take_lock
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
-
-
-@pytest.fixture
-def place() -> Iterator[Place]:
-    made = Place("--engine", "sim", "--standbys", "0")
-    yield made
-    made.close()
+SHAPE = ("--engine", "sim", "--standbys", "0")
 
 
 def pids_of(place: Place) -> dict[str, int]:

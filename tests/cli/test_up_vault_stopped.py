@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
 
 import pytest
 from up_rig import Place, until
@@ -14,13 +13,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.processes]
 
 ENGINES = ("worker-1a", "worker-1b")
 PARTS = ("vault-1-server", "vault-1-keeper")
-
-
-@pytest.fixture
-def place() -> Iterator[Place]:
-    made = Place("--engine", "sim", "--vault-gib", "0.0625")
-    yield made
-    made.close()
+SHAPE = ("--engine", "sim", "--vault-gib", "0.0625")
 
 
 def is_whole(place: Place) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,13 +13,7 @@ from holdfast.roles.starting import lacks
 from holdfast.testing.place import free_port
 
 STORE = "tcp://127.0.0.1:{port}"
-
-
-@pytest.fixture
-def place() -> Iterator[Place]:
-    made = Place("--engine", "sim", "--standbys", "0")
-    yield made
-    made.close()
+SHAPE = ("--engine", "sim", "--standbys", "0")
 
 
 @pytest.mark.processes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,17 +51,6 @@ def own_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def place() -> Iterator[Place]:
-    place = Place()
-    yield place
-    place.close()
-
-
-def start(place: Place, *words: str, **environ: str) -> subprocess.Popen[bytes]:
-    return place.start(f"{len(place.processes)}", place.command(*words), environ)
-
-
 def facts(port: int, host: str = "127.0.0.1") -> dict[str, Any]:
     """A worker's /health, {} while it does not answer."""
     return get_json(f"{host}:{port}", "/health")
@@ -73,10 +61,10 @@ def test_the_environment_of_a_pod_alone_starts_an_engine_with_a_standby(place: P
     and takes over when the first is killed."""
     shared = {"GMS_SOCKET_DIR": str(place.state_dir / "shared"), "FAILOVER_LOCK_PATH": str(place.state_dir / "f.lock")}
     ports = [free_port(), free_port()]
-    start(place, "store")
-    start(place, "memory", "serve", "--device", "host-0", **shared)
+    place.begin("store")
+    place.begin("memory", "serve", "--device", "host-0", **shared)
     engines = [
-        start(place, "worker", ENGINE_ID=str(number), DYN_SYSTEM_PORT=str(port), **shared)
+        place.begin("worker", ENGINE_ID=str(number), DYN_SYSTEM_PORT=str(port), **shared)
         for number, port in enumerate(ports)
     ]
 

@@ -50,6 +50,10 @@ class Place(place.Place):
         """`holdfast up --detach`."""
         return self.run("up", "--detach", "--port", str(self.port), *self.pace, *self.shape, *words)
 
+    def begin(self, *words: str, **environ: str) -> subprocess.Popen[bytes]:
+        """One command in a session of its own."""
+        return self.start(f"{len(self.processes)}", self.command(*words), environ)
+
     def up_here(self, *words: str) -> subprocess.Popen[bytes]:
         """`holdfast up` in the foreground of a session of its own, its screen shown in full."""
         (self.folder / "screen.log").unlink(missing_ok=True)
