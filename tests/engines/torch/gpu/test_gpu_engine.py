@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path[:0] = [str(Path(__file__).parents[up]) for up in (1, 2)]
 
 torch = pytest.importorskip("torch")
 if not Path("/dev/nvidiactl").exists():
