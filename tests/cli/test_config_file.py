@@ -12,16 +12,13 @@ from holdfast.cli import up as ups
 from holdfast.cli.app import NOBODY, run
 from holdfast.cli.arguments import kind_of, options_of
 from holdfast.cli.config_file import read_config
-from holdfast.cli.start import Up, Worker
+from holdfast.cli.start import Up
 from holdfast.core.errors import UserError
 from holdfast.settings import read_environment
 from holdfast.spec.deployment import DeploymentSpec
-from holdfast.spec.engines import ENGINES
-from holdfast.spec.idle import refuse_idle
 from holdfast.spec.settings import Setting
 
 OPTIONS = options_of(Up.of(read_environment(NOBODY)), "up")
-OF_WORKER = options_of(Worker.of(read_environment(NOBODY)), "worker")
 
 
 def toml(value: Any) -> str:
@@ -112,21 +109,6 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 # -- options that would do nothing
-
-
-@pytest.mark.parametrize("flag", OPTIONS | OF_WORKER)
-def test_what_would_do_nothing_is_refused_by_name(flag: str) -> None:
-    """For every option: the engine it is not for refuses it, the engine it is for takes it."""
-    one = (OPTIONS | OF_WORKER)[flag]
-    for engine in ENGINES:
-        if one.extra.get("engine", engine) != engine:
-            with pytest.raises(UserError, match=f"{flag} is for --engine .* does nothing for {engine}"):
-                refuse_idle(engine, 1, [one])
-        else:
-            refuse_idle(engine, 1, [one])
-    if one.extra.get("with_standbys"):
-        with pytest.raises(UserError, match=f"{flag} does nothing without standbys"):
-            refuse_idle("sim", 0, [one])
 
 
 def test_a_files_idle_options_are_refused_too(asked: Any) -> None:

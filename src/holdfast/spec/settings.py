@@ -99,12 +99,6 @@ def all_settings(pattern: Settings) -> Iterator[Setting]:
             yield replace(inner, path=(setting.name, *inner.path), extra=extra)
 
 
-def options_of(pattern: Settings, command: str) -> dict[str, Setting]:
-    """The settings in `pattern` that are options of a command, by flag; by the first of two."""
-    offered = (setting for setting in all_settings(pattern) if command in setting.commands)
-    return {setting.flag.partition("/")[0]: setting for setting in offered}
-
-
 def filled(pattern: S, values: Mapping[Path, Any]) -> S:
     """`pattern` with these values in place of its own, by path; Refused names the option of one that cannot be."""
     known = {setting.path: setting for setting in all_settings(pattern)}
