@@ -300,6 +300,21 @@ def test_the_environment_is_read_once() -> None:
     assert violations(found, ENVIRONMENT) == []
 
 
+def test_every_setting_is_read() -> None:
+    """A field of a struct of settings that nobody reads would be a wish that is quietly dropped."""
+    fields: set[str] = set()
+    read: set[str] = set()
+    for name, tree in SOURCES.items():
+        for node in ast.walk(tree):
+            if name.startswith("src/holdfast/spec/") and isinstance(node, ast.ClassDef):
+                own = [one for one in node.body if isinstance(one, ast.AnnAssign) and "about(" in ast.unparse(one)]
+                fields |= {ast.unparse(one.target) for one in own}
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                read.add(node.attr)
+    assert len(fields) > 50
+    assert sorted(fields - read) == []
+
+
 def test_everything_is_caught_at_the_root_of_a_task_only() -> None:
     """`except Exception` in named places; `except BaseException` only to clean up and raise again; never bare."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,7 +15,9 @@ from holdfast.spec.idle import refuse_idle
 from holdfast.spec.launch import FrontendLaunch, WorkerLaunch
 from holdfast.spec.settings import Setting, all_settings, filled
 
-PATTERNS = (DeploymentSpec("d"), WorkerLaunch(), FrontendLaunch())
+CONFIGURATION = Path(__file__).parents[2] / "docs" / "configuration.md"
+COMMANDS = ("up", "worker", "frontend")
+PATTERNS = (DeploymentSpec("local"), WorkerLaunch(), FrontendLaunch())
 SETTINGS = [setting for pattern in PATTERNS for setting in all_settings(pattern)]
 
 
@@ -28,7 +31,7 @@ def test_a_setting_has_a_sentence_and_its_default_is_right(setting: Setting) -> 
 
 def test_flags_are_one_setting_each() -> None:
     """No command has two settings under one name."""
-    for command, pattern in zip(("up", "worker", "frontend"), PATTERNS, strict=True):
+    for command, pattern in zip(COMMANDS, PATTERNS, strict=True):
         offered = [setting.flag for setting in all_settings(pattern) if command in setting.commands]
         assert len(offered) == len(set(offered))
 
@@ -81,3 +84,27 @@ def test_what_would_do_nothing_is_refused_by_name(setting: Setting) -> None:
     if setting.extra.get("with_standbys"):
         with pytest.raises(UserError, match=f"{flag} does nothing without standbys"):
             refuse_idle(setting.extra.get("engine", "sim"), 0, [setting])
+
+
+def line(setting: Setting) -> str:
+    """A setting's line in docs/configuration.md."""
+    default = setting.default
+    if isinstance(default, bool):
+        shown = "on" if default else "off"
+    elif isinstance(default, int | float):
+        shown = f"{default:.9g} {setting.unit}".strip()
+    else:
+        shown = str(default) if default else ""
+    return f"| `{setting.flag}` | {', '.join(setting.commands)} | {shown} | {setting.sentence} |"
+
+
+def test_the_docs_list_every_option_as_it_is() -> None:
+    """docs/configuration.md has each option's commands, default and sentence, and no option that is not there."""
+    offered = {
+        line(setting)
+        for command, pattern in zip(COMMANDS, PATTERNS, strict=True)
+        for setting in all_settings(pattern)
+        if setting.commands and command == setting.commands[0] and not setting.extra.get("hidden")
+    }
+    listed = {found for found in CONFIGURATION.read_text().splitlines() if found.startswith("| `--")}
+    assert listed == offered, "\n".join(sorted(offered - listed))

@@ -21,7 +21,7 @@ from holdfast.core.limits import raise_descriptor_limit
 from holdfast.core.log_files import log_to_own_file
 from holdfast.core.unwritten import UNWRITTEN, say
 from holdfast.roles.processes import run_role
-from holdfast.spec.launch import Launch, role_of
+from holdfast.spec.launch import Launch, WorkerLaunch, role_of
 from holdfast.supervise.records import Record, remove_record, run_dir, write_record
 from holdfast.wire.net import CannotListenError
 
@@ -36,7 +36,7 @@ def run(launch: Launch) -> int:
     log_to_own_file(launch.log_level.upper(), f"%(asctime)s {launch.name} %(levelname)s %(message)s")
     if launch.parent:
         die_with(launch.parent)
-    if not getattr(launch, "core_dumps", False):
+    if not (isinstance(launch, WorkerLaunch) and launch.core_dumps):
         no_core_dumps()
     try:
         if not (launch.state_dir and launch.name):
