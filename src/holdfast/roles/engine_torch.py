@@ -14,7 +14,6 @@ from holdfast.engines.torch.files.gguf_tokenizer import with_bos
 from holdfast.engines.torch.files.resolve import known
 from holdfast.engines.torch.geometry import settings_on, settle
 from holdfast.roles.chat_templates import read_template
-from holdfast.roles.engines import place_of
 from holdfast.spec.engines import TorchSettings
 from holdfast.spec.launch import WorkerLaunch
 
@@ -25,7 +24,7 @@ def make_torch(launch: WorkerLaunch, looked_at: Checkpoint, progress: Progress) 
     """The engine, its card and its tokenizer; UserError for a model that cannot be had, ValueError for a field."""
     checkpoint = known(looked_at, Path(launch.cache_dir), progress)
     settings = _settings(launch, checkpoint)
-    engine = torch_engine(checkpoint, settings, place_of(launch), progress)
+    engine = torch_engine(checkpoint, settings, launch.own_place(), progress)
     template = chat_template(launch, checkpoint)
     card = ModelCard(
         name=launch.model,

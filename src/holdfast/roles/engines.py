@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from msgspec import structs
-
 from holdfast.core.errors import UserError
 from holdfast.discovery.card import ModelCard, WeightsIdentity
 from holdfast.engines.contract import Engine, ShadowEngine
@@ -20,7 +18,7 @@ from holdfast.engines.sim import EOS_TOKEN_ID, REVISION, ChaosServer, SimEngine,
 from holdfast.roles.chat_templates import read_template
 from holdfast.roles.examining import Asked, examine
 from holdfast.roles.progress import Lines
-from holdfast.spec.engines import ENGINES, Place
+from holdfast.spec.engines import ENGINES
 from holdfast.spec.launch import WorkerLaunch
 from holdfast.spec.names import chaos_path
 
@@ -102,13 +100,8 @@ def _sim(launch: WorkerLaunch, rng: random.Random) -> tuple[Engine, SimEngine]:
         return engine, engine
     from holdfast.engines.sim.shadow import ShadowSim  # loads numpy
 
-    shadow = ShadowSim(settings, rng, place_of(launch))
+    shadow = ShadowSim(settings, rng, launch.own_place())
     return shadow, shadow.tenant
-
-
-def place_of(launch: WorkerLaunch) -> Place:
-    """Its engine's place, by the worker's own name."""
-    return structs.replace(launch.place, who=launch.name)
 
 
 def _check(launch: WorkerLaunch) -> None:

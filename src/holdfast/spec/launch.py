@@ -153,6 +153,10 @@ class WorkerLaunch(Launch, frozen=True):
             parse_address(self.status_address)
         self.namespace()
 
+    def own_place(self) -> Place:
+        """Its engine's place, by the worker's own name."""
+        return msgspec.structs.replace(self.place, who=self.name)
+
     def namespace(self) -> str:
         """Where its instances stand: the same for every worker that would answer alike."""
         settings: dict[str, Any] = {"engine": self.engine, "model": self.model}

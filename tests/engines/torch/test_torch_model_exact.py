@@ -12,7 +12,7 @@ import torch
 from torch_models import FAMILIES, Piece, Run, computed, reference, run, table, tensors, text
 
 from holdfast.core.errors import UserError
-from holdfast.engines.torch.model.decoder import _pieces, arithmetic_for, bind
+from holdfast.engines.torch.model.bound import _pieces, arithmetic_for, bind
 from holdfast.engines.torch.model.linear import EXACT, AllReduce, Arithmetic, gated, linear, tree_sum
 
 LENGTH = 37

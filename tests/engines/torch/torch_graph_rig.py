@@ -18,7 +18,8 @@ from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.gpu import graphs
 from holdfast.engines.torch.gpu.graph_inputs import GraphInputs
 from holdfast.engines.torch.model.batch import Batch, step_batch
-from holdfast.engines.torch.model.decoder import Model, forward
+from holdfast.engines.torch.model.bound import Model
+from holdfast.engines.torch.model.decoder import forward
 
 TILE = 16
 

@@ -21,7 +21,8 @@ from transformers import (
 from holdfast.engines.torch.files.config import ModelConfig, from_hugging_face
 from holdfast.engines.torch.model.assemble import parts
 from holdfast.engines.torch.model.batch import step_batch
-from holdfast.engines.torch.model.decoder import Model, bind, forward, logits
+from holdfast.engines.torch.model.bound import Model, bind
+from holdfast.engines.torch.model.decoder import forward, logits
 from holdfast.engines.torch.model.linear import FAST, AllReduce, Arithmetic
 from holdfast.engines.torch.model.pages import kv_view
 from holdfast.engines.torch.model.parameters import parameters

@@ -20,7 +20,8 @@ from holdfast.engines.torch.gpu.graphs import StepGraphs
 from holdfast.engines.torch.launched import Latest, Launched, Logprobs, Tokens, row_sums
 from holdfast.engines.torch.model.batch import Batch, kernel_batch, on_device, step_batch
 from holdfast.engines.torch.model.batch import Segment as AnySegment
-from holdfast.engines.torch.model.decoder import Model, forward, logits
+from holdfast.engines.torch.model.bound import Model
+from holdfast.engines.torch.model.decoder import forward, logits
 from holdfast.engines.torch.sampling.noise import token_words
 from holdfast.engines.torch.sampling.sampling import Drawn, SamplingRows, draw, rows_for
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from holdfast.engines.torch.gpu.kernels_attention import attend
 from holdfast.engines.torch.gpu.kernels_rows import add_norm, silu_mul, turn_and_write
 from holdfast.engines.torch.model.batch import Batch
-from holdfast.engines.torch.model.decoder import Model
+from holdfast.engines.torch.model.bound import Model
 from holdfast.engines.torch.model.linear import linear, linear_summed
 
 

@@ -20,7 +20,8 @@ from holdfast.engines.paged.sequences import PENDING, Segment
 from holdfast.engines.torch.gpu.graph_inputs import GraphInputs
 from holdfast.engines.torch.launched import Latest, row_sums
 from holdfast.engines.torch.model.batch import Batch, Tiles, decode_batch, on_device
-from holdfast.engines.torch.model.decoder import Model, forward, logits
+from holdfast.engines.torch.model.bound import Model
+from holdfast.engines.torch.model.decoder import forward, logits
 from holdfast.engines.torch.sampling.sampling import draw
 
 # Steps of up to so many positions are captured: 64 streams that come back with a block to compute each. Beyond it a

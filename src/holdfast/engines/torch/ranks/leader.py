@@ -31,7 +31,7 @@ from holdfast.engines.shadow.ranks import Ranks
 from holdfast.engines.shadow.seat import ends_when_emptied
 from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.launched import Launched
-from holdfast.engines.torch.model.decoder import Model
+from holdfast.engines.torch.model.bound import Model
 from holdfast.engines.torch.ranks.books import NotedIndex
 from holdfast.engines.torch.ranks.group import Group, GroupPeers
 from holdfast.engines.torch.ranks.rank import RankLaunch

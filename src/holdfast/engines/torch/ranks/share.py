@@ -14,7 +14,7 @@ import torch
 
 from holdfast.engines.torch.files.checkpoint import Checkpoint, FileCheckpoint
 from holdfast.engines.torch.files.tiny import RandomCheckpoint
-from holdfast.engines.torch.model.decoder import Model, arithmetic_for, bind
+from holdfast.engines.torch.model.bound import Model, arithmetic_for, bind
 from holdfast.engines.torch.model.linear import AllReduce
 from holdfast.engines.torch.model.pages import kv_view
 from holdfast.engines.torch.stepper import threads_for
