@@ -123,8 +123,13 @@ class Deployment:
         while self.read_progress():
             pass
 
+    def stop_device(self) -> None:
+        os.kill(self.queue, signal.SIGSTOP)
+        os.waitpid(self.queue, os.WUNTRACED)
+
     def wait_for_device(self) -> None:
         """The GPU fence: the queue's process is over."""
+        os.kill(self.queue, signal.SIGCONT)
         fd = os.pidfd_open(self.queue)
         assert select.select([fd], [], [], WAIT_S)[0]
         os.close(fd)
@@ -142,26 +147,25 @@ class Deployment:
 def test_what_a_dead_owner_had_queued_is_never_believed(by_follower: bool) -> None:
     """At whatever step it is killed: what the heir believes is complete and stays so, and what the heir writes into the
     blocks it is given before the GPU fence is not overwritten, while the device goes on writing elsewhere."""
-    late_writes = deaths = 0
-    # At least 15 deaths; more, until one had something to show: how many writes land late is up to the scheduler, and
-    # on a busy machine the queue is often empty by the time anybody looks.
-    while deaths < 15 or (not late_writes and deaths < 300):
-        steps = 1 + 2 * (deaths % 15)
-        deaths += 1
+    late_writes = 0
+    for death in range(16):
         deployment = Deployment()
         try:
-            late_writes += one_death(deployment, steps, by_follower)
+            # How many writes land late is up to the scheduler; every other device stands still until all is adopted.
+            late_writes += one_death(deployment, 1 + 2 * (death % 15), by_follower, slow=bool(death % 2))
         finally:
             deployment.close()
     assert late_writes > 0  # else nothing was put to the test
 
 
-def one_death(deployment: Deployment, steps: int, by_follower: bool) -> int:
+def one_death(deployment: Deployment, steps: int, by_follower: bool, slow: bool) -> int:
     index, pages = Index(deployment.buffer, SHAPE), deployment.pages
     follower = Follower(index)
     for _ in range(steps):
         assert deployment.read_progress()
         follower.poll()  # while the owner stores
+    if slow:
+        deployment.stop_device()
     deployment.kill_owner()
     adoption = follower.adopt(index, 11) if by_follower else adopt.adopt(index, 11)
     mine = dict(adoption.by_key)
