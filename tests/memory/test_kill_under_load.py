@@ -7,12 +7,13 @@ import os
 import signal
 
 import pytest
-from vault_rig import BOUND_S, Rig, load
+from vault_rig import Rig, load
 
 from bench.vault import census as vault_census
 from bench.vault.kills import CATEGORIES, Campaign
 from bench.vault.watch import Watch
 from holdfast.memory.client.weights import MemoryClient
+from holdfast.testing.waiting import BOUND_S
 
 SEED = int(os.environ.get("HOLDFAST_TEST_SEED", "1")) % 1_000_000
 

@@ -10,11 +10,12 @@ import sys
 from collections.abc import AsyncIterator
 
 import pytest
-from vault_rig import BOUND_S, Rig, back, digest, expected, facts, load, until
+from vault_rig import Rig, back, digest, expected, facts, load, until
 
 from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.errors import VaultRefused
 from holdfast.memory.vault.vault import DONATION_S
+from holdfast.testing.waiting import BOUND_S
 
 pytestmark = pytest.mark.processes
 

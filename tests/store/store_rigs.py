@@ -32,7 +32,7 @@ from holdfast.wire.net import SocketNetwork
 
 async def main(url, key):
     if url.startswith("etcd://"):
-        from holdfast.store.endpoints import parse_endpoints
+        from holdfast.spec.store_urls import parse_endpoints
         from holdfast.store.etcd_client import EtcdSettings, EtcdStore
         store = EtcdStore(parse_endpoints(url), random.Random(1), EtcdSettings(lease_ttl_s=2))
     else:
