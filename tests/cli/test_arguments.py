@@ -81,8 +81,8 @@ def test_a_mistake_names_its_option(words: str, error: type[Exception], said: st
 
 
 def test_help_may_be_asked_for_anywhere() -> None:
-    """After other options too."""
-    for words in (["-h"], ["--count", "3", "--help"]):
+    """After other options too, and in one word with them."""
+    for words in (["-h"], ["--count", "3", "--help"], ["-qh"], ["-hq"]):
         with pytest.raises(HelpWanted):
             parse(words, OPTIONS, "some")
 

@@ -48,6 +48,7 @@ def test_version() -> None:
         (("up", "--deployment", ""), REFUSED, "--deployment: deployment name '' must be"),
         (("worker", "--deployment", "a/b"), REFUSED, "--deployment: deployment name 'a/b' must be"),
         (("frontend", "--deployment", "x" * 64), REFUSED, "--deployment: deployment name 'xxx"),
+        (("worker", "--address", "here"), REFUSED, "--address: address 'here' must start with tcp://"),
         (("worker", "--name", "../w"), REFUSED, "--name '../w' must be 1-63 letters"),
         (("store", "--name", ""), REFUSED, "--name '' must be 1-63 letters"),
         (("up", "--store", "etcd"), REFUSED, "etcd://127.0.0.1:2379"),
@@ -73,6 +74,16 @@ def test_mistakes_get_one_line(words: tuple[str, ...], status: int, said: str) -
     assert "Traceback" not in done.stderr
     if status != 2:
         assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", ["ps", "--help", "--version", "ps --json", "down"])
+def test_a_closed_standard_output_is_as_good_as_none(words: str) -> None:
+    """`>&-`, as some cron jobs and init scripts have it: the command does its work, and says nothing."""
+    shell = f'exec "{sys.executable}" -m holdfast {words} <&- >&-'
+    with tempfile.TemporaryDirectory(dir="/tmp") as state_dir:
+        env = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "HOLDFAST_STATE_DIR": state_dir}
+        done = subprocess.run(["sh", "-c", shell], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_wrong_environment_is_named() -> None:

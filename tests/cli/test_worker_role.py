@@ -56,6 +56,15 @@ def facts(port: int, host: str = "127.0.0.1") -> dict[str, Any]:
     return get_json(f"{host}:{port}", "/health")
 
 
+def test_an_option_that_is_empty_is_not_said() -> None:
+    """`--store "$STORE"` without the variable is the default, and of a lock and a status page what the environment
+    says."""
+    empty = launched("--store", "", "--address", "", "--status-address", "", "--lock", "", FAILOVER_LOCK_PATH="/tmp/l")
+    unsaid = launched(FAILOVER_LOCK_PATH="/tmp/l")
+    assert (empty.store[-15:], empty.lock) == ("/run/store.sock", "/tmp/l")
+    assert (empty.address, empty.status_address) == (unsaid.address, unsaid.status_address)
+
+
 def test_the_environment_of_a_pod_alone_starts_an_engine_with_a_standby(place: Place) -> None:
     """Two engines with the same command, told apart by ENGINE_ID and DYN_SYSTEM_PORT: one leads, the other stands by,
     and takes over when the first is killed."""

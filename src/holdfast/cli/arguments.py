@@ -150,6 +150,8 @@ def _take_option(
     command: str,
 ) -> None:
     name, equals, text = word.partition("=") if word.startswith("--") else (word[:2], word[2:], word[2:])
+    if name in HELP:  # first of short ones in one word
+        raise HelpWanted
     if name not in flags:
         raise UsageError(f"`{command}` has no option {name}; {meant(name, flags, f'`{command} --help` lists them')}")
     flag, on = flags[name]

@@ -21,6 +21,7 @@ def main() -> None:
     if sys.version_info < (3, 11):  # noqa: UP036 - run from a source tree, pip has checked nothing
         found = ".".join(map(str, sys.version_info[:2]))
         sys.exit(f"holdfast: needs Python 3.11 or newer, this is {found}; make a venv with a newer one")
+    open_what_is_closed()
     soften_output()
     from holdfast.cli.app import run
     from holdfast.cli.arguments import UsageError
@@ -38,6 +39,17 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the last flush, at the exit, would fail
         status = 1
     sys.exit(status)
+
+
+def open_what_is_closed() -> None:
+    """Who starts us without a standard file (`>&-`) gets /dev/null there: else a lock or a socket would take its
+    number, and be lost where a child is given its own."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:  # the lowest number that is free is this one
+            os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115
 
 
 def plain(error: UnicodeError) -> tuple[str, int]:

@@ -17,13 +17,13 @@ from msgspec.structs import replace
 from holdfast.cli.arguments import Asked
 from holdfast.cli.state_dir import own
 from holdfast.core.address import TcpAddress, parse_address
-from holdfast.core.errors import settled
+from holdfast.core.errors import Refused, settled
 from holdfast.settings import Environment
 from holdfast.spec.deployment import DeploymentSpec, check_state_dir
 from holdfast.spec.engines import Place
 from holdfast.spec.launch import FrontendLaunch, Launch, StoreLaunch, WorkerLaunch
 from holdfast.spec.names import group_of, own_page, socket_path
-from holdfast.spec.settings import about
+from holdfast.spec.settings import S, about
 
 
 class Up(Asked, frozen=True):
@@ -112,7 +112,8 @@ class Worker(Asked, frozen=True):
         from holdfast.cli.models import named
         from holdfast.roles.chat_templates import template_path
 
-        launch = _seated(self.launch, env)
+        launch = _unless_empty(self.launch, self.of(env).launch, "store", "address", "status_address", "lock")
+        launch = _seated(launch, env)
         source, model = named(launch.engine, launch.source, launch.model)
         return run_foreground(
             replace(
@@ -139,7 +140,7 @@ class Frontend(Asked, frozen=True):
         return cls(DeploymentSpec(env.deployment, frontend=launch))
 
     def run(self, env: Environment) -> int:
-        launch = self.spec.frontend
+        launch = _unless_empty(self.spec.frontend, self.of(env).spec.frontend, "store")
         name = own_name(env.state_dir, "frontend", launch.name)
         address = str(TcpAddress(self.spec.host, self.spec.port))
         return run_foreground(
@@ -164,6 +165,11 @@ class Store(Asked, frozen=True):
 def _told(env: Environment) -> dict[str, Any]:
     """What only the environment says."""
     return {"state_dir": str(env.state_dir), "log_level": env.log_level}
+
+
+def _unless_empty(said: S, plain: S, *names: str) -> S:
+    """An option that is given and empty is a variable that was not set: it means what nothing said would mean."""
+    return replace(said, **{name: getattr(plain, name) for name in names if not getattr(said, name)})
 
 
 def own_store(env: Environment) -> str:
@@ -207,7 +213,10 @@ def _seated(launch: WorkerLaunch, env: Environment) -> WorkerLaunch:
 
 def beside(address: str, state_dir: Path, name: str) -> str:
     """A heartbeat's address beside the worker's own: the same host, any port."""
-    own_address = parse_address(address)
+    try:
+        own_address = parse_address(address)
+    except ValueError as error:
+        raise Refused(f"--address: {error}") from error
     if isinstance(own_address, TcpAddress):
         return str(TcpAddress(own_address.host, 0))
     return f"unix://{state_dir}/run/{name}.beat"
