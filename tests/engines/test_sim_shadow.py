@@ -88,7 +88,8 @@ async def test_direct_memory_waits_for_the_gpu_fence(vault: Vault) -> None:
 
 
 async def test_unmapped_standby_maps_again_when_it_wakes(vault: Vault) -> None:
-    """Asleep it has nothing mapped; awake it has the same bytes at the same addresses, and serves from the pool."""
+    """Asleep it has nothing mapped, and a fault of its memory is refused by name; awake it has the same bytes at the
+    same addresses, and serves from the pool."""
     async with vault.engine(0) as owner, vault.engine(1, standby="unmapped") as sleeper:
         await owner.do("wake", epoch=1000)
         assert "memfd" in mappings(owner.pid)
@@ -97,6 +98,8 @@ async def test_unmapped_standby_maps_again_when_it_wakes(vault: Vault) -> None:
         assert before["asleep"]
         assert "memfd" not in mappings(sleeper.pid)
         assert await sleeper.do("check") == ""
+        with pytest.raises(OrderFailed, match="memory_flip: this engine has no weights mapped"):
+            await sleeper.do("fault", fault="memory_flip")
         waking = sleeper.order("wake", epoch=1001)
         await owner.kill()
         async with asyncio.timeout(20):

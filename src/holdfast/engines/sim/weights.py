@@ -14,6 +14,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.core.errors import Code, HoldfastError
 from holdfast.memory.client.mapped import Mapped
 from holdfast.memory.devices import view
 from holdfast.memory.packing import TensorSpec
@@ -91,7 +92,8 @@ class SimWeights:
 
     def damage(self) -> None:
         """A fault: this process reads flipped bits. Committed slabs are sealed, so only its own view can be wrong."""
-        assert self._head is not None, "no weights are mapped"
+        if self._head is None:
+            raise HoldfastError(Code.INVALID_REQUEST, "fault memory_flip: this engine has no weights mapped now")
         flipped = bytes(byte ^ 0x10 for byte in self._head.cast("B"))
         self._head = memoryview(flipped).cast("Q")
 
