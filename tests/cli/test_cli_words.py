@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.cli.app import run
 from holdfast.cli.machine_checks import check_machine
 from holdfast.cli.screen import chat_command
 from holdfast.core.errors import REFUSED, UserError
@@ -84,6 +85,13 @@ def test_a_closed_standard_output_is_as_good_as_none(words: str) -> None:
         env = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "HOLDFAST_STATE_DIR": state_dir}
         done = subprocess.run(["sh", "-c", shell], env=env, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_without_torch_its_bench_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not installed by default: one line says how, where `import torch` would be a traceback."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="needs the package torch; install it: pip install"):
+        run(["bench", "engine"])
 
 
 def test_a_wrong_environment_is_named() -> None:

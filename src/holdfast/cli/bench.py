@@ -104,7 +104,9 @@ class Engine(Asked, frozen=True):
     def run(self, env: Environment) -> int:
         from holdfast.bench.engine.figures import table
         from holdfast.bench.engine.speed import EngineBench, run
+        from holdfast.cli.machine_checks import check_engine
 
+        check_engine("torch")
         try:
             counts = tuple(int(count) for count in self.streams.split(","))
         except ValueError:
