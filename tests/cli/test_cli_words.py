@@ -62,6 +62,8 @@ def test_version() -> None:
         (("up", "--cors-origin", "https://a.example/chat"), REFUSED, "is no origin; e.g. https://chat.example.org"),
         (("frontend", "--cors-origin", "a.example"), REFUSED, "is no origin"),
         (("up", "--engine", "sim", "--hold-s", "inf"), REFUSED, "--hold-s must be a finite number"),
+        (("up", "--engine", "sim", "--hold-s", "1e300"), REFUSED, "--hold-s must be 1,000,000,000 or less"),
+        (("up", "--engine", "sim", "--served-name", "\udcff"), 2, "--served-name must be UTF-8, got b'\\xff'"),
         (("up", "--standbys", "0"), REFUSED, "--engine torch keeps its memory in a vault"),
         (("fly",), 2, "fly"),
     ],

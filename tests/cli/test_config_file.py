@@ -89,6 +89,7 @@ def test_the_command_line_wins_over_the_file(asked: Any) -> None:
         ("standbys = true", "up.toml: standbys must be a whole number, got True"),
         ("exact = 1", "up.toml: exact must be true or false, got 1"),
         ('standby = "asleep"', "up.toml: standby must be one of mapped, unmapped, got 'asleep'"),
+        (f"kv-gib = 1{'0' * 400}", "up.toml: kv-gib must be a finite number"),
         ("api-key = [1]", "up.toml: api-key must be a string, or a list of them, got 1"),
         ("port = ", "up.toml is not TOML: "),
         ("model = '\udcff'", "up.toml is not TOML: "),

@@ -7,6 +7,7 @@ over the defaults. An option is spelled once, as a field (`spec.settings`): here
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -97,6 +98,8 @@ def _value(flag: str, setting: Setting, text: str) -> Any:
         value = kind(text)
     except ValueError:
         raise UsageError(f"{flag} must be {WORDS[kind]}, got {text!r}") from None
+    if not setting.extra.get("positional") and any("\ud800" <= char <= "\udfff" for char in text):
+        raise UsageError(f"{flag} must be UTF-8, got {os.fsencode(text)!r}")  # processes are handed it as JSON
     check_value(flag, setting, value)
     return value
 

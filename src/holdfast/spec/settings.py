@@ -7,7 +7,7 @@ Always true: a value out of its field's bounds is never in a struct, however it 
 from __future__ import annotations
 
 import functools
-import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
@@ -35,6 +35,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 S = TypeVar("S", bound=Settings)
+NUMBER_MAX = sys.float_info.max
+TIME_MAX = 1_000_000_000  # 31 years in seconds: whoever wishes for more means "always"
 Path = tuple[str, ...]  # names of the structs that a setting is in, and its own
 
 
@@ -68,8 +70,10 @@ class Setting:
         """What the value should have been instead; "" if it is right."""
         if value is None:  # an option that was not given
             return ""
-        if isinstance(value, float) and not math.isfinite(value):  # it could not be written down as JSON
+        if isinstance(value, int | float) and not abs(value) <= NUMBER_MAX:  # it could not be written down as JSON
             return "a finite number"
+        if self.unit in ("s", "ms") and value > TIME_MAX:  # clocks and timers take no more
+            return f"{TIME_MAX:,} or less"
         choices, least, most = (self.extra.get(key) for key in ("choices", "min", "max"))
         if choices:
             return "" if value in choices else f"one of {', '.join(choices)}"
