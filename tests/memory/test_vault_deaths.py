@@ -57,6 +57,29 @@ async def test_killed_vault_is_restarted_and_clients_reattach_without_unmapping(
         assert (seen["weights"], seen["readers"]) == ("RO", 2)
 
 
+async def test_superseded_weights_do_not_come_back_with_a_restarted_vault(rig: Rig) -> None:
+    """What superseded them was asked to go, and a reader has the old ones mapped still: a new vault gives none."""
+    async with rig.client(0) as reader:
+        assert await reader.acquire("rw", 5000) == "rw"
+        await load(reader, 1)
+        old = await reader.commit()
+        async with rig.client(1) as replacer:
+            assert await replacer.acquire("rw", 5000, replace=old) == "rw"
+            await load(replacer, 2)
+            new = await replacer.commit()
+            await replacer.release()
+            await replacer.drop(new, 5000)
+            assert await replacer.acquire("ro", 0) == "empty"
+        lost = reader.link()
+        rig.kill("server")
+        await back(reader, lost)
+        async with rig.client(2) as late:
+            assert await late.acquire("ro", 0) == "empty"
+            assert digest(reader) == expected(1)
+            await write(late, 3)
+            assert digest(late) == expected(3)
+
+
 async def test_waiter_of_a_killed_vault_is_told_at_once_and_may_ask_again(rig: Rig) -> None:
     """ConnectionError, long before its time-out; the new vault takes the same question."""
     async with rig.client(0) as writer, rig.client(1) as waiter:

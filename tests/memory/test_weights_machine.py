@@ -60,6 +60,7 @@ class WeightsModel(RuleBasedStateMachine):
         self.kept: dict[int, str] = {}  # committed and not dropped: generation -> hash
         self.current: int | None = None
         self.numbers: list[int] = []
+        self.gone = 0  # the newest that was asked to go
 
     @initialize(start=st.sampled_from(["empty", "held", "writing", "committed", "replacing", "replacing"]))
     def begin(self, start: str) -> None:
@@ -163,11 +164,14 @@ class WeightsModel(RuleBasedStateMachine):
     @precondition(lambda self: len(self.numbers) > 1)
     @rule()
     def restart_the_vault(self) -> None:
-        """Only what is recorded survives: generations and seats. Waiters and writer lost their connection."""
+        """Only what is recorded survives: generations, seats, and that the newest had to go. Waiters and writer lost
+        their connection."""
         self.waiting, self.writer = {}, None
         records = [Generation(number, layout_hash) for number, layout_hash in self.kept.items()]
         seats = [Holder(session, number) for session, number in self.readers.items()]
-        self.state, effects = restore(records, seats, self.state.last_generation, self.state.refill_from_s)
+        self.state, effects = restore(
+            records, seats, self.state.last_generation, self.state.refill_from_s, self.gone
+        )
         assert effects == ()
 
     # -- what is told
@@ -230,7 +234,7 @@ class WeightsModel(RuleBasedStateMachine):
                     asked = [ask for ask in self.waiting.values() if ask.mode == "drop"]
                     assert self.kept[generation] in [ask.replace for ask in asked], "nobody asked it to go"
                     assert self.writer is None
-                    self.current = None
+                    self.current, self.gone = None, generation
                 assert generation not in self.readers.values(), "a generation was dropped under a reader"
                 del self.kept[generation]
             case AnswerEmpty(session):

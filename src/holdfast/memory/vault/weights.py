@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from holdfast.memory.vault.sessions import Session
 
 PREFIX = "weights/"
+GONE = "no-weights"  # a number: no generation up to it is current, though some reader may have it mapped still
 # A wait may be long (a large model loads for minutes), but never for ever.
 TIMEOUT_MS_MAX = 24 * 3600 * 1000
 
@@ -69,7 +70,13 @@ class VaultWeights:
         self._lost = refill_from_s is not None and not generations
         known = {generation.number for generation in generations}
         seats = [reader for reader in readers if reader.generation in known]
-        self.state, effects = machine.restore(generations, seats, refill_from_s=None if generations else refill_from_s)
+        gone = self._shared.kept.records.get(GONE)
+        self.state, effects = machine.restore(
+            generations,
+            seats,
+            refill_from_s=None if generations else refill_from_s,
+            gone=int(gone.blob) if gone is not None else 0,
+        )
         self.perform(effects)
 
     def kept_bytes(self) -> int:
@@ -225,6 +232,8 @@ class VaultWeights:
 
     def _carry_out(self, effect: machine.Effect) -> None:
         if isinstance(effect, machine.DropGeneration):
+            if self.state.current is None and self.state.superseded:
+                self._shared.kept.put(GONE, str(self.state.last_generation).encode(), [], nothing)
             self._forget(effect.generation)
         elif isinstance(effect, machine.Aborted):
             self._abort(effect)

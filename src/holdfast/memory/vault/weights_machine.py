@@ -320,20 +320,20 @@ def restore(
     readers: Iterable[Holder] = (),
     last_generation: int = 0,
     refill_from_s: float | None = None,
+    gone: int = 0,
 ) -> Step:
-    """A new vault's state from the keeper's records; a reader listed here keeps its seat until its `Leave`.
-
-    An unfinished writer has no record: its slabs went with the old vault, and it is told so when it comes back.
-    """
+    """A new vault's state from the keeper's records; a reader listed here keeps its seat until its `Leave`. None up to
+    `gone` is current: what was had to go. An unfinished writer has no record, and is told so when it comes back."""
     known = sorted(generations, key=lambda generation: generation.number)
     numbers = [generation.number for generation in known]
     assert len(set(numbers)) == len(numbers), f"a generation is recorded twice: {numbers}"
     seats = tuple(readers)
     assert all(reader.generation in numbers for reader in seats), "a reader's generation is not recorded"
+    current = known.pop() if known and known[-1].number > gone else None
     state = Weights(
-        last_generation=max([last_generation, *numbers]),
-        current=known[-1] if known else None,
-        superseded=tuple(known[:-1]),
+        last_generation=max([last_generation, gone, *numbers]),
+        current=current,
+        superseded=tuple(known),
         readers=seats,
         refill_from_s=refill_from_s,
     )
