@@ -34,9 +34,8 @@ async def leading(rig: RosterRig, number: int, epoch: int, group: str = "g") -> 
 
 
 def pages(rig: RosterRig) -> Pages:
-    return Pages(
-        rig.directory, rig.dispatcher, rig.roster, 0, lambda: "connected", FrontendMetrics(rig.dispatcher.stats)
-    )
+    shown = FrontendMetrics(rig.dispatcher.stats)
+    return Pages(rig.directory, rig.dispatcher, rig.roster, lambda: 0.0, lambda: "connected", shown)
 
 
 def shown(rig: RosterRig, worker: ScriptedWorker) -> dict[str, Any]:

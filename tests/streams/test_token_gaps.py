@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from streams_rig import Cluster
 
-from holdfast.streams.stats import GAP_BOUNDS_S, SEAMS_MAX, Seams, TokenGaps
+from holdfast.streams.stats import GAP_BOUNDS_S, SEAMS_MAX, TokenGaps
 
 
 def gaps_of(cluster: Cluster) -> TokenGaps:
@@ -64,7 +64,7 @@ def test_the_gap_of_a_failure_is_from_token_to_token() -> None:
     cluster.now_s += 0.1
     other.say("s", [3])
     assert client.pauses == [(1.5, 2)]
-    (seam,) = cluster.dispatcher.stats.seams.latest()
+    (seam,) = cluster.dispatcher.stats.seams
     assert (seam.worker, seam.streams, seam.lost) == (on.link.slot.name, 1, 0)
     assert round(seam.worst_s, 6) == 1.5
     assert gaps_of(cluster).counts[bucket(1.5)] == 1
@@ -79,7 +79,7 @@ def test_a_stream_that_is_lost_is_told_of_the_worker_that_failed_it() -> None:
     worker.die()
     cluster.now_s += cluster.settings.hold_s + 1
     cluster.dispatcher.tick(cluster.now_s)
-    (seam,) = cluster.dispatcher.stats.seams.latest()
+    (seam,) = cluster.dispatcher.stats.seams
     assert (seam.worker, seam.streams, seam.lost) == (worker.link.slot.name, 0, 1)
 
 
@@ -98,14 +98,25 @@ def test_a_stream_whose_engines_die_one_after_the_other_is_told_of_each() -> Non
     third.say("s", [2])
     third.die()
     assert cluster.clients["poison"].failure is not None
-    told = [(seam.worker, seam.streams, seam.lost) for seam in cluster.dispatcher.stats.seams.latest()]
+    told = [(seam.worker, seam.streams, seam.lost) for seam in cluster.dispatcher.stats.seams]
     names = [worker.link.slot.name for worker in (first, second, third)]
     assert told == [(names[0], 1, 1), (names[1], 1, 1), (names[2], 0, 1)]
 
 
-def test_old_seams_give_way() -> None:
-    """What is remembered is bounded, and the newest stay."""
-    seams = Seams()
-    for worker in range(SEAMS_MAX + 5):
-        seams.went_on((worker, 0), 0.1)
-    assert [seam.worker for seam in seams.latest()] == list(range(5, SEAMS_MAX + 5))
+def test_each_failure_that_a_worker_survives_is_a_seam_of_its_own() -> None:
+    """With its time and its streams, however many fail at once; what is remembered is bounded, the newest stay."""
+    cluster = Cluster()
+    worker = cluster.worker("w")
+    for failure in range(SEAMS_MAX + 1):
+        for name in ("s", "t"):
+            cluster.ask(f"{name}{failure}")
+        worker.judged_lost()
+        cluster.now_s += 9.0
+        worker.route(routable=True)
+        cluster.wait(1.0)
+        worker.say(f"s{failure}", [1], "length")
+        if failure % 2:
+            worker.say(f"t{failure}", [1], "length")
+        cluster.leave(f"t{failure}")
+    told = [(seam.at_s, seam.streams) for seam in cluster.dispatcher.stats.seams]
+    assert told == [(100.0 + 10 * failure, 1 + failure % 2) for failure in range(1, SEAMS_MAX + 1)]

@@ -49,8 +49,9 @@ TIMELINE: dict[str, Any] = {
 }
 
 
-def frontend(**seam: Any) -> Status:
-    seams = [{"instance": "abc", "epoch": FIRST, "streams": 0, "lost": 0, "worst_gap_ms": 0.0} | seam] if seam else []
+def frontend(*earlier: dict[str, Any], **last: Any) -> Status:
+    plain = {"unix_s": 999.4, "instance": "abc", "epoch": FIRST, "streams": 0, "lost": 0, "worst_gap_ms": 0.0}
+    seams = [plain | seam for seam in (*earlier, last) if seam]
     return Status("frontend", "frontend", 1, "ready", "", 0, seams=seams)
 
 
@@ -82,6 +83,16 @@ def test_other_workers_failures_are_not_mixed_in() -> None:
     told = complete(DIED, others, TERMS[:1])
     assert (told.successor, told.streams, told.gap_ms, told.failover) == ("", 0, None, None)
     assert complete(DIED, [], TERMS).streams is None, "nobody was asked"
+
+
+def test_what_a_worker_survived_is_no_part_of_its_end() -> None:
+    """Each of its failures has its own streams: those of the one nearest to its end count, and none where it died long
+    after."""
+    survived = {"unix_s": 940.0, "streams": 9, "lost": 4, "worst_gap_ms": 900.0}
+    told = complete(DIED, [frontend(survived, {"unix_s": 992.0, "streams": 7}, streams=2, worst_gap_ms=61.5)], TERMS)
+    assert (told.streams, told.lost, told.gap_ms) == (2, 0, 61.5)
+    idle = complete(DIED, [frontend(survived)], TERMS)
+    assert (idle.streams, idle.lost, idle.gap_ms) == (0, 0, None)
 
 
 def test_who_led_is_the_journals_word() -> None:

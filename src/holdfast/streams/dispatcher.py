@@ -132,8 +132,8 @@ class Dispatcher:
             # What its client saw: a stopped worker's streams stand still long before anybody calls it failed.
             pause_s = self.clock() - (flight.last_s or flight.failed_at_s)
             flight.failed_at_s = 0.0
-            for worker in flight.failed_on:
-                self.stats.seams.went_on(worker, pause_s)
+            for seam in flight.failed_on:
+                seam.went_on(pause_s)
             if len(self.stats.pauses_s) < 65_536:  # bounded if nobody scrapes
                 self.stats.pauses_s.append(pause_s)
             flight.consumer.resumed(pause_s)
@@ -160,7 +160,7 @@ class Dispatcher:
         flight.standing = standing_of(ledger.resumed, ledger.deaths)
         verdict = after_failure(code, message, ledger.barren, ledger.deaths)
         if link is not None and code in RESUMABLE:
-            flight.fell((link.slot.name, link.epoch), self.clock())
+            flight.fell(self.stats.seam(link.slot.name, link.epoch, self.clock()), self.clock())
         if isinstance(verdict, Fail):
             self._patience.lose(flight, verdict.code, verdict.message)
             self._fill(flight.workers)

@@ -16,6 +16,7 @@ from holdfast.discovery.card import ModelCard
 from holdfast.routing.table import RouteTable, Slot, Standing
 from holdfast.streams.holds import HoldQueue, Pace
 from holdfast.streams.ledger import Ledger
+from holdfast.streams.stats import Seam
 
 
 class Consumer(Protocol):
@@ -75,17 +76,17 @@ class Flight:
         self.first_output = False  # the current attempt has yet to make a token
         self.standing = Standing.FRESH  # as it was placed, or is held
         self.failed_at_s = 0.0  # when it first failed since its last token, 0 once the stream moves again
-        self.failed_on: tuple[tuple[int, int], ...] = ()  # workers it failed on since, and their epochs
+        self.failed_on: tuple[Seam, ...] = ()  # the failures it met since
         self.last_s = 0.0  # when its last token came, 0 before any
         self.sent_s = 0.0  # when its current attempt began
         self.waits_since_s = 0.0  # when it first had no place, later by what it ran since,
         self.wait_mark = -1  # and how many tokens it had then: the time begins anew only when there are more
 
-    def fell(self, worker: tuple[int, int], now_s: float) -> None:
-        """An attempt ended because its worker, under that epoch, failed."""
+    def fell(self, seam: Seam, now_s: float) -> None:
+        """An attempt ended because its worker failed."""
         before = self.failed_on if self.failed_at_s else ()
         self.failed_at_s = self.failed_at_s or now_s
-        self.failed_on = before if worker in before else (*before, worker)
+        self.failed_on = before if seam in before else (*before, seam)
 
     def ran(self, now_s: float) -> None:
         """It was on a worker until now. A prompt may take longer than anybody may wait: that was no waiting."""

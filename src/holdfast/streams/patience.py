@@ -69,8 +69,8 @@ class Patience:
         if flight.ledger.end():
             self._stats.lost[code] = self._stats.lost.get(code, 0) + 1
             if flight.failed_at_s:
-                for worker in flight.failed_on:
-                    self._stats.seams.lost(worker)
+                for seam in flight.failed_on:
+                    seam.lost += 1
             _tell_failed(flight, code, message, self._settings.hold_s if code is Code.NO_WORKER else None)
 
     def broke(self, flight: Flight, error: Exception) -> None:

@@ -10,12 +10,15 @@ long gap, whatever made it; a seam's gap is from the last token before the failu
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from dataclasses import dataclass, field
 
 # Upper bounds, seconds: a step of a small model, of a large one, then what people notice, then stalls.
 GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 # Failures remembered: what a supervisor that asks every second can have missed, and far more.
 SEAMS_MAX = 64
+# Within it streams fail of the same: all in one turn of the loop, or one by one as an engine's steps find them.
+ONE_FAILURE_S = 1.0
 
 
 class TokenGaps:
@@ -39,43 +42,21 @@ class TokenGaps:
         self.counts[0] += count
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Seam:
-    """What one worker's failure was to the streams that ran on it."""
+    """What one failure of a worker was to the streams that ran on it."""
 
     worker: int
     epoch: int  # it led under; 0 for one without a group
+    at_s: float  # when the first of them failed
     streams: int = 0  # that went on elsewhere
     lost: int = 0  # that did not
     worst_s: float = 0.0  # last token before to first token after
 
-
-class Seams:
-    """The latest failures."""
-
-    def __init__(self) -> None:
-        self._seams: dict[tuple[int, int], Seam] = {}
-
-    def went_on(self, worker: tuple[int, int], gap_s: float) -> None:
-        """A stream of a failed worker has its next token."""
-        seam = self._of(worker)
-        seam.streams += 1
-        seam.worst_s = max(seam.worst_s, gap_s)
-
-    def lost(self, worker: tuple[int, int]) -> None:
-        """A stream of a failed worker ended without its end."""
-        self._of(worker).lost += 1
-
-    def latest(self) -> list[Seam]:
-        return list(self._seams.values())
-
-    def _of(self, worker: tuple[int, int]) -> Seam:
-        seam = self._seams.get(worker)
-        if seam is None:
-            seam = self._seams[worker] = Seam(*worker)
-            if len(self._seams) > SEAMS_MAX:
-                del self._seams[next(iter(self._seams))]
-        return seam
+    def went_on(self, gap_s: float) -> None:
+        """A stream of it has its next token."""
+        self.streams += 1
+        self.worst_s = max(self.worst_s, gap_s)
 
 
 @dataclass(slots=True)
@@ -87,5 +68,13 @@ class DispatchStats:
     refused: dict[str, int] = field(default_factory=dict)  # new requests that never ran, by why
     pauses_s: list[float] = field(default_factory=list)  # at a failure, token to token; drained by the metrics page
     gaps: dict[str, TokenGaps] = field(default_factory=dict)  # by model
-    seams: Seams = field(default_factory=Seams)
+    seams: deque[Seam] = field(default_factory=lambda: deque(maxlen=SEAMS_MAX))  # the latest
     takeovers: int = 0  # a standby said that it is active now
+
+    def seam(self, worker: int, epoch: int, now_s: float) -> Seam:
+        """Of the failure that a stream on this worker has just met: with others, or as its first."""
+        for seam in reversed(self.seams):
+            if (seam.worker, seam.epoch) == (worker, epoch) and now_s - seam.at_s < ONE_FAILURE_S:
+                return seam
+        self.seams.append(Seam(worker, epoch, now_s))
+        return self.seams[-1]
