@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from holdfast.cli.app import COMMANDS, NOBODY, run
+from holdfast.cli.app import COMMANDS, NOBODY
 from holdfast.cli.arguments import Asked, HelpWanted, UsageError, options_of, parse, with_values
 from holdfast.cli.help_text import page, panels_of
 from holdfast.core.errors import Refused
@@ -85,22 +85,6 @@ def test_help_may_be_asked_for_anywhere() -> None:
     for words in (["-h"], ["--count", "3", "--help"], ["-qh"], ["-hq"]):
         with pytest.raises(HelpWanted):
             parse(words, OPTIONS, "some")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["pss"], "`holdfast` has no command pss; did you mean ps?"),
-        (["memory", "statu"], "`holdfast memory` has no command statu; did you mean status?"),
-        (["--jsn"], "`holdfast` has no option --jsn; `holdfast --help` lists them"),
-        (["chaos", "worker-1a"], "`holdfast chaos` needs fault"),
-    ],
-)
-def test_a_command_that_is_none_is_named(words: list[str], said: str) -> None:
-    """With the one that was meant."""
-    with pytest.raises(UsageError) as raised:
-        run(words)
-    assert str(raised.value) == said
 
 
 @pytest.mark.parametrize("command", [one for one in COMMANDS if one.asked], ids=lambda one: one.words)

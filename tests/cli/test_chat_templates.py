@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from openai import OpenAI
-from up_rig import Place
 
 from holdfast.core.errors import UserError
 from holdfast.discovery.card import CHAT_TEMPLATE_BYTES_MAX
@@ -68,18 +67,6 @@ def test_a_template_that_asks_for_the_begin_of_text_gets_the_models(tmp_path: Pa
     made = chat_template(launch, replace(tiny(), bos_token="<s>"))
     assert made is not None
     assert Templates(datetime.now).get(made).render([{"role": "user", "content": "hi"}]) == "<s>HI!"
-
-
-def test_up_refuses_a_template_that_is_none() -> None:
-    """In one line, before anything is started."""
-    place = Place()
-    try:
-        done = place.up("--chat-template", "/nowhere.jinja")
-        assert done.returncode == 78
-        assert "--chat-template /nowhere.jinja cannot be read" in done.stderr
-        assert not (place.state_dir / "run").exists()
-    finally:
-        place.close()
 
 
 @pytest.mark.processes

@@ -116,10 +116,3 @@ def test_a_files_idle_options_are_refused_too(asked: Any) -> None:
     """Nobody is told on the command line only."""
     with pytest.raises(UserError, match="--kv-gib is for --engine torch and does nothing for sim"):
         asked('engine = "sim"\nkv-gib = 1\n')
-
-
-def test_a_workers_idle_options_are_refused() -> None:
-    """By hand as under `up`."""
-    words = ["worker", "--engine", "torch", "--sim-queue", "3"]
-    with pytest.raises(UserError, match="--sim-queue is for --engine sim and does nothing for torch"):
-        run(words)

@@ -9,10 +9,8 @@ import pytest
 from up_rig import START_S, Place
 
 from holdfast.cli.models import named
-from holdfast.core.errors import REFUSED
 from holdfast.supervise.records import launch_path
 
-GPUS = tuple(f"GPU-{number}{'0' * 7}-0000-0000-0000-000000000000" for number in range(2))
 SHAPE = ("--engine", "torch", "--model", "tiny", "--torch-threads", "1")
 
 
@@ -47,23 +45,6 @@ def test_a_tiny_model_on_the_cpu(place: Place) -> None:
     asked = urllib.request.Request(url, json.dumps(body).encode(), {"content-type": "application/json"})
     answer = urllib.request.urlopen(asked, timeout=START_S)
     assert json.load(answer)["usage"]["completion_tokens"] == 5
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--device", "gpu"), "use auto, cpu, cuda-0, or a GPU's UUID"),
-        (("--device", f"{GPUS[0]},{GPUS[1]}", "--ranks", "4"), "--ranks 4 needs as many GPUs, and there are 2"),
-        (("--device", GPUS[0], "--workers", "2"), "--workers 2 puts 2 workers on one GPU"),
-        (("--device", "cpu", "--ranks", "99"), "--ranks must be 1 to 16"),
-    ],
-)
-def test_the_command_refuses_in_one_line(place: Place, words: tuple[str, ...], said: str) -> None:
-    """A device or a number of ranks that cannot be is one line and status 78, with nothing started."""
-    done = place.run("up", "--detach", "--port", str(place.port), *place.shape, *words)
-    assert (done.returncode, done.stderr.count("\n")) == (REFUSED, 1)
-    assert said in done.stderr
-    assert not (place.state_dir / "run").exists()
 
 
 @pytest.mark.processes

@@ -13,7 +13,7 @@ import pytest
 from terminal_rig import OnTerminal
 from up_rig import Place, until
 
-from holdfast.core.errors import REFUSED, UserError
+from holdfast.core.errors import UserError
 from holdfast.engines.torch.files.fetch import SMOLLM2, fetch
 from holdfast.roles.running import log_dir
 from holdfast.roles.starting import IMPORTING, LOADING, WAITING, WARMING, Start, phase_of
@@ -90,27 +90,6 @@ def test_calling_off_a_detached_start_ends_it(place: Place) -> None:
         up.type("\x03")
         assert up.end() == 130
     until(lambda: not place.pids(), "every process to be gone", 5.0)
-
-
-@TORCH
-def test_offline_and_without_a_cached_model_the_ways_out_are_named(place: Place) -> None:
-    """One line with what could not be fetched and the three ways to go on; nothing is started."""
-    place.env |= {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "HOLDFAST_CACHE_DIR": str(place.state_dir / "c")}
-    place.env.pop("PIP_FIND_LINKS", None)
-    done = place.run("up", "--port", str(place.port))
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
-    for words in ("could not be fetched", "--model PATH", "--model tiny", "--engine sim"):
-        assert words in done.stderr
-    assert not (place.state_dir / "run").exists()
-
-
-@TORCH
-def test_a_model_that_is_not_there_is_refused_at_once(place: Place) -> None:
-    """A mistyped path is named before anything is started."""
-    done = place.run("up", "--port", str(place.port), "--model", "/nowhere/model.gguf")
-    assert (done.returncode, done.stderr.count("\n")) == (REFUSED, 1)
-    assert "--model /nowhere/model.gguf is not there" in done.stderr
-    assert not (place.state_dir / "run").exists()
 
 
 # -- phases

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
+import pytest
 
+from holdfast.cli.main import main
 from holdfast.cli.ps import look_at_all
 from holdfast.testing import place
 from holdfast.testing.answers import Answer
@@ -49,6 +55,20 @@ class Place(place.Place):
     def up(self, *words: str) -> subprocess.CompletedProcess[str]:
         """`holdfast up --detach`."""
         return self.run("up", "--detach", "--port", str(self.port), *self.pace, *self.shape, *words)
+
+    def say(self, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        """As `run`, in this very process: for commands that end before anything is started."""
+        shown, told = io.StringIO(), io.StringIO()
+        with (
+            mock.patch.dict(os.environ, self.env | environ, clear=True),
+            mock.patch.object(sys, "argv", ["holdfast", *words]),
+            contextlib.redirect_stdout(shown),
+            contextlib.redirect_stderr(told),
+            pytest.raises(SystemExit) as ended,
+        ):
+            main()
+        assert isinstance(ended.value.code, int)
+        return subprocess.CompletedProcess(words, ended.value.code, shown.getvalue(), told.getvalue())
 
     def begin(self, *words: str, **environ: str) -> subprocess.Popen[bytes]:
         """One command in a session of its own."""

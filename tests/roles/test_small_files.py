@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -52,14 +50,3 @@ def test_what_has_no_end_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.M
         assert caught.value.strerror == why
     os.close(reading)
     os.close(writing)
-
-
-@pytest.mark.parametrize("option", ["-c", "--chat-template"])
-def test_up_refuses_a_pipe_that_nobody_writes_to(option: str, tmp_path: Path) -> None:
-    """In one line that names the option, from a shell."""
-    os.mkfifo(tmp_path / "pipe")
-    command = [sys.executable, "-m", "holdfast", "up", "--engine", "sim", option, str(tmp_path / "pipe")]
-    env = {**os.environ, "HOLDFAST_STATE_DIR": str(tmp_path / "s")}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (78, 1), done.stderr
-    assert f"{option} {tmp_path}/pipe cannot be read: nobody has written it" in done.stderr

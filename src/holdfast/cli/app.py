@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from holdfast import __version__
 from holdfast.cli.arguments import HELP, Asked, HelpWanted, Options, UsageError, meant, options_of, parse, with_values
-from holdfast.cli.terminal import Terminal
+from holdfast.cli.terminal import Terminal, write_out
 from holdfast.core.errors import Refused, UserError
 from holdfast.settings import Environment, read_environment
 
@@ -147,7 +147,7 @@ BY_WORDS = {command.words: command for command in COMMANDS}
 def run(words: Sequence[str]) -> int:
     """Do what the words say; the exit status. UserError says what is wrong with them, or with what they ask for."""
     if list(words[:1]) == ["--version"]:
-        print(f"holdfast {__version__}")
+        write_out(f"holdfast {__version__}\n")
         return 0
     group, rest = "", list(words)
     while True:

@@ -7,6 +7,7 @@ import sys
 from typing import Annotated, Any
 
 from holdfast.cli.arguments import Asked, Json
+from holdfast.cli.terminal import write_out
 from holdfast.core.errors import UserError
 from holdfast.settings import Environment
 from holdfast.spec.settings import about
@@ -115,7 +116,7 @@ class Engine(Asked, frozen=True):
         result = run(EngineBench(env.cache_dir, *shape), _tell)
         if self.json:
             return _show(result, True)
-        sys.stdout.write(table(result))
+        write_out(table(result))
         return 0
 
 
@@ -125,9 +126,9 @@ def _tell(text: str) -> None:
 
 def _show(result: dict[str, Any], as_json: bool) -> int:
     if as_json:
-        sys.stdout.write(json.dumps(result) + "\n")
+        write_out(json.dumps(result) + "\n")
         return 0
     width = max(map(len, result))
     for name, value in result.items():
-        sys.stdout.write(f"{name:<{width}}  {value}\n")
+        write_out(f"{name:<{width}}  {value}\n")
     return 0

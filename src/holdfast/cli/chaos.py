@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 from holdfast.cli.arguments import Asked
 from holdfast.cli.state_dir import readable
+from holdfast.cli.terminal import write_out
 from holdfast.core.errors import UserError
 from holdfast.engines.sim import send_fault
 from holdfast.engines.sim.faults import FIELDS
@@ -34,7 +34,7 @@ class Chaos(Asked, frozen=True):
         answer = _send(readable(env.state_dir), self.worker, command)
         if not answer.get("ok"):
             raise UserError(f"{self.worker} refused: {answer.get('error')}")
-        sys.stdout.write(f"{self.worker} (pid {answer.get('pid')}): {' '.join(map(str, command.values()))}\n")
+        write_out(f"{self.worker} (pid {answer.get('pid')}): {' '.join(map(str, command.values()))}\n")
         return 0
 
 

@@ -15,6 +15,7 @@ from typing import Annotated
 
 from holdfast.cli.arguments import Asked
 from holdfast.cli.state_dir import own
+from holdfast.cli.terminal import Terminal
 from holdfast.core.errors import UserError
 from holdfast.core.tasks import done_before
 from holdfast.roles.small_files import read_small
@@ -70,7 +71,7 @@ async def _serve(where: str, state_file: Path, window_s: float, token: str) -> N
         window_s,
         token,
         real_world(),
-        on_ready=lambda bound: print(f"ready: --lock lock+{bound} (Ctrl-C ends it)", flush=True),
+        on_ready=lambda bound: Terminal().line(f"ready: --lock lock+{bound} (Ctrl-C ends it)"),
     )
     if not await done_before(stop, serving, "lock server"):
         print("stopped; whoever has the lock keeps it if a server is back in time", file=sys.stderr)

@@ -2,14 +2,17 @@
 
 Always true: a person's mistake ends in one line on stderr, never in a traceback, and in status 2 for words that make no
 sense, 78 where trying again cannot help, else 1. A character that the terminal's encoding does not have costs its
-looks, never the command. What is imported before the version check must load on any Python 3.
+looks, never the command; an output that cannot be written is such a line, a reader that left is status 1 without one.
+What is imported before the version check must load on any Python 3.
 """
 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
 import sys
+from typing import TextIO
 
 USAGE = 2  # words that make no sense
 INTERRUPTED = 130  # what a shell says of a command that Ctrl-C ended
@@ -25,20 +28,31 @@ def main() -> None:
     soften_output()
     from holdfast.cli.app import run
     from holdfast.cli.arguments import UsageError
+    from holdfast.cli.terminal import write_out
     from holdfast.core.errors import UserError, exit_status
 
     try:
         status = run(sys.argv[1:])
-        sys.stdout.flush()
+        write_out()  # what was shown and could not be, too
     except UserError as error:
-        print(f"holdfast: {' '.join(str(error).split())}", file=sys.stderr)
+        with contextlib.suppress(OSError):
+            print(f"holdfast: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         status = USAGE if isinstance(error, UsageError) else exit_status(error)
     except KeyboardInterrupt:
         status = INTERRUPTED
     except BrokenPipeError:  # who read what it says has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the last flush, at the exit, would fail
         status = 1
+    let_go(sys.stdout)
+    let_go(sys.stderr)
     sys.exit(status)
+
+
+def let_go(stream: TextIO) -> None:
+    """What cannot be written is left: else the interpreter would fail at its own last flush."""
+    try:
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def open_what_is_closed() -> None:

@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +17,7 @@ from typing import Annotated, Any
 from holdfast.cli.arguments import Asked, Json
 from holdfast.cli.screen import Screen, tilde
 from holdfast.cli.state_dir import made
-from holdfast.cli.terminal import Cell
+from holdfast.cli.terminal import Cell, write_out
 from holdfast.core.address import TcpAddress, parse_address
 from holdfast.core.errors import UserError
 from holdfast.core.limits import raise_descriptor_limit
@@ -151,7 +150,7 @@ class Show(Asked, frozen=True):
 def _show_json(found: list[Facts], history: bool) -> int:
     for facts in found if not history else ():
         facts.pop("history", None)
-    sys.stdout.write(json.dumps(found, indent=2) + "\n")
+    write_out(json.dumps(found, indent=2) + "\n")
     return 0
 
 

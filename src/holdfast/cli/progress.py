@@ -29,7 +29,7 @@ def works() -> Iterator[Callable[[str, int, int | None], None]]:
     """Call what you get with what is done now, bytes done and bytes in all, None for not known."""
     terminal = Terminal(sys.stderr)
     if not terminal.can_move:
-        yield Lines(lambda line: print(line, flush=True))
+        yield Lines(Terminal().line)
         return
     bar = Bar(terminal)
     try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from holdfast.cli.arguments import Asked, Json
 from holdfast.cli.failovers import cost, headline, last_failover, steps, when
 from holdfast.cli.screen import Screen, tilde
 from holdfast.cli.state_dir import readable
+from holdfast.cli.terminal import write_out
 from holdfast.core.procfs import is_frozen, read_process
 from holdfast.failover.journal import Term, read_terms
 from holdfast.settings import Environment
@@ -56,7 +56,7 @@ class Ps(Asked, frozen=True):
 
 
 def _show_json(found: list[Any]) -> int:
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
+    write_out(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
     return 0
 
 

@@ -17,6 +17,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
+from holdfast.core.errors import UserError
 from holdfast.settings import Looks, read_looks
 
 PLAIN_WIDTH = 200  # where there is neither a terminal to fit nor $COLUMNS
@@ -30,7 +31,23 @@ _JOINED = re.compile("\u200d.|[\U0001f3fb-\U0001f3ff]")  # shown in one with wha
 _PICTURE = re.compile(".\ufe0f")  # a sign that is shown as a picture, which is wide
 _WIDE = "\uff03"
 
+_LOST: list[OSError] = []  # why what people were to see on standard output was not written; told at the exit
+
 Cell = tuple[str, str]  # text and style
+
+
+def write_out(text: str = "") -> None:
+    """To standard output, whole: unlike a person, a program must not be left with a part. UserError says why that, or
+    anything that was shown before, could not be written; BrokenPipeError that nobody reads it."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        if _LOST:
+            raise _LOST[0]
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UserError(f"standard output cannot be written: {error.strerror}") from error
 
 
 def cells(text: str) -> int:
@@ -87,11 +104,8 @@ class Terminal:
         try:
             self.file.write(text)
             self.file.flush()
-        except BrokenPipeError:
-            with open(os.devnull, "wb") as nowhere:
-                os.dup2(nowhere.fileno(), self.file.fileno())  # else the last flush, at the exit, would fail
-        except OSError:
-            pass
+        except OSError as error:
+            _LOST[:] = [error] if self.file is sys.stdout else _LOST
 
     @contextlib.contextmanager
     def turning(self, text: str) -> Iterator[Spinner]:

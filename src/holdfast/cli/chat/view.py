@@ -12,7 +12,7 @@ import textwrap
 from typing import Protocol
 
 from holdfast.cli.chat.events import Ended
-from holdfast.cli.terminal import Terminal, cells
+from holdfast.cli.terminal import Terminal, cells, write_out
 
 MARK = "↻"
 MARGIN = 2
@@ -73,8 +73,7 @@ class PlainView:
         self._waits = False
         text = visible(text) if self._terminal else text
         self._at_line_start = text.endswith("\n") if text else self._at_line_start
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        write_out(text)
 
     def resumed(self, pause_s: float) -> None:
         self._pauses_s.append(pause_s)
@@ -86,8 +85,7 @@ class PlainView:
 
     def end(self, ended: Ended | None) -> None:
         if not self._at_line_start:
-            sys.stdout.write("\n")
-            sys.stdout.flush()
+            write_out("\n")
         for note in notes(self._pauses_s, ended):
             sys.stderr.write(f"{note}\n")
 
