@@ -55,7 +55,6 @@ SOCKETS = {
     "engines/torch/ranks/rank.py": RANKS,
     "engines/torch/ranks/leader.py": RANKS,
     "engines/torch/ranks/words.py": RANKS,
-    "failover/lock_server/peer.py": "options of a socket the network made",
     "memory/": "descriptors travel over Unix sockets only, which no simulated network can carry",
     "cli/": "looks whether a port is free before it starts anything",
     "bench/": MEASURES,

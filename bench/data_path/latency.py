@@ -13,8 +13,8 @@ import uvloop
 from holdfast.core.requests import GenerateRequest, Sampling
 from holdfast.testing.clients import StreamClient, ask, chat_body, open_client, read_answer
 from holdfast.testing.deployment import Deployment
-from holdfast.wire.frames import FrameSplitter
-from holdfast.wire.messages import VERSION, Generate, Hello, Step, decode_to_frontend, encode
+from holdfast.wire.frames import FrameSplitter, encode
+from holdfast.wire.messages import VERSION, Generate, Hello, Step, decode_to_frontend
 
 REPLY_TOKENS = 4
 LONG_PROMPT_TOKENS = 30_000

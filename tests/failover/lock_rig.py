@@ -187,8 +187,9 @@ class ServerRig(LockRig):
 
     async def start(self) -> None:
         (self.directory / "token").write_text(self.token)
-        command = [sys.executable, "-m", "holdfast.failover.lock_server.serve", self._address, str(self.record)]
-        command += ["--window-s", str(self.window_s), "--token-file", str(self.directory / "token")]
+        command = [sys.executable, "-m", "holdfast", "lock", "serve", "--address", self._address]
+        command += ["--state-file", str(self.record), "--window-s", str(self.window_s)]
+        command += ["--token-file", str(self.directory / "token")] if self.token else []
         with self.log.open("ab") as log:
             pipe = asyncio.subprocess.PIPE
             self.process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=log)

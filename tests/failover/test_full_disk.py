@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -15,10 +14,9 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from known_answers import answer_to, ask_number
+from known_answers import answer_to, are_unbroken, streams
 
 from holdfast.failover.journal import two_leaders
-from holdfast.testing.clients import Received, read_answer
 from holdfast.testing.disks import BALLAST, fill
 from holdfast.testing.place import fetch
 from holdfast.testing.processes import kill_group
@@ -59,31 +57,16 @@ def kept_full(folder: Path) -> Iterator[None]:
         filler.join()
 
 
-async def streams(up: Supervised) -> list[asyncio.Task[Received]]:
-    before = await in_thread(up.tokens_total)
-    running = [asyncio.create_task(ask_number(up.port, number, TOKENS)) for number in STREAMS]
-    await in_thread(up.wait_until, lambda: up.tokens_total() > before + 60, "streams under way")
-    return running
-
-
-async def are_unbroken(running: list[asyncio.Task[Received]]) -> None:
-    for number, received in enumerate(await asyncio.gather(*running)):
-        answer = read_answer(received)
-        assert (answer.error, answer.done, answer.exact) == (None, True, True), number
-        assert answer.tokens == EXPECTED[number], number
-        assert answer.resumed, "the engine died too late to mean anything"
-
-
 def killed_under_load(up: Supervised, *, vault: bool = False) -> None:
     """The active engine, and before it the vault if so wished; every stream goes on, and a pair is left."""
     before = up.active().pid
 
     async def run() -> None:
-        running = await streams(up)
+        running = await streams(up, STREAMS, TOKENS)
         if vault:
             await in_thread(os.kill, up.vault_pids()[0], signal.SIGKILL)
         await in_thread(kill_group, before)
-        await are_unbroken(running)
+        await are_unbroken(running, EXPECTED)
 
     uvloop.run(run())
     up.wait_restored(before)

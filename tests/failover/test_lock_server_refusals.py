@@ -19,14 +19,14 @@ from holdfast.core.address import Address, TcpAddress, UnixAddress
 from holdfast.core.errors import UserError
 from holdfast.failover.lock_server import messages as m
 from holdfast.failover.lock_server import server as lock_server
-from holdfast.failover.lock_server import session as lock_session
 from holdfast.failover.lock_server.client import LockRefused, ServerLock
-from holdfast.failover.lock_server.machine import Record
-from holdfast.failover.lock_server.peer import may_connect
-from holdfast.failover.lock_server.record import LockRecord
+from holdfast.failover.lock_server.machine import Client, Grant, Record
+from holdfast.failover.lock_server.record import Found, LockRecord
 from holdfast.failover.lock_server.serve import serve_lock
-from holdfast.wire.frames import FRAME_BYTES_MAX, FrameSplitter, frame
+from holdfast.testing.disks import fill
+from holdfast.wire.frames import FRAME_BYTES_MAX, FrameSplitter, encode, frame
 from holdfast.wire.world import real_world
+from small_disks import small_disk
 
 pytestmark = pytest.mark.alone
 
@@ -74,7 +74,7 @@ async def granted(lock: ServerLock) -> asyncio.Event:
 
 
 async def say(sock: socket.socket, *messages: m.ToServer) -> None:
-    await asyncio.get_running_loop().sock_sendall(sock, b"".join(m.encode(message) for message in messages))
+    await asyncio.get_running_loop().sock_sendall(sock, b"".join(encode(message) for message in messages))
 
 
 def hello(who: str, token: str = TOKEN, version: int = m.VERSION) -> m.Hello:
@@ -115,10 +115,13 @@ async def test_tcp_without_a_token_is_not_served(tmp_path: Path) -> None:
 
 async def test_other_user_on_a_unix_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel says who connects: another user is refused by name, the server's own and root are not."""
-    other = os.geteuid() + 1
-    assert [may_connect(uid) for uid in (other, os.geteuid(), 0)] == [False, True, True]
+    own, other = os.geteuid(), os.geteuid() + 1
     async with served(tmp_path) as server:
-        monkeypatch.setattr(lock_session, "peer_uid", lambda transport: other)
+        for uid in (own, 0):
+            monkeypatch.setattr(lock_server, "peer_uid", lambda sock, uid=uid: uid)
+            await granted(friend := server.lock("friend"))
+            await friend.release()
+        monkeypatch.setattr(lock_server, "peer_uid", lambda sock: other)
         with pytest.raises(LockRefused, match=f"WrongUser: the client runs as user {other}"):
             await granted(server.lock("stranger"))
 
@@ -131,12 +134,12 @@ async def test_other_user_on_a_unix_socket(tmp_path: Path, monkeypatch: pytest.M
     [
         (struct.pack(">I", FRAME_BYTES_MAX + 1), m.MALFORMED),
         (struct.pack(">I", FRAME_BYTES_MAX - 1) + bytes(m.MESSAGE_BYTES_MAX), m.MALFORMED),
-        (m.encode(hello("w" * m.MESSAGE_BYTES_MAX)), m.MALFORMED),
+        (encode(hello("w" * m.MESSAGE_BYTES_MAX)), m.MALFORMED),
         (frame(b"\xc1"), m.MALFORMED),
-        (m.encode(hello("w", version=99)), m.WRONG_VERSION),
-        (m.encode(m.AskLock()), m.NO_HELLO),
-        (m.encode(hello("w")) * 2, m.MALFORMED),
-        (m.encode(hello("w")) + m.encode(m.AskLock()) * 2, "Busy"),
+        (encode(hello("w", version=99)), m.WRONG_VERSION),
+        (encode(m.AskLock()), m.NO_HELLO),
+        (encode(hello("w")) * 2, m.MALFORMED),
+        (encode(hello("w")) + encode(m.AskLock()) * 2, "Busy"),
     ],
     ids=["huge", "long", "long hello", "garbage", "version", "no hello", "two hellos", "asks twice"],
 )
@@ -157,7 +160,7 @@ async def test_bad_client_is_told_why_and_harms_nobody(tmp_path: Path, sent: byt
 
 async def test_silent_client_is_sent_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who says no Hello in its time is refused by name."""
-    monkeypatch.setattr(lock_session, "HELLO_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(lock_server, "HELLO_TIMEOUT_S", 0.05)
     async with served(tmp_path) as server:
         with await server.raw() as sock:
             refused = await heard(sock, m.Refused)
@@ -254,6 +257,20 @@ async def test_on_disk_before_it_is_told_and_cleared_by_a_release(tmp_path: Path
             assert LockRecord(server.record).load().record == Record(1, None)
 
 
+def test_a_grant_is_recorded_on_a_full_disk() -> None:
+    """Again and again, each replacing the one before, whatever others take of the room that comes free; a shorter
+    record keeps nothing of the room that was reserved, or of a longer one."""
+    with small_disk(64 * 1024) as disk:
+        record = LockRecord(disk / "lock.state")
+        record.open()
+        fill(disk)
+        for number, who in enumerate(("engine", "a name that is rather long", "b"), 1):
+            wanted = Record(number, Grant(number, Client("id", who, 1, 2), 3.0, 3.0))
+            record.save(wanted)
+            assert record.load() == Found(wanted)
+        record.close()
+
+
 async def test_disk_that_fails_grants_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A grant that cannot be recorded is not told; the server ends and says what is wrong."""
 
@@ -279,22 +296,6 @@ async def test_one_server_per_record(tmp_path: Path) -> None:
 
 
 # -- the client
-
-
-async def test_still_held_follows_the_hold(tmp_path: Path) -> None:
-    """True from grant to release, and false at once when the server has not answered for the bound."""
-    async with served(tmp_path) as server:
-        lock = server.lock("holder")
-        assert not lock.still_held()
-        await granted(lock)
-        assert lock.still_held()
-        await lock.release()
-        assert not lock.still_held()
-        lost = await granted(lock)
-        server.running.cancel()
-        await asyncio.wait_for(lost.wait(), BOUND_S)
-        assert not lock.still_held()
-        assert lock.pass_fds() == ()
 
 
 async def test_holder_that_comes_back_keeps_the_stricter_bound(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from known_answers import answer_to, ask_number, ask_tokens
+from known_answers import answer_to, are_unbroken, ask_number, ask_tokens, streams
 
 from holdfast.failover.journal import two_leaders
 from holdfast.kv.adopt import NO_CANARY
@@ -53,27 +53,6 @@ def up() -> Iterator[Supervised]:
         yield started
 
 
-async def streams(up: Supervised) -> list[asyncio.Task[Received]]:
-    """The innocents, every one with tokens."""
-    before = await in_thread(up.tokens_total)
-    running = [asyncio.create_task(ask_number(up.port, number, TOKENS)) for number in INNOCENTS]
-    enough = before + len(INNOCENTS) * 20
-    await in_thread(up.wait_until, lambda: up.tokens_total() > enough, "streams under way")
-    return running
-
-
-async def are_unbroken(running: list[asyncio.Task[Received]]) -> list[float]:
-    """Each stream ended as if nothing had happened; its worst gap, seconds."""
-    gaps_s = []
-    for number, received in enumerate(await asyncio.gather(*running)):
-        answer = read_answer(received)
-        assert (answer.error, answer.done, answer.exact) == (None, True, True), number
-        assert answer.tokens == EXPECTED[number], number
-        assert answer.resumed, "the engine died too late to mean anything"
-        gaps_s.append(max(answer.gaps_s))
-    return gaps_s
-
-
 def rungs(up: Supervised) -> list[str]:
     """What the leaders so far made of what they found, oldest first."""
     logs = "\n".join((up.folder / "logs" / f"worker-1{letter}.log").read_text() for letter in "ab")
@@ -100,11 +79,11 @@ def test_a_poison_prompt_fails_by_name_and_harms_nobody_else(up: Supervised) -> 
     weights is ever made; a pair is left, and its next adopter believes the pool."""
 
     async def run() -> tuple[Received, float, list[float]]:
-        running = await streams(up)
+        running = await streams(up, INNOCENTS, TOKENS)
         began_s = time.monotonic()
         received = await ask_tokens(up.port, [1, 2, POISON, 3], 1, TOKENS)
         took_s = time.monotonic() - began_s
-        return received, took_s, await are_unbroken(running)
+        return received, took_s, await are_unbroken(running, EXPECTED)
 
     received, took_s, gaps_s = uvloop.run(run())
     # It never had a token, so its answer had not begun: a plain error, or an event if it was held for long.
@@ -122,9 +101,9 @@ def test_a_poison_prompt_fails_by_name_and_harms_nobody_else(up: Supervised) -> 
 
     async def kill_under_way() -> None:
         await in_thread(up.wait_until, lambda: up.active().facts["proven"], "its word for the next adopter")
-        running = await streams(up)
+        running = await streams(up, INNOCENTS, TOKENS)
         await in_thread(kill_active, up)
-        await are_unbroken(running)
+        await are_unbroken(running, EXPECTED)
 
     before = up.active().pid
     uvloop.run(kill_under_way())
@@ -142,9 +121,9 @@ def test_a_stream_that_became_poison_ends_with_an_error_event(up: Supervised) ->
 
     async def run() -> Received:
         victim = asyncio.create_task(ask_number(up.port, VICTIM, TOKENS))
-        running = await streams(up)
+        running = await streams(up, INNOCENTS, TOKENS)
         await in_thread(kill_active, up)
-        await are_unbroken(running)
+        await are_unbroken(running, EXPECTED)
         return await victim
 
     answer = read_answer(uvloop.run(run()))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from holdfast.core.address import parse_address
 from holdfast.spec.store_urls import parse_endpoints
 from holdfast.store.client import EmbeddedStore
-from holdfast.store.contract import Snapshot, Store, StoreUnavailable, Watch, WatchEvent
+from holdfast.store.contract import Registration, Snapshot, Store, StoreUnavailable, Watch, WatchEvent
 from holdfast.store.etcd_client import EtcdSettings, EtcdStore
 from holdfast.testing.deployment import etcd_command
 from holdfast.testing.place import free_port
@@ -25,34 +26,42 @@ from holdfast.wire.net import SocketNetwork
 # The shortest that etcd grants with its default election timeout.
 ETCD_TTL_S = 2
 
-REGISTRANT = """
-import asyncio, random, sys
-from holdfast.core.address import parse_address
-from holdfast.wire.net import SocketNetwork
-
-async def main(url, key):
-    if url.startswith("etcd://"):
-        from holdfast.spec.store_urls import parse_endpoints
-        from holdfast.store.etcd_client import EtcdSettings, EtcdStore
-        store = EtcdStore(parse_endpoints(url), random.Random(1), EtcdSettings(lease_ttl_s=2))
-    else:
-        from holdfast.store.client import EmbeddedStore
-        store = EmbeddedStore(parse_address(url), SocketNetwork(), random.Random(1))
-    await store.start()
-    await store.register(key, b"mine").wait_registered(10)
-    print("registered", flush=True)
-    await asyncio.Event().wait()
-
-asyncio.run(main(*sys.argv[1:]))
-"""
 
 
 def _spawn(command: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
 
-class _Process:
+class Rig:
+    """A server's process, and clients for it."""
+
     process: subprocess.Popen[bytes]
+    lease_gone_s: float  # how soon a killed client's keys are gone
+    url: str
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def command(self) -> list[str]:
+        raise NotImplementedError
+
+    def client(self, queue_events_max: int = 1024) -> Store:
+        raise NotImplementedError
+
+    async def start(self) -> None:
+        self.process = _spawn(self.command())
+        async with self.opened() as store:
+            await store.get("ready", 20)
+
+    @contextlib.asynccontextmanager
+    async def opened(self, queue_events_max: int = 1024) -> AsyncIterator[Store]:
+        """A client that is started, and closed in the end."""
+        store = self.client(queue_events_max)
+        await store.start()
+        try:
+            yield store
+        finally:
+            await store.close()
 
     def kill(self) -> None:
         end(self.process)
@@ -64,54 +73,68 @@ class _Process:
         self.process.send_signal(signal.SIGCONT)
 
 
-class EmbeddedRig(_Process):
-    lease_gone_s = 2.0  # how soon a killed client's keys are gone
+class EmbeddedRig(Rig):
+    lease_gone_s = 2.0
 
     def __init__(self, directory: Path, *, tcp: bool = False) -> None:
-        self.directory = directory
+        super().__init__(directory)
         self.url = f"tcp://127.0.0.1:{free_port()}" if tcp else f"unix://{directory}/store.sock"
 
-    async def start(self) -> None:
-        command = [sys.executable, "-m", "holdfast.store.serve", self.url, str(self.directory / "durable")]
-        self.process = _spawn(command)
-        assert self.process.stdout is not None
-        line = await asyncio.wait_for(asyncio.to_thread(self.process.stdout.readline), 20)
-        assert line.startswith(b"ready"), line
+    def command(self) -> list[str]:
+        launch = {"state_dir": str(self.directory), "name": "store", "address": self.url}
+        return [sys.executable, "-m", "holdfast.roles", "store", json.dumps(launch)]
 
     def client(self, queue_events_max: int = 1024) -> Store:
         address = parse_address(self.url)
         return EmbeddedStore(address, SocketNetwork(), random.Random(7), queue_events_max=queue_events_max)
 
 
-class EtcdRig(_Process):
+class EtcdRig(Rig):
     lease_gone_s = ETCD_TTL_S + 5.0
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
+        super().__init__(directory)
         self.port, self.peer_port = free_port(), free_port()
         self.url = f"etcd://127.0.0.1:{self.port}"
 
-    async def start(self) -> None:
-        self.process = _spawn(etcd_command(self.directory, self.port, self.peer_port))
-        store = self.client()
-        await store.start()
-        try:
-            await store.get("ready", 20)
-        finally:
-            await store.close()
+    def command(self) -> list[str]:
+        return etcd_command(self.directory, self.port, self.peer_port)
 
     def client(self, queue_events_max: int = 1024) -> Store:
         settings = EtcdSettings(lease_ttl_s=ETCD_TTL_S, queue_events_max=queue_events_max)
         return EtcdStore(parse_endpoints(self.url), random.Random(7), settings)
 
 
-async def registrant(url: str, key: str) -> subprocess.Popen[bytes]:
-    """A process of its own that has registered `key`."""
-    process = _spawn([sys.executable, "-c", REGISTRANT, url, key])
-    assert process.stdout is not None
-    line = await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), 20)
-    assert line == b"registered\n"
-    return process
+def rig_for(kind: str, directory: Path) -> Rig:
+    return EtcdRig(directory) if kind == "etcd" else EmbeddedRig(directory, tcp=kind == "tcp")
+
+
+async def registered(store: Store, key: str, value: bytes, timeout_s: float = 5.0) -> Registration:
+    """A registration that the store has."""
+    registration = store.register(key, value)
+    await has(store, key, value, timeout_s)
+    return registration
+
+
+async def has(store: Store, key: str, value: bytes, timeout_s: float = 5.0) -> None:
+    """Return once the store holds that value."""
+    async with asyncio.timeout(timeout_s):
+        while await store.get(key, timeout_s) != value:
+            await asyncio.sleep(0.005)
+
+
+async def items_under(store: Store, prefix: str, timeout_s: float = 5.0) -> dict[str, bytes]:
+    """What a new watch is told first."""
+    async with contextlib.aclosing(store.watch(prefix)) as watch:
+        snapshot = await upcoming(watch, timeout_s)
+    assert isinstance(snapshot, Snapshot)
+    return snapshot.items
+
+
+async def registrant(rig: Rig) -> subprocess.Popen[bytes]:
+    """A process of its own that registers r/1."""
+    kind = "etcd" if isinstance(rig, EtcdRig) else "unix"
+    return _spawn([sys.executable, __file__, kind, str(rig.directory), rig.url])
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -165,3 +188,15 @@ async def unavailable_within(call: object, bound_s: float) -> StoreUnavailable:
         assert loop.time() - started_s < bound_s
         return error
     raise AssertionError("the call succeeded")
+
+
+async def _register(kind: str, directory: str, url: str) -> None:
+    rig = rig_for(kind, Path(directory))
+    rig.url = url
+    async with rig.opened() as store:
+        store.register("r/1", b"mine")
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_register(*sys.argv[1:]))

@@ -13,11 +13,11 @@ from typing import Any
 
 import aiohttp
 import pytest
-from store_rigs import EtcdRig, end, free_port, until, until_snapshot, upcoming
+from store_rigs import EtcdRig, end, free_port, items_under, registered, until, until_snapshot, upcoming
 
-from holdfast.store import Deleted, Put, Snapshot
+from holdfast.store.contract import Deleted, Put, Snapshot
 from holdfast.store.etcd_client import EtcdSettings, EtcdStore
-from holdfast.store.etcd_messages import range_end
+from holdfast.store.etcd_watch import range_end
 
 pytestmark = pytest.mark.processes
 
@@ -123,8 +123,8 @@ async def test_a_lost_lease_is_granted_again(rig: EtcdRig, store: EtcdStore) -> 
     """When etcd has dropped the lease, every registration is put again under a new one, by itself."""
     watch = store.watch("l/")
     assert await upcoming(watch) == Snapshot({})
-    await store.register("l/1", b"a").wait_registered(5)
-    await store.register("l/2", b"b").wait_registered(5)
+    await registered(store, "l/1", b"a")
+    await registered(store, "l/2", b"b")
     assert [await upcoming(watch) for _ in range(2)] == [Put("l/1", b"a"), Put("l/2", b"b")]
     await post(rig, "lease/revoke", {"ID": str(store._keeper._lease)})
     events = [await upcoming(watch) for _ in range(4)]
@@ -136,7 +136,7 @@ async def test_an_emptied_etcd_is_filled_again(rig: EtcdRig, store: EtcdStore) -
     """An etcd that comes back without its data (a new history, lower revisions) is watched and registered with anew."""
     for index in range(10):
         await store.put("e/old", str(index).encode(), 5)
-    await store.register("e/1", b"a").wait_registered(5)
+    await registered(store, "e/1", b"a")
     watch = store.watch("e/")
     assert await upcoming(watch) == Snapshot({"e/old": b"9", "e/1": b"a"})
     rig.kill()
@@ -156,7 +156,7 @@ async def test_the_next_endpoint_serves(rig: EtcdRig, tmp_path: Path) -> None:
     client = EtcdStore(endpoints, random.Random(5), EtcdSettings(lease_ttl_s=2))
     await client.start()
     try:
-        await client.register("n/1", b"a").wait_registered(5)
+        await registered(client, "n/1", b"a")
         watch = client.watch("n/")
         assert await upcoming(watch) == Snapshot({"n/1": b"a"})
         rig.freeze()
@@ -179,4 +179,4 @@ async def test_another_applications_keys_are_no_trouble(rig: EtcdRig, store: Etc
     await post(rig, "kv/put", {"key": base64.b64encode(b"\xff\xfe").decode(), "value": ""})
     await store.put("k", b"v", 5)
     assert await upcoming(watch) == Put("k", b"v")
-    assert await store.get_prefix("", 5) == {"k": b"v"}
+    assert await items_under(store, "") == {"k": b"v"}

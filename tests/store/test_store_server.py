@@ -17,12 +17,13 @@ from store_rigs import EmbeddedRig, end, unavailable_within, until_snapshot, upc
 
 from holdfast.core.address import UnixAddress, parse_address
 from holdfast.core.errors import UserError
-from holdfast.store import Lost, Snapshot, open_store
 from holdfast.store import messages as m
 from holdfast.store.client import EmbeddedStore
+from holdfast.store.contract import Lost, Snapshot
 from holdfast.store.durable import DurableFile
+from holdfast.store.opening import open_store
 from holdfast.store.server import ServerSettings, StoreServer
-from holdfast.wire.frames import FRAME_BYTES_MAX, FrameSplitter, frame
+from holdfast.wire.frames import FRAME_BYTES_MAX, FrameSplitter, encode, frame
 from holdfast.wire.net import SocketNetwork
 
 
@@ -48,7 +49,7 @@ class Inside:
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
         await loop.sock_connect(sock, self.address.path)
-        await loop.sock_sendall(sock, m.encode(m.Hello(m.VERSION)))
+        await loop.sock_sendall(sock, encode(m.Hello(m.VERSION)))
         return sock
 
 
@@ -79,11 +80,9 @@ async def test_a_receiver_that_does_not_read_costs_little_and_catches_up(inside:
     writer = await inside.client()
     sock = await inside.raw()
     loop = asyncio.get_running_loop()
-    await loop.sock_sendall(sock, m.encode(m.WatchPrefix(1, "s/")))
-    registration = writer.register("s/1", b"")
+    await loop.sock_sendall(sock, encode(m.WatchPrefix(1, "s/")))
     for index in range(300):
-        registration.update(bytes([index % 256]) * 50_000)
-        await registration.wait_registered(5)
+        await writer.put("s/1", bytes([index % 256]) * 50_000, 5)
     (peer,) = [peer for peer in inside.server._peers.values() if peer._blocked]
     assert peer._transport.get_write_buffer_size() < 512 * 1024
     view: dict[str, bytes] = {}
@@ -107,7 +106,7 @@ async def test_requests_wait_while_answers_are_not_read(inside: Inside) -> None:
     sock = await inside.raw()
     loop = asyncio.get_running_loop()
     sending = asyncio.create_task(
-        loop.sock_sendall(sock, b"".join(m.encode(m.Get(call, "s/1")) for call in range(200)))
+        loop.sock_sendall(sock, b"".join(encode(m.Get(call, "s/1")) for call in range(200)))
     )
     await writer.get("s/1", 5)
     async with asyncio.timeout(5):
@@ -169,7 +168,7 @@ async def test_a_wrong_version_is_told_to_the_caller(tmp_path: Path) -> None:
 
     class OtherVersion(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            transport.write(m.encode(m.Refused("WrongVersion", "upgrade")))  # type: ignore[attr-defined]
+            transport.write(encode(m.Refused("WrongVersion", "upgrade")))  # type: ignore[attr-defined]
             transport.close()
 
     network = SocketNetwork()
@@ -209,19 +208,19 @@ class TestFuzz:
 
     async def test_every_refusal_names_its_cause(self, rig: EmbeddedRig) -> None:
         """Malformed, oversized, wrong-version, wrong-typed and deeply nested messages each get a reason."""
-        hello = m.encode(m.Hello(m.VERSION))
+        hello = encode(m.Hello(m.VERSION))
         for sent, code in [
             (frame(b"\xc1garbage"), "Malformed"),
             (b"GET / HTTP/1.1\r\n\r\n", "Malformed"),
             (struct.pack(">I", FRAME_BYTES_MAX + 1) + os.urandom(100_000), "Malformed"),
-            (m.encode(m.Hello(99)), "WrongVersion"),
-            (m.encode(m.Ping()), "NoHello"),
+            (encode(m.Hello(99)), "WrongVersion"),
+            (encode(m.Ping()), "NoHello"),
             (hello + hello, "InvalidRequest"),
             (hello + frame(b"\x91" * 5000), "Malformed"),
             (hello + frame(b"\x93\x03\x01\xa2\xff\xfe"), "Malformed"),
             (hello + frame(b"\x93\x03\xa1x\xa1k"), "Malformed"),
-            (hello + m.encode(m.Welcome(1)), "Malformed"),
-            (hello + m.encode(m.PutKey(1, "k", b"v" * 1_100_000, True)), "InvalidRequest"),
+            (hello + encode(m.Welcome(1)), "Malformed"),
+            (hello + encode(m.PutKey(1, "k", b"v" * 1_100_000, True)), "InvalidRequest"),
         ]:
             received = await exchange(rig, sent)
             assert isinstance(received[-1], m.Refused), sent[:40]
@@ -243,7 +242,7 @@ class TestFuzz:
             asyncio.run_coroutine_threadsafe(exchange(rig, sent, wait=False), loop).result(20)
 
         await asyncio.to_thread(hit)
-        await honest.register("h/1", b"fine").wait_registered(5)
+        honest.register("h/1", b"fine")
         await until_snapshot(watch, {"h/1": b"fine"}, 5)
         assert rig.process.poll() is None
         assert honest.state == "connected"
@@ -253,7 +252,7 @@ class TestFuzz:
 KEYS = st.text(max_size=5).map("x/".__add__)
 MESSAGES = st.one_of(
     st.builds(m.PutKey, st.integers(0, 9), KEYS, st.binary(max_size=20), st.booleans()),
-    st.builds(m.GetPrefix, st.integers(0, 9), st.text(max_size=5)),
+    st.builds(m.Get, st.integers(0, 9), st.text(max_size=5)),
     st.builds(m.DeleteKey, st.integers(0, 9), KEYS, st.booleans()),
     st.builds(m.WatchPrefix, st.integers(-(2**63), 2**63), st.text(max_size=5)),
     st.builds(m.Unwatch, st.integers(0, 9)),
@@ -263,9 +262,9 @@ MESSAGES = st.one_of(
 @st.composite
 def mutated(draw: st.DrawFn) -> bytes:
     """A good conversation, then some bytes changed and the end cut off."""
-    good = bytearray(m.encode(m.Hello(m.VERSION)))
+    good = bytearray(encode(m.Hello(m.VERSION)))
     for message in draw(st.lists(MESSAGES, max_size=8)):
-        good += m.encode(message)
+        good += encode(message)
     for _ in range(draw(st.integers(0, 4))):
         good[draw(st.integers(0, len(good) - 1))] = draw(st.integers(0, 255))
     return bytes(good[: draw(st.integers(0, len(good)))])
@@ -273,7 +272,7 @@ def mutated(draw: st.DrawFn) -> bytes:
 
 HOSTILE = st.one_of(
     st.binary(max_size=200),
-    st.binary(max_size=200).map(lambda payload: m.encode(m.Hello(m.VERSION)) + frame(payload)),
+    st.binary(max_size=200).map(lambda payload: encode(m.Hello(m.VERSION)) + frame(payload)),
     mutated(),
 )
 

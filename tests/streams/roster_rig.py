@@ -27,7 +27,7 @@ from holdfast.streams.flight import Flight
 from holdfast.streams.ledger import Ledger
 from holdfast.streams.link import WorkerLink
 from holdfast.streams.roster import Roster
-from holdfast.wire.frames import FrameSplitter
+from holdfast.wire.frames import FrameSplitter, encode
 from holdfast.wire.messages import (
     VERSION,
     ArtefactPart,
@@ -42,7 +42,6 @@ from holdfast.wire.messages import (
     Step,
     Welcome,
     decode_to_worker,
-    encode,
 )
 from holdfast.wire.net import SocketNetwork
 

@@ -21,7 +21,7 @@ from holdfast.streams.dispatcher import Dispatcher
 from holdfast.streams.flight import Flight, WorkerSet
 from holdfast.streams.ledger import Ledger
 from holdfast.streams.link import DataConnection, WorkerLink
-from holdfast.wire.frames import FrameSplitter
+from holdfast.wire.frames import FrameSplitter, encode
 from holdfast.wire.messages import (
     VERSION,
     Active,
@@ -36,7 +36,6 @@ from holdfast.wire.messages import (
     Step,
     Welcome,
     decode_to_worker,
-    encode,
 )
 
 SEED = 7

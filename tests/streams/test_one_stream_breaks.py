@@ -7,8 +7,8 @@ from streams_rig import Client, Cluster
 
 from holdfast.core.errors import Code
 from holdfast.core.requests import Output
-from holdfast.wire.frames import FRAME_BYTES_MAX
-from holdfast.wire.messages import Step, encode
+from holdfast.wire.frames import FRAME_BYTES_MAX, encode
+from holdfast.wire.messages import Step
 
 BUGS = ["take", "flush", "still_waiting", "resumed"]
 

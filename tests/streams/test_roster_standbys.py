@@ -13,7 +13,8 @@ from holdfast.frontend.metrics import FrontendMetrics
 from holdfast.frontend.pages import Pages
 from holdfast.health.liveness import Verdict
 from holdfast.spec.launch import HoldSettings
-from holdfast.wire.messages import Active, Cancel, Draining, encode
+from holdfast.wire.frames import encode
+from holdfast.wire.messages import Active, Cancel, Draining
 
 
 async def standing_by(rig: RosterRig, number: int, group: str = "g") -> ScriptedWorker:

@@ -9,13 +9,8 @@ from wire_rig import Target, request
 
 from holdfast.core.requests import Sampling
 from holdfast.engines.sim.vocabulary import asset
-from holdfast.wire.messages import (
-    ArtefactPart,
-    Cancel,
-    Generate,
-    GetArtefact,
-    encode,
-)
+from holdfast.wire.frames import encode
+from holdfast.wire.messages import ArtefactPart, Cancel, Generate, GetArtefact
 
 NAN, INF = float("nan"), float("inf")
 

@@ -16,8 +16,8 @@ from holdfast.spec.launch import WorkerLaunch
 from holdfast.store.opening import open_store
 from holdfast.testing.clients import Received, ask, read_answer
 from holdfast.testing.deployment import Deployment
-from holdfast.wire.frames import frame
-from holdfast.wire.messages import Closed, Draining, Step, encode
+from holdfast.wire.frames import encode, frame
+from holdfast.wire.messages import Closed, Draining, Step
 from holdfast.wire.world import real_world
 from holdfast.worker.beat import BeatThread
 from holdfast.worker.process import Worker

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.core.requests import Failure, GenerateRequest, Output, Sampling, TokenLogprobs
-from holdfast.wire.frames import FRAME_BYTES_MAX, FrameError, FrameSplitter, frame
+from holdfast.wire.frames import FRAME_BYTES_MAX, FrameError, FrameSplitter, encode, frame
 from holdfast.wire.messages import (
     VERSION,
     ArtefactPart,
@@ -32,7 +32,6 @@ from holdfast.wire.messages import (
     Welcome,
     decode_to_frontend,
     decode_to_worker,
-    encode,
 )
 
 number = st.integers(-(2**63), 2**64 - 1)

@@ -12,7 +12,7 @@ import pytest
 from wire_rig import HELLO, Target, request
 
 from holdfast.core.requests import Sampling
-from holdfast.wire.frames import FRAME_BYTES_MAX, frame
+from holdfast.wire.frames import FRAME_BYTES_MAX, encode, frame
 from holdfast.wire.messages import (
     VERSION,
     Beat,
@@ -25,7 +25,6 @@ from holdfast.wire.messages import (
     Refused,
     Step,
     Welcome,
-    encode,
 )
 
 pack = msgspec.msgpack.encode

@@ -9,17 +9,8 @@ from typing import Any
 from holdfast.core.requests import GenerateRequest, Output, Sampling
 from holdfast.testing.deployment import Deployment
 from holdfast.testing.processes import fd_count, rss_bytes, thread_count
-from holdfast.wire.frames import FrameSplitter
-from holdfast.wire.messages import (
-    VERSION,
-    Hello,
-    Message,
-    Refused,
-    Step,
-    Welcome,
-    decode_to_frontend,
-    encode,
-)
+from holdfast.wire.frames import FrameSplitter, encode
+from holdfast.wire.messages import VERSION, Hello, Message, Refused, Step, Welcome, decode_to_frontend
 
 HELLO = {"data": encode(Hello(VERSION, "data", "fuzz")), "beat": encode(Hello(VERSION, "beat", "fuzz"))}
 

@@ -17,12 +17,13 @@ from typing import Any, cast
 from holdfast.core.requests import GenerateRequest, Sampling
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
+from holdfast.store.contract import Snapshot, Store
 from holdfast.testing.deployment import Deployment
 from holdfast.testing.place import fetch, free_port
 from holdfast.testing.processes import VAULT, vault_processes
 from holdfast.testing.waiting import BOUND_S, until, wait_until
-from holdfast.wire.frames import FrameSplitter
-from holdfast.wire.messages import VERSION, Generate, Hello, Message, Step, decode_to_frontend, encode
+from holdfast.wire.frames import FrameSplitter, encode
+from holdfast.wire.messages import VERSION, Generate, Hello, Message, Step, decode_to_frontend
 
 REQUEST = GenerateRequest("t", [5, 6, 7], 3, Sampling(20, 1, ignore_eos=True))
 
@@ -184,3 +185,12 @@ async def connect(path: str) -> DataPeer:
     _, peer = await asyncio.get_running_loop().create_unix_connection(DataPeer, path)
     await until(lambda: peer.heard, "an answer to the Hello")
     return peer
+
+
+async def stored_keys(store: Store) -> list[str]:
+    """Every key of ours in the store now."""
+    async with asyncio.timeout(BOUND_S), contextlib.aclosing(store.watch("v1/")) as watch:
+        async for event in watch:
+            if isinstance(event, Snapshot):
+                return sorted(event.items)
+    raise AssertionError("the watch ended")

@@ -15,8 +15,8 @@ import pytest
 
 from holdfast.core.address import Address, TcpAddress, UnixAddress
 from holdfast.engines.contract import Progress
-from holdfast.wire.frames import FrameSplitter
-from holdfast.wire.messages import VERSION, Beat, Hello, Message, Refused, Welcome, decode_to_frontend, encode
+from holdfast.wire.frames import FrameSplitter, encode
+from holdfast.wire.messages import VERSION, Beat, Hello, Message, Refused, Welcome, decode_to_frontend
 from holdfast.worker.beat import OBSERVERS_MAX, BeatThread
 
 pytestmark = pytest.mark.alone

@@ -15,7 +15,7 @@ from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import GenerateRequest, Output, Sampling
 from holdfast.engines.contract import Capabilities, EngineEvents, Limits, Progress
 from holdfast.wire import net
-from holdfast.wire.frames import FrameSplitter
+from holdfast.wire.frames import FrameSplitter, encode
 from holdfast.wire.messages import (
     VERSION,
     ArtefactPart,
@@ -34,7 +34,6 @@ from holdfast.wire.messages import (
     Step,
     Welcome,
     decode_to_frontend,
-    encode,
 )
 from holdfast.wire.net import SocketNetwork
 from holdfast.worker.session import SESSIONS_MAX

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from shadow_worker_rig import DataPeer, Stage, ask, connect, until
+from shadow_worker_rig import DataPeer, Stage, ask, connect, stored_keys, until
 
 from holdfast.core.errors import Code
 from holdfast.discovery.keys import CARDS, INSTANCES, STANDBYS
@@ -173,8 +173,7 @@ class Rig:
         assert isinstance(welcome, Welcome)
         assert (welcome.active, welcome.epoch, welcome.group) == (False, 0, "pair")
         another.close()
-        stored = await self._watcher.get_prefix("v1/", 5.0)
-        assert sorted(stored) == [self.key(CARDS), self.key(STANDBYS)]
+        assert await stored_keys(self._watcher) == [self.key(CARDS), self.key(STANDBYS)]
         assert read_terms(self.stage.journals) == []
 
 

@@ -9,13 +9,20 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import os
+import socket
+import sys
 from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Any
 
 import pytest
+import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.core.address import TcpAddress
 from holdfast.core.errors import UserError
+from holdfast.core.peers import peer_uid
 from holdfast.failover.lifecycle import (
     Announced,
     Ended,
@@ -30,6 +37,8 @@ from holdfast.failover.lifecycle import (
     StandDown,
     step,
 )
+from holdfast.kv.resumes import Resumes
+from holdfast.kv.usage import KvUse
 from holdfast.spec.launch import WorkerLaunch
 from holdfast.testing.clients import ask, chat_body
 from holdfast.testing.deployment import Deployment
@@ -52,10 +61,10 @@ UNIX_S = 1_700_000_000.0
 Reply = tuple[int, bytes, http.client.HTTPMessage]
 
 
-def ask_for(port: int, path: str, method: str = "GET") -> Reply:
+def ask_for(port: int, path: str, method: str = "GET", **headers: str) -> Reply:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
-        connection.request(method, path)
+        connection.request(method, path, headers=headers)
         response = connection.getresponse()
         return response.status, response.read(), response.headers
     finally:
@@ -76,6 +85,8 @@ class Rig:
 
     def __init__(self) -> None:
         self.life = Lifecycle(shadow=True, wake_s=30.0)
+        self.facts: dict[str, Any] = dict(FACTS)
+        self.actions: Actions = {"sleep": self.sleep, "wake_up": self.wake_up}
         self.now_s = 0.0
         self.released = asyncio.Event()  # sleep goes on to its end
         self.begun = asyncio.Event()
@@ -87,12 +98,12 @@ class Rig:
 
     async def start(self, settings: WorkerLaunch = WorkerLaunch(), action_s: float = 5.0) -> Rig:  # noqa: B008
         self.page = StatusPage(
-            lambda: dict(FACTS),
+            lambda: dict(self.facts),
             lambda: self.life,
             lambda: self.now_s,
             lambda: UNIX_S + self.now_s,
             settings,
-            {"sleep": self.sleep, "wake_up": self.wake_up},
+            self.actions,
             action_s=action_s,
         )
         self.server = HttpServer(self.page.handle, SocketNetwork())
@@ -111,8 +122,11 @@ class Rig:
             for effect in effects:
                 self.page.entered(effect)
 
-    async def get(self, path: str, method: str = "GET") -> Reply:
-        return await asyncio.to_thread(ask_for, self.port, path, method)
+    async def get(self, path: str, method: str = "GET", **headers: str) -> Reply:
+        return await asyncio.to_thread(ask_for, self.port, path, method, **headers)
+
+    async def scraped(self) -> dict[str, float]:
+        return samples((await self.get("/metrics"))[1])
 
     async def probes(self) -> tuple[int, int]:
         return (await self.get("/live"))[0], (await self.get("/health"))[0]
@@ -315,15 +329,70 @@ async def test_a_worker_that_ends_answers_its_operator(rig: Rig, end: str) -> No
 
 async def test_levers_may_come_later(rig: Rig) -> None:
     """A worker learns what it can do after its page is up; until then there is no such path."""
-    actions: Actions = {}
-    page = StatusPage(dict, lambda: rig.life, lambda: 0.0, lambda: 0.0, WorkerLaunch(), actions)
-    rig.page, rig.server = page, HttpServer(page.handle, SocketNetwork())
-    address = await rig.server.start(TcpAddress("127.0.0.1", 0))
-    assert isinstance(address, TcpAddress)
-    rig.port = address.port
+    del rig.actions["wake_up"]
+    await rig.start()
     assert (await rig.get("/engine/wake_up", "POST"))[0] == 404
-    actions["wake_up"] = rig.wake_up
+    rig.actions["wake_up"] = rig.wake_up
     assert (await rig.get("/engine/wake_up", "POST"))[0] == 200
+
+
+# -- who may pull them
+
+AS_NOBODY = """
+import encodings.idna, http.client, os, sys
+connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]), timeout=10)
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+connection.request("POST", "/engine/sleep")
+print(connection.getresponse().status)
+"""
+
+
+async def test_this_user_may_and_a_web_page_or_a_wrong_token_may_not(rig: Rig) -> None:
+    """By the kernel's word for who is at the other end; a browser's page is not the user."""
+    await rig.start(WorkerLaunch(engine_token="secret"))
+    page = {"Origin": "http://elsewhere.example"}
+    for headers in (page, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}):
+        assert (await rig.get("/engine/sleep", "POST", **headers))[0] == 403
+    assert not rig.begun.is_set()
+    rig.released.set()
+    for headers in ({}, page | {"Authorization": "bearer secret"}):
+        assert (await rig.get("/engine/sleep", "POST", **headers))[0] == 200
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+async def test_another_user_of_this_machine_may_not(rig: Rig) -> None:
+    """That a port is on loopback does not make everybody there its owner."""
+    await rig.start(WorkerLaunch(engine_token="secret"))
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", AS_NOBODY, str(rig.port)), stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await child.communicate()
+    assert (said, rig.begun.is_set()) == (b"403\n", False)
+
+
+def test_levers_work_on_the_loop_that_workers_run() -> None:
+    """Whose sockets are not the standard library's."""
+
+    async def pulled() -> int:
+        rig = await Rig().start()
+        status, _, _ = await rig.get("/engine/wake_up", "POST")
+        await rig.close()
+        return status
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(pulled()) == 200
+
+
+@pytest.mark.parametrize(("listen", "connect"), [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("::", "127.0.0.1")])
+def test_owner_of_a_tcp_peer_is_told_by_the_kernel(listen: str, connect: str) -> None:
+    """In both families, and for an IPv4 client of a socket that serves both."""
+    family = socket.AF_INET6 if ":" in listen else socket.AF_INET
+    with (
+        socket.create_server((listen, 0), family=family, dualstack_ipv6=listen == "::") as server,
+        socket.create_connection((connect, server.getsockname()[1]), timeout=10),
+        server.accept()[0] as accepted,
+    ):
+        assert peer_uid(accepted) == os.getuid()
 
 
 # -- metrics
@@ -333,7 +402,7 @@ async def test_failover_metrics(rig: Rig) -> None:
     """Every state has a line from the start; a switch over moves state, stamp, durations and counts."""
     await rig.start()
     rig.now_s = 1.0
-    before = samples((await rig.get("/metrics"))[1])
+    before = await rig.scraped()
     states = {key: value for key, value in before.items() if key.startswith(f"{FAILOVER}_state[")}
     assert sum(states.values()) == states[f"{FAILOVER}_state[init]"] == 1
     assert len(states) == 6
@@ -346,7 +415,7 @@ async def test_failover_metrics(rig: Rig) -> None:
     rig.now_s = 20.25
     rig.happen(Announced(5))
     rig.now_s = 30.0
-    after = samples((await rig.get("/metrics"))[1])
+    after = await rig.scraped()
     assert {key: value for key, value in after.items() if key.startswith(FAILOVER) and "_created" not in key} == {
         **dict.fromkeys(states, 0.0),
         f"{FAILOVER}_state[active]": 1,
@@ -378,39 +447,63 @@ async def test_a_counter_is_not_counted_twice(rig: Rig) -> None:
     """However often it is scraped."""
     await rig.start()
     rig.happen(Loaded(), LockWon(5))
-    pages = [samples((await rig.get("/metrics"))[1]) for _ in range(3)]
+    pages = [await rig.scraped() for _ in range(3)]
     assert [page[f"{FAILOVER}_switch_attempts_total"] for page in pages] == [1, 1, 1]
     assert [page["holdfast_worker_tokens_total"] for page in pages] == [3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    "told", [None, Resumes(9, 6, 2, 1, 500, 104, 15), Resumes(1, 1, 0, 0, 3, 3, 3)], ids=["no group", "one", "next"]
+)
+async def test_every_count_of_resumes_is_a_metric_and_may_fall_with_the_next_wake(
+    rig: Rig, told: Resumes | None
+) -> None:
+    """A worker without a group shows 0; one with a group what its engine counted since it woke, each under its name."""
+    await rig.start()
+    rig.facts |= asdict(Resumes(10, 10, 10, 10, 1000, 1000, 1000))
+    await rig.scraped()
+    rig.facts = FACTS | (asdict(told) if told else {})
+    shown = await rig.scraped()
+    for name in ("resumed", "resumed_resident", "resumed_evicted", "resumed_missing"):
+        assert shown[f"holdfast_worker_{name}"] == getattr(told, f"{name}_total", 0), name
+    for name in ("recomputed_tokens_max", "recomputed_tokens_resident_max"):
+        assert shown[f"holdfast_worker_{name}"] == getattr(told, name, 0), name
+
+
+async def test_counters_go_on_where_a_pool_was_taken_anew(rig: Rig) -> None:
+    """The owner's counts begin at 0 with every wake; a counter that fell would be read as a burst. An engine without a
+    pool, a standby, shows zeros, not a division by them."""
+    await rig.start()
+    for use in (KvUse(), KvUse(100, 25, 10, 640, 320), KvUse(100, 50, 10, 960, 480), KvUse()):
+        rig.facts["kv"] = asdict(use)
+        shown = await rig.scraped()
+        assert shown["dynamo_component_kvstats_gpu_cache_usage_percent"] == use.usage
+    rig.facts["kv"] = asdict(KvUse(100, 1, 60, 160, 160))
+    shown = await rig.scraped()
+    assert shown["holdfast_worker_prefix_tokens_total"] == 960 + 160
+    assert shown["holdfast_worker_prefix_hit_tokens_total"] == 480 + 160
+    assert shown["dynamo_component_kvstats_total_blocks"] == 100
+    assert shown["dynamo_component_kvstats_gpu_cache_usage_percent"] == 0.01
+    assert shown["dynamo_component_kvstats_gpu_prefix_cache_hit_rate"] == 1.0
 
 
 # -- a real worker
 
 
-def get(deployment: Deployment, path: str, method: str = "GET") -> Reply:
-    record = json.loads((deployment.folder / "run" / "worker-0.json").read_bytes())
-    return ask_for(int(record["status"].rpartition(":")[2]), path, method)
-
-
-def test_a_real_worker_is_live_and_healthy(deployment: Deployment) -> None:
-    """A normal worker, once found, is Active, and says what it serves."""
-    status, body, _ = get(deployment, "/live")
-    assert (status, json.loads(body)["status"]) == (200, "live")
-    status, body, _ = get(deployment, "/health")
-    facts = json.loads(body)
-    assert (status, facts["status"], facts["role"], facts["model"]) == (200, "ready", "worker", "holdfast-sim")
-    assert (facts["state"], facts["ready"], facts["reason"]) == ("active", True, "serving")
+def scrape(deployment: Deployment) -> Reply:
+    return ask_for(int(deployment.record("worker-0")["status"].rpartition(":")[2]), "/metrics")
 
 
 async def test_metrics_move_with_the_work(deployment: Deployment) -> None:
     """Requests and tokens are counted, and every line parses."""
-    status, page, headers = get(deployment, "/metrics")
+    status, page, headers = scrape(deployment)
     assert status == 200
     assert headers["content-type"].startswith("text/plain")
     before = samples(page)
     assert before["dynamo_worker_status[ready]"] == 1
     received = await ask(deployment.port, "/v1/chat/completions", chat_body("count", 25))
     assert received.status == 200
-    after = samples(get(deployment, "/metrics")[1])
+    after = samples(scrape(deployment)[1])
     assert after["holdfast_worker_requests_total"] == before["holdfast_worker_requests_total"] + 1
     assert after["holdfast_worker_tokens_total"] == before["holdfast_worker_tokens_total"] + 25
     assert after["holdfast_worker_steps_total"] > before["holdfast_worker_steps_total"]

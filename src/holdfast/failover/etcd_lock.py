@@ -15,15 +15,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
+from collections.abc import AsyncIterator
+
+import msgspec
 
 from holdfast.core.ports import World
 from holdfast.core.tasks import Tasks, first
 from holdfast.failover.identity import read_holder, signature
-from holdfast.failover.lock import Holder
+from holdfast.failover.lock import Holder, in_a_word
 from holdfast.failover.lost_event import LostEvent
+from holdfast.spec.store_urls import parse_endpoints
 from holdfast.store.backoff import Backoff
 from holdfast.store.contract import StoreUnavailable
-from holdfast.store.etcd_election import EtcdElection, open_election
+from holdfast.store.etcd_gateway import (
+    Answer,
+    Empty,
+    EtcdError,
+    EtcdGateway,
+    EtcdUnreachable,
+    KeepAliveResponse,
+    KeyValue,
+    LeaseRequest,
+    RangeRequest,
+    RangeResponse,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -57,12 +73,7 @@ class EtcdLock:
         self._waiting = False
 
     def __repr__(self) -> str:
-        state = "held" if self.held else "lost" if self._lost else "waited for" if self._waiting else "not held"
-        return f"lock {self.url}/{self.key}: {state} by {self.who}"
-
-    @property
-    def held(self) -> bool:
-        return self._lost is not None and not self._lost.is_set()
+        return f"lock {self.url}/{self.key}: {in_a_word(self._lost, self._waiting)} by {self.who}"
 
     async def acquire(self) -> asyncio.Event:
         if self._lost is not None and not self._lost.is_set():
@@ -89,7 +100,7 @@ class EtcdLock:
 
     async def owner(self) -> Holder | None:
         with contextlib.suppress(StoreUnavailable):
-            async with open_election(self.url, self.key, self._rng) as election:
+            async with _open_election(self.url, self.key, self._rng) as election:
                 kept, _ = await election.read(OWNER_S)
                 return None if kept is None else read_holder(kept.value)
         return None
@@ -110,7 +121,7 @@ class EtcdLock:
     # -- the candidacy: one task, from the first look to the loss
 
     async def _stand(self, granted: asyncio.Future[LostEvent]) -> None:
-        async with open_election(self.url, self.key, self._rng) as election:
+        async with _open_election(self.url, self.key, self._rng) as election:
             lease, lost = await self._win(election)
             try:
                 self._lost = lost
@@ -122,7 +133,7 @@ class EtcdLock:
             finally:
                 lost.set()
 
-    async def _win(self, election: EtcdElection) -> tuple[int, LostEvent]:
+    async def _win(self, election: _Election) -> tuple[int, LostEvent]:
         """Look, wait for the key's end, race; until won."""
         backoff = Backoff(self._rng)
         while True:
@@ -138,7 +149,7 @@ class EtcdLock:
                 _log.warning("%r: %s", self, error)
                 await asyncio.sleep(backoff.next_s())
 
-    async def _race(self, election: EtcdElection) -> tuple[int, LostEvent] | None:
+    async def _race(self, election: _Election) -> tuple[int, LostEvent] | None:
         sent_s = asyncio.get_running_loop().time()
         lease = self._rng.getrandbits(LEASE_BITS) or 1
         try:
@@ -152,7 +163,7 @@ class EtcdLock:
         await election.revoke(lease, REVOKE_S)
         return None
 
-    async def _keep(self, election: EtcdElection, lease: int, lost: LostEvent) -> None:
+    async def _keep(self, election: _Election, lease: int, lost: LostEvent) -> None:
         """Renew until it is lost. A key that is gone, or another's, is a loss too: others can be elected then."""
         backoff = Backoff(self._rng)
         while not lost.is_set():
@@ -183,3 +194,87 @@ class EtcdLock:
 
     def _deadline_s(self, sent_s: float) -> float:
         return sent_s + self.lease_s * (1 - MARGIN_PER_LEASE)
+
+
+# -- etcd
+
+
+class _TxnPart(msgspec.Struct, frozen=True):
+    response_range: RangeResponse | None = None
+
+
+class _TxnAnswer(msgspec.Struct, frozen=True):
+    succeeded: bool = False
+    responses: list[_TxnPart] = []
+
+
+class _Election:
+    """One candidate's calls to etcd. Asking twice does no harm: a creation whose answer got lost is recognised by its
+    lease. What etcd declines, or does not answer in time, is a StoreUnavailable."""
+
+    def __init__(self, gateway: EtcdGateway, url: str, key: str) -> None:
+        self._gateway = gateway
+        self._url = url
+        self._key = key.encode()
+
+    async def grant(self, lease: int, ttl_s: int, timeout_s: float) -> None:
+        """A lease under a number that the caller drew, so that it can be revoked even if the answer got lost."""
+        await self._call("lease/grant", {"ID": lease, "TTL": ttl_s}, Empty, timeout_s)
+
+    async def keep_alive(self, lease: int, timeout_s: float) -> bool:
+        """False: there is no such lease any more."""
+        answer = await self._call("lease/keepalive", LeaseRequest(lease), KeepAliveResponse, timeout_s)
+        return answer.result.TTL > 0
+
+    async def revoke(self, lease: int, timeout_s: float) -> None:
+        """The lease and its key go at once; if etcd does not answer, they run out by themselves."""
+        with contextlib.suppress(StoreUnavailable):
+            await self._call("lease/revoke", LeaseRequest(lease), Empty, timeout_s)
+
+    async def create(self, value: bytes, lease: int, timeout_s: float) -> bool:
+        """True: the key was not there, and now hangs on this lease."""
+        there = {"key": self._key, "target": "CREATE", "result": "EQUAL", "create_revision": 0}
+        put = {"request_put": {"key": self._key, "value": value, "lease": lease}}
+        look = {"request_range": {"key": self._key}}
+        request = {"compare": [there], "success": [put], "failure": [look]}
+        answer = await self._call("kv/txn", request, _TxnAnswer, timeout_s)
+        if answer.succeeded:
+            return True
+        found = [kept for part in answer.responses if part.response_range for kept in part.response_range.kvs]
+        return any(kept.lease == lease for kept in found)
+
+    async def read(self, timeout_s: float) -> tuple[KeyValue | None, int]:
+        """The key as it is, and the revision at which it is so."""
+        answer = await self._call("kv/range", RangeRequest(self._key), RangeResponse, timeout_s)
+        return (answer.kvs[0] if answer.kvs else None), answer.header.revision
+
+    async def until_deleted(self, revision: int, timeout_s: float) -> None:
+        """Return when the key was deleted after `revision`, or may have been; at the latest when the time is over."""
+        create = {"key": self._key, "start_revision": revision + 1, "filters": ["NOPUT"]}
+        watching = self._gateway.watch({"create_request": create})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s), contextlib.aclosing(watching) as results:
+                try:
+                    async for result in results:
+                        if result.events or result.canceled:
+                            return
+                except (EtcdUnreachable, EtcdError) as error:
+                    raise self._unavailable(str(error)) from error
+
+    async def _call(self, path: str, request: object, kind: type[Answer], timeout_s: float) -> Answer:
+        try:
+            return await self._gateway.ask(path, request, kind, timeout_s)
+        except TimeoutError:
+            raise self._unavailable(f"{path} was not answered within {timeout_s:g} s") from None
+        except EtcdError as error:
+            raise self._unavailable(f"{path} was declined: {error}") from error
+
+    def _unavailable(self, cause: str) -> StoreUnavailable:
+        return StoreUnavailable(self._url, cause, "check that etcd runs at this address and has a leader")
+
+
+@contextlib.asynccontextmanager
+async def _open_election(url: str, key: str, rng: random.Random) -> AsyncIterator[_Election]:
+    """Connections for one candidate, closed on exit."""
+    async with EtcdGateway(parse_endpoints(url), rng) as gateway:
+        yield _Election(gateway, url, key)

@@ -25,7 +25,7 @@ from holdfast.core.flock import is_at_path, open_lock_file, read_signature, sign
 from holdfast.core.ports import Clock
 from holdfast.failover.filesystems import filesystem_of, is_networked
 from holdfast.failover.identity import read_holder, signature
-from holdfast.failover.lock import Holder
+from holdfast.failover.lock import Holder, in_a_word
 
 _log = logging.getLogger(__name__)
 
@@ -66,12 +66,7 @@ class FileLock:
         self._check: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        state = "held" if self.held else "lost" if self._lost else "waited for" if self._waiting else "not held"
-        return f"lock {self.path}: {state} by {self.who}"
-
-    @property
-    def held(self) -> bool:
-        return self._lost is not None and not self._lost.is_set()
+        return f"lock {self.path}: {in_a_word(self._lost, self._waiting)} by {self.who}"
 
     async def acquire(self) -> asyncio.Event:
         if self._lost is not None and not self._lost.is_set():

@@ -212,7 +212,6 @@ class Lifecycle:
     memory_problem: str = ""  # why the memory cannot be vouched for; a standby is not ready then
     endpoint_problem: str = ""  # why the endpoint is not healthy (canary failed, not admitted, ...)
     endpoint_fatal: bool = False  # only a restart mends that
-    last_duration_s: float = 0.0  # of the state before this one
     durations_s: Mapping[State, float] = field(default_factory=dict)  # of each state, the last time it was left
     transitions: Mapping[tuple[State, State], int] = field(default_factory=dict)  # how often, by before and after
     switching: bool = False  # the wake under way, or last done, took over from another
@@ -294,7 +293,6 @@ def _enter(life: Lifecycle, after: State, reason: str, now_s: float) -> tuple[Li
         reason=reason,
         loading="",
         load_until_s=0.0,
-        last_duration_s=duration_s,
         durations_s={**life.durations_s, before: duration_s},
         transitions={**life.transitions, move: life.transitions.get(move, 0) + 1},
     )

@@ -25,6 +25,13 @@ class Holder:
     since_unix_s: float = 0.0
 
 
+def in_a_word(lost: asyncio.Event | None, waiting: bool) -> str:
+    """Where a lock is, by the event of its last grant, if it had one."""
+    if lost is not None:
+        return "lost" if lost.is_set() else "held"
+    return "waited for" if waiting else "not held"
+
+
 class FailoverLock(Protocol):
     """One engine's way to one election."""
 

@@ -38,12 +38,8 @@ class LostEvent(asyncio.Event):
             self._arm()
         return not self.is_set()
 
-    def holds(self) -> bool:
-        """Not set, and there is time left. Changes nothing, so that any thread may ask."""
-        return not super().is_set() and (self._deadline_s is None or self._clock.monotonic_s() < self._deadline_s)
-
     def is_set(self) -> bool:
-        if not self.holds():
+        if self._deadline_s is not None and self._clock.monotonic_s() >= self._deadline_s:
             self.set()
         return super().is_set()
 

@@ -47,12 +47,12 @@ async def run_role(launch: Launch, stop: asyncio.Event, on_ready: OnReady) -> No
 
 
 async def _run_store(launch: StoreLaunch, stop: asyncio.Event, on_ready: OnReady) -> None:
-    from holdfast.store.serve import serve
+    from holdfast.store.server import serve
     from holdfast.wire.net import SocketNetwork
 
     durable = Path(launch.state_dir) / "store.db"
     ready = lambda bound: on_ready({"address": str(bound)})  # noqa: E731
-    serving = serve(parse_address(launch.address), durable, SocketNetwork(), on_ready=ready)
+    serving = serve(parse_address(launch.address), durable, SocketNetwork(), ready)
     await done_before(stop, serving, "store")
 
 

@@ -27,7 +27,6 @@ from holdfast.store.contract import (
     State,
     StoreUnavailable,
     check_key,
-    check_prefix,
     check_value,
 )
 from holdfast.store.link import Answer, Link, LinkClosed
@@ -108,12 +107,6 @@ class EmbeddedStore:
         assert isinstance(answer, m.Value)
         return answer.value
 
-    async def get_prefix(self, prefix: str, timeout_s: float) -> dict[str, bytes]:
-        check_prefix(prefix)
-        answer = await self._call(lambda call: m.GetPrefix(call, prefix), f"get_prefix {prefix}", timeout_s)
-        assert isinstance(answer, m.Items)
-        return dict(answer.items)
-
     async def put(self, key: str, value: bytes, timeout_s: float) -> None:
         check_key(key)
         check_value(value)
@@ -133,30 +126,30 @@ class EmbeddedStore:
     async def _call(self, make: Callable[[int], m.ToServer], what: str, timeout_s: float) -> Answer:
         """Ask until answered; asking again after a reconnect is safe because every request is idempotent."""
         if self._calls >= CALLS_MAX:
-            raise self.unavailable(f"{CALLS_MAX} calls are under way already")
+            raise self._unavailable(f"{CALLS_MAX} calls are under way already")
         self._calls += 1
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await self._ask(make)
         except TimeoutError:
-            raise self.unavailable(f"{what} was not answered within {timeout_s:g} s") from None
+            raise self._unavailable(f"{what} was not answered within {timeout_s:g} s") from None
         finally:
             self._calls -= 1
         if isinstance(answer, m.Failed):
-            raise self.unavailable(f"{what} failed: {answer.reason}")
+            raise self._unavailable(f"{what} failed: {answer.reason}")
         return answer
 
     async def _ask(self, make: Callable[[int], m.ToServer]) -> Answer:
         while True:
             await self._ready.wait()
             if self._closed or self._link is None:
-                raise self.unavailable("this client was closed")
+                raise self._unavailable("this client was closed")
             if self._link.congested():
-                raise self.unavailable("too many bytes wait to be sent")
+                raise self._unavailable("too many bytes wait to be sent")
             with contextlib.suppress(LinkClosed):
                 return await self._link.call(make)
 
-    def unavailable(self, cause: str) -> StoreUnavailable:
+    def _unavailable(self, cause: str) -> StoreUnavailable:
         why = f" ({self._hub.reason})" if self._hub.reason else ""
         mend = "check that the store runs at this address; this client reconnects by itself"
         return StoreUnavailable(str(self._address), cause + why, mend)
@@ -173,7 +166,7 @@ class EmbeddedStore:
     def _kept(self, leased: LeasedKey, value: bytes, answer: Answer) -> None:
         leased.in_flight = False
         if isinstance(answer, m.Failed):
-            leased.refusal = answer.reason  # tried again at the next tick, or at the next connection
+            leased.become_refused(answer.reason)  # tried again at the next tick, or at the next connection
             return
         leased.become_acknowledged(value)
         if not leased.registered and self._wishes.get(leased.key) is leased:

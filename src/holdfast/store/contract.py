@@ -67,17 +67,11 @@ class StoreUnavailable(Exception):
 class Registration(Protocol):
     """One leased key of this client."""
 
-    @property
-    def key(self) -> str: ...
-
     def update(self, value: bytes) -> None:
         """Change the value; returns at once, the store follows."""
 
     async def withdraw(self) -> None:
         """Take the key away. Bounded: what the store cannot do now, it does when it is back. Idempotent."""
-
-    async def wait_registered(self, timeout_s: float) -> None:
-        """Return once the store holds the current value; else raise `StoreUnavailable`."""
 
 
 class Watch(Protocol):
@@ -106,8 +100,6 @@ class Store(Protocol):
         """Hold a leased key from now on; returns at once."""
 
     async def get(self, key: str, timeout_s: float) -> bytes | None: ...
-
-    async def get_prefix(self, prefix: str, timeout_s: float) -> dict[str, bytes]: ...
 
     async def put(self, key: str, value: bytes, timeout_s: float) -> None:
         """Write a key without a lease; when this returns it survives the store's restart."""

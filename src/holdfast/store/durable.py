@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
@@ -18,22 +17,13 @@ from holdfast.core.errors import UserError
 FORMAT = "holdfast-store-1"
 
 
-class Durable(Protocol):
-    """A place that outlives the store's process."""
-
-    def load(self) -> dict[str, bytes]: ...
-
-    async def save(self, items: dict[str, bytes]) -> None:
-        """Return once `items` would survive a power cut; raise OSError otherwise."""
-
-
 class _Content(msgspec.Struct, frozen=True, array_like=True):
     format: str
     items: dict[str, bytes]
 
 
 class DurableFile:
-    """`Durable` in a file of this machine."""
+    """The unleased keys, where they outlive the store's process."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -51,6 +41,7 @@ class DurableFile:
         return content.items
 
     async def save(self, items: dict[str, bytes]) -> None:
+        """Return once `items` would survive a power cut; raise OSError otherwise."""
         # A sync can take long on a busy disk; pings must be answered meanwhile.
         await asyncio.to_thread(self._replace, msgspec.msgpack.encode(_Content(FORMAT, items)))
 

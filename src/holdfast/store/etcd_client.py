@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Coroutine
 from dataclasses import dataclass
 
 from holdfast.core.tasks import Tasks
@@ -22,22 +21,20 @@ from holdfast.store.contract import (
     State,
     StoreUnavailable,
     check_key,
-    check_prefix,
     check_value,
 )
-from holdfast.store.etcd_gateway import EtcdGateway
-from holdfast.store.etcd_lease import LeaseKeeper
-from holdfast.store.etcd_messages import (
+from holdfast.store.etcd_gateway import (
     Answer,
-    DeleteRequest,
     Empty,
     EtcdError,
+    EtcdGateway,
     EtcdUnreachable,
     PutRequest,
     RangeRequest,
     RangeResponse,
 )
-from holdfast.store.etcd_watch import WatchTasks, read_prefix
+from holdfast.store.etcd_lease import LeaseKeeper
+from holdfast.store.etcd_watch import WatchTasks
 from holdfast.store.registering import LeasedKey
 from holdfast.store.watching import QUEUE_EVENTS_MAX, WatchHub, WatchQueue
 
@@ -68,7 +65,7 @@ class EtcdStore:
     ) -> None:
         self._address = "etcd://" + ",".join(endpoints)
         self._gateway = EtcdGateway(endpoints, rng)
-        self._keeper = LeaseKeeper(self._gateway, settings.lease_ttl_s, Backoff(rng), self.unavailable)
+        self._keeper = LeaseKeeper(self._gateway, settings.lease_ttl_s, Backoff(rng))
         self._watches = WatchTasks(self._gateway, rng, self._look_now)
         self._hub = WatchHub(self._restart_watch, self._watches.stop, settings.queue_events_max)
         self._backoff = Backoff(rng)
@@ -114,12 +111,6 @@ class EtcdStore:
         answer = await self._call("kv/range", RangeRequest(key.encode()), RangeResponse, f"get {key}", timeout_s)
         return answer.kvs[0].value if answer.kvs else None
 
-    async def get_prefix(self, prefix: str, timeout_s: float) -> dict[str, bytes]:
-        check_prefix(prefix)
-        reading = read_prefix(self._gateway, prefix, timeout_s)
-        items, _ = await self._bounded(reading, f"get_prefix {prefix}", timeout_s)
-        return items
-
     async def put(self, key: str, value: bytes, timeout_s: float) -> None:
         check_key(key)
         check_value(value)
@@ -127,14 +118,14 @@ class EtcdStore:
 
     async def delete(self, key: str, timeout_s: float) -> None:
         check_key(key)
-        await self._call("kv/deleterange", DeleteRequest(key.encode()), Empty, f"delete {key}", timeout_s)
+        await self._call("kv/deleterange", {"key": key.encode()}, Empty, f"delete {key}", timeout_s)
 
     def watch(self, prefix: str) -> WatchQueue:
         queue = self._hub.add(prefix)
         self._restart_watch(queue)
         return queue
 
-    def unavailable(self, cause: str) -> StoreUnavailable:
+    def _unavailable(self, cause: str) -> StoreUnavailable:
         why = f" ({self._hub.reason})" if self._hub.reason else ""
         mend = "check that etcd runs at this address and has a leader; this client reconnects by itself"
         return StoreUnavailable(self._address, cause + why, mend)
@@ -142,21 +133,16 @@ class EtcdStore:
     # Calls
 
     async def _call(self, path: str, request: object, kind: type[Answer], what: str, timeout_s: float) -> Answer:
-        return await self._bounded(self._gateway.ask(path, request, kind, timeout_s), what, timeout_s)
-
-    async def _bounded(self, asking: Coroutine[None, None, Answer], what: str, timeout_s: float) -> Answer:
-        """Await an answer under this client's bounds, and translate what goes wrong."""
+        """Ask under this client's bounds, and translate what goes wrong."""
         if self._calls >= CALLS_MAX:
-            asking.close()
-            raise self.unavailable(f"{CALLS_MAX} calls are under way already")
+            raise self._unavailable(f"{CALLS_MAX} calls are under way already")
         self._calls += 1
         try:
-            async with asyncio.timeout(timeout_s):
-                return await asking
+            return await self._gateway.ask(path, request, kind, timeout_s)
         except TimeoutError:
-            raise self.unavailable(f"{what} was not answered within {timeout_s:g} s") from None
+            raise self._unavailable(f"{what} was not answered within {timeout_s:g} s") from None
         except EtcdError as error:
-            raise self.unavailable(f"{what} failed: {error}") from error
+            raise self._unavailable(f"{what} failed: {error}") from error
         finally:
             self._calls -= 1
 

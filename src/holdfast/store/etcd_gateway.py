@@ -1,7 +1,8 @@
-"""HTTP to etcd's JSON gateway; the only file that knows aiohttp.
+"""HTTP to etcd's JSON gateway, and the shapes of what is asked and answered; the only file that knows aiohttp.
 
 Always true: every request has a timeout; an endpoint that does not answer is left for the next one, and `generation`
-counts those moves, so that long-lived streams know to move as well.
+counts those moves, so that long-lived streams know to move as well. msgspec turns bytes into base64 and back; numbers
+come as strings and are read leniently. Fields that etcd leaves out are its zero values.
 """
 
 from __future__ import annotations
@@ -12,21 +13,12 @@ import io
 import random
 from collections.abc import AsyncGenerator
 from types import TracebackType
+from typing import TypeVar
 
 import msgspec
 
 from holdfast.core.errors import UserError
 from holdfast.store.backoff import Backoff
-from holdfast.store.etcd_messages import (
-    CODE_CANCELLED,
-    CODES_TRY_AGAIN,
-    Answer,
-    EtcdError,
-    EtcdUnreachable,
-    WatchLine,
-    WatchResult,
-    read,
-)
 from holdfast.wire.net import tuned_socket
 
 try:
@@ -40,6 +32,115 @@ LINE_BYTES_MAX = 8 * 1024 * 1024
 STREAM_START_S = 3.0
 # Watches (one connection each) and concurrent calls of one process.
 CONNECTIONS_MAX = 128
+
+
+# gRPC's numbers for what we must tell apart.
+CODE_CANCELLED = 1
+CODE_NOT_FOUND = 5
+CODE_RESOURCE_EXHAUSTED = 8
+# Cancelled, DeadlineExceeded, Unavailable: another member, or the same one later, may answer.
+CODES_TRY_AGAIN = frozenset({CODE_CANCELLED, 4, 14})
+
+
+class EtcdUnreachable(Exception):
+    """No endpoint answered, or those that did cannot serve now."""
+
+
+class EtcdError(Exception):
+    """etcd understood and declined."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Header(msgspec.Struct, frozen=True):
+    revision: int = 0
+
+
+class KeyValue(msgspec.Struct, frozen=True):
+    key: bytes
+    value: bytes = b""
+    mod_revision: int = 0
+    lease: int = 0
+
+
+class RangeRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    key: bytes
+    range_end: bytes = b""
+    limit: int = 0
+    revision: int = 0
+    count_only: bool = False
+
+
+class RangeResponse(msgspec.Struct, frozen=True):
+    header: Header
+    kvs: list[KeyValue] = []
+    more: bool = False
+
+
+class PutRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    key: bytes
+    value: bytes
+    lease: int = 0
+
+
+class GrantRequest(msgspec.Struct, frozen=True):
+    TTL: int
+
+
+class GrantResponse(msgspec.Struct, frozen=True):
+    ID: int
+
+
+class LeaseRequest(msgspec.Struct, frozen=True):
+    ID: int
+
+
+class KeepAlive(msgspec.Struct, frozen=True):
+    TTL: int = 0  # 0: there is no such lease any more
+
+
+class KeepAliveResponse(msgspec.Struct, frozen=True):
+    result: KeepAlive
+
+
+class Empty(msgspec.Struct, frozen=True):
+    """An answer of which only the arrival matters."""
+
+
+class Event(msgspec.Struct, frozen=True):
+    kv: KeyValue
+    type: str = "PUT"
+
+
+class WatchResult(msgspec.Struct, frozen=True):
+    header: Header
+    created: bool = False
+    canceled: bool = False
+    fragment: bool = False  # more of the same revision follows
+    events: list[Event] = []
+
+
+class StreamError(msgspec.Struct, frozen=True):
+    message: str = ""
+    grpc_code: int = 2
+
+
+class WatchLine(msgspec.Struct, frozen=True):
+    result: WatchResult | None = None
+    error: StreamError | None = None
+
+
+Answer = TypeVar("Answer")
+
+
+def read(body: bytes, kind: type[Answer]) -> Answer:
+    """An answer of etcd's; what cannot be read did not come from etcd."""
+    try:
+        return msgspec.json.decode(body, type=kind, strict=False)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise EtcdError(2, f"the answer is not etcd's: {error}") from error
 
 
 class EtcdGateway:

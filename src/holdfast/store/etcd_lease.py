@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 
 from holdfast.store.backoff import Backoff
-from holdfast.store.contract import REGISTRATIONS_MAX, StoreUnavailable
-from holdfast.store.etcd_gateway import EtcdGateway
-from holdfast.store.etcd_messages import (
+from holdfast.store.contract import REGISTRATIONS_MAX
+from holdfast.store.etcd_gateway import (
     CODE_NOT_FOUND,
     Empty,
     EtcdError,
+    EtcdGateway,
     EtcdUnreachable,
     GrantRequest,
     GrantResponse,
     KeepAliveResponse,
     LeaseRequest,
     PutRequest,
-    delete_if_leased,
 )
 from holdfast.store.registering import WITHDRAW_TIMEOUT_S, LeasedKey, add_wish
 
@@ -38,13 +36,10 @@ REFUSED_RETRY_S = 1.0
 class LeaseKeeper:
     """The registrations of one etcd client."""
 
-    def __init__(
-        self, gateway: EtcdGateway, ttl_s: int, backoff: Backoff, unavailable: Callable[[str], StoreUnavailable]
-    ) -> None:
+    def __init__(self, gateway: EtcdGateway, ttl_s: int, backoff: Backoff) -> None:
         self._gateway = gateway
         self._ttl_s = ttl_s
         self._backoff = backoff
-        self._unavailable = unavailable
         self._lease: int | None = None
         self._renew_at_s = 0.0
         self._poked = asyncio.Event()
@@ -79,9 +74,6 @@ class LeaseKeeper:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
                 await done.wait()
-
-    def unavailable(self, cause: str) -> StoreUnavailable:
-        return self._unavailable(cause)
 
     async def run(self) -> None:
         while True:
@@ -135,7 +127,9 @@ class LeaseKeeper:
     async def _delete_withdrawn(self) -> None:
         for key, done in list(self._withdrawn.items()):
             if self._lease is not None:
-                request = delete_if_leased(key.encode(), self._lease)
+                # A newer registrant's key is left alone.
+                ours = {"key": key.encode(), "target": "LEASE", "result": "EQUAL", "lease": self._lease}
+                request = {"compare": [ours], "success": [{"request_delete_range": {"key": key.encode()}}]}
                 await self._gateway.call("kv/txn", request, Empty, REQUEST_TIMEOUT_S)
             done.set()
             if self._withdrawn.get(key) is done:
@@ -152,7 +146,7 @@ class LeaseKeeper:
             try:
                 await self._gateway.call("kv/put", request, Empty, REQUEST_TIMEOUT_S)
             except EtcdError as error:
-                leased.refusal = str(error)
+                leased.become_refused(str(error))
                 if error.code == CODE_NOT_FOUND:
                     raise
             else:

@@ -14,16 +14,14 @@ from collections.abc import Callable
 
 from holdfast.store.backoff import Backoff
 from holdfast.store.contract import Deleted, Put
-from holdfast.store.etcd_gateway import EtcdGateway
-from holdfast.store.etcd_messages import (
+from holdfast.store.etcd_gateway import (
     CODE_RESOURCE_EXHAUSTED,
     EtcdError,
+    EtcdGateway,
     EtcdUnreachable,
     RangeRequest,
     RangeResponse,
     WatchResult,
-    range_end,
-    watch_request,
 )
 from holdfast.store.watching import WatchQueue
 
@@ -115,3 +113,20 @@ def _tell(queue: WatchQueue, result: WatchResult, revision: int) -> int:
     if not result.events or result.fragment:
         return revision
     return max(revision, result.events[-1].kv.mod_revision)
+
+
+def range_end(prefix: bytes) -> bytes:
+    """The first key after every key with this prefix; a single NUL means: to the end of the keyspace."""
+    stripped = prefix.rstrip(b"\xff")
+    return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else b"\0"
+
+
+def watch_request(prefix: bytes, start_revision: int) -> object:
+    """Fragments keep each line small, however much one revision changed."""
+    create = {
+        "key": prefix or b"\0",
+        "range_end": range_end(prefix),
+        "start_revision": start_revision,
+        "fragment": True,
+    }
+    return {"create_request": create}

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from holdfast.store import messages as m
-from holdfast.wire.frames import FrameError, FrameSplitter
+from holdfast.wire.frames import FrameError, FrameSplitter, encode
 
 # Unsent bytes towards a frozen server; beyond, calls fail at once instead of piling up behind it.
 UNSENT_BYTES_MAX = 8 * 1024 * 1024
 
-Answer = m.Value | m.Items | m.Done | m.Failed
+Answer = m.Value | m.Done | m.Failed
 OnAnswer = Callable[[Answer], None]
 
 
@@ -43,7 +43,6 @@ class Link(asyncio.Protocol):
         self._owner = owner
         self._splitter = FrameSplitter()
         self._calls: dict[int, OnAnswer] = {}
-        self._partial: dict[int, list[tuple[str, bytes]]] = {}
         self._next_call = 0
         self.welcomed = False
         self.quiet = False  # set by whoever watches for silence, cleared by anything received
@@ -52,7 +51,7 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.write(m.encode(m.Hello(m.VERSION)))
+        self._transport.write(encode(m.Hello(m.VERSION)))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if exc is not None:
@@ -75,7 +74,7 @@ class Link(asyncio.Protocol):
 
     def send(self, message: m.ToServer) -> None:
         if not self._transport.is_closing():
-            self._transport.write(m.encode(message))
+            self._transport.write(encode(message))
 
     def congested(self) -> bool:
         return self._transport.get_write_buffer_size() > UNSENT_BYTES_MAX
@@ -103,7 +102,6 @@ class Link(asyncio.Protocol):
             answer = await future
         finally:
             self._calls.pop(number, None)
-            self._partial.pop(number, None)
         if isinstance(answer, m.Failed) and not answer.reason:
             raise LinkClosed(self.reason)
         return answer
@@ -118,25 +116,12 @@ class Link(asyncio.Protocol):
     def _take(self, message: m.ToClient) -> None:
         if isinstance(message, m.Changed | m.WatchItems):
             self._owner.link_watched(message)
-        elif isinstance(message, m.Items):
-            self._take_items(message)
-        elif isinstance(message, m.Value | m.Done | m.Failed):
-            self._answer(message)
+        elif isinstance(message, Answer):
+            on_answer = self._calls.pop(message.call, None)
+            if on_answer is not None:
+                on_answer(message)
         elif isinstance(message, m.Welcome):
             self.welcomed = True
         elif isinstance(message, m.Refused):
             self.reason = f"it refused the connection: {message.code}: {message.reason}"
             self._transport.close()
-
-    def _take_items(self, part: m.Items) -> None:
-        if part.call not in self._calls:
-            return
-        items = self._partial.setdefault(part.call, [])
-        items.extend(part.items)
-        if part.last:
-            self._answer(m.Items(part.call, self._partial.pop(part.call), True))
-
-    def _answer(self, answer: Answer) -> None:
-        on_answer = self._calls.pop(answer.call, None)
-        if on_answer is not None:
-            on_answer(answer)

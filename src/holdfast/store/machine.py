@@ -136,10 +136,6 @@ class StoreMachine:
         entry = self._entries.get(message.key)
         return Effects([Send(connection, m.Value(message.call, entry.value if entry else None))])
 
-    def _get_prefix(self, connection: int, message: m.GetPrefix) -> Effects:
-        parts = m.in_parts(self._under(message.prefix))
-        return Effects([Send(connection, m.Items(message.call, items, last)) for items, last in parts])
-
     def _put(self, connection: int, message: m.PutKey) -> Effects:
         check_key(message.key)
         check_value(message.value)
@@ -204,18 +200,14 @@ class StoreMachine:
                 else:
                     effects.sends.append(Send(connection, m.Changed(number, key, value)))
 
-    def _under(self, prefix: str) -> list[tuple[str, bytes]]:
-        return [(key, entry.value) for key, entry in self._entries.items() if key.startswith(prefix)]
-
     def _snapshot(self, connection: int, watch: int, prefix: str) -> list[Send]:
-        parts = m.in_parts(self._under(prefix))
-        return [Send(connection, m.WatchItems(watch, items, last)) for items, last in parts]
+        under = [(key, entry.value) for key, entry in self._entries.items() if key.startswith(prefix)]
+        return [Send(connection, m.WatchItems(watch, items, last)) for items, last in m.in_parts(under)]
 
 
 _HANDLERS: dict[type, Callable[..., Effects]] = {
     m.Ping: StoreMachine._ping,
     m.Get: StoreMachine._get,
-    m.GetPrefix: StoreMachine._get_prefix,
     m.PutKey: StoreMachine._put,
     m.DeleteKey: StoreMachine._delete,
     m.WatchPrefix: StoreMachine._watch,

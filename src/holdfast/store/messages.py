@@ -7,9 +7,11 @@ unbroken sequence, so that the parts together are one moment of the store.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
-from holdfast.wire.frames import FrameError, frame
+from holdfast.wire.frames import reader
 
 VERSION = 1
 # A part closes once it holds this much; with one value of 1 MiB on top it is still far below a frame's limit.
@@ -29,11 +31,6 @@ class Ping(msgspec.Struct, frozen=True, array_like=True, tag=2):
 class Get(msgspec.Struct, frozen=True, array_like=True, tag=3):
     call: int
     key: str
-
-
-class GetPrefix(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    call: int
-    prefix: str
 
 
 class PutKey(msgspec.Struct, frozen=True, array_like=True, tag=5):
@@ -82,12 +79,6 @@ class Value(msgspec.Struct, frozen=True, array_like=True, tag=35):
     value: bytes | None
 
 
-class Items(msgspec.Struct, frozen=True, array_like=True, tag=36):
-    call: int
-    items: list[tuple[str, bytes]]
-    last: bool
-
-
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=37):
     call: int
 
@@ -111,31 +102,11 @@ class Changed(msgspec.Struct, frozen=True, array_like=True, tag=40):
     value: bytes | None
 
 
-ToServer = Hello | Ping | Get | GetPrefix | PutKey | DeleteKey | WatchPrefix | Unwatch
-ToClient = Welcome | Refused | Pong | Value | Items | Done | Failed | WatchItems | Changed
+ToServer = Hello | Ping | Get | PutKey | DeleteKey | WatchPrefix | Unwatch
+ToClient = Welcome | Refused | Pong | Value | Done | Failed | WatchItems | Changed
 
-_encoder = msgspec.msgpack.Encoder()
-_to_server: msgspec.msgpack.Decoder[ToServer] = msgspec.msgpack.Decoder(ToServer)
-_to_client: msgspec.msgpack.Decoder[ToClient] = msgspec.msgpack.Decoder(ToClient)
-
-
-def encode(message: ToServer | ToClient) -> bytes:
-    """A message as one frame."""
-    return frame(_encoder.encode(message))
-
-
-def decode_to_server(payload: memoryview) -> ToServer:
-    try:
-        return _to_server.decode(payload)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise FrameError(f"cannot read message: {error}") from error
-
-
-def decode_to_client(payload: memoryview) -> ToClient:
-    try:
-        return _to_client.decode(payload)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise FrameError(f"cannot read message: {error}") from error
+decode_to_server: Callable[[memoryview], ToServer] = reader(ToServer)
+decode_to_client: Callable[[memoryview], ToClient] = reader(ToClient)
 
 
 def in_parts(items: list[tuple[str, bytes]]) -> list[tuple[list[tuple[str, bytes]], bool]]:

@@ -6,10 +6,12 @@ the gap, at once when it can and again after every loss. Always true: at most on
 
 from __future__ import annotations
 
-import asyncio
+import logging
 from typing import Protocol
 
-from holdfast.store.contract import REGISTRATIONS_MAX, StoreUnavailable, check_key, check_value
+from holdfast.store.contract import REGISTRATIONS_MAX, check_key, check_value
+
+_log = logging.getLogger(__name__)
 
 # How long a withdrawal waits for the store before it leaves the rest to the background.
 WITHDRAW_TIMEOUT_S = 2.0
@@ -24,8 +26,6 @@ class Keeper(Protocol):
     async def drop(self, leased: LeasedKey) -> None:
         """The wish is withdrawn; bounded by `WITHDRAW_TIMEOUT_S`."""
 
-    def unavailable(self, cause: str) -> StoreUnavailable: ...
-
 
 class LeasedKey:
     """One registration: what should be in the store while this client lives."""
@@ -36,18 +36,14 @@ class LeasedKey:
         self.key = key
         self.value = value
         self.in_flight = False
-        self.refusal = ""  # the store's last reason for not taking it
+        self.registered = False
+        self._refusal = ""  # the store's last reason for not taking it
         self._keeper = keeper
         self._withdrawn = False
-        self._registered = asyncio.Event()
 
     def __repr__(self) -> str:
         state = "withdrawn" if self._withdrawn else "registered" if self.registered else "pending"
         return f"registration {self.key} {state}"
-
-    @property
-    def registered(self) -> bool:
-        return self._registered.is_set()
 
     def update(self, value: bytes) -> None:
         check_value(value)
@@ -63,23 +59,19 @@ class LeasedKey:
             self.become_lost()
             await self._keeper.drop(self)
 
-    async def wait_registered(self, timeout_s: float) -> None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._registered.wait()
-        except TimeoutError:
-            why = f" ({self.refusal})" if self.refusal else ""
-            raise self._keeper.unavailable(f"{self.key} not registered within {timeout_s:g} s{why}") from None
-
     def become_acknowledged(self, value: bytes) -> None:
         """The store holds `value`; that is the wish unless it has changed since."""
-        self.refusal = ""
-        if value == self.value and not self._withdrawn:
-            self._registered.set()
+        self._refusal, self.registered = "", value == self.value and not self._withdrawn
+
+    def become_refused(self, reason: str) -> None:
+        """The store does not take it; each reason is told once."""
+        if reason and reason != self._refusal:
+            _log.warning("%r: refused: %s", self, reason)
+            self._refusal = reason
 
     def become_lost(self) -> None:
         """The store does not hold the wish (any more)."""
-        self._registered.clear()
+        self.registered = False
 
 
 def add_wish(wishes: dict[str, LeasedKey], leased: LeasedKey) -> None:

@@ -10,15 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 from holdfast.core.address import Address
+from holdfast.core.errors import UserError
+from holdfast.core.limits import raise_descriptor_limit
 from holdfast.core.ports import Listener, Network
 from holdfast.store import messages as m
-from holdfast.store.durable import Durable
+from holdfast.store.durable import DurableFile
 from holdfast.store.machine import DEFAULT_LIMITS, Effects, Limits, Send, StoreMachine
-from holdfast.wire.frames import FrameError, FrameSplitter
+from holdfast.wire.frames import FrameError, FrameSplitter, encode
 from holdfast.wire.net import tune
 
 _log = logging.getLogger(__name__)
@@ -53,7 +57,7 @@ class StoreServer:
     """One listening store. `run` serves until cancelled."""
 
     def __init__(
-        self, address: Address, network: Network, durable: Durable, settings: ServerSettings = DEFAULT_SETTINGS
+        self, address: Address, network: Network, durable: DurableFile, settings: ServerSettings = DEFAULT_SETTINGS
     ) -> None:
         self.settings = settings
         self._address = address
@@ -134,6 +138,21 @@ class StoreServer:
             self._save_wanted.set()
 
 
+async def serve(
+    address: Address, durable_path: Path, network: Network, on_ready: Callable[[Address], None]
+) -> None:
+    """Serve until cancelled. `on_ready` is told the bound address once clients can connect."""
+    raise_descriptor_limit()
+    server = StoreServer(address, network, DurableFile(durable_path))
+    try:
+        bound = await server.start()
+    except OSError as error:
+        mend = "stop what uses it or choose another"
+        raise UserError(f"the store cannot listen on {address}: {error}; {mend}") from error
+    on_ready(bound)
+    await server.run()
+
+
 class _Peer(asyncio.Protocol):
     """One client's connection, from accept to close."""
 
@@ -210,7 +229,7 @@ class _Peer(asyncio.Protocol):
             return
         if isinstance(message, m.Welcome):
             self._stop_hello_timer()
-        self._transport.write(m.encode(message))
+        self._transport.write(encode(message))
 
     def abort(self) -> None:
         self._transport.abort()
@@ -221,7 +240,7 @@ class _Peer(asyncio.Protocol):
     def _refuse(self, code: str, reason: str) -> None:
         _log.warning("refused a connection: %s: %s", code, reason)
         self._stop_hello_timer()
-        self._transport.write(m.encode(m.Refused(code, reason)))
+        self._transport.write(encode(m.Refused(code, reason)))
         self._transport.resume_reading()
         if self._transport.can_write_eof():
             self._transport.write_eof()

@@ -49,11 +49,6 @@ class WatchQueue:
         self._closed = False
         self._wake = asyncio.Event()
 
-    @property
-    def overflowed(self) -> bool:
-        """Changes are being dropped until the next snapshot."""
-        return self._overflowed
-
     def offer_snapshot(self, items: dict[str, bytes]) -> None:
         untold = [event for event in self._events if isinstance(event, Lost)][:1]
         self._events = deque([*untold, Snapshot(items)])

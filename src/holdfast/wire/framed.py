@@ -10,8 +10,8 @@ from typing import cast
 
 import msgspec
 
-from holdfast.wire.frames import FrameSplitter
-from holdfast.wire.messages import VERSION, Hello, Refused, Welcome, encode
+from holdfast.wire.frames import FrameSplitter, encode
+from holdfast.wire.messages import VERSION, Hello, Refused, Welcome
 from holdfast.wire.net import Unread
 
 

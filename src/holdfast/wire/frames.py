@@ -7,10 +7,15 @@ never be trusted), and a splitter never holds more than one unfinished frame.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
 
 # A 128k-token prompt is under 700 kB of msgpack; artefacts travel in parts of 1 MiB.
 FRAME_BYTES_MAX = 8 * 1024 * 1024
 
+_encoder = msgspec.msgpack.Encoder()
 _HEADER = struct.Struct(">I")
 HEADER_BYTES = _HEADER.size
 
@@ -24,6 +29,24 @@ def frame(payload: bytes | bytearray) -> bytes:
     if len(payload) > FRAME_BYTES_MAX:
         raise FrameError(f"frame of {len(payload)} bytes is over the limit of {FRAME_BYTES_MAX}")
     return _HEADER.pack(len(payload)) + payload
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """A message as one frame."""
+    return frame(_encoder.encode(message))
+
+
+def reader(messages: object) -> Callable[[memoryview], Any]:
+    """Reads a frame's payload as one of these messages, a union of structs; FrameError if it is none of them."""
+    decode = msgspec.msgpack.Decoder(messages).decode
+
+    def read(payload: memoryview) -> Any:
+        try:
+            return decode(payload)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise FrameError(f"cannot read message: {error}") from error
+
+    return read
 
 
 class FrameSplitter:

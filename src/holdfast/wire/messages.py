@@ -6,10 +6,12 @@ number is chosen by the frontend, fresh for every attempt, so output of an old a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from holdfast.core.requests import GenerateRequest, Output
-from holdfast.wire.frames import FrameError, frame
+from holdfast.wire.frames import reader
 
 VERSION = 2
 
@@ -135,25 +137,5 @@ ToWorker = Hello | Generate | Cancel | GetArtefact | NotTaken | Pass
 ToFrontend = Welcome | Refused | Step | Closed | Draining | Beat | ArtefactPart | Active | Room
 Message = ToWorker | ToFrontend
 
-_encoder = msgspec.msgpack.Encoder()
-_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
-_to_frontend: msgspec.msgpack.Decoder[ToFrontend] = msgspec.msgpack.Decoder(ToFrontend)
-
-
-def encode(message: msgspec.Struct) -> bytes:
-    """A message as one frame."""
-    return frame(_encoder.encode(message))
-
-
-def decode_to_worker(payload: memoryview) -> ToWorker:
-    try:
-        return _to_worker.decode(payload)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise FrameError(f"cannot read message: {error}") from error
-
-
-def decode_to_frontend(payload: memoryview) -> ToFrontend:
-    try:
-        return _to_frontend.decode(payload)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise FrameError(f"cannot read message: {error}") from error
+decode_to_worker: Callable[[memoryview], ToWorker] = reader(ToWorker)
+decode_to_frontend: Callable[[memoryview], ToFrontend] = reader(ToFrontend)

@@ -25,8 +25,8 @@ from holdfast.core.errors import Code
 from holdfast.core.procfs import boot_id, pid_namespace, read_process, read_thread
 from holdfast.engines.contract import Progress
 from holdfast.wire.accepting import SHARE_OF_PAGES, places
-from holdfast.wire.frames import FrameError, FrameSplitter
-from holdfast.wire.messages import VERSION, Beat, Hello, ProcessIdentity, Refused, Welcome, decode_to_worker, encode
+from holdfast.wire.frames import FrameError, FrameSplitter, encode
+from holdfast.wire.messages import VERSION, Beat, Hello, ProcessIdentity, Refused, Welcome, decode_to_worker
 from holdfast.wire.net import CannotListenError, tune_socket
 from holdfast.worker.stuck import BEAT_S, StuckMeter
 

@@ -18,7 +18,7 @@ import msgspec
 from holdfast.core.errors import Code
 from holdfast.core.requests import Failure, Output
 from holdfast.wire.accepting import SHARE, make_room, places
-from holdfast.wire.frames import FrameError, FrameSplitter
+from holdfast.wire.frames import FrameError, FrameSplitter, encode
 from holdfast.wire.messages import (
     VERSION,
     ArtefactPart,
@@ -32,7 +32,6 @@ from holdfast.wire.messages import (
     Step,
     Welcome,
     decode_to_worker,
-    encode,
 )
 from holdfast.wire.net import Unread, tune
 

@@ -33,7 +33,6 @@ class Sessions(EngineEvents):
         self.open: set[Session] = set()
         self.requests_total = 0
         self.tokens_total = 0
-        self.turned_away_total = 0
 
     def connection(self) -> Session:
         return Session(self, self._host)
@@ -93,7 +92,6 @@ class Sessions(EngineEvents):
 
     def _turn_away(self, session: Session, stream: int, why: str) -> None:
         """Not a failure: it never ran. The next free place may be its frontend's."""
-        self.turned_away_total += 1
         self._shares.turn_away(session)
         session.send_failure(stream, Code.WORKER_OVERLOADED, why)
 

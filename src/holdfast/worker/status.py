@@ -2,13 +2,17 @@
 
 Always true: a page is made from the facts and the lifecycle of that moment; probes never wait; at most one operator's
 action is under way, it ends within `ACTION_S`, and a client who leaves does not stop it half-way; levers are for those
-who may pull them (levers.py).
+who may pull them: they stop and start serving, so not whoever reaches the port. Who has the token may, from anywhere;
+else the kernel must say that the other end is a process of this machine, of this user or root; and a page in that
+user's browser may not.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -21,9 +25,7 @@ from holdfast.spec.launch import WorkerLaunch
 from holdfast.wire import metrics
 from holdfast.wire.http.connection import HttpConnection
 from holdfast.wire.http.request import HttpRequest
-from holdfast.worker.kv_metrics import KvMetrics
-from holdfast.worker.levers import refusal as levers_refusal
-from holdfast.worker.lifecycle_metrics import LifecycleMetrics
+from holdfast.worker.metrics import WorkerMetrics
 
 log = logging.getLogger("holdfast.worker")
 
@@ -55,46 +57,12 @@ class StatusPage:
         self._action_s = action_s
         self._tasks = Tasks("levers")  # one at a time
         self._under_way = ""
-        self._pages = {"/live": self._live, "/health": self._health, "/metrics": self._metrics}
-        self._registry = metrics.MetricsRegistry()
-        self._failover = LifecycleMetrics(self._registry, unix_clock)
-        self._kv = KvMetrics(self._registry)
-        self._status = metrics.Gauge(
-            "dynamo_worker_status", "1 for the worker's state", ("status",), registry=self._registry
-        )
-        self._gauges = {
-            name: metrics.Gauge(f"holdfast_worker_{name}", text, registry=self._registry)
-            for name, text in (
-                ("streams", "streams on this worker"),
-                ("running", "streams the engine advances now"),
-                ("waiting", "streams admitted and not yet running"),
-                ("step_ms_p99", "recent engine steps, 99th percentile, milliseconds"),
-            )
-        }
-        # Since the last wake, so they may fall: none is a counter. A worker without a group tells none, and shows 0.
-        self._resumes = {
-            name: metrics.Gauge(f"holdfast_worker_{name.removesuffix('_total')}", text, registry=self._registry)
-            for name, text in (
-                ("resumed_total", "streams that came back with some of their answer, since the last wake"),
-                ("resumed_resident_total", "of these, all of whose full KV blocks were found"),
-                ("resumed_evicted_total", "of these, with a KV block that was adopted and evicted before they came"),
-                ("resumed_missing_total", "of these, with a KV block that was not there to be adopted"),
-                ("recomputed_tokens_max", "most KV positions that one of them computed again"),
-                ("recomputed_tokens_resident_max", "most KV positions that one with all its blocks computed again"),
-            )
-        }
-        self._counters = {
-            f"{name}_total": metrics.Counter(f"holdfast_worker_{name}", text, registry=self._registry)
-            for name, text in (
-                ("steps", "engine steps since the start"),
-                ("tokens", "tokens made since the start"),
-                ("requests", "requests taken since the start"),
-            )
-        }
+        self._pages = {"/live": self._live, "/health": self._health, "/metrics": self._scrape}
+        self._metrics = WorkerMetrics(unix_clock)
 
     def entered(self, effect: Entered) -> None:
         """The lifecycle is in another state, just now."""
-        self._failover.entered()
+        self._metrics.entered()
 
     def handle(self, connection: HttpConnection, request: HttpRequest) -> None:
         levers = {f"/engine/{name}": action for name, action in self._actions.items()}
@@ -107,7 +75,7 @@ class StatusPage:
             connection.respond(405, _error(f"only {allowed[0]} is allowed here"), headers=allow)
         elif request.path in self._pages:
             self._pages[request.path](connection)
-        elif why := levers_refusal(request.headers, connection.peer_uid, self._settings.engine_token):
+        elif why := _refusal(request.headers, connection.peer_uid, self._settings.engine_token):
             connection.respond(403, _error(why))
         else:
             self._act(connection, request.path, levers[request.path])
@@ -130,23 +98,13 @@ class StatusPage:
         alive, _ = live(life, now_s, settings.starting_ready)
         fit, reason = ready(life, now_s, settings.starting_ready, settings.health_endpoints)
         facts = self._facts()
-        facts |= {"state": life.state, "entered_unix_s": self._failover.entered_unix_s, "epoch": life.epoch}
+        facts |= {"state": life.state, "entered_unix_s": self._metrics.entered_unix_s, "epoch": life.epoch}
         facts |= {"live": alive, "ready": fit, "reason": reason or facts.get("reason")}
         connection.respond(200 if fit else 503, msgspec.json.encode(facts))
 
-    def _metrics(self, connection: HttpConnection) -> None:
-        facts = self._facts()
-        self._status.clear()
-        self._status.labels(facts["status"]).set(1)
-        for name, gauge in self._gauges.items():
-            gauge.set(facts[name])
-        for name, gauge in self._resumes.items():
-            gauge.set(facts.get(name, 0))
-        for name, counter in self._counters.items():
-            metrics.catch_up(counter, facts[name])
-        self._failover.show(self._lifecycle(), facts)
-        self._kv.show(facts.get("kv", {}))
-        connection.respond(200, metrics.page(self._registry), metrics.CONTENT_TYPE)
+    def _scrape(self, connection: HttpConnection) -> None:
+        page = self._metrics.page(self._lifecycle(), self._facts())
+        connection.respond(200, page, metrics.CONTENT_TYPE)
 
     # -- levers
 
@@ -200,6 +158,22 @@ class _Answer:
 
     def cut_off(self, why: str) -> None:
         self.give(503, "error", why)
+
+
+def _refusal(headers: Mapping[bytes, bytes], uid: int | None, token: str) -> str:
+    """Why a request may not pull a lever, in words that say how it might; "": it may."""
+    scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+    if token and scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), token.encode()):
+        return ""
+    mend = "send `Authorization: Bearer` with its HOLDFAST_ENGINE_TOKEN" if token else "set HOLDFAST_ENGINE_TOKEN"
+    if b"authorization" in headers:
+        return f"the token is wrong; {mend}"
+    if b"origin" in headers:
+        return f"a web page may not do this; {mend}"
+    if uid is None or uid not in (os.getuid(), 0):
+        who = "whoever asks from another machine" if uid is None else f"uid {uid}"
+        return f"{who} may not do this, only uid {os.getuid()} and root on this machine; or {mend}"
+    return ""
 
 
 def _outcome(word: str, message: str) -> bytes:

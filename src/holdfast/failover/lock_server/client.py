@@ -25,7 +25,7 @@ from holdfast.core.errors import UserError
 from holdfast.core.ports import World
 from holdfast.core.procfs import read_process
 from holdfast.core.tasks import Tasks
-from holdfast.failover.lock import Holder
+from holdfast.failover.lock import Holder, in_a_word
 from holdfast.failover.lock_server import messages as m
 from holdfast.failover.lock_server.link import Link, LinkEnded
 from holdfast.failover.lock_server.machine import LOST
@@ -78,12 +78,7 @@ class ServerLock:
         self._waiting = False
 
     def __repr__(self) -> str:
-        state = f"held, grant {self._grant}" if self.still_held() else "waiting" if self._waiting else "not held"
-        return f"lock at {self._address} for {self._who}: {state}"
-
-    def still_held(self) -> bool:
-        """Before each thing that only a holder may emit. By the clock alone, so it may be asked from any thread."""
-        return self._lost is not None and self._lost.holds()
+        return f"lock at {self._address}: {in_a_word(self._lost, self._waiting)} by {self._who}"
 
     async def acquire(self) -> asyncio.Event:
         if self._lost is not None and not self._lost.is_set():

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from holdfast.failover.lock_server import messages as m
-from holdfast.wire.frames import FrameError, FrameSplitter
+from holdfast.wire.frames import FrameError, FrameSplitter, encode
 
 Answer = TypeVar("Answer", m.Welcome, m.Granted, m.Released, m.Pong, m.Owner)
 OnPong = Callable[[float, bool], None]
@@ -102,7 +102,7 @@ class Link(asyncio.Protocol):
 
     def _send(self, message: m.ToServer) -> None:
         if not self._transport.is_closing():
-            self._transport.write(m.encode(message))
+            self._transport.write(encode(message))
 
     def _take(self, message: m.ToClient) -> None:
         if isinstance(message, m.Refused):

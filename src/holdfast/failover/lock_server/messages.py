@@ -8,9 +8,11 @@ clean end of file and not with a reset (which proves less, see machine.py).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
-from holdfast.wire.frames import FrameError, FrameSplitter, frame
+from holdfast.wire.frames import FrameError, FrameSplitter, reader
 
 VERSION = 1
 # The longest is a Hello: a name, an id and a token, each a few hundred bytes at most.
@@ -94,28 +96,8 @@ class Owner(msgspec.Struct, frozen=True, array_like=True, tag=37):
 ToServer = Hello | AskLock | GiveBack | Ping | AskOwner
 ToClient = Welcome | Refused | Granted | Released | Pong | Owner
 
-_encoder = msgspec.msgpack.Encoder()
-_to_server: msgspec.msgpack.Decoder[ToServer] = msgspec.msgpack.Decoder(ToServer)
-_to_client: msgspec.msgpack.Decoder[ToClient] = msgspec.msgpack.Decoder(ToClient)
-
-
-def encode(message: ToServer | ToClient) -> bytes:
-    """A message as one frame."""
-    return frame(_encoder.encode(message))
-
-
-def decode_to_server(payload: memoryview) -> ToServer:
-    try:
-        return _to_server.decode(payload)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise FrameError(f"cannot read message: {error}") from error
-
-
-def decode_to_client(payload: memoryview) -> ToClient:
-    try:
-        return _to_client.decode(payload)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise FrameError(f"cannot read message: {error}") from error
+decode_to_server: Callable[[memoryview], ToServer] = reader(ToServer)
+decode_to_client: Callable[[memoryview], ToClient] = reader(ToClient)
 
 
 def split(splitter: FrameSplitter, data: bytes) -> list[memoryview]:
