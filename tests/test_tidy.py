@@ -36,8 +36,6 @@ CLOCK = {
     "engines/torch/stepper.py": "steps are timed in their own thread, which has no event loop",
     "engines/torch/gpu/warm_up.py": "what compiling cost is told, from the same thread",
     "engines/shadow/memory.py": "a takeover's marks, on the one clock all processes share",
-    "memory/vault/vault.py": "wall time for the history that people read",
-    "memory/vault/pool.py": "epochs are wall time",
     "cli/": OPERATOR,
     "roles/": OPERATOR,
     "bench/": MEASURES,

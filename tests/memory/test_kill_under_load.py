@@ -7,7 +7,7 @@ import os
 import signal
 
 import pytest
-from vault_rig import Rig, load
+from vault_rig import Rig, write
 
 from bench.vault import census as vault_census
 from bench.vault.kills import CATEGORIES, Campaign
@@ -37,9 +37,7 @@ async def test_count_waits_until_the_vault_has_let_go_of_who_counts(monkeypatch:
     """A vault that gets no CPU just when the one who counts leaves has the same descriptors as one that does."""
     with Rig() as rig:
         async with rig.client(0) as writer:
-            await writer.acquire("rw", 1000)
-            await load(writer)
-            await writer.commit()
+            await write(writer)
         first = await asyncio.to_thread(vault_census.census, rig.path(), BOUND_S)
         counts, count = 0, vault_census._count
         leave = MemoryClient.close

@@ -10,33 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast.memory.vault import pool_machine as machine
-from holdfast.memory.vault.pool_machine import (
-    Acquire,
-    Cancel,
-    Code,
-    CpuFence,
-    Donate,
-    DropPool,
-    Gone,
-    GpuFence,
-    GrantPool,
-    Made,
-    MapperJoined,
-    Orphaned,
-    Pages,
-    Pool,
-    PoolMade,
-    ProcessOver,
-    Quiesced,
-    Refuse,
-    Seat,
-    Tick,
-    TimedOut,
-    missed,
-    next_deadline_s,
-    restore,
-    step,
-)
 
 
 @dataclass
@@ -54,11 +27,11 @@ class PoolModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.state = Pool()
+        self.state = machine.Pool()
         self.now_s = 0.0
         self.clients: dict[int, Client] = {}
         self.over: set[int] = set()
-        self.waiting: dict[int, Acquire] = {}
+        self.waiting: dict[int, machine.Acquire] = {}
         self.owner: int | None = None
         self.granted: list[int] = []
         self.pool: tuple[str, int] | None = None  # geometry, and the epoch it was made under: 0 until complete
@@ -89,7 +62,7 @@ class PoolModel(RuleBasedStateMachine):
         peer = self.some(pick) if same_process else None
         process = session if peer is None or peer.process in self.over else peer.process
         self.clients[session] = Client(session, process)
-        assert self.do(MapperJoined(session, None, process)) == ()
+        assert self.do(machine.MapperJoined(session, None, process)) == ()
 
     @rule(pick=st.integers(0, 9), back=st.integers(-1, 2))
     def join_under_an_epoch(self, pick: int, back: int) -> None:
@@ -98,12 +71,12 @@ class PoolModel(RuleBasedStateMachine):
         if client is None or client.epoch is not None:
             return
         may = self.owner is not None and back == 0 and client.session not in self.waiting
-        effects = self.do(MapperJoined(client.session, epoch, client.process))
+        effects = self.do(machine.MapperJoined(client.session, epoch, client.process))
         if may:
             assert effects == ()
             client.epoch = epoch
         else:
-            assert isinstance(effects[0], Refuse)
+            assert isinstance(effects[0], machine.Refuse)
 
     @rule(
         pick=st.integers(0, 9),
@@ -115,11 +88,11 @@ class PoolModel(RuleBasedStateMachine):
         client = self.some(pick)
         if client is None:
             return
-        event = Acquire(client.session, max(self.granted, default=0) + ahead, geometry, self.now_s + timeout_s)
+        event = machine.Acquire(client.session, max(self.granted, default=0) + ahead, geometry, self.now_s + timeout_s)
         may = client.epoch is None and client.session not in self.waiting and ahead > 0
         if may:
             self.waiting[client.session] = event
-        refused = [e for e in self.do(event) if isinstance(e, Refuse) and e.session == client.session]
+        refused = [e for e in self.do(event) if isinstance(e, machine.Refuse) and e.session == client.session]
         assert bool(refused) == (not may) or (may and client.session not in self.waiting)
 
     @precondition(lambda self: self.owner is not None)
@@ -148,8 +121,8 @@ class PoolModel(RuleBasedStateMachine):
         assert self.owner is not None
         assert self.pool is not None
         geometry, made_epoch = self.pool
-        effects = self.do(PoolMade(self.owner, self.granted[-1]))
-        assert effects == (() if made_epoch else (Made(self.granted[-1]),))
+        effects = self.do(machine.PoolMade(self.owner, self.granted[-1]))
+        assert effects == (() if made_epoch else (machine.Made(self.granted[-1]),))
         self.pool = (geometry, made_epoch or self.granted[-1])
 
     @rule(pick=st.integers(0, 9))
@@ -162,7 +135,7 @@ class PoolModel(RuleBasedStateMachine):
     def close(self, client: Client) -> None:
         client.connected = False
         self.waiting.pop(client.session, None)
-        self.do(Gone(client.session))
+        self.do(machine.Gone(client.session))
 
     @rule(pick=st.integers(0, 9))
     def process_over(self, pick: int) -> None:
@@ -170,7 +143,7 @@ class PoolModel(RuleBasedStateMachine):
         client = self.some(pick, connected=False)
         if client is not None:
             self.over.add(client.process)
-            self.do(ProcessOver(client.process))
+            self.do(machine.ProcessOver(client.process))
 
     @rule(pick=st.integers(0, 9))
     def quiesce(self, pick: int) -> None:
@@ -181,40 +154,40 @@ class PoolModel(RuleBasedStateMachine):
         for other in self.clients.values():
             if other.process == client.process and not other.connected and other.epoch == epoch:
                 other.epoch = None
-        self.do(Quiesced(client.session, epoch))
+        self.do(machine.Quiesced(client.session, epoch))
 
     @rule(pick=st.integers(0, 9))
     def cancel(self, pick: int) -> None:
         client = self.some(pick)
         if client is not None:
             self.waiting.pop(client.session, None)
-            self.do(Cancel(client.session))
+            self.do(machine.Cancel(client.session))
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 5.0]))
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
-        self.do(Tick())
+        self.do(machine.Tick())
 
     @precondition(lambda self: len(self.granted) > 1)
     @rule()
     def restart_the_vault(self) -> None:
         """Waiters lose their connection; seats are in the records."""
         self.waiting = {}
-        pages = None if self.pool is None else Pages(*self.pool)
+        pages = None if self.pool is None else machine.Pages(*self.pool)
         seats = [
-            Seat(c.session, c.process, c.epoch, closed=not c.connected, over=c.process in self.over)
+            machine.Seat(c.session, c.process, c.epoch, closed=not c.connected, over=c.process in self.over)
             for c in self.clients.values()
         ]
-        self.state, effects = restore(max(self.granted, default=0), pages, self.owner, seats)
+        self.state, effects = machine.restore(max(self.granted, default=0), pages, self.owner, seats)
         assert effects == ()
         if self.owner is not None:
             self.fences[self.granted[-1]] = ["cpu"]
-        self.do(Tick())
+        self.do(machine.Tick())
 
     # -- what is told
 
     def do(self, event: machine.Event) -> tuple[machine.Effect, ...]:
-        self.state, effects = step(self.state, event, self.now_s)
+        self.state, effects = machine.step(self.state, event, self.now_s)
         for effect in effects:
             self.hear(effect)
         return effects
@@ -231,31 +204,31 @@ class PoolModel(RuleBasedStateMachine):
 
     def hear(self, effect: machine.Effect) -> None:
         match effect:
-            case CpuFence(session, epoch):
+            case machine.CpuFence(session, epoch):
                 assert not self.can_queue(epoch), "a predecessor can still queue work"
                 assert self.fences.setdefault(epoch, []) == []
                 self.fences[epoch].append("cpu")
-            case GrantPool(session, epoch, made_epoch):
+            case machine.GrantPool(session, epoch, made_epoch):
                 self.hear_grant(session, epoch, made_epoch)
-            case GpuFence(session, epoch):
+            case machine.GpuFence(session, epoch):
                 assert self.owner == session
                 assert epoch == self.granted[-1]
                 assert not self.can_land(epoch), "queued work can still land"
                 assert self.fences[epoch] == ["cpu"]
                 self.fences[epoch].append("gpu")
-            case Orphaned(epoch):
+            case machine.Orphaned(epoch):
                 assert epoch == self.granted[-1]
                 assert self.owner is not None, "it is told once"
                 self.owner = None
-            case DropPool(epoch):
+            case machine.DropPool(epoch):
                 assert epoch == self.granted[-1]
                 assert self.owner is None, "its end must be told first"
                 self.pool = None
-            case TimedOut(session):
+            case machine.TimedOut(session):
                 assert self.waiting.pop(session).deadline_s <= self.now_s
-            case Refuse(session, code):
+            case machine.Refuse(session, code):
                 # A refused join of one who waits answers the join, not the wait.
-                if code is Code.STALE_EPOCH and session in self.waiting and self.overtaken(session):
+                if code is machine.Code.STALE_EPOCH and session in self.waiting and self.overtaken(session):
                     del self.waiting[session]
 
     def overtaken(self, session: int) -> bool:
@@ -303,15 +276,15 @@ class PoolModel(RuleBasedStateMachine):
     def the_phase_is_what_was_told(self) -> None:
         expected = "OWNED" if self.owner is not None else "ABSENT" if self.pool is None else "ORPHANED"
         assert repr(self.state).startswith(expected)
-        due_s = next_deadline_s(self.state)
+        due_s = machine.next_deadline_s(self.state)
         assert due_s is None or due_s > self.now_s
 
     def teardown(self) -> None:
         """Every waiter comes to an end by time alone."""
         for _ in range(len(self.waiting) + 1):
-            if (due_s := next_deadline_s(self.state)) is not None:
+            if (due_s := machine.next_deadline_s(self.state)) is not None:
                 self.now_s = due_s
-                self.do(Tick())
+                self.do(machine.Tick())
         assert not self.waiting
 
 
@@ -319,104 +292,98 @@ TestPoolModel = PoolModel.TestCase
 TestPoolModel.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
 
 
-def refusals(effects: tuple[machine.Effect, ...]) -> list[Code]:
-    return [effect.code for effect in effects if isinstance(effect, Refuse)]
+OWNS_A_POOL = (machine.MapperJoined(1, None, 7), machine.Acquire(1, 100, "g1", 9.0), machine.PoolMade(1, 100))
+
+
+def after(*events: machine.Event) -> machine.Pool:
+    state = machine.Pool()
+    for event in events:
+        state, _ = machine.step(state, event, 0.0)
+    return state
+
+
+def refusals(effects: tuple[machine.Effect, ...]) -> list[machine.Code]:
+    return [effect.code for effect in effects if isinstance(effect, machine.Refuse)]
 
 
 def test_a_process_may_vouch_for_a_connection_it_has_closed() -> None:
     """An owner that reconnected instead of dying ends the wait for its own end by quiescing its old epoch."""
-    state, _ = step(Pool(), MapperJoined(1, None, 7), 0.0)
-    state, _ = step(state, Acquire(1, 100, "g1", 9.0), 0.0)
-    state, _ = step(state, PoolMade(1, 100), 0.0)
-    state, _ = step(state, Gone(1), 0.0)
-    state, _ = step(state, MapperJoined(2, None, 7), 0.0)
-    state, effects = step(state, Acquire(2, 101, "g2", 9.0), 0.0)
+    state = after(*OWNS_A_POOL, machine.Gone(1), machine.MapperJoined(2, None, 7))
+    state, effects = machine.step(state, machine.Acquire(2, 101, "g2", 9.0), 0.0)
     assert effects == ()
-    state, effects = step(state, Quiesced(2, 100), 0.0)
-    assert effects == (DropPool(100), CpuFence(2, 101), GrantPool(2, 101, made_epoch=0), GpuFence(2, 101))
+    state, effects = machine.step(state, machine.Quiesced(2, 100), 0.0)
+    assert effects == (
+        machine.DropPool(100),
+        machine.CpuFence(2, 101),
+        machine.GrantPool(2, 101, made_epoch=0),
+        machine.GpuFence(2, 101),
+    )
 
 
 def test_everything_a_session_maps_with_counts_under_its_epoch() -> None:
     """A process named later, and one named under the epoch, both keep the GPU fence closed until they are over."""
-    state, _ = step(Pool(), MapperJoined(1, None, 7), 0.0)
-    state, _ = step(state, Acquire(1, 100, "g1", 9.0), 0.0)
-    state, _ = step(state, PoolMade(1, 100), 0.0)
-    state, _ = step(state, MapperJoined(1, None, 8), 0.0)
-    state, _ = step(state, MapperJoined(1, 100, 9), 0.0)
-    state, _ = step(state, MapperJoined(2, None, 20), 0.0)
-    state, _ = step(state, Gone(1), 0.0)
-    state, effects = step(state, Acquire(2, 101, "g1", 9.0), 0.0)
-    assert effects == (CpuFence(2, 101), GrantPool(2, 101, made_epoch=100))
+    joins = machine.MapperJoined(1, None, 8), machine.MapperJoined(1, 100, 9), machine.MapperJoined(2, None, 20)
+    state = after(*OWNS_A_POOL, *joins, machine.Gone(1))
+    state, effects = machine.step(state, machine.Acquire(2, 101, "g1", 9.0), 0.0)
+    assert effects == (machine.CpuFence(2, 101), machine.GrantPool(2, 101, made_epoch=100))
     for process in (7, 9):
-        state, effects = step(state, ProcessOver(process), 0.0)
+        state, effects = machine.step(state, machine.ProcessOver(process), 0.0)
         assert effects == ()
-    state, effects = step(state, ProcessOver(8), 0.0)
-    assert effects == (GpuFence(2, 101),)
+    state, effects = machine.step(state, machine.ProcessOver(8), 0.0)
+    assert effects == (machine.GpuFence(2, 101),)
 
 
 def test_seats_and_waiters_are_bounded() -> None:
     """One more than the bound is refused by name."""
-    state = Pool()
-    for session in range(machine.SEATS_MAX):
-        state, _ = step(state, MapperJoined(session, None, session), 0.0)
-    assert refusals(step(state, MapperJoined(5000, None, 5000), 0.0)[1]) == [Code.TOO_MANY]
-    state, _ = step(state, Acquire(0, 1, "g1", 9.0), 0.0)
+    state = after(*(machine.MapperJoined(session, None, session) for session in range(machine.SEATS_MAX)))
+    assert refusals(machine.step(state, machine.MapperJoined(5000, None, 5000), 0.0)[1]) == [machine.Code.TOO_MANY]
+    state, _ = machine.step(state, machine.Acquire(0, 1, "g1", 9.0), 0.0)
     for session in range(1, machine.WAITERS_MAX + 1):
-        state, effects = step(state, Acquire(session, 1 + session, "g1", 9.0), 0.0)
+        state, effects = machine.step(state, machine.Acquire(session, 1 + session, "g1", 9.0), 0.0)
         assert effects == ()
-    assert refusals(step(state, Acquire(1000, 1000, "g1", 9.0), 0.0)[1]) == [Code.TOO_MANY]
+    assert refusals(machine.step(state, machine.Acquire(1000, 1000, "g1", 9.0), 0.0)[1]) == [machine.Code.TOO_MANY]
 
 
 def test_a_donation_needs_an_empty_place_and_a_newer_epoch() -> None:
     """After a total loss the owner goes on owning; with a pool here, or a larger epoch, it is told that it is over."""
-    state, _ = step(Pool(), MapperJoined(1, None, 7), 0.0)
-    assert refusals(step(state, Donate(2, 100, "g1", 100), 0.0)[1]) == [Code.NOT_REGISTERED]
+    state = after(machine.MapperJoined(1, None, 7))
+    assert refusals(machine.step(state, machine.Donate(2, 100, "g1", 100), 0.0)[1]) == [machine.Code.NOT_REGISTERED]
     for made_epoch in (0, -1, 101):
-        assert refusals(step(state, Donate(1, 100, "g1", made_epoch), 0.0)[1]) == [Code.NOT_GRANTED]
-    owned, effects = step(state, Donate(1, 100, "g1", 90), 0.0)
-    assert effects == (CpuFence(1, 100), GrantPool(1, 100, made_epoch=90), Made(90), GpuFence(1, 100))
-    owned, _ = step(owned, MapperJoined(2, None, 8), 0.0)
-    assert refusals(step(owned, Donate(2, 99, "g1", 90), 0.0)[1]) == [Code.STALE_EPOCH]
-    assert refusals(step(owned, Donate(2, 101, "g1", 90), 0.0)[1]) == [Code.POOL_HERE]
+        assert refusals(machine.step(state, machine.Donate(1, 100, "g1", made_epoch), 0.0)[1]) == [
+            machine.Code.NOT_GRANTED
+        ]
+    owned, effects = machine.step(state, machine.Donate(1, 100, "g1", 90), 0.0)
+    assert effects == (
+        machine.CpuFence(1, 100),
+        machine.GrantPool(1, 100, made_epoch=90),
+        machine.Made(90),
+        machine.GpuFence(1, 100),
+    )
+    owned, _ = machine.step(owned, machine.MapperJoined(2, None, 8), 0.0)
+    assert refusals(machine.step(owned, machine.Donate(2, 99, "g1", 90), 0.0)[1]) == [machine.Code.STALE_EPOCH]
+    assert refusals(machine.step(owned, machine.Donate(2, 101, "g1", 90), 0.0)[1]) == [machine.Code.POOL_HERE]
 
 
 def test_a_restored_pool_without_an_owner_must_be_complete() -> None:
     """A vault and an owner that died together while the pool was being made: it is dropped, not adopted."""
-    state, effects = restore(100, Pages("g1"), None, ())
-    assert effects == (DropPool(100),)
+    state, effects = machine.restore(100, machine.Pages("g1"), None, ())
+    assert effects == (machine.DropPool(100),)
     assert (state.phase, state.last_epoch) == ("ABSENT", 100)
 
 
-def test_a_pool_is_known_by_the_epoch_it_was_made_under_through_all_its_owners() -> None:
-    """Two owners later, also through a restart and a needless `PoolMade`, it is still the pool of epoch 100."""
-    state, _ = step(Pool(), MapperJoined(1, None, 7), 0.0)
-    state, _ = step(state, Acquire(1, 100, "g1", 9.0), 0.0)
-    state, effects = step(state, PoolMade(1, 100), 0.0)
-    assert effects == (Made(100),)
-    for epoch in (101, 102):
-        state, _ = step(state, MapperJoined(epoch, None, epoch), 0.0)
-        state, _ = step(state, Gone(state.owner or 0), 0.0)
-        state, effects = step(state, Acquire(epoch, epoch, "g1", 9.0), 0.0)
-        assert effects[:2] == (CpuFence(epoch, epoch), GrantPool(epoch, epoch, made_epoch=100))
-        state, effects = step(state, PoolMade(epoch, epoch), 0.0)
-        assert effects == ()
-        state, _ = restore(state.last_epoch, state.pages, state.owner, state.seats)
-    assert state.pages == Pages("g1", 100)
-
-
-OWNED = Seat(1, 7, 100)
+OWNED = machine.Seat(1, 7, 100)
 
 
 @pytest.mark.parametrize(
     ("state", "heard"),
     [
-        (Pool(), []),
-        (Pool(100, Pages("g1"), 1, seats=(OWNED,)), [("granted", 100)]),
-        (Pool(100, Pages("g1", 90), 1, seats=(OWNED,)), [("granted", 100), ("made", 90)]),
-        (Pool(100, Pages("g1", 90)), [("made", 90), ("owner_gone", 100)]),
-        (Pool(100), [("owner_gone", 100), ("dropped", 100)]),
+        (machine.Pool(), []),
+        (machine.Pool(100, machine.Pages("g1"), 1, seats=(OWNED,)), [("granted", 100)]),
+        (machine.Pool(100, machine.Pages("g1", 90), 1, seats=(OWNED,)), [("granted", 100), ("made", 90)]),
+        (machine.Pool(100, machine.Pages("g1", 90)), [("made", 90), ("owner_gone", 100)]),
+        (machine.Pool(100), [("owner_gone", 100), ("dropped", 100)]),
     ],
 )
-def test_who_comes_late_hears_how_the_pool_stands(state: Pool, heard: list[tuple[str, int]]) -> None:
+def test_who_comes_late_hears_how_the_pool_stands(state: machine.Pool, heard: list[tuple[str, int]]) -> None:
     """Each phase of the pool has its news, and the owner's end is among it whenever nobody owns."""
-    assert [(news.kind, news.epoch) for news in missed(state)] == heard
+    assert [(news.kind, news.epoch) for news in machine.missed(state)] == heard

@@ -3,41 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import os
-import shutil
+import re
 import signal
 import sys
-from collections.abc import AsyncIterator
+from pathlib import Path
 
+import msgspec
 import pytest
-from vault_rig import Rig, back, digest, expected, facts, load, until
+from vault_rig import Rig, back, descriptors_of, digest, expected, facts, load, until, write
 
-from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.errors import VaultRefused
 from holdfast.memory.vault.vault import DONATION_S
+from holdfast.testing.processes import fd_count
 from holdfast.testing.waiting import BOUND_S
 
 pytestmark = pytest.mark.processes
-
-
-@pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    with Rig() as started:
-        yield started
-
-
-async def write(client: MemoryClient, seed: int = 1) -> None:
-    assert await client.acquire("rw", 5000) == "rw"
-    await load(client, seed)
-    await client.commit()
-
-
-async def restarted(rig: Rig, *clients: MemoryClient) -> None:
-    """Vault and keeper killed in one breath, and started again by whoever serves once the clients have noticed."""
-    rig.kill("keeper", "server")
-    await until(rig.vaults["host-0"].gone, "both are gone")
-    await until(lambda: not any(client.connected for client in clients), "all notice")
-    assert rig.vaults["host-0"].ensure()
 
 
 async def test_killed_vault_is_restarted_and_clients_reattach_without_unmapping(rig: Rig) -> None:
@@ -60,9 +43,7 @@ async def test_killed_vault_is_restarted_and_clients_reattach_without_unmapping(
 async def test_superseded_weights_do_not_come_back_with_a_restarted_vault(rig: Rig) -> None:
     """What superseded them was asked to go, and a reader has the old ones mapped still: a new vault gives none."""
     async with rig.client(0) as reader:
-        assert await reader.acquire("rw", 5000) == "rw"
-        await load(reader, 1)
-        old = await reader.commit()
+        old = await write(reader)
         async with rig.client(1) as replacer:
             assert await replacer.acquire("rw", 5000, replace=old) == "rw"
             await load(replacer, 2)
@@ -124,10 +105,10 @@ async def test_killed_keeper_is_replaced_and_the_next_one_has_everything(rig: Ri
         old = rig.pids("keeper")
         rig.kill("keeper")
         await until(lambda: rig.pids("keeper") not in ([], old), "another keeper")
-        assert await reader.slab_checksum(0), "the vault serves on"
+        assert (await facts(reader))["readers"] == 2, "the vault serves on"
         async with rig.client(2) as third:  # acknowledged only once the new keeper has all
             assert await third.acquire("ro", 5000) == "ro"
-        await until(lambda: _readers(reader, 2), "the third has left")
+        await rig.shows(readers=2)
         links = reader.link(), writer.link()
         rig.kill("server")
         await back(reader, links[0])
@@ -138,16 +119,12 @@ async def test_killed_keeper_is_replaced_and_the_next_one_has_everything(rig: Ri
             assert digest(late) == expected(1)
 
 
-async def _readers(client: MemoryClient, count: int) -> bool:
-    return (await facts(client))["readers"] == count
-
-
 async def test_engines_give_the_weights_back_after_both_died(rig: Rig) -> None:
     """Committed bytes outlive vault and keeper as long as one engine maps them."""
     async with rig.client(0) as writer, rig.client(1) as reader:
         await write(writer)
         await reader.acquire("ro", 1000)
-        await restarted(rig, reader, writer)
+        await rig.start_again(reader, writer)
         await until(lambda: reader.connected and writer.connected, "both are back")
         async with rig.client(2) as late:
             assert await late.acquire("rw_or_ro", 5000) == "ro"
@@ -163,18 +140,13 @@ async def test_nothing_is_written_anew_while_a_mapper_may_still_give_back(rig: R
         await mapper.do("load", seed=5)
         await mapper.do("commit")
         mapper.signal(signal.SIGSTOP)
-        await restarted(rig)
+        await rig.start_again()
         async with rig.client(1) as newcomer:
             asking = asyncio.ensure_future(newcomer.acquire("rw_or_ro", 10_000))
-            await until(lambda: _waiting(rig), "it waits")
+            await rig.shows(waiting=1)
             mapper.signal(signal.SIGCONT)
             assert await asking == "ro"
             assert digest(newcomer) == expected(5)
-
-
-async def _waiting(rig: Rig) -> bool:
-    async with rig.client(9) as looker:
-        return bool((await facts(looker))["waiting"])
 
 
 async def test_memory_nobody_maps_is_gone_with_both_and_everyone_is_told(rig: Rig) -> None:
@@ -183,7 +155,7 @@ async def test_memory_nobody_maps_is_gone_with_both_and_everyone_is_told(rig: Ri
     async with rig.client(0, on_lost=told.append) as writer:
         await write(writer)
         await writer.unmap()
-        await restarted(rig, writer)
+        await rig.start_again(writer)
         assert await writer.remap(30_000) == "empty"
         assert (await facts(writer))["uptime_s"] >= DONATION_S
         assert told
@@ -196,34 +168,9 @@ async def test_uncommitted_weights_are_never_given_back(rig: Rig) -> None:
     async with rig.client(0) as writer:
         assert await writer.acquire("rw", 1000) == "rw"
         await load(writer)
-        await restarted(rig)
+        await rig.start_again()
         async with rig.client(1) as other:
             assert await other.acquire("ro", 10_000) == "empty"
-
-
-async def test_whoever_serves_starts_both_again_by_itself(rig: Rig) -> None:
-    """`watch` needs nobody's call: killed together twice, and the weights are still there."""
-    watching = asyncio.create_task(rig.vaults["host-0"].watch())
-    async with rig.client(0) as writer:
-        await write(writer)
-        for _ in range(2):
-            link = writer.link()
-            rig.kill("keeper", "server")
-            await back(writer, link)
-            assert (await facts(writer))["weights"] == "RO"
-    watching.cancel()
-    await asyncio.gather(watching, return_exceptions=True)
-
-
-async def test_end_of_the_lifeline_ends_both_and_nothing_is_started_again(rig: Rig) -> None:
-    """Also where the keeper is no child of whoever started the first one."""
-    async with rig.client(0) as client:
-        old = rig.pids("keeper")
-        rig.kill("keeper")
-        await until(lambda: rig.pids("keeper") not in ([], old), "another keeper")
-        assert client.connected
-        rig.vaults["host-0"].stop()
-        assert rig.pids("keeper") == rig.pids("server") == []
 
 
 @pytest.mark.parametrize("kind", ["server", "keeper"])
@@ -234,22 +181,6 @@ async def test_sigterm_ends_both_and_nothing_is_started_again(rig: Rig, kind: st
         await until(rig.vaults["host-0"].gone, "both are gone")
         assert not rig.vaults["host-0"].ensure()
         assert rig.pids("keeper") == rig.pids("server") == []
-
-
-async def test_vault_and_keeper_end_with_whoever_serves() -> None:
-    """Its SIGKILL closes the lifeline too."""
-    rig = Rig()
-    code = (
-        "import sys, time\nfrom holdfast.memory.vault.launch import VaultProcesses\n"
-        "from holdfast.memory.vault.settings import VaultSettings\n"
-        "VaultProcesses(VaultSettings('host-0', sys.argv[1])).start()\ntime.sleep(60)"
-    )
-    serving = await asyncio.create_subprocess_exec(sys.executable, "-c", code, rig.path())
-    await until(lambda: rig.pids("server"), "the vault lives")
-    serving.kill()
-    await serving.wait()
-    await until(lambda: not rig.pids("server") and not rig.pids("keeper"), "both are gone")
-    shutil.rmtree(rig.directory)
 
 
 async def test_vault_that_cannot_live_is_started_more_and_more_slowly() -> None:
@@ -271,3 +202,95 @@ async def test_vault_that_cannot_live_is_started_more_and_more_slowly() -> None:
         log.unlink()
     finally:
         rig.vaults["host-0"].stop()
+
+
+# -- one vault and one keeper for each socket, also where descriptors run out or somebody starts another
+
+
+async def test_keeper_that_lost_its_link_leaves_and_one_vault_comes_back(rig: Rig) -> None:
+    """At the limit of its descriptors it cannot take what it should keep; the vault starts another one, and when the
+    vault dies later only that one starts a vault, which has everything."""
+    async with rig.client(0) as writer:
+        old = rig.pids("keeper")[0]
+        with descriptors_of(old, fd_count(old)):
+            await write(writer)
+            await until(lambda: old not in rig.pids("keeper"), "the old keeper is gone")
+        await until(lambda: len(rig.pids("keeper")) == 1, "there is one keeper")
+        before, link = rig.pids("server"), writer.link()
+        rig.kill("server")
+        await until(lambda: rig.pids("server") not in ([], before), "another vault")
+        await back(writer, link)
+        assert len(rig.pids("server")) == len(rig.pids("keeper")) == 1
+        assert (await facts(writer))["weights"] == "RO"
+        assert digest(writer) == expected(1)
+
+
+async def test_vault_whose_socket_is_another_ones_leaves_it_to_that_one() -> None:
+    """The lock beside the socket decides; keeper and vault end, and do not try again and again."""
+    rig = Rig()
+    with contextlib.ExitStack() as held:
+        other = os.open(f"{rig.path()}.lock", os.O_RDWR | os.O_CREAT)
+        held.callback(os.close, other)
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with rig:
+            await until(rig.vaults["host-0"].gone, "both have left")
+            assert "another vault" in rig.log.read_text()
+
+
+def command_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+
+async def test_two_at_once_never_both_serve(rig: Rig) -> None:
+    """A second vault started with the first one's own descriptors does not get as far as the first call."""
+    async with rig.client(0) as client:
+        vault = rig.pids("server")[0]
+        words = command_of(vault)
+        ours, theirs = os.pipe()
+        second = await asyncio.create_subprocess_exec(
+            *words[:4], str(theirs), str(theirs), str(ours), pass_fds=(ours, theirs), stderr=asyncio.subprocess.PIPE
+        )
+        _, said = await second.communicate()
+        os.close(ours)
+        os.close(theirs)
+        assert second.returncode == 75, said
+        assert (await facts(client))["pid"] == vault
+
+
+def soft_limit(pid: int) -> tuple[int, int]:
+    found = re.search(r"Max open files\s+(\d+)\s+(\d+)", Path(f"/proc/{pid}/limits").read_text())
+    assert found is not None
+    return int(found.group(1)), int(found.group(2))
+
+
+async def test_every_process_takes_as_many_descriptors_as_it_may() -> None:
+    """Started under a low soft limit: vault, keeper, and the children of a supervisor raise it to the hard one."""
+    with Rig() as rig:
+        settings = {"state_dir": str(rig.directory), "name": "store", "address": f"unix://{rig.directory}/store.sock"}
+        store = await asyncio.create_subprocess_exec(
+            *("sh", "-c", 'ulimit -S -n 128; exec "$@"', "sh", sys.executable, "-m", "holdfast.roles", "store"),
+            msgspec.json.encode(settings).decode(),
+        )
+        try:
+            await until((rig.directory / "run" / "store.json").exists, "the store is ready")
+            low, hard = soft_limit(store.pid)
+            assert low == hard
+        finally:
+            store.kill()
+            await store.wait()
+        async with rig.client(0):
+            for pid in (*rig.pids("server"), *rig.pids("keeper")):
+                low, hard = soft_limit(pid)
+                assert low == hard
+
+
+async def test_vault_refuses_newcomers_before_it_is_out_of_descriptors(rig: Rig) -> None:
+    """Those who are here keep what they need; who comes is told why it cannot."""
+    async with rig.client(0) as client:
+        vault = rig.pids("server")[0]
+        with descriptors_of(vault, fd_count(vault) + 40):
+            with pytest.raises(Exception, match="descriptors"):
+                async with rig.client(1):
+                    pass
+            await write(client)
+        assert digest(client) == expected(1)

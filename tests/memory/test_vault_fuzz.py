@@ -18,7 +18,7 @@ import sys
 
 import msgspec
 import pytest
-from vault_rig import MIB, Rig, digest, expected, facts, load, until
+from vault_rig import MIB, Rig, digest, expected, facts, until, write
 
 from holdfast.memory import protocol
 from holdfast.memory.fdsocket import close_all
@@ -34,9 +34,7 @@ async def test_fuzzed_frames_neither_crash_nor_leak_nor_hang() -> None:
     seed = os.environ.get("HOLDFAST_TEST_SEED", "1")
     with Rig() as rig:
         async with rig.client(0) as writer, rig.client(1) as reader:
-            await writer.acquire("rw", 1000)
-            await load(writer)
-            await writer.commit()
+            await write(writer)
             vault, keeper = rig.pids("server"), rig.pids("keeper")
             before = (fd_count(vault[0]), fd_count(keeper[0]))
             fuzzer = await asyncio.create_subprocess_exec(sys.executable, __file__, rig.path(), seed, str(FRAMES))
@@ -163,7 +161,6 @@ class Fuzzer:
                 protocol.GetStatus(call),
                 protocol.Donate(call, layout, yes),
                 protocol.DonatePool(call, number, text, sizes, yes, rng.choice([0, 1, number])),
-                protocol.SumSlab(call, number),
                 protocol.Put(call, "weights/1", b"", False),
                 protocol.Done(call),
             ]

@@ -1,57 +1,28 @@
-"""The KV pool over real processes: who may own it, when its predecessors are fenced, what survives whom."""
+"""The KV pool over real processes: who may own it, when its predecessors are fenced, what survives whom; and what ends
+an owner in the vault's eyes: its process's end or its own word, never the loss of its connection alone."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
 
 import pytest
-from vault_rig import Rig, facts, until
+from vault_rig import Rig, descriptors_of, facts, until
 
-from holdfast.memory.client.calls import MemoryLost
 from holdfast.memory.client.pool import PoolClient
 from holdfast.memory.devices import open_device
-from holdfast.memory.errors import VaultRefused
-from holdfast.memory.protocol import PoolGranted, PoolNews
-from holdfast.testing.agents import Agent, OrderFailed
+from holdfast.memory.protocol import PoolNews
+from holdfast.testing.agents import OrderFailed
+from holdfast.testing.processes import fd_count
 
 pytestmark = pytest.mark.processes
-MIB = 1024 * 1024
-
-
-@pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    with Rig() as started:
-        yield started
-
-
-async def owner_of(engine: Agent, epoch: int, text: str = "pages") -> None:
-    await engine.do("open")
-    assert await engine.do("own", epoch=epoch) is False
-    await engine.do("make", text=text)
-
-
-async def test_pool_of_a_killed_owner_is_adopted_with_its_pages(rig: Rig) -> None:
-    """Pages and index survive SIGKILL; the next epoch gets them, past both fences."""
-    async with rig.engine(0) as first, rig.engine(1) as second:
-        await owner_of(first, 10)
-        await second.do("open")
-        await first.kill()
-        assert await second.do("own", epoch=11) is True
-        assert await second.do("map_pool") == "pages"
-        await until(lambda: _fenced(second), "both fences pass")
-
-
-async def _fenced(engine: Agent) -> bool:
-    return await engine.do("fences") == [True, True]
 
 
 async def test_frozen_owner_keeps_the_pool_until_it_is_killed(rig: Rig) -> None:
-    """SIGSTOP: it is still connected, so the newcomer times out; after SIGKILL it is granted."""
+    """SIGSTOP: it is still connected, so the newcomer times out; after SIGKILL it is granted, with its pages."""
     async with rig.engine(0) as first, rig.engine(1) as second:
-        await owner_of(first, 10)
+        await first.owns_the_pool()
         await second.do("open")
         first.signal(signal.SIGSTOP)
         with pytest.raises(OrderFailed, match="TimeoutError"):
@@ -61,12 +32,14 @@ async def test_frozen_owner_keeps_the_pool_until_it_is_killed(rig: Rig) -> None:
         assert not granted.done()
         await first.kill()
         assert await granted is True
+        assert await second.do("map_pool") == "pages"
+        await second.fenced()
 
 
 async def test_rank_of_the_old_epoch_that_lives_keeps_the_fence_closed(rig: Rig) -> None:
     """The parent is dead, its second process is not: nobody else may touch the pages yet."""
     async with rig.engine(0) as parent, rig.engine(0) as rank, rig.engine(1) as second:
-        await owner_of(parent, 10)
+        await parent.owns_the_pool()
         await asyncio.gather(rank.do("open"), second.do("open"))
         await rank.do("join", epoch=10)
         await parent.kill()
@@ -77,73 +50,41 @@ async def test_rank_of_the_old_epoch_that_lives_keeps_the_fence_closed(rig: Rig)
         assert await granted is True
 
 
-async def test_gpu_fence_waits_for_the_process_not_for_the_connection(rig: Rig) -> None:
-    """Connection closed, process alive: the CPU fence has passed, the GPU fence only when the pidfd says so."""
+@pytest.mark.parametrize("opening", ["open", "open_as_the_dead"])
+async def test_gpu_fence_waits_for_the_process_not_for_the_connection(rig: Rig, opening: str) -> None:
+    """Connection closed, process alive: the CPU fence has passed, the GPU fence only when the pidfd says so. One that
+    sent the pidfd of a process that is over is known by the kernel's word for who connected."""
     async with rig.engine(0) as first, rig.engine(1) as second:
-        await owner_of(first, 10)
+        await first.owns_the_pool(opening=opening)
         await second.do("open")
         await first.do("hang_up")
         assert await second.do("own", epoch=11) is True
         assert await second.do("fences") == [True, False]
         rig.kill("server")  # and a new vault knows it too
-        await until(lambda: _reconnected(second, rig), "it is back")
+        await second.back()
         assert await second.do("fences") == [True, False]
         await first.kill()
-        await until(lambda: _fenced(second), "the GPU fence passes")
-
-
-async def test_gpu_fence_is_not_passed_with_somebody_elses_pidfd(rig: Rig) -> None:
-    """A process that sends the pidfd of one that is over is known by the kernel's word for who connected."""
-    async with rig.engine(0) as liar, rig.engine(1) as second:
-        await liar.do("open_as_the_dead")
-        assert await liar.do("own", epoch=10) is False
-        await liar.do("make", text="pages")
-        await second.do("open")
-        await liar.do("hang_up")
-        assert await second.do("own", epoch=11) is True
-        assert await second.do("fences") == [True, False]
-        await liar.kill()
-        await until(lambda: _fenced(second), "the GPU fence passes")
-
-
-async def _lost(engine: Agent, times: int) -> bool:
-    return len(await engine.do("lost")) >= times
-
-
-async def _reconnected(engine: Agent, rig: Rig) -> bool:
-    return bool(await engine.do("lost")) and await engine.do("connected")
+        await second.fenced()
 
 
 async def test_planned_handover_needs_nobodys_death(rig: Rig) -> None:
     """Quiesced: the next owner gets pages and both fences while the last one lives on."""
     async with rig.engine(0) as first, rig.engine(1) as second:
-        await owner_of(first, 10)
+        await first.owns_the_pool()
         await second.do("open")
         granted = second.order("own", epoch=11)
         await first.do("quiesce")
         assert await granted is True
         assert await second.do("map_pool") == "pages"
-        await until(lambda: _fenced(second), "both fences pass")
+        await second.fenced()
         with pytest.raises(OrderFailed, match="stale_epoch"):
             await first.do("own", epoch=10)
-
-
-async def test_other_geometry_drops_the_pool(rig: Rig) -> None:
-    """Pages of another shape are no use to anyone: the new owner makes its own."""
-    async with rig.engine(0) as first, rig.engine(1) as second:
-        await owner_of(first, 10)
-        await second.do("open")
-        await first.kill()
-        assert await second.do("own", epoch=11, geometry="other") is False
-        assert (await second.do("facts"))["pool_bytes"] == 0
-        await second.do("make", text="fresh")
-        assert (await second.do("facts"))["pool_bytes"] > 0
 
 
 async def test_stale_epoch_is_refused_also_by_a_restarted_vault(rig: Rig) -> None:
     """Only larger epochs are ever granted, whoever of the vaults is asked."""
     async with rig.engine(0) as first, rig.engine(1) as second:
-        await owner_of(first, 10)
+        await first.owns_the_pool()
         await first.kill()
         await second.do("open")
         for kills in (1, 2):
@@ -151,23 +92,9 @@ async def test_stale_epoch_is_refused_also_by_a_restarted_vault(rig: Rig) -> Non
                 with pytest.raises(OrderFailed, match="stale_epoch"):
                     await second.do("own", epoch=epoch)
             rig.kill("server")
-            await until(lambda: _lost(second, kills), "it notices")  # noqa: B023
+            await second.lost(kills)
             await second.do("open")
         assert await second.do("own", epoch=11) is True
-
-
-async def test_vault_killed_while_it_is_owned_changes_nothing_for_the_owner(rig: Rig) -> None:
-    """It reattaches, still owns the pool, and the newcomer still waits for it."""
-    async with rig.engine(0) as first, rig.engine(1) as second:
-        await owner_of(first, 10)
-        rig.kill("server")
-        await until(lambda: _reconnected(first, rig), "the owner is back")
-        await second.do("open")
-        with pytest.raises(OrderFailed, match="TimeoutError"):
-            await second.do("own", epoch=11, timeout_ms=300)
-        await first.kill()
-        assert await second.do("own", epoch=12) is True
-        assert await second.do("map_pool") == "pages"
 
 
 async def test_vault_killed_between_grant_and_use_leaves_the_owner_its_pool(rig: Rig) -> None:
@@ -176,11 +103,11 @@ async def test_vault_killed_between_grant_and_use_leaves_the_owner_its_pool(rig:
         await asyncio.gather(first.do("open"), second.do("open"))
         assert await first.do("own", epoch=10) is False
         rig.kill("server")
-        await until(lambda: _reconnected(first, rig), "the owner is back")
+        await first.back()
         await first.do("make", text="later")
         assert await first.do("pool_text") == "later"
         await first.kill()
-        await until(lambda: second.do("lost"), "it notices")
+        await second.lost()
         await second.do("open")
         assert await second.do("own", epoch=11) is True
         assert await second.do("map_pool") == "later"
@@ -217,40 +144,66 @@ async def test_answer_lost_with_the_vault_is_given_up(rig: Rig) -> None:
         assert not (await pool.acquire(11, "g", 2000)).adopt
 
 
-async def test_pool_comes_back_from_its_owner_after_vault_and_keeper_died(rig: Rig) -> None:
-    """The owner gives index and pages back and goes on owning; the next epoch adopts them."""
-    noticed: list[object] = []
-    async with rig.engine(1) as second, rig.client(0, on_notice=noticed.append) as client:
-        pool = PoolClient(client, open_device("host-0"))
-        assert not (await pool.acquire(10, "g", 2000)).adopt
-        mapping = await pool.make(MIB, [2 * MIB])
-        client.device.write(mapping.pages_address, b"alive")
-        rig.kill("keeper", "server")
-        await until(lambda: rig.vaults["host-0"].gone() and not client.connected, "both are gone")
-        assert rig.vaults["host-0"].ensure()
-        await until(lambda: client.connected, "it is back")
-        assert (await facts(client))["pool"] == "OWNED(10)"
-        assert client.device.read(mapping.pages_address, 5) == b"alive"
-        assert not [notice for notice in noticed if isinstance(notice, MemoryLost)]
+# -- what ends an owner
+
+
+@pytest.mark.parametrize("how", ["no_message", "no_frame", "no_descriptors", "hung_up"])
+async def test_owner_that_lost_its_connection_and_lives_keeps_the_fence_closed(rig: Rig, how: str) -> None:
+    """Cut off by the vault for what it sent, or by itself: it comes back to its pool, and only its death lets another
+    one in."""
+    async with rig.engine(0) as owner, rig.engine(1) as second:
+        await owner.owns_the_pool()
         await second.do("open")
-        granted = second.order("own", epoch=11)
-        await pool.quiesce()
+        granted = second.order("own", epoch=11, timeout_ms=60_000)
+        await owner.do("break_off", how=how)
+        await owner.back()
+        await rig.shows(pool="OWNED(10)")
+        assert not granted.done()
+        assert await owner.do("pool_text") == "pages"
+        await owner.kill()
         assert await granted is True
-        assert await second.do("map_pool") == "alive"
-        pool.unmap()
+        assert await second.do("map_pool") == "pages"
 
 
-async def test_pool_that_was_not_lost_cannot_be_donated(rig: Rig) -> None:
-    """Giving back is for after a total loss; else it would be a way around the election."""
-    async with rig.client(0) as client, rig.client(1) as other:
-        pool, thief = PoolClient(client, open_device("host-0")), PoolClient(other, open_device("host-0"))
-        await pool.acquire(10, "g", 2000)
-        await pool.make(MIB, [2 * MIB])
-        await thief.map(writable=False)
-        thief.granted, thief.geometry = PoolGranted(0, 99, True, 10), "g"
-        with pytest.raises(VaultRefused) as refused:
-            await thief._give_back()
-        assert refused.value.code == "stale"
-        assert (await facts(client))["pool"] == "OWNED(10)"
-        thief.unmap()
-        pool.unmap()
+async def test_vault_out_of_descriptors_does_not_pass_a_living_owners_fence(rig: Rig) -> None:
+    """What the owner sends is cut off on the way; it keeps its seat until the vault can have it back."""
+    async with rig.engine(0) as owner, rig.engine(1) as second:
+        await owner.owns_the_pool()
+        await second.do("open")
+        granted = second.order("own", epoch=11, timeout_ms=60_000)
+        await rig.shows(waiting=1)
+        vault = rig.pids("server")[0]
+        with descriptors_of(vault, fd_count(vault)):
+            await owner.do("send_descriptors")
+            await owner.lost()
+            assert not granted.done()
+        await owner.back()
+        await rig.shows(pool="OWNED(10)")
+        await owner.kill()
+        assert await granted is True
+
+
+async def test_cut_off_owner_is_expected_back_by_the_next_vault_too(rig: Rig) -> None:
+    """Its seat is in the keeper's records: a vault killed while the owner is cut off does not let another one in."""
+    async with rig.engine(0) as owner, rig.engine(1) as second:
+        await owner.owns_the_pool()
+        await second.do("open")
+        await second.do("join", epoch=None)
+        await asyncio.gather(owner.do("break_off", how="no_message"), asyncio.to_thread(rig.kill, "server"))
+        granted = second.order("own", epoch=11, timeout_ms=60_000)
+        await owner.back()
+        await rig.shows(pool="OWNED(10)")
+        assert not granted.done()
+        await owner.kill()
+        assert await granted is True
+
+
+async def test_owner_that_leaves_while_the_vault_is_away_holds_nobody_up(rig: Rig) -> None:
+    """A client of a process that lives on is closed just after the vault was killed: it takes its leave of the next
+    vault, and the pool is another's for the asking."""
+    async with rig.engine(0) as owner, rig.engine(1) as second:
+        await owner.owns_the_pool()
+        rig.kill("server")
+        await owner.do("hang_up")
+        await second.do("open")
+        assert await second.do("own", epoch=11, timeout_ms=10_000) is True

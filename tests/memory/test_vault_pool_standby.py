@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
-from vault_rig import MIB, Rig, back, digest, expected, facts, load, lost, until
+from vault_rig import MIB, Rig, back, digest, expected, facts, lost, until, write
 
 from holdfast.memory.client.pool import PoolClient
 from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.memory.devices.contract import Device, DeviceError
 from holdfast.memory.protocol import PoolNews
-from holdfast.testing.agents import Agent
+from holdfast.testing.waiting import BOUND_S
 
 pytestmark = pytest.mark.processes
 PAGES = [2 * MIB, 2 * MIB]
@@ -54,25 +53,13 @@ class Standby:
         return self.client.device.read(self.pool.mapping.pages_address, size)
 
 
-@pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    with Rig() as started:
-        yield started
-
-
-async def owner_of(engine: Agent, epoch: int = 10) -> None:
-    await engine.do("open")
-    assert await engine.do("own", epoch=epoch) is False
-    await engine.do("make", text="pages")
-
-
 # -- the way of every failover
 
 
 async def test_standby_that_has_the_pool_mapped_needs_no_call_between_grant_and_use(rig: Rig) -> None:
     """It hears of its owner's end by itself, and what it mapped ahead is what it is granted, writable."""
     async with rig.engine(0) as owner, rig.client(1) as client:
-        await owner_of(owner)
+        await owner.owns_the_pool()
         standby = Standby(client, private_bytes=1)
         mapping = await standby.pool.stand_by()
         assert mapping is not None
@@ -91,13 +78,16 @@ async def test_standby_that_has_the_pool_mapped_needs_no_call_between_grant_and_
         assert standby.pool.mapping is mapping
         client.device.write(mapping.pages_address, b"mine!")
         await standby.hears("granted", 11)
+        async with asyncio.timeout(BOUND_S):
+            await standby.pool.gpu_fence.wait()
+        assert standby.pool.cpu_fence.is_set()
         standby.pool.unmap()
 
 
 async def test_every_seat_hears_and_the_dead_among_them_are_in_nobodys_way(rig: Rig) -> None:
     """The owner and two standbys are killed in one breath: the third hears of it, and is granted the pool."""
     async with rig.engine(0) as owner, rig.engine(1) as first, rig.engine(2) as second, rig.client(3) as client:
-        await owner_of(owner)
+        await owner.owns_the_pool()
         await asyncio.gather(first.do("open"), second.do("open"))
         await asyncio.gather(first.do("join", epoch=None), second.do("join", epoch=None))
         standby = Standby(client)
@@ -118,7 +108,7 @@ async def test_standby_before_any_pool_has_private_memory_and_hears_when_one_is_
         assert (alone.private_size, alone.private_address) == (4 * MIB, alone.pages_address)
         client.device.write(alone.private_address, b"canary")
         assert not standby.pool.mapped_is(alone.made_epoch)
-        await owner_of(owner)
+        await owner.owns_the_pool()
         await standby.hears("made", 10)
         mapping = await standby.pool.stand_by()
         assert mapping is standby.pool.mapping is not None
@@ -176,14 +166,16 @@ async def test_owner_that_stepped_back_may_write_again_when_it_owns_again(rig: R
 
 
 async def test_pool_that_was_made_anew_is_not_taken_for_the_one_that_was_mapped(rig: Rig) -> None:
-    """Another geometry in between: the standby hears it, and its old mapping does not match what it is granted."""
+    """Another geometry in between, whose owner makes its own pages: the standby hears it, and its old mapping does not
+    match what it is granted."""
     async with rig.engine(0) as owner, rig.engine(1) as other, rig.client(2) as client:
-        await owner_of(owner)
+        await owner.owns_the_pool()
         standby = Standby(client)
         await standby.pool.stand_by()
         await other.do("open")
         await owner.kill()
         assert await other.do("own", epoch=11, geometry="other") is False
+        assert (await facts(client))["pool_bytes"] == 0
         await other.do("make", text="fresh")
         await standby.hears("dropped", 10)
         await standby.hears("made", 11)
@@ -205,7 +197,7 @@ async def test_pool_that_was_made_anew_is_not_taken_for_the_one_that_was_mapped(
 async def test_owner_that_died_while_the_vault_was_away_is_heard_of_on_coming_back(rig: Rig) -> None:
     """Vault and owner in one breath: the new vault knows the standby's seat, and it may ask while there is no vault."""
     async with rig.engine(0) as owner, rig.client(1) as client:
-        await owner_of(owner)
+        await owner.owns_the_pool()
         standby = Standby(client)
         await standby.pool.stand_by()
         standby.news.clear()
@@ -221,20 +213,23 @@ async def test_owner_that_died_while_the_vault_was_away_is_heard_of_on_coming_ba
 
 
 async def test_vault_killed_before_the_engine_changes_nothing_for_the_failover(rig: Rig) -> None:
-    """Both are back at the new vault when the owner dies: the standby hears of it and adopts what it has mapped."""
+    """Both are back at the new vault, the owner still owning, when it dies: the standby hears of it and adopts what it
+    has mapped."""
     async with rig.engine(0) as owner, rig.client(1) as client:
-        await owner_of(owner)
+        await owner.owns_the_pool()
         standby = Standby(client)
         await standby.pool.stand_by()
         link = client.link()
         rig.kill("server")
-        await until(lambda: owner.do("lost"), "the owner notices")
-        await until(lambda: owner.do("connected"), "the owner is back")
+        await owner.back()
         await back(client, link)
         standby.news.clear()
+        with pytest.raises(TimeoutError):
+            await standby.pool.acquire(11, "g", 300)
         await owner.kill()
         await standby.hears("owner_gone", 10)
-        assert standby.pool.mapped_is((await standby.pool.acquire(11, "g", 2000)).made_epoch)
+        assert standby.pool.mapped_is((await standby.pool.acquire(12, "g", 2000)).made_epoch)
+        assert standby.read() == b"pages"
         standby.pool.unmap()
 
 
@@ -253,10 +248,8 @@ async def test_vault_keeper_and_engine_killed_leave_weights_and_a_fresh_pool(rig
     """The standby waits for the new pair, gives the weights back, and makes a pool under its own epoch."""
     watching = asyncio.ensure_future(rig.vaults["host-0"].watch())
     async with rig.engine(0) as owner, rig.client(1) as client:
-        await owner_of(owner)
-        assert await client.acquire("rw", 1000) == "rw"
-        await load(client)
-        await client.commit()
+        await owner.owns_the_pool()
+        await write(client)
         standby = Standby(client, private_bytes=1)
         await standby.pool.stand_by()
         link = client.link()
@@ -282,7 +275,7 @@ async def test_vault_keeper_and_engine_killed_leave_weights_and_a_fresh_pool(rig
 async def test_pool_given_back_after_a_total_loss_is_still_the_one_that_standbys_mapped(rig: Rig) -> None:
     """An adopter lives through the loss: its pool comes back under the epoch it was made, not the one that owns it."""
     async with rig.engine(0) as maker, rig.client(1) as client, rig.client(2) as third:
-        await owner_of(maker)
+        await maker.owns_the_pool()
         owner, standby = Standby(client), Standby(third)
         mapped = await standby.pool.stand_by()
         await owner.pool.stand_by()
@@ -290,9 +283,7 @@ async def test_pool_given_back_after_a_total_loss_is_still_the_one_that_standbys
         assert (await owner.pool.acquire(11, "g", 2000)).adopt
         standby.news.clear()
         links = client.link(), third.link()
-        rig.kill("keeper", "server")
-        await until(rig.vaults["host-0"].gone, "both are gone")
-        assert rig.vaults["host-0"].ensure()
+        await rig.start_again(client, third)
         await back(client, links[0])
         await back(third, links[1])
         await standby.hears("made", 10)
@@ -310,7 +301,7 @@ async def test_pool_given_back_after_a_total_loss_is_still_the_one_that_standbys
 async def test_acquire_ends_in_time_when_no_vault_comes_back(rig: Rig) -> None:
     """ConnectionError at its own time-out, whether it was asked before or after the loss; and the epoch is not held."""
     async with rig.engine(0) as owner, rig.client(1) as client:
-        await owner_of(owner)
+        await owner.owns_the_pool()
         standby = Standby(client)
         await standby.pool.stand_by()
         waiting = asyncio.ensure_future(standby.pool.acquire(11, "g", 1000))

@@ -6,10 +6,9 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator
 
 import pytest
-from vault_rig import Rig, digest, expected, facts, load, until
+from vault_rig import Rig, digest, expected, facts, load, until, write
 
 from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
@@ -18,19 +17,11 @@ from holdfast.memory.errors import StaleMemoryLayoutError
 pytestmark = pytest.mark.processes
 
 
-@pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    with Rig() as started:
-        yield started
-
-
 async def sleeper_of(rig: Rig, seed: int = 1, identity: str | None = None) -> MemoryClient:
     """A client that wrote weights and gave its mapping up."""
     client = MemoryClient(rig.path(), open_device("host-0"), 0)
     await client.connect()
-    assert await client.acquire("rw_or_ro", 1000) == "rw"
-    await load(client, seed, identity)
-    await client.commit()
+    await write(client, seed, identity)
     await client.unmap()
     return client
 
@@ -61,16 +52,12 @@ async def test_remap_waits_for_a_writer_that_is_soon_done(rig: Rig) -> None:
     async with rig.client(1) as writer:
         assert await writer.acquire("rw", 1000) == "rw"
         waking = asyncio.ensure_future(client.remap(5000))
-        await until(lambda: _waiting(writer), "it waits")
+        await rig.shows(waiting=1)
         await load(writer, 1)
         await writer.commit()
         assert await waking == "ro"
         assert digest(client) == expected(1)
     await client.close()
-
-
-async def _waiting(client: MemoryClient) -> bool:
-    return bool((await facts(client))["waiting"])
 
 
 async def test_remap_times_out_in_the_time_asked_for(rig: Rig) -> None:
@@ -110,21 +97,15 @@ async def test_remap_of_other_weights_is_stale(rig: Rig, seed: int, identity: st
     client = await sleeper_of(rig, 1, "first")
     await restart_empty(rig)
     async with rig.client(1) as writer:
-        await writer.acquire("rw", 1000)
-        await load(writer, seed, identity, count=3 if seed == 1 else 4)
-        await writer.commit()
+        await write(writer, seed, identity, count=3 if seed == 1 else 4)
         with pytest.raises(StaleMemoryLayoutError):
             await client.remap(2000)
-        await until(lambda: _one_reader(writer), "only the writer reads")
+        await rig.shows(readers=1)
     await client.close()
 
 
-async def _one_reader(client: MemoryClient) -> bool:
-    return (await facts(client))["readers"] == 1
-
-
-async def test_remap_without_a_socket_is_a_connection_error(rig: Rig) -> None:
-    """At once, and the message says how to start a vault."""
+async def test_remap_without_a_vault_is_a_connection_error(rig: Rig) -> None:
+    """At once, and the message says how to start one; also where a socket file is left that nobody serves any more."""
     client = await sleeper_of(rig)
     rig.vaults["host-0"].stop()
     await until(lambda: not client.connected, "it notices")
@@ -132,14 +113,6 @@ async def test_remap_without_a_socket_is_a_connection_error(rig: Rig) -> None:
     with pytest.raises(ConnectionError, match="holdfast memory serve"):
         await client.remap(5000)
     assert asyncio.get_running_loop().time() - begun_s < 0.5
-    await client.close()
-
-
-async def test_remap_without_a_listener_is_a_connection_error(rig: Rig) -> None:
-    """A socket file that nobody serves any more."""
-    client = await sleeper_of(rig)
-    rig.vaults["host-0"].stop()
-    await until(lambda: not client.connected, "it notices")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:
         left.bind(rig.path())
         with pytest.raises(ConnectionError):

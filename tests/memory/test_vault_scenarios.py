@@ -5,44 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from vault_rig import Rig, digest, expected, facts, load, until
+from vault_rig import Rig, digest, expected, facts, load, until, write
 
-from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.errors import VaultRefused
 from holdfast.testing.agents import OrderFailed
 from holdfast.testing.processes import fd_count
 
 pytestmark = pytest.mark.processes
-
-
-async def test_two_engines_on_one_device_share_what_the_first_wrote() -> None:
-    """The first writes, the second waits for it, and after the commit reads the very same bytes."""
-    with Rig() as rig:
-        async with rig.engine(0) as first, rig.engine(1) as second:
-            await asyncio.gather(first.do("open"), second.do("open"))
-            assert await first.do("acquire", mode="rw_or_ro") == "rw"
-            waiting = second.order("acquire", mode="ro", wait_for_writer=True)
-            await first.do("load", seed=3)
-            assert (await first.do("facts"))["waiting"] == 1
-            assert not waiting.done()
-            await first.do("commit")
-            assert await waiting == "ro"
-            assert await second.do("digest") == await first.do("digest") == expected(3)
-
-
-async def test_without_roles_and_lock_two_engines_wait_for_each_other() -> None:
-    """Each holds one of two devices and waits for the other's: nobody ever gets both."""
-    with Rig(("host-0", "host-1")) as rig:
-        async with (
-            rig.client(0, "host-0") as left_0, rig.client(0, "host-1") as left_1,
-            rig.client(1, "host-0") as right_0, rig.client(1, "host-1") as right_1,
-        ):  # fmt: skip
-            assert await left_0.acquire("rw_or_ro", 1000) == "rw"
-            assert await right_1.acquire("rw_or_ro", 1000) == "rw"
-            stuck = await asyncio.gather(
-                left_1.acquire("rw_or_ro", 300), right_0.acquire("rw_or_ro", 300), return_exceptions=True
-            )
-            assert [type(one) for one in stuck] == [TimeoutError, TimeoutError]
 
 
 @pytest.mark.parametrize(("orders", "first"), [(("01", "10"), 0), (("01", "10"), 1), (("10", "01"), 1)])
@@ -59,25 +28,6 @@ async def test_with_roles_and_lock_two_engines_on_two_devices_both_get_ready(
             assert sorted(done) == ["wrote ", "wrote host-0,host-1"]
             sums = [await engine.do("digest", device=f"host-{n}") for engine in engines for n in (0, 1)]
             assert sums == [expected(7)] * 4
-
-
-async def test_engine_0_crash_looping_in_init_makes_engine_1_load() -> None:
-    """Whoever dies again and again is not waited for: the other loads after at most its grace time."""
-    with Rig() as rig:
-        async with rig.engine(1) as one:
-            ready = one.order("become_ready", devices=["host-0"], grace_s=30)
-
-            async def crash_loop() -> None:
-                while not ready.done():
-                    async with rig.engine(0) as zero:
-                        with pytest.raises(OrderFailed, match="Died"):
-                            await zero.do("become_ready", devices=["host-0"], init=False)
-
-            looping = asyncio.create_task(crash_loop())
-            assert await asyncio.wait_for(ready, 15) == "wrote host-0"
-            looping.cancel()
-            await asyncio.gather(looping, return_exceptions=True)
-            assert await one.do("digest") == expected(7)
 
 
 async def test_writer_killed_between_two_devices_is_restarted_and_all_finish() -> None:
@@ -97,80 +47,68 @@ async def test_writer_killed_between_two_devices_is_restarted_and_all_finish() -
                     assert await one.do("digest", device=device) == await again.do("digest", device=device)
 
 
-async def test_writer_killed_before_commit_leaves_nothing() -> None:
+async def test_writer_killed_before_commit_leaves_nothing(rig: Rig) -> None:
     """What it had handed over is gone, and the next one in the queue writes."""
-    with Rig() as rig:
-        async with rig.engine(0) as writer, rig.client(1) as other:
-            await writer.do("open")
-            assert await writer.do("acquire", mode="rw") == "rw"
-            await writer.do("load")
-            assert (await facts(other))["weights_bytes"] > 0
-            waiting = asyncio.ensure_future(other.acquire("rw_or_ro", 5000))
-            await until(lambda: _waits(rig, other), "it waits")
-            await writer.kill()
-            assert await waiting == "rw"
-            assert (await facts(other))["weights_bytes"] == 0
-            await load(other, 2)
-            await other.commit()
-            assert digest(other) == expected(2)
+    async with rig.engine(0) as writer, rig.client(1) as other:
+        await writer.do("open")
+        assert await writer.do("acquire", mode="rw") == "rw"
+        await writer.do("load")
+        assert (await facts(other))["weights_bytes"] > 0
+        waiting = asyncio.ensure_future(other.acquire("rw_or_ro", 5000))
+        await rig.shows(waiting=1)
+        await writer.kill()
+        assert await waiting == "rw"
+        assert (await facts(other))["weights_bytes"] == 0
+        await load(other, 2)
+        await other.commit()
+        assert digest(other) == expected(2)
 
 
-async def _waits(rig: Rig, client: object) -> bool:
-    async with rig.client(9) as looker:
-        return (await facts(looker))["waiting"] == 1
-
-
-async def test_queued_client_that_is_killed_leaves_the_queue() -> None:
+async def test_queued_client_that_is_killed_leaves_the_queue(rig: Rig) -> None:
     """It is granted nothing, and whoever comes after it is not held up by it (facts 17)."""
-    with Rig() as rig:
-        async with rig.client(0) as writer, rig.engine(1) as queued:
-            assert await writer.acquire("rw", 1000) == "rw"
-            await queued.do("open")
-            waiting = queued.order("acquire", mode="rw", timeout_ms=60_000)
-            await until(lambda: _waits(rig, writer), "it waits")
-            await queued.kill()
-            with pytest.raises(OrderFailed, match="Died"):
-                await waiting
-            await load(writer)
-            await writer.commit()
-            seen = await facts(writer)
-            assert (seen["waiting"], seen["readers"], len(seen["clients"])) == (0, 1, 1)
+    async with rig.client(0) as writer, rig.engine(1) as queued:
+        assert await writer.acquire("rw", 1000) == "rw"
+        await queued.do("open")
+        waiting = queued.order("acquire", mode="rw", timeout_ms=60_000)
+        await rig.shows(waiting=1)
+        await queued.kill()
+        with pytest.raises(OrderFailed, match="Died"):
+            await waiting
+        await load(writer)
+        await writer.commit()
+        seen = await facts(writer)
+        assert (seen["waiting"], seen["readers"], len(seen["clients"])) == (0, 1, 1)
 
 
-async def test_replacement_needs_the_hash_and_never_delays_a_reader() -> None:
+async def test_replacement_needs_the_hash_and_never_delays_a_reader(rig: Rig) -> None:
     """Without the hash of what is there: refused. While it is written, readers get the old one at once."""
-    with Rig() as rig:
-        async with rig.client(0) as writer, rig.client(1) as reader, rig.client(2) as replacer, rig.client(3) as late:
-            await writer.acquire("rw", 1000)
-            await load(writer, 1)
-            old = await writer.commit()
-            for wrong in (None, "0" * 32):
-                with pytest.raises(VaultRefused) as refused:
-                    await replacer.acquire("rw", 1000, replace=wrong)
-                assert refused.value.code == ("committed" if wrong is None else "stale")
-            assert await replacer.acquire("rw", 1000, replace=old) == "rw"
-            await load(replacer, 2)
-            assert await reader.acquire("ro", 0) == "ro"
-            assert digest(reader) == expected(1)
-            noticed: list[object] = []
-            reader.on_notice = noticed.append
-            await replacer.commit()
-            assert await late.acquire("ro", 0) == "ro"
-            assert digest(late) == expected(2)
-            assert digest(reader) == digest(writer) == expected(1)
-            await until(lambda: noticed, "the reader is told that newer weights are here")
-            before = (await facts(late))["weights_bytes"]
-            await asyncio.gather(reader.release(), writer.release())
-            assert (await facts(late))["weights_bytes"] == before // 2, "the old one is dropped with its last reader"
+    async with rig.client(0) as writer, rig.client(1) as reader, rig.client(2) as replacer, rig.client(3) as late:
+        old = await write(writer)
+        for wrong in (None, "0" * 32):
+            with pytest.raises(VaultRefused) as refused:
+                await replacer.acquire("rw", 1000, replace=wrong)
+            assert refused.value.code == ("committed" if wrong is None else "stale")
+        assert await replacer.acquire("rw", 1000, replace=old) == "rw"
+        await load(replacer, 2)
+        assert await reader.acquire("ro", 0) == "ro"
+        assert digest(reader) == expected(1)
+        noticed: list[object] = []
+        reader.on_notice = noticed.append
+        await replacer.commit()
+        assert await late.acquire("ro", 0) == "ro"
+        assert digest(late) == expected(2)
+        assert digest(reader) == digest(writer) == expected(1)
+        await until(lambda: noticed, "the reader is told that newer weights are here")
+        before = (await facts(late))["weights_bytes"]
+        await asyncio.gather(reader.release(), writer.release())
+        assert (await facts(late))["weights_bytes"] == before // 2, "the old one is dropped with its last reader"
 
 
 async def test_replacement_that_does_not_fit_the_budget_is_refused() -> None:
     """Both must fit; if not, the old one stays as it is."""
     with Rig(budget_bytes=3 * 1024 * 1024) as rig:
         async with rig.client(0) as writer, rig.client(1) as replacer:
-            await writer.acquire("rw", 1000)
-            await load(writer, 1)
-            old = await writer.commit()
+            old = await write(writer)
             assert await replacer.acquire("rw", 1000, replace=old) == "rw"
             with pytest.raises(VaultRefused) as refused:
                 await load(replacer, 2)
@@ -180,68 +118,42 @@ async def test_replacement_that_does_not_fit_the_budget_is_refused() -> None:
             assert digest(replacer) == expected(1)
 
 
-async def test_cancelled_waits_leak_nothing() -> None:
+async def test_cancelled_waits_leak_nothing(rig: Rig) -> None:
     """Neither descriptors here or there, nor waiters, nor locks: also where the answer crosses the cancellation."""
-    with Rig() as rig:
-        async with rig.client(0) as writer, rig.client(1) as waiter, rig.client(2) as looker:
-            await writer.acquire("rw", 1000)
-            vault = rig.pids("server")[0]
-            before = (fd_count(), fd_count(vault))
-            for _ in range(50):
-                waiting = asyncio.ensure_future(waiter.acquire("ro", 5000))
-                await asyncio.sleep(0)
-                waiting.cancel()
-                await asyncio.gather(waiting, return_exceptions=True)
-            await until(lambda: _nobody_waits(looker), "the queue is empty")
-            assert (fd_count(), fd_count(vault)) == before
-            await load(writer)
-            await writer.commit()
-            held = fd_count()
-            for turn in range(60):  # now it is granted at once: the cancellation meets the answer at every place
-                waiting = asyncio.ensure_future(waiter.acquire("ro", 5000))
-                for _ in range(turn % 12):
-                    await asyncio.sleep(0.0002)
-                waiting.cancel()
-                outcome = (await asyncio.gather(waiting, return_exceptions=True))[0]
-                if outcome == "ro":
-                    await waiter.release()
-                await until(lambda: _one_reader(looker), "the seat is given back")
-            assert fd_count() == held
-            assert await waiter.acquire("ro", 1000) == "ro"
+    async with rig.client(0) as writer, rig.client(1) as waiter:
+        await writer.acquire("rw", 1000)
+        vault = rig.pids("server")[0]
+        before = (fd_count(), fd_count(vault))
+        for _ in range(50):
+            waiting = asyncio.ensure_future(waiter.acquire("ro", 5000))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+        await rig.shows(waiting=0)
+        await until(lambda: (fd_count(), fd_count(vault)) == before, "nothing is left open")
+        await load(writer)
+        await writer.commit()
+        held = fd_count()
+        for turn in range(60):  # now it is granted at once: the cancellation meets the answer at every place
+            waiting = asyncio.ensure_future(waiter.acquire("ro", 5000))
+            for _ in range(turn % 12):
+                await asyncio.sleep(0.0002)
+            waiting.cancel()
+            outcome = (await asyncio.gather(waiting, return_exceptions=True))[0]
+            if outcome == "ro":
+                await waiter.release()
+            await rig.shows(readers=1)
+        assert fd_count() == held
+        assert await waiter.acquire("ro", 1000) == "ro"
 
 
-async def _nobody_waits(looker: MemoryClient) -> bool:
-    return (await facts(looker))["waiting"] == 0
-
-
-async def _one_reader(looker: MemoryClient) -> bool:
-    return (await facts(looker))["readers"] == 1
-
-
-async def test_many_connections_leave_nothing_behind() -> None:
+async def test_many_connections_leave_nothing_behind(rig: Rig) -> None:
     """A client that comes, asks and goes costs the vault no descriptor and no record."""
-    with Rig() as rig:
-        async with rig.client(0) as writer:
-            await writer.acquire("rw", 1000)
-            await load(writer)
-            await writer.commit()
-            vault, keeper = rig.pids("server")[0], rig.pids("keeper")[0]
-            before = (fd_count(vault), fd_count(keeper))
-            for _ in range(30):
-                async with rig.client(1) as reader:
-                    assert await reader.acquire("ro", 1000) == "ro"
-            await until(lambda: (fd_count(vault), fd_count(keeper)) == before, "all is closed")
-
-
-async def test_vault_sums_a_slab_without_mapping_it() -> None:
-    """On demand, and the same sum that a reader makes of its mapping."""
-    with Rig() as rig:
-        async with rig.client(0) as writer:
-            await writer.acquire("rw", 1000)
-            await load(writer)
-            await writer.commit()
-            assert writer.mapped is not None
-            own = writer.device.checksum(writer.mapped.address, writer.mapped.layout.slab_sizes[0])
-            assert await writer.slab_checksum(0) == own
-            with pytest.raises(VaultRefused):
-                await writer.slab_checksum(1)
+    async with rig.client(0) as writer:
+        await write(writer)
+        vault, keeper = rig.pids("server")[0], rig.pids("keeper")[0]
+        before = (fd_count(vault), fd_count(keeper))
+        for _ in range(30):
+            async with rig.client(1) as reader:
+                assert await reader.acquire("ro", 1000) == "ro"
+        await until(lambda: (fd_count(vault), fd_count(keeper)) == before, "all is closed")

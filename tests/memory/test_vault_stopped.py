@@ -11,8 +11,9 @@ import sys
 from collections.abc import AsyncIterator
 
 import pytest
-from vault_rig import MIB, Rig, back, digest, expected, facts, load, until
+from vault_rig import MIB, Rig, back, digest, expected, facts, until, write
 
+from holdfast.memory.client.calls import MemoryLost
 from holdfast.memory.client.pool import PoolClient
 from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
@@ -51,21 +52,15 @@ def replaced(rig: Rig, old: list[int]) -> bool:
 async def test_stopped_vault_or_keeper_is_replaced_and_a_takeover_succeeds(rig: Rig, kinds: tuple[str, ...]) -> None:
     """The owner dies while it is stopped: the next one has pages and weights all the same."""
     async with rig.client(2) as writer, rig.engine(0) as owner, rig.engine(1) as second:
-        await writer.acquire("rw", 1000)
-        await load(writer)
-        await writer.commit()
-        for engine in (owner, second):
-            await engine.do("open")
-            await engine.do("join", epoch=None)
-        assert await owner.do("own", epoch=10) is False
-        await owner.do("make", text="pages")
+        await write(writer)
+        await owner.owns_the_pool()
+        await second.do("open")
+        await second.do("join", epoch=None)
         link = writer.link()
         old = stop(rig, *kinds)
-        if len(kinds) == 1:  # else the pool is its owner's to give back
-            await owner.kill()
-        else:
-            await until(lambda: _back(owner), "it has given its pool back")
-            await owner.kill()
+        if len(kinds) == 2:  # then the pool is its owner's to give back
+            await owner.back()
+        await owner.kill()
         assert await second.do("own", epoch=11, timeout_ms=15_000) is True
         assert await second.do("map_pool") == "pages"
         await until(lambda: replaced(rig, old), "replaced")
@@ -86,13 +81,9 @@ async def test_one_that_is_stopped_before_its_first_word_is_replaced_too(rig: Ri
         await until(lambda: rig.pids(kind) and not set(rig.pids(kind)) & {*first, *second}, "replaced")
 
 
-async def _back(engine: object) -> bool:
-    return bool(await engine.do("lost")) and bool(await engine.do("connected"))  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("kind", ["server", "keeper"])
-async def test_end_leaves_nobody_behind_who_is_stopped(kind: str) -> None:
-    """Also a keeper that the vault itself has started; and nobody waits for the stopped one to leave."""
+@pytest.mark.parametrize("kinds", [(), ("server",), ("keeper",)])
+async def test_end_leaves_nobody_behind(kinds: tuple[str, ...]) -> None:
+    """Also a keeper that the vault itself has started; and nobody waits for one that is stopped to leave."""
     with Rig() as rig:
         async with rig.client(0):
             first = rig.pids("keeper")
@@ -100,7 +91,7 @@ async def test_end_leaves_nobody_behind_who_is_stopped(kind: str) -> None:
             await until(lambda: rig.pids("keeper") not in ([], first), "another keeper")
         vault = rig.vaults["host-0"]
         await until(lambda: not vault.gone() and set(vault.members.pids.values()) == _living(rig), "both are known")
-        stop(rig, kind)
+        stop(rig, *kinds)
         vault.stop()
         await until(lambda: not _living(rig), "nobody is left")
 
@@ -134,11 +125,10 @@ async def test_engines_give_everything_back_after_the_launcher_was_killed() -> N
     rig = Rig()
     async with serving(rig) as first:
         await until(lambda: listens(rig), "it listens")
-        client = MemoryClient(rig.path(), open_device("host-0"), 0)
+        noticed: list[object] = []
+        client = MemoryClient(rig.path(), open_device("host-0"), 0, on_notice=noticed.append)
         await client.connect(20.0)
-        await client.acquire("rw", 1000)
-        await load(client)
-        await client.commit()
+        await write(client)
         pool = PoolClient(client, open_device("host-0"))
         await pool.acquire(10, "g", 1000)
         await pool.make(MIB, [2 * MIB])
@@ -150,21 +140,10 @@ async def test_engines_give_everything_back_after_the_launcher_was_killed() -> N
             seen = await facts(client)
             assert (seen["weights"], seen["pool"]) == ("RO", "OWNED(10)")
             assert digest(client) == expected(1)
+            assert not [notice for notice in noticed if isinstance(notice, MemoryLost)]
             async with rig.client(1) as late:
                 assert await late.acquire("rw_or_ro", 5000) == "ro"
             pool.unmap()
             await client.close()
-    rig.__exit__()
-
-
-async def test_clean_end_is_no_loss() -> None:
-    """SIGTERM to who serves lets go of the memory: the next vault does not wait for anybody to give it back."""
-    rig = Rig()
-    async with serving(rig):
-        await until(lambda: listens(rig), "it listens")
-        async with rig.client(0) as client:
-            await client.acquire("rw", 1000)
-            await load(client)
-            await client.commit()
-    assert not list(rig.directory.glob("*.state"))
+        assert not list(rig.directory.glob("*.state")), "SIGTERM to who serves is a clean end, after which nobody waits"
     rig.__exit__()

@@ -11,32 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast.memory.vault import weights_machine as machine
-from holdfast.memory.vault.weights_machine import (
-    TABLE,
-    Aborted,
-    AnswerEmpty,
-    Ask,
-    Commit,
-    Committed,
-    Donate,
-    DropGeneration,
-    Generation,
-    GrantRead,
-    GrantWrite,
-    Holder,
-    Leave,
-    LetGo,
-    Refuse,
-    Situation,
-    Superseded,
-    Tick,
-    TimedOut,
-    Weights,
-    Wish,
-    next_deadline_s,
-    restore,
-    step,
-)
 
 SESSIONS_MAX = 6
 SESSIONS = st.integers(0, SESSIONS_MAX - 1)
@@ -51,12 +25,12 @@ class WeightsModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.state = Weights()
+        self.state = machine.Weights()
         self.now_s = 0.0
         self.held_until_s = 0.0
         self.writer: tuple[int, int] | None = None  # session, generation
         self.readers: dict[int, int] = {}
-        self.waiting: dict[int, Ask] = {}
+        self.waiting: dict[int, machine.Ask] = {}
         self.kept: dict[int, str] = {}  # committed and not dropped: generation -> hash
         self.current: int | None = None
         self.numbers: list[int] = []
@@ -66,12 +40,12 @@ class WeightsModel(RuleBasedStateMachine):
     def begin(self, start: str) -> None:
         """Anywhere: a walk from nothing seldom gets far."""
         self.held_until_s = 5.0 if start == "held" else 0.0
-        self.state, effects = restore((), refill_from_s=self.held_until_s or None)
+        self.state, effects = machine.restore((), refill_from_s=self.held_until_s or None)
         assert effects == ()
         if start in ("writing", "committed", "replacing"):
             self.ask_as(0, "rw", 20.0)
         if start in ("committed", "replacing"):
-            self.do(Commit(0, "h1"))
+            self.do(machine.Commit(0, "h1"))
         if start == "replacing":
             self.ask_as(1, "rw", 20.0, replace="h1")
 
@@ -80,13 +54,13 @@ class WeightsModel(RuleBasedStateMachine):
     def ask_as(
         self, session: int, mode: Any, timeout_s: float, patient: bool = False, replace: str | None = None
     ) -> None:
-        ask = Ask(session, mode, self.now_s + timeout_s, patient, replace)
+        ask = machine.Ask(session, mode, self.now_s + timeout_s, patient, replace)
         busy = self.holds(session) or session in self.waiting
         if not busy and (replace is None if mode in ("ro", "rw_or_ro") else mode == "rw" or replace is not None):
             self.waiting[session] = ask
         effects = self.do(ask)
         if busy:
-            assert isinstance(effects[0], Refuse)
+            assert isinstance(effects[0], machine.Refuse)
             assert effects[0].session == session
 
     def free(self, pick: int) -> int:
@@ -118,7 +92,7 @@ class WeightsModel(RuleBasedStateMachine):
     @rule(layout_hash=HASHES)
     def commit(self, layout_hash: str) -> None:
         assert self.writer is not None
-        self.do(Commit(self.writer[0], layout_hash))
+        self.do(machine.Commit(self.writer[0], layout_hash))
 
     @precondition(lambda self: self.waiting)
     @rule(pick=st.integers(0, 4))
@@ -138,28 +112,28 @@ class WeightsModel(RuleBasedStateMachine):
         self.waiting, self.readers, self.kept, self.current, self.writer = {}, {}, {}, None, None
         self.held_until_s = self.now_s + held_s
         number = self.state.last_generation
-        self.state, _ = restore((), (), number, self.held_until_s if held_s else None)
+        self.state, _ = machine.restore((), (), number, self.held_until_s if held_s else None)
 
     @rule(session=SESSIONS)
     def commit_by_anyone(self, session: int) -> None:
-        self.do(Commit(session, "h1"))
+        self.do(machine.Commit(session, "h1"))
 
     @precondition(lambda self: self.now_s < self.held_until_s or self.current is not None)
     @rule(session=SESSIONS, layout_hash=HASHES)
     def donate(self, session: int, layout_hash: str) -> None:
-        self.do(Donate(session, layout_hash))
+        self.do(machine.Donate(session, layout_hash))
 
     @rule(session=SESSIONS)
     def leave(self, session: int) -> None:
         self.waiting.pop(session, None)
         self.readers.pop(session, None)
-        effects = self.do(Leave(session))
-        assert not [e for e in effects if getattr(e, "session", None) == session and not isinstance(e, Aborted)]
+        effects = self.do(machine.Leave(session))
+        assert not [e for e in effects if getattr(e, "session", None) == session and not isinstance(e, machine.Aborted)]
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 1.0, 4.0]))
     def wait(self, seconds: float) -> None:
         self.now_s += seconds
-        self.do(Tick())
+        self.do(machine.Tick())
 
     @precondition(lambda self: len(self.numbers) > 1)
     @rule()
@@ -167,9 +141,9 @@ class WeightsModel(RuleBasedStateMachine):
         """Only what is recorded survives: generations, seats, and that the newest had to go. Waiters and writer lost
         their connection."""
         self.waiting, self.writer = {}, None
-        records = [Generation(number, layout_hash) for number, layout_hash in self.kept.items()]
-        seats = [Holder(session, number) for session, number in self.readers.items()]
-        self.state, effects = restore(
+        records = [machine.Generation(number, layout_hash) for number, layout_hash in self.kept.items()]
+        seats = [machine.Holder(session, number) for session, number in self.readers.items()]
+        self.state, effects = machine.restore(
             records, seats, self.state.last_generation, self.state.refill_from_s, self.gone
         )
         assert effects == ()
@@ -178,8 +152,8 @@ class WeightsModel(RuleBasedStateMachine):
 
     def do(self, event: machine.Event) -> tuple[machine.Effect, ...]:
         before = self.state
-        self.state, effects = step(self.state, event, self.now_s)
-        assert step(before, event, self.now_s) == (self.state, effects)
+        self.state, effects = machine.step(self.state, event, self.now_s)
+        assert machine.step(before, event, self.now_s) == (self.state, effects)
         for effect in effects:
             self.hear(effect)
         return effects
@@ -187,14 +161,14 @@ class WeightsModel(RuleBasedStateMachine):
     def holds(self, session: int) -> bool:
         return session in self.readers or (self.writer is not None and self.writer[0] == session)
 
-    def answered(self, session: int) -> Ask:
+    def answered(self, session: int) -> machine.Ask:
         ask = self.waiting.pop(session)
         assert not self.holds(session)
         return ask
 
     def hear(self, effect: machine.Effect) -> None:
         match effect:
-            case GrantWrite(session, generation, replacing):
+            case machine.GrantWrite(session, generation, replacing):
                 ask = self.answered(session)
                 assert self.writer is None, "two writers"
                 assert ask.mode in ("rw", "rw_or_ro")
@@ -202,13 +176,13 @@ class WeightsModel(RuleBasedStateMachine):
                 assert generation > max(self.numbers, default=0)
                 self.numbers.append(generation)
                 self.writer = (session, generation)
-            case GrantRead(session, generation, layout_hash):
+            case machine.GrantRead(session, generation, layout_hash):
                 if session in self.waiting:
                     assert self.answered(session).mode in ("ro", "rw_or_ro")
                 assert generation == self.current
                 assert self.kept[generation] == layout_hash, "a reader was granted what is not committed"
                 self.readers[session] = generation
-            case Committed(session, generation, layout_hash):
+            case machine.Committed(session, generation, layout_hash):
                 if self.writer == (session, generation):
                     self.writer = None
                 else:  # a donation, into nothing
@@ -220,16 +194,16 @@ class WeightsModel(RuleBasedStateMachine):
                 self.kept[generation] = layout_hash
                 self.current = generation
                 self.readers[session] = generation
-            case Superseded(session, by_hash):
+            case machine.Superseded(session, by_hash):
                 self.told.remove(session)
                 assert self.current is not None
                 assert by_hash == self.kept[self.current]
-            case Aborted(session, generation):
+            case machine.Aborted(session, generation):
                 assert self.writer == (session, generation)
                 self.writer = None
-            case LetGo(session):
+            case machine.LetGo(session):
                 assert self.readers[session] == self.current, "nobody else is in the way"
-            case DropGeneration(generation):
+            case machine.DropGeneration(generation):
                 if generation == self.current:
                     asked = [ask for ask in self.waiting.values() if ask.mode == "drop"]
                     assert self.kept[generation] in [ask.replace for ask in asked], "nobody asked it to go"
@@ -237,13 +211,13 @@ class WeightsModel(RuleBasedStateMachine):
                     self.current, self.gone = None, generation
                 assert generation not in self.readers.values(), "a generation was dropped under a reader"
                 del self.kept[generation]
-            case AnswerEmpty(session):
+            case machine.AnswerEmpty(session):
                 assert self.answered(session).mode in ("ro", "drop")
                 assert self.current is None
                 assert self.writer is None
-            case TimedOut(session):
+            case machine.TimedOut(session):
                 assert self.answered(session).deadline_s <= self.now_s
-            case Refuse(session, code):
+            case machine.Refuse(session, code):
                 if code in (machine.Code.STALE, machine.Code.COMMITTED) and session in self.waiting:
                     here = None if self.current is None else self.kept[self.current]
                     asked = self.answered(session).replace
@@ -251,7 +225,7 @@ class WeightsModel(RuleBasedStateMachine):
 
     # -- what is always true
 
-    def must_wait(self, ask: Ask) -> bool:
+    def must_wait(self, ask: machine.Ask) -> bool:
         """Whether there is still a reason to wait, said without the table."""
         if ask.deadline_s <= self.now_s:
             return False
@@ -278,7 +252,7 @@ class WeightsModel(RuleBasedStateMachine):
 
     @invariant()
     def the_next_deadline_is_ahead(self) -> None:
-        due_s = next_deadline_s(self.state)
+        due_s = machine.next_deadline_s(self.state)
         assert (due_s is not None) == bool(self.waiting)
         assert due_s is None or self.now_s < due_s <= min(ask.deadline_s for ask in self.waiting.values())
 
@@ -289,9 +263,9 @@ class WeightsModel(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Every waiter comes to an end by time alone."""
         for _ in range(len(self.waiting) + 2):
-            if (due_s := next_deadline_s(self.state)) is not None:
+            if (due_s := machine.next_deadline_s(self.state)) is not None:
                 self.now_s = due_s
-                self.do(Tick())
+                self.do(machine.Tick())
         assert not self.waiting
 
 
@@ -301,43 +275,47 @@ TestWeightsModel.settings = settings(max_examples=150, stateful_step_count=50, d
 
 def test_every_wish_has_an_answer_in_every_situation() -> None:
     """The table is whole: no wish in any situation is left open."""
-    assert all(set(TABLE[wish]) == set(Situation) for wish in Wish)
-    assert set(TABLE) == set(Wish)
+    assert all(set(machine.TABLE[wish]) == set(machine.Situation) for wish in machine.Wish)
+    assert set(machine.TABLE) == set(machine.Wish)
 
 
 def test_no_reader_is_ever_delayed_by_a_replacement() -> None:
     """Whatever a wish to read gets on committed weights, it gets the same while they are being replaced."""
-    for wish in (Wish.READ, Wish.READ_WHEN_WRITTEN, Wish.EITHER):
-        assert TABLE[wish][Situation.REPLACING] == TABLE[wish][Situation.COMMITTED] == "read"
+    for wish in (machine.Wish.READ, machine.Wish.READ_WHEN_WRITTEN, machine.Wish.EITHER):
+        assert (
+            machine.TABLE[wish][machine.Situation.REPLACING]
+            == machine.TABLE[wish][machine.Situation.COMMITTED]
+            == "read"
+        )
 
 
 def test_the_waiters_are_bounded() -> None:
     """One more than the bound is refused by name, and those who wait are not touched."""
-    state, _ = step(Weights(), Ask(0, "rw", 100.0), 0.0)
+    state, _ = machine.step(machine.Weights(), machine.Ask(0, "rw", 100.0), 0.0)
     for session in range(1, machine.WAITERS_MAX + 1):
-        state, effects = step(state, Ask(session, "ro", 100.0), 0.0)
+        state, effects = machine.step(state, machine.Ask(session, "ro", 100.0), 0.0)
         assert effects == ()
-    full, effects = step(state, Ask(5000, "ro", 100.0), 0.0)
-    assert [(e.session, e.code) for e in effects if isinstance(e, Refuse)] == [(5000, machine.Code.TOO_MANY)]
+    full, effects = machine.step(state, machine.Ask(5000, "ro", 100.0), 0.0)
+    assert [(e.session, e.code) for e in effects if isinstance(e, machine.Refuse)] == [(5000, machine.Code.TOO_MANY)]
     assert full == state
-    state, effects = step(full, Commit(0, "h1"), 1.0)
+    state, effects = machine.step(full, machine.Commit(0, "h1"), 1.0)
     assert [e.session for e in effects] == list(range(machine.WAITERS_MAX + 1)), "oldest first, all together"
 
 
 def test_a_late_commit_grants_nothing_to_whom_time_has_run_out() -> None:
     """A waiter whose deadline has passed is timed out even if the commit is what tells the machine the time."""
-    state, _ = step(Weights(), Ask(0, "rw", 100.0), 0.0)
-    state, _ = step(state, Ask(1, "ro", 5.0), 0.0)
-    state, effects = step(state, Commit(0, "h1"), 5.0)
-    assert effects == (Committed(0, 1, "h1"), TimedOut(1))
+    state, _ = machine.step(machine.Weights(), machine.Ask(0, "rw", 100.0), 0.0)
+    state, _ = machine.step(state, machine.Ask(1, "ro", 5.0), 0.0)
+    state, effects = machine.step(state, machine.Commit(0, "h1"), 5.0)
+    assert effects == (machine.Committed(0, 1, "h1"), machine.TimedOut(1))
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_restored_generations_nobody_reads_are_dropped(order: tuple[int, ...]) -> None:
     """A vault that died between a commit's record and dropping the old one finishes that when it starts again."""
-    records = [Generation(1, "h1"), Generation(2, "h2"), Generation(4, "h4")]
-    state, effects = restore([records[i] for i in order], [Holder(7, 1)])
-    assert effects == (DropGeneration(2),)
-    assert (state.current, state.last_generation) == (Generation(4, "h4"), 4)
-    _, effects = step(state, Leave(7), 0.0)
-    assert effects == (DropGeneration(1),)
+    records = [machine.Generation(1, "h1"), machine.Generation(2, "h2"), machine.Generation(4, "h4")]
+    state, effects = machine.restore([records[i] for i in order], [machine.Holder(7, 1)])
+    assert effects == (machine.DropGeneration(2),)
+    assert (state.current, state.last_generation) == (machine.Generation(4, "h4"), 4)
+    _, effects = machine.step(state, machine.Leave(7), 0.0)
+    assert effects == (machine.DropGeneration(1),)

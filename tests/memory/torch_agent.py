@@ -47,10 +47,12 @@ def slab_kib(pid: str = "self") -> dict[str, int]:
 async def serve(path: str, width: int, device: str) -> None:
     import torch_story as story
 
+    from holdfast.memory.client.weights import MemoryClient
+    from holdfast.memory.devices import open_device
     from holdfast.memory.torch.glue import materialise, publish
 
     loop = asyncio.get_running_loop()
-    client = story.MemoryClient(path, story.open_device(device), 0)
+    client = MemoryClient(path, open_device(device), 0)
     await client.connect()
     model = story.on_meta(width)
 

@@ -1,11 +1,10 @@
-"""What the tests of the torch glue share: modules with odd things in them, a vault, clients. Skips without torch."""
+"""What the tests of the torch glue share: modules with odd things in them, and engines. Skips without torch."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -13,11 +12,10 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch==2.13.0")
 
 from torch import nn  # noqa: E402
+from vault_rig import Rig  # noqa: E402
 
 from holdfast.memory.client.weights import MemoryClient  # noqa: E402
-from holdfast.memory.devices import open_device  # noqa: E402
-from holdfast.memory.vault.launch import VaultProcesses  # noqa: E402
-from holdfast.memory.vault.settings import VaultSettings  # noqa: E402
+from holdfast.memory.torch.glue import publish  # noqa: E402
 
 SLAB_BYTES = 4 << 20
 SEED = 7
@@ -89,28 +87,23 @@ def bytes_in(tensor: Any) -> bytes:
     return bytes(tensor.detach().cpu().clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8).tolist())
 
 
-@contextlib.contextmanager
-def vault(folder: Path, device: str = "host-0") -> Iterator[str]:
-    """A vault of real processes; the path of its socket."""
-    path = str(folder / "vault.sock")
-    processes = VaultProcesses(VaultSettings(device, path), folder / "vault.log")
-    processes.start()
-    try:
-        yield path
-    finally:
-        processes.stop()
+@contextlib.asynccontextmanager
+async def granted(rig: Rig, mode: str, device: str = "host-0") -> AsyncIterator[MemoryClient]:
+    """An engine that got what it asked for."""
+    async with rig.client(0, device, slab_bytes=SLAB_BYTES) as one:
+        assert await one.acquire(mode, 10_000) == mode
+        yield one
 
 
 @contextlib.asynccontextmanager
-async def client(path: str, mode: str, device: str = "host-0") -> AsyncIterator[MemoryClient]:
-    """An engine that got what it asked for."""
-    one = MemoryClient(path, open_device(device), 0, slab_bytes=SLAB_BYTES)
-    await one.connect()
-    try:
-        assert await one.acquire(mode, 10_000) == mode
-        yield one
-    finally:
-        await one.close()
+async def shared(
+    rig: Rig, module: nn.Module, device: str = "host-0", **options: Any
+) -> AsyncIterator[tuple[MemoryClient, MemoryClient]]:
+    """A module published by one engine; and another one that reads what the vault has of it."""
+    async with granted(rig, "rw", device) as writer:
+        await publish(writer, module, "test", **options)
+        async with granted(rig, "ro", device) as reader:
+            yield writer, reader
 
 
 def inside(one: MemoryClient, tensor: Any) -> bool:

@@ -122,11 +122,8 @@ class Agent:
 
     # -- a whole start over several devices, by roles and writer lock
 
-    async def become_ready(
-        self, devices: list[str], grace_s: float = 0.5, die_after: str = "", init: bool = True
-    ) -> str:
-        """Load or read every device, as writer_policy says. `die_after` a device is committed: SIGKILL; with
-        `init` False it dies while it loads. What it did."""
+    async def become_ready(self, devices: list[str], grace_s: float = 0.5, die_after: str = "") -> str:
+        """Load or read every device, as writer_policy says. `die_after` a device is committed: SIGKILL. What it did."""
         for device in devices:
             await self.open(device)
         lock = WriterLock(self._directory, f"engine {self._engine_id}")
@@ -142,9 +139,6 @@ class Agent:
                 mode = "rw_or_ro" if plan.action is Action.LOAD else "ro"
                 for device in [device for device in devices if device not in held]:
                     got = await self._try(mode, device)
-                    if got == "rw" and not init:
-                        await asyncio.sleep(0.3)  # so that the others see who has the lock
-                        os.kill(os.getpid(), signal.SIGKILL)
                     if got == "rw":
                         await load(self._clients[device], seed=7)
                         await self._clients[device].commit()

@@ -30,7 +30,36 @@ MIB = 1024 * 1024
 AGENT = Path(__file__).with_name("vault_agent.py")
 
 
-# -- vaults
+# -- vaults and engines
+
+
+class Engine(Agent):
+    """A process with a client of the vault in it (vault_agent.py)."""
+
+    async def owns_the_pool(self, epoch: int = 10, text: str = "pages", opening: str = "open") -> None:
+        """It has come as the first, and made a pool with a text in its pages."""
+        await self.do(opening)
+        assert await self.do("own", epoch=epoch) is False
+        await self.do("make", text=text)
+
+    async def lost(self, times: int = 1) -> None:
+        """Wait until it has noticed so many losses of its vault."""
+
+        async def noticed() -> bool:
+            return len(await self.do("lost")) >= times
+
+        await until(noticed, "it notices")
+
+    async def back(self) -> None:
+        """Wait until it has lost its vault and found it again."""
+        await self.lost()
+        await until(lambda: self.do("connected"), "it is back")
+
+    async def fenced(self) -> None:
+        async def both() -> bool:
+            return await self.do("fences") == [True, True]
+
+        await until(both, "both fences pass")
 
 
 class Rig:
@@ -77,9 +106,26 @@ class Rig:
         finally:
             await client.close()
 
+    async def shows(self, **wanted: Any) -> None:
+        """Wait until the vault says this of itself."""
+
+        async def said() -> bool:
+            seen = await facts(looker)
+            return all(seen[name] == value for name, value in wanted.items())
+
+        async with self.client(9) as looker:
+            await until(said, f"{wanted}")
+
+    async def start_again(self, *clients: MemoryClient) -> None:
+        """Vault and keeper killed in one breath, and started again by whoever serves once the clients have noticed."""
+        self.kill("keeper", "server")
+        await until(self.vaults["host-0"].gone, "both are gone")
+        await until(lambda: not any(client.connected for client in clients), "all notice")
+        assert self.vaults["host-0"].ensure()
+
     @contextlib.asynccontextmanager
-    async def engine(self, engine_id: int = 0) -> AsyncIterator[Agent]:
-        engine = Agent(str(AGENT), str(self.directory), str(engine_id))
+    async def engine(self, engine_id: int = 0) -> AsyncIterator[Engine]:
+        engine = Engine(str(AGENT), str(self.directory), str(engine_id))
         await engine.start()
         try:
             yield engine
@@ -137,6 +183,13 @@ async def load(client: MemoryClient, seed: int = 1, identity: str | None = None,
     addresses = await client.allocate(specs(count), identity or f"weights {seed}")
     for name, address in addresses.items():
         client.device.write(address, content(seed, name, MIB // 2))
+
+
+async def write(client: MemoryClient, seed: int = 1, identity: str | None = None, count: int = 3) -> str:
+    """Weights, from the first ask to the commit; their hash."""
+    assert await client.acquire("rw", 5000) == "rw"
+    await load(client, seed, identity, count)
+    return await client.commit()
 
 
 def digest(client: MemoryClient) -> str:

@@ -177,9 +177,7 @@ async def _ask(path: str, within_s: float) -> Facts:
     connection = None
     try:
         async with asyncio.timeout(within_s):
-            connection, _ = await open_connection(
-                path, f"status-{os.getpid()}", -1, within_s, lambda notice: None, lambda why: None, vault_uids=None
-            )
+            connection, _ = await open_connection(path, f"status-{os.getpid()}", -1, within_s, vault_uids=None)
             answer = await connection.call(GetStatus, within_s)
         facts: Facts = json.loads(answer.facts)
         return facts | {"socket": path}

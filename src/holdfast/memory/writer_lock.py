@@ -84,10 +84,6 @@ class WriterLock:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
-    def is_good(self) -> bool:
-        """Held, and the file is still the one others would lock."""
-        return self._descriptor is not None and is_at_path(self._descriptor, self.path)
-
     def owner(self) -> str | None:
         """Who has the lock, in words; None: nobody."""
         text = read_signature(self.path)

@@ -68,9 +68,8 @@ async def _run_vault(launch: VaultLaunch, stop: asyncio.Event, on_ready: OnReady
     vault.start()
     try:
         async with beside(vault.watch(), "watch") as watching:
-            connection, _ = await open_connection(
-                launch.socket_path, f"{launch.name}-{time.monotonic_ns()}", -1, VAULT_READY_S, _ignore, _ignore
-            )
+            name = f"{launch.name}-{time.monotonic_ns()}"
+            connection, _ = await open_connection(launch.socket_path, name, -1, VAULT_READY_S)
             connection.close()
             on_ready({"address": f"unix://{launch.socket_path}"})
             await first((stop.wait(),), (watching,))
@@ -79,10 +78,6 @@ async def _run_vault(launch: VaultLaunch, stop: asyncio.Event, on_ready: OnReady
     finally:
         vault.stop()
         forget_parts(Path(launch.state_dir), launch.name)
-
-
-def _ignore(_: object) -> None:
-    """News for a connection that only asks whether anybody is there."""
 
 
 async def _run_worker(launch: WorkerLaunch, stop: asyncio.Event, on_ready: OnReady) -> None:

@@ -16,6 +16,7 @@ import pytest
 from device_agent import Peer
 
 from holdfast.memory.devices import BusyError, Device, DeviceError, OutOfMemory, WrongFd, check_slab_fd
+from holdfast.memory.devices.fds import seal_memfd
 from holdfast.spec.names import is_host
 
 
@@ -65,8 +66,7 @@ def open_fds() -> set[str]:
 def a_new_slab_is_known_by_its_fd(rig: Rig) -> None:
     with slab(rig) as fd:
         assert fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
-        assert rig.device.check_fd(fd) in (rig.size, 0)
-        assert check_slab_fd(rig.device.name, fd) == rig.device.check_fd(fd)
+        assert check_slab_fd(rig.device.name, fd) in (rig.size, 0)
 
 
 def a_slab_has_the_same_bytes_at_every_address(rig: Rig) -> None:
@@ -140,7 +140,7 @@ def what_is_no_slab_is_refused(rig: Rig) -> None:
         os.posix_fallocate(plain, 0, rig.size)
         for wrong in (file.fileno(), sock.fileno(), null.fileno(), pidfd, plain, 999_999):
             with pytest.raises(WrongFd):
-                rig.device.check_fd(wrong)
+                check_slab_fd(rig.device.name, wrong)
             with pytest.raises(WrongFd):
                 rig.device.map(address, rig.size, wrong, writable=False)
         os.close(pidfd)
@@ -194,8 +194,9 @@ def a_sealed_slab_is_read_on(rig: Rig) -> None:
         rig.device.write(address, b"committed")
         rig.device.synchronize()
         rig.device.protect(address, rig.size, writable=False)
-        rig.device.seal(fd)
-        rig.device.seal(fd)
+        if is_host(rig.device.name):  # an fd of a GPU's driver cannot be: there the vault's lock stands for it
+            seal_memfd(fd)
+            seal_memfd(fd)
         assert rig.device.read(address, 9) == b"committed"
         with mapped(rig, fd, writable=False) as other:
             assert rig.device.read(other, 9) == b"committed"

@@ -14,9 +14,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from torch_agent import Engine
-from torch_story import Bag, answer, bytes_in, client, fresh, inside, loaded, on_meta, torch, vault
+from torch_story import Bag, answer, bytes_in, fresh, granted, inside, loaded, on_meta, shared, torch
+from vault_rig import Rig
 
-from holdfast.memory.torch.glue import materialise, publish, stage
+from holdfast.memory.torch.glue import materialise, stage
 
 pytestmark = [
     pytest.mark.gpu,
@@ -28,39 +29,37 @@ WIDTH = 1024
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Iterator[str]:
-    with vault(tmp_path, GPU) as path:
-        yield path
+def rig() -> Iterator[Rig]:
+    with Rig((GPU,)) as started:
+        yield started
 
 
 @pytest.mark.parametrize("home", ["cpu", "cuda"])
-def test_a_module_comes_out_as_it_went_in(path: str, home: str) -> None:
+def test_a_module_comes_out_as_it_went_in(rig: Rig, home: str) -> None:
     """Published from host or GPU, bound from the meta device, remapped: the same bits, ties, strides, and no copy."""
     model, twin = loaded(WIDTH).to(home), on_meta(WIDTH)
     before = answer(loaded(WIDTH).cuda())
 
     async def story() -> None:
-        async with client(path, "rw", GPU) as writer:
-            await publish(writer, model, "test")
-            async with client(path, "ro", GPU) as reader:
-                own_bytes = torch.cuda.memory_allocated()
-                materialise(reader, twin, fresh=fresh)
-                assert torch.cuda.memory_allocated() - own_bytes < WIDTH * WIDTH
-                assert answer(model) == answer(twin) == before
-                for one, module in ((writer, model), (reader, twin)):
-                    assert all(inside(one, tensor) for tensor in (*module.parameters(), module.scale))
-                    assert module.head.weight is module.embed.weight
-                    assert module.mix.weight.stride() == (1, WIDTH)
-                    assert module.frequencies.is_cuda
-                    assert not inside(one, module.frequencies)
-                await reader.unmap()
-                assert await reader.remap() == "ro"
-                assert answer(twin) == before
+        async with shared(rig, model, GPU) as (writer, reader):
+            own_bytes = torch.cuda.memory_allocated()
+            materialise(reader, twin, fresh=fresh)
+            assert torch.cuda.memory_allocated() - own_bytes < WIDTH * WIDTH
+            assert answer(model) == answer(twin) == before
+            for one, module in ((writer, model), (reader, twin)):
+                assert all(inside(one, tensor) for tensor in (*module.parameters(), module.scale))
+                assert module.head.weight is module.embed.weight
+                assert module.mix.weight.stride() == (1, WIDTH)
+                assert module.frequencies.is_cuda
+                assert not inside(one, module.frequencies)
+            await reader.unmap()
+            assert await reader.remap() == "ro"
+            assert answer(twin) == before
 
     asyncio.run(story())
 
 
-def test_every_dtype_is_kept_on_the_gpu(path: str) -> None:
+def test_every_dtype_is_kept_on_the_gpu(rig: Rig) -> None:
     """Bytes and strides are the writer's, from host memory to the GPU and from there to a module that is loaded."""
     floats = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
     kinds: dict[str, Any] = {f"a_{name}": torch.randn(5, 7).to(getattr(torch, name)) for name in floats}
@@ -72,30 +71,28 @@ def test_every_dtype_is_kept_on_the_gpu(path: str) -> None:
     before = {name: (bytes_in(tensor), tensor.stride()) for name, tensor in kinds.items()}
 
     async def story() -> None:
-        async with client(path, "rw", GPU) as writer:
-            await publish(writer, bag, "test")
-            async with client(path, "ro", GPU) as reader:
-                materialise(reader, shell)
-                for module in (bag, shell):
-                    assert all(tensor.is_cuda for tensor in module.buffers())
-                    state = module.state_dict()
-                    assert {name: (bytes_in(tensor), tensor.stride()) for name, tensor in state.items()} == before
+        async with shared(rig, bag, GPU) as (_, reader):
+            materialise(reader, shell)
+            for module in (bag, shell):
+                assert all(tensor.is_cuda for tensor in module.buffers())
+                state = module.state_dict()
+                assert {name: (bytes_in(tensor), tensor.stride()) for name, tensor in state.items()} == before
 
     asyncio.run(story())
 
 
-def test_a_meta_module_is_loaded_straight_into_the_gpu(path: str) -> None:
+def test_a_meta_module_is_loaded_straight_into_the_gpu(rig: Rig) -> None:
     """`stage`: what is loaded before the commit is what others read, and torch allocates nothing for it."""
     model, source, shell = on_meta(WIDTH), loaded(WIDTH), on_meta(WIDTH)
 
     async def story() -> None:
-        async with client(path, "rw", GPU) as writer:
+        async with granted(rig, "rw", GPU) as writer:
             own_bytes = torch.cuda.memory_allocated()
             await stage(writer, model, "staged", fresh=fresh)
             model.load_state_dict(source.state_dict())
             assert torch.cuda.memory_allocated() - own_bytes < WIDTH * WIDTH
             await writer.commit()
-            async with client(path, "ro", GPU) as reader:
+            async with granted(rig, "ro", GPU) as reader:
                 materialise(reader, shell, fresh=fresh)
                 assert answer(shell) == answer(model)
                 state = shell.state_dict()
@@ -104,12 +101,10 @@ def test_a_meta_module_is_loaded_straight_into_the_gpu(path: str) -> None:
     asyncio.run(story())
 
 
-def test_a_write_on_the_gpu_costs_only_its_process(path: str) -> None:
+def test_a_write_on_the_gpu_costs_only_its_process(rig: Rig) -> None:
     """Three engines compute the same bits; who writes to the weights loses its context, the bytes stay."""
     with ExitStack() as stack:
-        engines = [Engine(path, WIDTH, GPU) for _ in range(3)]
-        for engine in engines:
-            stack.callback(engine.reap)
+        engines = [stack.enter_context(Engine(rig.path(GPU), WIDTH, GPU)) for _ in range(3)]
         writer, first, second = engines
         expected = writer.do("publish")
         assert [engine.do("materialise") for engine in (first, second)] == ["done"] * 2

@@ -66,7 +66,14 @@ class AttachedClient:
             resume = Resume(held, self.epoch) if held is not None or self.registered else None
             self._attached.clear()
             connection, welcome = await open_connection(
-                self.path, self.name, self.engine_id, timeout_s, self._noticed, self._lost, resume, self.vault_uids
+                self.path,
+                self.name,
+                self.engine_id,
+                timeout_s,
+                on_notice=self._noticed,
+                on_lost=self._lost,
+                resume=resume,
+                vault_uids=self.vault_uids,
             )
             self._connection = connection
             self.last_epoch = max(self.last_epoch, welcome.pool_epoch)

@@ -16,26 +16,9 @@ from typing import Any
 import msgspec
 
 from holdfast.core.peers import peer_uid
+from holdfast.memory import protocol
 from holdfast.memory.errors import VaultRefused
 from holdfast.memory.fdsocket import FDS_PER_FRAME_MAX, FdConnection, Frame, close_all
-from holdfast.memory.protocol import (
-    READ_ERRORS,
-    VERSION,
-    CancelCall,
-    Deposed,
-    Failed,
-    Fence,
-    Hello,
-    Leave,
-    LetGo,
-    PoolNews,
-    Resume,
-    Slabs,
-    Superseded,
-    Welcome,
-    encode,
-    from_vault,
-)
 
 
 class MemoryLost(msgspec.Struct, frozen=True):
@@ -44,7 +27,7 @@ class MemoryLost(msgspec.Struct, frozen=True):
     reason: str
 
 
-Notice = Superseded | Fence | MemoryLost | PoolNews | Deposed | LetGo
+Notice = protocol.Superseded | protocol.Fence | MemoryLost | protocol.PoolNews | protocol.Deposed | protocol.LetGo
 OnNotice = Callable[[Notice], None]
 OnLost = Callable[[str], None]
 # Beyond the vault's own time-out, for its answer to travel: a tenth of it, and never less or more than this.
@@ -61,26 +44,26 @@ def patience_s(timeout_ms: int) -> float:
 class VaultConnection:
     """One connection; made by `open_connection`."""
 
-    def __init__(
-        self, sock: socket.socket, on_notice: Callable[[Notice], None], on_lost: Callable[[str], None]
-    ) -> None:
+    def __init__(self, sock: socket.socket, on_notice: OnNotice, on_lost: OnLost) -> None:
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[tuple[Any, list[int]]]] = {}
         self._slabs: dict[int, tuple[list[int], list[int]]] = {}
         self._on_notice = on_notice
         self._on_lost = on_lost
-        self.welcome: asyncio.Future[Welcome] = self._loop.create_future()
+        self.welcome: asyncio.Future[protocol.Welcome] = self._loop.create_future()
         self._connection = FdConnection(sock, self._take, self._lost)
 
     @property
     def open(self) -> bool:
         return self._connection.open
 
-    def greet(self, client: str, engine_id: int, resume: Resume | None) -> None:
+    def greet(self, client: str, engine_id: int, resume: protocol.Resume | None) -> None:
         pidfd = os.pidfd_open(os.getpid())
         try:
-            self._connection.send(encode(Hello(VERSION, client, engine_id, os.getpid(), resume)), [pidfd])
+            self._connection.send(
+                protocol.encode(protocol.Hello(protocol.VERSION, client, engine_id, os.getpid(), resume)), [pidfd]
+            )
         finally:
             os.close(pidfd)
 
@@ -98,14 +81,14 @@ class VaultConnection:
         if not self.open:
             raise ConnectionError("the connection to the vault is lost")
         self._answers[number] = future
-        self._connection.send(encode(make(number)), fds)
+        self._connection.send(protocol.encode(make(number)), fds)
         try:
             async with asyncio.timeout(timeout_s):
                 return await future
         except (TimeoutError, asyncio.CancelledError):
             if future.done() and not future.cancelled() and future.exception() is None:
                 close_all(future.result()[1])  # the answer came in the very moment
-            self._connection.send(encode(CancelCall(next(self._numbers), number)))
+            self._connection.send(protocol.encode(protocol.CancelCall(next(self._numbers), number)))
             raise
         finally:
             del self._answers[number]
@@ -121,45 +104,45 @@ class VaultConnection:
 
     def tell(self, make: Callable[[int], msgspec.Struct]) -> None:
         """A call whose answer nobody waits for."""
-        self._connection.send(encode(make(next(self._numbers))))
+        self._connection.send(protocol.encode(make(next(self._numbers))))
 
     # -- receiving
 
     def _take(self, frame: Frame) -> None:
         try:
-            message = from_vault.decode(frame.body)
-        except READ_ERRORS:
+            message = protocol.from_vault.decode(frame.body)
+        except protocol.READ_ERRORS:
             frame.close_fds()
             self.close("the vault sent what is not our protocol")
             return
-        if isinstance(message, Welcome):
+        if isinstance(message, protocol.Welcome):
             if not self.welcome.done():
                 self.welcome.set_result(message)
         elif isinstance(message, Notice):
             self._on_notice(message)
-        elif isinstance(message, Failed) and message.call == 0:
+        elif isinstance(message, protocol.Failed) and message.call == 0:
             self._refused(message)
         else:
             self._answer(message, frame.fds)
 
-    def _refused(self, message: Failed) -> None:
+    def _refused(self, message: protocol.Failed) -> None:
         if not self.welcome.done():
             self.welcome.set_exception(VaultRefused(message.code, message.reason))
             self.welcome.exception()  # it may be that nobody waits any more
 
     def _answer(self, message: Any, fds: list[int]) -> None:
-        if isinstance(message, Slabs):
+        if isinstance(message, protocol.Slabs):
             sizes, gathered = self._slabs.setdefault(message.call, ([], []))
             sizes += message.sizes
             gathered += fds
             if message.more:
                 return
             del self._slabs[message.call]
-            message, fds = Slabs(message.call, sizes, False, message.made_epoch), gathered
+            message, fds = protocol.Slabs(message.call, sizes, False, message.made_epoch), gathered
         future = self._answers.get(message.call)
         if future is None or future.done():
             close_all(fds)
-        elif isinstance(message, Failed):
+        elif isinstance(message, protocol.Failed):
             error = TimeoutError(message.reason) if message.code == "timeout" else None
             future.set_exception(error or VaultRefused(message.code, message.reason))
         else:
@@ -167,7 +150,7 @@ class VaultConnection:
 
     def leave(self) -> None:
         """Close, and mean it: the vault is not to wait for this process's end."""
-        self._connection.send(encode(Leave()))
+        self._connection.send(protocol.encode(protocol.Leave()))
         self.close()
 
     def close(self, why: str = "closed") -> None:
@@ -197,11 +180,12 @@ async def open_connection(
     client: str,
     engine_id: int,
     timeout_s: float,
-    on_notice: OnNotice,
-    on_lost: OnLost,
-    resume: Resume | None = None,
+    *,
+    on_notice: OnNotice = lambda notice: None,
+    on_lost: OnLost = lambda why: None,
+    resume: protocol.Resume | None = None,
     vault_uids: Collection[int] | None = (),
-) -> tuple[VaultConnection, Welcome]:
+) -> tuple[VaultConnection, protocol.Welcome]:
     """Connect and greet; ConnectionError says whether the socket is missing, nobody listens, or it was refused. The
     vault must be this user's, root's, or one of `vault_uids` (None: anybody's, for who only looks)."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from holdfast.memory import protocol
 from holdfast.memory.client.attached import CALL_TIMEOUT_S
 from holdfast.memory.client.calls import Notice, patience_s
 from holdfast.memory.client.pool_mapping import PoolMapper, PoolMapping
@@ -19,19 +20,6 @@ from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices.contract import Device
 from holdfast.memory.errors import VaultRefused
 from holdfast.memory.fdsocket import close_all
-from holdfast.memory.protocol import (
-    GRANTED,
-    AcquirePool,
-    AddPoolSlabs,
-    Deposed,
-    DonatePool,
-    Fence,
-    FetchPool,
-    PoolGranted,
-    PoolNews,
-    Quiesced,
-    Slabs,
-)
 
 __all__ = ["PoolClient", "PoolMapping"]
 
@@ -43,25 +31,27 @@ class PoolClient:
     client: MemoryClient
     host: Device
     private_bytes: int = 0  # the pages' range ends in a slab of this process's own, at least so large
-    on_news: Callable[[PoolNews], None] = lambda news: None  # a hint, on the event loop; must not raise or block
+    on_news: Callable[[protocol.PoolNews], None] = lambda news: (
+        None
+    )  # a hint, on the event loop; must not raise or block
     on_deposed: Callable[[str], None] = lambda why: None  # others may write here now: not one more store
     mapping: PoolMapping | None = None
     cpu_fence: asyncio.Event = field(default_factory=asyncio.Event)
     gpu_fence: asyncio.Event = field(default_factory=asyncio.Event)
     geometry: str = ""
-    granted: PoolGranted | None = None  # what this process owns
+    granted: protocol.PoolGranted | None = None  # what this process owns
 
     def __post_init__(self) -> None:
         before = self.client.on_notice
 
         def noticed(notice: Notice) -> None:
-            if isinstance(notice, Fence) and notice.epoch == self.client.epoch:
+            if isinstance(notice, protocol.Fence) and notice.epoch == self.client.epoch:
                 (self.cpu_fence if notice.kind == "cpu" else self.gpu_fence).set()
-            elif isinstance(notice, PoolNews):
-                if notice.kind == GRANTED:
+            elif isinstance(notice, protocol.PoolNews):
+                if notice.kind == protocol.GRANTED:
                     self._if_deposed(notice.epoch - 1, f"epoch {notice.epoch} owns the pool now")
                 self.on_news(notice)
-            elif isinstance(notice, Deposed):
+            elif isinstance(notice, protocol.Deposed):
                 self._if_deposed(notice.epoch, notice.reason)
             before(notice)
 
@@ -107,7 +97,7 @@ class PoolClient:
 
     # -- owning
 
-    async def acquire(self, epoch: int, geometry: str, timeout_ms: int) -> PoolGranted:
+    async def acquire(self, epoch: int, geometry: str, timeout_ms: int) -> protocol.PoolGranted:
         """Own the pool: the one that is there (`adopt`, made under `made_epoch`), or one that is to be made. Returns
         past the CPU fence of every earlier epoch; if the pool is mapped here, then writable.
 
@@ -135,16 +125,16 @@ class PoolClient:
             self._mapper.protect(self.mapping, writable=True)  # nothing to do, unless it stepped back before
         return granted
 
-    async def _ask(self, epoch: int, geometry: str, timeout_ms: int) -> PoolGranted:
+    async def _ask(self, epoch: int, geometry: str, timeout_ms: int) -> protocol.PoolGranted:
         before, self.client.epoch = self.client.epoch, epoch  # before the answer: its fences come just ahead of it
         try:
             granted = await self.client.link().call(
-                lambda n: AcquirePool(n, epoch, geometry, timeout_ms), patience_s(timeout_ms)
+                lambda n: protocol.AcquirePool(n, epoch, geometry, timeout_ms), patience_s(timeout_ms)
             )
         except BaseException:
             self.client.epoch = before
             raise
-        assert isinstance(granted, PoolGranted)
+        assert isinstance(granted, protocol.PoolGranted)
         return granted
 
     async def make(self, index_size: int, page_sizes: list[int]) -> PoolMapping:
@@ -161,7 +151,7 @@ class PoolClient:
             for size in page_sizes:
                 fds.append(self.client.device.create(size))
             await self.client.link().hand_over(
-                lambda n, which, last: AddPoolSlabs(n, sizes[which], last), CALL_TIMEOUT_S, fds
+                lambda n, which, last: protocol.AddPoolSlabs(n, sizes[which], last), CALL_TIMEOUT_S, fds
             )
             self.mapping = self._mapper.map(sizes, fds, made_epoch, writable=True)
         except BaseException:
@@ -177,8 +167,8 @@ class PoolClient:
 
     async def _fetch(self, *, writable: bool) -> PoolMapping:
         """Map what the vault has, in place of what is mapped; the same pool stays where it is."""
-        slabs, fds = await self.client.link().call_for_fds(FetchPool, CALL_TIMEOUT_S)
-        assert isinstance(slabs, Slabs)
+        slabs, fds = await self.client.link().call_for_fds(protocol.FetchPool, CALL_TIMEOUT_S)
+        assert isinstance(slabs, protocol.Slabs)
         try:
             if self.mapping is not None and self.mapped_is(slabs.made_epoch):
                 self._mapper.protect(self.mapping, writable=writable)
@@ -199,7 +189,7 @@ class PoolClient:
         if self.mapping is not None:
             self._mapper.protect(self.mapping, writable=False)
         epoch = self.client.epoch
-        await self.client.link().call(lambda n: Quiesced(n, epoch), CALL_TIMEOUT_S)
+        await self.client.link().call(lambda n: protocol.Quiesced(n, epoch), CALL_TIMEOUT_S)
         self.client.epoch = self.granted = None
 
     def unmap(self) -> None:
@@ -218,7 +208,7 @@ class PoolClient:
             return  # what is mapped is an older pool, which the one that was granted replaces
         sizes = [mapping.index_size, *mapping.page_sizes]
         await self.client.link().hand_over(
-            lambda n, which, last: DonatePool(n, epoch, self.geometry, sizes[which], last, made),
+            lambda n, which, last: protocol.DonatePool(n, epoch, self.geometry, sizes[which], last, made),
             CALL_TIMEOUT_S,
             mapping.fds,
         )

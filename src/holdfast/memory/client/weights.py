@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from dataclasses import dataclass
 
+from holdfast.memory import protocol
 from holdfast.memory.client.attached import CALL_TIMEOUT_S, AttachedClient
 from holdfast.memory.client.calls import patience_s
 from holdfast.memory.client.mapped import map_layout
@@ -18,17 +19,6 @@ from holdfast.memory.errors import VaultRefused
 from holdfast.memory.fdsocket import close_all
 from holdfast.memory.layout import Layout
 from holdfast.memory.packing import TensorSpec, plan
-from holdfast.memory.protocol import (
-    AddSlabs,
-    AskWeights,
-    CommitWeights,
-    FetchSlabs,
-    GetStatus,
-    ReleaseWeights,
-    SumSlab,
-    WeightsEmpty,
-    WeightsGranted,
-)
 
 REMAP_TIMEOUT_MS = 30_000
 FAREWELL_S = 2.0  # a killed vault is back within half a second; an engine that ends is not kept longer than this
@@ -47,7 +37,7 @@ class MemoryClient(AttachedClient):
 
     async def status(self) -> bytes:
         """The vault's facts, as JSON."""
-        return bytes((await self.link().call(GetStatus, CALL_TIMEOUT_S)).facts)
+        return bytes((await self.link().call(protocol.GetStatus, CALL_TIMEOUT_S)).facts)
 
     async def close(self) -> None:
         """Unmap everything and let go of every lock. A vault that is away is waited for, within a bound: what it knows
@@ -80,7 +70,7 @@ class MemoryClient(AttachedClient):
         if self.mapped is not None and not self.mapped.committed:
             self._forget_mapping()  # half-written, and the lock it was written under is gone
         ask = await self._ask(mode, timeout_ms, wait_for_writer=wait_for_writer, replace=replace)
-        if isinstance(ask, WeightsEmpty):
+        if isinstance(ask, protocol.WeightsEmpty):
             return EMPTY
         if ask.mode == RW:
             self._writing = self.link()
@@ -91,11 +81,11 @@ class MemoryClient(AttachedClient):
 
     async def _ask(
         self, mode: str, timeout_ms: int, *, wait_for_writer: bool = False, replace: str | None = None
-    ) -> WeightsGranted | WeightsEmpty:
+    ) -> protocol.WeightsGranted | protocol.WeightsEmpty:
         answer = await self.link().call(
-            lambda n: AskWeights(n, mode, timeout_ms, wait_for_writer, replace), patience_s(timeout_ms)
+            lambda n: protocol.AskWeights(n, mode, timeout_ms, wait_for_writer, replace), patience_s(timeout_ms)
         )
-        assert isinstance(answer, WeightsGranted | WeightsEmpty)
+        assert isinstance(answer, protocol.WeightsGranted | protocol.WeightsEmpty)
         return answer
 
     async def _map(self, layout: Layout, timeout_s: float) -> None:
@@ -103,11 +93,11 @@ class MemoryClient(AttachedClient):
         link = self.link()
         fds: list[int] = []
         try:
-            _, fds = await link.call_for_fds(FetchSlabs, timeout_s)
+            _, fds = await link.call_for_fds(protocol.FetchSlabs, timeout_s)
             self.mapped = map_layout(self.device, layout, fds, self.mapped, writable=False)
         except BaseException:
             close_all(fds)
-            link.tell(ReleaseWeights)
+            link.tell(protocol.ReleaseWeights)
             raise
 
     async def allocate(
@@ -128,7 +118,7 @@ class MemoryClient(AttachedClient):
             raise
         try:
             await self.link().hand_over(
-                lambda n, which, _: AddSlabs(n, list(layout.slab_sizes[which])), CALL_TIMEOUT_S, fds
+                lambda n, which, _: protocol.AddSlabs(n, list(layout.slab_sizes[which])), CALL_TIMEOUT_S, fds
             )
         except BaseException:
             self._forget_mapping()
@@ -145,9 +135,9 @@ class MemoryClient(AttachedClient):
         self.device.protect(mapped.address, mapped.size, writable=False)
         link = self.link()
         try:
-            await link.call(lambda n: CommitWeights(n, mapped.layout), timeout_s)
+            await link.call(lambda n: protocol.CommitWeights(n, mapped.layout), timeout_s)
         except (TimeoutError, asyncio.CancelledError):
-            link.tell(ReleaseWeights)  # whether it was committed or not: nothing of it is held
+            link.tell(protocol.ReleaseWeights)  # whether it was committed or not: nothing of it is held
             raise
         mapped.committed = True
         return mapped.layout.hash()
@@ -156,16 +146,12 @@ class MemoryClient(AttachedClient):
         """The weights of that hash are to go, so that others can be written in their place: returns when nothing is
         here. Their readers are asked to let go; TimeoutError if one does not, VaultRefused if others are here."""
         answer = await self._ask("drop", timeout_ms, replace=replace)
-        assert isinstance(answer, WeightsEmpty)
-
-    async def slab_checksum(self, slab: int) -> str:
-        """Of one slab of the weights this client reads, as the vault itself reads it."""
-        return str((await self.link().call(lambda n: SumSlab(n, slab), CALL_TIMEOUT_S)).digest)
+        assert isinstance(answer, protocol.WeightsEmpty)
 
     async def release(self) -> None:
         """Unmap and let go of the weights; the connection stays."""
         self._forget_mapping()
-        await self.link().call(ReleaseWeights, CALL_TIMEOUT_S)
+        await self.link().call(protocol.ReleaseWeights, CALL_TIMEOUT_S)
 
     # -- giving addresses' contents up, and getting them back
 
@@ -175,7 +161,7 @@ class MemoryClient(AttachedClient):
         self.device.synchronize()
         self.mapped.drop(self.device)
         if self.connected:
-            await self.link().call(ReleaseWeights, CALL_TIMEOUT_S)
+            await self.link().call(protocol.ReleaseWeights, CALL_TIMEOUT_S)
 
     async def remap(self, timeout_ms: int = REMAP_TIMEOUT_MS) -> str:
         """The same bytes at the same addresses: RO, or EMPTY where there are none. Raises TimeoutError,
@@ -190,11 +176,11 @@ class MemoryClient(AttachedClient):
         except ConnectionError:  # lost before, or while it slept without noticing: there may be a vault again
             await self._open(timeout_ms / 1000)
             ask = await self._ask(RO, max(0, round((deadline_s - loop.time()) * 1000)))
-        if isinstance(ask, WeightsEmpty):
+        if isinstance(ask, protocol.WeightsEmpty):
             return EMPTY
         assert ask.layout is not None
         if ask.layout.hash() != mapped.layout.hash():
-            self.link().tell(ReleaseWeights)
+            self.link().tell(protocol.ReleaseWeights)
             raise mapped.stale(ask.layout)
         await self._map(mapped.layout, patience_s(round((deadline_s - loop.time()) * 1000)))
         return RO

@@ -22,7 +22,6 @@ __all__ = [
     "WrongFd",
     "check_slab_fd",
     "fd_kind",
-    
     "is_sealed",
     "open_device",
     "seal_memfd",

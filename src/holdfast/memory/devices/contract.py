@@ -62,7 +62,7 @@ class Device(Protocol):
         ...
 
     def protect(self, address: int, size: int, *, writable: bool) -> None:
-        """Change the access of every slab mapped in the range. Read-only here means that `seal` is not in its way."""
+        """Change the access of every slab mapped in the range. Read-only: not in the way of sealing it."""
         ...
 
     def unmap(self, address: int, size: int) -> None:
@@ -74,17 +74,6 @@ class Device(Protocol):
 
     def release(self, address: int, size: int) -> None:
         """Give back a range got from `reserve`, whole; BusyError while anything in it is mapped."""
-        ...
-
-    def seal(self, fd: int) -> None:
-        """No one, through whatever path, writes to this slab any more; BusyError while a writable mapping lives.
-
-        A device whose fds cannot be sealed (cuda) does nothing.
-        """
-        ...
-
-    def check_fd(self, fd: int) -> int:
-        """The slab's size, or 0 where an fd of this device does not tell (cuda); WrongFd if it is no slab."""
         ...
 
     def read(self, address: int, size: int) -> bytes:

@@ -16,7 +16,7 @@ from typing import Any
 
 from holdfast.memory.devices.contract import DeviceError, OutOfMemory, WrongFd
 from holdfast.memory.devices.cuda_driver import Driver, find_gpu, refuse_unfit
-from holdfast.memory.devices.fds import FdKind, check_slab_fd, fd_kind
+from holdfast.memory.devices.fds import FdKind, fd_kind
 from holdfast.memory.devices.ranges import Mapping, Ranges
 
 # Bytes copied at a time between host and GPU: large enough to hide the call, small beside an engine's host memory.
@@ -79,13 +79,6 @@ class CudaDevice:
                 driver("cuMemRelease", handle)  # the fd alone keeps the slab from here on
         os.set_inheritable(fd, False)
         return fd
-
-    def check_fd(self, fd: int) -> int:
-        return check_slab_fd(self.name, fd)
-
-    def seal(self, fd: int) -> None:
-        """An fd of the driver cannot be sealed: that no one writes rests on the vault's lock and on access flags."""
-        self.check_fd(fd)
 
     # -- addresses
 

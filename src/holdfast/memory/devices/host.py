@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from holdfast.memory.devices import pages
-from holdfast.memory.devices.contract import BusyError, DeviceError, OutOfMemory, Unsupported, WrongFd
-from holdfast.memory.devices.fds import SIZE_SEALS, check_memfd, is_sealed, seal_memfd
+from holdfast.memory.devices.contract import DeviceError, OutOfMemory, Unsupported, WrongFd
+from holdfast.memory.devices.fds import SIZE_SEALS, check_memfd, is_sealed
 from holdfast.memory.devices.host_room import HUGE_PAGE_BYTES, free_host_bytes, free_huge_bytes, shared_huge_mode
 from holdfast.memory.devices.ranges import Mapping, Ranges
 
@@ -135,18 +135,6 @@ class HostDevice:
             pages.advise(address, size, pages.MADV_POPULATE_WRITE)
         finally:
             pages.unmap(address, size)
-
-    def check_fd(self, fd: int) -> int:
-        return check_memfd(fd)
-
-    def seal(self, fd: int) -> None:
-        check_memfd(fd)
-        try:
-            seal_memfd(fd)
-        except BusyError as error:
-            same = [one for one in self._ranges.mappings() if one.writable and _same_file(one.fd, fd)]
-            where = f"this process maps the slab writable at {same[0].address:#x}" if same else error.cause
-            raise BusyError(where, error.mend) from error
 
     # -- addresses
 
@@ -271,10 +259,6 @@ class HostDevice:
 def _advise_huge(address: int, size: int) -> None:
     with contextlib.suppress(OSError):  # advice: pages from the pool are huge already and may refuse it
         pages.advise(address, size, pages.MADV_HUGEPAGE)
-
-
-def _same_file(one: int, other: int) -> bool:
-    return one >= 0 and os.path.sameopenfile(one, other)
 
 
 def _translated(error: OSError) -> DeviceError:

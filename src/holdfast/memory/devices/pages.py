@@ -44,7 +44,7 @@ def clear(address: int, size: int) -> None:
 def map_fd(address: int, size: int, fd: int, *, writable: bool, offset: int = 0) -> None:
     """Map a file over a reserved range, replacing in one step what was there."""
     access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-    _mmap(address, size, access, mmap.MAP_SHARED | MAP_FIXED, fd, offset)
+    _mmap(address, size, access, mmap.MAP_SHARED | MAP_FIXED, fd, offset=offset)
 
 
 def unmap(address: int, size: int) -> None:
@@ -57,7 +57,7 @@ def advise(address: int, size: int, advice: int) -> None:
         raise _failure("madvise")
 
 
-def _mmap(address: int | None, size: int, access: int, flags: int, fd: int, offset: int = 0) -> int:
+def _mmap(address: int | None, size: int, access: int, flags: int, fd: int, *, offset: int = 0) -> int:
     found: int | None = _libc.mmap(address, size, access, flags, fd, offset)
     if found is None or found == _FAILED:
         raise _failure("mmap")

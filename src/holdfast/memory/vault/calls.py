@@ -2,24 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.memory.protocol import (
-    AcquirePool,
-    AddPoolSlabs,
-    AddSlabs,
-    AskWeights,
-    CancelCall,
-    CommitWeights,
-    Donate,
-    DonatePool,
-    Done,
-    FetchPool,
-    FetchSlabs,
-    Leave,
-    Mapping,
-    Quiesced,
-    ReleaseWeights,
-    SumSlab,
-)
+from holdfast.memory import protocol
 from holdfast.memory.vault.pool import VaultPool
 from holdfast.memory.vault.sessions import Session
 from holdfast.memory.vault.weights import VaultWeights
@@ -28,41 +11,39 @@ from holdfast.memory.vault.weights import VaultWeights
 def dispatch(weights: VaultWeights, pool: VaultPool, session: Session, message: object, fds: list[int]) -> None:
     """Descriptors belong to whoever takes them; a call that has none gets none."""
     match message:
-        case AskWeights():
+        case protocol.AskWeights():
             weights.ask(session, message)
-        case AddSlabs():
+        case protocol.AddSlabs():
             weights.add_slabs(session, message, fds)
-        case CommitWeights():
+        case protocol.CommitWeights():
             weights.commit(session, message)
-        case ReleaseWeights():
+        case protocol.ReleaseWeights():
             weights.release(session, message.call)
-        case FetchSlabs():
+        case protocol.FetchSlabs():
             weights.fetch(session, message.call)
-        case SumSlab():
-            weights.sum_slab(session, message)
-        case Donate():
+        case protocol.Donate():
             weights.donate(session, message, fds)
-        case Mapping():
+        case protocol.Mapping():
             pool.join(session, message)
-        case AcquirePool():
+        case protocol.AcquirePool():
             pool.acquire(session, message)
-        case AddPoolSlabs():
+        case protocol.AddPoolSlabs():
             pool.add_slabs(session, message, fds)
-        case FetchPool():
+        case protocol.FetchPool():
             pool.fetch(session, message.call)
-        case Quiesced():
+        case protocol.Quiesced():
             pool.quiesce(session, message)
-        case DonatePool():
+        case protocol.DonatePool():
             pool.donate(session, message, fds)
-        case CancelCall():
+        case protocol.CancelCall():
             _cancel(weights, pool, session, message)
-        case Leave():
+        case protocol.Leave():
             session.leaving = True
         case _:
             session.fail(0, "bad_request", "a Hello comes once")
 
 
-def _cancel(weights: VaultWeights, pool: VaultPool, session: Session, message: CancelCall) -> None:
+def _cancel(weights: VaultWeights, pool: VaultPool, session: Session, message: protocol.CancelCall) -> None:
     """A wait was given up; where its answer has crossed this on the way, what it granted is given up too."""
     waiting = message.waiting
     if waiting and waiting in (session.weights_call, session.weights_granted):
@@ -71,4 +52,4 @@ def _cancel(weights: VaultWeights, pool: VaultPool, session: Session, message: C
         pool.cancel(session)
     elif waiting and waiting == session.pool_granted:
         pool.give_up(session)
-    session.reply(Done(message.call))
+    session.reply(protocol.Done(message.call))

@@ -8,20 +8,9 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from holdfast.memory import protocol
 from holdfast.memory.devices.fds import FdKind, fd_kind
 from holdfast.memory.fdsocket import FDS_PER_FRAME_MAX, FRAME_BYTES_MAX, FdConnection, Frame
-from holdfast.memory.protocol import (
-    READ_ERRORS,
-    VERSION,
-    AddPoolSlabs,
-    AddSlabs,
-    Donate,
-    DonatePool,
-    Failed,
-    Hello,
-    encode,
-    from_client,
-)
 from holdfast.memory.vault.sessions import Session
 
 # A client says hello in the same breath as it connects; a busy machine may take its time.
@@ -36,7 +25,7 @@ NAME_CHARS_MAX = 200
 class Host(Protocol):
     """The vault, as a guest sees it."""
 
-    def greet(self, hello: Hello, pidfd: int, connection: FdConnection) -> Session: ...
+    def greet(self, hello: protocol.Hello, pidfd: int, connection: FdConnection) -> Session: ...
 
     def take(self, session: Session, message: object, fds: list[int]) -> None: ...
 
@@ -56,15 +45,17 @@ class Guest:
 
     def take(self, frame: Frame) -> None:
         try:
-            message = from_client.decode(frame.body)
-        except READ_ERRORS as error:
+            message = protocol.from_client.decode(frame.body)
+        except protocol.READ_ERRORS as error:
             frame.close_fds()
             self.refuse("bad_request", f"cannot read message: {error}")
             return
         if self._session is None:
             self._greet(message, frame)
             return
-        if frame.fds and not isinstance(message, AddSlabs | AddPoolSlabs | Donate | DonatePool):
+        if frame.fds and not isinstance(
+            message, protocol.AddSlabs | protocol.AddPoolSlabs | protocol.Donate | protocol.DonatePool
+        ):
             frame.close_fds()
         try:
             self._vault.take(self._session, message, frame.fds)
@@ -75,10 +66,10 @@ class Guest:
     def _greet(self, message: object, frame: Frame) -> None:
         assert self.connection is not None
         why = None
-        if not isinstance(message, Hello):
+        if not isinstance(message, protocol.Hello):
             why = "the first message must be a Hello"
-        elif message.version != VERSION:
-            why = f"protocol version {message.version} is spoken to a vault of version {VERSION}"
+        elif message.version != protocol.VERSION:
+            why = f"protocol version {message.version} is spoken to a vault of version {protocol.VERSION}"
         elif not 0 < len(message.client) <= NAME_CHARS_MAX:
             why = f"a client's name has 1 to {NAME_CHARS_MAX} characters"
         elif len(frame.fds) != 1 or fd_kind(frame.fds[0]) is not FdKind.PIDFD:
@@ -87,7 +78,7 @@ class Guest:
             frame.close_fds()
             self.refuse("bad_request", why)
             return
-        assert isinstance(message, Hello)
+        assert isinstance(message, protocol.Hello)
         self._hello_due.cancel()
         self._vault.guest_left(self)
         self.connection.allow(FRAME_BYTES_MAX, FDS_PER_FRAME_MAX)
@@ -97,7 +88,7 @@ class Guest:
 
     def refuse(self, code: str, reason: str) -> None:
         assert self.connection is not None
-        self.connection.send(encode(Failed(0, code, reason)))
+        self.connection.send(protocol.encode(protocol.Failed(0, code, reason)))
         self.connection.close(f"refused: {reason}")
 
     def lost(self, why: str) -> None:

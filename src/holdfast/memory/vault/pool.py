@@ -8,23 +8,10 @@ seat, or comes back to it, is told how the pool stands.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
+from holdfast.memory import protocol
 from holdfast.memory.fdsocket import close_all
-from holdfast.memory.protocol import (
-    AcquirePool,
-    AddPoolSlabs,
-    Deposed,
-    DonatePool,
-    Done,
-    Failed,
-    Fence,
-    Mapping,
-    PoolGranted,
-    PoolNews,
-    Quiesced,
-)
 from holdfast.memory.vault import pool_machine as machine
 from holdfast.memory.vault.pool_record import KeptPool, PoolRecord
 from holdfast.memory.vault.tags import InOrder, Shared
@@ -57,7 +44,7 @@ class VaultPool:
         """Take over what the keeper had; the owner's seat is among `seats` if its process lives."""
         record = self._kept.load()
         self._lost = lost and record is None
-        refill_from_s = self._shared.clock() + DONATION_S if self._lost else 0.0
+        refill_from_s = self._shared.now_s() + DONATION_S if self._lost else 0.0
         record = record or PoolRecord()  # seats there may be all the same
         if not record.made_epoch:
             self._kept.drop_pages()
@@ -74,7 +61,7 @@ class VaultPool:
 
     # -- calls
 
-    def join(self, session: Session, message: Mapping) -> None:
+    def join(self, session: Session, message: protocol.Mapping) -> None:
         for process in session.processes:
             if self._refused(session, message.call, machine.MapperJoined(session.number, message.epoch, process)):
                 return
@@ -82,24 +69,24 @@ class VaultPool:
                 self.process_over(process)
         self._seat(session)
         self._tell_missed(session)
-        session.reply(Done(message.call))
+        session.reply(protocol.Done(message.call))
 
-    def acquire(self, session: Session, message: AcquirePool) -> None:
+    def acquire(self, session: Session, message: protocol.AcquirePool) -> None:
         why = ("busy", "this session waits for the pool already") if session.pool_call else self._too_far(message.epoch)
         if why is not None:
             session.fail(message.call, *why)
             return
         session.pool_call = message.call
-        deadline_s = self._shared.clock() + min(max(0, message.timeout_ms), TIMEOUT_MS_MAX) / 1000
+        deadline_s = self._shared.now_s() + min(max(0, message.timeout_ms), TIMEOUT_MS_MAX) / 1000
         self.step(machine.Acquire(session.number, message.epoch, message.geometry, deadline_s))
 
     def _too_far(self, epoch: int) -> Why | None:
-        if epoch <= max(self.state.last_epoch, time.time_ns() // 1_000_000) + EPOCH_AHEAD_MS:
+        if epoch <= max(self.state.last_epoch, int(self._shared.clock.unix_s() * 1000)) + EPOCH_AHEAD_MS:
             return None
         reason = f"epoch {epoch} is far in the future: epochs are unix milliseconds, or one more than the last"
         return "bad_request", reason
 
-    def add_slabs(self, session: Session, message: AddPoolSlabs, fds: list[int]) -> None:
+    def add_slabs(self, session: Session, message: protocol.AddPoolSlabs, fds: list[int]) -> None:
         why = self._cannot_add(session, message, fds)
         if why is not None:
             close_all(fds)
@@ -110,9 +97,9 @@ class VaultPool:
             self._kept.put_pages(self._upload.take(), self.state.last_epoch)
             self.step(machine.PoolMade(session.number, self.state.last_epoch))
             self._kept.put(self.state, session)
-        session.reply(Done(message.call))
+        session.reply(protocol.Done(message.call))
 
-    def _cannot_add(self, session: Session, message: AddPoolSlabs, fds: list[int]) -> Why | None:
+    def _cannot_add(self, session: Session, message: protocol.AddPoolSlabs, fds: list[int]) -> Why | None:
         pages = self.state.pages
         if self.state.owner != session.number or pages is None or pages.made:
             return "not_owner", "only the owner of a fresh pool hands over its pages"
@@ -120,11 +107,11 @@ class VaultPool:
             self._shared.device, self._upload, message.sizes, fds, last=message.last
         ) or self._shared.budget.exceeded(message.sizes)
 
-    def donate(self, session: Session, message: DonatePool, fds: list[int]) -> None:
+    def donate(self, session: Session, message: protocol.DonatePool, fds: list[int]) -> None:
         """Everything was lost here: the owner, alive all the time, gives its pool back and goes on owning it."""
         if self.state.owner == session.number and session.epoch == message.epoch:
             close_all(fds)  # it was not lost after all
-            session.reply(Done(message.call))
+            session.reply(protocol.Done(message.call))
             return
         upload = session.pool_donation
         why = self._cannot_donate(upload, message, fds)
@@ -134,16 +121,16 @@ class VaultPool:
             session.fail(message.call, *why)
             return
         if not message.last:
-            session.reply(Done(message.call))
+            session.reply(protocol.Done(message.call))
             return
         self._kept.put_pages(upload.take(), message.made_epoch)
         event = machine.Donate(session.number, message.epoch, message.geometry, message.made_epoch)
         if self._refused(session, message.call, event):
             self._kept.drop_pages()
         else:
-            session.reply(Done(message.call))
+            session.reply(protocol.Done(message.call))
 
-    def _cannot_donate(self, upload: Upload, message: DonatePool, fds: list[int]) -> Why | None:
+    def _cannot_donate(self, upload: Upload, message: protocol.DonatePool, fds: list[int]) -> Why | None:
         if not self._lost or self.state.pages is not None:
             return "stale", f"nothing was lost here: the pool is {self.state.phase}"
         return self._too_far(message.epoch) or wrong_pool_slab(
@@ -163,11 +150,11 @@ class VaultPool:
         self._kept.put(self.state, session)
         session.reply_slabs(call, self._kept.sizes, self._kept.fds, self.state.pages.made_epoch)
 
-    def quiesce(self, session: Session, message: Quiesced) -> None:
+    def quiesce(self, session: Session, message: protocol.Quiesced) -> None:
         if self._refused(session, message.call, machine.Quiesced(session.number, message.epoch)):
             return
         self._seat(session)
-        session.reply(Done(message.call))
+        session.reply(protocol.Done(message.call))
 
     def cancel(self, session: Session) -> None:
         session.pool_call = 0
@@ -186,9 +173,9 @@ class VaultPool:
             self.disown(session, epoch)
             self.give_up(session)
         elif self.state.owner == session.number and epoch is not None:
-            session.reply(Fence("cpu", epoch))
+            session.reply(protocol.Fence("cpu", epoch))
             if self.state.gpu_fence_told:
-                session.reply(Fence("gpu", epoch))
+                session.reply(protocol.Fence("gpu", epoch))
         if self.has_seat(session):
             self._tell_missed(session)
 
@@ -196,7 +183,9 @@ class VaultPool:
         """It says that it owns the pool, and does not. After a total loss, which knows of no epochs, it may give it
         back; else another owns or may own the very pages that it writes to."""
         if epoch is not None and epoch <= self.state.last_epoch:
-            session.reply(Deposed(epoch, f"epoch {epoch} does not own the pool any more: it is {self.state.phase}"))
+            session.reply(
+                protocol.Deposed(epoch, f"epoch {epoch} does not own the pool any more: it is {self.state.phase}")
+            )
 
     def _tell_missed(self, session: Session) -> None:
         for news in machine.missed(self.state):
@@ -227,12 +216,12 @@ class VaultPool:
         return any(seat.session == session.number for seat in self.state.seats)
 
     def step(self, event: machine.Event) -> None:
-        self.state, effects = machine.step(self.state, event, self._shared.clock())
+        self.state, effects = machine.step(self.state, event, self._shared.now_s())
         self.perform(effects)
 
     def _refused(self, session: Session, call: int, event: machine.Event) -> bool:
         """Step an event that is a call; answer and tell if it was refused."""
-        self.state, effects = machine.step(self.state, event, self._shared.clock())
+        self.state, effects = machine.step(self.state, event, self._shared.now_s())
         mine = [effect for effect in effects if isinstance(effect, machine.Refuse) and effect.session == session.number]
         self.perform(tuple(effect for effect in effects if effect not in mine))
         for refusal in mine:
@@ -258,7 +247,7 @@ class VaultPool:
         if news is not None and isinstance(effect, machine.GrantPool):
             self._spread(news)  # after its owner: nobody waits for it as that one does
 
-    def _spread(self, news: PoolNews) -> None:
+    def _spread(self, news: protocol.PoolNews) -> None:
         """To everyone who maps the device, at once."""
         for number in {seat.session for seat in self.state.seats if not seat.closed}:
             if (session := self._shared.sessions.get(number)) is not None:
@@ -271,22 +260,22 @@ class VaultPool:
                 session.pool_call, session.pool_granted = 0, call
                 self._lost = False
                 self._kept.put(self.state, session)  # the fence just before it has recorded the seat
-                session.reply(PoolGranted(call, effect.epoch, effect.adopt, effect.made_epoch))
+                session.reply(protocol.PoolGranted(call, effect.epoch, effect.adopt, effect.made_epoch))
                 self._shared.note(
                     f"{session!r} owns the pool, epoch {effect.epoch}, {'adopted' if effect.adopt else 'fresh'}"
                 )
             case machine.CpuFence():
                 self._seat(session)
-                session.reply(Fence("cpu", effect.epoch))
+                session.reply(protocol.Fence("cpu", effect.epoch))
             case machine.GpuFence():
-                session.reply(Fence("gpu", effect.epoch))
+                session.reply(protocol.Fence("gpu", effect.epoch))
                 self._shared.note(f"gpu fence of epoch {effect.epoch} has passed")
             case machine.TimedOut():
                 session.pool_call = 0
-                session.reply(Failed(call, "timeout", f"an earlier owner may still be there: {self.state!r}"))
+                session.reply(protocol.Failed(call, "timeout", f"an earlier owner may still be there: {self.state!r}"))
             case machine.Refuse():
                 session.pool_call = 0
-                session.reply(Failed(call, effect.code, effect.reason))
+                session.reply(protocol.Failed(call, effect.code, effect.reason))
 
     def _seat(self, session: Session) -> None:
         session.maps = self.has_seat(session)

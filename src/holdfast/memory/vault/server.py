@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.core.clock import SystemClock
 from holdfast.core.flock import is_at_path, try_flock
 from holdfast.core.limits import raise_descriptor_limit
 from holdfast.core.log_files import log_to_own_file
@@ -46,7 +47,7 @@ async def serve(settings: VaultSettings, fds: VaultFds, command: list[str]) -> i
     loop.add_reader(fds.lifeline, over.set)
     kept = KeptRecords(fds, command)
     await kept.load()
-    vault = Vault(settings, kept, socket.socket(fileno=fds.listener))
+    vault = Vault(settings, kept, socket.socket(fileno=fds.listener), SystemClock())
     vault.start()
     if settings.status_address:
         await _show_status(settings, vault)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from holdfast.core.ports import Clock
 from holdfast.memory.vault.uploads import Budget
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ class Shared:
     budget: Budget
     kept: KeptRecords
     sessions: dict[int, Session]  # by number
-    clock: Callable[[], float]
+    now_s: Callable[[], float]  # the event loop's
+    clock: Clock
     note: Callable[[str], None]  # for the history that people read
 
 

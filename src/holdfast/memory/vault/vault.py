@@ -12,7 +12,6 @@ import itertools
 import logging
 import os
 import socket
-import time
 from collections import deque
 from random import SystemRandom
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core.limits import descriptor_limit
+from holdfast.core.ports import Clock
 from holdfast.memory.fdsocket import FdConnection, copy_all
 from holdfast.memory.protocol import VERSION, GetStatus, Hello, Quiesced, Status, Welcome
 from holdfast.memory.vault.calls import dispatch
@@ -52,10 +52,11 @@ FDS_RESERVED = 64
 class Vault:
     """One device's vault. `facts` is what it would say of itself."""
 
-    def __init__(self, settings: VaultSettings, kept: KeptRecords, listener: socket.socket) -> None:
+    def __init__(self, settings: VaultSettings, kept: KeptRecords, listener: socket.socket, clock: Clock) -> None:
         self._settings = settings
         self._kept = kept
         self._listener = listener
+        self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._started_s = self._loop.time()
         self._numbers = itertools.count(1)
@@ -68,7 +69,7 @@ class Vault:
         self._ended: dict[int, Session] = {}  # connection closed, process alive, epoch not quiesced
         self.history: deque[tuple[float, str]] = deque(maxlen=HISTORY_MAX)
         budget = Budget(settings.budget_bytes, self.kept_bytes)
-        shared = Shared(settings.device, budget, kept, self.sessions, self._loop.time, self._note)
+        shared = Shared(settings.device, budget, kept, self.sessions, self._loop.time, clock, self._note)
         self.weights, self.pool = VaultWeights(shared), VaultPool(shared)
         self._uids = {os.getuid(), *settings.allowed_uids}
 
@@ -272,7 +273,7 @@ class Vault:
         self._rearm()
 
     def _note(self, text: str) -> None:
-        self.history.append((time.time(), text))
+        self.history.append((self._clock.unix_s(), text))
         log.info("%s", text)
 
     def kept_bytes(self) -> int:

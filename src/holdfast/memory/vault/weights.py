@@ -10,28 +10,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from holdfast.memory import protocol
 from holdfast.memory.fdsocket import close_all
 from holdfast.memory.layout import Layout
-from holdfast.memory.protocol import (
-    AddSlabs,
-    AskWeights,
-    CommitWeights,
-    Donate,
-    Done,
-    Failed,
-    LetGo,
-    SlabSum,
-    SumSlab,
-    Superseded,
-    WeightsEmpty,
-    WeightsGranted,
-)
 from holdfast.memory.vault import weights_machine as machine
 from holdfast.memory.vault.kept import nothing
-from holdfast.memory.vault.slab_sums import SlabSums
 from holdfast.memory.vault.tags import InOrder, Shared
 from holdfast.memory.vault.uploads import Upload, Why, cannot_commit, wrong_count, wrong_donation, wrong_slab
-from holdfast.spec.names import is_host
 
 if TYPE_CHECKING:
     from holdfast.memory.vault.sessions import Session
@@ -50,7 +35,6 @@ class VaultWeights:
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._sums = SlabSums()
         self.state = machine.Weights()
         self.perform = InOrder(self._carry_out)
         self.layouts: dict[int, Layout] = {}  # by generation
@@ -100,7 +84,7 @@ class VaultWeights:
 
     # -- calls
 
-    def ask(self, session: Session, message: AskWeights) -> None:
+    def ask(self, session: Session, message: protocol.AskWeights) -> None:
         if message.mode not in ("rw", "ro", "rw_or_ro", "drop"):
             session.fail(message.call, "bad_request", f"mode {message.mode!r}; use rw, ro, rw_or_ro or drop")
             return
@@ -109,10 +93,10 @@ class VaultWeights:
             return
         timeout_ms = min(max(0, message.timeout_ms), TIMEOUT_MS_MAX)
         session.weights_call = message.call
-        deadline_s = self._shared.clock() + timeout_ms / 1000
+        deadline_s = self._shared.now_s() + timeout_ms / 1000
         self.step(machine.Ask(session.number, message.mode, deadline_s, message.wait_for_writer, message.replace))  # type: ignore[arg-type]
 
-    def add_slabs(self, session: Session, message: AddSlabs, fds: list[int]) -> None:
+    def add_slabs(self, session: Session, message: protocol.AddSlabs, fds: list[int]) -> None:
         """Take a writer's slabs; refused ones are closed and change nothing."""
         why = self._cannot_add(session, message.sizes, fds)
         if why is not None:
@@ -121,7 +105,7 @@ class VaultWeights:
             return
         upload = self._uploads[session.number]
         upload.add(message.sizes, fds)
-        session.reply(Done(message.call))
+        session.reply(protocol.Done(message.call))
 
     def _cannot_add(self, session: Session, sizes: list[int], fds: list[int]) -> Why | None:
         upload = self._uploads.get(session.number)
@@ -133,7 +117,7 @@ class VaultWeights:
             or wrong_slab(self._shared.device, sizes, fds, sealed=None)
         )
 
-    def commit(self, session: Session, message: CommitWeights) -> None:
+    def commit(self, session: Session, message: protocol.CommitWeights) -> None:
         upload = self._uploads.get(session.number)
         writer = self.state.writer
         if upload is None or writer is None or writer.session != session.number:
@@ -158,7 +142,7 @@ class VaultWeights:
 
         self._shared.kept.put(f"{PREFIX}{generation}", _encode(layout), upload.fds, kept)
 
-    def donate(self, session: Session, message: Donate, fds: list[int]) -> None:
+    def donate(self, session: Session, message: protocol.Donate, fds: list[int]) -> None:
         """Everything was lost here: a mapped engine gives its set back, complete and with its hash, or not at all."""
         upload = session.donation
         upload.fds += fds
@@ -168,7 +152,7 @@ class VaultWeights:
             upload.drop()
             session.fail(message.call, *why)
         elif not message.last:
-            session.reply(Done(message.call))
+            session.reply(protocol.Done(message.call))
         else:
             self._take_donated(session, message.call, layout, upload.take().fds)
 
@@ -191,7 +175,7 @@ class VaultWeights:
 
     def release(self, session: Session, call: int) -> None:
         self.let_go(session)
-        session.reply(Done(call))
+        session.reply(protocol.Done(call))
 
     def let_go(self, session: Session) -> None:
         """Whatever it held or waited for."""
@@ -209,14 +193,6 @@ class VaultWeights:
         fds = self._shared.kept.records[f"{PREFIX}{generation}"].fds
         session.reply_slabs(call, list(self.layouts[generation].slab_sizes), fds)
 
-    def sum_slab(self, session: Session, message: SumSlab) -> None:
-        generation = self.state.generation_of(session.number)
-        fds = self._shared.kept.records[f"{PREFIX}{generation}"].fds if generation is not None else []
-        if not is_host(self._shared.device) or not 0 <= message.slab < len(fds):
-            session.fail(message.call, "bad_request", "sums are made of host slabs, for those who read them")
-        elif not self._sums.ask(fds[message.slab], lambda digest: session.reply(SlabSum(message.call, digest))):
-            session.fail(message.call, "too_many", "too many sums are waited for")
-
     # -- events and effects
 
     def gone(self, session: Session) -> None:
@@ -227,7 +203,7 @@ class VaultWeights:
         self.step(machine.Tick())
 
     def step(self, event: machine.Event) -> None:
-        self.state, effects = machine.step(self.state, event, self._shared.clock())
+        self.state, effects = machine.step(self.state, event, self._shared.now_s())
         self.perform(effects)
 
     def _carry_out(self, effect: machine.Effect) -> None:
@@ -249,28 +225,28 @@ class VaultWeights:
         match effect:
             case machine.GrantWrite():
                 self._uploads[session.number] = Upload()
-                session.reply(WeightsGranted(call, "rw", effect.generation))
+                session.reply(protocol.WeightsGranted(call, "rw", effect.generation))
                 self._shared.note(f"{session!r} writes generation {effect.generation}")
             case machine.GrantRead():
                 layout = self.layouts[effect.generation]
                 session.generation = effect.generation
                 session.remember()
-                session.reply(WeightsGranted(call, "ro", effect.generation, layout))
+                session.reply(protocol.WeightsGranted(call, "ro", effect.generation, layout))
             case machine.Committed():
                 session.generation = effect.generation
                 session.remember()
-                session.reply(Done(call))
+                session.reply(protocol.Done(call))
                 self._shared.note(f"{session!r} committed generation {effect.generation} ({effect.layout_hash})")
             case machine.AnswerEmpty():
-                session.reply(WeightsEmpty(call))
+                session.reply(protocol.WeightsEmpty(call))
             case machine.TimedOut():
-                session.reply(Failed(call, "timeout", "nobody committed weights in time"))
+                session.reply(protocol.Failed(call, "timeout", "nobody committed weights in time"))
             case machine.Refuse():
-                session.reply(Failed(call, effect.code, effect.reason))
+                session.reply(protocol.Failed(call, effect.code, effect.reason))
             case machine.Superseded():
-                session.reply(Superseded(effect.by_hash))
+                session.reply(protocol.Superseded(effect.by_hash))
             case machine.LetGo():
-                session.reply(LetGo())
+                session.reply(protocol.LetGo())
 
     def _abort(self, effect: machine.Aborted) -> None:
         upload = self._uploads.pop(effect.session, None)
