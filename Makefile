@@ -56,19 +56,19 @@ lint: $(VENV)/.installed-dev ## Check style, types, imports between rooms, and s
 	$(VENV)/bin/python -m pytest tests/test_tidy.py
 
 prove-data-path: $(VENV)/.installed-dev ## Break a running deployment in every way we promise to survive, and show the figures.
-	@$(VENV)/bin/python -m bench.prove_data_path $(ARGS)
+	@$(VENV)/bin/python -m bench.prove data-path $(ARGS)
 
 prove-vault: $(VENV)/.installed-dev ## Kill the vault and everyone around it 300 times under load, and show the figures.
-	@$(VENV)/bin/python -m bench.prove_vault $(ARGS)
+	@$(VENV)/bin/python -m bench.prove vault $(ARGS)
 
 prove-failover: $(VENV)/.installed-dev ## End the active engine in every way we promise to survive, 200 times and more, and show the figures.
-	@$(VENV)/bin/python -m bench.prove_failover $(ARGS)
+	@$(VENV)/bin/python -m bench.prove failover $(ARGS)
 
 prove-engine: $(VENV)/.installed-dev ## Kill a real model's engine 460 times under load, compare every token, and show what surviving KV saves.
-	@$(VENV)/bin/python -m bench.prove_engine $(ARGS)
+	@$(VENV)/bin/python -m bench.prove engine $(ARGS)
 
 prove-torment: $(VENV)/.installed-dev ## Kill, stop and starve everything of a deployment for ten minutes, and compare every answer.
-	@$(VENV)/bin/python -m bench.prove_torment $(ARGS)
+	@$(VENV)/bin/python -m bench.prove torment $(ARGS)
 
 prove-install: $(VENV)/.installed-dev ## A stranger's first `make up`: plain PyPI, no root, a bare Debian, the wheel; gigabytes are fetched.
 	@$(VENV)/bin/python scripts/install_matrix.py $(ARGS)

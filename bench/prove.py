@@ -1,9 +1,14 @@
-"""What the `make prove-…` commands share: rows that are run, shown with their bound, and written to a results file."""
+"""`python -m bench.prove NAME [ROW…]`, which `make prove-NAME` runs: rows, each with its bound, in a results file.
+
+A proof is the module `bench.prove_NAME`: ROWS are functions that measure, FIGURES what is shown of their results. Each
+row has what it is compared with measured in the same run. Exits with 1 if a bound is missed.
+"""
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import importlib
 import json
 import os
 import platform
@@ -13,22 +18,28 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench import ROOT
+
 Row = dict[str, Any]
 Rows = Mapping[str, Callable[[], Row]]
 
 
-def prove(command: str, about: str, rows: Rows, out: Path, figures: Sequence[str], argv: list[str]) -> int:
-    """Run the rows asked for (default: all), show `figures` of each, write them; 1 if a bound is missed."""
-    parser = argparse.ArgumentParser(prog=command, description=about)
+def main(argv: list[str]) -> int:
+    """Run the rows asked for (default: all) of the proof named first."""
+    name, *words = argv
+    proof = importlib.import_module(f"bench.prove_{name.replace('-', '_')}")
+    rows: Rows = proof.ROWS
+    parser = argparse.ArgumentParser(prog=f"prove-{name}", description=proof.__doc__)
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"only these: {', '.join(rows)}")
+    out = ROOT / "bench" / "results" / f"{name}.json"
     parser.add_argument("--out", type=Path, default=out, help="where to write the results")
-    chosen = parser.parse_args(argv)
-    unknown = [name for name in chosen.rows if name not in rows]
+    chosen = parser.parse_args(words)
+    unknown = [row for row in chosen.rows if row not in rows]
     if unknown:
         parser.error(f"unknown row {unknown[0]}; there are: {', '.join(rows)}")
     kept: dict[str, Row] = json.loads(chosen.out.read_text())["rows"] if chosen.rows and chosen.out.exists() else {}
-    asked = {name: rows[name] for name in chosen.rows or rows}
-    met = run_rows(asked, chosen.out, about_run(f"make {command}", this_machine()), figures, kept)
+    asked = {row: rows[row] for row in chosen.rows or rows}
+    met = run_rows(asked, chosen.out, about_run(f"make prove-{name}", this_machine()), proof.FIGURES, kept)
     return 0 if met else 1
 
 
@@ -63,3 +74,7 @@ def tell(text: str) -> None:
 
 def shown(row: Row, figures: Sequence[str]) -> str:
     return ", ".join(f"{key} {row[key]}" for key in figures if key in row) + f"  ({row['bound']})"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

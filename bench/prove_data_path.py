@@ -1,21 +1,15 @@
-"""`make prove-data-path`: every promise of the data path, at full size, with its bound; written to a results file.
-
-Each row is measured in one run, side by side with what it is compared to. Exits with 1 if a bound is missed.
-"""
+"""`make prove-data-path`: every promise of the data path, at full size, with its bound."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from pathlib import Path
+from functools import partial
+from itertools import product
 
-from bench.data_path import calm, latency, outages
-from bench.data_path.faults import HITS, STALL_MS_MAX, run_case, run_stop_and_continue
-from bench.prove import Row, prove
+from bench.data_path import latency, outages
+from bench.data_path.faults import HITS, STALL_MS_MAX, run_calm, run_case, run_stop_and_continue
+from bench.prove import Row, Rows
 from holdfast.bench import frontend
 from holdfast.testing.load import Load
-
-RESULTS = Path("bench/results/data-path.json")
 
 
 def _stop_and_continue() -> Row:
@@ -25,18 +19,14 @@ def _stop_and_continue() -> Row:
     return outcome.as_dict() | {"verdicts": verdicts, "bound": bound, "met": met}
 
 
-def _matrix(fault: str) -> Callable[[], Row]:
-    def run() -> Row:
-        outcome = run_case(fault)
-        met = outcome.survived and outcome.stall_ms <= STALL_MS_MAX[fault]
-        return outcome.as_dict() | {"bound": f"all survive, stall <= {STALL_MS_MAX[fault]} ms", "met": met}
-
-    return run
+def _matrix(fault: str) -> Row:
+    outcome = run_case(fault)
+    met = outcome.survived and outcome.stall_ms <= STALL_MS_MAX[fault]
+    return outcome.as_dict() | {"bound": f"all survive, stall <= {STALL_MS_MAX[fault]} ms", "met": met}
 
 
 def _no_false_alarm() -> Row:
-    row = calm.run(calm.CalmBench())
-    row.pop("verdicts")
+    row = run_calm(60.0, streams=64)
     return row | {"bound": "nothing lost or moved", "met": row["streams_lost"] == row["resumed"] == 0}
 
 
@@ -58,22 +48,15 @@ def _frontend_killed() -> Row:
     return row | {"bound": "orphans cancelled, ready again within 1 s", "met": met}
 
 
-def _store(kind: str, how: str) -> Callable[[], Row]:
-    def run() -> Row:
-        row = outages.store_outage(kind, how, 20.0, streams=64)
-        met = not row["broken"] and row["workers_after"] == 2 and not row["resumed"]
-        return row | {"bound": "no stream broken or moved, no worker forgotten, watches resume", "met": met}
-
-    return run
+def _store(kind: str, how: str) -> Row:
+    row = outages.store_outage(kind, how, 20.0, streams=64)
+    met = not row["broken"] and row["workers_after"] == 2 and not row["resumed"]
+    return row | {"bound": "no stream broken or moved, no worker forgotten, watches resume", "met": met}
 
 
-def _cost(streams: int, pace_ms: float, bound: float) -> Callable[[], Row]:
-    def run() -> Row:
-        row = frontend.run(frontend.FrontendBench(streams, pace_ms))
-        what = f"cpu_ms_per_1k_tokens <= {bound}"
-        return row | {"bound": what, "met": row["cpu_ms_per_1k_tokens"] <= bound}
-
-    return run
+def _cost(streams: int, pace_ms: float, bound: float) -> Row:
+    row = frontend.run(frontend.FrontendBench(streams, pace_ms))
+    return row | {"bound": f"cpu_ms_per_1k_tokens <= {bound}", "met": row["cpu_ms_per_1k_tokens"] <= bound}
 
 
 def _first_token() -> Row:
@@ -86,27 +69,17 @@ def _long_prompt() -> Row:
     return row | {"bound": "delay_ms <= 20", "met": row["delay_ms"] <= 20}
 
 
-ROWS: dict[str, Callable[[], Row]] = {
-    **{f"fault-{fault}": _matrix(fault) for fault in HITS if fault != "stop"},
+ROWS: Rows = {
+    **{f"fault-{fault}": partial(_matrix, fault) for fault in HITS if fault != "stop"},
     "fault-stop": _stop_and_continue,
     "no-false-alarm": _no_false_alarm,
     "only-worker-returns": _only_worker,
     "no-worker-within-hold": _no_worker,
     "frontend-killed": _frontend_killed,
-    **{f"store-{kind}-{how}": _store(kind, how) for kind in ("embedded", "etcd") for how in ("kill", "freeze")},
-    "cost-full-speed": _cost(32, 0.0, 12.0),
-    "cost-paced": _cost(64, 10.0, 32.0),
+    **{f"store-{'-'.join(case)}": partial(_store, *case) for case in product(("embedded", "etcd"), ("kill", "freeze"))},
+    "cost-full-speed": partial(_cost, 32, 0.0, 12.0),
+    "cost-paced": partial(_cost, 64, 10.0, 32.0),
     "first-token": _first_token,
     "long-prompt": _long_prompt,
 }
-
-
 FIGURES = ("stall_ms", "finished", "resumed", "cpu_ms_per_1k_tokens", "ttft_added_ms_p50", "delay_ms", "broken")
-
-
-def main(argv: list[str]) -> int:
-    return prove("prove-data-path", __doc__ or "", ROWS, RESULTS, FIGURES, argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

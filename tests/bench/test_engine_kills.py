@@ -7,7 +7,7 @@ import os
 import pytest
 
 from holdfast.bench import failover
-from holdfast.bench.engine_kills import EngineKills, EngineLoad
+from holdfast.bench.engine_kills import EngineLoad, engine_bench
 
 pytest.importorskip("torch", reason="torch is not installed here")
 
@@ -18,7 +18,7 @@ def test_kills_of_the_active_engine_change_no_token() -> None:
     """Twenty SIGKILLs under mixed load and a pool 95% full: nothing lost, every stream's tokens those of the unbroken
     run, never two leaders, no block of a stream that comes back evicted or missing, less than one computed again."""
     seed = int(os.environ.get("HOLDFAST_TEST_SEED", "1"))
-    row = failover.run(EngineKills(rounds=20, streams=10, tokens=80, seed=seed))
+    row = failover.run(engine_bench(20, 10, 80, seed=seed))
     assert row["streams_lost"] == row["tokens_wrong"] == row["counts_wrong"] == row["two_actives"] == 0, row
     assert row["leaders"] >= 21
     assert row["resumed_streams"] >= 100, "the kills came too late to mean anything"

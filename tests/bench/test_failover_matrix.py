@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import uvloop
 
-from bench.failover_cases import HITS, STALL_MS_MAX, run_cases
+from bench.prove_failover import HITS, STALL_MS_MAX, run_case
 from holdfast.bench import failover
 from holdfast.testing.answers import Answer
 from holdfast.testing.load import Load, run_streams
@@ -36,7 +36,7 @@ def unbroken(up: Supervised) -> list[Answer]:
 @pytest.mark.timeout(90)
 def test_every_stream_goes_on_and_a_standby_comes_back(up: Supervised, unbroken: list[Answer], name: str) -> None:
     """Whatever ends the active engine, all streams end as if nothing had happened, and a new standby is ready."""
-    [(_, outcome, more)] = run_cases(up, LOAD, (name,), unbroken)
+    outcome, more = run_case(up, LOAD, unbroken, name)
     assert outcome.survived, (outcome, up.logs())
     assert outcome.resumed, "the hit came too late to mean anything"
     assert more["two_leaders"] == 0
@@ -49,7 +49,7 @@ def test_every_stream_goes_on_and_a_standby_comes_back(up: Supervised, unbroken:
 def test_many_failovers_under_load_lose_nothing() -> None:
     """Twenty ends of the active engine under continuous load: nothing lost, wrong or doubled, nothing grows."""
     seed = int(os.environ.get("HOLDFAST_TEST_SEED", "1"))
-    row = failover.run(failover.FailoverBench(rounds=20, streams=8, tokens=100, vault_gib=0.1, seed=seed))
+    row = failover.run(failover.sim_bench(20, 8, 100, vault_gib=0.1, seed=seed))
     assert row["streams_lost"] == row["tokens_wrong"] == row["two_actives"] == 0, row
     assert row["leaders"] >= 21
     assert row["recomputed_tokens_max"] <= 16

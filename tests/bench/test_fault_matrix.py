@@ -6,9 +6,7 @@ import os
 
 import pytest
 
-from bench.data_path.calm import CalmBench
-from bench.data_path.calm import run as run_calm
-from bench.data_path.faults import HITS, STALL_MS_MAX, run_case, run_stop_and_continue
+from bench.data_path.faults import HITS, STALL_MS_MAX, run_calm, run_case, run_stop_and_continue
 from bench.data_path.outages import frontend_killed, no_worker_within_hold, only_worker_returns, store_outage
 from holdfast.testing.load import Load, Outcome
 
@@ -41,7 +39,7 @@ def test_stopped_worker_continues_mid_stream() -> None:
 
 def test_slow_and_starved_engines_are_left_alone() -> None:
     """Engines 20 times slower on saturated cores: nothing is lost, nothing is moved."""
-    result = run_calm(CalmBench(seconds=10.0, streams=16))
+    result = run_calm(10.0, streams=16)
     assert (result["streams_lost"], result["resumed"]) == (0, 0), result
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import uvloop
 
-from bench.failover_cases import run_cases
-from holdfast.testing.load import Load
+from bench.prove_failover import run_case
+from holdfast.testing.load import Load, run_streams
 from holdfast.testing.supervised import Supervised
 
 pytestmark = [pytest.mark.long, pytest.mark.processes, pytest.mark.timeout(90)]
@@ -22,7 +23,9 @@ def test_a_kill_and_a_handover_are_survived(options: tuple[str, str], keeps_kv: 
     """The active is killed, then its successor is asked to leave: every stream ends as if nothing had happened, and
     only KV that lies in the vault is taken over; what was not is computed again."""
     with Supervised("--vault-gib", "0.0625", "--sim-tpot-ms", "10", *options) as up:
-        for name, outcome, more in run_cases(up, LOAD, ("kill the group", "SIGTERM")):
+        unbroken = uvloop.run(run_streams(up.port, LOAD))
+        for name in ("kill the group", "SIGTERM"):
+            outcome, more = run_case(up, LOAD, unbroken, name)
             assert outcome.survived, (name, outcome, up.logs())
             assert outcome.resumed == LOAD.streams, "the hit came too late to mean anything"
             assert more["two_leaders"] == 0

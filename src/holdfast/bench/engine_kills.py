@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.bench.failover import BLOCK_TOKENS
+from holdfast.bench.failover import BLOCK_TOKENS, FailoverBench
 from holdfast.testing.clients import chat_body
 
 # One sentence of what is asked, in tokens of the tiny model's words, with room to spare for the numbers in it.
@@ -21,6 +21,7 @@ TEMPLATE_TOKENS = 16  # what a chat's template adds, at most
 TINY_BLOCK_BYTES = 16_384  # keys and values of a block of the tiny model
 FIRST_ID, IDS = 1000, 4000  # plain words in every model's vocabulary
 GIB = 1024**3
+FULL_SHARE = 0.95  # of the pool, with every stream at its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,41 +66,23 @@ class EngineLoad:
         lengths = [self.prompt_tokens(number) + self.tokens for number in range(self.streams)]
         return sum(-(-length // BLOCK_TOKENS) for length in lengths)
 
+    def pool_blocks(self, full_share: float = FULL_SHARE) -> int:
+        return round(self.blocks() / full_share)
 
-@dataclass(frozen=True, slots=True)
-class EngineKills:
+
+def engine_bench(
+    rounds: int = 200, streams: int = 12, tokens: int = 150, *, seed: int = 1, exact: bool = True, kv: str = "vault"
+) -> FailoverBench:
     """Torch engines of the tiny model. Two standbys: a new one takes seconds to import torch, and the next kill need
-    not wait for it."""
+    not wait for it.
 
-    rounds: int = 200
-    streams: int = 12
-    tokens: int = 150
-    seed: int = 1
-    exact: bool = True
-    kv: str = "vault"
-    full_share: float = 0.95  # of the pool, with every stream at its end
-    standbys: int = 2
-
-    @property
-    def pause_s(self) -> tuple[float, float]:
-        """A standby is there at once as a rule, so the new leader has led as long as this when it is killed. Without
-        surviving KV it computes all texts again first, for some four seconds: a stream that is killed three times
-        before it said a word would look like one that kills engines, and be failed for it (`streams.ledger`)."""
-        return (1.2, 2.2) if self.kv == "vault" else (5.0, 7.0)
-
-    @property
-    def ends(self) -> dict[str, int]:
-        return {"kill the group": 1}
-
-    def options(self) -> tuple[str, ...]:
-        return (
-            *("--engine", "torch", "--model", "tiny", "--torch-threads", "1", "--kv", self.kv),
-            *("--exact" if self.exact else "--fast", "--kv-gib", str(self.pool_blocks() * TINY_BLOCK_BYTES / GIB)),
-            *("--standbys", str(self.standbys)),
-        )
-
-    def pool_blocks(self) -> int:
-        return round(self.load().blocks() / self.full_share)
-
-    def load(self) -> EngineLoad:
-        return EngineLoad(self.streams, self.tokens, self.seed)
+    A standby is there at once as a rule, so the new leader has led as long as the pause when it is killed. Without
+    surviving KV it computes all texts again first, for some four seconds: a stream that is killed three times before it
+    said a word would look like one that kills engines, and be failed for it (`streams.ledger`)."""
+    load = EngineLoad(streams, tokens, seed)
+    options = (
+        *("--engine", "torch", "--model", "tiny", "--torch-threads", "1", "--kv", kv, "--standbys", "2"),
+        *("--exact" if exact else "--fast", "--kv-gib", str(load.pool_blocks() * TINY_BLOCK_BYTES / GIB)),
+    )
+    pause_s = (1.2, 2.2) if kv == "vault" else (5.0, 7.0)
+    return FailoverBench(rounds, options, load, seed, pause_s, {"kill the group": 1})

@@ -15,17 +15,17 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import uvloop
 
 from holdfast.failover.journal import two_leaders
 from holdfast.kv.resumes import within_a_block
 from holdfast.testing.answers import Answer, difference
-from holdfast.testing.clients import ask, read_answer
-from holdfast.testing.load import Load, failures, spread
+from holdfast.testing.clients import read_answer
+from holdfast.testing.load import Asking, Load, Requests, failures, spread
 from holdfast.testing.place import EngineSeen
 from holdfast.testing.processes import anon_kib, fd_count, kill_group, thread_count
 from holdfast.testing.supervised import Supervised
@@ -44,65 +44,28 @@ RESUMED = ("resumed_total", "resumed_resident_total", "resumed_evicted_total", "
 RECOMPUTED = ("recomputed_tokens_max", "recomputed_tokens_resident_max")
 
 
-class Requests(Protocol):
-    """What clients ask for, all the time."""
-
-    @property
-    def streams(self) -> int: ...
-
-    def body(self, number: int) -> tuple[str, dict[str, Any]]:
-        """The path and the body of a client's request, always the same one."""
-
-
-class Bench(Protocol):
-    """What is started, what is asked of it, and how often it is broken."""
-
-    @property
-    def rounds(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
-
-    @property
-    def pause_s(self) -> tuple[float, float]:
-        """Between a standby's return and the next kill: an engine that lives shorter than two seconds looks to the
-        supervisor like a crash loop, and one that dies within a second of adopting (`engines.shadow.proving`) leaves KV
-        that the next does not believe."""
-
-    @property
-    def ends(self) -> dict[str, int]:
-        """How engines are ended, and how often of all."""
-
-    def options(self) -> tuple[str, ...]:
-        """Of `holdfast up`."""
-
-    def load(self) -> Requests: ...
-
-
 @dataclass(frozen=True, slots=True)
 class FailoverBench:
-    """Sim engines of two ranks."""
+    """What is started, what is asked of it, and how often it is broken."""
 
-    rounds: int = 200
-    streams: int = 16
-    tokens: int = 200
-    tpot_ms: float = 20.0
-    vault_gib: float = 0.25
-    seed: int = 1
+    rounds: int
+    options: tuple[str, ...]  # of `holdfast up`
+    load: Requests
+    seed: int
+    # Between a standby's return and the next kill: an engine that lives shorter than two seconds looks to the
+    # supervisor like a crash loop, and one that dies within a second of adopting (`engines.shadow.proving`) leaves KV
+    # that the next does not believe.
+    pause_s: tuple[float, float]
+    ends: Mapping[str, int]  # how engines are ended, and how often of all
 
-    @property
-    def pause_s(self) -> tuple[float, float]:
-        return 0.8, 1.6
 
-    @property
-    def ends(self) -> dict[str, int]:
-        """Mostly SIGKILL to all of it; the others must be as harmless."""
-        return {"kill the group": 6, "kill only the parent": 2, "SIGTERM": 2}
-
-    def options(self) -> tuple[str, ...]:
-        return ("--sim-tpot-ms", str(self.tpot_ms), "--vault-gib", str(self.vault_gib), "--sim-ranks", "2")
-
-    def load(self) -> Load:
-        return Load(self.streams, self.tokens, self.seed)
+def sim_bench(
+    rounds: int = 200, streams: int = 16, tokens: int = 200, *, vault_gib: float = 0.25, seed: int = 1
+) -> FailoverBench:
+    """Sim engines of two ranks. Mostly SIGKILL to all of one; the other ends must be as harmless."""
+    options = ("--sim-tpot-ms", "20.0", "--vault-gib", str(vault_gib), "--sim-ranks", "2")
+    ends = {"kill the group": 6, "kill only the parent": 2, "SIGTERM": 2}
+    return FailoverBench(rounds, options, Load(streams, tokens, seed), seed, (0.8, 1.6), ends)
 
 
 @dataclass(slots=True)
@@ -110,45 +73,31 @@ class _Run:
     """What happens while it runs."""
 
     up: Supervised
-    bench: Bench
-    expected: dict[int, Answer] = field(default_factory=dict)
-    answers: list[tuple[int, Answer]] = field(default_factory=list)
+    bench: FailoverBench
+    asking: Asking
     kills_s: list[float] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
     resumes: list[dict[str, int]] = field(default_factory=list)  # by round, as the new leader tells
     restored_s: list[float] = field(default_factory=list)
-    over: bool = False
 
 
-def run(bench: Bench, tell: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+def run(bench: FailoverBench, tell: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
     """All rounds; the result is flat, for `--json`."""
-    with Supervised(*bench.options()) as up:
-        return uvloop.run(_run(_Run(up, bench), tell))
+    with Supervised(*bench.options) as up:
+        return uvloop.run(_run(_Run(up, bench, Asking(up.port, bench.load)), tell))
 
 
 async def _run(state: _Run, tell: Callable[[str], None]) -> dict[str, Any]:
-    load = state.bench.load()
-    tell(f"{load.streams} streams unbroken, to know what is right")
-    for number, answer in enumerate(await asyncio.gather(*(_one(state, load, n) for n in range(load.streams)))):
-        state.expected[number] = answer
-    async with asyncio.TaskGroup() as tasks:
-        for number in range(load.streams):
-            tasks.create_task(_keep_asking(state, load, number))
-        sizes = await _rounds(state, tell)
-    return _judge(state, *sizes)
+    tell(f"{state.bench.load.streams} streams unbroken, to know what is right")
+    unbroken = [read_answer(one) for one in await state.asking.once()]
+    async with state.asking.all_the_time():
+        growth = await _rounds(state, tell)
+    answers = [(unbroken[number], read_answer(one)) for number, one in state.asking.received]
+    return _judge(state, unbroken, answers) | {"growth": growth, "errors": failures(answer for _, answer in answers)}
 
 
-async def _keep_asking(state: _Run, load: Requests, number: int) -> None:
-    """One client, one request after another, until the rounds are over."""
-    while not state.over:
-        state.answers.append((number, await _one(state, load, number)))
-
-
-async def _one(state: _Run, load: Requests, number: int) -> Answer:
-    return read_answer(await ask(state.up.port, *load.body(number)))
-
-
-async def _rounds(state: _Run, tell: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, Any]]:
+async def _rounds(state: _Run, tell: Callable[[str], None]) -> dict[str, dict[str, int]]:
+    """All of them; by how much the processes that stay have grown."""
     bench, up = state.bench, state.up
     rng = random.Random(bench.seed)
     names = [name for name, weight in bench.ends.items() for _ in range(weight)]
@@ -166,12 +115,13 @@ async def _rounds(state: _Run, tell: Callable[[str], None]) -> tuple[dict[str, A
         if number == min(WARM_ROUNDS, bench.rounds // 2 + 1):
             early = await in_thread(_sizes, up)
         if number % 10 == 0 or number == bench.rounds:
-            tell(f"round {number} of {bench.rounds}: {len(state.answers)} answers, {_wrong(state)} wrong")
+            said = [one for _, one in state.asking.received]
+            lost = sum(one.status != 200 or bool(one.error) for one in said)
+            tell(f"round {number} of {bench.rounds}: {len(said)} answers, {lost} lost")
     await asyncio.sleep(bench.pause_s[0])  # as long as every other leader had for its streams to come back
     state.resumes.append(_told(await in_thread(up.active)))
     late = await in_thread(_sizes, up)
-    state.over = True
-    return early, late
+    return {name: {key: late[name][key] - early[name][key] for key in late[name]} for name in late if name in early}
 
 
 def _told(leader: EngineSeen) -> dict[str, int]:
@@ -179,43 +129,25 @@ def _told(leader: EngineSeen) -> dict[str, int]:
     return {name: leader.facts.get(name, 0) for name in (*RESUMED, *RECOMPUTED)}
 
 
-def _wrong(state: _Run) -> int:
-    return sum(not _is_right(state, number, answer) for number, answer in state.answers)
-
-
-def _is_right(state: _Run, number: int, answer: Answer) -> bool:
-    return not difference(state.expected[number], answer)
-
-
-def _count_wrong(state: _Run, number: int, answer: Answer) -> bool:
-    """Something was lost or came twice, whatever the tokens are."""
-    return bool(answer.wrong) or len(answer.tokens) != len(state.expected[number].tokens)
-
-
-def _identical_share(state: _Run) -> float:
-    """Of the streams that a kill went through."""
-    resumed = [_is_right(state, number, answer) for number, answer in state.answers if answer.resumed]
-    return round(sum(resumed) / len(resumed), 4) if resumed else 1.0
-
-
-def _judge(state: _Run, early: dict[str, Any], late: dict[str, Any]) -> dict[str, Any]:
-    lost = [answer for _, answer in state.answers if answer.wrong]
-    calm_s = max(max(answer.gaps_s) for answer in state.expected.values())
-    stalls = [max(0.0, (gap_s - calm_s) * 1000) for gap_s in _gaps_by_kill(state)]
-    terms = state.up.terms()
-    worst = spread(stalls)
-    growth = {name: {key: late[name][key] - early[name][key] for key in late[name]} for name in late if name in early}
+def _judge(state: _Run, unbroken: Sequence[Answer], answers: Sequence[tuple[Answer, Answer]]) -> dict[str, Any]:
+    """`answers` are pairs, what is right and what came."""
+    right = [not difference(*pair) for pair in answers]
+    resumed = [good for good, (_, answer) in zip(right, answers, strict=True) if answer.resumed]
+    whole = [(expected, answer) for expected, answer in answers if not answer.wrong]
+    calm_s = max(max(answer.gaps_s) for answer in unbroken)
+    gaps_s = _gaps_by_kill(state, [answer for _, answer in answers])
+    stalls = [max(0.0, (gap_s - calm_s) * 1000) for gap_s in gaps_s]
+    terms, worst, again = state.up.terms(), spread(stalls), spread(state.restored_s)
     return {
         "rounds": state.bench.rounds,
-        "answers": len(state.answers),
-        "resumed_streams": sum(answer.resumed > 0 for _, answer in state.answers),
-        "streams_lost": len(lost),
-        "tokens_wrong": _wrong(state) - len(lost),
-        "counts_wrong": sum(_count_wrong(state, number, answer) for number, answer in state.answers) - len(lost),
-        "resumed_identical_share": _identical_share(state),
-        "stall_ms_p50": worst["p50"],
-        "stall_ms_p99": worst["p99"],
-        "stall_ms_max": worst["max"],
+        "answers": len(answers),
+        "resumed_streams": len(resumed),
+        "streams_lost": len(answers) - len(whole),
+        "tokens_wrong": len(whole) - sum(right),
+        # Something was lost or came twice, whatever the tokens are.
+        "counts_wrong": sum(len(answer.tokens) != len(expected.tokens) for expected, answer in whole),
+        "resumed_identical_share": round(sum(resumed) / len(resumed), 4) if resumed else 1.0,
+        **{f"stall_ms_{name}": worst[name] for name in ("p50", "p99", "max")},
         "unbroken_worst_gap_ms": round(calm_s * 1000, 1),
         "stall_ms_max_by_end": _by_end(state, stalls),
         "two_actives": len(two_leaders(terms)),
@@ -223,10 +155,7 @@ def _judge(state: _Run, early: dict[str, Any], late: dict[str, Any]) -> dict[str
         **{name: sum(told[name] for told in state.resumes) for name in RESUMED},
         **{name: max((told[name] for told in state.resumes), default=0) for name in RECOMPUTED},
         "rounds_all_resident": sum(within_a_block(told[RECOMPUTED[0]], BLOCK_TOKENS) for told in state.resumes),
-        "standby_again_s_p50": spread(state.restored_s)["p50"],
-        "standby_again_s_max": spread(state.restored_s)["max"],
-        "growth": growth,
-        "errors": failures(lost),
+        **{f"standby_again_s_{name}": again[name] for name in ("p50", "max")},
     }
 
 
@@ -235,11 +164,11 @@ def _by_end(state: _Run, stalls: list[float]) -> dict[str, float]:
     return {end: round(max((ms for name, ms in pairs if name == end), default=0.0), 1) for end in state.bench.ends}
 
 
-def _gaps_by_kill(state: _Run) -> list[float]:
+def _gaps_by_kill(state: _Run, answers: Sequence[Answer]) -> list[float]:
     """For each kill the worst gap that was open at it or began before the next kill."""
     gaps = sorted(
         gap
-        for _, answer in state.answers
+        for answer in answers
         for gap in itertools.pairwise(answer.token_times_s)
         if gap[1] - gap[0] > 0.01
     )

@@ -62,14 +62,15 @@ class Failover(Asked, frozen=True):
     json: Json = False
 
     def run(self, env: Environment) -> int:
-        from holdfast.bench.engine_kills import EngineKills
-        from holdfast.bench.failover import Bench, FailoverBench, run
+        from holdfast.bench.engine_kills import engine_bench
+        from holdfast.bench.failover import run, sim_bench
 
-        streams, tokens = self.streams or 16, self.tokens or 200
-        bench: Bench = FailoverBench(self.rounds, streams, tokens, vault_gib=self.vault_gib, seed=self.seed)
         if self.engine == "torch":
             streams, tokens = self.streams or 12, self.tokens or 150
-            bench = EngineKills(self.rounds, streams, tokens, self.seed, self.exact, self.kv)
+            bench = engine_bench(self.rounds, streams, tokens, seed=self.seed, exact=self.exact, kv=self.kv)
+        else:
+            streams, tokens = self.streams or 16, self.tokens or 200
+            bench = sim_bench(self.rounds, streams, tokens, vault_gib=self.vault_gib, seed=self.seed)
         return _show(run(bench, _tell), self.json)
 
 

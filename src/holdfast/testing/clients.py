@@ -107,20 +107,20 @@ class StreamClient(asyncio.Protocol):
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._received = Received()
+        self.received = Received()  # so far
         self._over: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        self._received.pieces.append((time.perf_counter(), data))
+        self.received.pieces.append((time.perf_counter(), data))
         last_chunk = data.endswith(b"0\r\n\r\n") and (len(data) == 5 or data[-7:-5] == b"\r\n")
-        if last_chunk or (b"content-length:" in self._received.pieces[0][1][:1024] and self._is_whole()):
+        if last_chunk or (b"content-length:" in self.received.pieces[0][1][:1024] and self._is_whole()):
             self._finish()
 
     def _is_whole(self) -> bool:
-        raw = b"".join(data for _, data in self._received.pieces)
+        raw = b"".join(data for _, data in self.received.pieces)
         head, found, body = raw.partition(b"\r\n\r\n")
         length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
         return bool(found) and len(body) >= length
@@ -128,7 +128,7 @@ class StreamClient(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         if self._over is not None and not self._over.done():
-            self._received.error = f"connection lost: {exc}"
+            self.received.error = f"connection lost: {exc}"
             self._over.set_result(None)
 
     def _finish(self) -> None:
@@ -139,13 +139,13 @@ class StreamClient(asyncio.Protocol):
         """Send a POST and keep everything that comes back."""
         if self._transport is None:
             return Received(error="not connected")
-        self._received = Received(sent_s=time.perf_counter())
+        self.received = Received(sent_s=time.perf_counter())
         self._over = self._loop.create_future()
         head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         head += f"content-length: {len(body)}\r\n{headers}\r\n"
         self._transport.write(head.encode() + body)
         await self._over
-        return self._received
+        return self.received
 
     def close(self) -> None:
         if self._transport is not None:

@@ -7,15 +7,29 @@ gap between two tokens of any stream, minus the unbroken run's worst gap.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast.core.tasks import beside
 from holdfast.testing.answers import Answer
-from holdfast.testing.clients import ask, chat_body, read_answer
+from holdfast.testing.clients import Received, StreamClient, chat_body, open_client, read_answer
 from holdfast.testing.place import Place
 from holdfast.testing.waiting import in_thread
+
+AFTER_FAILURE_S = 0.1  # what is broken need not be asked 100 times a second
+
+
+class Requests(Protocol):
+    """What clients ask for."""
+
+    @property
+    def streams(self) -> int: ...
+
+    def body(self, number: int) -> tuple[str, dict[str, Any]]:
+        """The path and the body of a client's request, always the same one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +85,55 @@ class Outcome:
         return asdict(self) | {"survived": self.survived}
 
 
-async def run_streams(port: int, load: Load) -> list[Answer]:
+class Asking:
+    """Clients of one port, each with a request of its own. Always true: nothing is read before it is asked for, since a
+    busy client would take its own pauses for an engine's."""
+
+    def __init__(self, port: int, load: Requests) -> None:
+        self._port = port
+        asked = [load.body(number) for number in range(load.streams)]
+        self._requests = [(path, json.dumps(body).encode()) for path, body in asked]
+        self.open: dict[int, StreamClient] = {}  # each client's last connection
+        self.received: list[tuple[int, Received]] = []  # whole answers, by client
+        self.unfinished = 0
+
+    async def once(self) -> list[Received]:
+        return await asyncio.gather(*map(self._one, range(len(self._requests))))
+
+    @contextlib.asynccontextmanager
+    async def all_the_time(self, until_s: float | None = None) -> AsyncIterator[None]:
+        """Each asks again and again while the body runs; then answers under way come to their ends, by the loop's time
+        `until_s` at the latest."""
+        over = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            asking = [tasks.create_task(self._keep_asking(number, over)) for number in range(len(self._requests))]
+            yield
+            over.set()
+            left_s = None if until_s is None else max(1.0, until_s - asyncio.get_running_loop().time())
+            _, late = await asyncio.wait(asking, timeout=left_s)
+            self.unfinished = len(late)
+            for task in late:
+                task.cancel()
+
+    async def _keep_asking(self, number: int, over: asyncio.Event) -> None:
+        while not over.is_set():
+            received = await self._one(number)
+            self.received.append((number, received))
+            if received.status != 200:
+                await asyncio.sleep(AFTER_FAILURE_S)
+
+    async def _one(self, number: int) -> Received:
+        """On a connection of its own."""
+        self.open[number] = client = await open_client(self._port)
+        try:
+            return await client.request(*self._requests[number])
+        finally:
+            client.close()
+
+
+async def run_streams(port: int, load: Requests) -> list[Answer]:
     """All streams at once, read when all are over."""
-    received = await asyncio.gather(*(ask(port, *load.body(number)) for number in range(load.streams)))
-    return [read_answer(one) for one in received]
+    return [read_answer(one) for one in await Asking(port, load).once()]
 
 
 async def hit_in_the_middle(place: Place, load: Load, hit: Callable[[], None]) -> list[Answer]:

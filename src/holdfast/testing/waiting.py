@@ -35,7 +35,9 @@ def wait_until(
     return time.monotonic() - began_s
 
 
-async def until(seen: Callable[[], Any], what: str, bound_s: float = BOUND_S) -> Any:
+async def until(
+    seen: Callable[[], Any], what: str, bound_s: float = BOUND_S, *, every_s: float = LOOK_EVERY_S / 2
+) -> Any:
     """The same inside an event loop, whose other tasks go on; what was seen. `seen` may be a coroutine function."""
     deadline_s = asyncio.get_running_loop().time() + bound_s
     while True:
@@ -46,7 +48,7 @@ async def until(seen: Callable[[], Any], what: str, bound_s: float = BOUND_S) ->
             return found
         if asyncio.get_running_loop().time() > deadline_s:
             raise TimeoutError(f"waited {bound_s:g} s for {what}")
-        await asyncio.sleep(LOOK_EVERY_S / 2)
+        await asyncio.sleep(every_s)
 
 
 async def in_thread(work: Callable[..., Any], *arguments: Any) -> Any:

@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from holdfast.bench.engine_kills import EngineKills
+from holdfast.bench.engine_kills import FULL_SHARE, EngineLoad
 from holdfast.core.requests import GenerateRequest, Sampling
 from holdfast.engines.paged.blocks import PoolBlocks
 from holdfast.engines.paged.scheduler import Scheduler
@@ -28,11 +28,13 @@ SETTINGS = SchedulerSettings(50_000, frozenset(), 4096, concurrency=32, step_tok
 class World:
     """Clients that ask again as soon as they have their answer; owners that die."""
 
-    def __init__(self, bench: EngineKills, *, same: bool, fence_steps: int, back_steps: int) -> None:
-        self.rng = random.Random(bench.seed)
-        self.load = bench.load()
+    def __init__(
+        self, load: EngineLoad, *, same: bool, fence_steps: int, back_steps: int, full_share: float = FULL_SHARE
+    ) -> None:
+        self.rng = random.Random(load.seed)
+        self.load = load
         self.same, self.fence_steps, self.back_steps = same, fence_steps, back_steps
-        geometry = Geometry("w", "float32", SIZE, 1, 1, 1, bench.pool_blocks())
+        geometry = Geometry("w", "float32", SIZE, 1, 1, 1, load.pool_blocks(full_share))
         self.index = Index(bytearray(index_bytes(geometry)), geometry)
         self.index.format(10)
         self.number = self.asked = self.at = self.fence_at = 0
@@ -100,7 +102,7 @@ def test_a_stream_that_comes_back_finds_all_its_blocks(
 ) -> None:
     """A pool 95% full with every stream at its end, asked for the same texts or ever new ones, killed in mid-prompt
     too: no block of a stream that comes back was evicted by those before it, or is missing, and nobody is preempted."""
-    world = World(EngineKills(KILLS, tokens=tokens), same=same, fence_steps=fence_steps, back_steps=back_steps)
+    world = World(EngineLoad(tokens=tokens), same=same, fence_steps=fence_steps, back_steps=back_steps)
     for _ in range(300):
         world.step()
     resumed = 0
@@ -119,7 +121,7 @@ def test_a_stream_that_comes_back_finds_all_its_blocks(
 def test_who_has_shown_nothing_yields_to_who_comes_back() -> None:
     """A stream in mid-answer goes ahead of waiting ones that have shown nothing; these take no awaited block while
     others run, and alone they do."""
-    world = World(EngineKills(1, streams=2, full_share=1.0), same=False, fence_steps=1, back_steps=0)
+    world = World(EngineLoad(streams=2), same=False, fence_steps=1, back_steps=0, full_share=1.0)
     for _ in range(30):
         world.step()
     for alone in (False, True):
@@ -148,7 +150,7 @@ def fresh(length: int) -> GenerateRequest:
 def test_a_late_fence_stops_nobody() -> None:
     """A fence that does not come: who finds no room but awaited blocks waits until it is called late, and then streams
     come to their ends without it."""
-    world = World(EngineKills(1, tokens=30), same=False, fence_steps=-1, back_steps=0)
+    world = World(EngineLoad(tokens=30), same=False, fence_steps=-1, back_steps=0)
     for _ in range(100):
         world.step()
     while [stream.missing > 500 for stream in world.scheduler.running.values()].count(True) != 1:
