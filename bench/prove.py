@@ -1,7 +1,7 @@
 """`python -m bench.prove NAME [ROW…]`, which `make prove-NAME` runs: rows, each with its bound, in a results file.
 
-A proof is the module `bench.prove_NAME`: ROWS are functions that measure, FIGURES what is shown of their results. Each
-row has what it is compared with measured in the same run. Exits with 1 if a bound is missed.
+A proof is a module of this folder: its ROWS are functions that measure, its FIGURES what is shown of what they found.
+Each row has what it is compared with measured in the same run. Exits with 1 if a bound is missed.
 """
 
 from __future__ import annotations
@@ -51,9 +51,13 @@ def run_rows(rows: Rows, out: Path | None, about: Row, figures: Sequence[str], r
         results[name] = row() | {"took_s": round(time.monotonic() - began_s, 1)}
         print("met " if results[name]["met"] else "MISSED", shown(results[name], figures), flush=True)
         if out is not None:  # after each: what took ten minutes is not lost with the next row
-            out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_text(json.dumps({"about": about, "rows": results}, indent=1) + "\n")
+            write_rows(out, about, results)
     return all(row["met"] for row in results.values())
+
+
+def write_rows(out: Path, about: Row, rows: Mapping[str, Row]) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
 
 
 def about_run(command: str, machine: str) -> Row:

@@ -8,26 +8,28 @@ delays what is measured; every kill is written down as soon as it is over.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import contextlib
 import json
+import re
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 
 import uvloop
 
-from bench.engine_gpu.client import Clients, unbroken
-from bench.engine_gpu.words import Judged, Kill, Row, chain_row, common, prompt_ids, takeover_marks
-from bench.gpu.smi import DeviceMemory, device_memory, gpu_uuid
+from bench.engine_gpu.parts import Keep, part_main
+from bench.engine_gpu.words import Kill, Row, chain_row, prompt_ids, takeover_marks
+from bench.gpu.smi import device_memory, gpu_uuid
 from holdfast.core.errors import UserError
 from holdfast.failover.journal import two_leaders
 from holdfast.spec.names import is_host
 from holdfast.testing.answers import Answer
 from holdfast.testing.clients import read_answer
-from holdfast.testing.load import failures
+from holdfast.testing.load import Asking, failures
 from holdfast.testing.place import EngineSeen
 from holdfast.testing.processes import kill_group
 from holdfast.testing.supervised import Supervised
@@ -46,6 +48,7 @@ STANDBY_S = 120.0  # for one: the supervisor's own bound of a start
 LOG_CHARS = 100_000
 ENDS_S = 40.0  # kept for the last answers' ends: 2,000 tokens at 15 ms and some
 FENCE_S = 5.0  # the GPU fence's mark comes within half a second (facts 4a)
+TOKENS = re.compile(rb'"token_ids":\[\d')  # in every chunk that brings some
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class ChainBench:
     kv_gib: float = 40.0
     start_s: float = 300.0  # weights are made at the first load
     limit_s: float = 480.0  # for all; whoever lends the GPU lends it for minutes
-    more: tuple[str, ...] = ()  # other words for `holdfast up`
+    up: str = ""  # other words for `holdfast up`
 
     def options(self) -> tuple[str, ...]:
         host = is_host(self.device)
@@ -72,10 +75,10 @@ class ChainBench:
         if self.streams >= (32 if host else 64):
             sizes += ["--streams-max", str(self.streams + 1)]
         what = ("--engine", "torch", "--model", self.model, "--served-name", NAME, "--fast")
-        return (*what, *device, *sizes, *self.more)
+        return (*what, *device, *sizes, *self.up.split())
 
-    def body(self, number: int) -> bytes:
-        asked: Row = {
+    def body(self, number: int) -> tuple[str, Row]:
+        return "/v1/completions", {
             "model": NAME,
             "prompt": prompt_ids(number, self.prompt),
             "max_tokens": self.tokens,
@@ -85,79 +88,82 @@ class ChainBench:
             "ignore_eos": True,
             "return_token_ids": True,
         }
-        return json.dumps(asked).encode()
 
 
 @dataclass(slots=True)
 class _Run:
     bench: ChainBench
     up: Supervised
-    clients: Clients
+    asking: Asking
     gpu: str
-    keep: Callable[[Row], None]
+    keep: Keep
     deadline_s: float
-    expected: list[Answer] = field(default_factory=list)
+    head: Row
     kills: list[Kill] = field(default_factory=list)
-    head: Row = field(default_factory=dict)
-    stopped: str = ""
+    spans_s: list[tuple[float, float]] = field(default_factory=list)  # of each: the kill, and when it was over
+
+    def row(self, answers: Sequence[tuple[Answer, Answer]]) -> Row:
+        each = [asdict(kill) for kill in self.kills]
+        return self.head | chain_row(self.kills, answers, self.bench.kills) | {"each": each}
+
+    def pieces(self) -> list[list[tuple[float, bytes]]]:
+        """What has come of every answer under way: a piece a token, as a rule."""
+        return [client.received.pieces for client in self.asking.open.values()]
+
+    def decoding(self) -> bool:
+        """Whether every stream is in the middle of its answer."""
+        return all(SEEN <= len(pieces) <= self.bench.tokens - LEFT for pieces in self.pieces())
+
+    def moved_on(self, since_s: float) -> bool:
+        return all(len(pieces) >= AFTER and pieces[-AFTER][0] > since_s for pieces in self.pieces())
 
 
-def run(bench: ChainBench, keep: Callable[[Row], None], logs: Path) -> Row:
+def run(bench: ChainBench, keep: Keep) -> Row:
     """All of it; `keep` hears the row as it grows."""
-    deadline_s = time.monotonic() + bench.limit_s
-    gpu = gpu_uuid(bench.device)
     began_s = time.monotonic()
+    gpu = gpu_uuid(bench.device)
     with Supervised(*bench.options(), start_s=bench.start_s) as up:
-        clients = Clients(up.port, [bench.body(number) for number in range(bench.streams)], bench.tokens)
-        state = _Run(bench, up, clients, gpu, keep, deadline_s)
-        state.head = {"model": bench.model, "streams": bench.streams, "prompt_tokens": bench.prompt}
-        state.head |= {"answer_tokens": bench.tokens, "standbys": bench.standbys}
-        state.head["start_s"] = round(time.monotonic() - began_s, 1)
+        head: Row = {"model": bench.model, "streams": bench.streams, "prompt_tokens": bench.prompt}
+        head |= {"answer_tokens": bench.tokens, "standbys": bench.standbys}
+        head["start_s"] = round(time.monotonic() - began_s, 1)
+        state = _Run(bench, up, Asking(up.port, bench), gpu, keep, began_s + bench.limit_s, head)
         try:
             return uvloop.run(_run(state))
         finally:
-            logs.write_text(up.logs(LOG_CHARS))
+            keep.log(up.logs(LOG_CHARS))
 
 
 async def _run(state: _Run) -> Row:
-    clients = state.clients
-    await clients.open()
+    head, asking = state.head, state.asking
     await _standbys(state, state.bench.standbys, STANDBY_S)
-    state.head |= await _device(state)
-    state.keep(state.head)
-    clients.forget_gaps()
-    received = await asyncio.wait_for(clients.once(), state.deadline_s - time.monotonic())
-    state.head["unbroken_worst_gap_ms"] = clients.worst_gap_ms()
-    state.expected = [read_answer(one) for one in received]
-    state.head |= unbroken(state.expected, received)
-    state.keep(state.head)
-    clients.forget_gaps()
-    asking = [asyncio.ensure_future(clients.keep_asking(number)) for number in range(state.bench.streams)]
-    try:
-        await _kills(state)
-    except TimeoutError as error:
-        state.stopped = str(error)[-1500:] or "the time was over"
-    clients.over = True
-    unfinished = await _end(state, asking)
-    answers = [(number, read_answer(one)) for number, one in clients.received]
-    judged = [_judged(state, number, answer) for number, answer in answers]
-    row = state.head | chain_row(state.kills, judged, state.bench.kills) | {"each": [asdict(k) for k in state.kills]}
-    row |= {"unfinished": unfinished, "stopped": state.stopped, "errors": failures(answer for _, answer in answers)}
-    row["two_leaders"] = len(two_leaders(state.up.terms()))
-    row["met"] = row["met"] and not row["two_leaders"] and not row["stopped"]
+    # What the device holds with all engines ready. A process may be charged for the vault's pages that it maps.
+    memory = await in_thread(device_memory, state.gpu)
+    states = {engine.pid: engine.state for engine in await in_thread(state.up.engines)}
+    head |= {"kv_gib": state.bench.kv_gib} | memory.facts(states)
+    state.keep(head)
+    async with asyncio.timeout(state.deadline_s - time.monotonic()):
+        received = await asking.once()
+    expected = [read_answer(one) for one in received]
+    if wrong := failures(expected):
+        raise UserError(f"an unbroken answer failed: {wrong[0]}")
+    gaps_s = [gap_s for answer in expected for gap_s in answer.gaps_s]
+    head["unbroken_worst_gap_ms"] = round(max(gaps_s) * 1000, 2)
+    head["unbroken_step_ms_p50"] = round(statistics.median(gaps_s) * 1000, 2)
+    head["unbroken_first_token_s_max"] = round(max(one.first_s for one in received), 2)
+    state.keep(head)
+    stopped = ""
+    async with asking.all_the_time(state.deadline_s):
+        try:
+            await _kills(state)
+        except TimeoutError as error:
+            stopped = str(error)[-1500:] or "the time was over"
+    answers = [(expected[number], read_answer(one)) for number, one in asking.received]
+    _add_calm_gaps(state, [answer for _, answer in answers])
+    row = state.row(answers) | {"unfinished": asking.unfinished, "stopped": stopped}
+    row |= {"errors": failures(answer for _, answer in answers), "two_leaders": len(two_leaders(state.up.terms()))}
+    row["met"] = row["met"] and not row["two_leaders"] and not stopped
     state.keep(row)
     return row
-
-
-async def _end(state: _Run, asking: Sequence[asyncio.Future[None]]) -> int:
-    """Answers under way come to their ends if there is time; how many did not."""
-    left_s = max(1.0, state.deadline_s - time.monotonic())
-    _, pending = await asyncio.wait(asking, timeout=left_s)
-    for task in pending:
-        task.cancel()
-    await asyncio.gather(*asking, return_exceptions=True)
-    state.clients.close()
-    return len(pending)
 
 
 # -- kills
@@ -171,27 +177,23 @@ async def _kills(state: _Run) -> None:
         if not ready:
             raise TimeoutError("no standby was ready")
         await asyncio.sleep(SETTLED_S)
-        await _until(state, lambda: state.clients.decoding(SEEN, LEFT), "all streams to decode", AFTER_S)
         kill = await _kill(state, ready)
         state.kills.append(kill)
         shown = {key: value for key, value in asdict(kill).items() if value is not None}
         print(f"kill {number} of {state.bench.kills}: {json.dumps(shown)}", file=sys.stderr, flush=True)
-        row = state.head | chain_row(state.kills, [], state.bench.kills) | {"each": [asdict(k) for k in state.kills]}
-        state.keep(row | {"met": False, "stopped": "under way"})
+        state.keep(state.row([]) | {"met": False, "stopped": "under way"})
 
 
 async def _kill(state: _Run, ready: int) -> Kill:
-    clients = state.clients
+    await _until(state, state.decoding, "all streams to decode")
     active = await in_thread(state.up.active)
     before = await in_thread(device_memory, state.gpu)
-    await _until(state, lambda: clients.decoding(SEEN, LEFT), "all streams to decode", AFTER_S)
-    calm_ms = clients.worst_gap_ms()
-    clients.forget_gaps()
+    await _until(state, state.decoding, "all streams to decode")
     killed_s = time.monotonic()
     kill_group(active.pid)
-    await _until(state, lambda: clients.moved_on(AFTER), "every stream to go on after a kill", AFTER_S)
-    gap_ms = clients.worst_gap_ms()
-    clients.forget_gaps()
+    await _until(state, lambda: state.moved_on(killed_s), "every stream to go on after a kill")
+    state.spans_s.append((killed_s, time.monotonic()))
+    gap_ms = round(max(worst_gap_s(pieces, killed_s) for pieces in state.pieces()) * 1000, 2)
     leader = await _leader(state, active.pid)
     dead = await in_thread(device_memory, state.gpu)
     failover = leader.facts.get("failover") or {}
@@ -200,7 +202,7 @@ async def _kill(state: _Run, ready: int) -> Kill:
     after = await in_thread(device_memory, state.gpu)
     return Kill(
         gap_ms,
-        calm_ms,
+        None,
         takeover_marks(failover, killed_s),
         leader.facts["recomputed_tokens_max"],
         ready,
@@ -214,82 +216,67 @@ async def _kill(state: _Run, ready: int) -> Kill:
 
 async def _leader(state: _Run, but_not: int) -> EngineSeen:
     """The new one, once its timeline is whole; on a host device there may be no last mark, and the bound passes."""
-    until_s = time.monotonic() + FENCE_S
-    while True:
-        leader: EngineSeen | None = await in_thread(state.up.engine, "active")
-        known = leader is not None and leader.pid != but_not
-        if leader is not None and known and "gpu_fence_ms" in (leader.facts.get("failover") or {}):
-            return leader
-        if time.monotonic() > until_s:
-            if leader is None or not known:
-                raise TimeoutError("no engine leads after a kill")
-            return leader
-        await asyncio.sleep(POLL_S)
+    seen: list[EngineSeen] = []
+
+    async def whole() -> bool:
+        leader = await in_thread(state.up.engine, "active")
+        if leader is not None and leader.pid != but_not:
+            seen.append(leader)
+        return bool(seen) and "gpu_fence_ms" in (seen[-1].facts.get("failover") or {})
+
+    with contextlib.suppress(TimeoutError):
+        await until(whole, "a new leader's timeline", FENCE_S, every_s=POLL_S)
+    if not seen:
+        raise TimeoutError("no engine leads after a kill")
+    return seen[-1]
 
 
 async def _standbys(state: _Run, wanted: int, within_s: float) -> int:
     """Wait until so many are ready beside an active; how many are, 0 if that took too long."""
-    until_s = min(time.monotonic() + within_s, state.deadline_s)
-    while True:
+
+    async def ready() -> int:
         engines = await in_thread(state.up.engines)
-        ready = sum(engine.state == "standby" and engine.facts["ready"] for engine in engines)
-        if ready >= wanted and any(engine.state == "active" for engine in engines):
-            return int(ready)
-        if time.monotonic() > until_s:
-            return 0
-        await asyncio.sleep(POLL_S)
+        count = sum(bool(engine.state == "standby" and engine.facts["ready"]) for engine in engines)
+        return count if count >= wanted and any(engine.state == "active" for engine in engines) else 0
+
+    left_s = min(within_s, state.deadline_s - time.monotonic())
+    try:
+        return int(await until(ready, "standbys", left_s, every_s=POLL_S))
+    except TimeoutError:
+        return 0
 
 
-async def _until(state: _Run, true: Callable[[], bool], what: str, within_s: float) -> None:
+async def _until(state: _Run, true: Callable[[], bool], what: str) -> None:
     left_s = state.deadline_s - time.monotonic()
     try:
-        await until(true, what, max(0.0, min(within_s, left_s)))  # its own streams are looked at, nobody is asked
+        await until(true, what, max(0.0, min(AFTER_S, left_s)))  # its own streams are looked at, nobody is asked
     except TimeoutError as error:
-        raise TimeoutError(f"{error}; tokens {[stream.tokens for stream in state.clients.streams]}") from None
+        raise TimeoutError(f"{error}; pieces {[len(pieces) for pieces in state.pieces()]}") from None
 
 
 # -- figures
 
 
-async def _device(state: _Run) -> Row:
-    """What the device holds with all engines ready. A process may be charged for the vault's pages that it maps."""
-    memory: DeviceMemory = await in_thread(device_memory, state.gpu)
-    states = {engine.pid: engine.state for engine in await in_thread(state.up.engines)}
-    return {"kv_gib": state.bench.kv_gib} | memory.facts(states)
+def worst_gap_s(pieces: Sequence[tuple[float, bytes]], since_s: float) -> float:
+    """Between two pieces with tokens, from the last one before `since_s` on. Comments are none."""
+    times_s: list[float] = []
+    for at_s, data in reversed(pieces):
+        if TOKENS.search(data):
+            times_s.append(at_s)
+            if at_s < since_s:
+                break
+    return max((later - earlier for later, earlier in pairwise(times_s)), default=0.0)
 
 
-def _judged(state: _Run, number: int, answer: Answer) -> Judged:
-    same = common(answer.tokens, state.expected[number].tokens)
-    return Judged(answer.resumed, bool(answer.wrong), len(answer.tokens), state.bench.tokens, same)
-
-
-def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="engine_gpu_chain", description=__doc__)
-    plain = ChainBench()
-    parser.add_argument("--out", type=Path, required=True, help="a folder: chain.json and chain-logs.txt go there")
-    for name in ("model", "device", "streams", "kills", "prompt", "tokens", "standbys", "kv_gib", "start_s", "limit_s"):
-        value = getattr(plain, name)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
-    parser.add_argument("--up", default="", help="other words for `holdfast up`, in one string")
-    asked = vars(parser.parse_args(argv))
-    out, more = asked.pop("out"), tuple(asked.pop("up").split())
-    out.mkdir(parents=True, exist_ok=True)
-
-    kept: Row = {}
-
-    def keep(row: Row) -> None:
-        kept.update(row)
-        (out / "chain.json").write_text(json.dumps({"chain": kept}, indent=1) + "\n")
-
-    try:
-        row = run(ChainBench(**asked, more=more), keep, out / "chain-logs.txt")
-    except (TimeoutError, UserError) as error:
-        keep({"failed": str(error)[-6000:], "met": False, "bound": "it runs"})
-        print(f"chain failed: {error}", file=sys.stderr, flush=True)
-        return 1
-    print(json.dumps({key: value for key, value in row.items() if key != "each"}), flush=True)
-    return 0 if row["met"] else 1
+def _add_calm_gaps(state: _Run, answers: Sequence[Answer]) -> None:
+    """The worst gaps that ended after one kill was over and before the next came."""
+    gaps = [gap for answer in answers for gap in pairwise(answer.token_times_s)]
+    over_s = 0.0
+    for place, (killed_s, next_over_s) in enumerate(state.spans_s[: len(state.kills)]):
+        worst_s = max((later - earlier for earlier, later in gaps if over_s < later <= killed_s), default=0.0)
+        state.kills[place] = replace(state.kills[place], calm_gap_ms=round(worst_s * 1000, 2))
+        over_s = next_over_s
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(part_main("chain", ChainBench, run, sys.argv[1:]))

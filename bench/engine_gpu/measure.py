@@ -14,14 +14,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench import ROOT
 from bench.engine_gpu.words import Row, speed_ratio
 from bench.gpu.smi import machine
-from bench.prove import about_run
+from bench.prove import about_run, write_rows
 from holdfast.spec.names import is_host
 
 RESULTS = "engine-gpu.json"
@@ -29,7 +28,6 @@ PARTS = ("chain", "speed", "vllm")
 MODULES = {"chain": "chain", "speed": "speed", "vllm": "vllm_speed"}
 # Seconds. A command on a lent GPU may take ten minutes; the chain ends by itself before its bound, and reads answers.
 BOUNDS_S = {"chain": 540.0, "speed": 300.0, "vllm": 500.0}
-CHAIN_LIMIT_S = 480.0
 END_S = 40.0  # after Ctrl-C: a deployment that is asked to stop needs ten seconds (`spec.jobs`)
 # A small machine without a GPU: seconds, for trying.
 SMALL = {
@@ -38,30 +36,17 @@ SMALL = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """What was asked for."""
-
-    out: Path
-    parts: tuple[str, ...]
-    model: str
-    device: str
-    streams: int
-    kills: int
-    standbys: int
-    up: str
-
-    def command(self, part: str) -> list[str]:
-        """A part's own; what is said here comes after what suits a small machine, and so counts."""
-        words = [sys.executable, "-m", f"bench.engine_gpu.{MODULES[part]}", "--out", str(self.out.resolve())]
-        if part == "vllm":
-            return words
-        words += SMALL[part] if is_host(self.device) else []
-        words += ["--model", self.model, "--device", self.device]
-        if part == "chain":
-            words += ["--streams", str(self.streams), "--kills", str(self.kills), "--standbys", str(self.standbys)]
-            words += ["--limit-s", f"{CHAIN_LIMIT_S:g}"] + ([f"--up={self.up}"] if self.up else [])
+def command(part: str, asked: argparse.Namespace) -> list[str]:
+    """A part's own; what is said here comes after what suits a small machine, and so counts."""
+    words = [sys.executable, "-m", f"bench.engine_gpu.{MODULES[part]}", "--out", str(asked.out.resolve())]
+    if part == "vllm":
         return words
+    words += SMALL[part] if is_host(asked.device) else []
+    words += ["--model", asked.model, "--device", asked.device]
+    if part == "chain":
+        words += ["--streams", str(asked.streams), "--kills", str(asked.kills), "--standbys", str(asked.standbys)]
+        words += [f"--up={asked.up}"] if asked.up else []
+    return words
 
 
 def run_part(command: list[str], bound_s: float) -> str:
@@ -80,42 +65,32 @@ def run_part(command: list[str], bound_s: float) -> str:
     return "" if status == 0 else f"ended with {status}"
 
 
-def merged(found: Mapping[str, Row], before: Mapping[str, Row]) -> dict[str, Row]:
-    """Rows of all parts there are; those of an earlier run stay where this one has none."""
-    rows = dict(before) | dict(found)
-    ratio = speed_ratio(rows.get("speed", {}).get("cases", {}), rows.get("vllm", {}).get("cases", {}))
-    return rows | ({"decode-against-vllm": ratio} if ratio else {})
-
-
-def read_parts(out: Path) -> dict[str, Row]:
-    rows: dict[str, Row] = {}
-    for part in PARTS:
-        path = out / f"{part}.json"
-        if path.exists():
-            rows |= json.loads(path.read_text())
-    return rows
-
-
 def write(out: Path, about: Row) -> dict[str, Row]:
+    """Rows of all parts there are; those of an earlier run stay where this one has none."""
     path = out / RESULTS
-    before = json.loads(path.read_text()) if path.exists() else {}
-    rows = merged(read_parts(out), before.get("rows", {}))
-    path.write_text(json.dumps({"about": before.get("about", {}) | about, "rows": rows}, indent=1) + "\n")
+    before = json.loads(path.read_text()) if path.exists() else {"about": {}, "rows": {}}
+    rows: dict[str, Row] = before["rows"]
+    for part in PARTS:
+        if (found := out / f"{part}.json").exists():
+            rows |= json.loads(found.read_text())
+    ratio = speed_ratio(rows.get("speed", {}).get("cases", {}), rows.get("vllm", {}).get("cases", {}))
+    rows |= {"decode-against-vllm": ratio} if ratio else {}
+    write_rows(path, before["about"] | about, rows)
     return rows
 
 
-def run(wishes: Wishes, about: Row) -> bool:
+def run(asked: argparse.Namespace, parts: Sequence[str], about: Row) -> bool:
     """Whether every part asked for ended well."""
-    wishes.out.mkdir(parents=True, exist_ok=True)
     well = True
-    for part in wishes.parts:
-        print(f"== {part}: {' '.join(wishes.command(part))}", flush=True)
-        (wishes.out / f"{part}.json").unlink(missing_ok=True)  # of an earlier try: not what this one found
+    for part in parts:
+        words = command(part, asked)
+        print(f"== {part}: {' '.join(words)}", flush=True)
+        (asked.out / f"{part}.json").unlink(missing_ok=True)  # of an earlier try: not what this one found
         began_s = time.monotonic()
-        why = run_part(wishes.command(part), BOUNDS_S[part])
+        why = run_part(words, BOUNDS_S[part])
         well = well and not why
         print(f"== {part}: {why or 'well'}, {time.monotonic() - began_s:.0f} s", flush=True)
-        write(wishes.out, about)
+        write(asked.out, about)
     return well
 
 
@@ -133,13 +108,11 @@ def main(argv: list[str]) -> int:
     parts = tuple(part for part in asked.parts.split(",") if part != "merge")
     if unknown := [part for part in parts if part not in PARTS]:
         parser.error(f"unknown part {unknown[0]}; there are: {', '.join(PARTS)}, merge")
-    device = "host-0" if asked.device == "cpu" else asked.device
-    model = asked.model or ("tiny" if is_host(device) else "random:8b")
-    wishes = Wishes(asked.out, parts, model, device, asked.streams, asked.kills, asked.standbys, asked.up)
-    about: Row = {}
-    if parts:
-        about = about_run(" ".join(["python -m bench.engine_gpu.measure", *argv]), machine(device))
-    well = run(wishes, about)
+    asked.device = "host-0" if asked.device == "cpu" else asked.device
+    asked.model = asked.model or ("tiny" if is_host(asked.device) else "random:8b")
+    words = " ".join(["python -m bench.engine_gpu.measure", *argv])
+    about = about_run(words, machine(asked.device)) if parts else {}
+    well = run(asked, parts, about)
     for name, row in write(asked.out, about).items():
         shown = {key: value for key, value in row.items() if key != "each"}
         print(f"{name:20} {'met' if row.get('met', True) else 'MISSED'} {json.dumps(shown)[:3000]}", flush=True)

@@ -4,26 +4,25 @@ A real vault, a real engine that was woken as a worker wakes it, its steps in a 
 taken by the event loop. Always true: every run has prompts of its own, so none is found in the pool; what is compared
 with vLLM is `decode_tps`, measured by the rule that vLLM's half uses too: two runs with the same prompts' length and
 different answers' length, the difference of their times for the difference of their tokens (`decode_rate`).
-`steady_tps` is from time stamps, between the last stream's first token and the first stream's end.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
+import itertools
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvloop
 
-from bench.engine_gpu.words import CASES, LONG, SHORT, Case, Row, decode_rate, prompt_ids, steady_rate
+from bench.engine_gpu.parts import Keep, keep_case, part_main
+from bench.engine_gpu.words import CASES, LONG, SHORT, WARM_TOKENS, Case, Row, prompt_ids
 from bench.gpu.smi import gpu_uuid
 from holdfast.core.errors import UserError
 from holdfast.core.requests import GenerateRequest, Output, Sampling
@@ -35,7 +34,6 @@ from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
 from holdfast.spec.engines import Place, TorchSettings
 
-WARM_TOKENS = 16  # kernels are compiled and graphs captured by the first steps of their size
 CASE_S = 120.0  # for one run; 128,000 prompt tokens and 288 steps of 64 streams take seconds on a GPU
 
 
@@ -48,27 +46,24 @@ class SpeedBench:
     kv_gib: float = 30.0  # 64 streams of 2,300 tokens are 19 GB (facts 8), and nothing is evicted in a run
     step_tokens: int = 2048  # positions of one step, as an engine on a GPU has it
     repeats: int = 2  # of the two runs of a case; the quicker of each counts
-    tokens: tuple[int, int] = (SHORT, LONG)
-    cases: tuple[Case, ...] = CASES
+    cases: str = ",".join(f"{case.batch}x{case.prompt}" for case in CASES)  # streams x prompt tokens
 
     def settings(self) -> TorchSettings:
-        streams = max(case.batch for case in self.cases)
+        streams = max(case.batch for case in cases_of(self.cases))
         steps = max(self.step_tokens, 2 * streams)
         return TorchSettings(kv_gib=self.kv_gib, concurrency=streams, step_tokens_max=steps)
 
 
 @dataclass(slots=True)
 class _Said(EngineEvents):
-    """Outputs as they came."""
+    """Which streams run, and why not all came to their ends."""
 
-    steps: list[tuple[float, list[Output]]] = field(default_factory=list)
     running: set[int] = field(default_factory=set)
     failed: str = ""
     over: asyncio.Event = field(default_factory=asyncio.Event)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
     def outputs(self, outputs: list[Output]) -> bool:
-        self.steps.append((time.perf_counter(), outputs))
         for output in outputs:
             if output.finish or output.failure:
                 self.running.discard(output.stream)
@@ -118,7 +113,6 @@ async def _engine(bench: SpeedBench, said: _Said, head: Row) -> AsyncIterator[Va
 async def _batch(engine: Engine, said: _Said, case: Case, tokens: int, run: int) -> float:
     """So many streams at once, from the first submitted to the last one's end, seconds."""
     numbers = range(run * 1000 + 1, run * 1000 + 1 + case.batch)
-    said.steps.clear()
     said.over.clear()
     said.running = set(numbers)
     began_s = time.perf_counter()
@@ -132,44 +126,23 @@ async def _batch(engine: Engine, said: _Said, case: Case, tokens: int, run: int)
         raise UserError(f"{case.name}: {len(said.running)} of {case.batch} did not end in {CASE_S:g} s") from error
     if said.failed:
         raise UserError(f"{case.name}: {said.failed}")
-    return said.steps[-1][0] - began_s
+    return time.perf_counter() - began_s
 
 
-async def _case(engine: Engine, said: _Said, case: Case, bench: SpeedBench, runs: Callable[[], int]) -> Row:
-    await _batch(engine, said, case, WARM_TOKENS, runs())
-    took_s: dict[int, list[float]] = {tokens: [] for tokens in bench.tokens}
-    steady: Row = {}
-    for _ in range(bench.repeats):
-        for tokens in bench.tokens:
-            took_s[tokens].append(await _batch(engine, said, case, tokens, runs()))
-        stamped = [(at_s, {output.stream: len(output.tokens) for output in made}) for at_s, made in said.steps]
-        found = steady_rate(stamped, case.batch)
-        steady = max((steady, found), key=lambda row: row.get("steady_tps") or 0.0)
-    short, long = bench.tokens
-    quickest = (min(took_s[short]), min(took_s[long]))
-    row = decode_rate(case.batch, bench.tokens, quickest) | steady
-    return row | {"took_s": {str(tokens): [round(one, 3) for one in took_s[tokens]] for tokens in bench.tokens}}
-
-
-async def _run(bench: SpeedBench, keep: Callable[[Row], None]) -> Row:
-    head: Row = {"model": bench.model, "tokens": list(bench.tokens), "cases": {}}
-    said, last = _Said(), 0
-
-    def runs() -> int:
-        nonlocal last
-        last += 1
-        return last
-
+async def _run(bench: SpeedBench, keep: Keep) -> Row:
+    head: Row = {"model": bench.model, "tokens": [SHORT, LONG], "cases": {}}
+    said, runs = _Said(), itertools.count(1)
     async with _engine(bench, said, head) as engine:
         head |= {"dtype": engine.tenant.dtype_name, "kv_blocks": engine.tenant.geometry.block_count}
-        for case in bench.cases:
-            head["cases"][case.name] = row = await _case(engine, said, case, bench, runs)
-            print(f"{case.name}: {json.dumps(row)}", file=sys.stderr, flush=True)
-            keep(head)
+        for case in cases_of(bench.cases):
+            took_s: dict[int, list[float]] = {}
+            for tokens in (WARM_TOKENS, *(SHORT, LONG) * bench.repeats):
+                took_s.setdefault(tokens, []).append(await _batch(engine, said, case, tokens, next(runs)))
+            keep_case(head, case, took_s, keep)
     return head
 
 
-def run(bench: SpeedBench, keep: Callable[[Row], None]) -> Row:
+def run(bench: SpeedBench, keep: Keep) -> Row:
     """All cases; `keep` hears the row as it grows."""
     return uvloop.run(_run(bench, keep))
 
@@ -182,30 +155,5 @@ def cases_of(words: str) -> tuple[Case, ...]:
         raise UserError(f"--cases {words!r} must be like 1x128,64x2000: streams x prompt tokens") from error
 
 
-def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="engine_gpu_speed", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="a folder: speed.json goes there")
-    plain = SpeedBench()
-    for name in ("model", "device", "kv_gib", "step_tokens", "repeats"):
-        value = getattr(plain, name)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
-    parser.add_argument("--cases", default="", help="1x128,64x2000: streams x prompt tokens")
-    asked = vars(parser.parse_args(argv))
-    out, words = asked.pop("out"), asked.pop("cases")
-    out.mkdir(parents=True, exist_ok=True)
-
-    def keep(row: Row) -> None:
-        (out / "speed.json").write_text(json.dumps({"speed": row}, indent=1) + "\n")
-
-    try:
-        cases = cases_of(words) if words else CASES
-        row = run(SpeedBench(**asked, cases=cases), keep)
-    except (UserError, OSError) as error:
-        print(f"speed failed: {error}", file=sys.stderr, flush=True)
-        return 1
-    print(json.dumps(row), flush=True)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(part_main("speed", SpeedBench, run, sys.argv[1:]))

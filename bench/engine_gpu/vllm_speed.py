@@ -2,25 +2,26 @@
 
 Beside the standard library it needs vLLM only. Dummy weights, CUDA graphs and compilation as they come, no prefix
 cache, no tokenizer. Always true: the prompts' lengths, the answers' lengths and the rule are those of our half
-(`engine_gpu_speed`): a short run and a long one, the difference of their times for the difference of their tokens, the
+(`engine_gpu.speed`): a short run and a long one, the difference of their times for the difference of their tokens, the
 quicker of each.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
+import itertools
 import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.engine_gpu.words import CASES, LLAMA_8B, LONG, SHORT, Case, Row, decode_rate, prompt_ids
+from bench.engine_gpu.parts import Keep, keep_case, part_main
+from bench.engine_gpu.words import CASES, LLAMA_8B, LONG, SHORT, WARM_TOKENS, Case, Row, prompt_ids
+from holdfast.core.errors import UserError
 
-WARM_TOKENS = 16
 CONTEXT = 4096
 # "stock" is what is measured. The others are for a host where its compiler does not run, and are told as such.
 MODES: dict[str, Row] = {
@@ -61,43 +62,33 @@ def _batch(llm: Any, case: Case, tokens: int, run: int) -> float:
     return took_s
 
 
-def run(mode: str, cases: tuple[Case, ...], repeats: int, keep: Callable[[Row], None]) -> Row:
+@dataclass(frozen=True, slots=True)
+class VllmBench:
+    """How vLLM is run, and how often."""
+
+    mode: str = "stock"
+    repeats: int = 2
+
+
+def run(bench: VllmBench, keep: Keep) -> Row:
     """All cases; `keep` hears the row as it grows."""
-    head: Row = {"version": importlib.import_module("vllm").__version__, "mode": mode, "tokens": [SHORT, LONG]}
-    head["cases"] = {}
+    if bench.mode not in MODES:
+        raise UserError(f"--mode can be {', '.join(MODES)}; got {bench.mode}")
+    version = importlib.import_module("vllm").__version__
+    head: Row = {"version": version, "mode": bench.mode, "tokens": [SHORT, LONG], "cases": {}}
+    runs = itertools.count(1)
     with tempfile.TemporaryDirectory() as folder:
         began_s = time.monotonic()
-        llm = _load(folder, mode, max(case.batch for case in cases))
+        llm = _load(folder, bench.mode, max(case.batch for case in CASES))
         head["load_s"] = round(time.monotonic() - began_s, 1)
         keep(head)
-        last = 0
-        for case in cases:
-            took_s: dict[int, list[float]] = {SHORT: [], LONG: []}
-            for tokens in (WARM_TOKENS, *(SHORT, LONG) * repeats):
-                last += 1
-                took_s.setdefault(tokens, []).append(_batch(llm, case, tokens, last))
-            rate = decode_rate(case.batch, (SHORT, LONG), (min(took_s[SHORT]), min(took_s[LONG])))
-            shown = {str(tokens): [round(one, 3) for one in took_s[tokens]] for tokens in (SHORT, LONG)}
-            head["cases"][case.name] = rate | {"took_s": shown}
-            print(f"{case.name}: {json.dumps(head['cases'][case.name])}", file=sys.stderr, flush=True)
-            keep(head)
+        for case in CASES:
+            took_s: dict[int, list[float]] = {}
+            for tokens in (WARM_TOKENS, *(SHORT, LONG) * bench.repeats):
+                took_s.setdefault(tokens, []).append(_batch(llm, case, tokens, next(runs)))
+            keep_case(head, case, took_s, keep)
     return head
 
 
-def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="engine_vllm_speed", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="a folder: vllm.json goes there")
-    parser.add_argument("--mode", choices=MODES, default="stock")
-    parser.add_argument("--repeats", type=int, default=2)
-    asked = parser.parse_args(argv)
-    asked.out.mkdir(parents=True, exist_ok=True)
-
-    def keep(row: Row) -> None:
-        (asked.out / "vllm.json").write_text(json.dumps({"vllm": row}, indent=1) + "\n")
-
-    print(json.dumps(run(asked.mode, CASES, asked.repeats, keep)), flush=True)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(part_main("vllm", VllmBench, run, sys.argv[1:]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 import time
@@ -12,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from bench.engine_gpu import measure as engine_gpu
-from bench.engine_gpu.client import Clients, Stream
+from bench.engine_gpu.chain import worst_gap_s
 from bench.engine_gpu.words import (
     IDS,
     LLAMA_8B,
     Case,
-    Judged,
     Kill,
     chain_row,
     common,
@@ -25,14 +23,15 @@ from bench.engine_gpu.words import (
     medians,
     prompt_ids,
     speed_ratio,
-    steady_rate,
     takeover_marks,
 )
 from bench.gpu.smi import read_apps, read_used
 from holdfast.core.errors import UserError
+from holdfast.testing.answers import Answer
 
 KILL = Kill(40.0, 20.0, {"lock": 1.0, "first_token": 30.0}, 15, 2, standby_again_s=9.0, freed_mib=700, standby_mib=690)
-WHOLE = Judged(resumed=1, lost=False, tokens=100, asked=100, same=100)
+RIGHT = Answer(tokens=list(range(100)), done=True)
+WHOLE = replace(RIGHT, resumed=1)
 
 
 # -- prompts
@@ -51,22 +50,12 @@ def test_no_two_prompts_share_a_block() -> None:
 
 def test_what_both_runs_have_in_common_does_not_count() -> None:
     """Two seconds of prompts are in both runs: the rate is that of the tokens one has more."""
-    assert decode_rate(64, (32, 288), (2.0 + 0.32, 2.0 + 2.88)) == {"decode_tps": 6400.0, "step_ms": 10.0}
+    assert decode_rate(64, 2.0 + 0.32, 2.0 + 2.88) == {"decode_tps": 6400.0, "step_ms": 10.0}
 
 
 def test_a_longer_run_that_was_quicker_says_nothing() -> None:
     """Noise larger than what is measured gives no figure instead of a wonderful one."""
-    assert decode_rate(1, (32, 288), (2.0, 1.9))["decode_tps"] is None
-
-
-def test_steady_decode_is_between_the_last_beginning_and_the_first_end() -> None:
-    """Steps before all streams have begun, and from the first stream's end on, are left out."""
-    begin = [(0.0, {1: 1}), (5.0, {1: 1, 2: 1})]
-    middle = [(5.0 + 0.01 * step, {1: 1, 2: 1}) for step in range(1, 11)]
-    end = [(9.0, {1: 1, 2: 1}), (20.0, {2: 1})]
-    found = steady_rate([*begin, *middle, *end], 2)
-    assert found == {"steady_tps": 200.0, "steady_step_ms_p50": 10.0, "steady_step_ms_max": 10.0}
-    assert steady_rate(begin, 2)["steady_tps"] is None
+    assert decode_rate(1, 2.0, 1.9)["decode_tps"] is None
 
 
 def test_the_ratio_needs_both() -> None:
@@ -116,7 +105,7 @@ def test_medians_are_in_order_of_time() -> None:
 
 def test_a_good_chain_is_met() -> None:
     """All bounds kept: the row says so, with the figures they are judged by."""
-    row = chain_row([KILL, replace(KILL, gap_ms=60.0)], [WHOLE, replace(WHOLE, resumed=0)], 2)
+    row = chain_row([KILL, replace(KILL, gap_ms=60.0)], [(RIGHT, WHOLE), (RIGHT, RIGHT)], 2)
     assert row["met"]
     assert not row["aim_met"]  # 60 ms is over the aim
     assert (row["gap_ms_p50"], row["gap_ms_max"], row["recomputed_tokens_max"]) == (50.0, 60.0, 15)
@@ -128,22 +117,22 @@ def test_a_good_chain_is_met() -> None:
     [
         (replace(KILL, gap_ms=150.1), WHOLE, 1),
         (replace(KILL, recomputed_tokens=17), WHOLE, 1),
-        (KILL, replace(WHOLE, lost=True), 1),
-        (KILL, replace(WHOLE, tokens=101), 1),
-        (KILL, replace(WHOLE, tokens=99), 1),
-        (KILL, replace(WHOLE, resumed=0), 1),
+        (KILL, replace(WHOLE, done=False), 1),
+        (KILL, replace(WHOLE, tokens=list(range(101))), 1),
+        (KILL, replace(WHOLE, tokens=list(range(99))), 1),
+        (KILL, RIGHT, 1),
         (KILL, WHOLE, 2),
     ],
     ids=["slow", "recomputed", "lost", "repeated", "short", "nothing resumed", "too few kills"],
 )
-def test_a_chain_that_misses_a_bound_says_so(kill: Kill, answer: Judged, asked: int) -> None:
+def test_a_chain_that_misses_a_bound_says_so(kill: Kill, answer: Answer, asked: int) -> None:
     """Each bound alone is enough to miss."""
-    assert not chain_row([kill], [answer], asked)["met"]
+    assert not chain_row([kill], [(RIGHT, answer)], asked)["met"]
 
 
 def test_other_tokens_are_reported_and_allowed() -> None:
     """Under fast arithmetic a resumed stream may say something else; how much of it was the same is told."""
-    row = chain_row([KILL], [WHOLE, replace(WHOLE, same=70)], 1)
+    row = chain_row([KILL], [(RIGHT, WHOLE), (RIGHT, replace(WHOLE, tokens=[*range(70), *[0] * 30]))], 1)
     assert row["met"]
     assert (row["resumed_identical_share"], row["resumed_same_tokens_p50"]) == (0.5, 85.0)
 
@@ -162,33 +151,12 @@ def test_common_tokens() -> None:
 # -- clients
 
 
-def chunk(ids: str) -> bytes:
-    data = b'data: {"choices":[{"index":0,"text":"x","finish_reason":null,"token_ids":[%s]}]}\n\n' % ids.encode()
-    return b"%x\r\n%s\r\n" % (len(data), data)
-
-
-async def test_a_stream_counts_tokens_and_gaps_as_they_come() -> None:
-    """Comments and empty chunks are no tokens; a gap open at `forget_gaps` counts whole once it ends."""
-    stream = Stream()
-    stream.data_received(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunk("5") + chunk("6"))
-    assert stream.tokens == 2
-    stream.forget_gaps()
-    stream.last_s = time.perf_counter() - 0.25
-    stream.data_received(b": waiting\n\n" + chunk(""))
-    assert (stream.tokens, stream.since, stream.worst_gap_s) == (2, 0, 0.0)
-    stream.data_received(chunk("7"))
-    assert (stream.tokens, stream.since) == (3, 1)
-    assert 0.25 <= stream.worst_gap_s < 5.0
-
-
-async def test_a_kill_waits_for_streams_in_their_middle() -> None:
-    """All streams must have begun, and none may be near its end."""
-    clients = Clients(0, [b"", b""], 100, [Stream(), Stream()])
-    for tokens, decoding in (((20, 20), True), ((20, 15), False), ((20, 81), False), ((80, 16), True)):
-        for stream, count in zip(clients.streams, tokens, strict=True):
-            stream.tokens = count
-        assert clients.decoding(16, 20) is decoding
-    await asyncio.sleep(0)
+def test_a_gap_is_between_two_pieces_with_tokens() -> None:
+    """Comments and empty chunks are no tokens; a gap open at the kill counts whole, and none that ended before it."""
+    token, empty = b'{"token_ids":[5]}', b'{"token_ids":[]}'
+    pieces = [(0.0, token), (9.0, token), (9.1, token), (9.2, b": waiting"), (9.3, empty), (9.6, token), (9.7, token)]
+    assert worst_gap_s(pieces, 9.15) == pytest.approx(0.5)
+    assert worst_gap_s(pieces[:1], 9.15) == 0.0
 
 
 # -- memory

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -102,14 +103,14 @@ class Asking:
 
     @contextlib.asynccontextmanager
     async def all_the_time(self, until_s: float | None = None) -> AsyncIterator[None]:
-        """Each asks again and again while the body runs; then answers under way come to their ends, by the loop's time
-        `until_s` at the latest."""
+        """Each asks again and again while the body runs; then answers under way come to their ends, by `until_s` of the
+        monotonic clock at the latest."""
         over = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
             asking = [tasks.create_task(self._keep_asking(number, over)) for number in range(len(self._requests))]
             yield
             over.set()
-            left_s = None if until_s is None else max(1.0, until_s - asyncio.get_running_loop().time())
+            left_s = None if until_s is None else max(1.0, until_s - time.monotonic())
             _, late = await asyncio.wait(asking, timeout=left_s)
             self.unfinished = len(late)
             for task in late:
