@@ -89,16 +89,6 @@ async def test_a_killed_process_is_back_at_once(world: World) -> None:
     assert "a died (SIGKILL); starting it again" in world.told
 
 
-async def test_backing_off_is_visible(world: World) -> None:
-    """A process that cannot live shows in `ps` as backing off, with its status and the last line it logged."""
-    supervisor = world.supervisor(job("a", FAIL))
-    await supervisor.start()
-    assert await supervisor.wait(lambda: supervisor.slots["a"].life.failures >= 3, 10.0)
-    (status,) = await look(world.state_dir, SocketNetwork())
-    assert (status.state, status.pid) == ("backing off", 0)
-    assert status.note == "backing off 0.2 s, exited with 7: no such model"
-
-
 async def test_what_is_refused_is_not_tried_again(world: World) -> None:
     """A process that says its settings cannot be is started once; `ps` shows what it said; it can be stopped."""
     tries = world.state_dir / "tries"
@@ -117,11 +107,16 @@ async def test_what_is_refused_is_not_tried_again(world: World) -> None:
 
 
 async def test_a_crash_loop_is_visible_and_heals(world: World) -> None:
-    """After five failures `ps` says so, how often, the last words and when the next try is; that one may succeed."""
+    """`ps` says that it backs off and why; after five failures how often, the last words and when the next try is; that
+    one may succeed."""
     mended = world.state_dir / "mended"
     supervisor = world.supervisor(job("a", f"[ -e {mended} ] || {{ {FAIL}; }}; {SERVE}"))
     await supervisor.start()
     slot = supervisor.slots["a"]
+    assert await supervisor.wait(lambda: slot.life.failures >= 3, 10.0)
+    (status,) = await look(world.state_dir, SocketNetwork())
+    assert (status.state, status.pid) == ("backing off", 0)
+    assert status.note == "backing off 0.2 s, exited with 7: no such model"
     assert await supervisor.wait(lambda: slot.life.phase is Phase.CRASH_LOOP, 10.0)
     (status,) = await look(world.state_dir, SocketNetwork())
     assert (status.state, status.pid, status.failures) == ("crash loop", 0, 5)
@@ -132,15 +127,6 @@ async def test_a_crash_loop_is_visible_and_heals(world: World) -> None:
     assert await supervisor.wait(lambda: slot.life.phase is Phase.READY, 10.0)
     (status,) = await look(world.state_dir, SocketNetwork())
     assert (status.state, status.retry_in_s) == ("ready", None)
-
-
-async def test_a_task_that_succeeded_is_not_run_again(world: World) -> None:
-    """`on-failure`: status 0 is the end, and nothing of it stays on disk."""
-    supervisor = world.supervisor(Job("a", "worker", b"exit 0", restart="on-failure"))
-    await supervisor.start()
-    assert await supervisor.wait(lambda: supervisor.slots["a"].life.phase is Phase.OVER, 10.0)
-    assert world.told == ["a ended (exited with 0); it is not started again"]
-    assert list(run_dir(world.state_dir).iterdir()) == []
 
 
 async def test_vaults_are_there_before_their_workers(world: World) -> None:

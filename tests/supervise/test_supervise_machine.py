@@ -1,19 +1,20 @@
-"""The restart policy, without a process: what happens to a life, what is done about it, and its stories.
+"""The restart machine, without a process: what happens to a life, what answers mean, what is done, and its stories.
 
 Run with HOLDFAST_WRITE_TRANSCRIPTS=1 to write the outcomes anew, then read the diff.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.spec.jobs import Probes
 from holdfast.supervise import machine as m
-from holdfast.supervise.machine import Life, Phase, Policy, Restart, step
-from holdfast.supervise.probes import Answer, Asked, weigh
+from holdfast.supervise.machine import Life, Phase, step
+from holdfast.supervise.probes import Answer, Asked, answer_of, weigh
 from transcript_book import must_go_as_written, transcripts
 
 
@@ -28,42 +29,6 @@ def grow(*events: tuple[float, m.Event]) -> tuple[Life, list[m.Effect]]:
 
 STARTED = ((0.0, m.Start()), (0.0, m.Spawned(11)))
 READY = (*STARTED, (0.5, m.BecameReady()))
-
-
-def test_a_start_leads_to_ready() -> None:
-    """A started process is spawned once, and is ready when its record says so."""
-    life, done = grow(*READY)
-    assert (life.phase, life.pid) == (Phase.READY, 11)
-    assert done == [m.Spawn(), m.Tell("is ready, pid 11, after 0.50 s")]
-
-
-def test_the_first_restart_is_immediate() -> None:
-    """A process that ends unasked is started again in the same step, without a pause."""
-    life, done = grow(*READY, (5.0, m.Exited("SIGKILL")), (5.0, m.Spawned(12)), (5.4, m.BecameReady()))
-    assert life.phase is Phase.READY
-    assert done[2:] == [
-        m.Fell(11, "SIGKILL", was_ready=True),
-        m.Tell("died (SIGKILL); starting it again"),
-        m.Spawn(),
-        m.Tell("is back as pid 12, after 0.40 s"),
-    ]
-
-
-def test_further_restarts_back_off() -> None:
-    """Pauses double from 0.1 s to 10 s while lives stay short, and the reason is there to be read."""
-    life, _ = grow(*STARTED)
-    now_s, pauses = 0.0, []
-    for _ in range(12):
-        life, _ = step(life, m.Exited("exited with 1: no such model"), now_s)
-        if life.phase in (Phase.BACKING_OFF, Phase.CRASH_LOOP):
-            assert life.deadline_s is not None
-            assert str(life).endswith(", exited with 1: no such model)")
-            pauses.append(round(life.deadline_s - now_s, 3))
-            now_s = life.deadline_s
-            life, effects = step(life, m.Tick(), now_s)
-            assert effects == (m.Spawn(),)
-        life, _ = step(life, m.Spawned(1), now_s)
-    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0, 10.0, 10.0]
 
 
 def test_a_steady_life_forgets_failures() -> None:
@@ -138,73 +103,13 @@ def test_a_condemned_process_is_killed_and_comes_back(events: tuple[tuple[float,
     assert effects == (fell, m.Tell("died (killed: it is stopped: state T); starting it again"), m.Spawn())
 
 
-def test_the_startup_bound() -> None:
-    """Not ready in time is killed; ready in time is never asked again; without a bound it may take for ever."""
-    late = Life(policy=Policy(startup_s=120.0))
-    late, _ = step(late, m.Start(), 0.0)
-    late, _ = step(late, m.Spawned(5), 0.0)
-    assert late.deadline_s == 120.0
-    assert step(late, m.Tick(), 119.9) == (late, ())
-    killed, effects = step(late, m.Tick(), 120.0)
-    assert (killed.phase, effects[-1]) == (Phase.KILLED, m.Kill())
-    ready, _ = step(late, m.BecameReady(), 3.0)
-    assert ready.deadline_s is None
-    unbounded, _ = grow(*STARTED)
-    assert unbounded.deadline_s is None
-
-
 def test_an_adopted_one_that_is_not_ready_has_the_bound_too() -> None:
-    """The next supervisor gives it the whole bound again, and no more."""
-    life, _ = step(Life(policy=Policy(startup_s=7.0)), m.Adopted(4, ready=False), 100.0)
+    """The next supervisor gives it the whole bound again, and no more; who has none may take for ever to be ready."""
+    assert grow(*STARTED)[0].deadline_s is None
+    life, _ = step(Life(startup_s=7.0), m.Adopted(4, ready=False), 100.0)
     assert (life.phase, life.deadline_s) == (Phase.STARTING, 107.0)
-    ready, _ = step(Life(policy=Policy(startup_s=7.0)), m.Adopted(4, ready=True), 100.0)
+    ready, _ = step(Life(startup_s=7.0), m.Adopted(4, ready=True), 100.0)
     assert (ready.phase, ready.deadline_s) == (Phase.READY, None)
-
-
-def test_one_that_does_not_end_is_called_so_and_never_doubled() -> None:
-    """Past the kernel's bound it is unkillable; nothing is spawned beside it; its end brings the next."""
-    life, _ = grow(*READY, (9.0, m.Condemned("is stopped")))
-    assert step(life, m.Tick(), 9.0 + m.KERNEL_S - 0.1) == (life, ())
-    stuck, effects = step(life, m.Tick(), 9.0 + m.KERNEL_S)
-    assert stuck.phase is Phase.UNKILLABLE
-    assert effects == (m.Tell("failover impossible here: pid 11 does not end after SIGKILL"),)
-    over, effects = step(step(stuck, m.Stop(1.0), 20.0)[0], m.Exited("SIGKILL"), 21.0)
-    assert (over.phase, m.Spawn() in effects) == (Phase.OVER, False)
-    back, effects = step(stuck, m.Exited("SIGKILL"), 21.0)
-    assert (back.phase, effects[-1]) == (Phase.STARTING, m.Spawn())
-
-
-@pytest.mark.parametrize(("failures", "phase"), [(3, Phase.BACKING_OFF), (4, Phase.CRASH_LOOP), (40, Phase.CRASH_LOOP)])
-def test_a_crash_loop_is_called_one(failures: int, phase: Phase) -> None:
-    """From the fifth failure in a row on, with how often, the last words, and a next try within the longest pause."""
-    life = Life(Phase.STARTING, pid=3, failures=failures)
-    after, _ = step(life, m.Exited("exited with 7: no such model"), 1.0)
-    assert (after.phase, after.failures) == (phase, failures + 1)
-    assert after.deadline_s is not None
-    assert after.deadline_s <= 1.0 + m.PAUSE_S_MAX
-    if phase is Phase.CRASH_LOOP:
-        assert after.note == f"failed {failures + 1} times in a row, exited with 7: no such model"
-        again, effects = step(after, m.Tick(), after.deadline_s)
-        assert (again.phase, effects) == (Phase.STARTING, (m.Spawn(),))
-
-
-@pytest.mark.parametrize(
-    ("restart", "clean", "comes_back"),
-    [
-        (Restart.ALWAYS, True, True),
-        (Restart.ALWAYS, False, True),
-        (Restart.ON_FAILURE, True, False),
-        (Restart.ON_FAILURE, False, True),
-        (Restart.NEVER, True, False),
-        (Restart.NEVER, False, False),
-    ],
-)
-def test_the_restart_policy(restart: Restart, clean: bool, comes_back: bool) -> None:
-    """A kubelet's three words."""
-    life = Life(Phase.READY, pid=3, policy=Policy(restart))
-    after, effects = step(life, m.Exited("exited", clean=clean), 100.0)
-    assert after.phase is (Phase.STARTING if comes_back else Phase.OVER)
-    assert (m.Spawn() in effects) is comes_back
 
 
 def test_no_phase_spawns_beside_a_process() -> None:
@@ -214,9 +119,76 @@ def test_no_phase_spawns_beside_a_process() -> None:
         for event in events:
             if (phase, type(event)) not in m.TABLE:
                 continue
-            life = Life(phase, pid=3, deadline_s=0.0, policy=Policy(startup_s=1.0))
+            life = Life(phase, pid=3, deadline_s=0.0, startup_s=1.0)
             assert m.Spawn() not in step(life, event, 100.0)[1], (phase, event)
 
+
+# -- what answers to probes mean
+
+PROBES = Probes(failure_threshold=3)
+WORDS = {"y": Answer.YES, "n": Answer.NO, ".": Answer.SILENCE}
+
+
+def condemned_at(conversation: str, probes: Probes = PROBES) -> list[int]:
+    """After which answers to /live the process is condemned; `y`es, `n`o, or `.` for silence."""
+    asked, when = Asked(), []
+    for place, letter in enumerate(conversation, 1):
+        asked, why = weigh(asked, WORDS[letter], Answer.NO, probes)
+        if why:
+            when.append(place)
+    return when
+
+
+@pytest.mark.parametrize(
+    ("conversation", "condemned"),
+    [
+        ("yyyy", []),
+        ("nn", []),
+        ("nnn", [3]),
+        ("nnnnnn", [3]),  # once; it is being killed
+        ("nnynn", []),
+        ("nnynnn", [6]),
+        ("........", []),
+        ("nn......", []),
+        ("n.n.n", [5]),  # silence between proves nothing either way
+        ("nn.y.n", []),
+    ],
+)
+def test_refusals_in_a_row(conversation: str, condemned: list[int]) -> None:
+    """Only explicit refusals count, a yes forgives them, and silence is no answer."""
+    assert condemned_at(conversation) == condemned
+
+
+@given(st.text(alphabet="yn.", max_size=60), st.integers(1, 5))
+def test_silence_could_be_left_out(conversation: str, threshold: int) -> None:
+    """Whoever is condemned would have been without the silences too, and the other way round."""
+    probes = Probes(failure_threshold=threshold)
+    spoken = conversation.replace(".", "")
+    assert len(condemned_at(conversation, probes)) == len(condemned_at(spoken, probes))
+
+
+@pytest.mark.parametrize("ready", list(Answer))
+def test_readiness_is_shown_and_condemns_nobody(ready: Answer) -> None:
+    """However /health answers, a live process stays."""
+    asked = Asked()
+    for _ in range(100):
+        asked, why = weigh(asked, Answer.YES, ready, PROBES)
+        assert not why
+    assert str(asked) == {Answer.YES: "ready", Answer.NO: "not ready", Answer.SILENCE: "silent"}[ready]
+
+
+def test_codes_as_answers() -> None:
+    """200 is yes, any other code no, and no code silence."""
+    assert [answer_of(code) for code in (200, 204, 503, 404, None)] == [
+        Answer.YES,
+        Answer.NO,
+        Answer.NO,
+        Answer.NO,
+        Answer.SILENCE,
+    ]
+
+
+# -- stories
 
 TRANSCRIPTS = transcripts("supervise")
 
@@ -226,7 +198,7 @@ class Story:
 
     def __init__(self) -> None:
         self.probes = Probes()
-        self.life = Life(policy=Policy(startup_s=self.probes.startup_s))
+        self.life = Life(startup_s=self.probes.startup_s)
         self.asked = Asked()
         self.reason = ""
         self.now_s = 0.0
@@ -249,9 +221,6 @@ class Story:
                 self.asked = Asked()
                 self._happens(m.Spawned(self.pid))
 
-    def do_restart(self, rest: str) -> None:
-        self.life = replace(self.life, policy=replace(self.life.policy, restart=rest))
-
     def do_start(self, _: str) -> None:
         self._happens(m.Start())
 
@@ -262,7 +231,7 @@ class Story:
         self._happens(m.Condemned(rest))
 
     def do_exit(self, rest: str) -> None:
-        self._happens(m.Exited(rest, clean=rest == "exited with 0"))
+        self._happens(m.Exited(rest))
 
     def do_refuse(self, rest: str) -> None:
         self._happens(m.Exited(rest, refused=True))

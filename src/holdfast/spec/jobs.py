@@ -40,7 +40,6 @@ class Job:
     settings: bytes = b""  # what it is started with; two jobs with equal settings are the same
     stop_bound_s: float = 5.0  # SIGTERM to SIGKILL
     probes: Probes | None = None  # None: it is never asked, and may take as long as it likes to start
-    restart: str = "always"  # or "on-failure", "never": when it ended unasked
     beat_address: str = ""  # where its beats are heard; empty: it has none
     group: str = ""  # of engines that take over from each other; empty: it is in none
 

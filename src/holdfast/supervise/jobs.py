@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from holdfast.spec.jobs import Job
-from holdfast.supervise.machine import Life, Policy
+from holdfast.supervise.machine import Life
 from holdfast.supervise.probes import Asked
 from holdfast.supervise.processes import Process
 from holdfast.supervise.records import Record
@@ -25,8 +25,7 @@ class Slot:
 
     @classmethod
     def of(cls, job: Job) -> Slot:
-        startup_s = None if job.probes is None else job.probes.startup_s
-        return cls(job, Life(policy=Policy(job.restart, startup_s)))
+        return cls(job, Life(startup_s=None if job.probes is None else job.probes.startup_s))
 
     def __repr__(self) -> str:
         return f"<{self.job.name} {self.life}, pid {self.life.pid}, {self.asked}>"

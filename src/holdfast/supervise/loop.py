@@ -264,7 +264,7 @@ class Supervisor:
         set_aside(self._state_dir, slot.job.name, process.pid)
         last_line = self._processes.last_line(slot.job.name) if status else ""
         how = exit_words(status, last_line)
-        self._step(slot, machine.Exited(how, clean=status == 0, refused=status == REFUSED))
+        self._step(slot, machine.Exited(how, refused=status == REFUSED))
 
     # -- readiness
 

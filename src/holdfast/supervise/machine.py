@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+import msgspec
+
 FIRST_PAUSE_S = 0.1  # after the second failure in a row; the first restart is immediate
 PAUSE_S_MAX = 10.0  # a mended cause is noticed within this
 STEADY_S = 2.0  # at least; a loop of shorter lives than this is one, however quick the start
@@ -42,22 +44,6 @@ class Phase(StrEnum):
     OVER = "over"
 
 
-class Restart(StrEnum):
-    """When a process that ended unasked is started again."""
-
-    ALWAYS = "always"
-    ON_FAILURE = "on-failure"
-    NEVER = "never"
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What is promised to one process."""
-
-    restart: str = Restart.ALWAYS
-    startup_s: float | None = None  # from its start until it is ready; None: as long as it likes
-
-
 @dataclass(frozen=True, slots=True)
 class Life:
     """All that is remembered of one supervised process."""
@@ -71,7 +57,7 @@ class Life:
     was_ready: bool = False  # ever
     wanted: bool = True  # False once it was asked to leave for good
     note: str = ""  # why it is backing off, was refused, or was killed
-    policy: Policy = Policy()
+    startup_s: float | None = None  # from its start until it is ready; None: as long as it likes
 
     def __str__(self) -> str:
         return f"{self.phase} ({self.note})" if self.note else str(self.phase)
@@ -80,66 +66,59 @@ class Life:
 # -- what happens
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Word(msgspec.Struct, frozen=True):
+    """What happens to a process, or is to be done about it."""
+
+
+class Start(Word):
     """It should run."""
 
 
-@dataclass(frozen=True, slots=True)
-class Adopted:
+class Adopted(Word):
     """It runs already, started by an earlier supervisor."""
 
     pid: int
     ready: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Spawned:
+class Spawned(Word):
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class BecameReady:
+class BecameReady(Word):
     """It wrote its record."""
 
 
-@dataclass(frozen=True, slots=True)
-class Condemned:
+class Condemned(Word):
     """It cannot serve and will not end by itself; `why` reads after its name: `is stopped: …`, `says that …`."""
 
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Exited:
+class Exited(Word):
     """The process is gone; `how` reads after "it died": `SIGKILL`, `exited with 1: the last line it logged`."""
 
     how: str
-    clean: bool = False  # with status 0
     refused: bool = False  # with the status that means: trying again cannot help
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Word):
     """Leave for good, within `bound_s`."""
 
     bound_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Replace:
+class Replace(Word):
     """Leave within `bound_s` and start again with the settings written down now."""
 
     bound_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class KillNow:
+class KillNow(Word):
     """Nobody waits any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Word):
     """`Life.deadline_s` has come."""
 
 
@@ -149,23 +128,19 @@ Event = Start | Adopted | Spawned | BecameReady | Condemned | Exited | Stop | Re
 # -- what to do about it
 
 
-@dataclass(frozen=True, slots=True)
-class Spawn:
+class Spawn(Word):
     """Start the process; answer with `Spawned` or, if that fails, `Exited`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Terminate:
+class Terminate(Word):
     """SIGTERM."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kill:
+class Kill(Word):
     """SIGKILL, to it and to all that it started in its session."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fell:
+class Fell(Word):
     """It ended unasked: to be remembered. `was_ready`: it had been ready in this life."""
 
     pid: int
@@ -173,8 +148,7 @@ class Fell:
     was_ready: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Tell:
+class Tell(Word):
     """A line for people; it reads after the process's name."""
 
     text: str
@@ -209,8 +183,7 @@ def _due(life: Life, now_s: float) -> bool:
 
 
 def _start_bound(life: Life, now_s: float) -> float | None:
-    startup_s = life.policy.startup_s
-    return None if startup_s is None else now_s + startup_s
+    return None if life.startup_s is None else now_s + life.startup_s
 
 
 # -- transitions, named by where they go
@@ -244,7 +217,7 @@ def _become_late(life: Life, _event: Event, now_s: float) -> Outcome:
     """The startup probe: it was not ready in time."""
     if not _due(life, now_s):
         return life, ()
-    return _become_condemned(life, Condemned(f"was not ready within {life.policy.startup_s:g} s"), now_s)
+    return _become_condemned(life, Condemned(f"was not ready within {life.startup_s:g} s"), now_s)
 
 
 def _become_condemned(life: Life, event: Condemned, now_s: float) -> Outcome:
@@ -265,16 +238,13 @@ def _become_fallen(life: Life, event: Exited, now_s: float) -> Outcome:
     if not life.wanted:
         return _become_left(life, event, now_s)
     how = f"killed: it {life.note}" if life.phase is Phase.KILLED and life.note else event.how
-    after, effects = _become_raised(life, replace(event, how=how), now_s)
+    after, effects = _become_raised(life, Exited(how, event.refused), now_s)
     return after, (Fell(life.pid, how, life.ready_s is not None), *effects)
 
 
 def _become_raised(life: Life, event: Exited, now_s: float) -> Outcome:
-    """Start it again, now or after a pause, unless that was not promised."""
+    """Start it again, now or after a pause, unless it said that this cannot help."""
     how = event.how
-    if life.policy.restart == Restart.NEVER or (life.policy.restart == Restart.ON_FAILURE and event.clean):
-        over, _ = _become_over(life, event, now_s)
-        return over, (Tell(f"ended ({how}); it is not started again"),)
     if event.refused and not life.was_ready:
         return _become_refused(life, how)
     steady = life.ready_s is not None and now_s - life.ready_s >= max(STEADY_S, life.ready_s - life.started_s)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import msgspec
 
@@ -17,25 +16,21 @@ from holdfast.core.errors import Code
 EVENT_BYTES_MAX = 4 * 1024 * 1024  # far more than any chunk of text
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(msgspec.Struct, frozen=True):
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Resumed:
+class Resumed(msgspec.Struct, frozen=True):
     """An engine failed under the answer; what follows is another's."""
 
     pause_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(msgspec.Struct, frozen=True):
     """No engine is up; the answer is held until one is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     finish: str
     exact: bool  # the text is that of an unbroken run
 
