@@ -21,7 +21,7 @@ TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not inst
 GPUS = tuple(f"GPU-{number}{'0' * 7}-0000-0000-0000-000000000000" for number in range(2))
 NO_DIRECTORY = "is not a directory; set HOLDFAST_STATE_DIR"
 NO_KEYS = "HOLDFAST_API_KEYS is set and holds no key"
-OFFLINE = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "", "HOLDFAST_CACHE_DIR": "/nowhere"}
+OFFLINE = {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}
 
 
 def test_help_names_every_command(place: Place) -> None:
@@ -106,6 +106,7 @@ def test_a_wrong_environment_is_named(
 ) -> None:
     """A variable with a wrong value is named in one line: a guard that was meant and is empty opens nothing; a state
     directory is refused with the mend, whichever command meets it; without the network the ways out are named."""
+    place.env["HOLDFAST_CACHE_DIR"] = str(place.state_dir / "cache")
     must_say(place, words.split(), status, said, **environ)
     assert not Path("/tmp/" + "x" * 100).exists()
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from holdfast.cli.failovers import cost, headline, last_failover, steps
 from holdfast.core.clock import SystemClock
@@ -22,8 +24,10 @@ from holdfast.supervise.incidents import (
     read_incidents,
 )
 from holdfast.supervise.jobs import Slot
-from holdfast.supervise.machine import Fell
-from holdfast.supervise.records import Record
+from holdfast.supervise.machine import Fell, Life, Phase
+from holdfast.supervise.parts import Parts
+from holdfast.supervise.processes import Processes
+from holdfast.supervise.records import Record, write_record
 from holdfast.supervise.standing import groups_of
 from holdfast.supervise.status import Status
 from holdfast.supervise.witness import Witness
@@ -191,6 +195,46 @@ def test_a_file_that_is_not_ours_is_no_incident(tmp_path: Path) -> None:
     """Garbage reads as nothing."""
     (tmp_path / "incidents.json").write_text("{")
     assert read_incidents(tmp_path) == []
+
+
+# -- parts of a job, such as a vault's keeper
+
+
+class Held:
+    """Processes that end when the test says so."""
+
+    def __init__(self) -> None:
+        self.ends: dict[int, Callable[[int | None], None]] = {}
+
+    def adopt(self, record: Record) -> Any:
+        held, pid = self, record.pid
+
+        class Process:
+            def on_exit(self, tell: Callable[[int | None], None]) -> None:
+                held.ends[pid] = tell
+
+        return Process()
+
+
+def test_one_whose_successor_is_seen_first_is_back_all_the_same(tmp_path: Path) -> None:
+    """A supervisor that was stopped meanwhile finds the new keeper's record before it hears of the old one's end."""
+    held, witness = Held(), Witness(tmp_path, ManualClock(50.0))
+    whole = Slot.of(Job("vault-1", "vault"))
+    whole.life = Life(Phase.READY, os.getpid())
+    parts = Parts(tmp_path, cast(Processes, held), {"vault-1": whole}, witness)
+    with subprocess.Popen(["sleep", "60"]) as first, subprocess.Popen(["sleep", "60"]) as second:
+        try:
+            for keeper in (first, second):
+                keeper_record = Record.of_process(keeper.pid, "vault-1-keeper", "keeper", part_of="vault-1")
+                write_record(tmp_path, keeper_record)
+                parts.look()
+            held.ends[first.pid](None)
+            parts.look()
+        finally:
+            first.kill()
+            second.kill()
+    (incident,) = witness.incidents.values()
+    assert (incident.name, incident.pid, incident.back_after_s) == ("vault-1-keeper", first.pid, 0.0)
 
 
 # -- the words

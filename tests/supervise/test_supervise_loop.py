@@ -6,19 +6,18 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from supervise_rig import World
 
-from holdfast.core.clock import SystemClock
 from holdfast.core.errors import REFUSED
 from holdfast.spec.jobs import Job
 from holdfast.supervise import processes as processes_module
 from holdfast.supervise.lock import Holder, holder, sign, take_lock
-from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Phase
-from holdfast.supervise.processes import LocalProcess, LocalProcesses, exit_words
+from holdfast.supervise.processes import LocalProcesses, exit_words
 from holdfast.supervise.records import Record, launch_path, read_record, read_records, run_dir, write_record
 from holdfast.supervise.status import look
 from holdfast.wire.net import SocketNetwork
@@ -32,44 +31,11 @@ SERVE_STUBBORNLY = "trap : TERM; " + BECOME_READY + "while :; do sleep 0.05; don
 FAIL = "echo no such model; exit 7"
 
 
-class World:
-    """A state directory and supervisors in it."""
-
-    def __init__(self, state_dir: Path) -> None:
-        self.state_dir = state_dir
-        self.told: list[str] = []
-        self.made: list[Supervisor] = []
-        self.processes = LocalProcesses(state_dir / "logs")
-
-    def supervisor(self, *jobs: Job) -> Supervisor:
-        def command(job: Job, settings: Path) -> Sequence[str]:
-            return ["sh", str(settings), str(self.state_dir), job.name]
-
-        made = Supervisor(self.state_dir, jobs, self.processes, command, self.told.append, SystemClock())
-        self.made.append(made)
-        return made
-
-    async def up(self, *jobs: Job) -> Supervisor:
-        made = self.supervisor(*jobs)
-        await made.start()
-        assert await made.wait(made.all_ready, 10.0), self.told
-        return made
-
-    def lose(self, supervisor: Supervisor) -> None:
-        """As if it had been killed: it hears of nothing any more."""
-        self.made.remove(supervisor)
-        for slot in supervisor.slots.values():
-            assert isinstance(slot.process, LocalProcess)
-            asyncio.get_running_loop().remove_reader(slot.process.pidfd)
-
-
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    made = World(tmp_path)
+    made = World(tmp_path, lambda job, settings, state_dir: ["sh", str(settings), str(state_dir), job.name])
     yield made
-    for supervisor in made.made:
-        supervisor.kill()
-        await supervisor.stop()
+    await made.close()
 
 
 def job(name: str, script: str, role: str = "worker", stop_bound_s: float = 5.0) -> Job:

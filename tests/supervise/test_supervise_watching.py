@@ -10,14 +10,14 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from supervise_rig import World
 
-from holdfast.core.clock import SystemClock
 from holdfast.core.procfs import read_process
 from holdfast.spec.jobs import Job, Probes
 from holdfast.supervise import machine
@@ -25,9 +25,9 @@ from holdfast.supervise.jobs import Slot
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Phase
 from holdfast.supervise.probes import Answer
-from holdfast.supervise.processes import LocalProcess, LocalProcesses
+from holdfast.supervise.processes import LocalProcess
 from holdfast.supervise.status import look
-from holdfast.supervise.watching import STOPPED_TICKS, Watching
+from holdfast.supervise.watching import STOPPED_TICKS
 from holdfast.testing.waiting import until
 from holdfast.wire.net import SocketNetwork
 
@@ -37,50 +37,20 @@ CHILD = Path(__file__).with_name("fake_child.py")
 QUICK = Probes(period_s=0.1, failure_threshold=3, startup_s=20.0, timeout_s=0.3)
 
 
-class World:
-    """A supervisor with its watchers, over fake children."""
-
-    def __init__(self, state_dir: Path) -> None:
-        self.state_dir = state_dir
-        self.told: list[str] = []
-        self.made: list[tuple[Supervisor, asyncio.Task[None]]] = []
-        self.processes = LocalProcesses(state_dir / "logs")
-
-    def job(self, name: str = "a", probes: Probes | None = QUICK, beats: bool = True, **sick: Any) -> Job:
-        path = f"{self.state_dir}/{name}.beat"
-        settings = json.dumps(sick | ({"beat": path} if beats else {})).encode()
-        return Job(name, "worker", settings, 5.0, probes=probes, beat_address=f"unix://{path}" if beats else "")
-
-    async def start(self, *jobs: Job) -> Supervisor:
-        def command(job: Job, settings: Path) -> Sequence[str]:
-            return [sys.executable, str(CHILD), str(settings), str(self.state_dir), job.name]
-
-        made = Supervisor(self.state_dir, jobs, self.processes, command, self.told.append, SystemClock())
-        watching = Watching(made, SocketNetwork())
-        self.made.append((made, asyncio.create_task(watching.run())))
-        await made.start()
-        self.watching = watching
-        return made
-
-    async def up(self, *jobs: Job) -> Supervisor:
-        made = await self.start(*jobs)
-        assert await made.wait(made.all_ready, 20.0), self.told
-        return made
-
-    async def close(self) -> None:
-        for supervisor, watching in self.made:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
-            supervisor.kill()
-            await supervisor.stop()
-
-
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
     with tempfile.TemporaryDirectory(prefix="hfw-", dir="/tmp") as folder:
-        made = World(Path(folder))
+        child = [sys.executable, str(CHILD)]
+        made = World(Path(folder), lambda job, settings, state_dir: [*child, str(settings), str(state_dir), job.name])
         yield made
         await made.close()
+
+
+def fake(world: World, probes: Probes | None = QUICK, beats: bool = True, **sick: Any) -> Job:
+    """A job named "a", as sick in its first life as is said."""
+    path = f"{world.state_dir}/a.beat"
+    settings = json.dumps(sick | ({"beat": path} if beats else {})).encode()
+    return Job("a", "worker", settings, 5.0, probes=probes, beat_address=f"unix://{path}" if beats else "")
 
 
 async def heard(world: World) -> None:
@@ -104,7 +74,7 @@ async def second_life(world: World, supervisor: Supervisor, slot: Slot) -> None:
 
 async def test_a_stopped_one_is_killed_and_replaced(world: World) -> None:
     """SIGSTOP: killed within 2.5 s (idle beats come every second), told as stopped, and another is ready after."""
-    supervisor = await world.up(world.job())
+    supervisor = await world.up(fake(world), watched=True)
     await heard(world)
     slot = supervisor.slots["a"]
     before, loop = slot.life.pid, asyncio.get_running_loop()
@@ -119,7 +89,7 @@ async def test_a_stopped_one_is_killed_and_replaced(world: World) -> None:
 
 async def test_a_wedged_one_is_killed_and_replaced(world: World) -> None:
     """Work, beats and no steps: killed, and the next is well."""
-    supervisor = await world.start(world.job(running=3))
+    supervisor = await world.start(fake(world, running=3), watched=True)
     slot = supervisor.slots["a"]
     await until(lambda: any("a is wedged: no step for" in line for line in world.told), "the verdict", 10.0)
     await second_life(world, supervisor, slot)
@@ -127,16 +97,13 @@ async def test_a_wedged_one_is_killed_and_replaced(world: World) -> None:
 
 async def test_one_adopted_while_stopped_is_killed_too(world: World) -> None:
     """A process that never welcomed the supervisor is judged by the kernel's word alone, for long enough."""
-    first = await world.up(world.job())
+    first = await world.up(fake(world), watched=True)
     slot = first.slots["a"]
     before = slot.life.pid
-    (_, watching) = world.made.pop()
-    watching.cancel()
-    assert isinstance(slot.process, LocalProcess)
-    asyncio.get_running_loop().remove_reader(slot.process.pidfd)
+    world.lose(first)
     os.kill(before, signal.SIGSTOP)
 
-    second = await world.start(world.job())
+    second = await world.start(fake(world), watched=True)
     assert second.slots["a"].life.pid == before
     # Our own test process is its parent still: reap it, as the first supervisor would have been reaped by init.
     await until(lambda: slot.process.child.poll() is not None, "its end", 2 * STOPPED_TICKS * 0.1 + 5.0)  # type: ignore[union-attr]
@@ -146,7 +113,7 @@ async def test_one_adopted_while_stopped_is_killed_too(world: World) -> None:
 
 async def test_a_sick_one_is_killed_after_three_refusals(world: World) -> None:
     """/live with 503 three times: killed and replaced; the next says 200 and stays."""
-    supervisor = await world.start(world.job(live=503, beats=False))
+    supervisor = await world.start(fake(world, live=503, beats=False), watched=True)
     slot = supervisor.slots["a"]
     await until(lambda: any("says that it cannot live" in line for line in world.told), "the verdict")
     assert "/live refused 3 times in a row" in "".join(world.told)
@@ -160,7 +127,7 @@ async def test_a_sick_one_is_killed_after_three_refusals(world: World) -> None:
 @pytest.mark.parametrize("sick", [{"http": "silent"}, {"health": 503}], ids=["silent", "not ready"])
 async def test_silence_and_unreadiness_kill_nobody(world: World, sick: dict[str, Any]) -> None:
     """A port that does not answer, or /health with 503, many times over: shown, and the process lives."""
-    supervisor = await world.up(world.job(**sick, probes=replace(QUICK, period_s=0.05, timeout_s=0.05)))
+    supervisor = await world.up(fake(world, **sick, probes=replace(QUICK, period_s=0.05, timeout_s=0.05)), watched=True)
     slot = supervisor.slots["a"]
     before, asked = slot.life.pid, 0
     expected = Answer.SILENCE if "http" in sick else Answer.NO
@@ -174,7 +141,7 @@ async def test_silence_and_unreadiness_kill_nobody(world: World, sick: dict[str,
 async def test_one_that_is_never_ready_is_killed_and_backs_off(world: World) -> None:
     """The startup bound: killed when it has passed, and started again."""
     quick = replace(QUICK, startup_s=0.5)
-    supervisor = await world.start(world.job(ready=False, beats=False, probes=quick))
+    supervisor = await world.start(fake(world, ready=False, beats=False, probes=quick), watched=True)
     await until(lambda: any("was not ready within 0.5 s; killing pid" in line for line in world.told), "the bound")
     assert await supervisor.wait(lambda: supervisor.slots["a"].life.failures >= 1, 5.0)
     assert any("died (killed: it was not ready within 0.5 s); starting it again" in line for line in world.told)
@@ -183,7 +150,7 @@ async def test_one_that_is_never_ready_is_killed_and_backs_off(world: World) -> 
 @pytest.mark.parametrize("where", ["group", "session"])
 async def test_a_rank_does_not_outlive_its_engine(world: World, where: str) -> None:
     """Kill the parent alone: what it had started in its session is killed at once, in its group or beside it."""
-    supervisor = await world.up(world.job(rank=where, beats=False))
+    supervisor = await world.up(fake(world, rank=where, beats=False), watched=True)
     rank = int((world.state_dir / "a.rank").read_text())
     slot = supervisor.slots["a"]
     before = slot.life.pid
@@ -207,7 +174,7 @@ def _is_over(pid: int) -> bool:
 async def test_one_that_does_not_end_is_shown(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGKILL that has no effect in time: `ps` says that failover is impossible here, until the process ends."""
     monkeypatch.setattr(machine, "KERNEL_S", 0.2)
-    supervisor = await world.up(world.job(beats=False))
+    supervisor = await world.up(fake(world, beats=False), watched=True)
     slot = supervisor.slots["a"]
     pid = slot.life.pid
     # A kernel that does not let go of a process cannot be had in a test; a SIGKILL that is not sent looks the same.
@@ -226,7 +193,7 @@ async def test_one_that_does_not_end_is_shown(world: World, monkeypatch: pytest.
 
 async def test_a_starved_supervisor_kills_nobody(world: World) -> None:
     """What a worker missed while the supervisor itself stood still is not held against it, even a stop."""
-    supervisor = await world.up(world.job())
+    supervisor = await world.up(fake(world), watched=True)
     await heard(world)
     before = supervisor.slots["a"].life.pid
     for _ in range(2):
