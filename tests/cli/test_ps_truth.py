@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from up_rig import Place, until
+from up_rig import PAIR, Place, until
 
 from holdfast.cli.screen import Screen
 from holdfast.cli.terminal import Terminal
@@ -56,17 +56,13 @@ def test_nothing_is_cut_at_80_columns() -> None:
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Place]:
-    made = Place("--engine", "sim", "--vault-gib", "0.0625", "--frontends", "2")
+    made = Place(*PAIR, "--frontends", "2")
     yield made
     made.close()
 
 
 def engines(place: Place) -> dict[str, dict[str, Any]]:
     return {name: status for name, status in place.ps().items() if status["role"] == "worker"}
-
-
-def is_whole(place: Place) -> bool:
-    return {status["state"] for status in engines(place).values()} == {"active", "standby"}
 
 
 def scraped(url: str) -> str:
@@ -105,14 +101,14 @@ def test_what_ps_shows_of_a_deployment_that_was_up_before(place: Place) -> None:
     drains is `draining`, not `silent`. While streams run, the active's page shows the KV they hold and share."""
     status_port = str(free_port())
     assert place.up("--status-port", status_port).returncode == 0
-    until(lambda: is_whole(place), "an active and a standby")
+    place.until_whole()
     first = {name: status["metrics"] for name, status in engines(place).items()}
     assert first["worker-1a"] == f"http://127.0.0.1:{status_port}/metrics"
     assert place.run("down").returncode == 0
     assert place.up("--status-port", status_port).returncode == 0
-    until(lambda: is_whole(place), "an active and a standby")
+    place.until_whole()
     assert "last failover" not in place.run("ps").stdout
-    standby = next(status for status in engines(place).values() if status["state"] == "standby")
+    standby = place.by_state()["standby"]
     os.kill(standby["pid"], signal.SIGKILL)
     until(lambda: place.back(standby["name"], standby["pid"]), "the standby to be back")
     assert {name: status["metrics"] for name, status in engines(place).items()} == first
@@ -122,7 +118,7 @@ def test_what_ps_shows_of_a_deployment_that_was_up_before(place: Place) -> None:
     with streams(place, 8):
         told = [status["streams"] for status in place.ps().values() if status["role"] == "frontend"]
         assert sum(told) == 8, told
-        led = scraped(next(status["metrics"] for status in engines(place).values() if status["state"] == "active"))
+        led = scraped(place.by_state()["active"]["metrics"])
         assert sample(led, "dynamo_component_kvstats_active_blocks") > 0
         assert 0 < sample(led, "dynamo_component_kvstats_gpu_cache_usage_percent") <= 1
         assert sample(led, "holdfast_worker_prefix_hit_tokens_total") > 0, "eight times the same long question"
@@ -152,13 +148,12 @@ def test_a_failover_is_shown_as_its_streams_saw_it(place: Place) -> None:
     measures, not the time since somebody noticed; why it died is shown; and it is still known after the next `up`."""
     place.run("down")
     assert place.up("--allow-chaos", "--sim-tpot-ms", "20").returncode == 0
-    until(lambda: is_whole(place), "an active and a standby")
-    wedged = next(status for status in engines(place).values() if status["state"] == "active")
+    wedged = place.until_whole()["active"]
     answer = place.answering(300)
     assert place.run("chaos", wedged["name"], "wedge").returncode == 0
     assert answer.answer().wrong == ""
     worst_gap_ms = max(after - before for before, after in pairwise(answer.answer().token_times_s)) * 1000
-    until(lambda: is_whole(place), "an active and a standby")
+    place.until_whole()
 
     (incident,) = told(place, wedged["name"])
     assert incident["why"].startswith("killed: it is wedged")

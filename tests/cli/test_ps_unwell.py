@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from up_rig import Place, until
+from up_rig import PAIR, Place, until
 
 from holdfast.cli.ps import SILENT_S, supervisor_trouble
 from holdfast.supervise.incidents import read_incidents
@@ -18,7 +18,7 @@ from holdfast.supervise.lock import Holder, beat, lock_path, sign, take_lock
 
 # -- the supervisor's line, without one
 
-SHAPE = ("--engine", "sim", "--vault-gib", "0.0625")
+SHAPE = PAIR
 
 
 def test_a_supervisor_that_looks_has_no_line(tmp_path: Path) -> None:
@@ -54,15 +54,6 @@ def test_one_that_prepares_is_not_called_silent(tmp_path: Path) -> None:
 # -- a deployment
 
 
-def engines(place: Place) -> dict[str, dict[str, Any]]:
-    """By their state; both or fewer."""
-    return {status["state"]: status for status in place.ps().values() if status["role"] == "worker"}
-
-
-def is_whole(place: Place) -> bool:
-    return set(engines(place)) == {"active", "standby"}
-
-
 def told(place: Place, name: str, pid: int) -> dict[str, Any]:
     """The one incident of that process, once another is back in its place."""
 
@@ -85,7 +76,7 @@ def test_whoever_is_unwell_is_told(place: Place) -> None:
     handover. Where active and standby die together the timeline begins with that, not with the next engine's start.
     Whoever is asked to leave is no incident."""
     assert place.up().returncode == 0
-    until(lambda: is_whole(place), "an active and a standby")
+    place.until_whole()
     for name in ("vault-1-keeper", "vault-1-server"):
         pid = place.record(name)["pid"]
         os.kill(pid, signal.SIGKILL)
@@ -97,10 +88,10 @@ def test_whoever_is_unwell_is_told(place: Place) -> None:
         unwell = place.ps()["supervisor"]
         assert (unwell["state"], unwell["pid"]) == ("stopped", supervisor)
         assert f"`kill -CONT {supervisor}`" in unwell["note"]
-        active = engines(place)["active"]
+        active = place.by_state()["active"]
         os.kill(active["pid"], signal.SIGKILL)
         died_s = time.time()
-        until(lambda: engines(place).get("active", active)["pid"] != active["pid"], "the standby to lead")
+        until(lambda: place.by_state().get("active", active)["pid"] != active["pid"], "the standby to lead")
         assert "handed over" not in place.run("ps").stdout
         assert "it is stopped" in place.run("incidents").stdout
         # Longer than any supervisor that runs takes to see an end.
@@ -112,14 +103,13 @@ def test_whoever_is_unwell_is_told(place: Place) -> None:
     assert incident["successor"] not in ("", active["name"])
     assert incident["unix_s"] < died_s + 5.0 < incident["unix_s"] + incident["back_after_s"]
 
-    until(lambda: is_whole(place), "an active and a standby")
+    both = place.until_whole()
     assert "supervisor" not in place.ps()
-    both = engines(place)
     died_s = time.time()
     for state in ("active", "standby"):
         os.kill(both[state]["pid"], signal.SIGKILL)
     told(place, both["active"]["name"], both["active"]["pid"])
-    until(lambda: is_whole(place), "an active and a standby")
+    place.until_whole()
     incident = told(place, both["active"]["name"], both["active"]["pid"])
     timed = incident["failover"]
     assert timed["zero"] == "its end, as seen by the supervisor"

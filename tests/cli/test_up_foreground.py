@@ -7,49 +7,50 @@ import signal
 import subprocess
 
 import pytest
-from up_rig import Place, until
+from up_rig import PAIR, Place, until
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
+SHAPE = PAIR
+NAMES = ("store", "vault-1", "worker-1a", "worker-1b", "frontend")
 
 
 def test_ctrl_c_stops_all(place: Place) -> None:
     """SIGINT stops every process with a line each, exits 0 and leaves none behind; deaths before were told."""
     up = place.up_here()
-    worker = place.record("worker-1")["pid"]
+    worker = place.record("worker-1a")["pid"]
     os.kill(worker, signal.SIGKILL)
-    until(lambda: "worker-1 is back as pid" in place.screen(), "worker-1 to be back")
+    until(lambda: "worker-1a is back as pid" in place.screen(), "worker-1a to be back")
     up.send_signal(signal.SIGINT)
     assert up.wait(15) == 0
     out = place.screen()
     assert place.pids() == set()
-    assert "worker-1 died (SIGKILL); starting it again" in out
-    for name in ("store", "worker-1", "worker-2", "frontend"):
+    assert "worker-1a died (SIGKILL); starting it again" in out
+    for name in NAMES:
         assert f"{name} stopped (exited with 0)" in out
-    assert out.index("frontend stopped") < out.index("worker-1 stopped") < out.index("store stopped")
+    order = [out.index(f"{name} stopped") for name in ("frontend", "worker-1a", "vault-1", "store")]
+    assert order == sorted(order)
     assert "Ctrl-C stops it" in out
 
 
 def test_nothing_outlives_a_killed_up(place: Place) -> None:
-    """SIGKILL of a foreground `up`: every process is gone within 2 s."""
+    """SIGKILL of a foreground `up`: every process is gone, engines, vault and keeper too."""
     up = place.up_here()
-    assert len(place.pids()) == 5
+    assert len(place.pids()) == 8
     up.kill()
     up.wait(5)
-    until(lambda: not place.pids(), "every process to be gone", 2.0)
+    place.must_be_gone()
 
 
 def test_what_was_adopted_does_not_outlive_it_either(place: Place) -> None:
     """A foreground `up` adopts a dead supervisor's processes, same pids; SIGKILL of it takes them along."""
     assert place.up().returncode == 0
-    names = ("store", "worker-1", "worker-2", "frontend")
-    pids = {name: place.record(name)["pid"] for name in names}
-    os.kill(place.lock()["pid"], signal.SIGKILL)
-    until(lambda: place.lock()["pid"] not in place.pids(), "the supervisor to be gone", 5.0)
+    pids = place.pids_of(*NAMES)
+    place.lose_supervisor()
     up = place.up_here()
-    assert {name: place.record(name)["pid"] for name in names} == pids
+    assert place.pids_of(*NAMES) == pids
     up.kill()
     up.wait(5)
-    until(lambda: not place.pids(), "every process to be gone", 2.0)
+    place.must_be_gone()
 
 
 def test_answers_finish_before_it_stops(place: Place) -> None:
@@ -78,27 +79,26 @@ def test_asking_twice_kills(place: Place) -> None:
 @pytest.mark.parametrize("words", [(), pytest.param(("--detach",), marks=pytest.mark.long)], ids=["here", "detached"])
 def test_what_cannot_start_says_why(place: Place, words: tuple[str, ...]) -> None:
     """A worker that fails at once three times ends `up` with one line that has the cause, and leaves nothing."""
-    (place.state_dir / "run" / "worker-1.sock").mkdir(parents=True)  # nobody can listen there
+    (place.state_dir / "run" / "worker-1a.sock").mkdir(parents=True)  # nobody can listen there
     done = place.run("up", *place.shape, "--port", str(place.port), *words)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1, done.stderr
-    assert "worker-1 cannot be started: " in done.stderr
-    assert "/run/worker-1.sock" in done.stderr
-    until(lambda: not place.pids(), "every process to be gone", 2.0)
+    assert "worker-1a cannot be started: " in done.stderr
+    assert "/run/worker-1a.sock" in done.stderr
+    place.must_be_gone()
 
 
 def test_untied_everything_outlives_a_killed_up(place: Place) -> None:
     """SIGKILL of a foreground `up --untied` in mid-stream: the answer goes on, and the next `up` adopts every process
     as it is, and stops it when asked."""
     up = place.up_here("--untied")
-    names = ("store", "worker-1", "worker-2", "frontend")
-    pids = {name: place.record(name)["pid"] for name in names}
+    pids = place.pids_of(*NAMES)
     answer = place.answering(200)
     up.kill()
     up.wait(5)
     assert answer.answer().wrong == ""
     again = place.up_here("--untied")
-    assert {name: place.record(name)["pid"] for name in names} == pids
+    assert place.pids_of(*NAMES) == pids
     again.send_signal(signal.SIGTERM)
     assert again.wait(15) == 0
     assert place.pids() == set()
@@ -119,9 +119,9 @@ def test_a_reader_that_leaves_takes_nothing_along(place: Place) -> None:
     os.close(writes)
     until(lambda: place.health().get("status") == "ready", "everything to be up")
     os.close(reads)
-    before = place.record("worker-1")["pid"]
+    before = place.record("worker-1a")["pid"]
     os.kill(before, signal.SIGKILL)
-    until(lambda: place.back("worker-1", before), "worker-1 to be back")
+    until(lambda: place.back("worker-1a", before), "worker-1a to be back")
     assert up.poll() is None
     assert place.chat(5).wrong == ""
     up.send_signal(signal.SIGTERM)

@@ -7,11 +7,12 @@ import shutil
 import signal
 import subprocess
 import threading
+from typing import Any
 
 import pytest
 from up_rig import START_S, Place, until
 
-from holdfast.cli.down import run_down
+from holdfast.cli import down
 from holdfast.supervise.lock import Holder, sign, take_lock
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
@@ -67,7 +68,7 @@ def test_down_during_up_leaves_nothing(place: Place, moment: str) -> None:
         "the first record": lambda: place.record("worker-1"),
     }
     until(reached[moment], moment)
-    assert run_down(place.state_dir) == 0
+    assert down.run_down(place.state_dir) == 0
     assert place.pids() <= {starting.pid}, "it may have its last words to say"
     shown, said = starting.communicate(timeout=START_S)
     assert starting.returncode == -signal.SIGTERM or (starting.returncode == 1 and "before it was up" in said), said
@@ -86,20 +87,25 @@ def test_down_waits_for_an_heir_that_has_not_signed(place: Place) -> None:
         sign(lock, Holder(ended.pid))
         heir = threading.Timer(1.0, os.close, (lock,))
         heir.start()
-        assert run_down(place.state_dir) == 0
+        assert down.run_down(place.state_dir) == 0
         heir.join()
 
 
 def test_two_downs_at_once_both_end_well(place: Place) -> None:
-    """Neither takes the other for a supervisor, or one that has gone for who stops the rest."""
+    """With the supervisor dead and a worker stopped, every process ends: neither takes the other for a supervisor, or
+    one that has gone for who stops the rest."""
     assert place.up().returncode == 0
-    os.kill(place.lock()["pid"], signal.SIGKILL)
+    place.lose_supervisor()
     os.kill(place.record("worker-1")["pid"], signal.SIGSTOP)
-    both = [subprocess.Popen(place.command("down"), env=place.env, stderr=subprocess.PIPE) for _ in range(2)]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen(place.command("down"), env=place.env, **pipes) for _ in range(2)]
     place.started += both
-    for down in both:
-        _, said = down.communicate(timeout=START_S)
-        assert (down.returncode, said) == (0, b"")
+    shown = ""
+    for one in both:
+        out, said = one.communicate(timeout=START_S)
+        assert (one.returncode, said) == (0, "")
+        shown += out
+    assert "worker-1 stopped" in shown
     assert place.pids() == set()
 
 
@@ -114,3 +120,34 @@ def test_a_failed_start_says_why(place: Place) -> None:
     assert starting.returncode == 1
     assert "its supervisor ended before it was up: SIGKILL" in said
     assert "an old line" not in said
+
+
+# -- answers finish for as long as `up` was told, whoever stops the processes
+
+ANSWER_TOKENS = 1400  # at 5 ms each longer than anybody has to leave who was not told otherwise
+PATIENT = ("--drain-s", "60")
+
+
+def test_a_supervisor_that_waits_for_answers_does_not_hang(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is killed only past the time that answers have to finish, on top of its own."""
+    monkeypatch.setattr(down, "SUPERVISOR_S", 0.2)
+    assert place.up(*PATIENT).returncode == 0
+    answer = place.answering(400)
+    assert down.run_down(place.state_dir) == 0
+    assert answer.answer().wrong == ""
+    assert "did not stop" not in capsys.readouterr().out
+    assert not place.pids()
+
+
+@pytest.mark.long
+def test_answers_finish_also_where_the_supervisor_is_dead(place: Place) -> None:
+    """Whoever stops its processes in its place gives each the time that it would have had."""
+    assert place.up(*PATIENT).returncode == 0
+    answer = place.answering(ANSWER_TOKENS)
+    place.lose_supervisor()
+    done = place.run("down")
+    assert done.returncode == 0, done.stderr
+    assert answer.answer().wrong == ""
+    place.must_be_gone(10.0)

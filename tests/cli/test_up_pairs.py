@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from up_rig import Place, until
+from up_rig import PAIR, Place, until
 
 from holdfast.testing.place import fetch
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
 
 ENGINES = ("worker-1a", "worker-1b")
-VAULT = ("vault-1", "vault-1-keeper", "vault-1-server")
-SMALL = ("--vault-gib", "0.0625")
+PARTS = ("vault-1-keeper", "vault-1-server")
 TOKEN = "open-sesame-7"
-SHAPE = ("--engine", "sim", *SMALL)
+SHAPE = PAIR
 
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Place]:
     """One deployment for the tests that leave a pair; `down` leaves nothing of it."""
-    made = Place("--engine", "sim", *SMALL)
+    made = Place(*PAIR)
     made.env["HOLDFAST_ENGINE_TOKEN"] = TOKEN
     try:
         done = made.up()
@@ -33,14 +32,9 @@ def pair() -> Iterator[Place]:
         made.first_screen = done.stdout  # type: ignore[attr-defined]
         yield made
         assert made.run("down").returncode == 0
-        until(lambda: not made.pids(), "every process to be gone", 5.0)
+        made.must_be_gone()
     finally:
         made.close()
-
-
-def by_state(place: Place) -> dict[str, dict[str, Any]]:
-    """The two engines by what they are now."""
-    return {process["state"]: process for name, process in place.ps().items() if name in ENGINES}
 
 
 def pulled_with(token: str, page: str) -> str:
@@ -50,18 +44,13 @@ def pulled_with(token: str, page: str) -> str:
     return said.decode()
 
 
-def is_whole(place: Place) -> bool:
-    return set(by_state(place)) == {"active", "standby"}
-
-
 def test_the_default_is_a_pair(pair: Place) -> None:
     """Store, vault, two engines of which one is active, frontend; the screen says whom to kill."""
     place, screen = pair, pair.first_screen  # type: ignore[attr-defined]
     processes = place.ps()
-    assert list(processes) == ["store", *VAULT, "worker-1a", "worker-1b", "frontend"]
+    assert list(processes) == ["store", "vault-1", *PARTS, *ENGINES, "frontend"]
     assert processes["vault-1"]["state"] == "ready"
-    until(lambda: is_whole(place), "an active and a standby")
-    engines = by_state(place)
+    engines = place.until_whole()
     active = engines["active"]
     assert f"kill -9 {active['pid']}\n" in screen
     assert "Kill the active engine while it answers; its standby goes on" in screen
@@ -77,8 +66,7 @@ def test_the_default_is_a_pair(pair: Place) -> None:
 
 def test_an_operators_token_is_the_engines_and_shown_to_nobody(pair: Place) -> None:
     """The active asks for it; neither a command line nor a log has it."""
-    until(lambda: is_whole(pair), "an active and a standby")
-    said = pulled_with("a guess", pair.record(by_state(pair)["active"]["name"])["status"])
+    said = pulled_with("a guess", pair.record(pair.until_whole()["active"]["name"])["status"])
     assert "send `Authorization: Bearer` with its HOLDFAST_ENGINE_TOKEN" in said
     for path in [*pair.state_dir.glob("logs/*"), *(Path(f"/proc/{pid}/cmdline") for pid in pair.pids())]:
         assert TOKEN.encode() not in path.read_bytes(), path
@@ -89,16 +77,13 @@ def test_the_standby_goes_on_and_a_new_one_stands_by(pair: Place, number: signal
     """The active dies, or is stopped and killed for it: the answer is finished by the other, nobody helps, and `ps`
     shows the failover with its timeline up to the new standby."""
     place = pair
-    until(lambda: is_whole(place), "an active and a standby")
-    before = by_state(place)
+    before = place.until_whole()
     answer = place.answering(200)
     os.kill(before["active"]["pid"], number)
-    until(
-        lambda: is_whole(place) and by_state(place)["active"]["name"] == before["standby"]["name"],
-        "the roles to have changed",
-    )
+    heir = before["standby"]["name"]
+    until(lambda: place.is_whole() and place.by_state()["active"]["name"] == heir, "the roles to have changed")
     assert answer.answer().wrong == ""
-    after = by_state(place)
+    after = place.by_state()
     assert after["active"]["epoch"] > before["active"]["epoch"]
     assert after["standby"]["pid"] != before["active"]["pid"]
     failover = after["active"]["failover"]
@@ -110,20 +95,66 @@ def test_the_standby_goes_on_and_a_new_one_stands_by(pair: Place, number: signal
     assert "new standby " in shown
 
 
-def test_a_foreground_pair_stops_in_order(place: Place) -> None:
-    """Ctrl-C: frontend, engines, vault, store, and nothing is left."""
-    up = place.up_here()
-    up.send_signal(signal.SIGINT)
-    assert up.wait(15) == 0
-    out = place.screen()
-    order = [out.index(f"{name} stopped") for name in ("frontend", "worker-1a", "vault-1", "store")]
-    assert order == sorted(order)
-    until(lambda: not place.pids(), "every process to be gone", 5.0)
+# -- a vault's processes: shown, looked after, and gone after `down`, whatever was done to them
 
 
-def test_nothing_of_a_pair_outlives_a_killed_up(place: Place) -> None:
-    """SIGKILL of a foreground `up`: engines, vault and keeper are gone too."""
-    up = place.up_here()
-    up.kill()
-    up.wait(5)
-    until(lambda: not place.pids(), "every process to be gone", 5.0)
+def has_all_back(place: Place) -> bool:
+    """By the vault's own word: engines may vouch for their memory for a moment after the last vault's end."""
+    done = place.run("memory", "status", "--json", "--socket-dir", str(place.state_dir / "gms"))
+    (vault,) = json.loads(done.stdout) or [{}]
+    return vault.get("weights") == "RO" and str(vault.get("pool")).startswith("OWNED")
+
+
+@pytest.mark.long
+def test_stopped_parts_of_a_vault_are_replaced_and_down_leaves_none(place: Place) -> None:
+    """The keeper, the vault and their launcher, one after the other; engines go on, and vouch for their memory again.
+    Then `down` with a stopped keeper leaves no process behind."""
+    assert place.up().returncode == 0
+    place.until_whole()
+    shown = place.ps()
+    assert [shown[part]["role"] for part in PARTS] == ["keeper", "server"]
+    epoch = max(shown[name]["epoch"] or 0 for name in ENGINES)
+    for name in (*PARTS, "vault-1"):
+        pid = place.record(name)["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda name=name, pid=pid: place.back(name, pid), f"{name} to be replaced")  # type: ignore[misc]
+        place.until_whole()
+        assert place.chat().wrong == ""
+    assert max(place.ps()[name]["epoch"] or 0 for name in ENGINES) == epoch, "no engine had to be replaced"
+    os.kill(place.record("vault-1-keeper")["pid"], signal.SIGSTOP)
+    assert place.run("down").returncode == 0
+    place.must_be_gone()
+
+
+@pytest.mark.long
+def test_killed_launcher_costs_nothing_but_a_new_one(place: Place) -> None:
+    """Engines give weights and pool back to the next vault: none is replaced, and the next takeover adopts the pool."""
+    assert place.up().returncode == 0
+    place.until_whole()
+    before = place.pids_of(*ENGINES)
+    launcher = place.record("vault-1")["pid"]
+    os.kill(launcher, signal.SIGKILL)
+    until(lambda: place.back("vault-1", launcher), "another launcher")
+    until(lambda: has_all_back(place), "weights and pool in the new vault")
+    place.until_whole()
+    assert place.pids_of(*ENGINES) == before
+    active = next(name for name in ENGINES if place.ps()[name]["state"] == "active")
+    os.kill(before[active], signal.SIGKILL)
+    until(lambda: place.back(active, before[active]), "another engine")
+    place.until_whole()
+    logs = "".join((place.state_dir / "logs" / f"{name}.log").read_text() for name in ENGINES)
+    assert "whole blocks of KV" in logs
+    assert (place.state_dir / "logs" / "vault-1.log").read_text().count("writes generation") == 1
+    assert place.run("down").returncode == 0
+
+
+@pytest.mark.long
+def test_down_ends_a_stopped_keeper_whose_launcher_and_supervisor_were_killed(place: Place) -> None:
+    """Nobody is left to look after it; its record tells who it is."""
+    assert place.up().returncode == 0
+    keeper = place.record("vault-1-keeper")["pid"]
+    os.kill(keeper, signal.SIGSTOP)
+    os.kill(place.lock()["pid"], signal.SIGKILL)
+    os.kill(place.record("vault-1")["pid"], signal.SIGKILL)
+    assert place.run("down").returncode == 0
+    place.must_be_gone()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from terminal_rig import OnTerminal
-from up_rig import Place, until
+from up_rig import Place
 
+from holdfast.cli.models import named
 from holdfast.core.errors import UserError
 from holdfast.engines.torch.files.fetch import SMOLLM2, fetch
 from holdfast.roles.running import log_dir
@@ -21,6 +23,7 @@ from holdfast.spec.deployment import DeploymentSpec
 from holdfast.spec.launch import FrontendLaunch, WorkerLaunch
 from holdfast.spec.plan import plan
 from holdfast.supervise.processes import LocalProcesses
+from holdfast.supervise.records import launch_path
 
 pytestmark = pytest.mark.alone
 TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
@@ -39,22 +42,24 @@ def place() -> Iterator[Place]:
 @TORCH
 @pytest.mark.processes
 def test_the_default_is_a_pair_whose_streams_outlive_a_kill(place: Place) -> None:
-    """Without --engine it is a torch pair; the screen told what it did; the active dies and the stream goes on."""
-    done = place.up("--model", "tiny")
+    """Without --engine it is a torch pair; the screen told on which device, and what it did; the active dies and the
+    stream goes on."""
+    done = place.up("--model", "tiny", "--context", "256", "--streams-max", "3")
     assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("--device auto: ")
+    launch = json.loads(launch_path(place.state_dir, "worker-1a").read_bytes())
+    assert (launch["torch"]["context_tokens_max"], launch["torch"]["concurrency"]) == (256, 3)
     for word in (f"worker-1a: {IMPORTING}", f"worker-1b: {IMPORTING}", "model tiny", "Kill the active engine"):
         assert word in done.stdout
     processes = place.ps()
     vault = ["vault-1", "vault-1-keeper", "vault-1-server"]
     assert list(processes) == ["store", *vault, "worker-1a", "worker-1b", "frontend"]
-    engines = {process["state"]: process for process in processes.values() if process["role"] == "worker"}
-    assert set(engines) == {"active", "standby"}
-    stream = place.stream(max_tokens=400, model="tiny", return_token_ids=True).wait_tokens(10)
-    os.kill(engines["active"]["pid"], signal.SIGKILL)
+    stream = place.stream(max_tokens=200, model="tiny", return_token_ids=True).wait_tokens(10)
+    os.kill(place.by_state()["active"]["pid"], signal.SIGKILL)
     answer = stream.answer()
-    assert (answer.wrong, len(answer.tokens), answer.resumed) == ("", 400, 1)
+    assert (answer.wrong, len(answer.tokens), answer.resumed) == ("", 200, 1)
     assert place.run("down").returncode == 0
-    until(lambda: not place.pids(), "every process to be gone", 5.0)
+    place.must_be_gone()
 
 
 @TORCH
@@ -77,7 +82,7 @@ def test_ctrl_c_while_the_weights_load(place: Place) -> None:
         assert time.monotonic() - began_s < STOP_S
         assert "everything has stopped" in up.output
         assert "is up:" not in up.output
-    until(lambda: not place.pids(), "every process to be gone", 2.0)
+    place.must_be_gone(2.0)
 
 
 @TORCH
@@ -89,7 +94,13 @@ def test_calling_off_a_detached_start_ends_it(place: Place) -> None:
         up.until(IMPORTING)
         up.type("\x03")
         assert up.end() == 130
-    until(lambda: not place.pids(), "every process to be gone", 5.0)
+    place.must_be_gone()
+
+
+def test_a_random_shape_is_no_path() -> None:
+    """`random:8b` is handed on as it is, and is the model's name too."""
+    assert named("torch", "random:8b", "") == ("random:8b", "random:8b")
+    assert named("torch", "random:8b", "big") == ("random:8b", "big")
 
 
 # -- phases

@@ -47,7 +47,7 @@ def test_waiting_is_bounded(place: Place, detach: tuple[str, ...]) -> None:
     assert "nobody serves after 1.5 s: " in done.stderr
     assert done.stderr.count("\n") == 1
     assert "is up" not in done.stdout
-    until(lambda: not place.pids(), "every process to be gone", 10.0)
+    place.must_be_gone(10.0)
 
 
 READY: dict[str, Any] = {"status": "ready", "store": "connected", "models": ["m"], "workers": []}

@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ from holdfast.testing.clients import Stream
 from holdfast.testing.waiting import wait_until
 
 START_S = 60.0  # a loaded CI machine
+PAIR = ("--engine", "sim", "--vault-gib", "0.0625")
 # Workers without vaults and election: quicker, where that is not the point.
 PLAIN = ("--engine", "sim", "--standbys", "0", "--workers", "2")
 
@@ -93,6 +95,31 @@ class Place(place.Place):
         return {process["name"]: process for process in json.loads(said)}
 
     # -- looking
+
+    def by_state(self) -> dict[str, dict[str, Any]]:
+        """The engines of one pair by what they are now; both or fewer."""
+        return {status["state"]: status for status in self.ps().values() if status["role"] == "worker"}
+
+    def is_whole(self) -> bool:
+        """An active and a standby, neither in doubt about its memory."""
+        found = self.by_state()
+        return set(found) == {"active", "standby"} and not any(engine["note"] for engine in found.values())
+
+    def until_whole(self) -> dict[str, dict[str, Any]]:
+        until(self.is_whole, "an active and a standby")
+        return self.by_state()
+
+    def pids_of(self, *names: str) -> dict[str, int]:
+        """By name, as they wrote themselves down."""
+        return {name: self.record(name)["pid"] for name in names}
+
+    def lose_supervisor(self) -> None:
+        """SIGKILL, and until it is gone."""
+        os.kill(pid := self.lock()["pid"], signal.SIGKILL)
+        until(lambda: pid not in self.pids(), "the supervisor to be gone", 5.0)
+
+    def must_be_gone(self, bound_s: float = 5.0) -> None:
+        until(lambda: not self.pids(), "every process to be gone", bound_s)
 
     def lock(self) -> dict[str, Any]:
         with contextlib.suppress(OSError, ValueError):
