@@ -14,7 +14,7 @@ from holdfast.discovery.card import CHAT_TEMPLATE_BYTES_MAX
 from holdfast.engines.sim.vocabulary import asset
 from holdfast.frontend.text.template import Templates
 from holdfast.frontend.text.tokenizer import TextTokenizer
-from holdfast.roles.chat_templates import read_template, template_path
+from holdfast.roles.small_files import read_template, template_path
 from holdfast.spec.launch import WorkerLaunch
 from holdfast.testing.deployment import Deployment
 

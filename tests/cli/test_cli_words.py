@@ -12,7 +12,7 @@ import pytest
 from up_rig import Place
 
 from holdfast.cli.app import run
-from holdfast.cli.machine_checks import check_machine
+from holdfast.cli.checks import check_machine
 from holdfast.cli.screen import chat_command
 from holdfast.core.errors import REFUSED, UserError
 from holdfast.roles import small_files

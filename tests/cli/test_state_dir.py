@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from up_rig import Place
 
-from holdfast.cli.state_dir import made, own, readable
+from holdfast.cli.checks import made, own, readable
 from holdfast.core.errors import UserError
 from holdfast.settings import read_environment
 

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from holdfast.core.errors import UserError
-from holdfast.spec.deployment import DeploymentSpec
+from holdfast.spec.deployment import DeploymentSpec, Seat, seats
 from holdfast.spec.engines import Place, TorchSettings
 from holdfast.spec.jobs import Job
 from holdfast.spec.launch import FrontendLaunch, StoreLaunch, VaultLaunch, WorkerLaunch
 from holdfast.spec.plan import plan
-from holdfast.spec.seats import Seat, seats
 
 STATE = Path("/tmp/hf-plan")
 SIM = WorkerLaunch(engine="sim")

@@ -10,8 +10,7 @@ import pytest
 
 from holdfast.core.errors import UserError
 from holdfast.spec.deployment import DeploymentSpec
-from holdfast.spec.engines import ENGINES, Place, SimSettings
-from holdfast.spec.idle import refuse_idle
+from holdfast.spec.engines import ENGINES, Place, SimSettings, refuse_idle
 from holdfast.spec.launch import FrontendLaunch, WorkerLaunch
 from holdfast.spec.settings import Setting, all_settings, filled
 

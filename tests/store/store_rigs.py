@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from holdfast.core.address import parse_address
-from holdfast.spec.store_urls import parse_endpoints
+from holdfast.spec.names import parse_endpoints
 from holdfast.store.client import EmbeddedStore
 from holdfast.store.contract import Registration, Snapshot, Store, StoreUnavailable, Watch, WatchEvent
 from holdfast.store.etcd_client import EtcdSettings, EtcdStore

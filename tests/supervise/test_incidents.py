@@ -23,8 +23,8 @@ from holdfast.supervise.incidents import (
     led,
     read_incidents,
 )
-from holdfast.supervise.jobs import Slot
 from holdfast.supervise.machine import Fell, Life, Phase
+from holdfast.supervise.notes import Slot
 from holdfast.supervise.parts import Parts
 from holdfast.supervise.processes import Processes
 from holdfast.supervise.records import Record, write_record

@@ -21,9 +21,9 @@ from supervise_rig import World
 from holdfast.core.procfs import read_process
 from holdfast.spec.jobs import Job, Probes
 from holdfast.supervise import machine
-from holdfast.supervise.jobs import Slot
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Phase
+from holdfast.supervise.notes import Slot
 from holdfast.supervise.probes import Answer
 from holdfast.supervise.processes import LocalProcess
 from holdfast.supervise.status import look

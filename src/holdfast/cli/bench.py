@@ -106,7 +106,7 @@ class Engine(Asked, frozen=True):
     def run(self, env: Environment) -> int:
         from holdfast.bench.engine.figures import table
         from holdfast.bench.engine.speed import EngineBench, run
-        from holdfast.cli.machine_checks import check_engine
+        from holdfast.cli.checks import check_engine
 
         check_engine("torch")
         try:

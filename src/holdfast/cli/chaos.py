@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from holdfast.cli.arguments import Asked
-from holdfast.cli.state_dir import readable
+from holdfast.cli.checks import readable
 from holdfast.cli.terminal import write_out
 from holdfast.core.errors import UserError
 from holdfast.engines.sim import send_fault

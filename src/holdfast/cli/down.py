@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 
 from holdfast.cli.arguments import Asked
+from holdfast.cli.checks import readable
 from holdfast.cli.screen import Screen
-from holdfast.cli.state_dir import readable
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import UserError
 from holdfast.roles.running import child_command, log_dir

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated
 
 from holdfast.cli.arguments import Asked
-from holdfast.cli.state_dir import own
+from holdfast.cli.checks import own
 from holdfast.cli.terminal import Terminal
 from holdfast.core.errors import UserError
 from holdfast.core.tasks import done_before

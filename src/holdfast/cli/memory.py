@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from holdfast.cli.arguments import Asked, Json
+from holdfast.cli.checks import made
 from holdfast.cli.screen import Screen, tilde
-from holdfast.cli.state_dir import made
 from holdfast.cli.terminal import Cell, write_out
 from holdfast.core.address import TcpAddress, parse_address
 from holdfast.core.errors import UserError

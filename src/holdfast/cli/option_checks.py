@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from holdfast.cli.arguments import Options
 from holdfast.core.errors import Refused
-from holdfast.spec.idle import refuse_idle
+from holdfast.spec.engines import refuse_idle
 from holdfast.spec.names import check_deployment_name, check_process_name
 
 

@@ -17,9 +17,9 @@ from typing import Annotated, Any
 import msgspec
 
 from holdfast.cli.arguments import Asked, Json
+from holdfast.cli.checks import readable
 from holdfast.cli.failovers import cost, headline, last_failover, steps, when
 from holdfast.cli.screen import Screen, tilde
-from holdfast.cli.state_dir import readable
 from holdfast.cli.terminal import write_out
 from holdfast.core.procfs import is_frozen, read_process
 from holdfast.failover.journal import Term, read_terms

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Self
 from msgspec.structs import replace
 
 from holdfast.cli.arguments import Asked
-from holdfast.cli.state_dir import own
+from holdfast.cli.checks import own
 from holdfast.core.address import TcpAddress, parse_address
 from holdfast.core.errors import Refused, settled
 from holdfast.settings import Environment
@@ -66,7 +66,7 @@ class Up(Asked, frozen=True):
     def run(self, env: Environment) -> int:
         from holdfast.cli.models import named
         from holdfast.cli.up import choose_and_tell, run_up
-        from holdfast.roles.chat_templates import template_path
+        from holdfast.roles.small_files import template_path
 
         worker = self.spec.worker
         with settled():
@@ -110,7 +110,7 @@ class Worker(Asked, frozen=True):
     def run(self, env: Environment) -> int:
         from holdfast.cli.locks import read_token
         from holdfast.cli.models import named
-        from holdfast.roles.chat_templates import template_path
+        from holdfast.roles.small_files import template_path
 
         launch = _unless_empty(self.launch, self.of(env).launch, "store", "address", "status_address", "lock")
         launch = _seated(launch, env)
@@ -187,7 +187,7 @@ def own_name(state_dir: Path, role: str, name: str) -> str:
 
 
 def run_foreground(launch: Launch) -> int:
-    from holdfast.cli.machine_checks import check_machine, check_store
+    from holdfast.cli.checks import check_machine, check_store
     from holdfast.roles.run import run
 
     with settled():

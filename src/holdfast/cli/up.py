@@ -14,11 +14,10 @@ from pathlib import Path
 from msgspec import structs
 
 from holdfast import __version__
-from holdfast.cli.machine_checks import check_engine, check_machine, check_store, settle_port
+from holdfast.cli.checks import check_engine, check_machine, check_store, made, own, settle_port
 from holdfast.cli.models import prepare
 from holdfast.cli.ps import look_at_all
 from holdfast.cli.screen import Screen, chat_command, show_up
-from holdfast.cli.state_dir import made, own
 from holdfast.core.address import TcpAddress
 from holdfast.core.errors import REFUSED, Refused, UserError, settled
 from holdfast.memory.devices.host_room import free_host_bytes

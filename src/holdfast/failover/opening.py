@@ -43,7 +43,7 @@ def open_lock(url: str, who: str, world: World, token: str = "") -> FailoverLock
 def _etcd(rest: str, who: str, world: World) -> FailoverLock:
     # Here, not above: aiohttp is an extra that only etcd needs.
     from holdfast.failover.etcd_lock import LEASE_S, EtcdLock
-    from holdfast.spec.store_urls import parse_endpoints
+    from holdfast.spec.names import parse_endpoints
 
     hosts, _, path = rest.partition("/")
     key, _, query = path.partition("?")

@@ -13,7 +13,7 @@ from holdfast.engines.torch.files.checkpoint import Checkpoint, Progress
 from holdfast.engines.torch.files.gguf_tokenizer import with_bos
 from holdfast.engines.torch.files.resolve import known
 from holdfast.engines.torch.geometry import settings_on, settle
-from holdfast.roles.chat_templates import read_template
+from holdfast.roles.small_files import read_template
 from holdfast.spec.engines import TorchSettings
 from holdfast.spec.launch import WorkerLaunch
 

@@ -15,9 +15,9 @@ from holdfast.core.errors import UserError
 from holdfast.discovery.card import ModelCard, WeightsIdentity
 from holdfast.engines.contract import Engine, ShadowEngine
 from holdfast.engines.sim import EOS_TOKEN_ID, REVISION, ChaosServer, SimEngine, chat_template, tokenizer_json
-from holdfast.roles.chat_templates import read_template
 from holdfast.roles.examining import Asked, examine
 from holdfast.roles.progress import Lines
+from holdfast.roles.small_files import read_template
 from holdfast.spec.engines import ENGINES
 from holdfast.spec.launch import WorkerLaunch
 from holdfast.spec.names import chaos_path

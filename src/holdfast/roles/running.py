@@ -18,7 +18,7 @@ from holdfast.core.clock import SystemClock
 from holdfast.core.errors import Refused, UserError
 from holdfast.roles.starting import Start, in_words, unfinished
 from holdfast.spec.jobs import Job
-from holdfast.supervise.keeping import Keeping
+from holdfast.supervise.lock import Keeping
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Phase
 from holdfast.supervise.processes import LocalProcesses
@@ -60,7 +60,7 @@ async def keep_up(
     jobs = [Job.of(launch) for launch in start.launches]
     supervisor = Supervisor(start.state_dir, jobs, logs, command, tell, SystemClock())
     watching = Watching(supervisor, SocketNetwork())
-    keeping = Keeping(supervisor, lock, start.state_dir, tell)
+    keeping = Keeping(lock, start.state_dir, supervisor.put_back, tell)
     stop = asyncio.Event()
     trouble: list[UserError] = []
 

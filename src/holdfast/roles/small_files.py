@@ -9,7 +9,11 @@ import errno
 import os
 import select
 import time
+from datetime import datetime
 from pathlib import Path
+
+from holdfast.core.errors import HoldfastError, UserError
+from holdfast.discovery.card import CHAT_TEMPLATE_BYTES_MAX
 
 BYTES_MAX = 1024 * 1024  # settings, a template, a token: a larger file is another one than was meant
 READ_S = 5.0  # for a command at the other end of a pipe
@@ -39,3 +43,35 @@ def _read(descriptor: int) -> bytes:
             return bytes(data)
         data += piece
     raise OSError(errno.EFBIG, f"it is larger than {BYTES_MAX // 1024} KiB")
+
+
+# -- a chat template of the operator's own, in place of the model's
+
+
+def template_path(given: str) -> str:
+    """The file's absolute path (engines stand elsewhere), once it was looked at; empty: the model's own template."""
+    if not given:
+        return ""
+    path = str(Path(given).expanduser().absolute())
+    read_template(path)
+    return path
+
+
+def read_template(path: str) -> str:
+    """The template's source; UserError says what is wrong with the file."""
+    from holdfast.frontend.text.template import Templates
+
+    try:
+        data = read_small(Path(path))
+        source = data.decode()
+    except OSError as error:
+        raise UserError(f"--chat-template {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"--chat-template {path} is not UTF-8 text: {error.reason}") from error
+    if not 0 < len(data) <= CHAT_TEMPLATE_BYTES_MAX:
+        raise UserError(f"--chat-template {path} has {len(data)} bytes; 1 to {CHAT_TEMPLATE_BYTES_MAX} are taken")
+    try:
+        Templates(datetime.now).get(source)
+    except HoldfastError as error:
+        raise UserError(f"--chat-template {path}: {error.message}") from error
+    return source

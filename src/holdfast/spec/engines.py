@@ -1,12 +1,18 @@
-"""The engines' own settings, and where an engine stands. Engines take these structs as they are."""
+"""The engines' own settings, and where an engine stands. Engines take these structs as they are.
+
+Always true: who gave an option that would do nothing for what was asked for is told so by its name: a wish that is
+quietly dropped looks granted.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
 
-from holdfast.spec.settings import Settings, about
+from holdfast.core.errors import Refused
+from holdfast.spec.settings import Setting, Settings, about
 
 ENGINES = ("sim", "torch")
 GIB = 1024**3
@@ -190,3 +196,14 @@ class Place(Settings, frozen=True):
     @property
     def direct(self) -> bool:
         return self.kv == "direct"
+
+
+def refuse_idle(engine: str, standbys: int, given: Iterable[Setting]) -> None:
+    """Refused names one of the settings that somebody gave that does nothing."""
+    for setting in given:
+        flag, owner = setting.flag.partition("/")[0], setting.extra.get("engine", engine)
+        if owner != engine and engine in ENGINES:
+            instead = f"; {setting.extra['instead']}" if "instead" in setting.extra else ""
+            raise Refused(f"{flag} is for --engine {owner} and does nothing for {engine}{instead}")
+        if setting.extra.get("with_standbys") and not standbys:
+            raise Refused(f"{flag} does nothing without standbys; leave it out, or use --standbys 1 or more")

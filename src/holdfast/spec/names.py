@@ -1,4 +1,4 @@
-"""How things are called: deployments, namespaces, processes, devices and the sockets of their vaults. Pure.
+"""How things are called: deployments, namespaces, processes, devices, the sockets of their vaults, and stores. Pure.
 
 Always true: two deployments, or two generations of one, never share a namespace; one device's name means one socket.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.address import UNIX_PATH_BYTES_MAX
+from holdfast.core.address import UNIX_PATH_BYTES_MAX, parse_address
 from holdfast.core.errors import UserError
 
 _DEPLOYMENT = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -78,3 +78,34 @@ def own_page(state_dir: Path, name: str) -> str:
 def chaos_path(state_dir: str, name: str) -> Path:
     """Where a worker that may be broken on purpose is told how."""
     return Path(state_dir) / "run" / f"{name}.chaos"
+
+
+# -- stores, looked at before anything is opened: whether there is such a one, and where it is
+
+
+FORMS = "a store is etcd://127.0.0.1:2379 (or several, with commas), tcp://host:port, or unix:///path"
+
+
+def check_url(url: str) -> None:
+    """UserError names what is wrong with it."""
+    if url.startswith("etcd://"):
+        parse_endpoints(url)
+    elif not url.startswith(("tcp://", "unix://")):
+        raise UserError(f"store {url!r}: there is no such store; {FORMS}")
+    else:
+        try:
+            parse_address(url)
+        except ValueError as error:
+            raise UserError(f"store: {error}; {FORMS}") from error
+
+
+def parse_endpoints(url: str) -> tuple[str, ...]:
+    """The endpoints of `etcd://host1:2379,host2:2379`."""
+    endpoints = tuple(part for part in url.removeprefix("etcd://").rstrip("/").split(",") if part)
+    for endpoint in endpoints:
+        host, found, port = endpoint.rpartition(":")
+        if not (found and host and port.isascii() and port.isdigit() and 0 < int(port) <= 65535):
+            raise UserError(f"store {url!r}: {endpoint!r} needs host:port, e.g. etcd://127.0.0.1:2379")
+    if not endpoints:
+        raise UserError(f"store {url!r} names no endpoint, e.g. etcd://127.0.0.1:2379")
+    return endpoints

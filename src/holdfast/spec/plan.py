@@ -12,10 +12,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.core.address import TcpAddress
-from holdfast.spec.deployment import ENGINE_LETTERS, DeploymentSpec
+from holdfast.spec.deployment import ENGINE_LETTERS, DeploymentSpec, Seat, pairs_on, seats
 from holdfast.spec.launch import FrontendLaunch, Launch, StoreLaunch, VaultLaunch, WorkerLaunch
 from holdfast.spec.names import own_page, socket_path
-from holdfast.spec.seats import Seat, pairs_on, seats
 
 
 def plan(state_dir: Path, spec: DeploymentSpec) -> list[Launch]:

@@ -19,7 +19,7 @@ from holdfast.core.errors import Refused
 
 def about(sentence: str, unit: str = "", **extra: Any) -> msgspec.Meta:
     """A field's description. `extra`: `min`, `max`, `over` (a bound that is itself out), `choices`; for command lines
-    the `commands` that offer it, its `flag`, its help's `panel`, whether it is `hidden`; for `spec.idle` the `engine`
+    the `commands` that offer it, its `flag`, its help's `panel`, whether it is `hidden`; for `refuse_idle` the `engine`
     that reads it, what there is `instead` for another, and whether it is only `with_standbys`. What is said of a
     struct, with a `prefix` of its flags, holds for every field in it that does not say otherwise."""
     return msgspec.Meta(description=sentence, extra={"unit": unit, **extra})

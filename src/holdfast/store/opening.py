@@ -6,7 +6,7 @@ import random
 
 from holdfast.core.address import parse_address
 from holdfast.core.ports import Network
-from holdfast.spec.store_urls import check_url, parse_endpoints
+from holdfast.spec.names import check_url, parse_endpoints
 from holdfast.store.client import EmbeddedStore
 from holdfast.store.contract import Store
 

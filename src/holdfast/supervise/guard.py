@@ -14,7 +14,7 @@ import signal
 import sys
 
 from holdfast.core.procfs import read_process
-from holdfast.supervise.groups import kill_group, leads_session
+from holdfast.supervise.processes import kill_group, leads_session
 
 
 def main(argv: list[str]) -> int:

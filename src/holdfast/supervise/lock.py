@@ -3,13 +3,16 @@ change when that one last looked.
 
 Always true: the kernel's lock decides, the content only informs; we never remove the file (a file made anew would be a
 second lock, facts 18). Where somebody else did, its holder is still found by its open file, and puts one back (`keep`)
-that nobody sees unlocked or unsigned.
+that nobody sees unlocked or unsigned. Looking whether it is there costs a few system calls and stops nobody; what
+cannot be put back is told once, and tried again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -153,3 +156,34 @@ def _decode(text: bytes) -> Holder:
         return msgspec.json.decode(text, type=Holder)
     except msgspec.DecodeError:
         return Holder(0)
+
+
+LOOK_S = 0.1  # for a lock that was moved away a second `up` sees nobody this long; one that was deleted it sees
+RECORDS_LOOKS = 10  # looks at the lock for each at the records: there are many of them, and `ps` can wait a second
+
+
+class Keeping:
+    """What others find a supervisor that holds `lock` by, and with `put_back` its processes, put back where somebody
+    removed it. `run` it beside the supervisor, until that has stopped everything."""
+
+    def __init__(
+        self, lock: int, state_dir: Path, put_back: Callable[[], None], tell: Callable[[str], None]
+    ) -> None:
+        self._lock, self._state_dir, self._put_back, self._tell = lock, state_dir, put_back, tell
+        self._said = ""
+        self._looks = 0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look()
+
+    def look(self) -> None:
+        self._looks += 1
+        words = keep(self._lock, self._state_dir)
+        if words or self._looks % RECORDS_LOOKS == 0:
+            self._put_back()
+        if words and words != self._said:
+            self._tell(words)
+        self._said = words

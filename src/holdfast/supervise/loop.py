@@ -20,9 +20,8 @@ from holdfast.core.errors import REFUSED
 from holdfast.core.ports import Clock
 from holdfast.spec.jobs import START_ORDER, STOP_ORDER, Job
 from holdfast.supervise import machine
-from holdfast.supervise.jobs import Slot
 from holdfast.supervise.machine import KERNEL_S, Phase
-from holdfast.supervise.notes import Notes
+from holdfast.supervise.notes import Notes, Slot
 from holdfast.supervise.parts import Parts
 from holdfast.supervise.probes import Asked
 from holdfast.supervise.processes import Process, Processes, exit_words

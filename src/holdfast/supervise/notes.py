@@ -1,19 +1,23 @@
-"""What a supervisor writes down of its processes, for `ps` and for the supervisor after it.
+"""What a supervisor remembers of its processes, and what of it it writes down, for `ps` and the supervisor after it.
 
 Always true: a record that cannot be written (a full disk) is missed, told once, and never a reason to end.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from holdfast.core.procfs import read_process
-from holdfast.supervise.jobs import Slot
-from holdfast.supervise.machine import Phase
+from holdfast.spec.jobs import Job
+from holdfast.supervise.machine import Life, Phase
+from holdfast.supervise.probes import Asked
+from holdfast.supervise.processes import Process
 from holdfast.supervise.records import (
     Record,
     forget,
@@ -23,6 +27,25 @@ from holdfast.supervise.records import (
     write_launch,
     write_record,
 )
+
+
+@dataclass(slots=True)
+class Slot:
+    """The place that each job has in a supervisor: its life, and its process while there is one."""
+
+    job: Job
+    life: Life = field(default_factory=Life)
+    process: Process | None = None
+    timer: asyncio.TimerHandle | None = None
+    asked: Asked = field(default_factory=Asked)  # what its present process answered so far
+    record: Record | None = None  # what its last process that was ready wrote of itself
+
+    @classmethod
+    def of(cls, job: Job) -> Slot:
+        return cls(job, Life(startup_s=None if job.probes is None else job.probes.startup_s))
+
+    def __repr__(self) -> str:
+        return f"<{self.job.name} {self.life}, pid {self.life.pid}, {self.asked}>"
 
 
 class Notes:

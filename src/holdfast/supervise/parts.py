@@ -14,8 +14,8 @@ from pathlib import Path
 
 from holdfast.core.procfs import is_ending
 from holdfast.spec.jobs import Job
-from holdfast.supervise.jobs import Slot
 from holdfast.supervise.machine import Fell, Phase
+from holdfast.supervise.notes import Slot
 from holdfast.supervise.processes import Processes, exit_words
 from holdfast.supervise.records import read_records
 from holdfast.supervise.witness import Witness

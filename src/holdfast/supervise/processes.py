@@ -2,7 +2,9 @@
 
 Always true: a signal goes through a pidfd, so it never reaches a stranger who got the pid later; the end of a process
 is an event of the loop (2-14 ms after it, facts 30), never found by polling; a child has a session of its own, so that
-a terminal's Ctrl-C reaches only the supervisor, and what is left of that session ends with the child.
+a terminal's Ctrl-C reaches only the supervisor, and what is left of that session ends with the child. Only who leads a
+session of its own is taken for the whole of it, and only while its pid cannot be another's: it lives, or it is dead and
+not yet reaped, or nobody has its pid.
 """
 
 from __future__ import annotations
@@ -20,9 +22,8 @@ from typing import Protocol
 
 from holdfast.core.errors import REFUSED
 from holdfast.core.log_files import LOG_BYTES_MAX
-from holdfast.core.procfs import read_process
+from holdfast.core.procfs import read_process, read_text
 from holdfast.core.unwritten import UNWRITTEN
-from holdfast.supervise.groups import kill_group, kill_session, leads_session
 from holdfast.supervise.records import Record
 
 TAIL_BYTES = 4096  # enough for the last line of a log
@@ -190,3 +191,52 @@ def exit_words(status: int | None, last_line: str) -> str:
     if status == REFUSED and last_line:
         return last_line  # a whole sentence, written to be read
     return f"exited with {status}: {last_line}" if status and last_line else f"exited with {status}"
+
+
+# -- a process and all it started: killed together, so that no rank outlives its engine (facts 2, 34)
+
+
+# Fields of /proc/<pid>/stat after the name's closing bracket: state, ppid, pgrp, session.
+_GROUP, _SESSION = 2, 3
+
+
+def leads_session(pid: int) -> bool:
+    """Whether group and session are its own: so it is with what a supervisor started."""
+    try:
+        return os.getpgid(pid) == os.getsid(pid) == pid != os.getpid()
+    except OSError:
+        return False
+
+
+def kill_group(leader: int) -> None:
+    """SIGKILL to the leader's group in one stroke: a member that forks meanwhile cannot slip through."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def kill_session(leader: int) -> list[int]:
+    """SIGKILL to those of its session who left its group; their pids. Reads /proc: some milliseconds."""
+    left = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit() and path.name != str(leader)]
+    return [pid for pid in left if _belongs(pid, leader) and _kill_one(pid, leader)]
+
+
+def _belongs(pid: int, leader: int) -> bool:
+    fields = (read_text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
+    return len(fields) > _SESSION and str(leader) in (fields[_GROUP], fields[_SESSION]) and fields[0] not in "ZX"
+
+
+def _kill_one(pid: int, leader: int) -> bool:
+    """Held by a pidfd and looked at once more: the pid may have become another's since it was read."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if _belongs(pid, leader):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            return True
+    except OSError:
+        pass
+    finally:
+        os.close(pidfd)
+    return False

@@ -20,9 +20,9 @@ from holdfast.health.liveness import TICK_S, Judged, Verdict, stopped_reason
 from holdfast.health.watcher import BeatWatcher, Finding, probe
 from holdfast.spec.jobs import Probes
 from holdfast.supervise.asking import ask_status
-from holdfast.supervise.jobs import Slot
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Phase
+from holdfast.supervise.notes import Slot
 from holdfast.supervise.probes import answer_of, weigh
 from holdfast.wire.messages import ProcessIdentity, Welcome
 

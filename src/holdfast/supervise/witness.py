@@ -23,9 +23,9 @@ from holdfast.supervise.incidents import (
     read_incidents,
     write_incidents,
 )
-from holdfast.supervise.jobs import Slot
 from holdfast.supervise.lock import beat
 from holdfast.supervise.machine import Fell
+from holdfast.supervise.notes import Slot
 from holdfast.supervise.records import journals_dir
 from holdfast.supervise.standing import with_groups
 from holdfast.supervise.status import look

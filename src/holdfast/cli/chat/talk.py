@@ -20,8 +20,8 @@ from holdfast.cli.arguments import Asked
 from holdfast.cli.chat.events import ChatTrouble, Ended, Resumed, Said, Waiting
 from holdfast.cli.chat.server import Server
 from holdfast.cli.chat.view import View, view_for, visible
+from holdfast.cli.checks import readable
 from holdfast.cli.screen import tilde
-from holdfast.cli.state_dir import readable
 from holdfast.cli.terminal import Terminal
 from holdfast.core.errors import UserError
 from holdfast.settings import Environment
