@@ -20,7 +20,8 @@ from up_rig import PAIR, Place, until
 from holdfast.cli.screen import Screen
 from holdfast.cli.terminal import Terminal
 from holdfast.supervise.status import Status
-from holdfast.testing.place import free_port
+from holdfast.testing.deployment import Deployment
+from holdfast.testing.place import fetch, free_port
 
 pytestmark = pytest.mark.alone
 processes = pytest.mark.processes
@@ -174,17 +175,14 @@ def told(place: Place, name: str) -> list[dict[str, Any]]:
 
 
 @processes
-def test_a_taken_port_does_not_keep_a_worker_from_serving(place: Place) -> None:
-    """A stranger on the port of a status page: the page is elsewhere, `ps` says where, and the worker serves."""
-    place.run("down")
-    with socket.socket() as stranger:
-        stranger.bind(("127.0.0.1", 0))
-        stranger.listen()
-        taken = stranger.getsockname()[1]
-        assert place.up("--status-port", str(taken)).returncode == 0
-        url = engines(place)["worker-1a"]["metrics"]
-        assert url != f"http://127.0.0.1:{taken}/metrics"
-        assert "dynamo_worker_status" in scraped(url)
+def test_a_taken_port_does_not_keep_a_worker_from_serving() -> None:
+    """A stranger on the port of a status page: the page is elsewhere, its record says where, and the worker serves."""
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        taken = f"tcp://127.0.0.1:{stranger.getsockname()[1]}"
+        with Deployment(workers=1, worker={"status_address": taken, "status_any": True}) as deployment:
+            page = deployment.record("worker-0")["status"]
+            assert page != taken
+            assert b"dynamo_worker_status" in fetch(page, "/metrics")[1]
 
 
 def test_a_file_is_as_wide_as_columns_say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,6 +68,14 @@ class Refusing:
         return up.returncode, said.read_text(), used.ru_utime + used.ru_stime
 
 
+    def must_refuse(self, command: list[str], *words: str) -> None:
+        """In one line with these words, and with the status that says not to try again."""
+        done = subprocess.run(command, env=self.place.env, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr.count("\n")) == (REFUSED, 1), done.stderr
+        assert all(word in done.stderr for word in words), done.stderr
+        assert not self.trace.exists(), "torch was loaded"
+
+
 @pytest.fixture
 def refusing(tmp_path: Path) -> Iterator[Refusing]:
     made = Refusing(tmp_path)
@@ -90,32 +98,24 @@ def weights(config: dict[str, Any]) -> bytes:
 
 
 TOKENIZER = b'{"model": {}}'
-MODELS: dict[str, tuple[tuple[Any, ...], dict[str, bytes], str]] = {
-    "not a model": ((None,), {}, "has no config.json"),
-    "not JSON": ((None,), {"config__json": b"{"}, "is not JSON"),
-    "an architecture": ((LLAMA | {"architectures": ["GemmaForCausalLM"]},), {}, "GemmaForCausalLM is not supported"),
-    "a quantisation": ((LLAMA | {"quantization_config": {"quant_method": "awq"}},), {}, "awq quantisation"),
-    "no tokenizer": ((LLAMA,), {SINGLE.replace(".", "__"): header()}, "has no tokenizer.json"),
-    "another's tokenizer": ((LLAMA,), {"tokenizer__json": b"{}"}, "tokenizer.json has no model"),
-    "no weights": ((LLAMA,), {"tokenizer__json": TOKENIZER}, f"neither {SINGLE} nor {INDEX}"),
-    "weights cut short": (
-        (LLAMA,),
-        {"tokenizer__json": TOKENIZER, SINGLE.replace(".", "__"): header()[:5]},
-        "cut short in its header",
-    ),
-    "weights of another kind": (
-        (LLAMA,),
-        {
-            "tokenizer__json": TOKENIZER,
-            SINGLE.replace(".", "__"): header(x={"dtype": "F8_E4M3", "shape": [1], "data_offsets": [0, 1]}),
-        },
-        "F8_E4M3, which is not supported",
-    ),
-    "tensors missing": (
-        (LLAMA,),
-        {"tokenizer__json": TOKENIZER, SINGLE.replace(".", "__"): header()},
-        "lacks the tensors model.embed_tokens.weight",
-    ),
+FP8 = {"dtype": "F8_E4M3", "shape": [1], "data_offsets": [0, 1]}
+
+
+def weighing(data: bytes) -> dict[str, bytes]:
+    return {"tokenizer__json": TOKENIZER, SINGLE.replace(".", "__"): data}
+
+
+MODELS: dict[str, tuple[dict[str, Any] | None, dict[str, bytes], str]] = {
+    "not a model": (None, {}, "has no config.json"),
+    "not JSON": (None, {"config__json": b"{"}, "is not JSON"),
+    "an architecture": (LLAMA | {"architectures": ["GemmaForCausalLM"]}, {}, "GemmaForCausalLM is not supported"),
+    "a quantisation": (LLAMA | {"quantization_config": {"quant_method": "awq"}}, {}, "awq quantisation"),
+    "no tokenizer": (LLAMA, {SINGLE.replace(".", "__"): header()}, "has no tokenizer.json"),
+    "another's tokenizer": (LLAMA, {"tokenizer__json": b"{}"}, "tokenizer.json has no model"),
+    "no weights": (LLAMA, {"tokenizer__json": TOKENIZER}, f"neither {SINGLE} nor {INDEX}"),
+    "weights cut short": (LLAMA, weighing(header()[:5]), "cut short in its header"),
+    "weights of another kind": (LLAMA, weighing(header(x=FP8)), "F8_E4M3, which is not supported"),
+    "tensors missing": (LLAMA, weighing(header()), "lacks the tensors model.embed_tokens.weight"),
 }
 
 
@@ -136,7 +136,7 @@ print("torch" in sys.modules)
 
 def test_config_and_headers_decide_before_torch_is_loaded(refusing: Refusing) -> None:
     """Every model that cannot be served is named by one look at its small files."""
-    paths = [refusing.model(what, *config, **files) for what, (config, files, _) in MODELS.items()]
+    paths = [refusing.model(what, config, **files) for what, (config, files, _) in MODELS.items()]
     command = [sys.executable, "-c", LOOK, *paths]
     done = subprocess.run(command, env=refusing.place.env, capture_output=True, text=True, timeout=60, check=True)
     *said, loaded = done.stdout.splitlines()
@@ -164,8 +164,7 @@ def test_what_cannot_be_is_refused_once(
 ) -> None:
     """`up` says one line that names the thing; no process was started, and torch was not loaded."""
     gemma = refusing.model("gemma", LLAMA | {"architectures": ["GemmaForCausalLM"]})
-    single = {"model__safetensors": weights(LLAMA)}
-    wordless = refusing.model("wordless", LLAMA, tokenizer__json=TOKENIZER, **single)
+    wordless = refusing.model("wordless", LLAMA, **weighing(weights(LLAMA)))
     paths = {"GEMMA": gemma, "WORDLESS": wordless}
     status, said, cpu_s = refusing.up(*(paths.get(word, word) for word in wishes))
     record_property("cpu_s", round(cpu_s, 2))
@@ -197,34 +196,13 @@ def test_an_engine_tells_its_supervisor_not_to_try_again(
     """The process itself finds it too, before torch loads, and says so by its status: 78, not 1."""
     place = engines.Place(vault_socket="/nowhere.sock", device="host-1")
     base = {"engine": "torch", "lock": "flock:///nowhere", "place": place}
-    command = child(refusing, **(base | launch))
-    done = subprocess.run(command, env=refusing.place.env, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (REFUSED, 1), done.stderr
-    assert words in done.stderr
-    assert not refusing.trace.exists()
+    refusing.must_refuse(child(refusing, **(base | launch)), words)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("up", "--engine", "sim"),
-        ("worker",),
-        ("memory", "serve", "--device", "host-0"),
-    ],
-    ids=["up", "worker", "memory"],
-)
-def test_too_few_descriptors_are_refused_once(words: tuple[str, ...], refusing: Refusing) -> None:
-    """One line says how many there may be, how many it takes and what to raise; the status says not to try again."""
-    command = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", *refusing.place.command(*words)]
-    done = subprocess.run(command, env=refusing.place.env, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (REFUSED, 1), done.stderr
-    assert "64 descriptors here, and needs 128 at least" in done.stderr
-    assert "ulimit" in done.stderr
-
-
-def test_a_supervised_process_with_too_few_descriptors_is_not_started_again(refusing: Refusing) -> None:
-    """It says so by its status, as for every other setting that cannot be."""
-    command = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", *child(refusing)]
-    done = subprocess.run(command, env=refusing.place.env, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (REFUSED, 1), done.stderr
-    assert "ulimit" in done.stderr
+@pytest.mark.parametrize("words", ["up --engine sim", "worker", "memory serve --device host-0", ""])
+def test_too_few_descriptors_are_refused_once(words: str, refusing: Refusing) -> None:
+    """One line says how many there may be, how many it takes and what to raise; the status says not to try again. So it
+    is with a supervised process."""
+    command = refusing.place.command(*words.split()) if words else child(refusing)
+    few = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", *command]
+    refusing.must_refuse(few, "64 descriptors here, and needs 128 at least", "ulimit")

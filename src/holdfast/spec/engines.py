@@ -27,19 +27,13 @@ class SimSettings(Settings, frozen=True):
 
     ttft_ms: Annotated[float, about("Time to the first token.", "ms", min=0, commands=_BOTH)] = 50.0
     tpot_ms: Annotated[float, about("Time per token; 0 is full speed.", "ms", min=0, commands=_BOTH)] = 20.0
-    jitter: Annotated[
-        float,
-        about("Share by which a step's time varies.", min=0, max=0.99, commands=_WORKER),
-    ] = 0.10
+    jitter: Annotated[float, about("Share by which a step's time varies.", min=0, max=0.99, commands=_WORKER)] = 0.10
     concurrency: Annotated[int, about("Streams that run at once.", min=1, commands=_WORKER)] = 256
     queue: Annotated[int, about("Streams that may wait beyond those.", min=0, commands=_WORKER)] = 256
     block_size: Annotated[int, about("Tokens per KV block.", "tokens", min=1, commands=_WORKER)] = 16
     # When they run out, the youngest stream waits.
     kv_blocks: Annotated[int, about("KV blocks.", min=1, commands=_WORKER)] = 65_536
-    context_tokens_max: Annotated[
-        int,
-        about("Prompt and answer together.", "tokens", min=1, commands=_WORKER),
-    ] = 32_768
+    context_tokens_max: Annotated[int, about("Prompt and answer together.", "tokens", min=1, commands=_WORKER)] = 32_768
     # The weights take what the pool leaves.
     vault_gib: Annotated[
         float,
@@ -55,23 +49,10 @@ class SimSettings(Settings, frozen=True):
         ),
     ] = 0.0625
     ranks: Annotated[
-        int,
-        about(
-            "Processes of one engine.",
-            min=1,
-            max=64,
-            commands=_UP,
-            instead="a real model's is --ranks",
-        ),
+        int, about("Processes of one engine.", min=1, max=64, commands=_UP, instead="a real model's is --ranks")
     ] = 1
     poison_token: Annotated[
-        int,
-        about(
-            "A prompt with this token kills its engine; -1: none does.",
-            min=-1,
-            commands=_UP,
-            hidden=True,
-        ),
+        int, about("A prompt with this token kills its engine; -1: none does.", min=-1, commands=_UP, hidden=True)
     ] = -1
 
 
@@ -80,11 +61,7 @@ class TorchSettings(Settings, frozen=True):
 
     exact: Annotated[
         bool,
-        about(
-            "Arithmetic that does not depend on the batch, or the quicker.",
-            flag="--exact/--fast",
-            commands=_BOTH,
-        ),
+        about("Arithmetic that does not depend on the batch, or the quicker.", flag="--exact/--fast", commands=_BOTH),
     ] = False
     kv_gib: Annotated[
         float,
@@ -98,17 +75,11 @@ class TorchSettings(Settings, frozen=True):
     ] = 0.0
     block_tokens: Annotated[int, about("Tokens in one KV block.", "tokens", min=1)] = 16
     context_tokens_max: Annotated[
-        int,
-        about("Prompt and answer together; 0: the model's.", "tokens", min=0, flag="--context", commands=_BOTH),
+        int, about("Prompt and answer together; 0: the model's.", "tokens", min=0, flag="--context", commands=_BOTH)
     ] = 0
     concurrency: Annotated[
         int,
-        about(
-            "Streams that run at once; 0: 32 on a CPU, 64 on a GPU.",
-            min=0,
-            flag="--streams-max",
-            commands=_BOTH,
-        ),
+        about("Streams that run at once; 0: 32 on a CPU, 64 on a GPU.", min=0, flag="--streams-max", commands=_BOTH),
     ] = 0
     queue: Annotated[int, about("Streams that may wait beyond those; more are refused.", min=0)] = 256
     # How long prompts hold others up.

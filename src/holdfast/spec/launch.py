@@ -19,6 +19,7 @@ _FAILOVER = {"panel": "Failover"}
 _ALL = ("up", "frontend")
 _ENGINES = ("up", "worker")
 _LONE = ("worker", "frontend", "store")
+_STORED = ("worker", "frontend")
 _EVERYWHERE = ("0.0.0.0", "::")  # as hosts to listen on
 
 
@@ -46,15 +47,18 @@ class VaultLaunch(Launch, frozen=True):
     budget_bytes: Annotated[int, about("At most this much, weights and pool; 0: what there is.", "bytes", min=0)] = 0
 
 
-class WorkerLaunch(Launch, frozen=True):
+class StoredLaunch(Launch, frozen=True):
+    """What those are told who find each other in a store."""
+
     store: Annotated[
-        str,
-        about("A store to use, e.g. etcd://127.0.0.1:2379; default: our own.", commands=("worker",), **_SERVING),
+        str, about("A store to use, e.g. etcd://127.0.0.1:2379; default: our own.", commands=_STORED, **_SERVING)
     ] = ""
     deployment: Annotated[
-        str,
-        about("The deployment's name; default $DYN_NAMESPACE or local.", commands=("worker",), **_SERVING),
+        str, about("The deployment's name; default $DYN_NAMESPACE or local.", commands=_STORED, **_SERVING)
     ] = ""
+
+
+class WorkerLaunch(StoredLaunch, frozen=True):
     engine: Annotated[str, about("Which engine a worker hosts: torch, or sim, the simulator.", commands=_ENGINES)] = (
         "sim"
     )
@@ -213,15 +217,7 @@ class KnownSettings(Settings, frozen=True):
     ] = 3600.0
 
 
-class FrontendLaunch(Launch, frozen=True):
-    store: Annotated[
-        str,
-        about("A store to use, e.g. etcd://127.0.0.1:2379; default: our own.", commands=("frontend",), **_SERVING),
-    ] = ""
-    deployment: Annotated[
-        str,
-        about("The deployment's name; default $DYN_NAMESPACE or local.", commands=("frontend",), **_SERVING),
-    ] = ""
+class FrontendLaunch(StoredLaunch, frozen=True):
     address: Annotated[str, about("Where it answers HTTP.")] = "tcp://127.0.0.1:8000"
     status_address: Annotated[str, about("Its own pages, beside a port that several share; empty: only there.")] = ""
     api_keys: Annotated[
@@ -253,7 +249,6 @@ class FrontendLaunch(Launch, frozen=True):
     access_log: Annotated[bool, about("A line in the frontend's log for every request.", commands=_ALL)] = False
     holds: Annotated[HoldSettings, about("Waits of streams and requests.", **_SERVING)] = HoldSettings()
     known: Annotated[KnownSettings, about("Models without a worker.", **_SERVING)] = KnownSettings()
-
 
     def check(self) -> None:
         """ValueError names what a process could not start with, of all that can be told without trying."""
