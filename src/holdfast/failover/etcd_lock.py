@@ -25,7 +25,7 @@ from holdfast.core.tasks import Tasks, first
 from holdfast.failover.identity import read_holder, signature
 from holdfast.failover.lock import Holder, in_a_word
 from holdfast.failover.lost_event import LostEvent
-from holdfast.spec.store_urls import parse_endpoints
+from holdfast.spec.names import parse_endpoints
 from holdfast.store.backoff import Backoff
 from holdfast.store.contract import StoreUnavailable
 from holdfast.store.etcd_gateway import (
