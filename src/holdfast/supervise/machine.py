@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-import msgspec
+from msgspec import Struct
 
 FIRST_PAUSE_S = 0.1  # after the second failure in a row; the first restart is immediate
 PAUSE_S_MAX = 10.0  # a mended cause is noticed within this
@@ -66,59 +66,55 @@ class Life:
 # -- what happens
 
 
-class Word(msgspec.Struct, frozen=True):
-    """What happens to a process, or is to be done about it."""
-
-
-class Start(Word):
+class Start(Struct, frozen=True):
     """It should run."""
 
 
-class Adopted(Word):
+class Adopted(Struct, frozen=True):
     """It runs already, started by an earlier supervisor."""
 
     pid: int
     ready: bool
 
 
-class Spawned(Word):
+class Spawned(Struct, frozen=True):
     pid: int
 
 
-class BecameReady(Word):
+class BecameReady(Struct, frozen=True):
     """It wrote its record."""
 
 
-class Condemned(Word):
+class Condemned(Struct, frozen=True):
     """It cannot serve and will not end by itself; `why` reads after its name: `is stopped: …`, `says that …`."""
 
     why: str
 
 
-class Exited(Word):
+class Exited(Struct, frozen=True):
     """The process is gone; `how` reads after "it died": `SIGKILL`, `exited with 1: the last line it logged`."""
 
     how: str
     refused: bool = False  # with the status that means: trying again cannot help
 
 
-class Stop(Word):
+class Stop(Struct, frozen=True):
     """Leave for good, within `bound_s`."""
 
     bound_s: float
 
 
-class Replace(Word):
+class Replace(Struct, frozen=True):
     """Leave within `bound_s` and start again with the settings written down now."""
 
     bound_s: float
 
 
-class KillNow(Word):
+class KillNow(Struct, frozen=True):
     """Nobody waits any more."""
 
 
-class Tick(Word):
+class Tick(Struct, frozen=True):
     """`Life.deadline_s` has come."""
 
 
@@ -128,19 +124,19 @@ Event = Start | Adopted | Spawned | BecameReady | Condemned | Exited | Stop | Re
 # -- what to do about it
 
 
-class Spawn(Word):
+class Spawn(Struct, frozen=True):
     """Start the process; answer with `Spawned` or, if that fails, `Exited`."""
 
 
-class Terminate(Word):
+class Terminate(Struct, frozen=True):
     """SIGTERM."""
 
 
-class Kill(Word):
+class Kill(Struct, frozen=True):
     """SIGKILL, to it and to all that it started in its session."""
 
 
-class Fell(Word):
+class Fell(Struct, frozen=True):
     """It ended unasked: to be remembered. `was_ready`: it had been ready in this life."""
 
     pid: int
@@ -148,7 +144,7 @@ class Fell(Word):
     was_ready: bool
 
 
-class Tell(Word):
+class Tell(Struct, frozen=True):
     """A line for people; it reads after the process's name."""
 
     text: str
