@@ -12,9 +12,10 @@ from openai import OpenAI
 from holdfast.core.errors import UserError
 from holdfast.discovery.card import CHAT_TEMPLATE_BYTES_MAX
 from holdfast.engines.sim.vocabulary import asset
+from holdfast.engines.torch.files.tiny import tiny
 from holdfast.frontend.text.template import Templates
 from holdfast.frontend.text.tokenizer import TextTokenizer
-from holdfast.roles.small_files import read_template, template_path
+from holdfast.roles.small_files import chat_template, read_template, template_path
 from holdfast.spec.launch import WorkerLaunch
 from holdfast.testing.deployment import Deployment
 
@@ -57,10 +58,6 @@ def test_another_template_is_another_namespace() -> None:
 
 def test_a_template_that_asks_for_the_begin_of_text_gets_the_models(tmp_path: Path) -> None:
     """Like the model's own."""
-    pytest.importorskip("torch")
-    from holdfast.engines.torch.files.tiny import tiny
-    from holdfast.roles.engine_torch import chat_template
-
     path = tmp_path / "chat.jinja"
     path.write_text("{{ bos_token }}" + SHOUTING)
     launch = WorkerLaunch(deployment="local", engine="torch", chat_template=str(path))

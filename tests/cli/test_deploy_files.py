@@ -7,25 +7,23 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+
+from holdfast.cli.app import NOBODY
+from holdfast.cli.arguments import options_of
+from holdfast.cli.start import Up
+from holdfast.settings import read_environment
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 
 
 def options_of_up() -> set[str]:
-    told = subprocess.run(
-        [sys.executable, "-m", "holdfast", "up", "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"COLUMNS": "200", "PATH": "/usr/bin:/bin"},
-    ).stdout
-    return set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", told))
+    options = options_of(Up.of(read_environment(NOBODY)), "up").values()
+    return {text for one in options for text in (*one.flag.split("/"), one.extra.get("short", ""))}
 
 
 def unit() -> configparser.ConfigParser:

@@ -25,12 +25,11 @@ from holdfast.supervise.incidents import (
 )
 from holdfast.supervise.machine import Fell, Life, Phase
 from holdfast.supervise.notes import Slot
-from holdfast.supervise.parts import Parts
 from holdfast.supervise.processes import Processes
 from holdfast.supervise.records import Record, write_record
 from holdfast.supervise.standing import groups_of, timeline, with_groups
 from holdfast.supervise.status import Status, shown_state
-from holdfast.supervise.witness import Witness
+from holdfast.supervise.witness import Parts, Witness
 from holdfast.testing.disks import BALLAST, fill
 from holdfast.wire.net import SocketNetwork
 from manual_clock import ManualClock

@@ -15,7 +15,6 @@ from supervise_rig import World
 from holdfast.core.errors import REFUSED
 from holdfast.spec.jobs import Job
 from holdfast.supervise import processes as processes_module
-from holdfast.supervise.lock import Holder, holder, sign, take_lock
 from holdfast.supervise.machine import Phase
 from holdfast.supervise.processes import LocalProcesses, exit_words
 from holdfast.supervise.records import Record, launch_path, read_record, read_records, run_dir, write_record
@@ -199,19 +198,6 @@ def test_exits_in_words() -> None:
     assert exit_words(0, "bye") == "exited with 0"
     assert exit_words(3, "oh no") == "exited with 3: oh no"
     assert exit_words(None, "") == "ended"
-
-
-def test_the_lock_is_one(tmp_path: Path) -> None:
-    """Only one holds the lock; anyone can see who; it is free as soon as its holder closes it."""
-    assert holder(tmp_path) is None
-    lock = take_lock(tmp_path)
-    assert lock is not None
-    assert holder(tmp_path) == Holder(0), "not signed yet"
-    sign(lock, Holder(4711, detached=True))
-    assert holder(tmp_path) == Holder(4711, detached=True)
-    assert take_lock(tmp_path) is None
-    os.close(lock)
-    assert holder(tmp_path) is None
 
 
 def test_a_broken_record_is_no_record(tmp_path: Path) -> None:

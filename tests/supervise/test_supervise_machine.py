@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from holdfast.spec.jobs import Probes
 from holdfast.supervise import machine as m
-from holdfast.supervise.machine import Life, Phase, step
-from holdfast.supervise.probes import Answer, Asked, answer_of, weigh
+from holdfast.supervise.machine import Answer, Asked, Life, Phase, answer_of, step, weigh
 from transcript_book import must_go_as_written, transcripts
 
 

@@ -22,9 +22,8 @@ from holdfast.core.procfs import read_process
 from holdfast.spec.jobs import Job, Probes
 from holdfast.supervise import machine
 from holdfast.supervise.loop import Supervisor
-from holdfast.supervise.machine import Phase
+from holdfast.supervise.machine import Answer, Phase
 from holdfast.supervise.notes import Slot
-from holdfast.supervise.probes import Answer
 from holdfast.supervise.processes import LocalProcess
 from holdfast.supervise.status import look
 from holdfast.supervise.watching import STOPPED_TICKS

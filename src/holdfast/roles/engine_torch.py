@@ -10,10 +10,9 @@ from holdfast.discovery.card import ModelCard, WeightsIdentity
 from holdfast.engines.contract import Engine
 from holdfast.engines.torch.engine import torch_engine
 from holdfast.engines.torch.files.checkpoint import Checkpoint, Progress
-from holdfast.engines.torch.files.gguf_tokenizer import with_bos
 from holdfast.engines.torch.files.resolve import known
 from holdfast.engines.torch.geometry import settings_on, settle
-from holdfast.roles.small_files import read_template
+from holdfast.roles.small_files import chat_template
 from holdfast.spec.engines import TorchSettings
 from holdfast.spec.launch import WorkerLaunch
 
@@ -39,13 +38,6 @@ def make_torch(launch: WorkerLaunch, looked_at: Checkpoint, progress: Progress) 
         root=launch.source if Path(launch.source).is_absolute() else "",
     )
     return engine, card, checkpoint.tokenizer_json
-
-
-def chat_template(launch: WorkerLaunch, checkpoint: Checkpoint) -> str | None:
-    """The operator's template, or the model's own; None: it does not chat."""
-    if not launch.chat_template:
-        return checkpoint.chat_template
-    return with_bos(read_template(launch.chat_template), checkpoint.bos_token)
 
 
 def _settings(launch: WorkerLaunch, checkpoint: Checkpoint) -> TorchSettings:

@@ -11,9 +11,14 @@ import select
 import time
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from holdfast.core.errors import HoldfastError, UserError
 from holdfast.discovery.card import CHAT_TEMPLATE_BYTES_MAX
+
+if TYPE_CHECKING:
+    from holdfast.engines.torch.files.checkpoint import Checkpoint
+    from holdfast.spec.launch import WorkerLaunch
 
 BYTES_MAX = 1024 * 1024  # settings, a template, a token: a larger file is another one than was meant
 READ_S = 5.0  # for a command at the other end of a pipe
@@ -75,3 +80,12 @@ def read_template(path: str) -> str:
     except HoldfastError as error:
         raise UserError(f"--chat-template {path}: {error.message}") from error
     return source
+
+
+def chat_template(launch: WorkerLaunch, checkpoint: Checkpoint) -> str | None:
+    """The operator's template, or the model's own; None: it does not chat."""
+    from holdfast.engines.torch.files.gguf_tokenizer import with_bos
+
+    if not launch.chat_template:
+        return checkpoint.chat_template
+    return with_bos(read_template(launch.chat_template), checkpoint.bos_token)

@@ -20,10 +20,8 @@ from holdfast.core.errors import REFUSED
 from holdfast.core.ports import Clock
 from holdfast.spec.jobs import START_ORDER, STOP_ORDER, Job
 from holdfast.supervise import machine
-from holdfast.supervise.machine import KERNEL_S, Phase
+from holdfast.supervise.machine import KERNEL_S, Asked, Phase
 from holdfast.supervise.notes import Notes, Slot
-from holdfast.supervise.parts import Parts
-from holdfast.supervise.probes import Asked
 from holdfast.supervise.processes import Process, Processes, exit_words
 from holdfast.supervise.records import (
     Record,
@@ -34,7 +32,7 @@ from holdfast.supervise.records import (
     set_aside,
     write_launch,
 )
-from holdfast.supervise.witness import Witness
+from holdfast.supervise.witness import Parts, Witness
 
 # Records are files: while something starts they are looked at this often. Adds at most this much to "ready" on the
 # screen, and nothing to the process's own readiness.

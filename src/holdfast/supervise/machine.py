@@ -6,11 +6,15 @@ the first time and then after pauses that double, so that a crash loop costs lit
 tried again; one that was ready with the same settings may be right again, and is. Who was ready for longer than it took
 to get there, and for `STEADY_S`, has paid for its start: earlier failures are forgotten. A process that is asked to
 leave gets SIGTERM and a bound, then SIGKILL; one that is not ready in time, or is condemned by those who watch it, gets
-SIGKILL at once and comes back like one that died. No I/O and no clock here: `now_s` comes in, effects go out, and
+SIGKILL at once and comes back like one that died. Of its own answers (facts 24, 31) one proves something, silence does
+not: a process that *says* it cannot live any more (`/live` answers, and not with 200) several times in a row is
+condemned; one that says nothing may only be starved, and is judged by its beats and by the kernel (`watching`), never
+here. Readiness is shown and kills nobody. No I/O and no clock here: `now_s` comes in, effects go out, and
 `next_deadline_s` says when to tick.
 
 Always true: an event that has no entry in the table is our own bug and changes nothing; at most one process per life,
-and none is started beside one that was killed and has not ended.
+and none is started beside one that was killed and has not ended. Silence neither adds to the count of refusals nor
+clears it; a process is condemned once.
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ from enum import StrEnum
 from typing import Any
 
 from msgspec import Struct
+
+from holdfast.spec.jobs import Probes
 
 FIRST_PAUSE_S = 0.1  # after the second failure in a row; the first restart is immediate
 PAUSE_S_MAX = 10.0  # a mended cause is noticed within this
@@ -358,3 +364,41 @@ TABLE: dict[tuple[Phase, type[Event]], Handler] = {
     (Phase.OVER, Stop): _stay,
     (Phase.OVER, KillNow): _stay,
 }
+
+
+# -- what its own answers mean: a kubelet's liveness and readiness probes, as a count
+
+
+class Answer(StrEnum):
+    YES = "yes"  # 200
+    NO = "no"  # any other status
+    SILENCE = "silence"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What one process answered so far."""
+
+    refusals: int = 0  # of /live, in a row
+    ready: Answer = Answer.SILENCE
+
+    def __str__(self) -> str:
+        readiness = {Answer.YES: "ready", Answer.NO: "not ready", Answer.SILENCE: "silent"}[self.ready]
+        return f"{readiness}, /live refused {self.refusals} times" if self.refusals else readiness
+
+
+def answer_of(status: int | None) -> Answer:
+    """A status code, or None where nothing came, as an answer."""
+    if status is None:
+        return Answer.SILENCE
+    return Answer.YES if status == 200 else Answer.NO
+
+
+def weigh(asked: Asked, live: Answer, ready: Answer, probes: Probes, reason: str = "") -> tuple[Asked, str]:
+    """What is known now, and why the process is condemned, or ""; `reason`: what its answer to /live gives as one."""
+    refusals = {Answer.YES: 0, Answer.NO: asked.refusals + 1, Answer.SILENCE: asked.refusals}[live]
+    after = replace(asked, refusals=refusals, ready=ready)
+    if live is Answer.NO and refusals == probes.failure_threshold:
+        cause = f": {reason}" if reason else f" (/live refused {refusals} times in a row)"
+        return after, f"says that it cannot live{cause}"
+    return after, ""

@@ -15,8 +15,7 @@ import msgspec
 
 from holdfast.core.procfs import read_process
 from holdfast.spec.jobs import Job
-from holdfast.supervise.machine import Life, Phase
-from holdfast.supervise.probes import Asked
+from holdfast.supervise.machine import Asked, Life, Phase
 from holdfast.supervise.processes import Process
 from holdfast.supervise.records import (
     Record,

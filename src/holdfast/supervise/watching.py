@@ -21,9 +21,8 @@ from holdfast.health.watcher import BeatWatcher, Finding, probe
 from holdfast.spec.jobs import Probes
 from holdfast.supervise.asking import ask_status
 from holdfast.supervise.loop import Supervisor
-from holdfast.supervise.machine import Phase
+from holdfast.supervise.machine import Phase, answer_of, weigh
 from holdfast.supervise.notes import Slot
-from holdfast.supervise.probes import answer_of, weigh
 from holdfast.wire.messages import ProcessIdentity, Welcome
 
 # One that has no beats (a store, a vault, a frontend), or never answered a beat connection (adopted while stopped,
