@@ -6,7 +6,7 @@ import random
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast.routing.prefixes import PREFIX_BLOCK_TOKENS
 from holdfast.routing.table import YOUNG_S, RouteTable, Slot, Standing
@@ -57,7 +57,13 @@ class RouteMachine(RuleBasedStateMachine):
         name = names[pick % len(names)]
         return self.slots[name], self.naive[name]
 
-    @precondition(lambda self: len(self.slots) < 6)
+    @initialize(capacities=st.lists(st.integers(1, 3), min_size=1, max_size=2))
+    def some_serve(self, capacities: list[int]) -> None:
+        for place, capacity in enumerate(capacities):
+            self.add(capacity)
+            self.update(place, routable=True, admit_max=None)
+
+    @precondition(lambda self: len(self.slots) < 3)
     @rule(capacity=st.integers(0, 3))
     def add(self, capacity: int) -> None:
         name = len(self.slots)
@@ -178,16 +184,15 @@ class RouteMachine(RuleBasedStateMachine):
         assert {slot.name for slot in self.table._ready} == ready
         assert len(self.table._ready) == len(ready)
         assert all(self.table._ready[slot.place] is slot for slot in self.table._ready)
-        assert self.table.has_ready is bool(ready)
 
     @invariant()
     def facts_are_right(self) -> None:
         routable = [naive for naive in self.naive.values() if naive.present and naive.routable]
         assert self.table.routable_count == len(routable)
         full = [naive for naive in routable if naive.full]
-        assert self.table.overloaded is (bool(full) and not self.table.has_ready)
+        assert self.table.overloaded is (bool(full) and not any(naive.ready() for naive in routable))
         assert self.table.places == sum(naive.capacity for naive in routable)
 
 
-RouteMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+RouteMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 TestRouteMachine = RouteMachine.TestCase

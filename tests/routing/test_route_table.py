@@ -1,4 +1,4 @@
-"""The route choice: balance, affinity, set-aside workers, probation, and what a choice costs."""
+"""The route choice: balance, affinity, time aside, and what a choice costs; who is ready is `test_route_machine`'s."""
 
 from __future__ import annotations
 
@@ -113,26 +113,6 @@ def test_a_part_of_the_prefix_gives_a_part_of_the_credit() -> None:
     assert table.choose(shared) is not affine
 
 
-def test_affinity_never_overrides_readiness() -> None:
-    """The worker that knows the prefix is passed over while it is full, aside or not routable."""
-    table = make_table(3, capacity=2)
-    affine = table.slots[2]
-    table.take(affine, 0, LONG)
-    assert table.choose(LONG) is affine
-    table.take(affine, 0, LONG)
-    assert table.choose(LONG) is not affine
-    table.give_back(affine, 0)
-    assert table.choose(LONG) is affine
-    table.set_aside(affine, 10.0)
-    assert table.choose(LONG) is not affine
-    table.tick(20.0)
-    assert table.choose(LONG) is affine
-    table.update(affine, routable=False)
-    assert table.choose(LONG) is not affine
-    table.remove(affine)
-    assert table.choose(LONG) is not affine
-
-
 def test_remembered_prefixes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The least recently used go first."""
     monkeypatch.setattr(prefixes_module, "PREFIX_ENTRIES_MAX", 20)
@@ -155,18 +135,6 @@ def test_prefix_keys_are_a_bounded_chain() -> None:
     assert len(prefix_keys([1] * 200_000)) == PREFIX_BLOCKS_MAX
 
 
-def test_a_failed_worker_is_set_aside_and_comes_back() -> None:
-    """It gets nothing for a while, and is back with the first tick after that."""
-    table = make_table(1)
-    slot = table.slots[1]
-    table.set_aside(slot, 10.0)
-    assert table.choose([1]) is None
-    assert not table.tick(10.0 + ASIDE_S_MIN - 0.01)
-    assert table.tick(10.0 + ASIDE_S_MIN)
-    assert table.choose([1]) is slot
-    assert not table.tick(100.0)
-
-
 def test_failing_again_doubles_the_time_aside_up_to_a_bound() -> None:
     """0.5, 1, 2, … s; one fault that fails many requests counts once; a finished request starts over."""
     table = make_table(1)
@@ -187,68 +155,14 @@ def test_failing_again_doubles_the_time_aside_up_to_a_bound() -> None:
     assert slot.aside_until_s - now_s == ASIDE_S_MIN
 
 
-@pytest.mark.parametrize("back_after_s", [0.1, 5.0])
-def test_time_aside_goes_on_while_a_worker_is_away(back_after_s: float) -> None:
-    """A worker that was set aside, left and came back is aside until its time, not for ever."""
-    table = make_table(1)
-    slot = table.slots[1]
-    table.set_aside(slot, 10.0)
-    table.remove(slot)
-    table.tick(10.0 + back_after_s)
-    table.add(slot)
-    table.update(slot, routable=True)
-    table.tick(10.0 + max(back_after_s, ASIDE_S_MIN))
-    assert table.choose([1]) is slot
-
-
-def test_probation_admits_its_bound_only() -> None:
-    """With admit_max=2 the third request goes elsewhere; trusted again, it takes them."""
-    table = make_table(1, capacity=5)
-    slot = table.slots[1]
-    table.update(slot, routable=True, admit_max=2)
-    for _ in range(2):
-        assert table.choose([1]) is slot
-        table.take(slot, 10, [1])
-    assert table.choose([1]) is None
-    assert table.overloaded
-    table.update(slot, routable=True)
-    assert table.choose([1]) is slot
-    table.update(slot, routable=True, admit_max=0)
-    assert table.choose([1]) is None
-    assert slot.full
-
-
-def test_overload_is_work_and_not_failure() -> None:
-    """No workers, or none routable, or all set aside, is not overload; one that is full and none that is ready is."""
-    table = make_table(2, capacity=1)
-    one, two = table.slots.values()
-    assert not RouteTable(random.Random(1)).overloaded
-    table.set_aside(one, 0.0)
-    table.set_aside(two, 0.0)
-    assert not table.overloaded
-    table.forgive(one)
-    table.take(one, 1, [1])
-    assert not table.has_ready
-    assert table.overloaded
-    table.update(two, routable=False)
-    assert table.overloaded
-    table.update(one, routable=False)
-    assert not table.overloaded
-    assert table.routable_count == 0
-
-
 def test_one_name_is_one_worker() -> None:
-    """A second slot of the same name is our own bug; removing a stranger of that name changes nothing."""
+    """A second slot of the same name is our own bug, as is a place given back that was never taken; removing a stranger
+    of that name changes nothing."""
     table = make_table(1)
     with pytest.raises(AssertionError):
         table.add(Slot(1, 5))
     table.remove(Slot(1, 5))
     assert table.choose([1]) is table.slots[1]
-
-
-def test_giving_back_too_much_is_our_own_bug() -> None:
-    """A place that was never taken cannot be given back."""
-    table = make_table(1)
     with pytest.raises(AssertionError):
         table.give_back(table.slots[1], 0)
 
@@ -278,26 +192,35 @@ def test_a_prefix_is_hashed_once_for_all_choices_of_a_request(monkeypatch: pytes
     assert hashed == [len(LONG), len(LONG)]
 
 
-def test_a_worker_that_was_full_gets_what_it_has_room_for() -> None:
-    """It turned a request away: nothing more goes there until it has room, then as much as it said; what is left over
-    is passed on, and then it is as any other."""
-    table = make_table(1, capacity=5)
+def test_affinity_never_overrides_readiness() -> None:
+    """The worker that knows the prefix is passed over while it is full, aside or not routable."""
+    table = make_table(3, capacity=2)
+    affine = table.slots[2]
+    table.take(affine, 0, LONG)
+    assert table.choose(LONG) is affine
+    table.take(affine, 0, LONG)
+    assert table.choose(LONG) is not affine
+    table.give_back(affine, 0)
+    assert table.choose(LONG) is affine
+    table.set_aside(affine, 10.0)
+    assert table.choose(LONG) is not affine
+    table.tick(20.0)
+    assert table.choose(LONG) is affine
+    table.update(affine, routable=False)
+    assert table.choose(LONG) is not affine
+    table.remove(affine)
+    assert table.choose(LONG) is not affine
+
+
+@pytest.mark.parametrize("back_after_s", [0.1, 5.0])
+def test_time_aside_goes_on_while_a_worker_is_away(back_after_s: float) -> None:
+    """A worker that was set aside, left and came back is aside until its time, not for ever."""
+    table = make_table(1)
     slot = table.slots[1]
-    table.turned_away(slot)
-    assert table.choose([1]) is None
-    assert table.overloaded
-    assert not table.passes(slot)
-    table.has_room(slot, 2)
-    table.take(slot, 1, [1])
+    table.set_aside(slot, 10.0)
+    table.remove(slot)
+    table.tick(10.0 + back_after_s)
+    table.add(slot)
+    table.update(slot, routable=True)
+    table.tick(10.0 + max(back_after_s, ASIDE_S_MIN))
     assert table.choose([1]) is slot
-    table.take(slot, 1, [1])
-    assert table.choose([1]) is None
-    assert not table.passes(slot), "all of it was used: we may want more"
-    table.has_room(slot, 2)
-    table.take(slot, 1, [1])
-    assert table.passes(slot)
-    assert table.choose([1]) is slot
-    table.take(slot, 1, [1])
-    assert table.choose([1]) is slot
-    table.has_room(slot, 2)  # nobody asked
-    assert table.passes(slot)

@@ -17,32 +17,30 @@ from holdfast.streams.ledger import (
     standing_of,
 )
 
+# The names are part of the contract with clients, dashboards and other versions: renaming one breaks somebody's alert.
 RESUMED = {
-    Code.CANNOT_CONNECT: True,
-    Code.DISCONNECTED: True,
-    Code.CONNECTION_TIMEOUT: True,
-    Code.RESPONSE_TIMEOUT: True,
-    Code.ENGINE_SHUTDOWN: True,
-    Code.STREAM_INCOMPLETE: True,
-    Code.WORKER_OVERLOADED: True,
-    Code.CANCELLED: False,
-    Code.INVALID_REQUEST: False,
-    Code.RESOURCE_EXHAUSTED: False,
-    Code.NO_WORKER: False,
-    Code.POISONED: False,
-    Code.INTERNAL: False,
+    "CannotConnect": True,
+    "Disconnected": True,
+    "ConnectionTimeout": True,
+    "ResponseTimeout": True,
+    "EngineShutdown": True,
+    "StreamIncomplete": True,
+    "WorkerOverloaded": True,
+    "Cancelled": False,
+    "InvalidRequest": False,
+    "ResourceExhausted": False,
+    "NoWorker": False,
+    "PoisonedRequest": False,
+    "InternalError": False,
 }
 
 
-@pytest.mark.parametrize("code", list(Code))
-def test_every_code_is_decided(code: Code) -> None:
+@pytest.mark.parametrize("name", sorted({*RESUMED, *Code}))
+def test_every_code_is_decided(name: str) -> None:
     """The seven names that stand for a worker's failure are resumed elsewhere, all others fail under their own name."""
-    verdict = after_failure(code, "why", barren=0)
-    if RESUMED[code]:
-        assert verdict == Resume(avoid_worker=True)
-    else:
-        assert verdict == Fail(code, "why")
-    assert RESUMED[code] is (code in RESUMABLE)
+    code = Code(name)
+    assert after_failure(name, "why", barren=0) == (Resume(avoid_worker=True) if RESUMED[name] else Fail(code, "why"))
+    assert RESUMED[name] is (code in RESUMABLE)
 
 
 @pytest.mark.parametrize("code", sorted(RESUMABLE))

@@ -102,20 +102,23 @@ async def test_a_doubted_standby_that_takes_over_is_trusted_in_that_moment(tmp_p
 
 
 async def test_the_stream_of_a_dead_leader_is_with_its_standby(tmp_path: Path) -> None:
-    """Held between the loss and the announcement, resumed with every token it had shown."""
+    """Held between the loss and the announcement, resumed with every token it had shown; also where the next leaders
+    are killed as soon as they lead."""
     async with roster_rig(tmp_path) as rig:
         leader = await leading(rig, 1, epoch=5)
-        standby = await standing_by(rig, 2)
+        standbys = [await standing_by(rig, number) for number in (2, 3, 4)]
         flight, reader = rig.ask("s1", leader)
         await until(lambda: leader.generates, "the request")
         leader.say("s1", [10])
         await until(lambda: reader.shown, "the first token")
-        await leader.stop()
-        await until(lambda: flight in flight.workers.holds, "the stream to be held")
-        standby.send(Active(6))
-        await until(lambda: standby.generates, "the stream to be resumed")
-        assert standby.generates[0].request.tokens == [1, 2, 3, 10]
-        standby.say("s1", [11], "length")
+        for epoch, standby in enumerate(standbys, 6):
+            await leader.stop()
+            await until(lambda: flight in flight.workers.holds, "the stream to be held")
+            leader = standby
+            leader.send(Active(epoch))
+            await until(lambda: leader.generates, "the stream to be resumed")  # noqa: B023
+            assert leader.generates[0].request.tokens == [1, 2, 3, 10]
+        leader.say("s1", [11], "length")
         await until(lambda: reader.finish, "the end")
         assert reader.shown == [10, 11]
 

@@ -213,10 +213,6 @@ class RouteTable:
     # -- facts
 
     @property
-    def has_ready(self) -> bool:
-        return bool(self._ready)
-
-    @property
     def overloaded(self) -> bool:
         """Workers are there and none has a place, because there is too much work: not because they failed."""
         return self._full_count > 0 and not self._ready
