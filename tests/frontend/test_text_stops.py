@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from holdfast.frontend.text.stops import StopWatcher
 
-stop_sets = st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=4).map(tuple)
-pieces_of_text = st.lists(st.text("abc\n", max_size=4), max_size=12)
+# Few, of which two are syntax to a regular expression.
+stop_sets = st.lists(st.text("a^\\", min_size=1, max_size=4), max_size=4).map(tuple)
+pieces_of_text = st.lists(st.text("ab^\\", max_size=4), max_size=12)
 
 
 def naive(text: str, stops: tuple[str, ...], include: bool, passed: int = 0) -> tuple[str, str | None]:
@@ -21,22 +22,6 @@ def naive(text: str, stops: tuple[str, ...], include: bool, passed: int = 0) -> 
             stop = max(done, key=len)
             return text[: end if include else end - len(stop)], stop
     return text, None
-
-
-@settings(max_examples=500)
-@given(pieces_of_text, stop_sets, st.booleans())
-def test_equals_a_search_over_the_whole_text(pieces: list[str], stops: tuple[str, ...], include: bool) -> None:
-    """However the text is cut, the emitted text and the hit are those of a search over all of it."""
-    watcher = StopWatcher(stops, include)
-    emitted, hit = "", None
-    for piece in pieces:
-        emit, hit = watcher.push(piece)
-        emitted += emit
-        if hit is not None:
-            break
-    else:
-        emitted += watcher.flush()
-    assert (emitted, hit) == naive("".join(pieces), stops, include)
 
 
 @settings(max_examples=300)
@@ -56,11 +41,12 @@ def test_withholds_exactly_what_may_still_become_a_stop(pieces: list[str], stops
 
 
 @settings(max_examples=500)
-@given(pieces_of_text, pieces_of_text, stop_sets, st.booleans())
-def test_a_stop_string_may_begin_but_not_end_in_text_that_is_passed_by(
+@given(st.just([]) | pieces_of_text, pieces_of_text, stop_sets, st.booleans())
+def test_equals_a_search_over_the_whole_text(
     passed: list[str], pieces: list[str], stops: tuple[str, ...], include: bool
 ) -> None:
-    """However it is cut: the first stop string that is complete after that text counts, and nothing of it is shown."""
+    """However the text is cut, the emitted text and the hit are those of a search over all of it: of the first stop
+    string that is complete after the text that is passed by, in which it may begin."""
     watcher = StopWatcher(stops, include)
     emitted = "".join([watcher.pass_by(piece) for piece in passed])
     hit = None
@@ -72,22 +58,6 @@ def test_a_stop_string_may_begin_but_not_end_in_text_that_is_passed_by(
     else:
         emitted += watcher.flush()
     assert (emitted, hit) == naive("".join(passed + pieces), stops, include, len("".join(passed)))
-
-
-def test_flush_gives_back_what_was_withheld() -> None:
-    """A stream that ends inside a possible stop string shows that text."""
-    watcher = StopWatcher(("</s>",))
-    assert watcher.push("done </") == ("done ", None)
-    assert watcher.flush() == "</"
-    assert watcher.flush() == ""
-
-
-def test_a_character_that_a_regular_expression_would_read() -> None:
-    """First characters such as ] ^ - and backslash are characters, not syntax."""
-    watcher = StopWatcher(("]x", "^x", "-x", "\\x"))
-    assert watcher.push("a+z") == ("a+z", None)
-    assert watcher.push("a^") == ("a", None)
-    assert watcher.push("x") == ("", "^x")
 
 
 def cpu_s(stops: tuple[str, ...], pieces: list[str]) -> float:
