@@ -127,6 +127,7 @@ def test_a_bad_message_is_named_by_its_path(messages: Any, param: str) -> None:
     [
         ({"model": ""}, "model"),
         ({"model": 3}, "model"),
+        ({"model": "x" * 257}, "model"),
         ({"n": 0}, "n"),
         ({"n": 129}, "n"),
         ({"n": 10**4000}, "n"),
@@ -160,6 +161,7 @@ def test_a_bad_message_is_named_by_its_path(messages: Any, param: str) -> None:
         ({"stop": ""}, "stop"),
         ({"stop": ["a", ""]}, "stop[1]"),
         ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": ["x" * 513]}, "stop[0]"),
         ({"stop": 3}, "stop"),
         ({"stop_token_ids": [1, "2"]}, "stop_token_ids[1]"),
         ({"logprobs": 5}, "logprobs"),

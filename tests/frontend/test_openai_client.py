@@ -16,9 +16,11 @@ from holdfast.testing.deployment import Deployment
 
 
 def test_models_are_listed_and_retrieved(client: OpenAI) -> None:
-    """Each with the fields OpenAI gives it."""
+    """Each with the fields OpenAI gives it, and those that vLLM's bench reads."""
     listed = list(client.models.list())
     assert [strict(model).id for model in listed] == [MODEL]
+    more = listed[0].model_extra or {}
+    assert (more["root"], more["parent"], more["max_model_len"]) == (MODEL, None, 32_768)
     assert strict(client.models.retrieve(MODEL)) == listed[0]
     with pytest.raises(openai.NotFoundError, match="org/other"):
         client.models.retrieve("org/other")
@@ -79,7 +81,10 @@ def test_several_choices(client: OpenAI) -> None:
 
 
 def test_text_completions(client: OpenAI, tokenizer: TextTokenizer) -> None:
-    """Of one text and of several, streamed and not."""
+    """Of one text and of several, streamed and not; sixteen tokens where no length is asked for."""
+    short: Completion = client.completions.create(model=MODEL, prompt="the sea", extra_body={"ignore_eos": True})
+    assert short.usage is not None
+    assert (short.usage.completion_tokens, short.choices[0].finish_reason) == (16, "length")
     one = strict(client.completions.create(model=MODEL, prompt="the sea", max_tokens=12, seed=5, extra_body=IDS))
     assert (one.object, len(one.choices)) == ("text_completion", 1)
     assert one.choices[0].text == decode(tokenizer, one.choices[0].model_extra["token_ids"])
@@ -121,6 +126,7 @@ def test_completions_of_token_ids(client: OpenAI, tokenizer: TextTokenizer) -> N
         ({"max_tokens": 40_000}, "max_tokens"),
         ({"extra_body": {"frobnicate": 1}}, "frobnicate"),
         ({"extra_body": {"guided_json": {}}}, "guided_json"),
+        ({"extra_body": {"priority": 1}}, "priority"),
     ],
 )
 @pytest.mark.parametrize("streaming", [False, True])
@@ -142,10 +148,13 @@ def test_an_unknown_model_is_not_found(client: OpenAI) -> None:
 
 
 def test_harmless_fields_are_accepted(client: OpenAI) -> None:
-    """And so are unsupported ones that ask for what happens anyway."""
+    """Marks for caches, sessions and stores, tools that may not be called; unsupported ones too that ask for what
+    happens anyway."""
+    tools: Any = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
     answer = ask(
         client, user="u", metadata={"a": "b"}, store=False, service_tier="auto", parallel_tool_calls=True,
-        response_format={"type": "text"}, tools=[], tool_choice="none", logit_bias={"5": -100},
+        response_format={"type": "text"}, tools=tools, tool_choice="none", logit_bias={"5": -100},
+        extra_body={"session_id": "s", "cache_control": {"type": "ephemeral"}, "priority": 0},
     )  # fmt: skip
     assert answer.choices[0].finish_reason in ("stop", "length")
 
@@ -165,6 +174,7 @@ def test_messages_of_every_kind(client: OpenAI) -> None:
                 "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}],
             },
             first.to_dict(),  # type: ignore[list-item]
+            {"role": "assistant", "content": "hm", "name": "x", "reasoning": "well", "cache_control": {}},  # type: ignore[list-item]
             {"role": "user", "content": "go on"},
         ],
     )

@@ -12,7 +12,10 @@ from http_rig import Raw, Reply, chat
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from holdfast.frontend.api.errors import ApiError
 from holdfast.frontend.api.fields import HARMLESS, REFUSED, SHARED
+from holdfast.frontend.api.request import CHOICES_MAX
+from holdfast.frontend.body_reader import PARSERS
 from holdfast.testing.deployment import Deployment
 from holdfast.testing.processes import fd_count, rss_bytes, thread_count
 
@@ -33,7 +36,9 @@ anything = st.recursive(
     lambda inner: st.one_of(
         st.lists(inner, max_size=4),
         st.dictionaries(
-            st.one_of(st.sampled_from(["role", "content", "type", "text", "7"]), st.text(max_size=4)), inner, max_size=4
+            st.one_of(st.sampled_from(["role", "content", "type", "text", "include_usage", "7"]), st.text(max_size=4)),
+            inner,
+            max_size=4,
         ),
     ),
     max_leaves=8,
@@ -41,19 +46,21 @@ anything = st.recursive(
 # Small answers only: what is judged is the refusal of bad input, and work the engine does not have to do is not done.
 base = {"model": "holdfast-sim", "max_tokens": 2}
 one_field = st.builds(
-    lambda path, key, value, stream: (
-        path,
-        {
-            **base,
-            "messages" if "chat" in path else "prompt": chat()["messages"] if "chat" in path else "x",
-            "stream": stream,
-        }
-        | {key: value},
+    lambda key, value, stream: {**base, "stream": stream, key: value}, st.sampled_from(FIELDS), anything, st.booleans()
+)
+messages = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "system", "assistant"])}, optional={"content": anything, "name": anything}
     ),
-    st.sampled_from(PATHS),
-    st.sampled_from(FIELDS),
-    anything,
-    st.booleans(),
+    max_size=3,
+)
+many_fields = st.fixed_dictionaries(
+    {name: st.just(value) for name, value in base.items()},
+    optional={
+        **{name: scalars for name in SHARED if name not in base},
+        "messages": st.one_of(messages, anything),
+        "prompt": st.one_of(st.text(max_size=3), st.lists(st.integers(0, 9), max_size=3), anything),
+    },
 )
 
 
@@ -105,11 +112,31 @@ def judge(reply: Reply, *, body_known: bool = True) -> None:
 
 
 @QUICK
-@given(one_field)
-def test_any_value_in_any_field(held: Held, case: tuple[str, dict[str, Any]]) -> None:
-    """200, or a refusal that names the field."""
-    path, body = case
-    judge(held.connection.post(path, json.dumps(body).encode()).reply())
+@given(st.sampled_from(PATHS), one_field | many_fields)
+def test_any_value_in_any_field(held: Held, path: str, fields: dict[str, Any]) -> None:
+    """One field at a time, and many at once: 200 for a request that is sound, or a refusal that names the field."""
+    asked = {"messages": chat()["messages"]} if path == PATHS[0] else {"prompt": "x"}
+    body = json.dumps({**asked, **fields}, ensure_ascii=False).encode("utf-8", "replace")
+    judge(held.connection.post(path, body).reply())
+    judge_parsed(path, body)
+
+
+def judge_parsed(path: str, body: bytes) -> None:
+    """Read here, it is refused with a 400, or whatever it holds is of its type and within its bounds."""
+    status = 0
+    try:
+        parsed = PARSERS["chat" if path == PATHS[0] else "completions"](body)
+    except ApiError as error:
+        status = error.status
+    if status:
+        assert status == 400
+        return
+    assert parsed.messages if parsed.kind == "chat" else parsed.prompts
+    assert 1 <= parsed.n * max(1, len(parsed.prompts)) <= CHOICES_MAX
+    assert all(type(message["content"]) is str for message in parsed.messages)
+    assert parsed.seed is None or 0 <= parsed.seed < 2**63
+    assert parsed.temperature is None or 0 <= parsed.temperature <= 2
+    assert all(parsed.stops)
 
 
 @QUICK
@@ -159,22 +186,11 @@ def test_bodies_made_to_hurt(held: Held, path: str, body: bytes) -> None:
     ("changes", "param"),
     [
         ({"n": 10**9}, "n"),
-        ({"n": 129}, "n"),
-        ({"n": 0}, "n"),
-        ({"max_tokens": 10**12}, "max_tokens"),
         ({"max_tokens": 2**31 - 1}, "max_tokens"),
         ({"max_completion_tokens": 40_000, "max_tokens": None}, "max_completion_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
-        ({"messages": [{"role": "user", "content": "x"}] * 5000}, "messages"),
         ({"messages": [{"role": "user", "content": "word " * 100_000}]}, "messages"),
-        ({"stop": ["x" * 600]}, "stop[0]"),
-        ({"stop": ["x"] * 17}, "stop"),
-        ({"logit_bias": {str(place): 1 for place in range(301)}}, "logit_bias"),
         ({"logit_bias": {"999999": 1}}, "logit_bias"),
         ({"stop_token_ids": [2**31 - 1]}, "stop_token_ids"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"model": "x" * 300}, "model"),
     ],
 )
 def test_absurd_values_are_refused_by_field(held: Held, changes: dict[str, Any], param: str) -> None:

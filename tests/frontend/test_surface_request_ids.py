@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from http_rig import Raw, Reply
 from openai import OpenAI
@@ -48,16 +50,22 @@ def test_everybody_has_a_name(client: OpenAI, deployment: Deployment) -> None:
 
 @pytest.mark.processes
 def test_a_failure_of_ours_is_in_the_log_by_its_name() -> None:
-    """Before the first token as after it; what a client did wrong is not."""
+    """Before the first token as after it; what a client did wrong is not. A worker's coming and going is logged as `ps`
+    calls it, and every line begins with its date."""
     with Deployment(workers=1, frontend={"holds": {"hold_s": 0.3}}, sim={"tpot_ms": 20}) as deployment:
         with Raw(deployment.port) as raw:
             raw.post(CHAT, {**ASKED, "stream": True, "max_tokens": 400, "ignore_eos": True}, "x-request-id: begun\r\n")
             raw.until(b"data: ")
+            assert deployment.health()["workers"][0]["name"] == "worker-0"
             deployment.kill("worker-0")
             assert b'"error"' in raw.until(b"0\r\n\r\n")
         assert post(deployment, "unbegun").status == 503
         assert post(deployment, "mistaken", n=0).status == 400
+        deployment.wait_until(lambda: "worker-0 left: " in deployment.log("frontend"), "its end to be logged", 20)
         log = deployment.log("frontend")
     for name in ("begun", "unbegun"):
         assert f"request {name} failed: 503 NoWorker" in log
     assert "mistaken" not in log
+    lines = [line for line in log.splitlines() if "worker-0" in line]
+    assert any(" worker-0 of holdfast-sim " in line for line in lines)
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", line) for line in lines)

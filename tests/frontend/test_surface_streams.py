@@ -217,3 +217,15 @@ def test_an_idle_frontend_leaves_at_once(leaving: Deployment) -> None:
         assert leaving.processes["frontend"].wait(10) == 0
         assert time.monotonic() - began_s < 3.0
         assert idle.at_end()
+
+
+def test_drain_that_runs_out_ends_streams_with_an_error_event() -> None:
+    """An open stream gets an error event and no [DONE], never a silent close; the frontend exits with 0."""
+    with Deployment(workers=1, frontend={"drain_s": 0.3}) as deployment, Raw(deployment.port) as raw:
+        raw.post(CHAT, long_chat(stream=True)).until(b"data: ")
+        deployment.signal("frontend", signal.SIGTERM)
+        rest = raw.until(b"0\r\n\r\n")
+        assert b'"error"' in rest
+        assert b"shutting down" in rest
+        assert b"[DONE]" not in rest
+        assert deployment.processes["frontend"].wait(10) == 0

@@ -8,7 +8,7 @@ import openai
 import pytest
 from http_rig import Raw
 from openai import OpenAI
-from openai_rig import HELLO, IDS, LONG, MODEL, ask, ids_of, stream, strict, text_of
+from openai_rig import HELLO, IDS, LONG, MODEL, ask, ids_of, stream, text_of
 
 from holdfast.testing.deployment import Deployment
 
@@ -70,12 +70,6 @@ def test_usage_tells_cached_tokens(client: OpenAI) -> None:
     assert answer.usage.prompt_tokens_details.cached_tokens == 0
 
 
-def test_a_past_answer_may_be_sent_back_whole(client: OpenAI) -> None:
-    """Its null fields too."""
-    message: Any = ask(client).choices[0].message.to_dict()
-    assert client.chat.completions.create(model=MODEL, max_tokens=5, messages=[*HELLO, message, *HELLO]).choices
-
-
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_prompt_ids_come_first_in_a_stream(deployment: Deployment, path: str) -> None:
     """In the first chunk of each choice, the same ids as in the whole answer."""
@@ -123,12 +117,6 @@ def test_min_tokens_hold_back_stop_strings(client: OpenAI) -> None:
     assert (ask(client, seed=2, max_tokens=60, stop=stop, extra_body=LONG).choices[0].message.content or "") == text[:4]
 
 
-def test_a_completion_is_sixteen_tokens_long_by_default(client: OpenAI) -> None:
-    """Clients that leave `max_tokens` out expect the end soon."""
-    answer = strict(client.completions.create(model=MODEL, prompt="the sea", extra_body={"ignore_eos": True}))
-    assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (16, "length")
-
-
 def test_an_overflow_is_known_by_its_words(client: OpenAI) -> None:
     """A prompt that can never fit is the client's to mend: 400, in the words clients look for."""
     begins = "This model's maximum context length is 32768 tokens"
@@ -136,38 +124,6 @@ def test_an_overflow_is_known_by_its_words(client: OpenAI) -> None:
         with pytest.raises(openai.BadRequestError, match=begins) as caught:
             client.completions.create(model=MODEL, prompt=prompt)
         assert caught.value.code == "context_length_exceeded"
-
-
-def test_what_cannot_change_an_answer_is_taken(client: OpenAI) -> None:
-    """Marks for caches, sessions and stores, tools that may not be called, names and reasoning of messages."""
-    tools: Any = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
-    message: Any = {"role": "assistant", "content": "hm", "name": "x", "reasoning": "well", "cache_control": {}}
-    answer = client.chat.completions.create(
-        model=MODEL,
-        messages=[message, *HELLO],
-        max_tokens=5,
-        tools=tools,
-        tool_choice="none",
-        store=False,
-        metadata={"a": "b"},
-        extra_body={"session_id": "s", "cache_control": {"type": "ephemeral"}, "priority": 0},
-    )
-    assert answer.choices[0].message.content
-
-
-def test_a_priority_is_refused_by_name(client: OpenAI) -> None:
-    """No engine of ours uses it, so nobody is told that it was."""
-    with pytest.raises(openai.BadRequestError, match="priority") as caught:
-        ask(client, extra_body={"priority": 1})
-    assert caught.value.param == "priority"
-
-
-def test_a_model_card_has_a_root(client: OpenAI) -> None:
-    """vLLM's bench reads it."""
-    (model,) = client.models.list()
-    assert model.model_extra is not None
-    assert (model.model_extra["root"], model.model_extra["parent"]) == (MODEL, None)
-    assert model.model_extra["max_model_len"] == 32_768
 
 
 @pytest.mark.processes
