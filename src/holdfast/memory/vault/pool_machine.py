@@ -24,6 +24,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+import msgspec
+
 from holdfast.memory.protocol import DROPPED, GRANTED, MADE, OWNER_GONE, PoolNews
 
 # An election has one winner; a few that lost it may not know yet.
@@ -47,78 +49,68 @@ class Code(StrEnum):
 # -- events
 
 
-@dataclass(frozen=True, slots=True)
-class MapperJoined:
+class _Word(msgspec.Struct, frozen=True):
+    """What the machine is told, or tells."""
+
+
+class _OfSession(_Word, frozen=True):
+    session: int
+
+
+class MapperJoined(_OfSession, frozen=True):
     """A process maps the device. Without an epoch it is a standby, which queues no work on the pool's pages.
 
     A session names its process before it acquires, and one connection may name several. Ranks and helpers of the owner
     join under its epoch and are acknowledged before they touch a page.
     """
 
-    session: int
     epoch: int | None
     process: int
 
 
-@dataclass(frozen=True, slots=True)
-class Acquire:
+class Acquire(_OfSession, frozen=True):
     """The election's winner asks for the pool."""
 
-    session: int
     epoch: int
     geometry_hash: str
     deadline_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class PoolMade:
+class PoolMade(_OfSession, frozen=True):
     """The owner's fresh pool is complete, its pages and index recorded: from now on it can be adopted."""
 
-    session: int
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Donate:
+class Donate(_OfSession, frozen=True):
     """After vault and keeper both died: the owner, alive all the time, gives its pool back and goes on owning it."""
 
-    session: int
     epoch: int
     geometry_hash: str
     made_epoch: int  # under which its pages were made
 
 
-@dataclass(frozen=True, slots=True)
-class Quiesced:
+class Quiesced(_OfSession, frozen=True):
     """The session's processes have drained the device and dropped write access (planned handover)."""
 
-    session: int
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(_OfSession, frozen=True):
     """Stop waiting; never refused, since it may cross an answer on its way. A grant is given back by `Quiesced`."""
 
-    session: int
 
-
-@dataclass(frozen=True, slots=True)
-class Gone:
+class Gone(_OfSession, frozen=True):
     """The connection ended: no thread of whoever held it runs any more (facts 4b)."""
 
-    session: int
 
-
-@dataclass(frozen=True, slots=True)
-class ProcessOver:
+class ProcessOver(_Word, frozen=True):
     """The pidfd is readable: what the process had queued on the GPU is over (facts 1, 4a)."""
 
     process: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(_Word, frozen=True):
     """Time has passed."""
 
 
@@ -128,19 +120,15 @@ Event = MapperJoined | Acquire | PoolMade | Donate | Quiesced | Cancel | Gone | 
 # -- effects
 
 
-@dataclass(frozen=True, slots=True)
-class CpuFence:
+class CpuFence(_OfSession, frozen=True):
     """Nobody who mapped under an earlier epoch can queue work any more. Always just before the grant."""
 
-    session: int
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class GrantPool:
+class GrantPool(_OfSession, frozen=True):
     """The pool is this session's: the one made under `made_epoch`, or (0) one it is to make, past both fences."""
 
-    session: int
     epoch: int
     made_epoch: int
 
@@ -149,45 +137,37 @@ class GrantPool:
         return self.made_epoch > 0
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
+class Made(_Word, frozen=True):
     """The pool made under this epoch is complete: it can be mapped, and adopted later."""
 
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class GpuFence:
+class GpuFence(_OfSession, frozen=True):
     """What they had queued is over too: blocks that were open, and direct memory, are usable again. After the grant."""
 
-    session: int
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Orphaned:
+class Orphaned(_Word, frozen=True):
     """The owner has ended or stepped back; pages and index stay, if the pool was complete (else `DropPool` follows)."""
 
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class DropPool:
+class DropPool(_Word, frozen=True):
     """Drop pages, index and record: another geometry takes over, or the owner ended before the pool was complete."""
 
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    session: int
+class Refuse(_OfSession, frozen=True):
     code: Code
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class TimedOut:
-    session: int
+class TimedOut(_OfSession, frozen=True):
+    """Its deadline has come, and it waits no longer."""
 
 
 Effect = CpuFence | GrantPool | Made | GpuFence | Orphaned | DropPool | Refuse | TimedOut

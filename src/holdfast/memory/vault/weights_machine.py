@@ -23,6 +23,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
+import msgspec
+
 # More than all ranks and standbys a machine can run; past a thousand something is looping, and each step stays short.
 WAITERS_MAX = 1024
 
@@ -43,49 +45,47 @@ class Code(StrEnum):
 # -- events
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class _Word(msgspec.Struct, frozen=True):
+    """What the machine is told, or tells."""
+
+
+class _OfSession(_Word, frozen=True):
+    session: int
+
+
+class Ask(_OfSession, frozen=True):
     """A session asks for a lock. `wait_for_writer`: an `ro` stays where it would else be answered EMPTY. With `drop` it
     asks for an empty device instead: what is named in `replace` is to go, since a new one does not fit beside it."""
 
-    session: int
     mode: Mode
     deadline_s: float
     wait_for_writer: bool = False
     replace: str | None = None  # `rw` and `drop`: the hash of the committed weights it means to replace
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(_OfSession, frozen=True):
     """The writer is done. By now its slabs are sealed and the keeper has the record."""
 
-    session: int
     layout_hash: str
 
 
-@dataclass(frozen=True, slots=True)
-class Donate:
+class Donate(_OfSession, frozen=True):
     """After vault and keeper both died: a session that still maps a complete generation gives it back.
 
     The hash was checked against the whole set. With the same weights here already it becomes one more reader.
     """
 
-    session: int
     layout_hash: str
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(_OfSession, frozen=True):
     """The session gives up whatever it holds or waits for, by its word or because its connection ended.
 
     Never refused: its word may cross an answer on its way.
     """
 
-    session: int
 
-
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(_Word, frozen=True):
     """Time has passed."""
 
 
@@ -95,73 +95,53 @@ Event = Ask | Commit | Donate | Leave | Tick
 # -- effects
 
 
-@dataclass(frozen=True, slots=True)
-class GrantWrite:
-    session: int
+class GrantWrite(_OfSession, frozen=True):
     generation: int
     replacing: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class GrantRead:
-    session: int
+class GrantRead(_OfSession, frozen=True):
     generation: int
     layout_hash: str
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerEmpty:
+class AnswerEmpty(_OfSession, frozen=True):
     """Nothing is here, and nobody is writing."""
 
-    session: int
 
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    session: int
+class Refuse(_OfSession, frozen=True):
     code: Code
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class TimedOut:
-    session: int
+class TimedOut(_OfSession, frozen=True):
+    """Its deadline has come, and it waits no longer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(_OfSession, frozen=True):
     """The session's generation is the current one, and the session reads it from now on."""
 
-    session: int
     generation: int
     layout_hash: str
 
 
-@dataclass(frozen=True, slots=True)
-class Aborted:
+class Aborted(_OfSession, frozen=True):
     """The writer ended before commit: drop its slabs. It may be gone, so this is news for the vault, not for it."""
 
-    session: int
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Superseded:
+class Superseded(_OfSession, frozen=True):
     """To a reader of what was current until now: newer weights are here, yours stay as long as you hold them."""
 
-    session: int
     by_hash: str
 
 
-@dataclass(frozen=True, slots=True)
-class LetGo:
+class LetGo(_OfSession, frozen=True):
     """To a reader of the current weights: somebody waits for their place. Whoever can do without them lets go."""
 
-    session: int
 
-
-@dataclass(frozen=True, slots=True)
-class DropGeneration:
+class DropGeneration(_Word, frozen=True):
     """Superseded or asked to go, and nobody reads it any more: drop its slabs and its record."""
 
     generation: int
