@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from itertools import product
 
-from bench.data_path import latency, outages
+from bench.data_path import faults, latency
 from bench.data_path.faults import HITS, STALL_MS_MAX, run_calm, run_case, run_stop_and_continue
 from bench.prove import Row, Rows
 from holdfast.bench import frontend
@@ -31,25 +31,25 @@ def _no_false_alarm() -> Row:
 
 
 def _only_worker() -> Row:
-    row = outages.only_worker_returns(5.0, Load())
+    row = faults.only_worker_returns(5.0, Load())
     return row | {"bound": "all finish, exact", "met": row["survived"]}
 
 
 def _no_worker() -> Row:
-    row = outages.no_worker_within_hold(30.0, Load())
+    row = faults.no_worker_within_hold(30.0, Load())
     met = row["late_status"] == 503 and row["late_retry_after"] and not row["false_done"]
     met = met and row["ended_with_error_event"] == row["streams"] and row["frontend_alive"]
     return row | {"bound": "503 with Retry-After; open streams end with an error event, none with [DONE]", "met": met}
 
 
 def _frontend_killed() -> Row:
-    row = outages.frontend_killed()
+    row = faults.frontend_killed()
     met = row["orphans_cancelled_ms"] <= 1000 and row["restart_to_ready_s"] <= 1.0
     return row | {"bound": "orphans cancelled, ready again within 1 s", "met": met}
 
 
 def _store(kind: str, how: str) -> Row:
-    row = outages.store_outage(kind, how, 20.0, streams=64)
+    row = faults.store_outage(kind, how, 20.0, streams=64)
     met = not row["broken"] and row["workers_after"] == 2 and not row["resumed"]
     return row | {"bound": "no stream broken or moved, no worker forgotten, watches resume", "met": met}
 

@@ -1,11 +1,14 @@
 """The fault matrix: 64 open streams, two workers, one of them hit in mid-stream, and what the clients saw.
 
 Each case runs in a deployment of its own: first unbroken, then broken, with the same requests and seeds. And no false
-alarm: engines slowed 20 times on a machine whose cores are all taken, and nothing is moved.
+alarm: engines slowed 20 times on a machine whose cores are all taken, and nothing is moved. And outages with nobody to
+take over at once: the only worker dies, the store dies or freezes, the frontend dies.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import multiprocessing
 import signal
 import time
@@ -14,6 +17,8 @@ from typing import Any
 
 import uvloop
 
+from holdfast.testing.answers import Answer
+from holdfast.testing.clients import Received, ask, chat_body, read_answer
 from holdfast.testing.deployment import Deployment
 from holdfast.testing.load import Load, Outcome, compare, hit_in_the_middle, run_streams
 
@@ -86,3 +91,127 @@ def run_calm(seconds: float, streams: int) -> dict[str, Any]:
         resumed = deployment.health()["resumed_total"]
     told = {"seconds": seconds, "busy_processes": BUSY, "slow_factor": SLOW_FACTOR}
     return told | {"streams_lost": lost, "resumed": resumed}
+
+
+# -- nobody to take over at once
+
+
+def only_worker_returns(restart_after_s: float, load: Load) -> dict[str, Any]:
+    """One worker, killed in mid-stream; a new one comes up later; all streams finish, exact."""
+
+    def hit(deployment: Deployment) -> None:
+        deployment.kill("worker-0")
+        time.sleep(restart_after_s)
+        deployment.start_worker("worker-0")
+
+    with Deployment(workers=1) as deployment:
+        unbroken = uvloop.run(run_streams(deployment.port, load))
+        broken = uvloop.run(hit_in_the_middle(deployment, load, lambda: hit(deployment)))
+    outcome = compare("only worker", unbroken, broken)
+    waited = sum(answer.waiting for answer in broken)
+    return outcome.as_dict() | {"restart_after_s": restart_after_s, "waiting_comments": waited}
+
+
+async def _open_and_new(deployment: Deployment, load: Load) -> tuple[list[Answer], Received, float]:
+    """Open streams when the only worker dies for good, and a request that comes after."""
+    answers = asyncio.ensure_future(hit_in_the_middle(deployment, load, lambda: deployment.kill("worker-0")))
+    loop = asyncio.get_running_loop()
+    dead = lambda: deployment.processes["worker-0"].poll() is not None  # noqa: E731
+    await loop.run_in_executor(None, deployment.wait_until, dead, "the worker to be killed", 60.0)
+    began = loop.time()
+    late = await ask(deployment.port, "/v1/chat/completions", chat_body("late", 5))
+    return await answers, late, loop.time() - began
+
+
+def no_worker_within_hold(hold_s: float, load: Load) -> dict[str, Any]:
+    """Nobody comes: new requests get 503 with Retry-After, open streams an error event and no [DONE]."""
+    with Deployment(workers=1, frontend={"holds": {"hold_s": hold_s}}) as deployment:
+        answers, late, waited_s = uvloop.run(_open_and_new(deployment, load))
+        alive = deployment.processes["frontend"].poll() is None
+    return {
+        "hold_s": hold_s,
+        "streams": len(answers),
+        "ended_with_error_event": sum(answer.error is not None for answer in answers),
+        "false_done": sum(answer.done for answer in answers),
+        "error": answers[0].error,
+        "late_status": late.status,
+        "late_retry_after": "retry-after:" in late.head().lower(),
+        "late_waited_s": round(waited_s, 2),
+        "late_body": json.loads(late.body()),
+        "frontend_alive": alive,
+    }
+
+
+def _freeze(deployment: Deployment, seconds: float) -> None:
+    deployment.signal("store", signal.SIGSTOP)
+    time.sleep(seconds)
+    deployment.signal("store", signal.SIGCONT)
+
+
+def _kill(deployment: Deployment, seconds: float) -> None:
+    deployment.kill("store")
+    time.sleep(seconds)
+    deployment.start_store()
+
+
+def store_outage(kind: str, how: str, seconds: float, streams: int = 16) -> dict[str, Any]:
+    """The store away for a while under continuous load; then a new worker must be found, so watches resumed."""
+    strike: Callable[[Deployment, float], None] = {"kill": _kill, "freeze": _freeze}[how]
+    with Deployment(workers=2, store=kind) as deployment:
+        counts = uvloop.run(_load_through(deployment, streams, lambda: strike(deployment, seconds)))
+        after = len(deployment.alive_workers())
+        deployment.start_worker("worker-2")
+        deployment.wait_until(lambda: len(deployment.alive_workers()) == 3, "a new worker to be found", 30.0)
+        deployment.signal("worker-2", signal.SIGTERM)
+        deployment.wait_until(lambda: len(deployment.health().get("workers", [])) == 2, "the new worker to leave", 30.0)
+        resumed = deployment.health()["resumed_total"]
+    return {"store": kind, "how": how, "seconds": seconds, **counts, "workers_after": after, "resumed": resumed}
+
+
+async def _load_through(deployment: Deployment, streams: int, strike: Callable[[], None]) -> dict[str, int]:
+    """Streams one after another, on several connections, until the strike is over and a little longer."""
+    loop = asyncio.get_running_loop()
+    over = loop.run_in_executor(None, strike)
+    counts = {"finished": 0, "broken": 0}
+
+    async def one(number: int) -> None:
+        rounds_after = 2
+        while rounds_after:
+            rounds_after -= over.done()
+            received = await ask(deployment.port, "/v1/chat/completions", chat_body(f"outage {number}", 50))
+            fine = received.status == 200 and read_answer(received).done
+            counts["finished" if fine else "broken"] += 1
+
+    await asyncio.gather(*(one(number) for number in range(streams)))
+    await over
+    return counts
+
+
+def frontend_killed(streams: int = 32) -> dict[str, Any]:
+    """The frontend is killed under load: its orphaned work is cancelled on the engines at once."""
+    with Deployment(workers=2) as deployment:
+
+        async def load() -> float:
+            bodies = [chat_body(f"orphan {number}", 2000) for number in range(streams)]
+            running = [asyncio.ensure_future(ask(deployment.port, "/v1/chat/completions", body)) for body in bodies]
+            loop = asyncio.get_running_loop()
+            busy = lambda: _streams(deployment) == streams  # noqa: E731
+            await loop.run_in_executor(None, deployment.wait_until, busy, "streams to be open", 20.0)
+            await loop.run_in_executor(None, deployment.kill, "frontend")
+            idle = lambda: _streams(deployment) == 0  # noqa: E731
+            took_s = await loop.run_in_executor(None, deployment.wait_until, idle, "orphans to be cancelled", 10.0)
+            await asyncio.gather(*running)
+            return took_s
+
+        cancelled_s = uvloop.run(load())
+        deployment.start_frontend()
+        back_s = deployment.wait_until(lambda: deployment.health().get("status") == "ready", "the frontend to be back")
+    return {
+        "streams": streams,
+        "orphans_cancelled_ms": round(cancelled_s * 1000),
+        "restart_to_ready_s": round(back_s, 2),
+    }
+
+
+def _streams(deployment: Deployment) -> int:
+    return sum(int(deployment.worker_facts(name)["streams"]) for name in deployment.worker_names)

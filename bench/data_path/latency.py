@@ -11,6 +11,7 @@ from typing import Any, cast
 import uvloop
 
 from holdfast.core.requests import GenerateRequest, Sampling
+from holdfast.testing.answers import DATA
 from holdfast.testing.clients import StreamClient, ask, chat_body, open_client, read_answer
 from holdfast.testing.deployment import Deployment
 from holdfast.wire.frames import FrameSplitter, encode
@@ -58,7 +59,7 @@ async def _first_tokens(deployment: Deployment, rounds: int) -> tuple[list[float
     _, direct = await loop.create_unix_connection(_Direct, path)
     body = chat_body("How long until the first word?", REPLY_TOKENS)
     asked = await client.request("/v1/chat/completions", json.dumps(body | {"return_token_ids": True}).encode())
-    prompt = asked.chunks()[0][1]["prompt_token_ids"]
+    prompt = json.loads(asked.events()[0][1].removeprefix(DATA))["prompt_token_ids"]
     raw = json.dumps(body).encode()
     through, straight = [], []
     for _ in range(rounds):

@@ -21,8 +21,7 @@ from itertools import pairwise
 
 import uvloop
 
-from bench.engine_gpu.parts import Keep, part_main
-from bench.engine_gpu.words import Kill, Row, chain_row, prompt_ids, takeover_marks
+from bench.engine_gpu.words import Keep, Kill, Row, chain_row, part_main, prompt_ids, takeover_marks
 from bench.gpu.smi import device_memory, gpu_uuid
 from holdfast.core.errors import UserError
 from holdfast.failover.journal import two_leaders

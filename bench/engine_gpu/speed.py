@@ -21,8 +21,18 @@ from pathlib import Path
 
 import uvloop
 
-from bench.engine_gpu.parts import Keep, keep_case, part_main
-from bench.engine_gpu.words import CASES, LONG, SHORT, WARM_TOKENS, Case, Row, prompt_ids
+from bench.engine_gpu.words import (
+    CASES,
+    LONG,
+    SHORT,
+    WARM_TOKENS,
+    Case,
+    Keep,
+    Row,
+    keep_case,
+    part_main,
+    prompt_ids,
+)
 from bench.gpu.smi import gpu_uuid
 from holdfast.core.errors import UserError
 from holdfast.core.requests import GenerateRequest, Output, Sampling

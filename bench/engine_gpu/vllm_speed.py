@@ -18,8 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.engine_gpu.parts import Keep, keep_case, part_main
-from bench.engine_gpu.words import CASES, LLAMA_8B, LONG, SHORT, WARM_TOKENS, Case, Row, prompt_ids
+from bench.engine_gpu.words import (
+    CASES,
+    LLAMA_8B,
+    LONG,
+    SHORT,
+    WARM_TOKENS,
+    Case,
+    Keep,
+    Row,
+    keep_case,
+    part_main,
+    prompt_ids,
+)
 from holdfast.core.errors import UserError
 
 CONTEXT = 4096

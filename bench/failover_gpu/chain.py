@@ -3,15 +3,22 @@
 Engines are started ahead, several at once, and have everything ready before the next kill: no start disturbs a
 measurement. Always true: every wait for a process has a bound; one that fails or hangs is killed by its pid, its round
 is told as failed with the reason, and the chain begins anew with an empty vault.
+
+`python -m bench.failover_gpu.chain JSON` is such an engine: it stands by, wins the lock, wakes, works, and is killed;
+commands come on stdin, one JSON object per event goes to stdout.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import random
 import shutil
+import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +26,11 @@ from typing import Any
 import msgspec
 
 from bench import ROOT
-from bench.failover_gpu.engine import Settings
+from bench.failover_gpu.engine import DirectEngine, Engine, Settings, say, trace_driver
+from bench.failover_gpu.late import LateEngine, play_queue
+from bench.failover_gpu.pool import VaultEngine
+from holdfast.memory.devices import DeviceError
+from holdfast.memory.errors import VaultRefused
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
 from holdfast.testing.children import Child, ChildFailed
@@ -89,7 +100,7 @@ class Chain:
             return {"failed": str(failed)}
 
     def _start(self, count: int) -> None:
-        words = ("-m", "bench.failover_gpu.child", msgspec.json.encode(self._settings).decode())
+        words = ("-m", "bench.failover_gpu.chain", msgspec.json.encode(self._settings).decode())
         log = self._folder / "engines.log"
         begun = [Child(*words, log=log, folder=ROOT) for _ in range(count)]
         self._ready += begun  # first: whatever fails now, they are ended with the rest
@@ -130,3 +141,52 @@ class Chain:
         standby.until("serving", END_S)
         row |= {f"{name}_ms": round((at_s - killed_s) * 1000, 3) for name, at_s in woke["marks"].items()}
         return row | {name: value for name, value in woke.items() if name not in ("event", "marks")}
+
+
+# -- the process of an engine
+
+KINDS: dict[str, type[Engine]] = {"direct": DirectEngine, "vault": VaultEngine, "late": LateEngine}
+
+
+async def serve_commands(engine: Engine) -> None:
+    """One at a time from stdin, until it ends."""
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        command, _, how = line.strip().partition(" ")
+        if command == "arm":
+            await engine.wait()
+            facts = await engine.wake(fenced=how != "unfenced")
+            say("woke", marks=engine.marks, **facts)
+            await engine.serve()
+            say("serving")
+        elif command == "plant":
+            say("planted", **await engine.plant())
+
+
+async def run(settings: Settings) -> None:
+    if settings.part == "queue":
+        await play_queue(settings)
+        return
+    engine = KINDS[settings.part](settings)
+    trace_driver(engine.driver_calls)
+    await engine.start()
+    say("ready", pid=os.getpid())
+    await serve_commands(engine)
+
+
+async def live(settings: Settings) -> None:
+    """Threads that wait for the lock or keep the GPU busy end with the process only, and the loop would wait for them:
+    so it is left from inside, with the reason said."""
+    try:
+        await run(settings)
+    except (DeviceError, VaultRefused, OSError, AssertionError) as error:
+        say("error", error=f"{type(error).__name__}: {error}")
+        traceback.print_exc()
+    finally:
+        if sys.exc_info()[0] is not None:
+            traceback.print_exc()
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    asyncio.run(live(msgspec.json.decode(sys.argv[1], type=Settings)))

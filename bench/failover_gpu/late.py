@@ -80,13 +80,8 @@ class LateEngine(VaultEngine):
     async def _plant_elsewhere(self) -> dict[str, Any]:
         """Without a GPU a process plays its queue, and outlives us as the device's work would."""
         asked = msgspec.structs.replace(self.settings, part="queue", epoch=self.epoch, blocks=tuple(self._open))
-        player = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "bench.failover_gpu.child",
-            msgspec.json.encode(asked).decode(),
-            stdout=asyncio.subprocess.PIPE,
-        )
+        words = (sys.executable, "-m", "bench.failover_gpu.chain", msgspec.json.encode(asked).decode())
+        player = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
         assert player.stdout is not None
         heard = await asyncio.wait_for(player.stdout.readline(), START_S)
         assert b"queued" in heard, f"the queue's process said {heard!r}"

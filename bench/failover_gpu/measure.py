@@ -86,42 +86,38 @@ def figures(rows: list[Row], names: Sequence[str]) -> Row:
     return shown
 
 
-def summary(rows: list[Row], names: Sequence[str] = FIGURES) -> Row:
+def kills(settings: Settings, count: int, how: str = "", names: Sequence[str] = FIGURES) -> tuple[list[Row], Row]:
+    """So many; those that woke, and what is told of all."""
+    with Chain(settings, tell) as chain:
+        rows = chain.rounds(count, how)
     good = [row for row in rows if "failed" not in row]
-    return {
-        "kills": len(rows),
-        "woke": len(good),
-        "failed": [row["failed"] for row in rows if "failed" in row],
-        **figures(good, names),
-    }
+    failed = [row["failed"] for row in rows if "failed" in row]
+    return good, {"kills": len(rows), "woke": len(good), "failed": failed, **figures(good, names)}
 
 
 def run_direct(bench: GpuBench, *, fenced: bool) -> Row:
     """Direct memory, with the GPU fence or without."""
     count = bench.fenced_kills if fenced else bench.unfenced_kills
-    with Chain(bench.direct(), tell) as chain:
-        rows = chain.rounds(count, "fenced" if fenced else "unfenced")
-    found = summary(rows, FIGURES if fenced else UNFENCED_FIGURES) | {"gib": round(bench.gib, 3)}
+    names = FIGURES if fenced else UNFENCED_FIGURES
+    good, found = kills(bench.direct(), count, "fenced" if fenced else "unfenced", names)
+    found |= {"gib": round(bench.gib, 3), "bound": "every wake succeeds", "met": len(good) == count}
     if fenced:
-        return found | {"bound": "every wake succeeds", "met": found["woke"] == count}
-    refused = [row for row in rows if row.get("refused")]
-    found["out_of_memory"] = len(refused)
+        return found
+    refused = [row["free_bytes"] / GIB for row in good if row.get("refused")]
+    found |= {"out_of_memory": len(refused), "bound": "shows how many fail"}
     if refused:
-        found["free_gib_when_refused_p50"] = round(statistics.median(row["free_bytes"] for row in refused) / GIB, 1)
-    return found | {"bound": "shows how many fail", "met": found["woke"] == count}
+        found["free_gib_when_refused_p50"] = round(statistics.median(refused), 1)
+    return found
 
 
 def run_vault(bench: GpuBench) -> Row:
     """Vault memory: the way from the kill to the first kernel, and how long the GPU fence takes after it."""
     settings = bench.vault()
-    with Chain(settings, tell) as chain:
-        rows = chain.rounds(bench.vault_kills)
-    found = summary(rows) | _sizes(settings)
-    good = [row for row in rows if "failed" not in row]
-    found["wrong_words"] = sum(row["wrong_words"] for row in good)
+    good, found = kills(settings, bench.vault_kills)
     allowed = [] if bench.on_host else KERNEL_ONLY
+    found |= _sizes(settings) | {"wrong_words": sum(row["wrong_words"] for row in good)}
     found["other_driver_calls"] = sum(row["driver_calls"] != allowed for row in good)
-    met = found["woke"] == bench.vault_kills and not found["wrong_words"] and not found["other_driver_calls"]
+    met = len(good) == bench.vault_kills and not found["wrong_words"] and not found["other_driver_calls"]
     bound = "every wake serves from intact memory; kill to first kernel: no driver call but launch and synchronize"
     return found | {"bound": bound, "met": met}
 
@@ -129,18 +125,14 @@ def run_vault(bench: GpuBench) -> Row:
 def run_late(bench: GpuBench) -> Row:
     """Planted late writes."""
     settings = bench.late()
-    with Chain(settings, tell) as chain:
-        rows = chain.rounds(bench.late_kills)
-    found = summary(rows) | _sizes(settings)
-    good = [row for row in rows if "failed" not in row]
-    found["late_writes_landed_in"] = sum(row["late_words"] > 0 for row in good)
+    good, found = kills(settings, bench.late_kills)
+    found |= _sizes(settings) | {"late_writes_landed_in": sum(row["late_words"] > 0 for row in good)}
     for name in ("late_words", "late_ops", "planted", "passes"):
-        values = [row[name] for row in good]
-        found[f"{name}_p50"] = statistics.median(values) if values else None
+        found[f"{name}_p50"] = statistics.median(row[name] for row in good) if good else None
     for name in ("wrong_words", "handed_out_early"):
         found[name] = sum(row[name] for row in good)
     kept = not found["wrong_words"] and not found["handed_out_early"]
-    met = found["woke"] == bench.late_kills and kept and found["late_writes_landed_in"] > 0
+    met = len(good) == bench.late_kills and kept and found["late_writes_landed_in"] > 0
     bound = "late writes land, and no whole block, and nothing the heir wrote, is ever wrong"
     return found | {"bound": bound, "met": met}
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,40 +73,8 @@ PTX = (
 )
 
 
-class Lane(Protocol):
-    """One process's work on one device, in order."""
-
-    def bind(self) -> None:
-        """To be called first in every thread but the one that made it."""
-
-    def fill(self, address: int, size: int, seed: int, grid: tuple[int, int] = WIDE) -> None:
-        """Queue a fill."""
-
-    def read_through(self, address: int, size: int, seed: int) -> None:
-        """Queue a read of everything; what it finds is not asked for."""
-
-    def copy(self, to: int, source: int, size: int) -> None:
-        """Queue a copy within the device."""
-
-    def count_wrong(self, pieces: Sequence[Piece]) -> int:
-        """How many words of the pieces are not what `fill` wrote; waits."""
-
-    def words(self, address: int, size: int) -> Words:
-        """A copy in host memory; waits."""
-
-    def scratch(self, size: int) -> int:
-        """Private memory, for as long as the process lives."""
-
-    def synchronize(self) -> None: ...
-
-    def free_bytes(self) -> int: ...
-
-    def take(self, total: int) -> list[tuple[int, int]]:
-        """Direct memory as (address, size), every byte touched; OutOfMemory, and nothing taken."""
-
-
 class CudaLane:
-    """The GPU's primary context, which stays current in the threads that use it."""
+    """One process's work on a GPU, in order; its primary context stays current in the threads that use it."""
 
     def __init__(self, gpu: str) -> None:
         self._driver = Driver()
@@ -119,6 +87,7 @@ class CudaLane:
         self._wrong = self.scratch(8)
 
     def bind(self) -> None:
+        """To be called first in every thread but the one that made it."""
         self._driver("cuCtxSetCurrent", self._context)
 
     def _launch(self, kernel: Any, piece: Piece, grid: tuple[int, int]) -> None:
@@ -129,15 +98,19 @@ class CudaLane:
         self._driver("cuLaunchKernel", kernel, blocks, 1, 1, threads, 1, 1, 0, 0, (values, types), 0)
 
     def fill(self, address: int, size: int, seed: int, grid: tuple[int, int] = WIDE) -> None:
+        """Queue a fill."""
         self._launch(self._fill, (address, size, seed), grid)
 
     def read_through(self, address: int, size: int, seed: int) -> None:
+        """Queue a read of everything; what it finds is not asked for."""
         self._launch(self._check, (address, size, seed), WIDE)
 
     def copy(self, to: int, source: int, size: int) -> None:
+        """Queue a copy within the device."""
         self._driver("cuMemcpyDtoDAsync", to, source, size, 0)
 
     def count_wrong(self, pieces: Sequence[Piece]) -> int:
+        """How many words of the pieces are not what `fill` wrote; waits."""
         self._driver("cuMemsetD8", self._wrong, 0, 8)
         for piece in pieces:
             self._launch(self._check, piece, WIDE)
@@ -146,11 +119,13 @@ class CudaLane:
         return count.value
 
     def words(self, address: int, size: int) -> Words:
+        """A copy in host memory; waits."""
         found: Words = np.empty(size // WORD_BYTES, np.uint32)
         self._driver("cuMemcpyDtoH", found.ctypes.data, address, size)
         return found
 
     def scratch(self, size: int) -> int:
+        """Private memory, for as long as the process lives."""
         return int(self._driver("cuMemAlloc", size))
 
     def synchronize(self) -> None:
@@ -161,6 +136,7 @@ class CudaLane:
         return int(free)
 
     def take(self, total: int) -> list[tuple[int, int]]:
+        """Direct memory as (address, size), every byte touched; OutOfMemory, and nothing taken."""
         taken: list[tuple[int, int]] = []
         try:
             for start in range(0, total, TAKE_BYTES):
@@ -177,7 +153,7 @@ class CudaLane:
 
 
 class HostLane:
-    """A stand-in without a queue: work is done when its call returns."""
+    """The same on the host, a stand-in without a queue: work is done when its call returns."""
 
     def __init__(self) -> None:
         self._kept: list[mmap.mmap] = []
@@ -227,6 +203,6 @@ def _pattern(size: int, seed: int) -> Words:
     return np.arange(size // WORD_BYTES, dtype=np.uint32) * np.uint32(STEP) + np.uint32(seed & 0xFFFFFFFF)
 
 
-def open_lane(device: str) -> Lane:
+def open_lane(device: str) -> CudaLane | HostLane:
     """The lane of a device's name, in the calling thread."""
     return HostLane() if is_host(device) else CudaLane(device)

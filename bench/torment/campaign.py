@@ -8,8 +8,10 @@ with its unbroken one. All processes run with few descriptors, on a small disk t
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.torment.faults import FAULTS, FULL_DISK, Fault, hit, under_full_disk, who, whole
 from bench.torment.load import ANSWER_S, Clients, Seen, learn, scripts
 from holdfast.failover.journal import two_leaders
 from holdfast.testing import disks
@@ -31,6 +32,45 @@ WHOLE_S = 90.0
 PAUSE_S = (0.5, 2.5)
 END_S = 20.0
 DISK_BYTES = 48 << 20
+OPTIONS = ("--engine", "torch", "--model", "tiny", "--torch-threads", "1", "--exact")
+
+
+KILL, STOP = signal.SIGKILL, signal.SIGSTOP
+# What a role's command holds. Engines are told apart by what they say of themselves.
+COMMANDS = {
+    "store": "holdfast.roles store",
+    "launcher": "holdfast.roles vault",
+    "keeper": "-m holdfast.memory.vault.keeper ",
+    "vault": "-m holdfast.memory.vault.server ",
+}
+FULL_DISK_S = 20.0
+FULL_DISK = "full disk"
+
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A signal to some roles at once; with no roles, a full disk under which the active engine is killed."""
+
+    roles: tuple[str, ...]
+    signal: signal.Signals = KILL
+
+    @property
+    def name(self) -> str:
+        return f"{self.signal.name} {' + '.join(self.roles)}" if self.roles else FULL_DISK
+
+
+FAULTS = (
+    *(
+        Fault(roles, number)
+        for roles in (
+            ("active",), ("standby",), ("vault",), ("keeper",), ("store",), ("launcher",),
+            ("vault", "active"), ("keeper", "active"),
+        )
+        for number in (KILL, STOP)
+    ),
+    Fault(()),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +82,6 @@ class Torment:
     scripts: int = 30
     seed: int = 1
     descriptors: int = 256
-    faults: tuple[Fault, ...] = FAULTS
-
-    def options(self) -> tuple[str, ...]:
-        return ("--engine", "torch", "--model", "tiny", "--torch-threads", "1", "--exact")
 
 
 @dataclass(slots=True)
@@ -62,7 +98,7 @@ def run(torment: Torment, tell: Callable[[str], None] = lambda text: None) -> di
     no_disk = disks.mount(folder, DISK_BYTES)  # it takes the right to mount a filesystem
     result: dict[str, Any] = {"met": False}
     try:
-        up = Supervised(*torment.options(), folder=folder, descriptors=torment.descriptors, start_s=WHOLE_S)
+        up = Supervised(*OPTIONS, folder=folder, descriptors=torment.descriptors, start_s=WHOLE_S)
         try:
             with up:
                 result = _under_load(torment, up, no_disk, tell)
@@ -95,7 +131,7 @@ def _under_load(torment: Torment, up: Supervised, no_disk: str, tell: Callable[[
 def _order(torment: Torment, no_disk: str) -> Iterator[Fault]:
     """Every fault once in each round, each round in an order of its own."""
     rng = random.Random(torment.seed)
-    faults = [fault for fault in torment.faults if fault.roles or not no_disk]
+    faults = [fault for fault in FAULTS if fault.roles or not no_disk]
     while True:
         for fault in rng.sample(faults, len(faults)):
             time.sleep(rng.uniform(*PAUSE_S))
@@ -149,3 +185,60 @@ def _left_behind(folder: Path) -> list[str]:
     with contextlib.suppress(TimeoutError):
         wait_until(lambda: not processes_in(folder), "everything to be over", END_S)
     return [f"{pid} {state_of(pid)} {words[:120]}" for pid, words in processes_in(folder).items()]
+
+
+# -- what is done, and who is there
+
+
+def who(up: Supervised) -> dict[str, int]:
+    """The pid of every role that is there; an engine only if it answers."""
+    roles = {
+        role: pid
+        for pid, words in processes_in(up.folder).items()
+        for role, command in COMMANDS.items()
+        if command in words.split(" -- ")[0]
+    }
+    for engine in up.engines():
+        if engine.state == "active" or (engine.state == "standby" and engine.facts["ready"]):
+            roles[engine.state] = engine.pid
+    return roles
+
+
+def whole(up: Supervised, hit: set[int]) -> bool:
+    """Every role is there, running, and none of the processes that were hit is any more."""
+    roles = who(up)
+    wanted = {*COMMANDS, "active", "standby"}
+    over = not any(state_of(pid) not in ("", "Z") for pid in hit)
+    return over and wanted <= roles.keys() and up.restored() and up.health().get("status") == "ready"
+
+
+def hit(up: Supervised, fault: Fault) -> set[int]:
+    """Do it; the pids that must be over afterwards."""
+    roles = who(up)
+    pids = [roles[role] for role in fault.roles or ("active",)]
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, fault.signal) if os.getpgid(pid) == pid and _leads_alone(pid, roles) else os.kill(
+                pid, fault.signal
+            )
+    return set(pids)
+
+
+def _leads_alone(pid: int, roles: dict[str, int]) -> bool:
+    """An engine's group is the engine; a keeper's group has the vault in it, which is another role."""
+    return pid in (roles.get("active"), roles.get("standby"))
+
+
+def under_full_disk(up: Supervised) -> set[int]:
+    """The disk is full for a while; in the middle of it the active engine is killed."""
+    until_s = time.monotonic() + FULL_DISK_S
+    gone: set[int] = set()
+    try:
+        while (left_s := until_s - time.monotonic()) > 0:
+            disks.fill(up.folder)
+            if left_s < FULL_DISK_S * 0.75 and not gone:
+                gone = hit(up, Fault(("active",)))
+            time.sleep(min(0.5, left_s))
+    finally:
+        disks.make_room(up.folder)
+    return gone

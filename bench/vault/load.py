@@ -15,13 +15,13 @@ import os
 import random
 import sys
 import time
-from functools import lru_cache
 from typing import Any
 
 from holdfast.memory.client.weights import EMPTY, RO, RW, MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.memory.errors import StaleMemoryLayoutError, VaultRefused
 from holdfast.memory.packing import TensorSpec
+from holdfast.testing.waiting import until
 
 SLAB_BYTES = 2 * 1024 * 1024
 # Longer than any restart here; a wait that reaches it is a finding.
@@ -44,27 +44,18 @@ def content(name: str, size: int) -> bytes:
     return (digest * (size // len(digest) + 1))[:size]
 
 
-@lru_cache(16)
-def checksums_of(identity: str) -> dict[str, str]:
-    return {
-        spec.name: hashlib.blake2b(content(f"{identity}/{spec.name}", spec.size_bytes), digest_size=16).hexdigest()
-        for spec in tensors_of(identity)
-    }
-
-
 def wrong_tensors(client: MemoryClient) -> list[str]:
     """Names of mapped tensors whose bytes are not those of the identity; empty if all is well."""
     assert client.mapped is not None
-    layout, expected = client.mapped.layout, checksums_of(client.mapped.layout.identity)
-    if [(place.name, place.size_bytes) for place in layout.tensors] != [
-        (spec.name, spec.size_bytes) for spec in tensors_of(layout.identity)
-    ]:
+    layout, specs = client.mapped.layout, tensors_of(client.mapped.layout.identity)
+    if [(place.name, place.size_bytes) for place in layout.tensors] != [(spec.name, spec.size_bytes) for spec in specs]:
         return ["the layout itself"]
     addresses = client.mapped.addresses()
     return [
-        place.name
-        for place in layout.tensors
-        if client.device.checksum(addresses[place.name], place.size_bytes) != expected[place.name]
+        spec.name
+        for spec in specs
+        if client.device.read(addresses[spec.name], spec.size_bytes)
+        != content(f"{layout.identity}/{spec.name}", spec.size_bytes)
     ]
 
 
@@ -84,13 +75,9 @@ class Actor:
 
     def client(self) -> MemoryClient:
         self.lost = asyncio.Event()
-        return MemoryClient(
-            self.path,
-            self.device,
-            int(self.name.rpartition("-")[2]),
-            slab_bytes=SLAB_BYTES,
-            on_lost=lambda _: self.lost.set(),
-        )
+        number = int(self.name.rpartition("-")[2])
+        wishes: dict[str, Any] = {"slab_bytes": SLAB_BYTES, "on_lost": lambda _: self.lost.set()}
+        return MemoryClient(self.path, self.device, number, **wishes)
 
     async def pause(self, up_to_s: float = 0.01) -> None:
         await asyncio.sleep(self.rng.uniform(0, up_to_s))
@@ -227,8 +214,4 @@ class Checker(Actor):
 
 async def reattached(client: MemoryClient) -> None:
     """Wait until a client that lost its vault is back; it does that by itself."""
-    deadline_s = time.monotonic() + WAIT_MS / 1000
-    while not client.connected:
-        if time.monotonic() > deadline_s:
-            raise TimeoutError("the client did not reattach")
-        await asyncio.sleep(PAUSE_S)
+    await until(lambda: client.connected, "the client to reattach", WAIT_MS / 1000)

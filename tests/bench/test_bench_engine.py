@@ -14,7 +14,9 @@ pytest.importorskip("transformers", reason="what the engine is compared with")
 
 from holdfast.bench.engine.figures import Decode, prompts, row
 from holdfast.bench.engine.ours import OurEngine, open_model
+from holdfast.bench.engine.speed import EngineBench, run
 from holdfast.bench.engine.theirs import TheirModel
+from holdfast.core.errors import UserError
 from holdfast.engines.torch.stepper import use_threads
 
 pytestmark = pytest.mark.timeout(120)
@@ -97,13 +99,9 @@ def test_wrong_options_get_one_line() -> None:
         assert said in done.stderr
 
 
-@pytest.mark.processes
-def test_without_transformers_the_mend_is_named(tmp_path: Path) -> None:
+def test_without_transformers_the_mend_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where transformers is not installed, `--compare transformers` says how to have it, and nothing is measured."""
-    (tmp_path / "transformers.py").write_text("raise ImportError('No module named transformers')\n")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from holdfast.cli.main import main; main()"
-    command = [sys.executable, "-c", code, "bench", "engine", "--model", "tiny", "--compare", "transformers"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 1
-    assert "pip install 'transformers" in done.stderr
-    assert not done.stdout
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setattr(OurEngine, "__init__", lambda *_: pytest.fail("weights were loaded first"))
+    with pytest.raises(UserError, match="pip install 'transformers"):
+        run(EngineBench(tmp_path, "tiny", compare="transformers"), lambda text: None)

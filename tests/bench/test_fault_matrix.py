@@ -6,8 +6,17 @@ import os
 
 import pytest
 
-from bench.data_path.faults import HITS, STALL_MS_MAX, run_calm, run_case, run_stop_and_continue
-from bench.data_path.outages import frontend_killed, no_worker_within_hold, only_worker_returns, store_outage
+from bench.data_path.faults import (
+    HITS,
+    STALL_MS_MAX,
+    frontend_killed,
+    no_worker_within_hold,
+    only_worker_returns,
+    run_calm,
+    run_case,
+    run_stop_and_continue,
+    store_outage,
+)
 from holdfast.testing.load import Load, Outcome
 
 pytestmark = [pytest.mark.long, pytest.mark.processes, pytest.mark.timeout(180)]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import signal
-import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
+from holdfast.testing.children import Child
+from holdfast.testing.processes import freeze
 
 pytestmark = pytest.mark.processes
 BOUND_S = 20.0
@@ -33,7 +31,7 @@ async def main(number, path, socket):
     await client.connect()
     pool = PoolClient(client, open_device("host-0"))
     lost = await lock.acquire()
-    print("elected", flush=True)
+    print('"elected"', flush=True)
     leaving = asyncio.create_task(lost.wait())
     loop, orders = asyncio.get_running_loop(), asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
@@ -41,63 +39,37 @@ async def main(number, path, socket):
         order = asyncio.create_task(orders.readline())
         await asyncio.wait([order, leaving], return_when=asyncio.FIRST_COMPLETED)
         if order.done():
+            if not (epoch := order.result()):
+                return
             try:
-                await pool.acquire(int(order.result()), "geometry", 300)
-                print("leads", flush=True)
+                await pool.acquire(int(epoch), "geometry", 300)
+                print('"leads"', flush=True)
             except TimeoutError:
-                print("refused", flush=True)
-    print("lost", flush=True)
+                print('"refused"', flush=True)
+    print('"lost"', flush=True)
     await client.close()
 
 asyncio.run(main(*sys.argv[1:]))
 """
 
 
-class Engine:
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-
-    async def says(self) -> str:
-        assert self.process.stdout is not None
-        async with asyncio.timeout(BOUND_S):
-            return (await self.process.stdout.readline()).decode().strip()
-
-    async def asks_for_the_pool(self, epoch: int) -> str:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{epoch}\n".encode())
-        return await self.says()
-
-
-@contextlib.asynccontextmanager
-async def engine(number: int, path: Path, vault: str) -> AsyncIterator[Engine]:
-    pipe = asyncio.subprocess.PIPE
-    command = (sys.executable, "-c", ENGINE, str(number), str(path), vault)
-    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
-    try:
-        yield Engine(process)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-
-
-async def test_recreated_lock_file_does_not_make_two_leaders(tmp_path: Path) -> None:
+def test_recreated_lock_file_does_not_make_two_leaders(tmp_path: Path) -> None:
     """Two are elected by two files at one path; the vault lets one lead, until the other has noticed and is gone."""
     path, vault = tmp_path / "engine.lock", str(tmp_path / "gms_host-0.sock")
     processes = VaultProcesses(VaultSettings("host-0", vault), tmp_path / "vault.log")
     processes.start()
     try:
-        async with engine(0, path, vault) as first:
-            assert await first.says() == "elected"
-            assert await first.asks_for_the_pool(10) == "leads"
-            first.process.send_signal(signal.SIGSTOP)  # it cannot notice anything now
+        with Child("-c", ENGINE, "0", str(path), vault) as first:
+            assert first.next(BOUND_S) == "elected"
+            assert first.ask("10", BOUND_S) == "leads"
+            freeze(first.process.pid)  # it cannot notice anything now
             path.unlink()
-            async with engine(1, path, vault) as second:
-                assert await second.says() == "elected", "the file alone would have made a second leader"
-                assert await second.asks_for_the_pool(11) == "refused"
+            with Child("-c", ENGINE, "1", str(path), vault) as second:
+                assert second.next(BOUND_S) == "elected", "the file alone would have made a second leader"
+                assert second.ask("11", BOUND_S) == "refused"
                 first.process.send_signal(signal.SIGCONT)
-                assert await first.says() == "lost"
-                await asyncio.wait_for(first.process.wait(), BOUND_S)
-                assert await second.asks_for_the_pool(12) == "leads"
+                assert first.next(BOUND_S) == "lost"
+                first.process.wait(BOUND_S)
+                assert second.ask("12", BOUND_S) == "leads"
     finally:
         processes.stop()

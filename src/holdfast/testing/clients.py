@@ -51,14 +51,6 @@ class Received:
             events += [(at_s, text.decode()) for text in whole]
         return events
 
-    def chunks(self) -> list[tuple[float, dict[str, Any]]]:
-        """The JSON of all data events."""
-        return [
-            (at_s, json.loads(text.removeprefix("data: ")))
-            for at_s, text in self.events()
-            if text.startswith("data: {")
-        ]
-
     def _dechunked(self) -> list[tuple[float, bytes]]:
         out: list[tuple[float, bytes]] = []
         buffer = b""
