@@ -21,6 +21,7 @@ import uvloop
 from bench.prove import Row, Rows, tell
 from holdfast.bench import failover
 from holdfast.bench.engine_kills import FULL_SHARE, EngineLoad, engine_bench
+from holdfast.core.tasks import beside
 from holdfast.kv.resumes import within_a_block
 from holdfast.testing.answers import Answer
 from holdfast.testing.clients import ask, read_answer
@@ -103,11 +104,11 @@ async def _round(up: Supervised, model: str, length: int, place: int) -> tuple[f
     await asyncio.sleep(SETTLED_S)
     active = await in_thread(up.active)
     before = active.facts["tokens_total"]
-    asking = asyncio.ensure_future(_ask(up.port, model, length, place))
-    await in_thread(up.wait_until, lambda: up.active().facts["tokens_total"] - before >= SEEN, "tokens", BOUND_S)
-    killed_s = time.perf_counter()
-    await in_thread(kill_group, active.pid)
-    answer = await asking
+    async with beside(_ask(up.port, model, length, place), "the answer") as asking:
+        await in_thread(up.wait_until, lambda: up.active().facts["tokens_total"] - before >= SEEN, "tokens", BOUND_S)
+        killed_s = time.perf_counter()
+        await in_thread(kill_group, active.pid)
+        answer = await asking
     await in_thread(up.wait_restored, active.pid, BOUND_S)
     # Tokens sent before the kill may come after it: the wait is the longest since.
     waits_s = [later_s - max(killed_s, at_s) for at_s, later_s in pairwise(answer.token_times_s) if later_s > killed_s]

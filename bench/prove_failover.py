@@ -91,7 +91,7 @@ def _standby_again_s(up: Supervised, failover: dict[str, Any]) -> float:
 def _deployment() -> tuple[Supervised, list[Answer]]:
     """One for all cases, with the answers to unbroken streams; it ends with this process."""
     up = Supervised("--vault-gib", "1", "--sim-ranks", "2").__enter__()
-    atexit.register(up.stop)
+    atexit.register(up.close)
     return up, uvloop.run(run_streams(up.port, LOAD))
 
 

@@ -39,7 +39,7 @@ def _overload(bench: OverloadBench) -> Row:
 _TWICE = OverloadBench(seconds=300.0, workers=2, tokens=150)
 
 ROWS: Rows = {
-    "everything": partial(torment.run, torment.Torment(), tell),
+    "everything": partial(torment.run, tell),
     "overload": partial(_overload, _TWICE),
     "overload-with-kills": partial(_overload, replace(_TWICE, kill_every_s=10.0)),
 }

@@ -17,10 +17,12 @@ from typing import Any
 
 import uvloop
 
+from holdfast.core.tasks import beside
 from holdfast.testing.answers import Answer
 from holdfast.testing.clients import Received, ask, chat_body, read_answer
 from holdfast.testing.deployment import Deployment
 from holdfast.testing.load import Load, Outcome, compare, hit_in_the_middle, run_streams
+from holdfast.testing.waiting import in_thread
 
 BUSY, SLOW_FACTOR = 16, 20.0  # processes that take all cores, and how much slower engines are
 
@@ -114,13 +116,14 @@ def only_worker_returns(restart_after_s: float, load: Load) -> dict[str, Any]:
 
 async def _open_and_new(deployment: Deployment, load: Load) -> tuple[list[Answer], Received, float]:
     """Open streams when the only worker dies for good, and a request that comes after."""
-    answers = asyncio.ensure_future(hit_in_the_middle(deployment, load, lambda: deployment.kill("worker-0")))
-    loop = asyncio.get_running_loop()
-    dead = lambda: deployment.processes["worker-0"].poll() is not None  # noqa: E731
-    await loop.run_in_executor(None, deployment.wait_until, dead, "the worker to be killed", 60.0)
-    began = loop.time()
-    late = await ask(deployment.port, "/v1/chat/completions", chat_body("late", 5))
-    return await answers, late, loop.time() - began
+    broken = hit_in_the_middle(deployment, load, lambda: deployment.kill("worker-0"))
+    async with beside(broken, "open streams") as answers:
+        worker = deployment.processes["worker-0"]
+        await in_thread(deployment.wait_until, lambda: worker.poll() is not None, "the worker to be killed", 60.0)
+        began_s = time.monotonic()
+        late = await ask(deployment.port, "/v1/chat/completions", chat_body("late", 5))
+        waited_s = time.monotonic() - began_s
+        return await answers, late, waited_s
 
 
 def no_worker_within_hold(hold_s: float, load: Load) -> dict[str, Any]:
@@ -170,11 +173,9 @@ def store_outage(kind: str, how: str, seconds: float, streams: int = 16) -> dict
 
 async def _load_through(deployment: Deployment, streams: int, strike: Callable[[], None]) -> dict[str, int]:
     """Streams one after another, on several connections, until the strike is over and a little longer."""
-    loop = asyncio.get_running_loop()
-    over = loop.run_in_executor(None, strike)
     counts = {"finished": 0, "broken": 0}
 
-    async def one(number: int) -> None:
+    async def one(number: int, over: asyncio.Future[Any]) -> None:
         rounds_after = 2
         while rounds_after:
             rounds_after -= over.done()
@@ -182,8 +183,9 @@ async def _load_through(deployment: Deployment, streams: int, strike: Callable[[
             fine = received.status == 200 and read_answer(received).done
             counts["finished" if fine else "broken"] += 1
 
-    await asyncio.gather(*(one(number) for number in range(streams)))
-    await over
+    async with beside(in_thread(strike), "the strike") as over:
+        await asyncio.gather(*(one(number, over) for number in range(streams)))
+        await over
     return counts
 
 
@@ -192,16 +194,14 @@ def frontend_killed(streams: int = 32) -> dict[str, Any]:
     with Deployment(workers=2) as deployment:
 
         async def load() -> float:
-            bodies = [chat_body(f"orphan {number}", 2000) for number in range(streams)]
-            running = [asyncio.ensure_future(ask(deployment.port, "/v1/chat/completions", body)) for body in bodies]
-            loop = asyncio.get_running_loop()
-            busy = lambda: _streams(deployment) == streams  # noqa: E731
-            await loop.run_in_executor(None, deployment.wait_until, busy, "streams to be open", 20.0)
-            await loop.run_in_executor(None, deployment.kill, "frontend")
-            idle = lambda: _streams(deployment) == 0  # noqa: E731
-            took_s = await loop.run_in_executor(None, deployment.wait_until, idle, "orphans to be cancelled", 10.0)
-            await asyncio.gather(*running)
-            return took_s
+            async with beside(run_streams(deployment.port, Load(streams, 2000)), "orphans") as running:
+                busy = lambda: _streams(deployment) == streams  # noqa: E731
+                await in_thread(deployment.wait_until, busy, "streams to be open", 20.0)
+                await in_thread(deployment.kill, "frontend")
+                idle = lambda: _streams(deployment) == 0  # noqa: E731
+                took_s = float(await in_thread(deployment.wait_until, idle, "orphans to be cancelled", 10.0))
+                await running
+                return took_s
 
         cancelled_s = uvloop.run(load())
         deployment.start_frontend()

@@ -11,7 +11,8 @@ from typing import Any, cast
 import uvloop
 
 from holdfast.core.requests import GenerateRequest, Sampling
-from holdfast.testing.answers import DATA
+from holdfast.core.tasks import beside
+from holdfast.testing.answers import DATA, Answer
 from holdfast.testing.clients import StreamClient, ask, chat_body, open_client, read_answer
 from holdfast.testing.deployment import Deployment
 from holdfast.wire.frames import FrameSplitter, encode
@@ -88,15 +89,19 @@ async def _worst_gap_s(port: int, streams: int, tokens: int, disturb: bool) -> f
     """The worst gap of any stream, with or without long prompts arriving meanwhile."""
     # Token ids too: text alone pauses inside a character of several tokens.
     bodies = [chat_body(f"steady {number}", tokens, return_token_ids=True) for number in range(streams)]
-    running = [asyncio.ensure_future(ask(port, "/v1/chat/completions", body)) for body in bodies]
-    if disturb:
-        await asyncio.sleep(0.3)
-        words = " word" * LONG_PROMPT_TOKENS
-        long_body = chat_body(words, 2)
-        for _ in range(3):
-            received = await ask(port, "/v1/chat/completions", long_body)
-            assert received.status == 200, received.body()
-    answers = [read_answer(received) for received in await asyncio.gather(*running)]
+
+    async def steady() -> list[Answer]:
+        received = await asyncio.gather(*(ask(port, "/v1/chat/completions", body) for body in bodies))
+        return [read_answer(one) for one in received]
+
+    async with beside(steady(), "steady streams") as running:
+        if disturb:
+            await asyncio.sleep(0.3)
+            long_body = chat_body(" word" * LONG_PROMPT_TOKENS, 2)
+            for _ in range(3):
+                received = await ask(port, "/v1/chat/completions", long_body)
+                assert received.status == 200, received.body()
+        answers = await running
     assert all(answer.done for answer in answers)
     return max(max(answer.gaps_s) for answer in answers)
 

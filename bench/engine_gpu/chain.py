@@ -1,4 +1,4 @@
-"""A chain of kills under load, `python -m bench.engine_gpu.chain --out DIR`: what clients see of each.
+"""A chain of kills under load: what clients see of each.
 
 `holdfast up` with the torch engine, standbys started ahead, streams with long prompts. First the same requests
 unbroken; then, again and again, SIGKILL to the active engine's group. Always true: a kill comes only while a standby is
@@ -21,7 +21,7 @@ from itertools import pairwise
 
 import uvloop
 
-from bench.engine_gpu.words import Keep, Kill, Row, chain_row, part_main, prompt_ids, takeover_marks
+from bench.engine_gpu.words import Keep, Kill, Row, chain_row, prompt_ids, takeover_marks
 from bench.gpu.smi import device_memory, gpu_uuid
 from holdfast.core.errors import UserError
 from holdfast.failover.journal import two_leaders
@@ -275,7 +275,3 @@ def _add_calm_gaps(state: _Run, answers: Sequence[Answer]) -> None:
         worst_s = max((later - earlier for earlier, later in gaps if over_s < later <= killed_s), default=0.0)
         state.kills[place] = replace(state.kills[place], calm_gap_ms=round(worst_s * 1000, 2))
         over_s = next_over_s
-
-
-if __name__ == "__main__":
-    sys.exit(part_main("chain", ChainBench, run, sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""How fast our engine decodes, in process: `python -m bench.engine_gpu.speed --out DIR`.
+"""How fast our engine decodes, in process.
 
 A real vault, a real engine that was woken as a worker wakes it, its steps in a thread of their own and its outputs
 taken by the event loop. Always true: every run has prompts of its own, so none is found in the pool; what is compared
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -30,7 +29,6 @@ from bench.engine_gpu.words import (
     Keep,
     Row,
     keep_case,
-    part_main,
     prompt_ids,
 )
 from bench.gpu.smi import gpu_uuid
@@ -56,10 +54,10 @@ class SpeedBench:
     kv_gib: float = 30.0  # 64 streams of 2,300 tokens are 19 GB (facts 8), and nothing is evicted in a run
     step_tokens: int = 2048  # positions of one step, as an engine on a GPU has it
     repeats: int = 2  # of the two runs of a case; the quicker of each counts
-    cases: str = ",".join(f"{case.batch}x{case.prompt}" for case in CASES)  # streams x prompt tokens
+    cases: tuple[Case, ...] = CASES
 
     def settings(self) -> TorchSettings:
-        streams = max(case.batch for case in cases_of(self.cases))
+        streams = max(case.batch for case in self.cases)
         steps = max(self.step_tokens, 2 * streams)
         return TorchSettings(kv_gib=self.kv_gib, concurrency=streams, step_tokens_max=steps)
 
@@ -144,7 +142,7 @@ async def _run(bench: SpeedBench, keep: Keep) -> Row:
     said, runs = _Said(), itertools.count(1)
     async with _engine(bench, said, head) as engine:
         head |= {"dtype": engine.tenant.dtype_name, "kv_blocks": engine.tenant.geometry.block_count}
-        for case in cases_of(bench.cases):
+        for case in bench.cases:
             took_s: dict[int, list[float]] = {}
             for tokens in (WARM_TOKENS, *(SHORT, LONG) * bench.repeats):
                 took_s.setdefault(tokens, []).append(await _batch(engine, said, case, tokens, next(runs)))
@@ -155,15 +153,3 @@ async def _run(bench: SpeedBench, keep: Keep) -> Row:
 def run(bench: SpeedBench, keep: Keep) -> Row:
     """All cases; `keep` hears the row as it grows."""
     return uvloop.run(_run(bench, keep))
-
-
-def cases_of(words: str) -> tuple[Case, ...]:
-    """`1x128,64x2000`: streams and prompt tokens."""
-    try:
-        return tuple(Case(*map(int, word.split("x"))) for word in words.split(","))
-    except (TypeError, ValueError) as error:
-        raise UserError(f"--cases {words!r} must be like 1x128,64x2000: streams x prompt tokens") from error
-
-
-if __name__ == "__main__":
-    sys.exit(part_main("speed", SpeedBench, run, sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""How fast stock vLLM decodes the same shape: `python -m bench.engine_gpu.vllm_speed --out DIR`.
+"""How fast stock vLLM decodes the same shape.
 
 Beside the standard library it needs vLLM only. Dummy weights, CUDA graphs and compilation as they come, no prefix
 cache, no tokenizer. Always true: the prompts' lengths, the answers' lengths and the rule are those of our half
@@ -11,10 +11,8 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
-import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +26,12 @@ from bench.engine_gpu.words import (
     Keep,
     Row,
     keep_case,
-    part_main,
     prompt_ids,
 )
 from holdfast.core.errors import UserError
 
 CONTEXT = 4096
+REPEATS = 2
 # "stock" is what is measured. The others are for a host where its compiler does not run, and are told as such.
 MODES: dict[str, Row] = {
     "stock": {},
@@ -73,33 +71,21 @@ def _batch(llm: Any, case: Case, tokens: int, run: int) -> float:
     return took_s
 
 
-@dataclass(frozen=True, slots=True)
-class VllmBench:
-    """How vLLM is run, and how often."""
-
-    mode: str = "stock"
-    repeats: int = 2
-
-
-def run(bench: VllmBench, keep: Keep) -> Row:
+def run(mode: str, keep: Keep) -> Row:
     """All cases; `keep` hears the row as it grows."""
-    if bench.mode not in MODES:
-        raise UserError(f"--mode can be {', '.join(MODES)}; got {bench.mode}")
+    if mode not in MODES:
+        raise UserError(f"--mode can be {', '.join(MODES)}; got {mode}")
     version = importlib.import_module("vllm").__version__
-    head: Row = {"version": version, "mode": bench.mode, "tokens": [SHORT, LONG], "cases": {}}
+    head: Row = {"version": version, "mode": mode, "tokens": [SHORT, LONG], "cases": {}}
     runs = itertools.count(1)
     with tempfile.TemporaryDirectory() as folder:
         began_s = time.monotonic()
-        llm = _load(folder, bench.mode, max(case.batch for case in CASES))
+        llm = _load(folder, mode, max(case.batch for case in CASES))
         head["load_s"] = round(time.monotonic() - began_s, 1)
         keep(head)
         for case in CASES:
             took_s: dict[int, list[float]] = {}
-            for tokens in (WARM_TOKENS, *(SHORT, LONG) * bench.repeats):
+            for tokens in (WARM_TOKENS, *(SHORT, LONG) * REPEATS):
                 took_s.setdefault(tokens, []).append(_batch(llm, case, tokens, next(runs)))
             keep_case(head, case, took_s, keep)
     return head
-
-
-if __name__ == "__main__":
-    sys.exit(part_main("vllm", VllmBench, run, sys.argv[1:]))

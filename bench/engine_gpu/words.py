@@ -7,22 +7,18 @@ prompts and by the same rule (`decode_rate`).
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from holdfast.core.errors import UserError
 from holdfast.kv.resumes import within_a_block
 from holdfast.testing.answers import Answer
 
 Row = dict[str, Any]
-Wishes = TypeVar("Wishes")
 
 GAP_MS_MAX = 150.0  # what the issue demands of the worst gap
 GAP_MS_AIM = 50.0
@@ -199,7 +195,7 @@ def _median(values: Iterable[float | None]) -> float | None:
     return round(statistics.median(known), 2) if known else None
 
 
-# -- a part as a command
+# -- what a part has found so far
 
 
 class Keep:
@@ -224,23 +220,3 @@ def keep_case(head: Row, case: Case, took_s: Mapping[int, Sequence[float]], keep
     head["cases"][case.name] = rate | {"took_s": shown}
     print(f"{case.name}: {json.dumps(head['cases'][case.name])}", file=sys.stderr, flush=True)
     keep(head)
-
-
-def part_main(part: str, wishes: type[Wishes], run: Callable[[Wishes, Keep], Row], argv: list[str]) -> int:
-    """Run it with what was asked for; 1 if it failed or missed its bound, and then why is in its file."""
-    parser = argparse.ArgumentParser(prog=part)
-    parser.add_argument("--out", type=Path, required=True, help=f"a folder: {part}.json goes there")
-    for field in dataclasses.fields(wishes):  # type: ignore[arg-type]
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
-    asked: dict[str, Any] = vars(parser.parse_args(argv))
-    out: Path = asked.pop("out")
-    out.mkdir(parents=True, exist_ok=True)
-    keep = Keep(out, part)
-    try:
-        row = run(wishes(**asked), keep)
-    except (TimeoutError, UserError, OSError) as error:
-        keep({"failed": str(error)[-6000:], "met": False, "bound": "it runs"})
-        print(f"{part} failed: {error}", file=sys.stderr, flush=True)
-        return 1
-    print(json.dumps({key: value for key, value in row.items() if key != "each"}), flush=True)
-    return 0 if row.get("met", True) else 1

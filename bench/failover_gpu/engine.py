@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from bench.gpu.lane import Piece, open_lane
+from holdfast.core.tasks import beside
 from holdfast.failover.epoch import next_epoch
 from holdfast.memory.client.pool import PoolClient
 from holdfast.memory.client.weights import MemoryClient
@@ -26,6 +27,7 @@ from holdfast.memory.devices import HostDevice, OutOfMemory, open_device
 from holdfast.memory.devices.cuda_driver import Driver
 from holdfast.memory.protocol import OWNER_GONE, PoolGranted, PoolNews
 from holdfast.spec.names import is_host
+from holdfast.testing.waiting import in_thread
 
 WAIT_MS = 10_000  # for weights another engine writes, and for the pool of an owner that was just killed
 # Facts 4a: up to 0.4 s with much host memory; a fence that takes a hundred times that is not shown.
@@ -111,12 +113,12 @@ class Engine:
         """Stand by until the lock is ours."""
         self.driver_calls.clear()
         self.marks.clear()
-        lock = asyncio.create_task(asyncio.to_thread(wait_for_lock, self.settings.lock_path))
-        say("armed")
-        while not lock.done():
-            self.follow()
-            await asyncio.wait({lock}, timeout=POLL_S)
-        self.marks["lock"] = lock.result()
+        async with beside(in_thread(wait_for_lock, self.settings.lock_path), "lock") as lock:
+            say("armed")
+            while not lock.done():
+                self.follow()
+                await asyncio.wait({lock}, timeout=POLL_S)
+            self.marks["lock"] = lock.result()
 
     def follow(self) -> None:
         """Keep up with what the owner does."""

@@ -32,6 +32,8 @@ WHOLE_S = 90.0
 PAUSE_S = (0.5, 2.5)
 END_S = 20.0
 DISK_BYTES = 48 << 20
+DESCRIPTORS = 256  # of each process
+CLIENTS, SCRIPTS = 8, 30
 OPTIONS = ("--engine", "torch", "--model", "tiny", "--torch-threads", "1", "--exact")
 
 
@@ -73,35 +75,26 @@ FAULTS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Torment:
-    """How long and with what."""
-
-    seconds: float = 600.0
-    clients: int = 8
-    scripts: int = 30
-    seed: int = 1
-    descriptors: int = 256
-
-
 @dataclass(slots=True)
 class _Run:
     """What happens while it runs."""
 
+    seconds: float
+    seed: int
     hits: list[tuple[float, str, float]] = field(default_factory=list)  # when, what, seconds until whole again
     not_whole: list[str] = field(default_factory=list)
 
 
-def run(torment: Torment, tell: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+def run(tell: Callable[[str], None], seconds: float = 600.0, seed: int = 1) -> dict[str, Any]:
     """Everything; the result is flat, for a results file. State directories are kept where something went wrong."""
     folder = Path(tempfile.mkdtemp(prefix="hf-", dir="/tmp"))
     no_disk = disks.mount(folder, DISK_BYTES)  # it takes the right to mount a filesystem
     result: dict[str, Any] = {"met": False}
     try:
-        up = Supervised(*OPTIONS, folder=folder, descriptors=torment.descriptors, start_s=WHOLE_S)
+        up = Supervised(*OPTIONS, folder=folder, descriptors=DESCRIPTORS, start_s=WHOLE_S)
         try:
             with up:
-                result = _under_load(torment, up, no_disk, tell)
+                result = _under_load(_Run(seconds, seed), up, no_disk, tell)
         finally:
             left = _left_behind(folder)
         result |= {"left_behind": left, "met": result["met"] and not left}
@@ -112,25 +105,24 @@ def run(torment: Torment, tell: Callable[[str], None] = lambda text: None) -> di
     return result
 
 
-def _under_load(torment: Torment, up: Supervised, no_disk: str, tell: Callable[[str], None]) -> dict[str, Any]:
-    asked = scripts(torment.seed, "tiny", torment.scripts)
-    learn(up.port, asked, torment.seed, tell)
-    clients = Clients(up.port, asked, torment.clients, torment.seed)
+def _under_load(state: _Run, up: Supervised, no_disk: str, tell: Callable[[str], None]) -> dict[str, Any]:
+    asked = scripts(state.seed, "tiny", SCRIPTS)
+    learn(up.port, asked, state.seed, tell)
+    clients = Clients(up.port, asked, CLIENTS, state.seed)
     clients.start()
-    state = _Run()
     began_s = time.monotonic()
-    for fault in _order(torment, no_disk):
-        if time.monotonic() - began_s > torment.seconds or state.not_whole:
+    for fault in _order(state.seed, no_disk):
+        if time.monotonic() - began_s > state.seconds or state.not_whole:
             break
         _one_fault(state, up, fault)
         tell(f"{len(state.hits)} faults, {len(clients.seen)} answers, {len(clients.wrong())} wrong: {fault.name}")
     hanging = clients.stop()
-    return _judge(torment, state, clients, hanging, up) | {"full_disk": f"never: {no_disk}" if no_disk else "in turn"}
+    return _judge(state, clients, hanging, up) | {"full_disk": f"never: {no_disk}" if no_disk else "in turn"}
 
 
-def _order(torment: Torment, no_disk: str) -> Iterator[Fault]:
+def _order(seed: int, no_disk: str) -> Iterator[Fault]:
     """Every fault once in each round, each round in an order of its own."""
-    rng = random.Random(torment.seed)
+    rng = random.Random(seed)
     faults = [fault for fault in FAULTS if fault.roles or not no_disk]
     while True:
         for fault in rng.sample(faults, len(faults)):
@@ -149,7 +141,7 @@ def _one_fault(state: _Run, up: Supervised, fault: Fault) -> None:
     state.hits.append((at_s, fault.name, time.monotonic() - at_s))
 
 
-def _judge(torment: Torment, state: _Run, clients: Clients, hanging: list[str], up: Supervised) -> dict[str, Any]:
+def _judge(state: _Run, clients: Clients, hanging: list[str], up: Supervised) -> dict[str, Any]:
     wrong = clients.wrong()
     again_s = [seconds for _, _, seconds in state.hits]
     two = len(two_leaders(up.terms()))
@@ -165,8 +157,8 @@ def _judge(torment: Torment, state: _Run, clients: Clients, hanging: list[str], 
         "whole_again_s_p50": spread(again_s)["p50"],
         "whole_again_s_max": spread(again_s)["max"],
         "not_whole": state.not_whole,
-        "descriptors": torment.descriptors,
-        "seed": torment.seed,
+        "descriptors": DESCRIPTORS,
+        "seed": state.seed,
         "wrong": [_story(state, seen) for seen in wrong[:20]],
         "bound": "nothing lost, wrong or hanging, never two leaders, whole again after each fault, nothing left behind",
         "met": not (wrong or hanging or state.not_whole or two) and bool(state.hits) and len(clients.seen) > 0,

@@ -27,7 +27,6 @@ class Census:
     keeper_fds: int
     memfds: int  # distinct ones, in either
     memfds_wanted: int  # those of the committed weights and the pool
-    memfd_mib: float
 
     def more_than(self, before: Census) -> list[str]:
         """What there is more of than there was, or than there should be."""
@@ -87,22 +86,14 @@ def _known_to(pids: tuple[int, int]) -> bool:
 
 def _count(path: str, slabs: int, within_s: float) -> Census:
     vault, keeper = vault_pair(path, within_s)
-    sizes: dict[tuple[int, int], int] = {}
+    memfds: set[tuple[int, int]] = set()
     others = {vault: 0, keeper: 0}
     for pid in others:
         for fd in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(FileNotFoundError):
                 link = f"/proc/{pid}/fd/{fd}"
                 if os.readlink(link).startswith("/memfd:"):
-                    status = os.stat(link)
-                    sizes[status.st_dev, status.st_ino] = status.st_size
+                    memfds.add((os.stat(link).st_dev, os.stat(link).st_ino))
                 else:
                     others[pid] += 1
-    return Census(
-        processes=len(vault_processes(path)),
-        vault_fds=others[vault],
-        keeper_fds=others[keeper],
-        memfds=len(sizes),
-        memfds_wanted=slabs,
-        memfd_mib=sum(sizes.values()) / 1024**2,
-    )
+    return Census(len(vault_processes(path)), others[vault], others[keeper], len(memfds), slabs)

@@ -11,13 +11,11 @@ import itertools
 import json
 import random
 import shutil
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from bench import ROOT
 from bench.vault.census import Census, census
@@ -40,38 +38,11 @@ POLL_S = 0.01
 Told = Callable[[str], None]
 
 
-@dataclass(slots=True)
-class Outcome:
-    """Of all kills."""
-
-    seed: int
-    recover_ms: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in CATEGORIES})
-    wrong: list[str] = field(default_factory=list)
-    did: dict[str, int] = field(default_factory=dict)
-    before: Census | None = None
-    after: Census | None = None
-    left: dict[int, str] = field(default_factory=dict)  # processes that outlived the vault's clean end
-
-    @property
-    def leaked(self) -> list[str]:
-        if self.before is None or self.after is None:
-            return ["not counted"]
-        outlived = [f"the {role} with pid {pid} outlived its end" for pid, role in self.left.items()]
-        return self.after.more_than(self.before) + outlived
-
-    def row(self, category: str) -> dict[str, Any]:
-        took = self.recover_ms[category]
-        return {
-            "kills": len(took),
-            "recover_ms_p50": round(statistics.median(took), 1) if took else None,
-            "recover_ms_max": round(max(took), 1) if took else None,
-        }
-
-
 class Campaign:
-    """A vault, the load on it, and the one who kills."""
+    """A vault, the load on it, the one who kills, and what was seen."""
 
     def __init__(self, seed: int, told: Told = lambda text: None) -> None:
+        self.seed = seed
         self._rng = random.Random(seed)
         self._told = told
         self._folder = Path(tempfile.mkdtemp(prefix="hf-kills-", dir="/tmp"))
@@ -81,35 +52,43 @@ class Campaign:
         self._later: list[tuple[str, dict[str, Any]]] = []
         self._questions = itertools.count(1)
         self.watch = Watch()
-        self.outcome = Outcome(seed)
+        self.recover_ms: dict[str, list[float]] = {name: [] for name in CATEGORIES}
+        self.before: Census | None = None
+        self.after: Census | None = None
+        self._left: dict[int, str] = {}  # processes that outlived the vault's clean end
 
-    def run(self, kills: int) -> Outcome:
+    @property
+    def leaked(self) -> list[str]:
+        if self.before is None or self.after is None:
+            return ["not counted"]
+        outlived = [f"the {role} with pid {pid} outlived its end" for pid, role in self._left.items()]
+        return self.after.more_than(self.before) + outlived
+
+    def run(self, kills: int) -> Self:
         """`kills` in all, as many of each category as can be; the folder stays if something was wrong."""
         plan = [CATEGORIES[place % len(CATEGORIES)] for place in range(kills)]
         self._rng.shuffle(plan)
         try:
             self._vault.start()
             self._start_all()  # until there are weights and a pool
-            self.outcome.before = self._rest()
+            self.before = self._rest()
             self._start_all()
             for place, category in enumerate(plan):
                 took_ms = self._hit(category)
-                self.outcome.recover_ms[category].append(took_ms)
+                self.recover_ms[category].append(took_ms)
                 self._told(f"{place + 1}/{kills} {category}: all goes on after {took_ms:.0f} ms")
-            self.outcome.after = self._rest()
+            self.after = self._rest()
         except (ChildFailed, TimeoutError) as stuck:
             self.watch.wrong.append(str(stuck))
         finally:
             self._stop_all()
             self._vault.stop()
-            self.outcome.left = vault_processes(self._path)
-            self.outcome.wrong = self.watch.wrong
-            self.outcome.did = dict(self.watch.did)
+            self._left = vault_processes(self._path)
             if self.watch.wrong:
                 self._told(f"logs are kept in {self._folder}")
             else:
                 shutil.rmtree(self._folder, ignore_errors=True)
-        return self.outcome
+        return self
 
     # -- the load
 

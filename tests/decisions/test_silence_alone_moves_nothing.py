@@ -47,12 +47,3 @@ def test_the_kernels_word_moves_streams_at_once() -> None:
     judge.step(Tick(True), 0.0)
     assert moves(silent(judge, 0.7, ProbeResult(gone=False, state="T", thread_state="T"), 0.0))
     assert judge.verdict is Verdict.STOPPED
-
-
-def test_an_observer_that_was_held_up_itself_counts_nothing() -> None:
-    """Ticks that come late prove that the observer was starved, so they say nothing about the worker."""
-    judge = Judge("w")
-    judge.step(Connected(False), 0.0)
-    effects = [effect for index in range(20) for effect in judge.step(Tick(True), index * 1.0)]
-    assert effects == []
-    assert judge.verdict is Verdict.ALIVE

@@ -24,12 +24,12 @@ SEED = int(os.environ.get("HOLDFAST_TEST_SEED", "1")) % 1_000_000
 def test_thirty_kills_under_load() -> None:
     """Committed bytes stay intact and importable, nobody sees what was not committed, published pages survive, and
     neither descriptors nor processes nor memory are left over."""
-    outcome = Campaign(SEED, print).run(30)
-    assert outcome.wrong == []
-    assert outcome.leaked == []
-    assert {category: len(outcome.recover_ms[category]) for category in CATEGORIES} == dict.fromkeys(CATEGORIES, 5)
-    assert outcome.did["commit"] > 30
-    assert outcome.did["adopt"] > 5
+    done = Campaign(SEED, print).run(30)
+    assert done.watch.wrong == []
+    assert done.leaked == []
+    assert {category: len(done.recover_ms[category]) for category in CATEGORIES} == dict.fromkeys(CATEGORIES, 5)
+    assert done.watch.did["commit"] > 30
+    assert done.watch.did["adopt"] > 5
 
 
 @pytest.mark.processes

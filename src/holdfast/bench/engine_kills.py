@@ -19,6 +19,7 @@ SENTENCE = "Tell me more of the sea and the wind, of day {} and night {}."
 SENTENCE_TOKENS = 22
 TEMPLATE_TOKENS = 16  # what a chat's template adds, at most
 TINY_BLOCK_BYTES = 16_384  # keys and values of a block of the tiny model
+LONG_TOKENS, SHORT_TOKENS = 1000, 40  # of prompts
 FIRST_ID, IDS = 1000, 4000  # plain words in every model's vocabulary
 GIB = 1024**3
 FULL_SHARE = 0.95  # of the pool, with every stream at its end
@@ -31,14 +32,11 @@ class EngineLoad:
     streams: int = 12
     tokens: int = 150
     seed: int = 1
-    model: str = "tiny"
-    long_tokens: int = 1000
-    short_tokens: int = 40
 
     def body(self, number: int) -> tuple[str, dict[str, Any]]:
         length = self.prompt_tokens(number)
         more: dict[str, Any] = {
-            "model": self.model,
+            "model": "tiny",
             "seed": self.seed * 1000 + number,
             "temperature": 0.8 if number % 2 else 0,
             "return_token_ids": True,
@@ -54,7 +52,7 @@ class EngineLoad:
 
     def prompt_tokens(self, number: int) -> int:
         """About, and at most."""
-        return self.long_tokens if number % 5 == 4 else self.short_tokens
+        return LONG_TOKENS if number % 5 == 4 else SHORT_TOKENS
 
     def ids(self, number: int, length: int) -> list[int]:
         """No two numbers or seeds share a first block."""

@@ -40,20 +40,12 @@ class Deployment(Place):
         self._frontend_settings = frontend or {}
         self.worker_names = [f"worker-{place}" for place in range(workers)]
 
-    def __enter__(self) -> Deployment:
-        try:
-            self.start_store()
-            for name in self.worker_names:
-                self.start_worker(name)
-            self.start_frontend()
-            self.wait_until(lambda: len(self.alive_workers()) == len(self.worker_names), "all workers to serve")
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def begin(self) -> None:
+        self.start_store()
+        for name in self.worker_names:
+            self.start_worker(name)
+        self.start_frontend()
+        self.wait_until(lambda: len(self.alive_workers()) == len(self.worker_names), "all workers to serve")
 
     # -- processes
 

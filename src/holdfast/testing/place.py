@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from holdfast.engines.sim import send_fault
 from holdfast.testing.clients import Stream, chat_body
@@ -56,6 +56,20 @@ class Place:
         kept = {name: value for name, value in os.environ.items() if name in WANTED or not name.startswith(UNWANTED)}
         self.env = kept | {"HOLDFAST_STATE_DIR": str(self.folder), **(environ or {})}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}  # that were started here, by name
+
+    def __enter__(self) -> Self:
+        try:
+            self.begin()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def begin(self) -> None:
+        """Start what belongs here, and wait until it serves."""
 
     # -- commands and processes
 

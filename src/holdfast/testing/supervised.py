@@ -42,23 +42,15 @@ class Supervised(Place):
         engine = () if "--engine" in options else ("--engine", "sim", "--allow-chaos")
         self._options = ("--port", str(self.port), *engine, *options)
 
-    def __enter__(self) -> Supervised:
+    def begin(self) -> None:
         limit = f"--nofile={self._descriptors}:{self._descriptors}"
         limited = ("prlimit", limit) if self._descriptors else ()
         self.start(UP, [*limited, *self.command("up", *self._options)])
-        try:
-            self.wait_until(self.restored, "one active and one standby engine", self._start_s)
-            self.wait_until(lambda: self.health().get("status") == "ready", "the frontend to find the active one")
-        except BaseException:
-            self.stop()
-            raise
-        return self
+        self.wait_until(self.restored, "one active and one standby engine", self._start_s)
+        self.wait_until(lambda: self.health().get("status") == "ready", "the frontend to find the active one")
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """Ctrl-C, and what a person would do who has waited long enough."""
+    def close(self) -> None:
+        """Ctrl-C, and what a person would do who has waited long enough. What outlives that is not hidden."""
         up = self.processes[UP]
         if up.poll() is None:
             up.send_signal(signal.SIGINT)
