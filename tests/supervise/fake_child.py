@@ -39,7 +39,7 @@ def main(settings_path: str, state_dir: str, name: str) -> None:
     if settings.get("beat"):
         _beat(settings["beat"], int(facts["running"]))
     if facts["ready"]:
-        write_record(Path(state_dir), Record.of_this_process(name, "worker", {"status": status}))
+        write_record(Path(state_dir), Record.of_process(os.getpid(), name, "worker", status=status))
     threading.Event().wait()
 
 

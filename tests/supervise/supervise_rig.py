@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from holdfast.core.clock import SystemClock
 from holdfast.spec.jobs import Job
@@ -29,7 +30,8 @@ class World:
         def command(job: Job, settings: Path) -> Sequence[str]:
             return self._command(job, settings, self.state_dir)
 
-        made = Supervisor(self.state_dir, jobs, self.processes, command, self.told.append, SystemClock())
+        told: dict[str, Any] = {"tell": self.told.append, "clock": SystemClock()}
+        made = Supervisor(self.state_dir, jobs, self.processes, command, **told)
         self._made.append(made)
         return made
 

@@ -101,7 +101,7 @@ async def test_a_supervisor_starts_and_restarts_without_room(disk: Path) -> None
     job = Job("a", "worker", settings=b"settings")
     write_launch(disk, "a", job.settings)
     logs = LocalProcesses(disk / "file" / "logs")
-    supervisor = Supervisor(disk, [job], logs, lambda job, path: command, told.append, SystemClock())
+    supervisor = Supervisor(disk, [job], logs, lambda job, path: command, tell=told.append, clock=SystemClock())
     (disk / "file").touch()  # where a folder should be: no log can be opened
     fill(disk)
     before = UNWRITTEN.totals["log"]

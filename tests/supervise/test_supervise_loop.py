@@ -135,7 +135,7 @@ async def test_the_next_supervisor_adopts_and_replaces(world: World) -> None:
     """Equal settings: the same pid. Other settings: another. No longer wanted: gone. Started by hand: left alone."""
     first = await world.up(job("same", SERVE), job("other", SERVE), job("surplus", SERVE))
     pids = {name: slot.life.pid for name, slot in first.slots.items()}
-    by_hand = Record.of_this_process("mine", "worker", {})
+    by_hand = Record.of_process(os.getpid(), "mine", "worker")
     write_record(world.state_dir, by_hand)
     world.lose(first)
 
@@ -169,7 +169,7 @@ async def test_what_cannot_be_run_backs_off(world: World) -> None:
 
 def test_a_reused_pid_is_not_adopted(tmp_path: Path) -> None:
     """A record whose start time is another's is not taken for the process that has its pid now."""
-    ours = Record.of_this_process("a", "worker", {})
+    ours = Record.of_process(os.getpid(), "a", "worker")
     other = Record("a", "worker", ours.pid, ours.start_ticks - 1)
     processes = LocalProcesses(tmp_path)
     assert processes.adopt(other) is None

@@ -121,7 +121,7 @@ def parse(words: Sequence[str], options: Options, command: str) -> dict[str, Any
         elif dashes and word in HELP:
             raise HelpWanted
         elif dashes and word.startswith("-") and word != "-":
-            _take_option(word, rest, flags, options, said, command)
+            _take_option(word, rest, flags, options, said=said, command=command)
         elif free:
             flag = free.popleft()
             said[flag] = _value(options[flag].name, options[flag], word)
@@ -149,6 +149,7 @@ def _take_option(
     rest: deque[str],
     flags: Mapping[str, tuple[str, bool]],
     options: Options,
+    *,
     said: dict[str, Any],
     command: str,
 ) -> None:

@@ -130,7 +130,8 @@ async def _stop_records(state_dir: Path, jobs: list[Job], screen: Screen) -> int
         if " adopted" not in text:  # how it is done here, not what was asked for
             screen.line(text)
 
-    supervisor = Supervisor(state_dir, jobs, LocalProcesses(log_dir(state_dir)), child_command(0), tell, SystemClock())
+    logs = LocalProcesses(log_dir(state_dir))
+    supervisor = Supervisor(state_dir, jobs, logs, child_command(0), tell=tell, clock=SystemClock())
     supervisor.adopt_everything()
     await supervisor.stop()
     return len(supervisor.adopted)

@@ -137,7 +137,9 @@ def chat_command(url: str, model: str, api_key: str) -> str:
     return " \\\n".join([*lines, f"    -d {shlex.quote(body)}"])
 
 
-def show_up(screen: Screen, title: str, statuses: Sequence[Status], chat: str, state_dir: Path, detached: bool) -> None:
+def show_up(
+    screen: Screen, title: str, statuses: Sequence[Status], *, chat: str, state_dir: Path, detached: bool
+) -> None:
     """The one screen that says what runs, how to talk to it and how to break it."""
     screen.line()
     screen.line(title, style="bold")
@@ -152,9 +154,8 @@ def show_up(screen: Screen, title: str, statuses: Sequence[Status], chat: str, s
     if any(status.state not in _GOOD for status in statuses):
         screen.line("Not everything is ready yet; it goes on by itself; `holdfast ps` shows more.", style="yellow")
         screen.line()
-    if chat:
-        screen.line("Talk to it, from another terminal, with `holdfast chat` or:", style="bold")
-        screen.line(f"  {chat}")
+    screen.line("Talk to it, from another terminal, with `holdfast chat` or:", style="bold")
+    screen.line(f"  {chat}")
     _show_what_to_kill(screen, statuses, groups)
     screen.line()
     end = "`holdfast down` stops it" if detached else "Ctrl-C stops it"

@@ -106,7 +106,7 @@ class UpView:
             title = f"Holdfast {__version__} runs, but {lack}"
         url = web_address(str(TcpAddress(spec.host, spec.port)))
         chat = chat_command(url, model, keys[0] if keys else "")
-        show_up(self.screen, title, statuses, chat, self.state_dir, self.detached)
+        show_up(self.screen, title, statuses, chat=chat, state_dir=self.state_dir, detached=self.detached)
 
 
 def _starting_text(launches: Sequence[Launch]) -> str:

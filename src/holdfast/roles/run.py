@@ -80,7 +80,7 @@ async def _serve(launch: Launch) -> None:
         # Start-up garbage is kept for good: a collection over it in mid-stream would stall every stream.
         gc.collect()
         gc.freeze()
-        _write_down(state_dir, Record.of_this_process(launch.name, role_of(launch), facts))
+        _write_down(state_dir, Record.of_process(os.getpid(), launch.name, role_of(launch), **facts))
 
     try:
         await run_role(launch, stop, on_ready)

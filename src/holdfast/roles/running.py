@@ -58,7 +58,7 @@ async def keep_up(
     it is told to stop."""
     command, logs = child_command(os.getpid() if tied else 0), LocalProcesses(log_dir(start.state_dir))
     jobs = [Job.of(launch) for launch in start.launches]
-    supervisor = Supervisor(start.state_dir, jobs, logs, command, tell, SystemClock())
+    supervisor = Supervisor(start.state_dir, jobs, logs, command, tell=tell, clock=SystemClock())
     watching = Watching(supervisor, SocketNetwork())
     keeping = Keeping(lock, start.state_dir, supervisor.put_back, tell)
     stop = asyncio.Event()

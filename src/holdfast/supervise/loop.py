@@ -53,6 +53,7 @@ class Supervisor:
         jobs: Iterable[Job],
         processes: Processes,
         command: Callable[[Job, Path], Sequence[str]],
+        *,
         tell: Callable[[str], None],
         clock: Clock,
     ) -> None:

@@ -38,10 +38,6 @@ class Record(msgspec.Struct, frozen=True):
     part_of: str = ""  # the process that started it and looks after it: a vault's keeper is no job of a supervisor's
 
     @classmethod
-    def of_this_process(cls, name: str, role: str, facts: dict[str, Any]) -> Record:
-        return cls.of_process(os.getpid(), name, role, **facts)
-
-    @classmethod
     def of_process(cls, pid: int, name: str, role: str, **facts: Any) -> Record:
         stat = read_process(pid)
         assert stat is not None, "a process can see itself and its children"

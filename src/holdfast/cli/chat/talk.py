@@ -62,8 +62,7 @@ class Chat(Asked, frozen=True):
     wishes: Annotated[Wishes, about("What goes with every question.")] = Wishes()
 
     def run(self, env: Environment) -> int:
-        state_dir = env.state_dir if self.url else readable(env.state_dir)
-        return run_chat(state_dir, self.url, self.model, self.api_key, self.wishes, self.message)
+        return run_chat(self, env.state_dir if self.url else readable(env.state_dir))
 
 
 @dataclass(slots=True)
@@ -94,15 +93,16 @@ class Conversation:
         self.unanswered = ""
 
 
-def run_chat(state_dir: Path, url: str, model: str, api_key: str, wishes: Wishes, message: str) -> int:
-    """`api_key`: "" for none, or for the one the deployment here was started with."""
+def run_chat(asked: Chat, state_dir: Path) -> int:
+    """Without an API key that of the deployment here is used, if it was started with one."""
+    message = asked.message
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a letter must not end the chat
     if not message and not sys.stdin.isatty():
         message = _piped()
-    server = Server.at(url, api_key) if url else _running_here(state_dir, api_key)
+    server = Server.at(asked.url, asked.api_key) if asked.url else _running_here(state_dir, asked.api_key)
     try:
-        conversation = Conversation(model or server.model(), wishes)
+        conversation = Conversation(asked.model or server.model(), asked.wishes)
         terminal = Terminal()
         if message:
             return _ask_once(server, conversation, terminal, message)
