@@ -120,19 +120,14 @@ def violations(found: Callable[[ast.AST], str | None], allowed: dict[str, str]) 
     return wrong + [f"exception no longer used: {entry}" for entry in allowed if entry not in used]
 
 
-def member(node: ast.AST) -> tuple[str, str]:
-    """("time", "monotonic") for `time.monotonic` and for `from time import monotonic`; else two empty strings."""
-    if isinstance(node, ast.Attribute):
-        value = node.value
-        owner = value.id if isinstance(value, ast.Name) else value.attr if isinstance(value, ast.Attribute) else ""
-        return owner, node.attr
-    return "", ""
-
-
-def imported(node: ast.AST, module: str) -> set[str]:
-    if isinstance(node, ast.ImportFrom) and node.module == module:
-        return {alias.name for alias in node.names}
-    return set()
+def named(node: ast.AST) -> list[tuple[str, str]]:
+    """("time", "monotonic") for `time.monotonic` and for `from time import monotonic`."""
+    if isinstance(node, ast.ImportFrom):
+        return [(node.module or "", alias.name) for alias in node.names]
+    if not isinstance(node, ast.Attribute):
+        return []
+    value = node.value
+    return [(value.id if isinstance(value, ast.Name) else getattr(value, "attr", ""), node.attr)]
 
 
 # -- sizes
@@ -154,22 +149,21 @@ def machines() -> frozenset[str]:
     )
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_a_file_is_one_idea(name: str) -> None:
+def test_a_file_is_one_idea() -> None:
     """No source file is longer than the bound: past it, it is usually two ideas. A pure machine is one."""
-    bound = MACHINE_LINES_MAX if name in machines() else FILE_LINES_MAX
-    assert len((ROOT / name).read_text().splitlines()) <= bound
+    lines = {name: len((ROOT / name).read_text().splitlines()) for name in SOURCES}
+    bounds = {name: MACHINE_LINES_MAX if name in machines() else FILE_LINES_MAX for name in SOURCES}
+    assert not {name: count for name, count in lines.items() if count > bounds[name]}
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_a_function_can_be_read_at_once(name: str) -> None:
+def test_a_function_can_be_read_at_once() -> None:
     """No function is longer than the hard bound."""
-    long = {
-        function.name: size
-        for function in functions(SOURCES[name])
-        if (size := (function.end_lineno or 0) - function.lineno + 1) > FUNCTION_LINES_MAX
+    sizes = {
+        f"{name}: {function.name}": (function.end_lineno or 0) - function.lineno + 1
+        for name, tree in SOURCES.items()
+        for function in functions(tree)
     }
-    assert not long
+    assert not {name: size for name, size in sizes.items() if size > FUNCTION_LINES_MAX}
 
 
 # -- sentences
@@ -228,43 +222,37 @@ def test_a_machine_is_pure_and_has_the_one_shape(name: str) -> None:
 # -- where the world may be touched
 
 
-def test_time_comes_from_the_event_loop() -> None:
-    """Clocks and sleeps of the outside world are read in named files only."""
+@pytest.mark.parametrize(
+    ("touches", "allowed"),
+    [
+        pytest.param(lambda owner, name: name in TIME.get(owner, ()), CLOCK, id="time comes from the event loop"),
+        # `self.random.x` would read the same: an injected generator is named rng.
+        pytest.param(
+            lambda owner, name: (owner == "random" and name not in RANDOM_ALLOWED)
+            or (owner, name) in {("os", "urandom"), ("uuid", "uuid4")}
+            or owner == "secrets",
+            {},
+            id="randomness is injected",
+        ),
+        pytest.param(
+            lambda owner, name: owner == "socket" or (owner == "asyncio" and name in CONNECTING),
+            SOCKETS,
+            id="connections come through the port",
+        ),
+        pytest.param(
+            lambda owner, name: owner == "os" and name in ("environ", "getenv", "environb"),
+            ENVIRONMENT,
+            id="the environment is read once",
+        ),
+    ],
+)
+def test_the_world_is_touched_in_named_files_only(touches: Callable[[str, str], bool], allowed: dict[str, str]) -> None:
+    """Clocks and sleeps, random numbers, sockets and variables: everybody else is handed them."""
 
     def found(node: ast.AST) -> str | None:
-        owner, attribute = member(node)
-        if attribute in TIME.get(owner, ()):
-            return f"{owner}.{attribute}"
-        return "from time import" if imported(node, "time") & TIME["time"] else None
+        return next((f"{owner}.{name}" for owner, name in named(node) if touches(owner, name)), None)
 
-    assert violations(found, CLOCK) == []
-
-
-def test_randomness_is_injected() -> None:
-    """Nobody draws from the module's own generator, or from the system's."""
-
-    def found(node: ast.AST) -> str | None:
-        owner, attribute = member(node)
-        if owner == "random" and attribute not in RANDOM_ALLOWED:
-            return f"random.{attribute}"
-        if (owner, attribute) in {("os", "urandom"), ("uuid", "uuid4")} or owner == "secrets":
-            return f"{owner}.{attribute}"
-        return "from random import" if imported(node, "random") - RANDOM_ALLOWED else None
-
-    # `self.random.x` would read the same: an injected generator is named rng.
-    assert violations(found, {}) == []
-
-
-def test_connections_come_through_the_port() -> None:
-    """Sockets are opened in named files only."""
-
-    def found(node: ast.AST) -> str | None:
-        owner, attribute = member(node)
-        if owner == "socket" or (owner == "asyncio" and attribute in CONNECTING):
-            return f"{owner}.{attribute}"
-        return "from socket import" if imported(node, "socket") else None
-
-    assert violations(found, SOCKETS) == []
+    assert violations(found, allowed) == []
 
 
 def test_tasks_are_spawned_by_the_one_helper() -> None:
@@ -278,23 +266,12 @@ def test_tasks_are_spawned_by_the_one_helper() -> None:
             groups.add(ast.unparse(node.optional_vars) if node.optional_vars else "")
         if isinstance(node, ast.arg) and node.annotation and ast.unparse(node.annotation) == "asyncio.TaskGroup":
             groups.add(node.arg)
-        owner, attribute = member(node)
-        grouped = isinstance(node, ast.Attribute) and ast.unparse(node.value) in groups
-        return f"{owner}.{attribute}" if attribute in ("create_task", "ensure_future") and not grouped else None
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in groups:
+            return None
+        tasks = [f"{owner}.{name}" for owner, name in named(node) if name in ("create_task", "ensure_future")]
+        return tasks[0] if tasks else None
 
     assert violations(found, SPAWNS) == []
-
-
-def test_the_environment_is_read_once() -> None:
-    """In settings.py."""
-
-    def found(node: ast.AST) -> str | None:
-        owner, attribute = member(node)
-        if owner == "os" and attribute in ("environ", "getenv", "environb"):
-            return f"os.{attribute}"
-        return "from os import environ" if imported(node, "os") & {"environ", "getenv"} else None
-
-    assert violations(found, ENVIRONMENT) == []
 
 
 def test_every_setting_is_read() -> None:
@@ -354,20 +331,20 @@ def tracked() -> dict[str, Path]:
     return {name: ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()}
 
 
-def sentences(path: Path) -> Iterator[str]:
+@cache
+def sentences(path: Path) -> tuple[str, ...]:
     """What a file says to people: a page's text, a source file's comments and docstrings."""
     text = path.read_text()
     if path.suffix != ".py":
-        yield text
-        return
-    yield "\n".join(
+        return (text,)
+    comments = [
         token.string.lstrip("# ")
         for token in tokenize.generate_tokens(io.StringIO(text).readline)
         if token.type == tokenize.COMMENT
-    )
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            yield ast.get_docstring(node, clean=False) or ""
+    ]
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, documented)]
+    return ("\n".join(comments), *(ast.get_docstring(node, clean=False) or "" for node in nodes))
 
 
 def said(*suffixes: str) -> Iterator[tuple[str, str]]:
