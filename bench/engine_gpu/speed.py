@@ -141,7 +141,7 @@ async def _run(bench: SpeedBench, keep: Keep) -> Row:
     head: Row = {"model": bench.model, "tokens": [SHORT, LONG], "cases": {}}
     said, runs = _Said(), itertools.count(1)
     async with _engine(bench, said, head) as engine:
-        head |= {"dtype": engine.tenant.dtype_name, "kv_blocks": engine.tenant.geometry.block_count}
+        head |= {"dtype": engine.tenant.geometry.dtype, "kv_blocks": engine.tenant.geometry.block_count}
         for case in bench.cases:
             took_s: dict[int, list[float]] = {}
             for tokens in (WARM_TOKENS, *(SHORT, LONG) * bench.repeats):

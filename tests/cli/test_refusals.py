@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -16,23 +15,11 @@ import pytest
 from up_rig import Place
 
 from holdfast.core.errors import REFUSED
-from holdfast.engines.torch.files.checkpoint import tensor_shapes
-from holdfast.engines.torch.files.config import from_hugging_face
 from holdfast.engines.torch.files.safetensors_files import INDEX, SINGLE
 from holdfast.spec import engines
 from holdfast.spec.engines import TorchSettings
 from holdfast.spec.launch import WorkerLaunch
-
-LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 96,
-    "max_position_embeddings": 256,
-}
+from small_model import LLAMA, header, weights
 
 
 class Refusing:
@@ -81,20 +68,6 @@ def refusing(tmp_path: Path) -> Iterator[Refusing]:
     made = Refusing(tmp_path)
     yield made
     made.place.close()
-
-
-def header(**tensors: dict[str, Any]) -> bytes:
-    text = json.dumps(tensors).encode()
-    return len(text).to_bytes(8, "little") + text
-
-
-def weights(config: dict[str, Any]) -> bytes:
-    """A safetensors file of zeros with all that the model needs."""
-    tensors, at = {}, 0
-    for name, shape in tensor_shapes(from_hugging_face(config)).items():
-        tensors[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, at + 4 * math.prod(shape)]}
-        at += 4 * math.prod(shape)
-    return header(**tensors) + bytes(at)
 
 
 TOKENIZER = b'{"model": {}}'

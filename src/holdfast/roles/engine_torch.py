@@ -27,7 +27,7 @@ def make_torch(launch: WorkerLaunch, looked_at: Checkpoint, progress: Progress) 
     template = chat_template(launch, checkpoint)
     card = ModelCard(
         name=launch.model,
-        weights=WeightsIdentity(revision=checkpoint.identity, dtype=engine.tenant.dtype_name),
+        weights=WeightsIdentity(revision=checkpoint.identity, dtype=engine.tenant.geometry.dtype),
         tokenizer_sha256=hashlib.sha256(checkpoint.tokenizer_json).hexdigest(),
         chat_template=template,
         context_tokens_max=engine.tenant.context_tokens_max,

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from holdfast.core.errors import UserError
-from holdfast.engines.torch.files.config import ModelConfig, RopeScaling, from_hugging_face
+from holdfast.engines.torch.files.config import RopeScaling, from_hugging_face
 from holdfast.engines.torch.files.config_gguf import from_gguf, llama3_divisors
+from holdfast.engines.torch.files.tiny import TINY
 
 LLAMA2: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -69,25 +70,9 @@ def moved(config: dict[str, Any]) -> dict[str, Any]:
 
 def test_llama_2_is_read() -> None:
     """An early config.json, which says no more than it must."""
-    assert from_hugging_face(LLAMA2) == ModelConfig(
-        family="llama",
-        layers=32,
-        hidden=4096,
-        heads=32,
-        kv_heads=32,
-        head_size=128,
-        intermediate=11008,
-        vocabulary=32000,
-        context_tokens_max=4096,
-        norm_eps=1e-5,
-        rope_theta=10_000.0,
-        rope_scaling=None,
-        tied=False,
-        qkv_bias=False,
-        qk_norm=False,
-        eos_token_ids=(2,),
-        bos_token_id=1,
-    )
+    shape = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 32, "head_size": 128, "intermediate": 11008}
+    words = {"vocabulary": 32000, "eos_token_ids": (2,), "bos_token_id": 1}
+    assert from_hugging_face(LLAMA2) == replace(TINY, **shape, **words)  # a plain Llama of 4,096 tokens, too
     bare = {key: value for key, value in LLAMA2.items() if key != "num_key_value_heads"}
     assert from_hugging_face(bare).kv_heads == 32
 
@@ -180,32 +165,22 @@ def test_what_cannot_be_computed_is_refused_by_name(why: str) -> None:
         from_hugging_face(LLAMA2 | change)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"use_sliding_window": True, "sliding_window": 512, "max_window_layers": 32},
-        {"use_sliding_window": False, "sliding_window": 512, "max_window_layers": 0},
-        {"layer_types": ["sliding_attention"], "sliding_window": 4096},
-    ],
-    ids=["no layer has it", "switched off", "as wide as the context"],
-)
-def test_a_window_that_cuts_nothing_is_no_obstacle(change: dict[str, Any]) -> None:
-    """Most Qwen files name a window that they do not use."""
-    assert from_hugging_face(LLAMA2 | change) == from_hugging_face(LLAMA2)
+WINDOWS: dict[str, tuple[dict[str, Any], int]] = {
+    "no layer has it": ({"use_sliding_window": True, "sliding_window": 512, "max_window_layers": 32}, 4096),
+    "switched off": ({"use_sliding_window": False, "sliding_window": 512, "max_window_layers": 0}, 4096),
+    "as wide as the context": ({"layer_types": ["sliding_attention"], "sliding_window": 4096}, 4096),
+    "switched on": ({"use_sliding_window": True, "sliding_window": 512, "max_window_layers": 4}, 512),
+    "by layer": ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 512}, 512),
+    "a Mistral's": ({"architectures": ["MistralForCausalLM"], "sliding_window": 512}, 512),
+}
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"use_sliding_window": True, "sliding_window": 512, "max_window_layers": 4},
-        {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 512},
-        {"architectures": ["MistralForCausalLM"], "sliding_window": 512},
-    ],
-    ids=["switched on", "by layer", "a Mistral's"],
-)
-def test_texts_stay_inside_a_window_in_use(change: dict[str, Any]) -> None:
-    """There a window sees everything, which is what is computed; no other number changes."""
-    assert from_hugging_face(LLAMA2 | change) == replace(from_hugging_face(LLAMA2), context_tokens_max=512)
+@pytest.mark.parametrize("which", WINDOWS)
+def test_texts_stay_inside_a_window_in_use(which: str) -> None:
+    """There a window sees everything, which is what is computed; no other number changes. One that cuts nothing is no
+    obstacle: most Qwen files name a window that they do not use."""
+    change, context = WINDOWS[which]
+    assert from_hugging_face(LLAMA2 | change) == replace(from_hugging_face(LLAMA2), context_tokens_max=context)
 
 
 def test_a_mistral_is_a_llama() -> None:

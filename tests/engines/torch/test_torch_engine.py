@@ -9,11 +9,11 @@ import threading
 import pytest
 import torch
 from engine_rig import Vault
-from torch_rig import BLOCK_GIB, Rig, prompt, request, rig
+from torch_rig import BLOCK_GIB, Rig, doomed, on_launch, prompt, request, rig
 
 from holdfast.core.errors import UserError
 from holdfast.core.requests import GenerateRequest
-from holdfast.engines.torch.computer import Computer
+from holdfast.engines.paged.sequences import StepPlan
 from holdfast.engines.torch.files.tiny import TINY
 from holdfast.spec.engines import TorchSettings
 
@@ -86,15 +86,14 @@ async def test_a_stream_that_ends_as_the_engine_rests_is_told(vault: Vault, monk
     of one that had nothing left to make."""
     async with rig(vault) as r:
         at_last, go_on = threading.Event(), threading.Event()
-        real, steps = Computer.launch, iter(range(4))
+        steps = iter(range(4))
 
-        def gated(self: Computer, plan: object) -> object:
+        def gate(plan: StepPlan) -> None:
             if next(steps, None) is None:
                 at_last.set()
                 assert go_on.wait(20)
-            return real(self, plan)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(Computer, "launch", gated)
+        on_launch(monkeypatch, gate)
         r.submit({1: request(prompt(3), 5), 2: request(prompt(3, 1), 50)})
         await asyncio.to_thread(at_last.wait, 20)
         r.engine.submit(3, request(prompt(3), 0))
@@ -119,36 +118,26 @@ async def test_an_idle_engine_makes_no_step(vault: Vault) -> None:
         r.engine.submit(2, request(prompt(3), 3000))
         await r.until(lambda: len(r.tokens(2)) >= 1)
         r.engine.cancel(2)
-        settled = await _settled_steps(r)
+        await asyncio.to_thread(r.tenant._stepper._idle.wait, 10)  # for the step under way at the cancel
+        await asyncio.sleep(0.01)
+        settled = r.engine.progress().steps
         await asyncio.sleep(0.05)
         assert r.engine.progress().steps == settled
 
 
-async def _settled_steps(r: Rig) -> int:
-    """Once the step under way at a cancel is over."""
-    await asyncio.to_thread(r.tenant._stepper._idle.wait, 10)
-    await asyncio.sleep(0.01)
-    return r.engine.progress().steps
-
-
 async def test_a_failed_step_ends_the_engine(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error of the device is fatal, says what it was, and no token of that step or after it is said."""
-    made = Rig(vault)
-    await made.load()
-    await made.engine.wake(1000)
-    real, steps = Computer.launch, iter(range(5))
+    steps = iter(range(5))
 
-    def failing(self: Computer, plan: object) -> object:
+    def fail(plan: StepPlan) -> None:
         if next(steps, None) is None:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        return real(self, plan)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Computer, "launch", failing)
-    made.engine.submit(1, request([1], 30))
-    await made.until(lambda: bool(made.heard("fatal")))
-    assert "illegal memory access" in made.heard("fatal")[0]
-    assert len(made.tokens(1)) == 5
-    await made.engine.stop()
+    async with doomed(vault, "illegal memory access") as r:
+        on_launch(monkeypatch, fail)
+        r.engine.submit(1, request([1], 30))
+        await r.until(lambda: bool(r.heard("fatal")))
+        assert len(r.tokens(1)) == 5
 
 
 async def test_a_standby_checks_itself_beside_the_pool(vault: Vault) -> None:
@@ -156,11 +145,9 @@ async def test_a_standby_checks_itself_beside_the_pool(vault: Vault) -> None:
     owner's own canary is right while it works."""
     async with rig(vault) as r:
         await r.run({1: request(prompt(100), 20)})
-        ready = r.tenant._readiness.ready
-        assert ready is not None
 
         def pages() -> torch.Tensor:
-            return ready.computer.kv[: r.tenant.geometry.block_count].clone()
+            return r.ready.computer.kv[: r.tenant.geometry.block_count].clone()
 
         before = pages()
         standby = Rig(vault, engine_id=1)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-import torch
-from default_model import smollm2_path
+from default_model import cache_dir, smollm2_path
 from engine_rig import Vault
 from torch_rig import request, rig
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from transformers.initialization import no_init_weights
+from transformers import PreTrainedTokenizerFast
 
-from holdfast.engines.torch.files.checkpoint import Checkpoint, tensor_shapes
-from holdfast.engines.torch.files.gguf_model import open_gguf
+from holdfast.bench.engine.theirs import TheirModel
+from holdfast.engines.torch.files.checkpoint import Checkpoint
+from holdfast.engines.torch.files.resolve import resolve
 
 TOKENS = 24
 QUESTIONS = [
@@ -28,36 +27,6 @@ QUESTIONS = [
     "What is 12 plus 30?",
     "Tell me a joke about a cat.",
 ]
-
-
-def theirs(checkpoint: Checkpoint) -> LlamaForCausalLM:
-    """transformers' model with the checkpoint's own dequantised tensors, fp32."""
-    config = checkpoint.config
-    assert config.rope_scaling is None
-    shape = LlamaConfig(
-        vocab_size=config.vocabulary,
-        hidden_size=config.hidden,
-        intermediate_size=config.intermediate,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        num_key_value_heads=config.kv_heads,
-        head_dim=config.head_size,
-        max_position_embeddings=config.context_tokens_max,
-        rms_norm_eps=config.norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
-        tie_word_embeddings=config.tied,
-        eos_token_id=list(config.eos_token_ids),
-        bos_token_id=config.bos_token_id,
-        pad_token_id=config.eos_token_ids[0],
-    )
-    with no_init_weights():  # random numbers for 135 million weights that are replaced at once take seconds
-        made = LlamaForCausalLM(shape)
-    state = {name: checkpoint.read(name).float() for name in tensor_shapes(config)}
-    missing, unexpected = made.load_state_dict(state, strict=False)
-    assert set(missing) <= {"lm_head.weight"}
-    assert not unexpected
-    made.tie_weights()
-    return made.eval()
 
 
 def prompts(checkpoint: Checkpoint, folder: str) -> list[list[int]]:
@@ -77,22 +46,18 @@ def prompts(checkpoint: Checkpoint, folder: str) -> list[list[int]]:
 
 
 def generated(checkpoint: Checkpoint, asked: list[list[int]]) -> list[list[int]]:
-    model = theirs(checkpoint)
-    answers = []
-    for tokens in asked:
-        whole = model.generate(
-            torch.tensor([tokens]), attention_mask=torch.ones(1, len(tokens)), max_new_tokens=TOKENS, do_sample=False
-        )
-        answers.append(whole[0, len(tokens) :].tolist())
-    return answers
+    """transformers' answers over the same weights, up to the end of the turn."""
+    model, ends = TheirModel(checkpoint, "default", lambda text: None), checkpoint.config.eos_token_ids
+    answers = [model.decode([tokens], TOKENS).said[0] for tokens in asked]
+    return [said[: next((at for at, token in enumerate(said, 1) if token in ends), TOKENS)] for said in answers]
 
 
 @pytest.mark.long
 @pytest.mark.timeout(180)  # fetching, once, apart: about 30 s of two cores
 async def test_greedy_text_is_that_of_transformers(vault: Vault, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Ten chat prompts, greedy, all at once: the first tokens of each answer, or all of them, are transformers'."""
-    path = smollm2_path()
-    checkpoint = open_gguf(path, path.parent, lambda *_: None)
+    smollm2_path()
+    checkpoint = resolve("default", cache_dir(), lambda *_: None)
     asked = prompts(checkpoint, str(tmp_path_factory.mktemp("tokenizer")))
     expected = await asyncio.to_thread(generated, checkpoint, asked)
     async with rig(vault, checkpoint=checkpoint, exact=False, threads=0, kv_gib=0.05) as r:

@@ -7,26 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from holdfast.core.errors import UserError
-from holdfast.engines.torch.files.checkpoint import FileCheckpoint, tensor_shapes
+from holdfast.engines.torch.files.checkpoint import FileCheckpoint
 from holdfast.engines.torch.files.config import check_context, from_hugging_face, with_end
 from holdfast.engines.torch.files.generation import generation_defaults, token_id, token_text
 from holdfast.engines.torch.files.safetensors_files import look_at_directory
+from small_model import LLAMA, weights
 
-LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 96,
-    "max_position_embeddings": 256,
-    "eos_token_id": 7,
-}
+MODEL = LLAMA | {"eos_token_id": 7}
 TOKENIZER = {"added_tokens": [{"id": 9, "content": "<|end|>"}], "model": {"vocab": {"a": 0, "</s>": 2, "<s>": 1}}}
 ADVICE = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": 1.1}
 
@@ -34,9 +23,8 @@ ADVICE = {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "repetition_penalty": 
 def look_at(path: Path, **files: Any) -> FileCheckpoint:
     """A model's directory with these files, names with `__` for the dot."""
     path.mkdir(exist_ok=True)
-    shapes = tensor_shapes(from_hugging_face(LLAMA))
-    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, path / "model.safetensors")
-    for name, content in {"config__json": LLAMA, "tokenizer__json": TOKENIZER, **files}.items():
+    (path / "model.safetensors").write_bytes(weights(MODEL))
+    for name, content in {"config__json": MODEL, "tokenizer__json": TOKENIZER, **files}.items():
         (path / name.replace("__", ".")).write_text(json.dumps(content))
     return look_at_directory(path)
 
@@ -71,7 +59,7 @@ def test_the_tokenizers_end_ends_a_text_too(tmp_path: Path) -> None:
 
 def test_an_end_that_the_model_has_no_row_for_is_left_out() -> None:
     """A tokenizer may have more tokens than the model it came with."""
-    config = from_hugging_face(LLAMA)
+    config = from_hugging_face(MODEL)
     assert with_end(config, 96) == with_end(config, None) == config
     assert with_end(config, 95).eos_token_ids == (95, 7)
 
@@ -85,7 +73,7 @@ def test_tokens_are_found_by_their_text() -> None:
 
 def test_a_context_beyond_the_model_is_refused() -> None:
     """And one within it is not, nor none at all."""
-    config = from_hugging_face(LLAMA)
+    config = from_hugging_face(MODEL)
     for asked in (0, 100, 256):
         check_context(config, asked)
     with pytest.raises(UserError, match=r"--context 257 is beyond the 256 tokens"):

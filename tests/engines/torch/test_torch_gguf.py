@@ -17,7 +17,7 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from holdfast.core.errors import UserError
 from holdfast.engines.torch.files.checkpoint import tensor_shapes
 from holdfast.engines.torch.files.gguf_file import GGML_KINDS, read_gguf
-from holdfast.engines.torch.files.gguf_model import gguf_name, open_gguf
+from holdfast.engines.torch.files.gguf_model import gguf_name, look_at_gguf
 from holdfast.engines.torch.files.gguf_tokenizer import tokenizer_json, with_bos
 from holdfast.engines.torch.files.resolve import resolve
 from holdfast.engines.torch.files.stored import KINDS
@@ -104,7 +104,7 @@ def pair(weights: np.ndarray, heads: int) -> np.ndarray:
 def test_a_converted_model_reads_back_as_it_was(family: str, tmp_path: Path) -> None:
     """Every tensor under its Hugging Face name, q and k rows in Hugging Face's order, whole or a few rows at a time."""
     wanted = write(tmp_path / "m.gguf", family)
-    model = open_gguf(tmp_path / "m.gguf", None, quiet)
+    model = look_at_gguf(tmp_path / "m.gguf")
     assert (model.config.family, model.config.layers, model.config.vocabulary) == (family, 2, WORDS)
     assert set(model.tensors) == set(wanted)
     for name, tensor in wanted.items():
@@ -117,7 +117,7 @@ def test_a_converted_model_reads_back_as_it_was(family: str, tmp_path: Path) -> 
 def test_every_kind_is_dequantised_as_the_reference_does(kind: Kind, tmp_path: Path) -> None:
     """Bit for bit, through paired rows too."""
     wanted = write(tmp_path / "m.gguf", "llama", kind)
-    model = open_gguf(tmp_path / "m.gguf", None, quiet)
+    model = look_at_gguf(tmp_path / "m.gguf")
     name = "model.layers.1.mlp.up_proj.weight"
     assert model.tensors[name].kind == kind.name
     for name, tensor in wanted.items():
@@ -156,7 +156,7 @@ def test_kinds_that_are_not_supported_are_refused_by_name(tmp_path: Path) -> Non
 def test_another_alignment_is_heeded(tmp_path: Path) -> None:
     """Where tensors begin follows from the file's own alignment."""
     wanted = write(tmp_path / "m.gguf", "qwen2", alignment=256)
-    model = open_gguf(tmp_path / "m.gguf", None, quiet)
+    model = look_at_gguf(tmp_path / "m.gguf")
     assert model.tensors["model.norm.weight"].offset % 256 == 0
     assert torch.equal(model.read("model.norm.weight"), torch.from_numpy(wanted["model.norm.weight"]))
 
@@ -182,7 +182,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     broken = (tmp_path / "m.gguf").read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_xx.weight")
     (tmp_path / "m.gguf").write_bytes(broken)
     with pytest.raises(UserError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
-        open_gguf(tmp_path / "m.gguf", None, quiet)
+        look_at_gguf(tmp_path / "m.gguf")
 
 
 # -- tokenizers
@@ -286,7 +286,7 @@ def test_a_template_that_asks_for_the_begin_of_text_gets_it(tmp_path: Path) -> N
     from holdfast.frontend.text.template import Templates
 
     write(tmp_path / "m.gguf", "llama")
-    template = open_gguf(tmp_path / "m.gguf", None, quiet).chat_template
+    template = look_at_gguf(tmp_path / "m.gguf").chat_template
     assert template is not None
     render = Templates(datetime.now).get(template).render
     assert render([{"role": "user", "content": "hi"}]) == "<s>hi"
@@ -315,7 +315,7 @@ def test_the_default_model_is_what_it_is_known_to_be() -> None:
 def test_the_default_models_tensors_equal_the_reference() -> None:
     """A tensor of each kind, against the reference arithmetic on the file's own bytes."""
     path = smollm2_path()
-    model, stored = open_gguf(path, None, quiet, "known"), read_gguf(path).tensors
+    model, stored = look_at_gguf(path), read_gguf(path).tensors
     q = "model.layers.7.self_attn.q_proj.weight"
     for name, kind in {q: Kind.Q4_1, "model.embed_tokens.weight": Kind.Q8_0, "model.norm.weight": Kind.F32}.items():
         place = stored[gguf_name(name)]
@@ -331,7 +331,7 @@ def test_the_default_models_tensors_equal_the_reference() -> None:
 
 def test_the_default_models_words_are_hugging_faces() -> None:
     """The ids its published tokenizer gives for the head of every chat; and every text comes back."""
-    tokenizer = TextTokenizer(open_gguf(smollm2_path(), None, quiet, "known").tokenizer_json)
+    tokenizer = TextTokenizer(look_at_gguf(smollm2_path()).tokenizer_json)
     head = (
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
         "<|im_start|>user\n"
@@ -339,7 +339,7 @@ def test_the_default_models_words_are_hugging_faces() -> None:
     system = [2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018, 411, 407, 19712, 8182]
     assert tokenizer.encode_now(head) == [1, 9690, 198, *system, 2, 198, 1, 4093, 198]
     assert tokenizer.encode_now("2026") == [tokenizer.token_id(digit) for digit in "2026"]
-    plain = Tokenizer.from_str(open_gguf(smollm2_path(), None, quiet, "known").tokenizer_json.decode())
+    plain = Tokenizer.from_str(look_at_gguf(smollm2_path()).tokenizer_json.decode())
     for text in TEXTS:
         assert plain.decode(plain.encode(text).ids, skip_special_tokens=False) == text
 

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import pytest
 from engine_rig import Vault
-from torch_graph_rig import by_graphs
-from torch_rig import BLOCK_GIB, Rig, prompt, request, rig
+from torch_graph_rig import by_graphs, counted_by_hand
+from torch_rig import BLOCK_GIB, WANTS, Rig, prompt, request, rig
 
 from holdfast.core.requests import GenerateRequest
-from holdfast.engines.torch import computer
 from holdfast.engines.torch.gpu.graph_inputs import GraphInputs
 from holdfast.engines.torch.sampling.noise import token_words
 from paged_rig import SIZE, World
 from paged_rig import request as asked_of
 
 STREAMS = 5  # four of them are a graph's size: the last one's row is left as it is while it is away
+ANSWER = 60  # tokens
 SMALL = {"kv_gib": 28 * BLOCK_GIB, "concurrency": 8}  # five prompts fit, five answers do not
 
 
 def asked(first: int) -> dict[int, GenerateRequest]:
     """One prompt, answers of their own: who gives up its blocks finds the prompt's again in another's."""
-    drawn = {"temperature": 0.8}
-    return {first + place: request(prompt(70), 90, seed=place, **(drawn if place else {})) for place in range(STREAMS)}
+    places = range(STREAMS)
+    return {first + at: request(prompt(70), ANSWER, seed=at, temperature=0.8 if at else 0.0) for at in places}
 
 
 async def together(r: Rig, asked: dict[int, GenerateRequest]) -> None:
@@ -72,7 +71,7 @@ async def test_preempted_streams_say_the_same_by_graphs(vault: Vault, monkeypatc
         graphs = await by_graphs(r, monkeypatch)
         await together(r, asked(1))
         assert r.scheduler.preemptions > 0
-        assert graphs.replays > 90
+        assert graphs.replays > ANSWER
         found = r.blocks.found_tokens_total
         await together(r, asked(11))
         assert r.blocks.found_tokens_total > found, "no published block was read"
@@ -81,17 +80,6 @@ async def test_preempted_streams_say_the_same_by_graphs(vault: Vault, monkeypatc
             await r.run({number: request_})
         assert said(r, 1) == said(r, 21)
         assert said(r, 11) == said(r, 21)
-
-
-WANTS: list[dict[str, Any]] = [
-    {},
-    {"temperature": 0.8},
-    {"temperature": 0.9, "presence_penalty": 0.6, "repetition_penalty": 1.2},
-    {"top_logprobs": 2},
-    {"temperature": 0.7, "top_p": 0.9},
-    {"temperature": 0.7, "top_k": 5, "frequency_penalty": 0.3, "top_logprobs": 1},
-    {"min_tokens": 6, "ignore_eos": False, "logit_bias": {3: 2.0}},
-]
 
 
 def wanting(first: int) -> dict[int, GenerateRequest]:
@@ -106,20 +94,12 @@ async def test_streams_that_want_more_stay_in_the_graph(
 ) -> None:
     """One that is truncated, penalised or asks for logprobs takes no step out of the graphs, and says what it says
     without them, preempted or not; so do its neighbours."""
-    by_hand = 0
-    real = computer.forward
-
-    def counted(*given: Any) -> Any:
-        nonlocal by_hand
-        by_hand += 1
-        return real(*given)
-
     pool = {"kv_gib": 40 * BLOCK_GIB} if small else {}
     async with rig(vault, concurrency=8, **pool) as r:
         graphs = await by_graphs(r, monkeypatch)
-        monkeypatch.setattr(computer, "forward", counted)
+        by_hand = counted_by_hand(monkeypatch)
         await together(r, wanting(1))
-        assert by_hand == 0
+        assert not by_hand
         assert (r.scheduler.preemptions > 0) is small
         monkeypatch.setattr(graphs, "run", lambda segments, sources: None)
         for number, request_ in wanting(11).items():

@@ -10,43 +10,18 @@ import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from holdfast.cli.models import named
 from holdfast.core.errors import Passing, UserError
 from holdfast.engines.torch.files import hub
-from holdfast.engines.torch.files.checkpoint import tensor_shapes
-from holdfast.engines.torch.files.config import from_hugging_face
 from holdfast.engines.torch.files.hub import fetch_from_hub, is_hub_id
 from holdfast.engines.torch.files.resolve import look_at
+from small_model import LLAMA, weights
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-CONFIG: dict[str, Any] = {
-    "architectures": ["MistralForCausalLM"],
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 96,
-    "max_position_embeddings": 256,
-    "sliding_window": None,
-}
-
-
-def weights(config: dict[str, Any]) -> bytes:
-    """A safetensors file of zeros."""
-    entries, at = {}, 0
-    for name, shape in tensor_shapes(from_hugging_face(config)).items():
-        size = 4
-        for each in shape:
-            size *= each
-        entries[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, at + size]}
-        at += size
-    head = json.dumps(entries).encode()
-    return len(head).to_bytes(8, "little") + head + bytes(at)
+CONFIG = LLAMA | {"architectures": ["MistralForCausalLM"], "sliding_window": None}
 
 
 class StandIn(http.server.ThreadingHTTPServer):
@@ -162,10 +137,9 @@ def test_a_hub_id_is_fetched_once(stand_in: StandIn) -> None:
     there = {file.name for file in path.rglob("*") if file.is_file()}
     assert there == {"config.json", "tokenizer.json", "model.safetensors"}
     assert look_at(str(path), path, quiet).config.family == "llama"
-    assert look_at("org/small", path, quiet).source == str(path)
     assert told[0] == ("fetch", 0, None)
     stand_in.asked.clear()
-    assert fetch_from_hub("org/small@main", quiet) == path
+    assert look_at("org/small@main", path, quiet).source == str(path)
     assert not [asked for asked in stand_in.asked if asked.startswith("GET /org")]
 
 

@@ -15,10 +15,10 @@ from holdfast.core.errors import UserError
 from holdfast.engines.torch import geometry as geometry_module
 from holdfast.engines.torch.files.config import ModelConfig
 from holdfast.engines.torch.files.resolve import resolve
-from holdfast.engines.torch.files.tiny import SHAPES, TINY, RandomCheckpoint, random_checkpoint, shaped, tiny
+from holdfast.engines.torch.files.tiny import SHAPES, TINY, random_checkpoint, shaped, tiny
 from holdfast.engines.torch.geometry import block_geometry, pool_geometry, settings_on, settle
 from holdfast.engines.torch.gpu.memory_plan import GIB, MIB, MemoryPlan, memory_plan
-from holdfast.engines.torch.model.parameters import bytes_needed
+from holdfast.engines.torch.model.parameters import count
 from holdfast.roles.engine_torch import make_torch
 from holdfast.spec.engines import Place, TorchSettings
 from holdfast.spec.launch import WorkerLaunch
@@ -118,7 +118,7 @@ def test_what_does_not_fit_is_refused_with_the_sum(weights_gib: int, kv_gib: flo
 def test_an_8b_model_on_an_h200() -> None:
     """The known sizes: 15 GiB of weights, 131 KB of KV a token, 0.6 GiB a context; a standby costs under 2 GiB."""
     plan = plan_of()
-    assert plan.weights_bytes == bytes_needed(SHAPES["8b"], torch.bfloat16) == pytest.approx(14.96 * GIB, rel=0.001)
+    assert plan.weights_bytes == 2 * count(SHAPES["8b"]) == pytest.approx(14.96 * GIB, rel=0.001)
     assert plan.stream_bytes == 8192 * KV_8B_TOKEN_BYTES
     assert plan.context_bytes == 640 * MIB
     assert plan.margin_bytes == pytest.approx(0.02 * H200_BYTES, abs=1)
@@ -148,7 +148,7 @@ def test_a_rank_holds_its_share() -> None:
     """Two ranks: half the KV of a text each, and all weights but embedding, head and norms shared out."""
     one, two = plan_of(), plan_of(ranks=2)
     assert two.stream_bytes * 2 == one.stream_bytes
-    assert two.weights_bytes == bytes_needed(SHAPES["8b"], torch.bfloat16, ranks=2) < 0.6 * one.weights_bytes
+    assert two.weights_bytes == 2 * count(SHAPES["8b"], ranks=2) < 0.6 * one.weights_bytes
 
 
 def test_a_small_device_keeps_a_gib() -> None:
@@ -287,7 +287,7 @@ def test_a_gpu_that_torch_does_not_see_is_named() -> None:
 
 def test_random_shapes_are_those_of_known_models() -> None:
     """The shapes have the known models' sizes, and share the sim's words and its end."""
-    sizes = {name: bytes_needed(config, torch.bfloat16) // 2 for name, config in SHAPES.items()}
+    sizes = {name: count(config) for name, config in SHAPES.items()}
     assert sizes == {"1b": 1_235_814_400, "8b": 8_030_261_248}
     assert all(config.eos_token_ids == TINY.eos_token_ids for config in SHAPES.values())
     model = resolve("random:1b", Path("nowhere"), lambda *_: None)
@@ -300,11 +300,11 @@ def test_random_shapes_are_those_of_known_models() -> None:
 @pytest.mark.parametrize("hidden", [64, 62], ids=["even", "odd"])
 def test_rows_do_not_depend_on_how_they_are_read(hidden: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any cut of the work, for one thread or several, gives the same weights, also where a row is no whole draw."""
-    model: RandomCheckpoint = random_checkpoint(replace(TINY, hidden=hidden))
+    model = random_checkpoint(replace(TINY, hidden=hidden))
     name = "lm_head.weight"
     whole = model.read(name, 0, 700)
-    monkeypatch.setattr("holdfast.engines.torch.files.tiny.PIECE", 7 * hidden)
+    monkeypatch.setattr("holdfast.engines.torch.files.checkpoint.PIECE", 7 * hidden)
     assert torch.equal(model.read(name, 0, 700), whole)
-    monkeypatch.setattr("holdfast.engines.torch.files.tiny.THREADS_MAX", 1)
+    monkeypatch.setattr("holdfast.engines.torch.files.checkpoint.THREADS_MAX", 1)
     for first, last in ((0, 1), (255, 257), (300, 300), (511, 700)):
         assert torch.equal(model.read(name, first, last), whole[first:last])

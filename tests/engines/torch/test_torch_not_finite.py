@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +10,12 @@ import pytest
 import torch
 from engine_rig import BOUND_S, Vault
 from torch_graph_rig import by_graphs
-from torch_rig import Rig, prompt, request, rig
+from torch_rig import Rig, doomed, prompt, request
 
 from holdfast.engines.torch.launched import NotFiniteError, row_sums
 from holdfast.kv.geometry import block_keys
 
+WHY = "not finite"
 WANTS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "drawn": {"temperature": 0.8},
@@ -25,36 +24,9 @@ WANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@asynccontextmanager
-async def doomed(vault: Vault, **given: Any) -> AsyncIterator[Rig]:
-    """An engine that has to end by an error of its device."""
-    async with rig(vault, **given) as r:
-        yield r
-        (fatal,) = r.heard("fatal")
-        assert "not finite" in fatal
-        r.told.clear()
-
-
-async def in_step_thread(r: Rig, work: Callable[[], object]) -> None:
-    r.tenant._stepper.run(work).result(BOUND_S)
-
-
-def break_kv(r: Rig, stream: int) -> Callable[[], None]:
+def break_kv(r: Rig, stream: int) -> None:
     """One number of a stream's first block, as a flipped bit of its exponent leaves it."""
-
-    def work() -> None:
-        ready = r.tenant._readiness.ready
-        assert ready is not None
-        ready.computer.kv[r.scheduler.running[stream].blocks[0], 1, 1, 3, 0, 0] = math.inf
-
-    return work
-
-
-def break_model(r: Rig) -> None:
-    ready = r.tenant._readiness.ready
-    assert ready is not None
-    model = ready.computer.model
-    ready.computer.model = replace(model, norm=torch.full_like(model.norm, math.nan))
+    r.ready.computer.kv[r.scheduler.running[stream].blocks[0], 1, 1, 3, 0, 0] = math.inf
 
 
 @pytest.mark.parametrize("graphs", [False, True])
@@ -63,13 +35,13 @@ async def test_tokens_of_broken_numbers_are_never_said(
     vault: Vault, monkeypatch: pytest.MonkeyPatch, wants: str, graphs: bool
 ) -> None:
     """Whatever a stream asks for, and however its steps are launched: all that it said is what the unbroken says."""
-    async with doomed(vault) as r:
+    async with doomed(vault, WHY) as r:
         if graphs:
             await by_graphs(r, monkeypatch)
         await r.run({1: request(prompt(40, 1), 60, **WANTS[wants])})
         r.submit({number: request(prompt(40, 1), 3000, **WANTS[wants]) for number in (2, 3)})
         await r.until(lambda: len(r.tokens(3)) >= 8)
-        await in_step_thread(r, break_kv(r, 3))
+        r.tenant._stepper.run(lambda: break_kv(r, 3)).result(BOUND_S)
         await until_fatal(r)
         for number in (2, 3):
             assert len(r.tokens(number)) < 3000
@@ -85,16 +57,14 @@ async def test_a_chunk_that_draws_nothing_is_not_published_broken(
     vault: Vault, monkeypatch: pytest.MonkeyPatch, graphs: bool
 ) -> None:
     """Nobody finds the KV of a prompt's broken part under its key: an adopter would end of it, too."""
-    async with doomed(vault, concurrency=4, step_tokens_max=32) as r:
+    async with doomed(vault, WHY, concurrency=4, step_tokens_max=32) as r:
         if graphs:
             await by_graphs(r, monkeypatch)
-        ready = r.tenant._readiness.ready
-        assert ready is not None
-        model = ready.computer.model
-        broken = replace(model, embed=torch.full_like(model.embed, math.nan))
-        ready.computer.model = broken
-        if ready.computer.graphs is not None:
-            ready.computer.graphs._model = broken
+        computer = r.ready.computer
+        broken = replace(computer.model, embed=torch.full_like(computer.model.embed, math.nan))
+        computer.model = broken
+        if computer.graphs is not None:
+            computer.graphs._model = broken
         r.submit({1: request(prompt(150, 1), 10)})
         await until_fatal(r)
         keys = block_keys(r.blocks._root, prompt(150, 1)[:144], r.blocks.block_tokens)
@@ -104,8 +74,9 @@ async def test_a_chunk_that_draws_nothing_is_not_published_broken(
 
 async def test_a_canary_of_broken_numbers_ends_the_engine(vault: Vault) -> None:
     """It is not taken for an answer, not even for the first one, which would be the known one from then on."""
-    async with doomed(vault) as r:
-        break_model(r)
+    async with doomed(vault, WHY) as r:
+        model = r.ready.computer.model
+        r.ready.computer.model = replace(model, norm=torch.full_like(model.norm, math.nan))
         with pytest.raises(NotFiniteError):
             await r.engine.check()
 

@@ -15,7 +15,6 @@ import torch
 from engine_rig import BOUND_S, Child, Vault
 from torch_rig import BLOCK, BLOCK_GIB, SETTINGS, prompt, request, rig
 
-from holdfast.core.errors import UserError
 from holdfast.engines.shadow.pool import index_of
 from holdfast.engines.torch.engine import torch_engine
 from holdfast.engines.torch.files.tiny import tiny
@@ -243,14 +242,6 @@ async def spoil_on_rank_1(vaults: Vault, text: list[int]) -> None:
         block = full(index)[block_keys(index.geometry.root(), text[:BLOCK], BLOCK)[0]]
         damage(block)
         index.free(block)
-
-
-@pytest.mark.parametrize("ranks", [3, 4])
-def test_ranks_that_cannot_share_the_heads_are_refused(ranks: int) -> None:
-    """A number of ranks that does not divide the heads is refused with the numbers, before anything is started."""
-    place = Place("none", more_vaults=(("none", "host-1"),) * (ranks - 1))
-    with pytest.raises(UserError, match=f"{ranks} ranks cannot share the model's 2 KV heads"):
-        torch_engine(tiny(), TorchSettings(**SETTINGS), place, lambda *_: None)
 
 
 def test_ranks_without_vaults_of_their_own_are_refused() -> None:

@@ -1,41 +1,22 @@
-"""Steps ahead and steps alone: what a GPU's pace needs, shown on a CPU, where both are the same code."""
+"""Steps ahead, steps alone and their budgets: what a GPU's pace needs, shown on a CPU, where all is the same code."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from itertools import pairwise
-from typing import Any
 
 import pytest
-from engine_rig import Vault
-from torch_rig import Rig, prompt, request, rig
+from engine_rig import BOUND_S, Vault
+from torch_rig import WANTS, on_launch, prompt, request, rig
 
 from holdfast.core.requests import GenerateRequest
-from holdfast.engines.paged.sequences import PENDING, StepPlan
-from holdfast.engines.torch.computer import Computer
-from holdfast.engines.torch.launched import Launched
-
-
-async def one_ahead(r: Rig) -> None:
-    """The engine rests, and wakes as one that launches a step before the last one's tokens are known."""
-    await r.engine.rest()
-    ready = r.tenant._readiness.ready
-    assert ready is not None
-    ready.computer.ahead = 1
-    await r.engine.wake(2000)
-
-
-WANTS: list[dict[str, Any]] = [
-    {},
-    {"temperature": 0.8},
-    {"temperature": 0.9, "presence_penalty": 0.6, "repetition_penalty": 1.2},
-    {"top_logprobs": 2},
-    {"temperature": 0.7, "top_p": 0.9},
-    {"min_tokens": 6, "ignore_eos": False},
-]
+from holdfast.engines.paged.sequences import PENDING, Segment, StepPlan, Stream
+from holdfast.engines.torch.step_budget import LEAST_MS, MARGIN, STEP_MS_MAX, StepBudget, has_chunk
 
 
 def asked(first: int) -> dict[int, GenerateRequest]:
-    lengths = (5, 40, 16, 130, 33, 64)
+    lengths = (5, 40, 16, 130, 33, 70, 64)
     return {
         first + place: request(prompt(length, place), 30 + place, **wants)
         for place, (length, wants) in enumerate(zip(lengths, WANTS, strict=True))
@@ -44,22 +25,19 @@ def asked(first: int) -> dict[int, GenerateRequest]:
 
 async def test_a_step_ahead_changes_no_token(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planned before its tokens are known, a step draws what it would have drawn, whatever its streams want."""
-    pending = 0
-    real = Computer.launch
+    plans: list[StepPlan] = []
+    on_launch(monkeypatch, plans.append)
 
-    def counting(self: Computer, plan: StepPlan) -> Launched:
-        nonlocal pending
-        pending += sum(segment.tokens == [PENDING] for segment in plan.segments)
-        return real(self, plan)
+    def pending() -> int:
+        return sum(segment.tokens == [PENDING] for plan in plans for segment in plan.segments)
 
-    monkeypatch.setattr(Computer, "launch", counting)
     async with rig(vault) as r:
         await r.run(asked(1))
-        assert pending == 0
-        await one_ahead(r)
+        assert pending() == 0
+        await r.wake_again(ahead=1)
         await r.run(asked(11))
-        assert pending > 100
-        assert [r.tokens(number) for number in range(11, 17)] == [r.tokens(number) for number in range(1, 7)]
+        assert pending() > 100
+        assert [r.tokens(number) for number in range(11, 18)] == [r.tokens(number) for number in range(1, 8)]
         logprobs = [[output.logprobs for output in r.of(number)] for number in (4, 14)]
         assert logprobs[0] == logprobs[1]
 
@@ -67,7 +45,7 @@ async def test_a_step_ahead_changes_no_token(vault: Vault, monkeypatch: pytest.M
 async def test_a_stream_cancelled_a_step_ahead_says_no_more(vault: Vault) -> None:
     """Nothing comes after a cancel, the others go on, and every block comes back."""
     async with rig(vault) as r:
-        await one_ahead(r)
+        await r.wake_again(ahead=1)
         r.submit({number: request(prompt(30, number), 60) for number in range(1, 5)})
         await r.until(lambda: len(r.tokens(2)) >= 10)
         r.engine.cancel(2)
@@ -78,6 +56,10 @@ async def test_a_stream_cancelled_a_step_ahead_says_no_more(vault: Vault) -> Non
         assert r.blocks.used == 0
 
 
+def streams_of(plans: list[StepPlan]) -> list[set[int]]:
+    return [{segment.stream for segment in plan.segments} for plan in plans]
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("filled", [False, True])
 async def test_a_fast_engines_canary_is_computed_alone(
@@ -86,23 +68,18 @@ async def test_a_fast_engines_canary_is_computed_alone(
     """Its steps are never mixed with others', with which they take turns; so its answer is the known one beside any
     load, though rounding depends on who runs in a batch. Where the last check left its prompt's KV, there is no step
     for the prompt. The others miss nothing."""
-    steps: list[set[int]] = []
-    real = Computer.launch
-
-    def noted(self: Computer, plan: StepPlan) -> Launched:
-        steps.append({segment.stream for segment in plan.segments})
-        return real(self, plan)
-
+    plans: list[StepPlan] = []
     async with rig(vault, exact=False) as r:
         if ahead:
-            await one_ahead(r)
+            await r.wake_again(ahead=1)
         if filled:
             assert await r.engine.check() == ""
-        monkeypatch.setattr(Computer, "launch", noted)
+        on_launch(monkeypatch, plans.append)
         r.submit({number: request(prompt(50, number), 40) for number in range(1, 6)})
         r.engine.submit(0, r.tenant.canary.request)
         await r.until(lambda: r.ended(0, 1, 2, 3, 4, 5))
         assert tuple(r.tokens(0)) == r.tenant.canary.tokens
+        steps = streams_of(plans)
         alone = [place for place, streams in enumerate(steps) if 0 in streams]
         assert len(alone) == len(r.tenant.canary.tokens) + (not filled)
         assert all(steps[place] == {0} for place in alone)
@@ -112,17 +89,98 @@ async def test_a_fast_engines_canary_is_computed_alone(
 
 async def test_an_exact_engines_canary_rides_with_the_others(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a row does not depend on its batch, the canary costs no step of its own."""
-    steps: list[set[int]] = []
-    real = Computer.launch
-
-    def noted(self: Computer, plan: StepPlan) -> Launched:
-        steps.append({segment.stream for segment in plan.segments})
-        return real(self, plan)
-
+    plans: list[StepPlan] = []
     async with rig(vault) as r:
-        monkeypatch.setattr(Computer, "launch", noted)
+        on_launch(monkeypatch, plans.append)
         r.submit({number: request(prompt(50, number), 40) for number in range(1, 3)})
         r.engine.submit(0, r.tenant.canary.request)
         await r.until(lambda: r.ended(0, 1, 2))
         assert tuple(r.tokens(0)) == r.tenant.canary.tokens
-        assert any(streams > {0} for streams in steps)
+        assert any(streams > {0} for streams in streams_of(plans))
+
+
+# -- how long a step may take: said of that very step, from its own plan, before it begins
+
+
+def plan(*counts: int) -> StepPlan:
+    stream = Stream(1, request([1]), 100, frozenset())
+    return StepPlan(1, [Segment(stream, [0] * count, 0, [], True) for count in counts])
+
+
+def test_a_decode_is_the_judges_own_to_bound() -> None:
+    """Without a piece of a prompt nothing is declared, whatever was seen."""
+    budget = StepBudget()
+    budget.took(plan(512), 4000.0)
+    assert budget.of(plan(1, 1, 1)) == 0.0
+
+
+def test_a_chunks_budget_follows_its_positions_and_what_was_seen() -> None:
+    """All there may be before any was seen; then a margin over what such steps took, more for more positions."""
+    budget = StepBudget()
+    assert budget.of(plan(1, 30)) == STEP_MS_MAX
+    budget.took(plan(100), 100.0)
+    assert budget.of(plan(100)) == MARGIN * 100
+    assert budget.of(plan(16)) == MARGIN * 100
+    assert budget.of(plan(100, 100)) == MARGIN * 200
+    budget.took(plan(100), 10_000.0)
+    assert budget.of(plan(100)) == STEP_MS_MAX
+    for _ in range(40):
+        budget.took(plan(100), 5.0)
+    assert budget.of(plan(100)) == LEAST_MS, "a hang in it is noticed as soon as one in a decode"
+
+
+def test_what_an_errand_took_is_granted_to_the_step_after_it() -> None:
+    """Streams have waited that long for a step; the step after that one owes nothing."""
+    budget = StepBudget()
+    assert budget.errand_took(5000.0) == 5000.0 + LEAST_MS
+    assert budget.of(plan(1)) == 5000.0 + LEAST_MS
+    budget.took(plan(1), 1.0)
+    assert budget.of(plan(1)) == 0.0
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+async def test_every_chunk_is_declared_while_it_runs(vault: Vault, monkeypatch: pytest.MonkeyPatch, ahead: int) -> None:
+    """Of a prompt in pieces each piece has its budget, the last one too; a decode has none, unless a piece is still on
+    its way; and once a first piece was seen, the next ones no longer have all the time there is."""
+    seen: list[tuple[StepPlan, float]] = []
+    async with rig(vault, concurrency=4, step_tokens_max=32) as r:
+        await r.wake_again(ahead=ahead)
+        on_launch(monkeypatch, lambda plan: seen.append((plan, r.engine.progress().budget_ms)))
+        await r.run({1: request(prompt(90, 1), 20)})
+        chunks = [budget_ms for plan, budget_ms in seen if has_chunk(plan)]
+        assert len(chunks) == 3
+        assert all(budget_ms >= LEAST_MS for budget_ms in chunks), chunks
+        assert chunks[0] >= STEP_MS_MAX
+        decodes = [budget_ms for plan, budget_ms in seen if not has_chunk(plan)]
+        assert (decodes[0] > 0) == (ahead > 0), "with a step ahead the last piece is still on its way"
+        assert set(decodes[ahead:]) == {0.0}
+        seen.clear()
+        await r.run({2: request(prompt(90, 2), 4)})
+        again = [budget_ms for plan, budget_ms in seen if has_chunk(plan)]
+        slowest_ms = max(took_ms for _, took_ms in r.tenant._stepper._budget._seen)
+        assert all(LEAST_MS <= budget_ms <= max(LEAST_MS, MARGIN * slowest_ms * 2) for budget_ms in again)
+
+
+async def test_streams_that_wait_for_an_errand_are_not_stuck(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While something else has the step thread (a canary, kernels that compile) its time is granted, and until the next
+    step is over, what it took."""
+    held: list[float] = []
+    async with rig(vault) as r:
+        began, gate = threading.Event(), threading.Event()
+
+        def errand() -> None:
+            began.set()
+            gate.wait(BOUND_S)
+
+        running = r.tenant._stepper.run(errand)
+        assert await asyncio.to_thread(began.wait, BOUND_S)
+        on_launch(monkeypatch, lambda plan: held.append(r.engine.progress().budget_ms))
+        r.submit({1: request(prompt(5, 1), 3)})
+        progress = r.engine.progress()
+        assert progress.running + progress.waiting == 1
+        assert progress.budget_ms >= STEP_MS_MAX
+        gate.set()
+        await asyncio.wrap_future(running)
+        await r.until(lambda: r.ended(1))
+        assert held[0] > LEAST_MS
+        assert held[1:] == [0.0, 0.0]

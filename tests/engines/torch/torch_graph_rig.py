@@ -14,21 +14,16 @@ import pytest
 import torch
 from torch_rig import Rig
 
+from holdfast.engines.torch import computer as computers
 from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.gpu import graphs
 from holdfast.engines.torch.gpu.graph_inputs import GraphInputs
 from holdfast.engines.torch.model.batch import Batch, step_batch
 from holdfast.engines.torch.model.bound import Model
 from holdfast.engines.torch.model.decoder import forward
+from holdfast.engines.torch.ranks.words import Piece
 
 TILE = 16
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    tokens: list[int]
-    start: int
-    blocks: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +63,7 @@ def forward_by_tables(model: Model, batch: Batch, kv: torch.Tensor) -> torch.Ten
         places = sorted(place for place in zip(*batch.tiles.places.tolist(), strict=True) if place[1])
         tables, wanted = batch.tiles.tables.tolist(), batch.last.tolist()
     tokens = batch.tokens.tolist()
-    pieces = [_Piece(tokens[first : first + count], start, tables[row]) for first, count, start, row in places]
+    pieces = [Piece(tokens[first : first + count], start, tables[row]) for first, count, start, row in places]
     rows = sum(count for _, count, _, _ in places)
     laid = step_batch(pieces, kv.shape[3], kv.dtype, kv.device, exact=model.exact)
     hidden = forward(model, replace(laid, blocks=batch.blocks[:rows], begun=None), kv)
@@ -87,10 +82,20 @@ def graphs_for(computer: Computer, filler: int, positions_max: int, step_tokens_
 async def by_graphs(r: Rig, monkeypatch: pytest.MonkeyPatch) -> PlainGraphs:
     """The engine rests, and wakes as one that has graphs and is a step ahead, as on a GPU."""
     monkeypatch.setattr(graphs, "forward", forward_by_tables)
-    await r.engine.rest()
-    ready = r.tenant._readiness.ready
-    assert ready is not None
-    made = graphs_for(ready.computer, ready.blocks.stop, r.tenant.context_tokens_max, r.tenant.settings.step_tokens_max)
-    ready.computer.graphs, ready.computer.ahead = made, 1
-    await r.engine.wake(2000)
+    sizes = r.tenant.context_tokens_max, r.tenant.settings.step_tokens_max
+    made = graphs_for(r.ready.computer, r.ready.blocks.stop, *sizes)
+    await r.wake_again(graphs=made, ahead=1)
     return made
+
+
+def counted_by_hand(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
+    """Steps that are laid out by the host from now on, as they come."""
+    found: list[Batch] = []
+    real = computers.forward
+
+    def forward(model: Model, batch: Batch, kv: torch.Tensor) -> torch.Tensor:
+        found.append(batch)
+        return real(model, batch, kv)
+
+    monkeypatch.setattr(computers, "forward", forward)
+    return found

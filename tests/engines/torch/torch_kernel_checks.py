@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,21 +20,14 @@ from holdfast.engines.torch.gpu import kernels_rows as rows_fast
 from holdfast.engines.torch.gpu import kernels_sampling as sampling_fast
 from holdfast.engines.torch.gpu.kernels_sampling import _counts, _gumbel, _row_key
 from holdfast.engines.torch.model import attention
+from holdfast.engines.torch.model.attention import write
 from holdfast.engines.torch.model.batch import Chunk, kernel_batch
-from holdfast.engines.torch.model.pages import write
 from holdfast.engines.torch.model.rope import rotate
+from holdfast.engines.torch.ranks.words import Piece
 from holdfast.engines.torch.sampling import noise
 from holdfast.engines.torch.sampling.sampling import SamplingRows, draw
 
 LAYERS = 3
-
-
-class Piece(NamedTuple):
-    """A segment of a step."""
-
-    tokens: Sequence[int]
-    start: int
-    blocks: Sequence[int]
 
 
 class Pages:
@@ -104,10 +97,8 @@ def step(device: str, dtype: torch.dtype, shape: tuple[int, int, int, int], ends
     """The last `count` positions of texts of `length` are what the plain path makes of them, row by row."""
     heads, kv_heads, size, block_tokens = shape
     pages = Pages(device, dtype, [length for length, _ in ends], (block_tokens, kv_heads, size))
-    tables = pages.tables.tolist()
-    pieces = [
-        Piece([0] * count, length - count, table) for (length, count), table in zip(ends, tables, strict=True)
-    ]
+    rows = zip(ends, pages.tables.tolist(), strict=True)
+    pieces = [Piece([0] * count, length - count, table) for (length, count), table in rows]
     tokens = attention_fast.tile_tokens(heads, kv_heads)
     batch = kernel_batch(pieces, block_tokens, torch.device(device), tokens)
     queries = random_queries(sum(count for _, count in ends), heads, size, device, dtype)

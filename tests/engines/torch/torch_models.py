@@ -7,25 +7,16 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+import transformers
 
 from holdfast.engines.torch.files.config import ModelConfig, from_hugging_face
-from holdfast.engines.torch.model.assemble import parts
+from holdfast.engines.torch.model.attention import kv_view
 from holdfast.engines.torch.model.batch import step_batch
 from holdfast.engines.torch.model.bound import Model, bind
 from holdfast.engines.torch.model.decoder import forward, logits
 from holdfast.engines.torch.model.linear import FAST, AllReduce, Arithmetic
-from holdfast.engines.torch.model.pages import kv_view
-from holdfast.engines.torch.model.parameters import parameters
+from holdfast.engines.torch.model.parameters import load, parameters
+from holdfast.engines.torch.ranks.words import Piece
 
 CPU = torch.device("cpu")
 BLOCK_TOKENS = 8
@@ -35,6 +26,8 @@ VOCABULARY = 199  # no multiple of any vector's width
 _SHAPE = {
     "vocab_size": VOCABULARY,
     "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
     "max_position_embeddings": 512,
     "initializer_range": 0.3,
     "attn_implementation": "eager",
@@ -48,59 +41,19 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 _YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
-_GQA = {"num_attention_heads": 4, "num_key_value_heads": 2}
-FAMILIES: dict[str, tuple[type, type, dict[str, object]]] = {
-    "llama2": (
-        LlamaConfig,
-        LlamaForCausalLM,
-        {"hidden_size": 60, "intermediate_size": 116, "num_attention_heads": 6, "num_key_value_heads": 6},
-    ),
-    "llama3": (
-        LlamaConfig,
-        LlamaForCausalLM,
-        {"hidden_size": 72, "intermediate_size": 100, "rope_parameters": _LLAMA3_ROPE, **_GQA},
-    ),
-    "llama-biased": (
-        LlamaConfig,
-        LlamaForCausalLM,
-        {"hidden_size": 48, "intermediate_size": 52, "attention_bias": True, "mlp_bias": True, **_GQA},
-    ),
-    "mistral": (
-        MistralConfig,
-        MistralForCausalLM,
-        {"hidden_size": 52, "intermediate_size": 76, "head_dim": 22, "sliding_window": 256, **_GQA},
-    ),
-    "qwen2": (
-        Qwen2Config,
-        Qwen2ForCausalLM,
-        {"hidden_size": 56, "intermediate_size": 108, "tie_word_embeddings": True, **_GQA},
-    ),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"hidden_size": 52, "intermediate_size": 76, "head_dim": 22, **_GQA}),
-    "yarn": (
-        Qwen2Config,
-        Qwen2ForCausalLM,
-        {"hidden_size": 64, "intermediate_size": 96, "rope_parameters": _YARN_ROPE, **_GQA},
-    ),
-    "linear": (
-        LlamaConfig,
-        LlamaForCausalLM,
-        {
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "rope_parameters": {"rope_type": "linear", "factor": 2.5, "rope_theta": 10_000.0},
-            **_GQA,
-        },
-    ),
+_LINEAR_ROPE = {"rope_type": "linear", "factor": 2.5, "rope_theta": 10_000.0}
+_BIASES = {"attention_bias": True, "mlp_bias": True}
+# The maker's name for it, hidden and inner size, and what else it has.
+FAMILIES: dict[str, tuple[str, int, int, dict[str, object]]] = {
+    "llama2": ("Llama", 60, 116, {"num_attention_heads": 6, "num_key_value_heads": 6}),
+    "llama3": ("Llama", 72, 100, {"rope_parameters": _LLAMA3_ROPE}),
+    "llama-biased": ("Llama", 48, 52, _BIASES),
+    "mistral": ("Mistral", 52, 76, {"head_dim": 22, "sliding_window": 256}),
+    "qwen2": ("Qwen2", 56, 108, {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", 52, 76, {"head_dim": 22}),
+    "yarn": ("Qwen2", 64, 96, {"rope_parameters": _YARN_ROPE}),
+    "linear": ("Llama", 64, 96, {"rope_parameters": _LINEAR_ROPE}),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A segment of a step."""
-
-    tokens: Sequence[int]
-    start: int
-    blocks: Sequence[int]
 
 
 @dataclass
@@ -127,31 +80,34 @@ class Run:
 @cache
 def reference(family: str) -> tuple[torch.nn.Module, ModelConfig]:
     torch.manual_seed(7)
-    config_class, model_class, shape = FAMILIES[family]
-    config = config_class(**(_SHAPE | shape))
-    theirs = model_class(config).eval()
+    maker, hidden, inner, more = FAMILIES[family]
+    sizes = {"hidden_size": hidden, "intermediate_size": inner}
+    config = getattr(transformers, f"{maker}Config")(**(_SHAPE | sizes | more))
+    theirs = getattr(transformers, f"{maker}ForCausalLM")(config).eval()
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():  # as made, biases are 0 and norms 1, and hide mistakes
             if "norm" in name or "bias" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
-    said = config.to_dict() | {"architectures": [model_class.__name__]}
+    said = config.to_dict() | {"architectures": [f"{maker}ForCausalLM"]}
     return theirs, from_hugging_face(said)
 
 
+class State:
+    """A reference's tensors, as a checkpoint gives them."""
+
+    def __init__(self, family: str) -> None:
+        self._tensors = reference(family)[0].state_dict()
+
+    def read(self, name: str, first: int, last: int) -> torch.Tensor:
+        return self._tensors[name][first:last]
+
+
 def tensors(family: str, rank: int = 0, ranks: int = 1) -> dict[str, torch.Tensor]:
-    """A rank's canonical parameters from the reference's state dict."""
-    theirs, config = reference(family)
-    state = theirs.state_dict()
-    found: dict[str, torch.Tensor] = {}
-    for parameter in parameters(config, rank, ranks):
-        made_of = parts(config, parameter.name, rank, ranks)
-        rows = [state[part.name][slice(*part.rows)] for part in made_of]
-        cut = [
-            row if part.columns is None else row[:, slice(*part.columns)]
-            for row, part in zip(rows, made_of, strict=True)
-        ]
-        found[parameter.name] = torch.cat(cut).contiguous()
-    return found
+    """A rank's canonical parameters, loaded from the reference's."""
+    wanted = parameters(reference(family)[1], rank, ranks)
+    outs = {parameter.name: torch.full(parameter.shape, torch.nan) for parameter in wanted}
+    load(State(family), wanted, outs, lambda *_: None)
+    return outs
 
 
 def run(

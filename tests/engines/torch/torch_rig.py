@@ -5,22 +5,37 @@ The model's steps run in a thread of theirs as always. Engines that are to be ki
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import engine_rig
+import pytest
 from engine_rig import TINY_BLOCK_GIB, Vault, make_engine
 
 from holdfast.core.requests import GenerateRequest
 from holdfast.engines.paged.blocks import PoolBlocks
 from holdfast.engines.paged.scheduler import Scheduler
+from holdfast.engines.paged.sequences import StepPlan
+from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.engine import TorchTenant
 from holdfast.engines.torch.files.tiny import TINY
+from holdfast.engines.torch.launched import Launched
+from holdfast.engines.torch.readiness import Ready
 
 BLOCK = 16
 BLOCK_GIB = TINY_BLOCK_GIB
 SETTINGS: dict[str, Any] = engine_rig.SETTINGS["torch"]
+# All that a stream may want: one of each.
+WANTS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.8},
+    {"temperature": 0.9, "presence_penalty": 0.6, "repetition_penalty": 1.2},
+    {"top_logprobs": 2},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 0.7, "top_k": 5, "frequency_penalty": 0.3, "top_logprobs": 1},
+    {"min_tokens": 6, "ignore_eos": False, "logit_bias": {3: 2.0}},
+]
 
 
 class Rig(engine_rig.Rig):
@@ -28,6 +43,7 @@ class Rig(engine_rig.Rig):
 
     def __init__(self, vault: Vault, engine_id: int = 0, **settings: Any) -> None:
         self.progress: list[tuple[str, int, int | None]] = []
+        self.epoch = 2000
         note = lambda *words: self.progress.append(words)  # noqa: E731
         super().__init__(make_engine("torch", settings, vault.place(engine_id), note))
 
@@ -45,6 +61,19 @@ class Rig(engine_rig.Rig):
         assert self.tenant._stepper.scheduler is not None, "asleep"
         return self.tenant._stepper.scheduler
 
+    @property
+    def ready(self) -> Ready:
+        assert self.tenant._readiness.ready is not None
+        return self.tenant._readiness.ready
+
+    async def wake_again(self, **computer: Any) -> None:
+        """It rests, and wakes with a computer that has these, such as a step ahead, as on a GPU."""
+        await self.engine.rest()
+        for name, value in computer.items():
+            setattr(self.ready.computer, name, value)
+        self.epoch += 1
+        await self.engine.wake(self.epoch)
+
 
 @asynccontextmanager
 async def rig(vault: Vault, epoch: int = 1000, **given: Any) -> AsyncIterator[Rig]:
@@ -56,6 +85,27 @@ async def rig(vault: Vault, epoch: int = 1000, **given: Any) -> AsyncIterator[Ri
     finally:
         await made.engine.stop()
     assert not made.heard("fatal"), made.told
+
+
+@asynccontextmanager
+async def doomed(vault: Vault, why: str, **given: Any) -> AsyncIterator[Rig]:
+    """An engine that has to end by an error of its device."""
+    async with rig(vault, **given) as r:
+        yield r
+        (fatal,) = r.heard("fatal")
+        assert why in fatal
+        r.told.clear()
+
+
+def on_launch(monkeypatch: pytest.MonkeyPatch, heard: Callable[[StepPlan], object]) -> None:
+    """`heard` is told of every step's plan just before it is launched; it may wait, or raise."""
+    real = Computer.launch
+
+    def launch(self: Computer, plan: StepPlan) -> Launched:
+        heard(plan)
+        return real(self, plan)
+
+    monkeypatch.setattr(Computer, "launch", launch)
 
 
 def request(tokens: list[int], max_tokens: int = 24, **given: Any) -> GenerateRequest:

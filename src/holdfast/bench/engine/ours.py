@@ -21,10 +21,9 @@ from holdfast.engines.paged.settings import SchedulerSettings
 from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.files.checkpoint import Checkpoint
 from holdfast.engines.torch.files.resolve import resolve
-from holdfast.engines.torch.model.assemble import load
+from holdfast.engines.torch.model.attention import kv_view
 from holdfast.engines.torch.model.bound import arithmetic_for, bind
-from holdfast.engines.torch.model.pages import kv_view
-from holdfast.engines.torch.model.parameters import parameters
+from holdfast.engines.torch.model.parameters import load, parameters
 from holdfast.spec.engines import TorchSettings
 
 SHARES = 10  # lines that a load tells

@@ -40,7 +40,7 @@ from holdfast.kv.resumes import Resumes
 from holdfast.kv.usage import KvUse
 from holdfast.memory.client.pool_mapping import PoolMapping
 from holdfast.memory.devices import OutOfMemory
-from holdfast.memory.torch.tensors import dtype_name, torch_device
+from holdfast.memory.torch.tensors import torch_device
 from holdfast.spec.engines import Place, TorchSettings
 
 # The event loop must get its turn while the step thread runs Python between two products.
@@ -59,14 +59,14 @@ class TorchTenant(Tenant):
         device = torch_device(place.device)
         settings = self.settings = share_of_one(settings.for_device(device.type != "cpu"), ranks)
         self.config = config = checkpoint.config
-        self._dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
         self._device = device
-        self.geometry = pool_geometry(checkpoint, settings, self._dtype)
+        self.geometry = pool_geometry(checkpoint, settings, dtype)
         self.private_bytes = self.geometry.block_bytes * private_blocks(settings.block_tokens)
-        self.weights: TorchWeights = TorchWeights(checkpoint, self._dtype, device, progress, 0, ranks)
+        self.weights: TorchWeights = TorchWeights(checkpoint, dtype, device, progress, 0, ranks)
         reach = self.geometry.block_count * settings.block_tokens
         self.context_tokens_max = min(settings.context_tokens_max or config.context_tokens_max, reach)
-        work = RankWork(checkpoint, settings, place, self.geometry, self.context_tokens_max, self._dtype)
+        work = RankWork(checkpoint, settings, place, self.geometry, self.context_tokens_max)
         self._leader = Leader(work, device)
         self._readiness = Readiness(work, self.weights, self._leader, Path(place.vault_socket).parent, progress)
         self._stepper = Stepper(self._deliver, self._step_failed, threads_for(settings.threads), device)
@@ -87,10 +87,6 @@ class TorchTenant(Tenant):
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(deterministic=self.settings.exact)
-
-    @property
-    def dtype_name(self) -> str:
-        return dtype_name(self._dtype)
 
     @property
     def canary(self) -> Canary:

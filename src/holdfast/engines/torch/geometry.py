@@ -15,7 +15,7 @@ from msgspec import structs
 from holdfast.core.errors import UserError
 from holdfast.engines.torch.files.checkpoint import Checkpoint
 from holdfast.engines.torch.gpu.memory_plan import MemoryPlan, memory_plan
-from holdfast.engines.torch.model.pages import LAYOUT
+from holdfast.engines.torch.model.attention import LAYOUT
 from holdfast.engines.torch.model.parameters import check_ranks
 from holdfast.engines.torch.stepper import threads_for
 from holdfast.kv.geometry import Geometry

@@ -10,11 +10,10 @@ for want of it, and a pool that is taken piece by piece would have filled the ma
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 from holdfast.core.errors import Passing, UserError
 from holdfast.engines.torch.files.config import ModelConfig
-from holdfast.engines.torch.model.parameters import parameters
+from holdfast.engines.torch.model.parameters import count
 from holdfast.spec.engines import GIB, TorchSettings
 
 MIB = 1024**2
@@ -94,7 +93,7 @@ def host_plan(config: ModelConfig, wishes: TorchSettings, host_bytes: int, stand
         workers=workers,
         ranks=settings.ranks,
         engines=1 + standbys,
-        weights_bytes=sum(prod(each.shape) for each in parameters(config, 0, settings.ranks)) * ITEM_BYTES,
+        weights_bytes=count(config, settings.ranks) * ITEM_BYTES,
         engine_bytes=ENGINE_BYTES + LOGITS_COPIES * settings.concurrency * config.vocabulary * 4,
         pool_bytes=int(settings.kv_gib * GIB),
         block_bytes=2 * config.layers * kv_heads * config.head_size * settings.block_tokens * ITEM_BYTES,

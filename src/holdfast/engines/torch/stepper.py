@@ -11,6 +11,7 @@ new step's budget.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -26,14 +27,15 @@ from holdfast.core.requests import Output
 from holdfast.engines.paged.scheduler import Scheduler
 from holdfast.engines.paged.sequences import StepPlan
 from holdfast.engines.torch.computer import Computer
-from holdfast.engines.torch.first_steps import FirstSteps
 from holdfast.engines.torch.launched import Launched
 from holdfast.engines.torch.step_budget import ERRAND_MS_MAX, STEP_MS_MAX, StepBudget
 
 RECENT_STEPS = 256  # enough for a p99 to mean a few steps
 CONGESTED_S = 0.002  # a congested receiver drains a socket buffer in about this time
 ENDS_S = STEP_MS_MAX / 1000
+FIRST_STEPS = 6  # the canary's, those of the streams that come back, and a plain one to compare with
 
+log = logging.getLogger("holdfast.engine")
 T = TypeVar("T")
 
 
@@ -58,6 +60,34 @@ class _Flight:
     launched: Launched
     began_s: float
     budget_ms: float
+
+
+class FirstSteps:
+    """The first steps after a wake, for the log: how many positions, how long to launch, when over. A later one costs a
+    comparison."""
+
+    def __init__(self, woken_s: float) -> None:
+        self._woken_s = woken_s
+        self._launched: list[tuple[int, float, float]] = []
+        self._landed: list[float] = []
+
+    def launched(self, positions: int, began_s: float, ended_s: float) -> None:
+        if len(self._launched) < FIRST_STEPS:
+            self._launched.append((positions, began_s, ended_s))
+
+    def landed(self, now_s: float) -> None:
+        if len(self._landed) < FIRST_STEPS:
+            self._landed.append(now_s)
+            if len(self._landed) == FIRST_STEPS:
+                log.info("first steps after the wake: %s", "; ".join(self.words()))
+
+    def words(self) -> list[str]:
+        told = []
+        for (positions, began_s, ended_s), landed_s in zip(self._launched, self._landed, strict=False):
+            begun_ms, over_ms = ((each_s - self._woken_s) * 1000 for each_s in (began_s, landed_s))
+            launch_ms = (ended_s - began_s) * 1000
+            told.append(f"{positions} positions at {begun_ms:.1f} ms, launched in {launch_ms:.1f}, over {over_ms:.1f}")
+        return told
 
 
 class Stepper:

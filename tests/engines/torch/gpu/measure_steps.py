@@ -15,20 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.requests import GenerateRequest, Output, Sampling
-from holdfast.engines.contract import EngineEvents
-from holdfast.engines.shadow.engine import VaultEngine
-from holdfast.engines.torch.engine import TorchTenant, torch_engine
-from holdfast.engines.torch.files.tiny import tiny
-from holdfast.memory.finding import gpu_uuids
-from holdfast.memory.vault.launch import VaultProcesses
-from holdfast.memory.vault.settings import VaultSettings
-from holdfast.spec.engines import Place, TorchSettings
+from gpu_rig import SETTINGS, Vault
+from torch_rig import Rig, request
+
+from holdfast.core.requests import GenerateRequest, Output
 
 STREAMS = 64
 FIRST, LAST = 40, 340  # tokens of every stream between which steps are timed
@@ -43,12 +36,13 @@ WISHES: dict[str, dict[str, Any]] = {
 }
 
 
-class Counted(EngineEvents):
-    """How far every stream is."""
+class Counted(Rig):
+    """An engine, and how far every stream is."""
 
-    def __init__(self) -> None:
-        self.tokens: dict[int, int] = {}
-        self.changed = asyncio.Event()
+    def __init__(self, vault: Vault, number: int = 0, **given: Any) -> None:
+        sizes = {"kv_gib": 2, "concurrency": STREAMS, "step_tokens_max": 1024}
+        super().__init__(vault, number, **(SETTINGS | sizes | given))
+        self.counts: dict[int, int] = {}
 
     def closed(self, streams: list[int]) -> None:
         raise AssertionError(f"streams {streams} were lost")
@@ -58,59 +52,40 @@ class Counted(EngineEvents):
 
     def outputs(self, outputs: list[Output]) -> bool:
         for output in outputs:
-            self.tokens[output.stream] = self.tokens.get(output.stream, 0) + len(output.tokens)
-        self.changed.set()
+            self.counts[output.stream] = self.counts.get(output.stream, 0) + len(output.tokens)
+        self._changed.set()
         return True
 
-    async def until(self, count: int, streams: range) -> float:
+    async def reached(self, count: int, streams: range) -> float:
+        """When every stream has so many tokens."""
         async with asyncio.timeout(BOUND_S):
-            while any(self.tokens.get(stream, 0) < count for stream in streams):
-                self.changed.clear()
-                await self.changed.wait()
+            while any(self.counts.get(stream, 0) < count for stream in streams):
+                self._changed.clear()
+                await self._changed.wait()
         return time.perf_counter()
 
 
-@asynccontextmanager
-async def vault() -> AsyncIterator[tuple[str, str]]:
-    folder, gpu = Path(tempfile.mkdtemp(dir="/tmp")), gpu_uuids()[0]
-    processes = VaultProcesses(VaultSettings(gpu, str(folder / "v.sock"), 0))
-    processes.start()
-    try:
-        yield str(folder / "v.sock"), gpu
-    finally:
-        processes.stop()
-
-
-async def loaded(at: tuple[str, str], number: int, said: Counted, **given: Any) -> VaultEngine[TorchTenant]:
-    settings = TorchSettings(**({"kv_gib": 2, "concurrency": STREAMS, "step_tokens_max": 1024} | given))
-    engine = torch_engine(tiny(), settings, Place(at[0], at[1], number), lambda *_: None)
-    await engine.load(said)
-    return engine
-
-
 def asked(number: int, tokens: int, **wishes: Any) -> GenerateRequest:
-    prompt = [(number * 31 + place * 7) % 5000 for place in range(64)]
-    given = {"temperature": 0.0, "ignore_eos": True} | wishes
-    return GenerateRequest("x", prompt, len(prompt), Sampling(tokens, number, **given))
+    return request([(number * 31 + place * 7) % 5000 for place in range(64)], tokens, seed=number, **wishes)
 
 
 async def wishes() -> None:
-    async with vault() as at:
-        said = Counted()
-        engine = await loaded(at, 0, said)
-        await engine.wake(time.time_ns() // 1_000_000)
+    with Vault() as vault:
+        r = Counted(vault)
+        await r.load()
+        await r.engine.wake(1000)
         for turn, (name, wish) in enumerate(WISHES.items(), 1):
             streams = range(1000 * turn, 1000 * turn + STREAMS)
-            for number in streams:
-                engine.submit(number, asked(number, LAST + 20, **(wish if number == streams[0] else {})))
-            began_s = await said.until(FIRST, streams)
-            steps = engine.progress().steps
-            ended_s = await said.until(LAST, streams)
-            ms = (ended_s - began_s) * 1000 / (engine.progress().steps - steps)
+            wanted = {number: wish if number == streams[0] else {} for number in streams}
+            r.submit({number: asked(number, LAST + 20, **each) for number, each in wanted.items()})
+            began_s = await r.reached(FIRST, streams)
+            steps = r.engine.progress().steps
+            ended_s = await r.reached(LAST, streams)
+            ms = (ended_s - began_s) * 1000 / (r.engine.progress().steps - steps)
             told = {"streams": STREAMS, "one asks for": name, "ms per step": round(ms, 3)}
             print(json.dumps(told), flush=True)
-            await said.until(LAST + 20, streams)
-        await engine.stop()
+            await r.reached(LAST + 20, streams)
+        await r.engine.stop()
 
 
 async def exact() -> None:
@@ -122,31 +97,29 @@ async def exact() -> None:
         now_s = time.perf_counter()
         marks[name], at_s = round(now_s - at_s, 2), now_s
 
-    async with vault() as at:
-        first_said, second_said = Counted(), Counted()
-        first = await loaded(at, 0, first_said, exact=True)
+    with Vault() as vault:
+        first, second = Counted(vault, exact=True), Counted(vault, 1, exact=True)
+        await first.load()
         mark("load_s")
-        await first.check()
+        await first.engine.check()
         mark("canary_s")
-        await first.wake(time.time_ns() // 1_000_000)
+        await first.engine.wake(1000)
         mark("first_wake_s")  # the pool is made, and everything for its addresses
-        second = await loaded(at, 1, second_said, exact=True)
+        await second.load()
         mark("standby_load_s")
-        for number in range(32):
-            first.submit(number, asked(number, 100))
-        await first_said.until(50, range(32))
+        first.submit({number: asked(number, 100) for number in range(32)})
+        await first.reached(50, range(32))
         mark("32x50_tokens_s")
-        await first_said.until(100, range(32))
+        await first.reached(100, range(32))
         mark("32x50_more_s")
-        await first.rest()
-        await second.wake(time.time_ns() // 1_000_000)
+        await first.engine.rest()
+        await second.engine.wake(1001)
         mark("handover_s")
-        for number in range(32, 64):
-            second.submit(number, asked(number, 20))
-        await second_said.until(20, range(32, 64))
+        second.submit({number: asked(number, 20) for number in range(32, 64)})
+        await second.reached(20, range(32, 64))
         mark("32x20_tokens_s")
-        await second.stop()
-        await first.stop()
+        await second.engine.stop()
+        await first.engine.stop()
     print(json.dumps(marks), flush=True)
 
 

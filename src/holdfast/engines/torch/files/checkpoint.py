@@ -1,16 +1,27 @@
-"""A model on disk (or out of thin air): what it is, its words, and its tensors under their Hugging Face names.
+"""A model on disk or out of thin air: what it is, its words, and its tensors under their Hugging Face names.
 
 Always true: a checkpoint that was opened has every tensor its configuration asks for, in the right shape; a missing or
-misshapen one was named when it was opened, not in the middle of a load.
+misshapen one was named when it was opened, not in the middle of a load. A random weight depends on the seed, its
+tensor's name and its place alone: not on the machine, on how many rows are read at once, or on who else reads. They are
+integers from a counter-based generator, scaled in fp32: no library's idea of a normal distribution comes in. Rows are
+made side by side by every core, some 180 million weights a second each: a model of 8 billion is read in less time than
+from most disks.
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
+import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.random import Generator, Philox
 
 from holdfast.core.errors import UserError
 from holdfast.engines.torch.files.config import ModelConfig
@@ -24,37 +35,15 @@ Progress = Callable[[str, int, int | None], None]
 
 NAMES_SHOWN_MAX = 4  # missing tensors in one message: enough to see the pattern
 
+# Rows that have a counter of their own; a power of two, because it is part of what the weights are.
+ROWS = 256
+DRAW = 16  # weights of one tick of the counter: four words of 64 bits, 16 bits each
+# Weights one thread makes at a stretch: 1 MiB of fp32, which a core's cache holds while it is scaled.
+PIECE = 2**18
+THREADS_MAX = 16  # past these the memory is the bound, not the cores
 
-class Checkpoint(Protocol):
-    """One model, ready to be read."""
-
-    @property
-    def config(self) -> ModelConfig: ...
-
-    @property
-    def identity(self) -> str:
-        """Of the weights' content and the configuration: equal for equal weights, wherever they lie."""
-
-    @property
-    def tokenizer_json(self) -> bytes: ...
-
-    @property
-    def chat_template(self) -> str | None: ...
-
-    @property
-    def bos_token(self) -> str:
-        """The text of its begin-of-text token, for chat templates; empty without one."""
-
-    @property
-    def generation_defaults(self) -> Mapping[str, float]:
-        """What its makers want a silent request to get, by the names of a model card."""
-
-    @property
-    def source(self) -> str:
-        """Where it came from, for people."""
-
-    def read(self, name: str, first: int = 0, last: int | None = None) -> torch.Tensor:
-        """Rows of a tensor by its Hugging Face name, in stored precision, or fp32 where that is block-quantised."""
+# Logits of about this spread: sampling has favourites, and the likeliest word is rarely a near tie.
+HEAD_SPREAD = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +51,97 @@ class FileCheckpoint:
     """A checkpoint whose tensors lie in files."""
 
     config: ModelConfig
-    identity: str  # empty: not known yet, the files were only looked at (`identity.identified`)
+    # Of the weights' content and the configuration: equal for equal weights, wherever they lie. Empty: not known yet,
+    # the files were only looked at (`identity.identified`).
+    identity: str
     tokenizer_json: bytes = field(repr=False)
     chat_template: str | None = field(repr=False)
-    source: str
+    source: str  # where it came from, for people
     tensors: Mapping[str, Stored] = field(repr=False)
-    bos_token: str = ""
+    bos_token: str = ""  # the text of its begin-of-text token, for chat templates; empty without one
+    # What its makers want a silent request to get, by the names of a model card.
     generation_defaults: Mapping[str, float] = field(default_factory=dict)
 
     def read(self, name: str, first: int = 0, last: int | None = None) -> torch.Tensor:
+        """Rows of a tensor by its Hugging Face name, in stored precision, or fp32 where that is block-quantised."""
         return self.tensors[name].read(first, last)
+
+
+_Rows = np.ndarray[tuple[int, int], np.dtype[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
+class RandomCheckpoint:
+    """Any shape, random weights. Norms are one; everything else keeps its input's size. Fields as above."""
+
+    config: ModelConfig
+    seed: int
+    tokenizer_json: bytes = field(repr=False)
+    chat_template: str | None = field(repr=False)
+    bos_token: str = ""
+    generation_defaults: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def identity(self) -> str:
+        return f"sha256:{hashlib.sha256(f'random {self.seed} {self.config!r}'.encode()).hexdigest()}"
+
+    @property
+    def source(self) -> str:
+        return f"random weights from the seed {self.seed}"
+
+    def read(self, name: str, first: int = 0, last: int | None = None) -> torch.Tensor:
+        import torch
+
+        shape = tensor_shapes(self.config)[name]
+        last = shape[0] if last is None else last
+        if name.endswith("norm.weight"):
+            return torch.ones(last - first)
+        rows = np.empty((last - first, math.prod(shape[1:])), np.float32)
+        pieces = _pieces(first, last, rows.shape[1])
+        threads = min(len(pieces), THREADS_MAX, os.cpu_count() or 1)
+        if threads < 2:
+            for piece in pieces:
+                self._fill(name, piece, first, rows)
+        else:
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(lambda piece: self._fill(name, piece, first, rows), pieces))
+        return torch.from_numpy(rows).reshape(last - first, *shape[1:])
+
+    def _fill(self, name: str, piece: tuple[int, int], first: int, rows: _Rows) -> None:
+        """Some rows of one block, into `rows`, which begins with the tensor's row `first`: uniform numbers of the
+        tensor's spread."""
+        width = rows.shape[1]
+        block, row = divmod(piece[0], ROWS)
+        tick, skipped = divmod(row * width, DRAW)
+        count = (piece[1] - piece[0]) * width
+        own = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+        draws = Generator(Philox(key=[self.seed, own], counter=[tick, block, 0, 0]))
+        # `integers` and not `random_raw`, which has the same words but keeps other threads from running.
+        words = draws.integers(0, 2**64 - 1, -(-(skipped + count) // 4), dtype=np.uint64, endpoint=True)
+        out = rows[piece[0] - first : piece[1] - first].reshape(-1)
+        out[:] = words.astype("<u8", copy=False).view("<u2")[skipped : skipped + count]
+        out -= np.float32(32767.5)
+        out *= np.float32(math.sqrt(12) / 65536)  # a standard deviation of one
+        out *= np.float32(self._spread(name, width))
+
+    def _spread(self, name: str, row: int) -> float:
+        if name == "model.embed_tokens.weight":
+            return 1.0
+        return (HEAD_SPREAD if name == "lm_head.weight" else 1.0) / math.sqrt(row)
+
+
+def _pieces(first: int, last: int, width: int) -> list[tuple[int, int]]:
+    """Rows from `first` to `last`, cut for threads; none reaches over the end of a block."""
+    step = max(1, PIECE // width)
+    found = []
+    while first < last:
+        end = min(first + step, last, (first // ROWS + 1) * ROWS)
+        found.append((first, end))
+        first = end
+    return found
+
+
+Checkpoint = FileCheckpoint | RandomCheckpoint
 
 
 @lru_cache(maxsize=8)  # asked for with every tensor that is read; a process has one model, or a few in a test

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from holdfast.engines.torch.files import identity
-from holdfast.engines.torch.files.checkpoint import FileCheckpoint, Progress, needed, tensor_shapes
+from holdfast.engines.torch.files.checkpoint import FileCheckpoint, needed, tensor_shapes
 from holdfast.engines.torch.files.config import ModelConfig
 from holdfast.engines.torch.files.config_gguf import from_gguf
 from holdfast.engines.torch.files.gguf_file import read_gguf
@@ -30,11 +29,6 @@ _INNER = {
     "mlp.down_proj": "ffn_down",
 }
 _ROTATED = ("self_attn.q_proj", "self_attn.k_proj")
-
-
-def open_gguf(path: Path, cache: Path | None, progress: Progress, known_identity: str = "") -> FileCheckpoint:
-    """Look at it, and hash the weights unless their identity is known."""
-    return identity.identified(look_at_gguf(path, known_identity), cache, progress)
 
 
 def look_at_gguf(path: Path, known_identity: str = "") -> FileCheckpoint:

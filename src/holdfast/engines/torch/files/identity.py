@@ -26,24 +26,18 @@ CHUNK_BYTES = 16 * 2**20  # of a tensor at a time: small beside any model, large
 log = logging.getLogger(__name__)
 
 
-def of(tensors: Mapping[str, Stored], config: ModelConfig, cache: Path | None, progress: Progress) -> str:
-    """The identity, from the memory under `cache` or by reading everything."""
-    key = _key(tensors, config)
-    note = cache / "identities" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json" if cache else None
-    known = _remembered(note, key) if note else ""
-    if known:
-        return known
-    found = _hash(tensors, config, progress)
-    if note:
-        _remember(note, key, found)
-    return found
-
-
-def identified(looked_at: FileCheckpoint, cache: Path | None, progress: Progress) -> FileCheckpoint:
-    """A checkpoint with its identity; nothing is read where that is known."""
+def identified(looked_at: FileCheckpoint, cache: Path, progress: Progress) -> FileCheckpoint:
+    """With its identity, which is known already, remembered under `cache` or found by reading everything."""
     if looked_at.identity:
         return looked_at
-    return replace(looked_at, identity=of(looked_at.tensors, looked_at.config, cache, progress))
+    tensors, config = looked_at.tensors, looked_at.config
+    key = _key(tensors, config)
+    note = cache / "identities" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+    found = _remembered(note, key)
+    if not found:
+        found = _hash(tensors, config, progress)
+        _remember(note, key, found)
+    return replace(looked_at, identity=found)
 
 
 def _key(tensors: Mapping[str, Stored], config: ModelConfig) -> str:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import UserError
-from holdfast.engines.torch.files import identity
-from holdfast.engines.torch.files.checkpoint import FileCheckpoint, Progress, needed
+from holdfast.engines.torch.files.checkpoint import FileCheckpoint, needed
 from holdfast.engines.torch.files.config import from_hugging_face, with_end
 from holdfast.engines.torch.files.generation import generation_defaults, token_id, token_text
 from holdfast.engines.torch.files.gguf_tokenizer import with_bos
@@ -21,11 +20,6 @@ from holdfast.engines.torch.files.stored import PLAIN, Stored, bytes_of
 
 HEADER_BYTES_MAX = 100_000_000  # the format's own bound
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-
-
-def open_directory(path: Path, cache: Path | None, progress: Progress) -> FileCheckpoint:
-    """Look at it, and hash the weights (or remember their hash from last time)."""
-    return identity.identified(look_at_directory(path), cache, progress)
 
 
 def look_at_directory(path: Path) -> FileCheckpoint:

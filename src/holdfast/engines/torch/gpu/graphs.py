@@ -180,10 +180,6 @@ class StepGraphs:
             blocks=blocks,
             offsets=positions % self._block_tokens,
             last=self._draws[0],
-            tables=None,
-            bias=None,
-            alone=(),
-            begun=None,
             tiles=Tiles(places, self._inputs.tables),
         )
         self._draw(batch, self._draws[1], self._draws[2:])

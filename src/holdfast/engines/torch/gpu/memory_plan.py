@@ -11,13 +11,12 @@ device, each plans with an even share of it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 
 from holdfast.core.errors import UserError
 from holdfast.engines.torch.canary import private_blocks
 from holdfast.engines.torch.files.config import ModelConfig
 from holdfast.engines.torch.gpu.graphs import sizes_for
-from holdfast.engines.torch.model.parameters import parameters
+from holdfast.engines.torch.model.parameters import count
 from holdfast.kv.geometry import ITEM_BITS, Geometry
 from holdfast.spec.engines import GIB, TorchSettings
 
@@ -123,7 +122,7 @@ def memory_plan(
     return MemoryPlan(
         device_bytes=device_bytes,
         pairs=pairs,
-        weights_bytes=sum(prod(each.shape) for each in parameters(config, 0, settings.ranks)) * item_bytes,
+        weights_bytes=count(config, settings.ranks) * item_bytes,
         engines=1 + standbys,
         context_bytes=CONTEXT_BYTES + (COLLECTIVES_BYTES if settings.ranks > 1 else 0),
         graphs_bytes=GRAPH_BYTES * len(sizes_for(settings.concurrency)),

@@ -10,7 +10,8 @@ can be captured in a graph, and run again on the same tensors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -59,11 +60,11 @@ class Batch:
     positions: torch.Tensor  # [rows]
     blocks: torch.Tensor  # [rows]: where each row's KV goes
     offsets: torch.Tensor  # [rows]: and at which of the block's tokens
-    last: torch.Tensor | None  # [segments]: the row of each segment's last position; None: every row
-    tables: torch.Tensor | None  # [decodes, blocks]: the first rows' block tables; what is beyond a text is not read
-    bias: torch.Tensor | None  # [decodes, 1, 1, tokens]: 0 where a table's token is in the text, else -inf
-    alone: tuple[Chunk, ...]
-    begun: torch.Tensor | None  # [blocks]: begun in this step and not filled by it: to be cleared first
+    last: torch.Tensor | None = None  # [segments]: the row of each segment's last position; None: every row
+    tables: torch.Tensor | None = None  # [decodes, blocks]: the first rows'; what is beyond a text is not read
+    bias: torch.Tensor | None = None  # [decodes, 1, 1, tokens]: 0 where a table's token is in the text, else -inf
+    alone: tuple[Chunk, ...] = ()
+    begun: torch.Tensor | None = None  # [blocks]: begun in this step and not filled by it: to be cleared first
     tiles: Tiles | None = None  # instead of `alone`, `bias` and `begun`, for kernels
 
 
@@ -87,68 +88,57 @@ def step_batch(
     """A step from the host's knowledge. `dtype` is the model's."""
     decodes = _decodes(segments)
     padded = not exact and decodes > 0 and (device.type != "cpu" or _even(segments[:decodes], block_tokens))
-    positions = [at for segment in segments for at in range(segment.start, segment.start + len(segment.tokens))]
+    laid = _laid(segments, block_tokens, device)
     alone: list[Chunk] = []
-    last: list[int] = []
-    ids: list[int] = []
     begun: list[int] = []
     first = 0
     for number, segment in enumerate(segments):
-        count, length = len(segment.tokens), segment.start + len(segment.tokens)
-        ids += [segment.blocks[at // block_tokens] for at in range(segment.start, length)]
+        length = segment.start + len(segment.tokens)
         if not padded or number >= decodes:
             alone.append(_chunk(segment, first, block_tokens, dtype, device, exact))
         if length % block_tokens and length // block_tokens * block_tokens >= segment.start:
-            begun.append(ids[-1])
-        first += count
-        last.append(first - 1)
-    rows = on_device([[token for segment in segments for token in segment.tokens], positions, ids], device)
+            begun.append(segment.blocks[length // block_tokens])
+        first += len(segment.tokens)
     tables = bias = None
     if padded:
         tables = _tables(segments[:decodes], block_tokens, device)
-        bias = _bias(rows[1, :decodes], tables.shape[1] * block_tokens, dtype)
-    return Batch(
-        tokens=rows[0],
-        positions=rows[1],
-        blocks=rows[2],
-        offsets=rows[1] % block_tokens,
-        last=None if decodes == len(segments) else torch.tensor(last, device=device),
-        tables=tables,
-        bias=bias,
-        alone=tuple(alone),
-        begun=torch.tensor(begun, device=device) if begun else None,
-    )
+        bias = _bias(laid.positions[:decodes], tables.shape[1] * block_tokens, dtype)
+    waiting = torch.tensor(begun, device=device) if begun else None
+    return replace(laid, tables=tables, bias=bias, alone=tuple(alone), begun=waiting)
 
 
 def kernel_batch(segments: Sequence[Segment], block_tokens: int, device: torch.device, tile_tokens: int) -> Batch:
     """As `step_batch`, for the kernels of a GPU, which take tiles of `tile_tokens` queries."""
-    decodes = _decodes(segments)
-    tokens: list[int] = []
-    positions: list[int] = []
-    ids: list[int] = []
-    last: list[int] = []
-    tiles: list[tuple[int, int, int, int]] = []
+    decodes, first = _decodes(segments), 0
+    places: list[tuple[int, int, int, int]] = []
     for number, segment in enumerate(segments):
-        count, start = len(segment.tokens), segment.start
+        count = len(segment.tokens)
         if number >= decodes:
             for at in range(0, count, tile_tokens):
-                tiles.append((len(tokens) + at, min(tile_tokens, count - at), start + at, number - decodes))
-        tokens += segment.tokens
-        positions += range(start, start + count)
-        ids += [segment.blocks[at // block_tokens] for at in range(start, start + count)]
-        last.append(len(tokens) - 1)
-    rows = on_device([tokens, positions, ids], device)
+                places.append((first + at, min(tile_tokens, count - at), segment.start + at, number - decodes))
+        first += count
+    tables = _tables(segments[:decodes], block_tokens, device) if decodes else None
+    tiles = None
+    if places:
+        places.sort(key=lambda place: -place[2])  # those that see the most first: they end last
+        chunks = _tables(segments[decodes:], block_tokens, device)
+        tiles = Tiles(on_device(list(zip(*places, strict=True)), device), chunks)
+    return replace(_laid(segments, block_tokens, device), tables=tables, tiles=tiles)
+
+
+def _laid(segments: Sequence[Segment], block_tokens: int, device: torch.device) -> Batch:
+    """The rows, and which of them are a segment's last."""
+    tokens = [token for segment in segments for token in segment.tokens]
+    places = [(segment, at) for segment in segments for at in range(segment.start, segment.start + len(segment.tokens))]
+    ids = [segment.blocks[at // block_tokens] for segment, at in places]
+    rows = on_device([tokens, [at for _, at in places], ids], device)
+    last = [end - 1 for end in accumulate(len(segment.tokens) for segment in segments)]
     return Batch(
         tokens=rows[0],
         positions=rows[1],
         blocks=rows[2],
         offsets=rows[1] % block_tokens,
-        last=None if decodes == len(segments) else on_device(last, device),
-        tables=_tables(segments[:decodes], block_tokens, device) if decodes else None,
-        bias=None,
-        alone=(),
-        begun=None,
-        tiles=_tiles(tiles, segments[decodes:], block_tokens, device) if tiles else None,
+        last=None if _decodes(segments) == len(segments) else on_device(last, device),
     )
 
 
@@ -159,24 +149,12 @@ def decode_batch(tokens: torch.Tensor, positions: torch.Tensor, tables: torch.Te
         positions=positions,
         blocks=tables.gather(1, (positions // block_tokens).unsqueeze(1)).squeeze(1),
         offsets=positions % block_tokens,
-        last=None,
         tables=tables,
-        bias=None,
-        alone=(),
-        begun=None,
     )
 
 
 def _decodes(segments: Sequence[Segment]) -> int:
     return next((number for number, segment in enumerate(segments) if len(segment.tokens) > 1), len(segments))
-
-
-def _tiles(
-    places: list[tuple[int, int, int, int]], chunks: Sequence[Segment], block_tokens: int, device: torch.device
-) -> Tiles:
-    """Those that see the most come first: they end last."""
-    places.sort(key=lambda place: -place[2])
-    return Tiles(on_device(list(zip(*places, strict=True)), device), _tables(chunks, block_tokens, device))
 
 
 def _chunk(

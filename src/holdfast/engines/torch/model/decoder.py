@@ -10,11 +10,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from holdfast.engines.torch.model.attention import attend
+from holdfast.engines.torch.model.attention import attend, clear, write
 from holdfast.engines.torch.model.batch import Batch
 from holdfast.engines.torch.model.bound import Layer, Model
 from holdfast.engines.torch.model.linear import gated, linear, linear_summed
-from holdfast.engines.torch.model.pages import clear, write
 from holdfast.engines.torch.model.rope import rotate
 
 

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from holdfast.engines.torch.files.checkpoint import Checkpoint, Progress
-from holdfast.engines.torch.model.assemble import load
-from holdfast.engines.torch.model.parameters import parameters
+from holdfast.engines.torch.model.parameters import load, parameters
 from holdfast.memory.client.mapped import Mapped
 from holdfast.memory.packing import TensorSpec
 from holdfast.memory.torch.tensors import dtype_name, storage_at, tensor_in
@@ -36,7 +35,6 @@ class TorchWeights:
         self._checkpoint = checkpoint
         self._parameters = parameters(checkpoint.config, rank, ranks)
         self._dtype, self._device, self._progress = dtype, device, progress
-        self._rank, self._ranks = rank, ranks
         share = f", rank {rank} of {ranks}" if ranks > 1 else ""
         self.identity = f"{checkpoint.identity}, {dtype_name(dtype)}{share}"
         self.specs = [_spec(parameter.name, parameter.shape, dtype) for parameter in self._parameters]
@@ -50,7 +48,7 @@ class TorchWeights:
 
     def fill(self, addresses: dict[str, int]) -> None:
         tensors = self._views(addresses)
-        load(self._checkpoint, self._parameters, tensors, self._progress, self._rank, self._ranks)
+        load(self._checkpoint, self._parameters, tensors, self._progress)
         tensors[SUMS].copy_(self._sums(tensors))
 
     def verify(self, mapped: Mapped) -> str:

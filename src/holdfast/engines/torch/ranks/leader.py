@@ -32,11 +32,10 @@ from holdfast.engines.shadow.seat import ends_when_emptied
 from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.launched import Launched
 from holdfast.engines.torch.model.bound import Model
-from holdfast.engines.torch.ranks.books import NotedIndex
 from holdfast.engines.torch.ranks.group import Group, GroupPeers
 from holdfast.engines.torch.ranks.rank import RankLaunch
 from holdfast.engines.torch.ranks.share import RankWork, written
-from holdfast.engines.torch.ranks.words import ANSWER, ANSWER_S, Compute, Piece, Settle, tell
+from holdfast.engines.torch.ranks.words import ANSWER, ANSWER_S, Compute, NotedIndex, Piece, Settle, tell
 from holdfast.kv.pool import Pool
 
 START_S = 120.0  # a process that imports torch on a busy machine takes seconds

@@ -24,10 +24,9 @@ from holdfast.engines.torch.canary import private_blocks
 from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.model.decoder import forward
 from holdfast.engines.torch.model.weights import TorchWeights
-from holdfast.engines.torch.ranks.books import done_again
 from holdfast.engines.torch.ranks.group import Group, GroupPeers
 from holdfast.engines.torch.ranks.share import RankWork, read
-from holdfast.engines.torch.ranks.words import ANSWER, Compute, Piece, heard
+from holdfast.engines.torch.ranks.words import ANSWER, Compute, Piece, done_again, heard
 from holdfast.engines.torch.stepper import threads_for, use_threads
 from holdfast.memory.torch.tensors import torch_device
 

@@ -7,16 +7,15 @@ rank's number differ.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import msgspec
 import torch
 
-from holdfast.engines.torch.files.checkpoint import Checkpoint, FileCheckpoint
-from holdfast.engines.torch.files.tiny import RandomCheckpoint
+from holdfast.engines.torch.files.checkpoint import Checkpoint, FileCheckpoint, RandomCheckpoint
+from holdfast.engines.torch.model.attention import kv_view
 from holdfast.engines.torch.model.bound import Model, arithmetic_for, bind
 from holdfast.engines.torch.model.linear import AllReduce
-from holdfast.engines.torch.model.pages import kv_view
 from holdfast.engines.torch.stepper import threads_for
 from holdfast.kv.geometry import Geometry
 from holdfast.memory.torch.tensors import storage_at, tensor_in
@@ -30,7 +29,11 @@ class RankWork:
     place: Place
     geometry: Geometry
     positions_max: int  # of a text
-    dtype: torch.dtype
+
+    @property
+    def dtype(self) -> torch.dtype:
+        found: torch.dtype = getattr(torch, self.geometry.dtype)
+        return found
 
     def model(self, tensors: Mapping[str, torch.Tensor], all_reduce: AllReduce | None) -> Model:
         config, ranks = self.checkpoint.config, self.geometry.rank_count
@@ -55,27 +58,17 @@ class _Words(msgspec.Struct, frozen=True):
 
     settings: TorchSettings
     place: Place
-    geometry: Geometry
+    geometry: Geometry  # with the weights' identity, as the leader knows them
     positions_max: int
-    dtype: str
-    identity: str  # of the weights, as the leader knows them
     files: FileCheckpoint | None = None
     random: RandomCheckpoint | None = None
 
 
 def written(work: RankWork) -> bytes:
     """For a rank's process. Without the model's words, which only the leader speaks."""
-    kind = "files" if isinstance(work.checkpoint, FileCheckpoint) else "random"
-    assert isinstance(work.checkpoint, FileCheckpoint | RandomCheckpoint), work.checkpoint
-    words = {
-        "settings": work.settings,
-        "place": work.place,
-        "geometry": asdict(work.geometry),
-        "positions_max": work.positions_max,
-        "dtype": str(work.dtype).removeprefix("torch."),
-        "identity": work.checkpoint.identity,
-        kind: asdict(replace(work.checkpoint, tokenizer_json=b"", chat_template=None)),
-    }
+    checkpoint = replace(work.checkpoint, tokenizer_json=b"", chat_template=None)
+    kind = {"files" if isinstance(checkpoint, FileCheckpoint) else "random": checkpoint}
+    words = _Words(work.settings, work.place, work.geometry, work.positions_max, **kind)  # type: ignore[arg-type]
     return msgspec.json.encode(words, enc_hook=str)  # paths are the only thing that JSON does not know
 
 
@@ -83,10 +76,9 @@ def read(data: bytes) -> RankWork:
     """ValueError if it would not be the leader's weights."""
     words = msgspec.json.decode(data, type=_Words, dec_hook=lambda kind, value: kind(value))
     checkpoint = words.files or words.random
-    if checkpoint is None or checkpoint.identity != words.identity:
-        raise ValueError(f"these are not the leader's weights, {words.identity}")
-    dtype = getattr(torch, words.dtype)
-    return RankWork(checkpoint, words.settings, words.place, words.geometry, words.positions_max, dtype)
+    if checkpoint is None or checkpoint.identity != words.geometry.weights:
+        raise ValueError(f"these are not the leader's weights, {words.geometry.weights}")
+    return RankWork(checkpoint, words.settings, words.place, words.geometry, words.positions_max)
 
 
 def share_of_one(settings: TorchSettings, ranks: int) -> TorchSettings:

@@ -21,7 +21,7 @@ import torch
 from holdfast.core.requests import Sampling, TokenLogprobs
 from holdfast.engines.paged.sequences import Segment, Stream
 from holdfast.engines.torch.model.batch import on_host
-from holdfast.engines.torch.sampling.noise import gumbel, row_keys, seed_key, token_words
+from holdfast.engines.torch.sampling.noise import gumbel, row_keys, seed_key
 from holdfast.engines.torch.sampling.penalties import (
     Kept,
     Nudges,
@@ -231,6 +231,3 @@ def _carried(streams: list[Stream], positions: list[int], before: SamplingRows |
         if has_penalties(stream.request.sampling) and row not in kept:
             assert len(stream.tokens) == positions[row], f"{stream!r} was not counted, and its text is not known"
     return kept
-
-
-__all__ = ["Drawn", "SamplingRows", "draw", "is_greedy", "is_plain", "rows_for", "token_words", "told_logprobs"]

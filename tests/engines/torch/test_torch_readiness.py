@@ -1,0 +1,172 @@
+"""What is ready before anybody waits for it: kernels compiled without dying of it, and a canary whose answer is known.
+
+The file of canaries' known answers is keyed by all that can change them, and named where it is to blame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from engine_rig import BOUND_S, Vault
+from torch_rig import Rig, on_launch, prompt, request, rig
+
+from holdfast.core.errors import UserError
+from holdfast.engines.paged.sequences import StepPlan
+from holdfast.engines.torch.canary import KINDS_MAX, answers_in, code_identity, known_answer
+from holdfast.engines.torch.gpu import warm_up
+from holdfast.engines.torch.readiness import Readiness, Ready
+
+
+async def test_a_wake_that_compiles_says_so_and_goes_on(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, what is not ready for the pool's addresses is made in the wake: whoever bounds the wake hears it before
+    it begins, so that it gets a load's time; the engine answers meanwhile, and serves after it. Where all is ready
+    nothing is said."""
+    began, gate = threading.Event(), threading.Event()
+    real = Readiness.make
+
+    def slow(self: Readiness, address: int, size: int, private_at: int) -> Ready:
+        began.set()
+        assert gate.wait(BOUND_S)
+        return real(self, address, size, private_at)
+
+    async with rig(vault) as r:
+        r.tenant._device = torch.device("cuda")  # as far as a wake is concerned
+        await r.engine.rest()
+        await r.engine.wake(2000)
+        assert r.heard("loading") == []
+        await r.engine.rest()
+        r.tenant._readiness.ready = None
+        monkeypatch.setattr(Readiness, "make", slow)
+        waking = asyncio.ensure_future(r.engine.wake(3000))
+        assert await asyncio.to_thread(began.wait, BOUND_S)
+        (told,) = r.heard("loading")
+        assert "compiled" in told
+        assert r.engine.progress().budget_ms > BOUND_S * 1000
+        assert not waking.done()
+        gate.set()
+        await waking
+        await r.run({1: request(prompt(20), 5)})
+        assert len(r.tokens(1)) == 5
+
+
+async def test_exact_warms_up_by_one_block_and_says_what_it_costs(
+    vault: Vault, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every row is a call of its own, so a step of one block has them all: not every size is computed position by
+    position. What a position takes is logged."""
+    plans: list[StepPlan] = []
+    async with rig(vault) as r:
+        on_launch(monkeypatch, plans.append)
+        monkeypatch.setattr(warm_up, "_pin", lambda: None)
+        with caplog.at_level(logging.WARNING, "holdfast.engine"):
+            warm_up.warm_up(r.ready.computer, 512, 16, r.ready.blocks.stop, lambda *_: None)
+        assert [plan.token_count for plan in plans] == [16, 16]
+        assert "every position is computed by itself" in caplog.text
+
+
+async def test_what_is_ready_is_for_one_range_not_for_an_address(vault: Vault) -> None:
+    """A larger range at the same address is another: its private blocks lie elsewhere, and what was made for the
+    smaller one would write into the pool's."""
+    async with rig(vault) as r:
+        found = r.tenant._readiness.found
+        address, size, private_at = r.ready.where
+        assert found(address, size, private_at) is r.ready
+        assert found(address, 2 * size, private_at) is None
+        assert found(address, size, 0) is None
+        assert r.ready.blocks.start * r.tenant.geometry.block_bytes >= private_at > 0
+
+
+async def test_nothing_moves_under_a_running_canary(vault: Vault) -> None:
+    """A standby's canary computes in a thread while the vault's news may move what is mapped under it: a pool made by
+    another is mapped after the canary under way has ended, even if whoever asked for it left."""
+    active, standby = Rig(vault), Rig(vault, engine_id=1)
+    memory = standby.engine.memory
+    try:
+        await active.load()
+        await standby.load()
+        before = memory.pool.mapping
+        checking = asyncio.ensure_future(standby.engine.check())
+        while not memory.still.locked():
+            await asyncio.sleep(0)
+        checking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await checking
+        assert memory.still.locked(), "the thread goes on, and what it reads must stay"
+        await active.engine.wake(1)
+        assert memory.pool.mapping is before or not memory.still.locked()
+        async with asyncio.timeout(BOUND_S):
+            while memory.pool.mapping is before:
+                await asyncio.sleep(0.01)
+        assert await standby.engine.check() == ""
+    finally:
+        for one in (active, standby):
+            await one.engine.stop()
+
+
+def test_the_first_answer_counts(tmp_path: Path) -> None:
+    """For its kind; another kind has its own."""
+    path = answers_in(tmp_path)
+    assert known_answer(path, "a", (1, 2)) == (1, 2)
+    assert known_answer(path, "a", (3, 4)) == (1, 2)
+    assert known_answer(path, "b", (3, 4)) == (3, 4)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '{"a": "b"}', '{"a": [1.5]}'])
+def test_a_file_of_something_else_is_named(tmp_path: Path, content: str) -> None:
+    """With what is to be done about it."""
+    path = answers_in(tmp_path)
+    path.write_text(content)
+    with pytest.raises(UserError, match=r"canaries\.json does not hold .*remove it"):
+        known_answer(path, "a", (1, 2))
+
+
+def test_an_answer_that_cannot_be_kept_ends_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A disk that takes no more costs a warning, which names the file."""
+    path = answers_in(tmp_path)
+    path.mkdir()
+    with pytest.raises(UserError, match="cannot be read"):
+        known_answer(path, "a", (1, 2))
+    assert known_answer(tmp_path / "gone" / "canaries.json", "a", (1, 2)) == (1, 2)
+    assert "canaries.json" in caplog.text
+
+
+def test_kinds_are_bounded(tmp_path: Path) -> None:
+    """The oldest goes first."""
+    path = answers_in(tmp_path)
+    for number in range(KINDS_MAX + 1):
+        known_answer(path, str(number), (number,))
+    kept = json.loads(path.read_text())
+    assert (len(kept), "0" in kept, str(KINDS_MAX) in kept) == (KINDS_MAX, False, True)
+
+
+async def test_the_key_holds_all_that_can_change_the_answer(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another block size, another context or other code is another kind, so that none of them is called damaged."""
+    for number, (code, settings) in enumerate([("x", {}), ("x", {"context_tokens_max": 64}), ("y", {})], 1):
+        monkeypatch.setattr("holdfast.engines.torch.readiness.code_identity", lambda code=code: code)
+        r = Rig(vault, **settings)
+        await r.load()
+        await r.engine.stop()
+        known = msgspec.json.decode(answers_in(vault.folder).read_bytes(), type=dict[str, list[int]])
+        assert len(known) == number
+        assert r.tenant.canary.known_from == str(answers_in(vault.folder))
+    key = next(iter(known))
+    for part in ("float32", "exact, blocks of 16", "4096 positions", "1 ranks", "code x", "cpu, torch ", "threads"):
+        assert part in key
+    assert len(code_identity()) == 16
+
+
+async def test_a_damaged_file_is_named_when_an_engine_starts(vault: Vault) -> None:
+    """Whoever reads the log knows what to remove."""
+    answers_in(vault.folder).write_text("{")
+    r = Rig(vault)
+    with pytest.raises(UserError, match=r"canaries\.json"):
+        await r.load()
+    await r.engine.stop()
