@@ -76,16 +76,13 @@ async def test_preempted_streams_say_the_same_by_graphs(vault: Vault, monkeypatc
         await together(r, asked(11))
         assert r.blocks.found_tokens_total > found, "no published block was read"
         monkeypatch.setattr(graphs, "run", lambda segments, sources: None)
-        for number, request_ in asked(21).items():
-            await r.run({number: request_})
+        await r.run(asked(21))
         assert said(r, 1) == said(r, 21)
         assert said(r, 11) == said(r, 21)
 
 
 def wanting(first: int) -> dict[int, GenerateRequest]:
-    return {
-        first + place: request(prompt(20 + 13 * place, place), 50 + place, **wants) for place, wants in enumerate(WANTS)
-    }
+    return {first + at: request(prompt(20 + 13 * at, at), 30 + at, **wants) for at, wants in enumerate(WANTS)}
 
 
 @pytest.mark.parametrize("small", [False, True])
@@ -94,7 +91,7 @@ async def test_streams_that_want_more_stay_in_the_graph(
 ) -> None:
     """One that is truncated, penalised or asks for logprobs takes no step out of the graphs, and says what it says
     without them, preempted or not; so do its neighbours."""
-    pool = {"kv_gib": 40 * BLOCK_GIB} if small else {}
+    pool = {"kv_gib": 36 * BLOCK_GIB} if small else {}
     async with rig(vault, concurrency=8, **pool) as r:
         graphs = await by_graphs(r, monkeypatch)
         by_hand = counted_by_hand(monkeypatch)
@@ -102,8 +99,7 @@ async def test_streams_that_want_more_stay_in_the_graph(
         assert not by_hand
         assert (r.scheduler.preemptions > 0) is small
         monkeypatch.setattr(graphs, "run", lambda segments, sources: None)
-        for number, request_ in wanting(11).items():
-            await r.run({number: request_})
+        await r.run(wanting(11))
         for place in range(len(WANTS)):
             assert r.tokens(1 + place) == r.tokens(11 + place), WANTS[place]
             told = [[output.logprobs for output in r.of(first + place)] for first in (1, 11)]

@@ -32,7 +32,7 @@ def plan_of(
 ) -> MemoryPlan:
     settings = TorchSettings(**({"kv_gib": 0, "concurrency": 0, "step_tokens_max": 0} | wishes)).for_device(True)
     one = block_geometry(random_checkpoint(config), settings, torch.bfloat16)
-    return memory_plan(config, settings, one, device, standbys, pairs)
+    return memory_plan(config, settings, one, device, standbys=standbys, pairs=pairs)
 
 
 # -- the sum

@@ -148,8 +148,6 @@ def test_ranks_that_cannot_share_are_refused() -> None:
     held, config = tensors("llama3"), reference("llama3")[1]
     with pytest.raises(UserError, match="4 ranks cannot share the model's 2 KV heads"):
         bind(held, config, positions_max=8, arithmetic=Arithmetic(True, 4))
-    with pytest.raises(ValueError, match="virtual_ranks must be 1 or more"):
-        Arithmetic(True, 0)
     config = replace(config, heads=12, kv_heads=12, intermediate=48)
     with pytest.raises(ValueError, match="12 slices cannot be summed by 4 ranks as one tree: use 4 times 1, 2, 4"):
         _pieces(config, Arithmetic(True, 12), 4)

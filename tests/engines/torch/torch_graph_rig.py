@@ -34,8 +34,8 @@ class _Replayed:
 class PlainGraphs(graphs.StepGraphs):
     """Graphs that are called, and counted."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *given: Any, **sizes: int) -> None:
+        super().__init__(*given, **sizes)
         self.replays = 0
 
     @torch.inference_mode()
@@ -74,7 +74,8 @@ def forward_by_tables(model: Model, batch: Batch, kv: torch.Tensor) -> torch.Ten
 def graphs_for(computer: Computer, filler: int, positions_max: int, step_tokens_max: int) -> PlainGraphs:
     width = -(-positions_max // computer.block_tokens)
     inputs = GraphInputs(computer.latest.rows, width, filler, computer.words)
-    made = PlainGraphs(computer.model, computer.kv, inputs, computer.latest, step_tokens_max, TILE)
+    sizes = {"step_tokens_max": step_tokens_max, "tile": TILE}
+    made = PlainGraphs(computer.model, computer.kv, inputs, computer.latest, **sizes)
     made.capture()
     return made
 

@@ -63,7 +63,7 @@ class TorchTenant(Tenant):
         self._device = device
         self.geometry = pool_geometry(checkpoint, settings, dtype)
         self.private_bytes = self.geometry.block_bytes * private_blocks(settings.block_tokens)
-        self.weights: TorchWeights = TorchWeights(checkpoint, dtype, device, progress, 0, ranks)
+        self.weights: TorchWeights = TorchWeights(checkpoint, dtype, device, progress, ranks=ranks)
         reach = self.geometry.block_count * settings.block_tokens
         self.context_tokens_max = min(settings.context_tokens_max or config.context_tokens_max, reach)
         work = RankWork(checkpoint, settings, place, self.geometry, self.context_tokens_max)

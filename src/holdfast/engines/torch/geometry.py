@@ -73,7 +73,7 @@ def settings_on(
     # The whole device, not what is free of it: what others use of it by then is in the sum.
     device_bytes = min(torch.cuda.get_device_properties(place).total_memory for place in places)
     one = block_geometry(checkpoint, settings, torch.bfloat16)
-    return settings, memory_plan(checkpoint.config, settings, one, device_bytes, standbys, pairs)
+    return settings, memory_plan(checkpoint.config, settings, one, device_bytes, standbys=standbys, pairs=pairs)
 
 
 def settle(settings: TorchSettings, plan: MemoryPlan | None) -> TorchSettings:

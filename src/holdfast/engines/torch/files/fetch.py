@@ -153,7 +153,7 @@ def _watch(process: subprocess.Popen[bytes], wheel: Wheel, folder: Path, progres
     """Until pip ends: True; or until nothing has come for too long: False."""
     seen, silent = 0, 0
     while silent < SILENT_TICKS_MAX:
-        size = max((_size(file) for file in folder.rglob("*.whl")), default=0)
+        size = _fetched(folder)
         silent = 0 if size > seen else silent + 1
         seen = max(seen, size)
         progress("fetch", min(seen, wheel.size), wheel.size)
@@ -163,11 +163,14 @@ def _watch(process: subprocess.Popen[bytes], wheel: Wheel, folder: Path, progres
     return False
 
 
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except OSError:
-        return 0  # pip moved it meanwhile
+def _fetched(folder: Path) -> int:
+    """The wheel's bytes so far. pip moves files and removes folders meanwhile: what is gone counts for nothing."""
+    sizes = [0]
+    for parent, _, names in os.walk(folder):  # passes over a folder that is gone
+        for name in names:
+            with contextlib.suppress(OSError):
+                sizes.append(Path(parent, name).stat().st_size if name.endswith(".whl") else 0)
+    return max(sizes)
 
 
 def _cause(words: str) -> str:

@@ -61,7 +61,7 @@ class StepGraphs:
     """`latest` is where every step leaves what it drew, and has a row for every stream that may run."""
 
     def __init__(
-        self, model: Model, kv: torch.Tensor, inputs: GraphInputs, latest: Latest, step_tokens_max: int, tile: int
+        self, model: Model, kv: torch.Tensor, inputs: GraphInputs, latest: Latest, *, step_tokens_max: int, tile: int
     ) -> None:
         self._model, self._kv, self._inputs, self._latest = model, kv, inputs, latest
         self._block_tokens, self._tile = kv.shape[3], tile

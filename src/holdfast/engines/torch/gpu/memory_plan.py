@@ -112,7 +112,7 @@ class MemoryPlan:
 
 
 def memory_plan(
-    config: ModelConfig, settings: TorchSettings, one: Geometry, device_bytes: int, standbys: int, pairs: int = 1
+    config: ModelConfig, settings: TorchSettings, one: Geometry, device_bytes: int, *, standbys: int, pairs: int = 1
 ) -> MemoryPlan:
     """The sum for one rank. `settings` are `for_device`'s, `one` is the pool's geometry but for its count of blocks."""
     context = settings.context_tokens_max or config.context_tokens_max

@@ -47,8 +47,8 @@ def warm_up(computer: Computer, step_tokens_max: int, table_width: int, filler: 
         )
     else:
         inputs = GraphInputs(computer.latest.rows, table_width, filler, computer.words)
-        tile = computer.tile_tokens
-        graphs = StepGraphs(computer.model, computer.kv, inputs, computer.latest, step_tokens_max, tile)
+        sizes = {"step_tokens_max": step_tokens_max, "tile": computer.tile_tokens}
+        graphs = StepGraphs(computer.model, computer.kv, inputs, computer.latest, **sizes)
         graphs.capture()
         computer.graphs = graphs
 

@@ -95,7 +95,7 @@ def step_batch(
     for number, segment in enumerate(segments):
         length = segment.start + len(segment.tokens)
         if not padded or number >= decodes:
-            alone.append(_chunk(segment, first, block_tokens, dtype, device, exact))
+            alone.append(_chunk(segment, first, block_tokens, dtype, device, exact=exact))
         if length % block_tokens and length // block_tokens * block_tokens >= segment.start:
             begun.append(segment.blocks[length // block_tokens])
         first += len(segment.tokens)
@@ -158,7 +158,7 @@ def _decodes(segments: Sequence[Segment]) -> int:
 
 
 def _chunk(
-    segment: Segment, first: int, block_tokens: int, dtype: torch.dtype, device: torch.device, exact: bool
+    segment: Segment, first: int, block_tokens: int, dtype: torch.dtype, device: torch.device, *, exact: bool
 ) -> Chunk:
     count, length = len(segment.tokens), segment.start + len(segment.tokens)
     blocks = torch.tensor(segment.blocks[: -(-length // block_tokens)], device=device)

@@ -30,7 +30,7 @@ def forward(model: Model, batch: Batch, kv: torch.Tensor) -> torch.Tensor:
         clear(kv, batch.begun)
     turn = model.rope.at(batch.positions)
     for number, layer in enumerate(model.layers):
-        hidden = hidden.add_(_attention(model, layer, number, hidden, turn, batch, kv))
+        hidden = hidden.add_(_attention(model, layer, number, hidden, turn, batch=batch, kv=kv))
         hidden = hidden.add_(_mlp(model, layer, hidden))
     last = hidden if batch.last is None else hidden.index_select(0, batch.last)
     return _normed(last, model.norm, model.config.norm_eps)
@@ -48,6 +48,7 @@ def _attention(
     number: int,
     hidden: torch.Tensor,
     turn: tuple[torch.Tensor, torch.Tensor],
+    *,
     batch: Batch,
     kv: torch.Tensor,
 ) -> torch.Tensor:

@@ -32,10 +32,6 @@ class Arithmetic:
     exact: bool = False
     virtual_ranks: int = 1
 
-    def __post_init__(self) -> None:
-        if self.virtual_ranks < 1:
-            raise ValueError(f"virtual_ranks must be 1 or more, got {self.virtual_ranks}")
-
 
 FAST = Arithmetic()
 EXACT = Arithmetic(exact=True)

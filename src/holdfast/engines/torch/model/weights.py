@@ -29,6 +29,7 @@ class TorchWeights:
         dtype: torch.dtype,
         device: torch.device,
         progress: Progress,
+        *,
         rank: int = 0,
         ranks: int = 1,
     ) -> None:

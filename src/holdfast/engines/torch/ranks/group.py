@@ -28,28 +28,27 @@ HERE = "127.0.0.1"  # the ranks of an engine are on one machine
 
 
 class Group:
-    """One rank's end. `join` waits for the others."""
+    """One rank's end. `join` waits for the others. `gathers`: whether a sum is made here, of everyone's."""
 
-    def __init__(self, sums: Any, words: Any, rank: int, ranks: int, device: torch.device, exact: bool) -> None:
+    def __init__(self, sums: Any, words: Any, rank: int, ranks: int, gathers: bool) -> None:
         self.rank, self.ranks = rank, ranks
-        self._sums, self._words = sums, words
-        self._gathers = exact or device.type == "cpu"
+        self._sums, self._words, self._gathers = sums, words, gathers
 
     @classmethod
     def join(cls, folder: Path, work: RankWork, device: torch.device) -> Group:
         """All ranks meet in a folder that nobody else may read. Blocks: not for an event loop."""
-        rank, ranks, exact = work.geometry.rank, work.geometry.rank_count, work.settings.exact
+        rank, ranks = work.geometry.rank, work.geometry.rank_count
         store = dist.FileStore(str(folder / "store"), ranks)
         # At a wake one rank's vault may grant its pool at once, another's only when that time is all but over.
         words = _gloo(dist.PrefixStore("words", store), rank, ranks, work.place.wake_s + COLLECTIVE_S)
         if device.type == "cpu":
             sums = _gloo(dist.PrefixStore("sums", store), rank, ranks, COLLECTIVE_S)
-            return cls(sums, words, rank, ranks, device, exact)
+            return cls(sums, words, rank, ranks, True)
         torch.cuda.set_device(device)
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=COLLECTIVE_S)
         sums = dist.ProcessGroupNCCL(dist.PrefixStore("sums", store), rank, ranks, options)
-        return cls(sums, words, rank, ranks, device, exact)
+        return cls(sums, words, rank, ranks, work.settings.exact)
 
     def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
         if not self._gathers:

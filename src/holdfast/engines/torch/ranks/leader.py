@@ -149,10 +149,8 @@ class Leader:
 
 
 class _LeadingComputer(Computer):
-    def __init__(
-        self, leader: Leader, first: int | None, model: Model, kv: torch.Tensor, block_tokens: int, rows_max: int
-    ) -> None:
-        super().__init__(model, kv, block_tokens, rows_max)
+    def __init__(self, leader: Leader, first: int | None, model: Model, kv: torch.Tensor, *sizes: int) -> None:
+        super().__init__(model, kv, *sizes)
         self._leader, self._first = leader, first
 
     def launch(self, plan: StepPlan) -> Launched:

@@ -44,8 +44,8 @@ class Rank(Seat):
         self._work, self._steps = work, steps
         self._geometry, place = work.geometry, work.place
         self._device = torch_device(place.device)
-        share = self._geometry.rank, self._geometry.rank_count
-        self._weights = TorchWeights(work.checkpoint, work.dtype, self._device, lambda *_: None, *share)
+        share = {"rank": self._geometry.rank, "ranks": self._geometry.rank_count}
+        self._weights = TorchWeights(work.checkpoint, work.dtype, self._device, lambda *_: None, **share)
         # Devices are written side by side: a rank waits for the writers of its own device only.
         lock_dir = Path(place.vault_socket).parent / f"rank-{self._geometry.rank}"
         lock_dir.mkdir(exist_ok=True)
