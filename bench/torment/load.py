@@ -8,6 +8,7 @@ text, tokens and reason of its end, choice by choice.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import itertools
 import json
@@ -85,17 +86,13 @@ class Clients:
         return [seen for seen in self.seen if seen.wrong]
 
     def _ask_on(self, rng: random.Random) -> None:
-        connection: http.client.HTTPConnection | None = None
-        while not self._over.is_set():
-            number = rng.randrange(len(self.scripts))
-            connection = connection or _connect(self.port)
-            seen = one(connection, number, self.scripts[number], rng)
-            self.seen.append(seen)
-            if seen.wrong or seen.kind == "cancelled":
-                connection.close()
-                connection = None
-        if connection is not None:
-            connection.close()
+        with contextlib.closing(_connect(self.port)) as connection:
+            while not self._over.is_set():
+                number = rng.randrange(len(self.scripts))
+                seen = one(connection, number, self.scripts[number], rng)
+                self.seen.append(seen)
+                if seen.wrong or seen.kind == "cancelled":
+                    connection.close()  # the next request opens it again
 
 
 def _connect(port: int) -> http.client.HTTPConnection:
@@ -166,8 +163,7 @@ def _script(rng: random.Random, seed: int, model: str, number: int) -> Script:
 def learn(port: int, asked: list[Script], seed: int, tell: Callable[[str], None]) -> None:
     """Ask each script unbroken, whole and streamed; both must agree. Every third then gets a stop string out of the
     middle of its own answer, and is asked again."""
-    rng = random.Random(seed)
-    connection = _connect(port)
+    rng, connection = random.Random(seed), _connect(port)
     for number, script in enumerate(asked):
         tell(f"unbroken answer {number + 1} of {len(asked)}")
         script.expected = ask(connection, script, stream=False)

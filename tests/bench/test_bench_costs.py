@@ -1,0 +1,76 @@
+"""The frontend bench, the latency benches and the memory bench run and keep their bounds.
+
+What else runs on the machine only ever adds to a figure, so the least of some tries is judged."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from bench.data_path.latency import first_token, long_prompt
+
+pytestmark = [pytest.mark.alone, pytest.mark.processes, pytest.mark.timeout(120)]
+
+
+def _bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "holdfast", "bench", *arguments, "--json"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+TRIES = 5
+
+
+def _cost(*arguments: str) -> float:
+    done = _bench("frontend", *arguments)
+    assert done.returncode == 0, done.stderr
+    return float(json.loads(done.stdout)["cpu_ms_per_1k_tokens"])
+
+
+def _kept(bound: float, measure: Callable[[], float]) -> bool:
+    return any(measure() <= bound for _ in range(TRIES))
+
+
+def test_cost_at_full_speed() -> None:
+    """32 streams at full speed cost at most 12 ms of CPU per 1,000 tokens."""
+    assert _kept(12, lambda: _cost("--streams", "32", "--requests", "320"))
+
+
+def test_cost_when_paced() -> None:
+    """64 streams of one token every 10 ms cost at most 32 ms per 1,000 tokens."""
+    assert _kept(32, lambda: _cost("--streams", "64", "--pace-ms", "10", "--requests", "192"))
+
+
+def test_first_token_and_long_prompts() -> None:
+    """The frontend adds little to the first token, and a 30,000-token prompt delays nobody's next one for long: by no
+    more than 20 ms, or than a busy machine itself delays one in the same run."""
+    assert _kept(3.0, lambda: first_token(60)["ttft_added_ms_p50"])
+
+    def over_the_machines_own() -> float:
+        row = long_prompt(streams=16, tokens=100, rounds=1)
+        return float(row["delay_ms"] - max(20.0, row["worst_gap_ms_calm"]))
+
+    assert _kept(0, over_the_machines_own)
+
+
+def test_two_importers_share_one_copy_and_remap_is_near_its_floor() -> None:
+    """Both importers' shares add up to the weights once; remap takes at most 20 times its floor (with a half more for a
+    busy machine)."""
+    done = _bench("memory", "--device", "host-0", "--gib", "0.25", "--slab-mib", "64", "--rounds", "30")
+    assert done.returncode == 0, done.stderr
+    row = json.loads(done.stdout)
+    assert row["physical_copies"] == pytest.approx(1.0, abs=0.02), row
+    assert row["remap_over_floor"] <= 30, row
+    assert {"remap_ms_p50", "unmap_ms_p50", "floor_ms_p50", "slabs"} <= set(row)
+
+
+def test_more_than_there_is_gets_one_line() -> None:
+    """Weights that do not fit are refused before anything is taken, in one line."""
+    for size, said in (("2000", "are free"), ("100000", "use a larger --slab-mib")):
+        done = _bench("memory", "--gib", size)
+        assert done.returncode == 1
+        assert done.stderr.count("\n") == 1
+        assert said in done.stderr
