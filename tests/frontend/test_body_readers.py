@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from http_rig import WAIT_S, Raw, ask, completion, padded
+from http_rig import WAIT_S, Raw, ask, completion, one_more_frontend, padded
 
 from holdfast.frontend import large_bodies
 from holdfast.frontend.api.errors import ApiError
@@ -39,41 +39,33 @@ def command_line(pid: int) -> bytes:
 
 
 @pytest.fixture
-def other(deployment: Deployment) -> Iterator[Deployment]:
-    """The deployment with a frontend that may be killed in the place of its own."""
-    port, settings = deployment.port, deployment._frontend_settings
-    deployment.port = free_port()
-    try:
-        deployment.start_frontend("other")
-        deployment.wait_until(lambda: deployment.health().get("status") == "ready", "the other frontend")
-        assert ask(deployment.port, COMPLETIONS, padded(completion("hi", max_tokens=1))).status == 200
-        yield deployment
-    finally:
-        deployment.kill("other")
-        del deployment.processes["other"]
-        deployment.port, deployment._frontend_settings = port, settings
+def other(deployment: Deployment) -> Iterator[int]:
+    """The port of one more frontend, which may be killed."""
+    with one_more_frontend(deployment, "other", free_port(), {}) as port:
+        assert ask(port, COMPLETIONS, padded(completion("hi", max_tokens=1))).status == 200
+        yield port
 
 
-def test_a_reader_ends_with_its_frontend(other: Deployment) -> None:
+def test_a_reader_ends_with_its_frontend(deployment: Deployment, other: int) -> None:
     """However the frontend ended."""
-    (reader,) = readers(other.pid("other"))
-    other.kill("other")
-    other.wait_until(lambda: not Path(f"/proc/{reader}").exists(), "the reader to end")
+    (reader,) = readers(deployment.pid("other"))
+    deployment.kill("other")
+    deployment.wait_until(lambda: not Path(f"/proc/{reader}").exists(), "the reader to end")
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_reader_costs_no_answer(other: Deployment, sent: signal.Signals) -> None:
+def test_a_lost_reader_costs_no_answer(deployment: Deployment, other: int, sent: signal.Signals) -> None:
     """Killed or stopped, the next body is read by another one; the loss is in the log and on the metrics page."""
-    pid = other.pid("other")
+    pid = deployment.pid("other")
     (reader,) = readers(pid)
     os.kill(reader, sent)
-    assert ask(other.port, COMPLETIONS, padded(completion("hi", max_tokens=1))).status == 200
+    assert ask(other, COMPLETIONS, padded(completion("hi", max_tokens=1))).status == 200
     assert reader not in readers(pid)
     cause = "died" if sent is signal.SIGKILL else "stopped"
-    with Raw(other.port) as raw:
+    with Raw(other) as raw:
         page = raw.get("/metrics").reply().body.decode()
     assert re.search(rf'^holdfast_body_readers_lost_total{{.*cause="{cause}".*}} 1\.0$', page, re.MULTILINE)
-    assert f"lost the reader of large bodies ({cause})" in other.log("other")
+    assert f"lost the reader of large bodies ({cause})" in deployment.log("other")
 
 
 @pytest.fixture
