@@ -25,6 +25,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.begun: list[int] = []
         self.ends = 0
         self.failures = 0
+        self.fruitless = {"barren": 0, "deaths": 0}  # attempts in a row without a token, each kind apart
+        self.fresh = 0  # tokens of the current attempt
 
     @precondition(lambda self: not self.ledger.ended)
     @rule()
@@ -32,24 +34,40 @@ class LedgerMachine(RuleBasedStateMachine):
         self.running = self.ledger.begin_attempt()
         assert self.running not in self.begun
         self.begun.append(self.running)
+        self.fresh = 0
 
     @precondition(lambda self: self.running is not None and not self.ledger.ended)
-    @rule()
-    def fail(self) -> None:
-        self.ledger.fail_attempt()
+    @rule(why=st.sampled_from(["deaths", "barren", ""]))
+    def fail(self, why: str) -> None:
+        """By a failure or a death, or given back by a worker that was told to stop. One token clears both counts."""
+        if why:
+            self.ledger.fail_attempt(died=why == "deaths")
+            self.fruitless[why] += 1
+        else:
+            self.ledger.hand_back()
+        if self.fresh:
+            self.fruitless = {"barren": 0, "deaths": 0}
         self.running = None
         self.failures += 1
+
+    @precondition(lambda self: self.running is not None and not self.fresh and not self.ledger.ended)
+    @rule()
+    def never_ran(self) -> None:
+        """Turned away by a full worker: no resumption, and the counts are as they were."""
+        self.ledger.void_attempt()
+        self.running = None
 
     @rule(tokens=TOKENS, data=st.data())
     def speak(self, tokens: list[int], data: st.DataObject) -> None:
         """Any attempt there ever was says something."""
         if not self.begun:
             return
-        attempt = data.draw(st.sampled_from(self.begun))
+        attempt = data.draw(st.just(self.begun[-1]) | st.sampled_from(self.begun))
         taken = self.ledger.accept(attempt, tokens)
         assert taken is (attempt == self.running and not self.ledger.ended)
         if taken:
             self.shown += tokens
+            self.fresh += len(tokens)
 
     @rule()
     def end(self) -> None:
@@ -60,6 +78,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert (self.ledger.prompt, self.ledger.made) == (PROMPT, self.shown)
         assert self.ledger.emitted == len(self.shown)
         assert self.ledger.resumed == self.failures
+        assert {"barren": self.ledger.barren, "deaths": self.ledger.deaths} == self.fruitless
 
     @invariant()
     def ends_once(self) -> None:
@@ -84,42 +103,6 @@ def test_an_ended_stream_is_not_attempted_again() -> None:
         ledger.begin_attempt()
 
 
-def test_barren_attempts_are_counted_in_a_row() -> None:
-    """A token clears the count; an attempt that never ran leaves it as it was, and is no resumption."""
-    ledger = Ledger(make_request("r", [1]))
-    for _ in range(2):
-        ledger.begin_attempt()
-        ledger.fail_attempt()
-    turned_away = ledger.begin_attempt()
-    ledger.void_attempt()
-    assert (ledger.barren, ledger.resumed) == (2, 2)
-    assert not ledger.accept(turned_away, [5])
-    ledger.accept(ledger.begin_attempt(), [5])
-    ledger.fail_attempt()
-    assert ledger.barren == 0
-
-
-def test_deaths_are_counted_in_a_row_and_apart() -> None:
-    """A death is not a barren attempt nor the other way round; one token of its own clears both."""
-    ledger = Ledger(make_request("r", [1]))
-    for died in (True, False, True):
-        ledger.begin_attempt()
-        ledger.fail_attempt(died=died)
-    assert (ledger.deaths, ledger.barren) == (2, 1)
-    ledger.accept(ledger.begin_attempt(), [5])
-    ledger.fail_attempt(died=True)
-    assert (ledger.deaths, ledger.barren) == (0, 0)
-
-
-def test_a_failed_attempt_is_void_at_once() -> None:
-    """Between an attempt's failure and the next one's beginning nobody may speak."""
-    ledger = Ledger(make_request("r", [1]))
-    attempt = ledger.begin_attempt()
-    ledger.fail_attempt()
-    assert not ledger.accept(attempt, [5])
-    assert (ledger.prompt, ledger.made) == ([1], [])
-
-
 def test_the_ledger_is_its_own_status_line() -> None:
     """Its repr says what a person wants to know of a stream."""
     ledger = Ledger(make_request("r", [1, 2]))
@@ -137,3 +120,15 @@ def test_choices_share_their_prompt() -> None:
     assert all(ledger.prompt is prompt for ledger in ledgers)
     assert prompt == list(range(100))
     assert ledgers[0].request().tokens == [*prompt, 7, 8]
+
+
+def test_deaths_are_counted_in_a_row_and_apart() -> None:
+    """A death is not a barren attempt nor the other way round; one token of its own clears both."""
+    ledger = Ledger(make_request("r", [1]))
+    for died in (True, False, True):
+        ledger.begin_attempt()
+        ledger.fail_attempt(died=died)
+    assert (ledger.deaths, ledger.barren) == (2, 1)
+    ledger.accept(ledger.begin_attempt(), [5])
+    ledger.fail_attempt(died=True)
+    assert (ledger.deaths, ledger.barren) == (0, 0)

@@ -7,9 +7,9 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.wire.http.request import HttpLimits, HttpRequest, RefusedRequest, RequestReader
+from holdfast.wire.http.request import HttpBounds, HttpRequest, RefusedRequest, RequestReader
 
-LIMITS = HttpLimits(header_bytes_max=2000, body_bytes_max=5000)
+BOUNDS = HttpBounds(header_bytes_max=2000, body_bytes_max=5000)
 
 token = st.text(st.characters(categories=["Ll", "Lu", "Nd"], max_codepoint=127), min_size=1, max_size=10)
 headers = st.dictionaries(token.map(lambda name: f"x-{name}"), token, max_size=5)
@@ -38,7 +38,7 @@ def requests(draw: st.DrawFn) -> bytes:
 def read(pieces: list[bytes]) -> tuple[list[HttpRequest], int]:
     """All requests, and the status of the refusal that ended it, if one did."""
     got: list[HttpRequest] = []
-    reader = RequestReader(LIMITS, got.append, lambda: None)
+    reader = RequestReader(BOUNDS, got.append, lambda: None)
     try:
         for piece in pieces:
             reader.feed(piece)
@@ -72,7 +72,7 @@ def test_any_bytes_are_requests_or_a_refusal(data: bytes, started: bool) -> None
 def test_an_endless_header_is_refused_within_its_bound(step: int) -> None:
     """However it is cut: memory is bounded by the limit and one piece."""
     fed = 0
-    reader = RequestReader(LIMITS, lambda request: None, lambda: None)
+    reader = RequestReader(BOUNDS, lambda request: None, lambda: None)
     reader.feed(b"GET / HTTP/1.1\r\nx: ")
     status = 0
     while not status:
@@ -82,7 +82,7 @@ def test_an_endless_header_is_refused_within_its_bound(step: int) -> None:
         except RefusedRequest as refused:
             status = refused.status
     assert status == 431
-    assert fed <= LIMITS.header_bytes_max + step
+    assert fed <= BOUNDS.header_bytes_max + step
 
 
 def test_many_wishes_for_an_upgrade_do_not_pile_up() -> None:

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 from holdfast.core.address import TcpAddress
 from holdfast.wire.http.connection import Handler, HttpConnection
-from holdfast.wire.http.request import HttpRequest
-from holdfast.wire.http.server import HttpPatience, HttpServer
+from holdfast.wire.http.request import HttpBounds, HttpRequest
+from holdfast.wire.http.server import HttpServer
 from holdfast.wire.net import SocketNetwork
 
 WAIT_S = 20.0
@@ -32,7 +32,7 @@ BODY = b"0123456789abcdef" * (512 * 1024)  # 8 MiB: more than the kernel's buffe
 
 
 @contextlib.contextmanager
-def served(handler: Handler, patience: HttpPatience | None = None) -> Iterator[int]:
+def served(handler: Handler, bounds: HttpBounds) -> Iterator[int]:
     """A server's port, served by a loop in a thread of its own, so that a blocking client can read; nothing may be left
     to that loop's handler of lost exceptions."""
     loop, lost = asyncio.new_event_loop(), list[dict[str, Any]]()
@@ -41,7 +41,7 @@ def served(handler: Handler, patience: HttpPatience | None = None) -> Iterator[i
     thread.start()
 
     async def start() -> tuple[HttpServer, int]:
-        made = HttpServer(handler, SocketNetwork(), patience=patience)
+        made = HttpServer(handler, SocketNetwork(), bounds)
         address = await made.start(TcpAddress("127.0.0.1", 0))
         assert isinstance(address, TcpAddress)
         return made, address.port
@@ -79,7 +79,7 @@ def test_nobody_is_asked_to_answer_after_the_last_answer(after: bytes) -> None:
         connection.closing = True
         connection.respond(200, b"{}")
 
-    with served(handle) as port, connect(port) as sock:
+    with served(handle, HttpBounds()) as port, connect(port) as sock:
         sock.sendall(b"GET /first HTTP/1.1\r\nhost: x\r\n\r\n" + after)
         answer = b"".join(iter(lambda: sock.recv(65536), b""))
     assert asked == ["/first"]
@@ -98,7 +98,7 @@ def port() -> Iterator[int]:
     def handle(connection: HttpConnection, request: HttpRequest) -> None:
         connection.respond(200, b"%d" % len(request.body) if request.body else BODY, b"text/plain")
 
-    with served(handle, HttpPatience(request_s=PATIENCE_S, idle_s=PATIENCE_S, unread_s=PATIENCE_S)) as port:
+    with served(handle, HttpBounds(request_s=PATIENCE_S, idle_s=PATIENCE_S, unread_s=PATIENCE_S)) as port:
         yield port
 
 
@@ -201,7 +201,7 @@ class Streamer:
 @pytest.fixture(scope="module")
 def streamer() -> Iterator[Streamer]:
     made = Streamer()
-    with served(made.handle) as made.port:
+    with served(made.handle, HttpBounds()) as made.port:
         yield made
 
 

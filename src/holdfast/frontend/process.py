@@ -28,8 +28,8 @@ from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.dispatcher import Dispatcher
 from holdfast.streams.roster import Roster
 from holdfast.wire.accepting import SHARE
-from holdfast.wire.http.request import HttpLimits
-from holdfast.wire.http.server import HttpPatience, HttpServer
+from holdfast.wire.http.request import HttpBounds
+from holdfast.wire.http.server import HttpServer
 
 log = logging.getLogger("holdfast.frontend")
 
@@ -63,9 +63,10 @@ async def run_frontend(
     app = App(gate, waits_s, directory, admission, pages, RequestNames(rng), accounts, large)
     pages.streams = lambda: accounts.inflight
     roster.on_models_changed = app.models_changed
-    limits = HttpLimits(body_bytes_max=settings.body_bytes_max)
-    patience = HttpPatience(request_s=settings.request_s, unread_s=settings.unread_s)
-    server = HttpServer(app.handle, network, limits, patience, app.begin, SHARE, OPEN_PATHS)
+    bounds = HttpBounds(
+        body_bytes_max=settings.body_bytes_max, request_s=settings.request_s, unread_s=settings.unread_s
+    )
+    server = HttpServer(app.handle, network, bounds, begin=app.begin, share=SHARE, probes=OPEN_PATHS)
     own = HttpServer(pages.handle_own, network)
     status = await own.start(parse_address(settings.status_address)) if settings.status_address else None
     address = await server.start(parse_address(settings.address), share_port=True)

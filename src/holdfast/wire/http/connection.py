@@ -16,7 +16,7 @@ from typing import cast
 
 from holdfast.core.peers import peer_uid
 from holdfast.wire.http import response
-from holdfast.wire.http.request import HttpLimits, HttpRequest, RefusedRequest, RequestReader
+from holdfast.wire.http.request import HttpBounds, HttpRequest, RefusedRequest, RequestReader
 from holdfast.wire.http.response import Headers, Responder
 from holdfast.wire.net import Outgoing, is_reset, tune
 
@@ -38,14 +38,14 @@ Told = Callable[["HttpConnection"], None]
 class HttpConnection(asyncio.Protocol):
     """One client's connection."""
 
-    def __init__(self, begin: Handler, handler: Handler, limits: HttpLimits, came: Told, left: Told) -> None:
+    def __init__(self, begin: Handler, handler: Handler, bounds: HttpBounds, came: Told, left: Told) -> None:
         self._begin = begin
         self._handler = handler
-        self._limits = limits
+        self._bounds = bounds
         self._came = came
         self._left = left
         self._loop = asyncio.get_running_loop()
-        self._reader = RequestReader(limits, self._on_request, self._on_expect)
+        self._reader = RequestReader(bounds, self._on_request, self._on_expect)
         self.transport: asyncio.Transport | None = None
         self.responder: Responder | None = None
         self.paused = False
@@ -148,8 +148,8 @@ class HttpConnection(asyncio.Protocol):
                 self._serve(request)
             return
         ahead_bytes = len(request.body) + sum(len(waiting.body) for waiting in self._waiting)
-        if len(self._waiting) >= PIPELINE_MAX or ahead_bytes > self._limits.body_bytes_max:
-            limit = f"{PIPELINE_MAX} requests or {self._limits.body_bytes_max} bytes sent ahead on one connection"
+        if len(self._waiting) >= PIPELINE_MAX or ahead_bytes > self._bounds.body_bytes_max:
+            limit = f"{PIPELINE_MAX} requests or {self._bounds.body_bytes_max} bytes sent ahead on one connection"
             raise RefusedRequest(429, f"more than {limit}", request, response.RETRY_SOON)
         self._waiting.append(request)
 

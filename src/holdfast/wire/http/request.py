@@ -21,11 +21,14 @@ _NO_PROXY: Headers = ((b"allow", b"GET, HEAD, POST, OPTIONS"),)
 
 
 @dataclass(frozen=True, slots=True)
-class HttpLimits:
-    """Bounds of what a client may send."""
+class HttpBounds:
+    """What a client may send, and how long it may do nothing. Who goes on, however slowly, is not cut off."""
 
     header_bytes_max: int = 32 * 1024
     body_bytes_max: int = 16 * 1024 * 1024
+    request_s: float = 30.0  # to send a request it has begun, and as much again for what came at a modem's pace
+    idle_s: float = 300.0  # between requests; longer than common proxies', so that they close first
+    unread_s: float = 300.0  # without taking any of what was sent; reading shows a packet at a time, of up to 64 KiB
 
 
 @dataclass(slots=True)
@@ -55,9 +58,9 @@ class RequestReader:
     """One connection's requests. `on_request` is called for each; `on_expect` when a client waits for leave to send."""
 
     def __init__(
-        self, limits: HttpLimits, on_request: Callable[[HttpRequest], None], on_expect: Callable[[], None]
+        self, bounds: HttpBounds, on_request: Callable[[HttpRequest], None], on_expect: Callable[[], None]
     ) -> None:
-        self._limits = limits
+        self._bounds = bounds
         self._on_request = on_request
         self._on_expect = on_expect
         self._parser = httptools.HttpRequestParser(self)
@@ -148,8 +151,8 @@ class RequestReader:
         self._check_head(self._header_bytes)
 
     def _check_head(self, size: int) -> None:
-        if size > self._limits.header_bytes_max:
-            raise RefusedRequest(431, f"request line and headers are over {self._limits.header_bytes_max} bytes")
+        if size > self._bounds.header_bytes_max:
+            raise RefusedRequest(431, f"request line and headers are over {self._bounds.header_bytes_max} bytes")
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -159,16 +162,16 @@ class RequestReader:
         if self._parser.should_upgrade():
             return  # it will be read again
         length = self._headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._limits.body_bytes_max:
-            limit = self._limits.body_bytes_max
+        if length.isdigit() and int(length) > self._bounds.body_bytes_max:
+            limit = self._bounds.body_bytes_max
             raise RefusedRequest(413, f"request body of {int(length)} bytes is over the limit of {limit}")
         if version == "1.1" and self._headers.get(b"expect", b"").lower() == b"100-continue":
             self._on_expect()
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
-        if self._body_bytes > self._limits.body_bytes_max:
-            raise RefusedRequest(413, f"request body is over the limit of {self._limits.body_bytes_max} bytes")
+        if self._body_bytes > self._bounds.body_bytes_max:
+            raise RefusedRequest(413, f"request body is over the limit of {self._bounds.body_bytes_max} bytes")
         self._body.append(body)
 
     def on_message_complete(self) -> None:

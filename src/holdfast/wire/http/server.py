@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from holdfast.core.address import Address
 from holdfast.core.ports import Listener, Network
 from holdfast.wire.accepting import SHARE_OF_PAGES, Idle, make_room, places
 from holdfast.wire.http.connection import Handler, HttpConnection
-from holdfast.wire.http.request import HttpLimits, HttpRequest, RefusedRequest
+from holdfast.wire.http.request import HttpBounds, HttpRequest, RefusedRequest
 from holdfast.wire.http.response import RETRY_SOON, refusal
 from holdfast.wire.net import has_unread
 
@@ -24,15 +23,6 @@ SPARED_SHARE = 1 / 8
 FULL = "as many clients are being answered as there can be; let it have more descriptors (`ulimit -n`)"
 
 
-@dataclass(frozen=True, slots=True)
-class HttpPatience:
-    """How long a client may do nothing. Who goes on reading or sending, however slowly, is not cut off."""
-
-    request_s: float = 30.0  # to send a request it has begun, and as much again for what came at a modem's pace
-    idle_s: float = 300.0  # between requests; longer than common proxies', so that they close first
-    unread_s: float = 300.0  # without taking any of what was sent; reading shows a packet at a time, of up to 64 KiB
-
-
 class HttpServer:
     """Serve `handler` on one address until closed. `begin` comes before every answer, be it the handler's or a refusal
     of what is no request: it may name the request and add headers, and has only what arrived of it. `probes` are paths
@@ -42,8 +32,8 @@ class HttpServer:
         self,
         handler: Handler,
         network: Network,
-        limits: HttpLimits | None = None,
-        patience: HttpPatience | None = None,
+        bounds: HttpBounds = HttpBounds(),  # noqa: B008 - frozen
+        *,
         begin: Handler = lambda connection, request: None,
         share: float = SHARE_OF_PAGES,
         probes: frozenset[str] = frozenset(),
@@ -51,8 +41,7 @@ class HttpServer:
         self._begin = begin
         self._handler = handler
         self._network = network
-        self._limits = limits or HttpLimits()
-        self._patience = patience or HttpPatience()
+        self._bounds = bounds
         self._share = share  # of this process's descriptors, for its clients
         self._probes = probes
         self._listener: Listener | None = None
@@ -67,7 +56,7 @@ class HttpServer:
         return self._listener.address
 
     def _connection(self) -> HttpConnection:
-        return HttpConnection(self._begin, self._answer, self._limits, self._came, self._left)
+        return HttpConnection(self._begin, self._answer, self._bounds, self._came, self._left)
 
     def _came(self, connection: HttpConnection) -> None:
         """Where every place is taken an idle one makes room for it, or it has one answer, from a spared place."""
@@ -138,25 +127,24 @@ class HttpServer:
         now_s = loop.time()
         for connection in list(self.connections):
             self._judge(connection, now_s)
-        patience = self._patience
-        interval_s = min(5.0, patience.unread_s / 4, patience.request_s / 4)
+        interval_s = min(5.0, self._bounds.unread_s / 4, self._bounds.request_s / 4)
         self._sweep_handle = loop.call_later(interval_s, self._sweep)
 
     def _judge(self, connection: HttpConnection, now_s: float) -> None:
-        patience = self._patience
+        bounds = self._bounds
         transport = connection.transport
         if transport is None:
             return
         if transport.get_write_buffer_size():
             connection.active_at_s = now_s  # it is idle from when it has taken everything
-            if connection.outgoing.stalled_s(transport, now_s) > patience.unread_s:
-                log.info("dropping a client that took nothing for %g s of what was sent to it", patience.unread_s)
+            if connection.outgoing.stalled_s(transport, now_s) > bounds.unread_s:
+                log.info("dropping a client that took nothing for %g s of what was sent to it", bounds.unread_s)
                 connection.abort()
         elif connection.busy:
             connection.check_client()
         elif connection.receiving:
-            allowed_s = patience.request_s + connection.received_bytes / RECEIVED_BYTES_PER_S_MIN
+            allowed_s = bounds.request_s + connection.received_bytes / RECEIVED_BYTES_PER_S_MIN
             if now_s - connection.receiving_since_s > allowed_s:
                 connection.refuse(RefusedRequest(408, f"the request did not arrive within {allowed_s:.0f} s"))
-        elif now_s - connection.active_at_s > patience.idle_s:
+        elif now_s - connection.active_at_s > bounds.idle_s:
             transport.close()  # not aborted: the kernel may still have the end of an answer
