@@ -17,19 +17,7 @@ import uvloop
 from engine_rig import Said, make_engine, request
 
 from holdfast.core.requests import Output
-from holdfast.kv.geometry import block_keys
-from holdfast.kv.index import (
-    EPOCH,
-    FREE,
-    FULL,
-    HEADER_WORDS,
-    KEY,
-    SHAPE,
-    STATE_BITS,
-    SUM,
-    WORD,
-    Index,
-)
+from holdfast.kv.index import FULL
 from holdfast.kv.pool import Pool
 from holdfast.memory.client.mapped import Mapped
 from holdfast.spec.engines import Place
@@ -90,7 +78,7 @@ class EngineAgent(Said):
         self.engine.submit(stream, request(tokens, max_tokens, **given))
 
     async def fault(self, **command: Any) -> None:
-        from holdfast.engines.sim import parse_fault
+        from holdfast.engines.sim.faults import parse_fault
 
         self.engine.tenant.inject(parse_fault(command))
 
@@ -114,7 +102,6 @@ class EngineAgent(Said):
             "proven": engine.proven,
             "told": self.told,
             "ranks": engine.ranks.pids,
-            "reloaded": memory.owned.weights_reloaded if memory.owned is not None else False,
             "asleep": memory.asleep,
             "connected": memory.client.connected,
             "address": memory.client.mapped.address if memory.client.mapped else 0,
@@ -143,16 +130,10 @@ class EngineAgent(Said):
     def _pool(self) -> Pool:
         return self.engine.memory.owned.pool
 
-    @property
-    def _index(self) -> Index:
-        return self._pool.index
-
-    def _full(self) -> list[int]:
-        return [block for block in range(self._index.geometry.block_count) if self._index.state(block) == FULL]
-
     async def damage_pages(self) -> int:
         """Make every FULL block's first numbers others; says how many blocks those were. Token ids stay token ids."""
-        memory, blocks = self.engine.memory, self._full()
+        memory, index = self.engine.memory, self._pool.index
+        blocks = [block for block in range(index.geometry.block_count) if index.state(block) == FULL]
         size = memory.geometry.block_bytes
         harm = bytes([0x55] * (size // 2)) if self.kind == "torch" else bytes([1, 0, 0, 0] * (size // 8))
         for block in blocks:
@@ -160,38 +141,6 @@ class EngineAgent(Said):
             pairs = zip(memory.device.read(at, len(harm)), harm, strict=True)
             memory.device.write(at, bytes(byte ^ flip for byte, flip in pairs))
         return len(blocks)
-
-    async def damage_entries(self) -> int:
-        """What no adopter may believe, a different harm to each FULL entry in turn: a flipped bit in one of its words,
-        a later generation's word, another block's entry. All their pages are damaged too: belief would show."""
-        blocks, words, size = self._full(), self._index.words, self._index.entry_words
-        summed = (WORD, EPOCH, SHAPE, SUM, KEY, KEY + 1)
-        await self.damage_pages()
-        for place, block in enumerate(blocks):
-            at, harm = HEADER_WORDS + block * size, place % (len(summed) + 2)
-            if harm < len(summed):
-                words[at + summed[harm]] ^= 1 << 9
-            elif harm == len(summed):
-                words[at] += 1 << STATE_BITS
-            else:
-                other = HEADER_WORDS + blocks[place - 1] * size
-                for word in range(size):
-                    words[at + word] = words[other + word]
-        return len(blocks)
-
-    async def plant(self, tokens: list[int]) -> int:
-        """Name free blocks as those of a text, with everything right but the sum; says how many."""
-        geometry, index = self._index.geometry, self._index
-        keys = block_keys(geometry.root(), tokens, geometry.block_tokens)
-        free = [block for block in range(geometry.block_count) if index.state(block) == FREE]
-        for depth, key in enumerate(keys):
-            at = HEADER_WORDS + free[depth] * index.entry_words
-            low, high = int.from_bytes(key[:8], "little"), int.from_bytes(key[8:], "little")
-            for word, value in ((KEY, low), (KEY + 1, high), (EPOCH, self._pool.epoch)):
-                index.words[at + word] = value
-            index.words[at + SHAPE] = depth << 32 | geometry.block_tokens
-            index.words[at] = index.words[at] | FULL
-        return len(keys)
 
 
 async def main(launch: dict[str, Any]) -> None:

@@ -11,7 +11,8 @@ import engine_rig
 from engine_rig import request
 
 from holdfast.core.requests import GenerateRequest
-from holdfast.engines.sim import SimEngine, parse_fault
+from holdfast.engines.sim.engine import SimEngine
+from holdfast.engines.sim.faults import parse_fault
 from holdfast.engines.sim.language import Sequence
 from holdfast.engines.sim.vocabulary import load
 from holdfast.spec.engines import SimSettings

@@ -22,7 +22,7 @@ from engine_rig import BOUND_S, EXAMPLES, TINY_BLOCK_GIB, Child, Rig, Vault, mak
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import GenerateRequest, Output
 from holdfast.engines.shadow.proving import Canary
-from holdfast.engines.sim import SimEngine
+from holdfast.engines.sim.engine import SimEngine
 from holdfast.memory.client.pool import PoolClient
 from holdfast.spec.engines import SimSettings
 from holdfast.testing.processes import VAULT
@@ -385,28 +385,6 @@ async def test_tokens_depend_on_the_pages_that_were_adopted(kind: str, vault: Va
 
 
 @pytest.mark.parametrize("kind", SHADOWS)
-async def test_damaged_and_planted_entries_are_never_used(kind: str, vault: Vault) -> None:
-    """Entries that are torn, damaged, of another generation, moved or planted are not believed: all is computed again,
-    and every token is right."""
-    right = await unbroken(kind)
-    async with vault.pair(kind, **settings(kind)) as (owner, standby):
-        await owner.do("wake", epoch=1000)
-        for number in (1, 2):
-            await owner.submit(number, PROMPTS[number], TOKENS)
-        await owner.until(lambda: len(owner.finished) == 2)
-        assert await owner.do("damage_entries") >= 10
-        for number in (3, 4):
-            assert await owner.do("plant", tokens=PROMPTS[number]) >= 3
-        woken = await adopt(owner, standby)
-        assert (woken["blocks"], woken["reason"]) == (0, "")
-        for number, text in PROMPTS.items():
-            await standby.submit(number, text, TOKENS)
-        await standby.until(lambda: len(standby.finished) == len(PROMPTS))
-        assert {number: standby.said[number] for number in PROMPTS} == right
-        assert (await standby.do("facts"))["found"] == 0
-
-
-@pytest.mark.parametrize("kind", SHADOWS)
 async def test_nothing_is_waited_for_between_the_grant_and_the_first_work(
     kind: str, vault: Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -484,3 +462,9 @@ def test_the_face_loads_no_torch() -> None:
     code = "import sys, holdfast.engines as e; [getattr(e, n) for n in e.__all__]; print('torch' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert told.stdout.strip() == "False"
+
+
+def test_torch_is_here() -> None:
+    """The torch engine is tested wherever torch is installed."""
+    torch = pytest.importorskip("torch", reason="torch is not installed: tests/engines/torch was left out")
+    assert torch.ones(2).sum().item() == 2

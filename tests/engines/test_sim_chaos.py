@@ -27,7 +27,8 @@ import asyncio, random, sys
 if sys.argv[2] == "uvloop":
     import uvloop
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
-from holdfast.engines.sim import ChaosServer, SimEngine
+from holdfast.engines.sim.chaos_server import ChaosServer
+from holdfast.engines.sim.engine import SimEngine
 from holdfast.spec.engines import SimSettings
 
 async def main():

@@ -308,7 +308,6 @@ async def test_deaths_after_adoptions_empty_the_pool_then_doubt_the_weights(vaul
             assert bool(woken["reason"]) is bool(reason)
             facts = await engine.do("facts")
             assert bool([why for kind, why in facts["told"] if kind == "loading"]) is doubted
-            assert facts["reloaded"] is False
             await served(engine, 1)
     assert "generation 2" not in vault.log.read_text()
 
@@ -331,7 +330,6 @@ async def test_damaged_weights_are_replaced_in_place_where_two_copies_do_not_fit
         async with tight.engine(8) as adopter:
             await adopter.do("damage")
             await adopter.do("wake", epoch=1500)
-            assert (await adopter.do("facts"))["reloaded"] is True
             await served(adopter, 1)
         told = (await watcher.until_facts(vouches))["told"]
         assert ["memory", "the weights were replaced"] in told

@@ -10,7 +10,7 @@ import pytest
 from sim_rig import FAST, rig
 
 from holdfast.core.errors import HoldfastError, UserError
-from holdfast.engines.sim import SimEngine
+from holdfast.engines.sim.engine import SimEngine
 from holdfast.engines.sim.weights import SimWeights
 from holdfast.memory.client.mapped import Mapped
 from holdfast.memory.devices import HostDevice

@@ -12,6 +12,7 @@ from typing import overload
 from holdfast.kv import adopt
 from holdfast.kv.geometry import Geometry, block_keys
 from holdfast.kv.index import FULL, Index, index_bytes
+from holdfast.kv.pool import Pool
 
 BLOCK_TOKENS = 4
 key_bytes = 16  # set by the fixture `key_width`
@@ -83,6 +84,13 @@ def fresh(shape: Geometry, epoch: int = 10) -> bytearray:
     buffer = bytearray(index_bytes(shape))
     Index(buffer, shape).format(epoch)
     return buffer
+
+
+def filled(pool: Pool, keys: list[bytes]) -> list[int]:
+    """The blocks of a stream of this pool, one for each key, that has just published them."""
+    got = pool.allocate(len(keys))
+    assert isinstance(got, list)
+    return [pool.publish(*opened, key, depth) for depth, (opened, key) in enumerate(zip(got, keys, strict=True))]
 
 
 def believed(adoption: adopt.Adoption) -> dict[bytes, int]:

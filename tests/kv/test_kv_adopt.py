@@ -15,6 +15,7 @@ from holdfast.kv.index import (
     FULL,
     HEADER_WORDS,
     KEY,
+    OPEN,
     SHAPE,
     STATE_BITS,
     SUM,
@@ -42,15 +43,6 @@ def forge(world: World, block: int, *, key: bytes | None = None, epoch: int = 10
     world.index.publish(block, world.index.open(block), key or KEYS[20], epoch=epoch, depth=0, tokens=tokens)
 
 
-def test_what_is_whole_is_ours_and_the_owner_changes_last() -> None:
-    """A plain failover: everything published is ours, under the new epoch, once counted as adopted."""
-    world = world_of(3)
-    adoption = adopt.adopt(world.index, 11)
-    assert believed(adoption) == {KEYS[block]: block for block in range(3)}
-    assert adoption.reason == ""
-    assert world.index.owner == Owner(11, 1)
-
-
 @pytest.mark.parametrize("strange", [{"epoch": 11}, {"tokens": BLOCK_TOKENS - 1}, {"tokens": BLOCK_TOKENS + 1}])
 def test_whole_but_wrong_is_made_free(strange: dict[str, int]) -> None:
     """An epoch after the old owner's, or not the full count of tokens: not believed, and free at once."""
@@ -70,16 +62,6 @@ def test_a_sum_of_a_past_generation_is_not_believed() -> None:
     adoption = adopt.adopt(world.index, 11)
     assert believed(adoption) == {KEYS[0]: 0}
     assert quarantined(adoption) == {1}
-
-
-def test_of_two_blocks_with_one_key_the_first_is_ours() -> None:
-    """A key names one block; the other is free."""
-    world = world_of(2)
-    forge(world, 5, key=KEYS[1])
-    forge(world, 4, key=KEYS[1])
-    adoption = adopt.adopt(world.index, 11)
-    assert believed(adoption) == {KEYS[0]: 0, KEYS[1]: 1}
-    assert world.index.state(5) == world.index.state(4) == FREE
 
 
 def test_keys_that_agree_in_the_half_that_is_sorted_are_no_twins() -> None:
@@ -114,31 +96,6 @@ def test_another_geometry_starts_empty_and_is_usable_after_the_fence() -> None:
     assert pool.free_count == geometry().block_count
 
 
-def test_two_adoptions_without_a_canary_between() -> None:
-    """The second believes nothing, and so does each after it, until a canary has passed."""
-    world = world_of(3)
-    assert len(believed(adopt.adopt(world.index, 11))) == 3
-    second = adopt.adopt(world.index, 12)
-    assert believed(second) == {}
-    assert (second.reason, second.adoptions) == (adopt.NO_CANARY, 2)
-    assert all(world.index.state(block) == FREE for block in range(3))
-    pool = Pool(world.index, 12, adoption=second)
-    pool.canary_passed()
-    world.epoch = 12
-    world.fill(0, KEYS[7])
-    third = adopt.adopt(world.index, 13)
-    assert believed(third) == {KEYS[7]: 0}
-    assert third.adoptions == 1
-
-
-def test_a_canary_between_two_adoptions() -> None:
-    """What was proven right is believed again, whoever wrote it."""
-    world = world_of(3)
-    pool = Pool(world.index, 11, adoption=adopt.adopt(world.index, 11))
-    pool.canary_passed()
-    assert len(believed(adopt.adopt(world.index, 12))) == 3
-
-
 def test_an_older_epoch_comes_too_late() -> None:
     """It is refused before anything is stored."""
     world = world_of(2)
@@ -147,18 +104,6 @@ def test_an_older_epoch_comes_too_late() -> None:
         with pytest.raises(adopt.StaleEpoch):
             adopt.adopt(world.index, epoch)
     assert bytes(world.buffer) == before
-
-
-def test_open_blocks_of_all_earlier_owners_stay_shut() -> None:
-    """What one owner left open is still quarantined for the owner after the next, if no fence has passed."""
-    world = world_of(1)
-    world.write(3)
-    first = Pool(world.index, 11, adoption=adopt.adopt(world.index, 11))
-    first.canary_passed()
-    opened = first.allocate()
-    assert isinstance(opened, list)
-    second = adopt.adopt(world.index, 12)
-    assert quarantined(second) == {3, opened[0][0]}
 
 
 def test_ranks_believe_what_all_of_them_have() -> None:
@@ -173,11 +118,14 @@ def test_ranks_believe_what_all_of_them_have() -> None:
         world.write(3)
         if rank:
             world.publish(3, KEYS[3])  # rank 0 had not ended
-    agreed = adopt.agree([adopt.survey(world.index) for world in worlds])
-    for world, found in zip(worlds, agreed, strict=True):
+    sent = [adopt.packed(adopt.survey(world.index)) for world in worlds]
+    assert len(set(map(len, sent))) == 1, "ranks' surveys are of one length, whatever they say"
+    agreed = adopt.agree([adopt.unpacked(data) for data in sent])
+    for rank, (world, found) in enumerate(zip(worlds, agreed, strict=True)):
         adoption = adopt.settle(world.index, found, 11)
         assert believed(adoption) == {KEYS[0]: 0}
         assert quarantined(adoption) == {3}
+        assert [world.index.state(block) for block in (1, 2, 3)] == [FREE, FREE, FULL if rank else OPEN]
         pool = Pool(world.index, 11, adoption=adoption)
         pool.gpu_fence_passed()
         assert pool.free_count == geometry().block_count - 1
@@ -197,21 +145,19 @@ def test_one_rank_of_another_geometry_spoils_all() -> None:
         assert world.index.same_geometry()
 
 
-def test_a_follower_applies_the_difference() -> None:
-    """It answers as a reader from scratch would, and hands over its key map instead of building one."""
-    world = world_of(2)
-    follower = Follower(Index(memoryview(world.buffer).toreadonly(), geometry()))
-    assert follower.poll() == 2
-    assert follower.poll() == 0
-    world.index.set_heat(0, 77)
-    assert follower.poll() == 0  # a hint is no difference
-    world.fill(3, KEYS[3])
-    world.fill(0, KEYS[5])
-    world.write(1)
-    assert follower.survey() == adopt.survey(world.index)
-    adoption = follower.adopt(world.index, 11)
-    assert believed(adoption) == {KEYS[5]: 0, KEYS[3]: 3}
-    assert quarantined(adoption) == {1}
+def test_a_new_pool_beside_an_old_one() -> None:
+    """A rank whose pool was made anew has nothing, so nobody has; what is open on the other stays untouched on both
+    until the fence, and then both are free."""
+    shapes = [geometry(rank=rank, rank_count=2) for rank in range(2)]
+    new, old = World(fresh(shapes[0], 11), shapes[0], 11), World(fresh(shapes[1]), shapes[1], 10)
+    old.fill(0, KEYS[0])
+    old.write(2)
+    ours, theirs = adopt.agree([adopt.survey(world.index) for world in (new, old)])
+    pool = Pool(new.index, 11, adoption=adopt.of_new(new.index, ours, 11))
+    assert (pool.free_count, pool.cached_count, pool.quarantined_count) == (5, 0, 1)
+    assert believed(adopt.settle(old.index, theirs, 11)) == {}
+    assert pool.gpu_fence_passed() == 1
+    assert pool.free_count == 6
 
 
 def test_a_follower_among_ranks() -> None:

@@ -12,12 +12,9 @@ from dataclasses import fields, replace
 import pytest
 from kv_rig import BLOCK_TOKENS, KEYS, DyingWords, fresh, geometry
 
-from holdfast.kv.geometry import Geometry, block_key, block_keys
+from holdfast.kv.geometry import Geometry, block_keys
 from holdfast.kv.index import (
-    FREE,
-    FULL,
     HEADER_WORDS,
-    OPEN,
     Index,
     Misuse,
     Owner,
@@ -30,26 +27,6 @@ from holdfast.kv.index import (
 pytestmark = pytest.mark.usefixtures("key_width")
 
 
-def publish(index: Index, block: int, generation: int, key: bytes | None = None) -> None:
-    index.publish(block, generation, key or KEYS[0], epoch=10, depth=3, tokens=BLOCK_TOKENS, heat=7)
-
-
-def test_a_block_goes_from_free_to_open_to_full_and_back() -> None:
-    """What is stored is what is read, and generations count its openings."""
-    index = Index(fresh(geometry()), geometry())
-    assert index.state(2) == FREE
-    assert index.open(2) == 1
-    assert index.state(2) == OPEN
-    publish(index, 2, 1)
-    entry = index.entry(2)
-    assert (entry.state, entry.generation, entry.key, entry.epoch) == (FULL, 1, KEYS[0], 10)
-    assert (entry.depth, entry.tokens, entry.heat, entry.whole) == (3, BLOCK_TOKENS, 7, True)
-    assert index.open(2) == 2  # withdraws
-    assert not index.entry(2).whole
-    index.free(2)
-    assert index.state(2) == FREE
-
-
 def test_open_and_free_are_one_store_each_and_publish_ends_with_its_word() -> None:
     """A death can only fall between whole acts, or before the word that makes the fields count."""
     buffer = fresh(geometry())
@@ -57,32 +34,17 @@ def test_open_and_free_are_one_store_each_and_publish_ends_with_its_word() -> No
     index = Index(buffer, geometry(), words=words)
     generation = index.open(0)
     assert words.stores == 1
-    publish(index, 0, generation)
+    index.publish(0, generation, KEYS[0], epoch=10, depth=3, tokens=BLOCK_TOKENS, heat=7)
     assert (words.stores, words.last) == (6 + key_words(geometry()), HEADER_WORDS)
     index.free(0)
     assert words.stores == 7 + key_words(geometry())
 
 
 def test_misuse_changes_nothing() -> None:
-    """Opening twice, publishing what is not open or in a past generation, freeing twice, ids outside: refused."""
+    """Ids outside and a second formatting are refused; acts out of order are the machine's (test_kv_machines)."""
     buffer = fresh(geometry())
-    index = Index(buffer, geometry())
-    stale = index.open(0)
-    index.free(0)
-    index.open(0)
-    index.open(1)
-    publish(index, 1, 1)
-    before = bytes(buffer)
-    for act in (
-        lambda: index.open(0),
-        lambda: publish(index, 0, stale),
-        lambda: publish(index, 1, 1),
-        lambda: publish(index, 2, 0),
-        lambda: index.free(2),
-        lambda: index.open(geometry().block_count),
-        lambda: index.open(-1),
-        lambda: index.format(11),
-    ):
+    index, before = Index(buffer, geometry()), bytes(buffer)
+    for act in (lambda: index.open(geometry().block_count), lambda: index.open(-1), lambda: index.format(11)):
         with pytest.raises(Misuse):
             act()
     assert bytes(buffer) == before
@@ -103,7 +65,7 @@ def test_every_field_of_the_geometry_counts() -> None:
         if variant.block_count == base.block_count:
             assert not Index(buffer, variant).same_geometry()
     assert base.root() == replace(base, rank=3).root()
-    assert len({base.root(), base.root(b"adapter"), replace(base, weights="w2").root()}) == 3
+    assert base.root() != replace(base, weights="w2").root()
 
 
 def test_keys_are_a_chain() -> None:
@@ -111,10 +73,8 @@ def test_keys_are_a_chain() -> None:
     tokens = list(range(11))
     keys = block_keys(geometry().root(), tokens, 4)
     assert [len(key) for key in keys] == [geometry().key_bytes] * 2
-    assert keys == [
-        block_key(geometry().root(), tokens[:4]),
-        block_key(block_key(geometry().root(), tokens[:4]), tokens[4:8]),
-    ]
+    first = block_keys(geometry().root(), tokens[:4], 4)
+    assert keys == first + block_keys(first[0], tokens[4:8], 4)
     changed = block_keys(geometry().root(), [9, *tokens[1:]], 4)
     assert not set(keys) & set(changed)
     assert block_keys(geometry().root(), tokens[:3], 4) == []

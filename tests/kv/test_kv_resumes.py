@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kv_rig import KEYS, fresh, geometry
+from kv_rig import KEYS, filled, fresh, geometry
 
 from holdfast.kv import adopt
 from holdfast.kv.geometry import KEY_BYTES
@@ -18,10 +18,7 @@ def test_a_stream_is_resident_evicted_or_missing() -> None:
     the resident ones is told apart from the worst of all."""
     index = Index(fresh(SHAPE), SHAPE)
     dead = Pool(index, 10)
-    for depth, key in enumerate(KEYS[:4]):
-        got = dead.allocate()
-        assert isinstance(got, list)
-        dead.publish(*got[0], key, depth)
+    filled(dead, KEYS[:4])
     heir = Pool(index, 11, adoption=adopt.adopt(index, 11))
     resumes = Resumes()
     resumes.count(heir, KEYS[:4], heir.match(KEYS[:4]), 3)
@@ -39,10 +36,7 @@ def test_a_stream_is_resident_evicted_or_missing() -> None:
 def test_what_is_not_believed_was_never_there() -> None:
     """A pool adopted twice without a canary is emptied: what is gone of it is missing, not evicted."""
     index = Index(fresh(SHAPE), SHAPE)
-    dead = Pool(index, 10)
-    got = dead.allocate()
-    assert isinstance(got, list)
-    dead.publish(*got[0], KEYS[0], 0)
+    filled(Pool(index, 10), KEYS[:1])
     adopt.adopt(index, 11)
     heir = Pool(index, 12, adoption=adopt.adopt(index, 12))
     assert not heir.adopted(KEYS[0])
@@ -53,11 +47,7 @@ def test_a_key_is_found_only_where_it_is_one() -> None:
     """Bytes that lie across two keys, or in an entry that was not believed, are no adopted key."""
     index = Index(fresh(SHAPE), SHAPE)
     dead = Pool(index, 10)
-    blocks = []
-    for depth, key in enumerate(KEYS[:3]):
-        got = dead.allocate()
-        assert isinstance(got, list)
-        blocks.append(dead.publish(*got[0], key, depth))
+    blocks = filled(dead, KEYS[:3])
     dead.release(blocks[2:])
     assert dead.evict(1) == 1  # its entry keeps the key's bytes, free
     adoption = adopt.adopt(index, 11)

@@ -37,8 +37,8 @@ from holdfast.failover.lifecycle import (
     StandDown,
     step,
 )
+from holdfast.kv.pool import KvUse
 from holdfast.kv.resumes import Resumes
-from holdfast.kv.usage import KvUse
 from holdfast.spec.launch import WorkerLaunch
 from holdfast.testing.clients import ask, chat_body
 from holdfast.testing.deployment import Deployment

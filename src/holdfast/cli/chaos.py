@@ -9,7 +9,7 @@ from holdfast.cli.arguments import Asked
 from holdfast.cli.checks import readable
 from holdfast.cli.terminal import write_out
 from holdfast.core.errors import UserError
-from holdfast.engines.sim import send_fault
+from holdfast.engines.sim.chaos_server import send_fault
 from holdfast.engines.sim.faults import FIELDS
 from holdfast.settings import Environment
 from holdfast.spec.names import chaos_path

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from asyncio import Event
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from holdfast.core.requests import GenerateRequest, Output
+from holdfast.kv.pool import KvUse
 from holdfast.kv.resumes import Resumes
-from holdfast.kv.usage import KvUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,12 @@ class Progress:
     budget_ms: float  # how long the current step may take by its own account (prefill, compilation)
     thread: tuple[int, int] | None  # (pid, tid) of the thread that makes steps, in whichever process; None: not known
     kv: KvUse = field(default_factory=KvUse)  # of the pool it owns
+
+
+def p99_ms(recent_s: Iterable[float]) -> float:
+    """The 99th percentile of some steps' seconds, as `Progress` tells it."""
+    steps = sorted(recent_s)
+    return steps[(len(steps) * 99 - 1) // 100] * 1000 if steps else 0.0
 
 
 class EngineEvents(ABC):

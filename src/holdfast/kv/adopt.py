@@ -9,6 +9,8 @@ To be called past the CPU fence of all earlier owners (nothing stores any more),
 - dying in the middle loses nothing: the owner's word is the last store; the next adopter finds the same and repeats.
 - no FULL entry is believed under another geometry, with a damaged owner, or when the pool was adopted before and no
   canary has passed since: what was adopted may be what kills.
+Ranks that share one block table each survey their own index, all get all surveys, and each comes to the same answer by
+itself (`agree`): nothing is stored in any index before all have been heard.
 
 numpy is imported here and in follow.py only: the vault never loads either.
 """
@@ -19,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,6 +31,8 @@ from holdfast.kv.index import HEADER_BYTES, HEADER_WORDS, Index, Owner, entry_wo
 
 # Verdicts, one byte per block.
 FREE, YOURS, REFUSED, QUARANTINED = range(4)
+
+HEAD_BYTES = 256  # of a survey on its way: a reason is a few words
 
 # One adoption without a canary is the failover itself; the second means that it did not last.
 ADOPTIONS_WITHOUT_CANARY_MAX = 1
@@ -135,6 +140,28 @@ def agree(ranks: Sequence[Survey]) -> list[Survey]:
     ]
 
 
+class _Head(msgspec.Struct, frozen=True, array_like=True):
+    reason: str
+    epoch: int
+    adoptions: int
+    blocks: int
+    key_bytes: int
+
+
+def packed(found: Survey) -> bytes:
+    """For the other ranks: those with as many blocks and keys as wide send as many bytes."""
+    head = msgspec.json.encode(_Head(found.reason, found.epoch, found.adoptions, len(found.verdicts), found.key_bytes))
+    assert len(head) <= HEAD_BYTES, "a reason is a few words"
+    return head.ljust(HEAD_BYTES) + found.verdicts + found.keys
+
+
+def unpacked(data: bytes) -> Survey:
+    head = msgspec.json.decode(data[:HEAD_BYTES].rstrip(), type=_Head)
+    verdicts, keys = data[HEAD_BYTES:][: head.blocks], data[HEAD_BYTES + head.blocks :]
+    assert len(keys) == head.key_bytes * head.blocks, "a survey was cut"
+    return Survey(head.reason, head.epoch, head.adoptions, verdicts, keys)
+
+
 def settle(index: Index, found: Survey, epoch: int, by_key: dict[bytes, int] | None = None) -> Adoption:
     """Make the index say what was decided; the last store makes `epoch` its owner. `by_key` saves building it, if the
     caller followed the index as it grew."""
@@ -154,6 +181,14 @@ def settle(index: Index, found: Survey, epoch: int, by_key: dict[bytes, int] | N
         by_key = claims(replace(found, verdicts=verdicts))
     final = verdicts.replace(bytes([REFUSED]), bytes([FREE]))
     return Adoption(index, epoch, adoptions, reason, final, found.keys, by_key)
+
+
+def of_new(index: Index, found: Survey, epoch: int) -> Adoption:
+    """A pool that was made under this very epoch, in a group that took others over: nothing in it is whole, and what
+    is quarantined on another rank is not to be used on this one."""
+    assert YOURS not in found.verdicts, "a new pool has no whole block"
+    final = found.verdicts.replace(bytes([REFUSED]), bytes([FREE]))
+    return Adoption(index, epoch, 0, found.reason, final, found.keys, {})
 
 
 def claims(found: Survey) -> dict[bytes, int]:

@@ -72,20 +72,15 @@ class Geometry:
         items = 2 * self.layers * self.kv_heads * self.head_size * self.block_tokens
         return items * ITEM_BITS[self.dtype] // 8
 
-    def root(self, salt: bytes = b"") -> bytes:
-        """The parent key of first blocks. `salt` keeps apart what the tokens do not (an adapter, a tenant)."""
+    def root(self) -> bytes:
+        """The parent key of first blocks."""
         fields = {name: value for name, value in asdict(self).items() if name != "rank"}
         text = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
-        return blake2b(text, digest_size=self.key_bytes, key=salt[:64], person=b"kv-root").digest()
-
-
-def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The name, as long as its parent's, of the block that holds `tokens` after everything `parent` names."""
-    return blake2b(parent + array("I", tokens).tobytes(), digest_size=len(parent)).digest()
+        return blake2b(text, digest_size=self.key_bytes, person=b"kv-root").digest()
 
 
 def block_keys(root: bytes, tokens: Sequence[int], block_tokens: int) -> list[bytes]:
-    """The keys of all *full* blocks of a sequence, first block first."""
+    """The keys of all *full* blocks of a sequence, first block first, each as long as `root`."""
     packed = memoryview(array("I", tokens)).cast("B")
     step = block_tokens * 4
     keys: list[bytes] = []

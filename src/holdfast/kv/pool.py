@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from holdfast.kv.cached import Cached
 from holdfast.kv.index import FREE as ENTRY_FREE
 from holdfast.kv.index import LIVE, Index, Misuse, Owner
-from holdfast.kv.usage import KvUse
 
 if TYPE_CHECKING:  # adopt.py loads numpy; an owner that starts fresh does without
     from holdfast.kv.adopt import Adoption
@@ -41,6 +40,26 @@ class NoRoom:
     evictable: int
     quarantined: int
     spared: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KvUse:
+    """How full a pool is at one moment; the totals since its owner took it. Plain numbers, for whoever shows them."""
+
+    blocks: int = 0  # all there are
+    held: int = 0  # by streams
+    cached: int = 0  # whole, nobody's, and found by whoever has the same prefix
+    prefix_tokens: int = 0  # that streams looked for as they started
+    prefix_hit_tokens: int = 0  # of these, found
+
+    @property
+    def usage(self) -> float:
+        """The share that streams hold."""
+        return self.held / self.blocks if self.blocks else 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        return self.prefix_hit_tokens / self.prefix_tokens if self.prefix_tokens else 0.0
 
 
 class Pool:
@@ -177,15 +196,6 @@ class Pool:
             self._keys.pop(other, None)
             self._become_free(other)
         return block
-
-    def reopen(self, block: int) -> int:
-        """A published block is to be written again by its only holder (a swap-in, a rewind): it is withdrawn first."""
-        if self._kinds[block] != HELD or self._refs[block] != 1:
-            raise Misuse(f"block {block} is not published and held exactly once")
-        generation = self.index.open(block)
-        self._kinds[block] = OPEN
-        del self._blocks[self._keys.pop(block)]
-        return generation
 
     def release(self, blocks: Sequence[int], *, live: bool = False) -> None:
         """Give up one hold on each, in the stream's order. An open one becomes free: to be called only when its last

@@ -14,7 +14,9 @@ from typing import cast
 from holdfast.core.errors import UserError
 from holdfast.discovery.card import ModelCard, WeightsIdentity
 from holdfast.engines.contract import Engine, ShadowEngine
-from holdfast.engines.sim import EOS_TOKEN_ID, REVISION, ChaosServer, SimEngine, chat_template, tokenizer_json
+from holdfast.engines.sim.chaos_server import ChaosServer
+from holdfast.engines.sim.engine import SimEngine
+from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, REVISION, chat_template, tokenizer_json
 from holdfast.roles.examining import Asked, examine
 from holdfast.roles.progress import Lines
 from holdfast.roles.small_files import read_template

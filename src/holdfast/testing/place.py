@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from holdfast.engines.sim import send_fault
+from holdfast.engines.sim.chaos_server import send_fault
 from holdfast.testing.clients import Stream, chat_body
 from holdfast.testing.processes import kill_all, processes_in
 from holdfast.testing.waiting import wait_until

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.failover.lifecycle import Lifecycle, State
-from holdfast.kv.usage import KvUse
+from holdfast.kv.pool import KvUse
 from holdfast.wire import metrics
 
 FAILOVER = "dynamo_component_engine_failover"

@@ -32,11 +32,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     # Few prompts, so that prefixes meet: two streams may compute one block side by side.
     @rule(
         kind=st.integers(0, 2), length=st.integers(1, LENGTH_MAX), more=st.integers(0, 20), stop=st.integers(0, 49),
-        min_tokens=st.integers(0, 3),
+        min_tokens=st.integers(0, 3), ignore_eos=st.booleans(),
     )  # fmt: skip
-    def submit(self, kind: int, length: int, more: int, stop: int, min_tokens: int) -> None:
+    def submit(self, kind: int, length: int, more: int, stop: int, min_tokens: int, ignore_eos: bool) -> None:
         number = next(self.numbers)
-        asked = request([kind + at // 6 for at in range(length)], more, stops=[stop], min_tokens=min_tokens)
+        given = {"stops": [stop], "min_tokens": min_tokens, "ignore_eos": ignore_eos}
+        asked = request([kind + at // 6 for at in range(length)], more, **given)
         self.send(number, asked)
 
     def send(self, number: int, asked: GenerateRequest) -> None:

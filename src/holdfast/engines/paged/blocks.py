@@ -14,9 +14,8 @@ from typing import Protocol
 
 from holdfast.engines.paged.sequences import Stream
 from holdfast.kv.geometry import block_keys
-from holdfast.kv.pool import NoRoom, Pool
+from holdfast.kv.pool import KvUse, NoRoom, Pool
 from holdfast.kv.resumes import Resumes
-from holdfast.kv.usage import KvUse
 
 
 class Blocks(Protocol):

@@ -5,9 +5,9 @@ Always true: it writes private blocks only, so a standby may run it beside an ow
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import TypeAlias
 
 from holdfast.core.requests import GenerateRequest, Sampling, TokenLogprobs
 from holdfast.engines.paged.blocks import PrivateBlocks
@@ -18,11 +18,8 @@ from holdfast.engines.paged.settings import SchedulerSettings
 PROMPT_TOKENS = 24  # more than a block of 16: a block is filled
 TOKENS = 8
 
-
-class Computes(Protocol):
-    """What makes a plan's step: tokens by stream, and the logprobs that were asked for."""
-
-    def compute(self, plan: StepPlan) -> tuple[Mapping[int, int], Mapping[int, TokenLogprobs]]: ...
+# What makes a plan's step: tokens by stream, and the logprobs that were asked for.
+Compute: TypeAlias = Callable[[StepPlan], tuple[Mapping[int, int], Mapping[int, TokenLogprobs]]]
 
 
 def canary_request(vocabulary: int) -> GenerateRequest:
@@ -38,12 +35,12 @@ def canary_scheduler(settings: SchedulerSettings, blocks: range, block_tokens: i
 
 
 def run_canary(
-    request: GenerateRequest, settings: SchedulerSettings, computer: Computes, blocks: range, block_tokens: int
+    request: GenerateRequest, settings: SchedulerSettings, compute: Compute, blocks: range, block_tokens: int
 ) -> tuple[int, ...]:
     scheduler = canary_scheduler(settings, blocks, block_tokens, filled=False)
     scheduler.submit(0, request)
     tokens: list[int] = []
     while (plan := scheduler.plan()) is not None:
-        for output in scheduler.retire(plan, *computer.compute(plan)):
+        for output in scheduler.retire(plan, *compute(plan)):
             tokens += output.tokens
     return tuple(tokens)

@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Mapping
 
 from holdfast.core.errors import Code, HoldfastError
-from holdfast.core.requests import GenerateRequest, TokenLogprobs
-from holdfast.engines.contract import Capabilities, EngineEvents, Limits, Progress
+from holdfast.core.requests import GenerateRequest
+from holdfast.engines.contract import Capabilities, EngineEvents, Limits, Progress, p99_ms
 from holdfast.engines.paged.blocks import PoolBlocks, blocks_for
 from holdfast.engines.paged.canary import PROMPT_TOKENS, TOKENS, run_canary
 from holdfast.engines.paged.scheduler import Scheduler
@@ -27,8 +27,8 @@ from holdfast.engines.shadow.loading import WeightsPlan
 from holdfast.engines.shadow.pool import Owned
 from holdfast.engines.shadow.proving import Canary
 from holdfast.kv.geometry import Geometry
+from holdfast.kv.pool import KvUse
 from holdfast.kv.resumes import Resumes
-from holdfast.kv.usage import KvUse
 from holdfast.memory.client.pool_mapping import PoolMapping
 from holdfast.memory.devices import view
 
@@ -73,12 +73,12 @@ class PagedTenant(Tenant):
         return self._blocks.resumes if self._blocks is not None else Resumes()
 
     def progress(self) -> Progress:
-        scheduler, blocks, recent = self._scheduler, self._blocks, sorted(self._recent_s)
+        scheduler, blocks = self._scheduler, self._blocks
         return Progress(
             steps=self._steps,
             running=len(scheduler.running) if scheduler is not None else 0,
             waiting=len(scheduler.waiting) if scheduler is not None else 0,
-            step_ms_p99=recent[(len(recent) * 99 - 1) // 100] * 1000 if recent else 0.0,
+            step_ms_p99=p99_ms(self._recent_s),
             budget_ms=0.0,
             thread=self._thread,
             kv=blocks.use() if blocks is not None else KvUse(),
@@ -95,7 +95,8 @@ class PagedTenant(Tenant):
     async def check(self, mapping: PoolMapping) -> str:
         with view(mapping.private_address, mapping.private_size, writable=True) as pages:
             blocks, size = range(len(pages) // self.geometry.block_bytes), self.geometry.block_tokens
-            tokens = run_canary(self._canary.request, self.settings, _Over(self, pages), blocks, size)
+            asked, settings = self._canary.request, self.settings
+            tokens = run_canary(asked, settings, lambda plan: (self.compute(plan, pages), {}), blocks, size)
         return "" if tokens == self._canary.tokens else self._canary.suspects
 
     # -- awake
@@ -141,13 +142,3 @@ class PagedTenant(Tenant):
         self._timer = None
         if self._scheduler is scheduler and (plan is not None or scheduler.early):
             self._timer = loop.call_later(0.0 if keeping_up else EASE_OFF_S, self._step)
-
-
-class _Over:
-    """A tenant's steps over other pages than its pool's."""
-
-    def __init__(self, tenant: PagedTenant, pages: memoryview) -> None:
-        self._tenant, self._pages = tenant, pages
-
-    def compute(self, plan: StepPlan) -> tuple[Mapping[int, int], Mapping[int, TokenLogprobs]]:
-        return self._tenant.compute(plan, self._pages), {}

@@ -10,11 +10,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from holdfast.kv.adopt import Adoption, Survey, settle, survey
+from holdfast.kv.adopt import Adoption, Survey, of_new, settle, survey
 from holdfast.kv.follow import Follower
 from holdfast.kv.geometry import Geometry
 from holdfast.kv.index import HEADER_BYTES, Index, index_bytes
-from holdfast.kv.intersection import of_new
 from holdfast.kv.pool import Pool
 from holdfast.memory.client.pool import PoolClient, PoolMapping
 from holdfast.memory.devices import view
@@ -39,7 +38,6 @@ class Owned:
     blocks: int = 0  # whole ones taken over
     reason: str = ""  # why none were believed
     adoptions: int = 0  # since the last canary
-    weights_reloaded: bool = False
     marks: dict[str, float] = field(default_factory=dict)  # when, in seconds of the monotonic clock
 
 

@@ -31,7 +31,7 @@ async def doubt_weights(owned: Owned, loader: Loader, on_loading: Callable[[str]
     on is counted anew, so that the next one to take over is not doomed by those before it."""
     log.warning("adopted %d times without a canary: the weights are verified", owned.adoptions)
     on_loading("the weights are verified, and loaded anew if they are damaged")
-    owned.weights_reloaded = bool(await loader.doubt(timeout_s))
+    await loader.doubt(timeout_s)
     owned.pool.canary_passed()
 
 

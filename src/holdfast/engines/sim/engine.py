@@ -12,16 +12,17 @@ import os
 import random
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable
 
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import GenerateRequest
-from holdfast.engines.contract import Capabilities, EngineEvents, Limits, Progress
+from holdfast.engines.contract import Capabilities, EngineEvents, Limits, Progress, p99_ms
 from holdfast.engines.paged.blocks import Blocks, PrivateBlocks
 from holdfast.engines.sim.computer import TOKEN_BYTES, SimComputer
 from holdfast.engines.sim.faults import SHADOW, Fault, Faults
 from holdfast.engines.sim.serving import Serving
-from holdfast.kv.usage import KvUse
+from holdfast.kv.pool import KvUse
 from holdfast.spec.engines import SimSettings
 
 EASE_OFF_S = 0.001  # a congested receiver drains a socket buffer in about this time
@@ -46,8 +47,7 @@ class SimEngine:
         self._stepping = False  # inside the sink
         self._thread: tuple[int, int] | None = None
         self._steps = 0
-        self._recent_s = [0.0] * RECENT_STEPS  # a ring; slots beyond `_steps` are unused
-        self._p99 = (0, 0.0)  # (steps when computed, milliseconds)
+        self._recent_s = deque[float](maxlen=RECENT_STEPS)
 
     def __repr__(self) -> str:
         serving = self._serving
@@ -113,18 +113,11 @@ class SimEngine:
             steps=self._steps,
             running=len(serving.scheduler.running) if serving is not None else 0,
             waiting=len(serving.scheduler.waiting) if serving is not None else 0,
-            step_ms_p99=self._step_ms_p99(),
+            step_ms_p99=p99_ms(self._recent_s),
             budget_ms=budget_s * 1000 if serving is not None and serving.prefilling else 0.0,
             thread=self._thread,
             kv=serving.blocks.use() if serving is not None else KvUse(),
         )
-
-    def _step_ms_p99(self) -> float:
-        steps = self._steps
-        if self._p99[0] != steps:
-            recent = sorted(self._recent_s[: min(steps, RECENT_STEPS)])
-            self._p99 = (steps, recent[(len(recent) * 99 - 1) // 100] * 1000)
-        return self._p99[1]
 
     # Pace
 
@@ -200,7 +193,7 @@ class SimEngine:
             self._stepping = False
         finished = loop.time()
         if outputs:
-            self._recent_s[self._steps % RECENT_STEPS] = finished - self._since
+            self._recent_s.append(finished - self._since)
             self._steps += 1
         if self._serving is serving and not self.faults.wedged:  # by the sink
             self._arm_after(serving, finished, congested)

@@ -26,6 +26,16 @@ FIELDS: dict[str, tuple[str, float, float] | None] = {
     "clear": None,  # undo what can be undone
 }
 
+# These are nothing but switches, by these names.
+SWITCHES = {
+    "wedge": "wedged",
+    "slow": "slow_factor",
+    "wrong_tokens": "wrong_tokens",
+    "drift_logprobs": "logprob_drift",
+    "wake_fails": "wake_fails",
+    "wake_hangs": "wake_hangs",
+}
+
 # These end or freeze the process, so whoever commands them is answered first.
 FATAL = frozenset({"crash", "stop", "device_error"})
 
@@ -59,21 +69,7 @@ class Faults:
 
     def switch(self, fault: Fault) -> None:
         """Turn on a fault that is nothing but a switch."""
-        match fault.kind:
-            case "wedge":
-                self.wedged = True
-            case "slow":
-                self.slow_factor = fault.value
-            case "wrong_tokens":
-                self.wrong_tokens = True
-            case "drift_logprobs":
-                self.logprob_drift = fault.value
-            case "wake_fails":
-                self.wake_fails = True
-            case "wake_hangs":
-                self.wake_hangs = True
-            case _:
-                raise AssertionError(f"{fault.kind} is not a switch")
+        setattr(self, SWITCHES[fault.kind], fault.value if FIELDS[fault.kind] else True)
 
     def status(self) -> dict[str, object]:
         """The switches, for an answer or a log line."""

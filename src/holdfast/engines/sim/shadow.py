@@ -86,7 +86,7 @@ class SimTenant(SimEngine, Tenant):
         computer = SimComputer(pages, size, self.faults, self.weights.right)
         blocks = range(len(pages) // (size * TOKEN_BYTES))
         try:
-            return run_canary(self.canary.request, settings, computer, blocks, size)
+            return run_canary(self.canary.request, settings, computer.compute, blocks, size)
         finally:
             computer.close()
 

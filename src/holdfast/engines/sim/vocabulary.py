@@ -56,10 +56,20 @@ def asset(name: str) -> bytes:
     return (files("holdfast.engines.sim") / "data" / name).read_bytes()
 
 
+def tokenizer_json() -> bytes:
+    """The engine's tokenizer, in the format of the `tokenizers` library."""
+    return asset("tokenizer.json")
+
+
+def chat_template() -> str:
+    """The engine's chat template (ChatML), in jinja."""
+    return asset("chat_template.jinja").decode()
+
+
 @cache
 def load() -> Vocabulary:
     """The packaged vocabulary."""
-    parsed = json.loads(asset("tokenizer.json"))
+    parsed = json.loads(tokenizer_json())
     ids: dict[str, int] = parsed["model"]["vocab"]
     assert ids["<|im_end|>"] == EOS_TOKEN_ID
     symbols = byte_symbols()

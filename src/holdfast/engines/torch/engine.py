@@ -36,8 +36,8 @@ from holdfast.engines.torch.ranks.leader import Leader
 from holdfast.engines.torch.ranks.share import RankWork, share_of_one
 from holdfast.engines.torch.readiness import Readiness
 from holdfast.engines.torch.stepper import Stepper, threads_for
+from holdfast.kv.pool import KvUse
 from holdfast.kv.resumes import Resumes
-from holdfast.kv.usage import KvUse
 from holdfast.memory.client.pool_mapping import PoolMapping
 from holdfast.memory.devices import OutOfMemory
 from holdfast.memory.torch.tensors import torch_device

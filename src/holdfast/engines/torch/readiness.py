@@ -74,7 +74,7 @@ class Readiness:
         ready = self.make(mapping.pages_address, mapping.range_size, sum(mapping.page_sizes))
         computer = self._leader.canary_computer(ready.computer, ready.blocks.start)
         settings, size = self.settings_for(ready.computer), self._work.settings.block_tokens
-        tokens = run_canary(self.canary.request, settings, computer, ready.blocks, size)
+        tokens = run_canary(self.canary.request, settings, computer.compute, ready.blocks, size)
         self._filled = ready
         known = known_answer(self._answers, self._kind(computer), tokens)
         self.canary = Canary(self.canary.request, known, str(self._answers))

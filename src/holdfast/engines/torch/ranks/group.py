@@ -19,8 +19,7 @@ from torch import distributed as _distributed
 
 from holdfast.engines.torch.model.linear import tree_sum
 from holdfast.engines.torch.ranks.share import RankWork
-from holdfast.kv.adopt import Survey
-from holdfast.kv.intersection import agreed, packed
+from holdfast.kv.adopt import Survey, agree, packed, unpacked
 
 dist: Any = _distributed  # its stubs leave out what the groups themselves are made of
 COLLECTIVE_S = 60.0  # the longest step there may be: within it every rank has come to the same sum
@@ -73,7 +72,8 @@ class GroupPeers:
         self._group, self._fenced = group, fenced
 
     async def agree(self, found: Survey) -> Survey:
-        return agreed(await asyncio.to_thread(self._group.gather, packed(found)), self._group.rank)
+        ranks = await asyncio.to_thread(self._group.gather, packed(found))
+        return agree([unpacked(data) for data in ranks])[self._group.rank]
 
     async def fenced(self) -> None:
         """The leader alone waits for the others: it alone gives blocks to anybody."""
