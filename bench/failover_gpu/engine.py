@@ -20,7 +20,7 @@ import msgspec
 
 from bench.gpu.lane import Piece, open_lane
 from holdfast.core.tasks import beside
-from holdfast.failover.epoch import next_epoch
+from holdfast.failover.journal import next_epoch
 from holdfast.memory.client.pool import PoolClient
 from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import HostDevice, OutOfMemory, open_device

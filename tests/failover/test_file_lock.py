@@ -20,7 +20,7 @@ from holdfast.core.procfs import read_process
 from holdfast.failover import file_lock
 from holdfast.failover.file_lock import CHECK_S, FileLock
 from holdfast.failover.filesystems import filesystem_of, filesystem_type, is_networked, mount_id
-from holdfast.failover.identity import UNSIGNED
+from holdfast.failover.lock import UNSIGNED
 from holdfast.testing.processes import fd_count
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]

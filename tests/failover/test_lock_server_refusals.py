@@ -58,9 +58,8 @@ async def served(directory: Path, *, tcp: bool = False, window_s: float = WINDOW
     ready: asyncio.Future[Address] = asyncio.get_running_loop().create_future()
     address: Address = TcpAddress("127.0.0.1", 0) if tcp else UnixAddress(f"{directory}/lock.sock")
     record = directory / "lock.record"
-    running = asyncio.create_task(
-        serve_lock(address, record, window_s, TOKEN if tcp else "", real_world(), ready.set_result)
-    )
+    settings = {"window_s": window_s, "token": TOKEN if tcp else "", "world": real_world()}
+    running = asyncio.create_task(serve_lock(address, record, **settings, on_ready=ready.set_result))
     await asyncio.wait([ready, running], return_when=asyncio.FIRST_COMPLETED, timeout=BOUND_S)
     try:
         yield Served(ready.result(), record, running)
@@ -109,8 +108,9 @@ async def test_wrong_token_on_tcp(tmp_path: Path, token: str, why: str) -> None:
 
 async def test_tcp_without_a_token_is_not_served(tmp_path: Path) -> None:
     """A server that anyone could take the lock from does not start."""
+    address = TcpAddress("127.0.0.1", 0)
     with pytest.raises(UserError, match="needs a token"):
-        await serve_lock(TcpAddress("127.0.0.1", 0), tmp_path / "lock.record", WINDOW_S, "", real_world())
+        await serve_lock(address, tmp_path / "lock.record", window_s=WINDOW_S, token="", world=real_world())
 
 
 async def test_other_user_on_a_unix_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,7 +292,7 @@ async def test_one_server_per_record(tmp_path: Path) -> None:
     async with served(tmp_path) as server:
         address = UnixAddress(f"{tmp_path}/other.sock")
         with pytest.raises(UserError, match="another lock server uses"):
-            await serve_lock(address, server.record, WINDOW_S, "", real_world())
+            await serve_lock(address, server.record, window_s=WINDOW_S, token="", world=real_world())
 
 
 # -- the client

@@ -92,7 +92,7 @@ async def rig() -> AsyncIterator[Rig]:
         made = make_engine(launch, world.rng)
         store = open_store(deployment.store, world.network, world.rng)
         await store.start()
-        worker = Worker(engine, made.card, made.tokenizer, launch, store, world, BeatThread)
+        worker = Worker(engine, made.card, made.tokenizer, launch, store=store, world=world, make_beats=BeatThread)
         engine.write_raw = lambda data: [
             session._transport.write(data) for session in worker.sessions.open if session._transport
         ]

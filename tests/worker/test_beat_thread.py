@@ -21,6 +21,7 @@ from holdfast.worker.beat import OBSERVERS_MAX, BeatThread
 
 pytestmark = pytest.mark.alone
 
+PICKED = TcpAddress("127.0.0.1", 0)
 IDLE = Progress(steps=0, running=0, waiting=0, step_ms_p99=0.0, budget_ms=0.0, thread=None)
 
 
@@ -73,13 +74,21 @@ def source() -> Source:
     return Source()
 
 
-@pytest.fixture
-def thread(source: Source) -> Iterator[BeatThread]:
-    started = BeatThread(TcpAddress("127.0.0.1", 0), source)
+@contextlib.contextmanager
+def beating(source: Source, address: Address = PICKED, *, known: bool = True) -> Iterator[BeatThread]:
+    """A thread that beats; if it is `known`, with its welcome."""
+    started = BeatThread(address, source)
     started.start()
-    started.set_welcome(welcome(started))
+    if known:
+        started.set_welcome(welcome(started))
     yield started
     assert started.stop()
+
+
+@pytest.fixture
+def thread(source: Source) -> Iterator[BeatThread]:
+    with beating(source) as started:
+        yield started
 
 
 def welcome(thread: BeatThread) -> Welcome:
@@ -138,16 +147,12 @@ def test_a_wrong_greeting_is_refused_by_name(thread: BeatThread, hello: bytes, r
 
 def test_before_the_welcome_is_known_observers_are_asked_to_come_again(source: Source) -> None:
     """A worker that is still starting refuses, and welcomes once it knows itself."""
-    thread = BeatThread(TcpAddress("127.0.0.1", 0), source)
-    thread.start()
-    try:
+    with beating(source, known=False) as thread:
         refused = Peer(thread.address).next()
         assert isinstance(refused, Refused)
         assert refused.code == "CannotConnect"
         thread.set_welcome(welcome(thread))
         assert isinstance(Peer(thread.address).next(), Welcome)
-    finally:
-        assert thread.stop()
 
 
 def test_observers_are_bounded_and_places_come_free(thread: BeatThread) -> None:
@@ -168,34 +173,28 @@ def test_observers_are_bounded_and_places_come_free(thread: BeatThread) -> None:
 
 def test_an_observer_that_does_not_read_is_dropped_and_holds_up_nobody(tmp_path: Path, source: Source) -> None:
     """Its buffer full, it is dropped; the others' beats stay on time all the while."""
-    thread = BeatThread(UnixAddress(str(tmp_path / "b.sock")), source)
-    thread.start()
-    thread.set_welcome(welcome(thread))
-    source.now = replace(IDLE, running=1)
-    deaf, peer = Peer(thread.address), Peer(thread.address)
-    assert isinstance(peer.next(), Welcome)
-    peer.beat()
-    silent = min(thread._observers, key=lambda o: o.sock.fileno())  # the one that came first
-    with contextlib.suppress(BlockingIOError):  # fill its buffer, as an hour of beats would
-        while True:
-            silent.sock.send(b"\0" * 1024)
-    gaps = []
-    for _ in range(4):
-        began = time.monotonic()
+    with beating(source, UnixAddress(str(tmp_path / "b.sock"))) as thread:
+        source.now = replace(IDLE, running=1)
+        deaf, peer = Peer(thread.address), Peer(thread.address)
+        assert isinstance(peer.next(), Welcome)
         peer.beat()
-        gaps.append(time.monotonic() - began)
-    assert max(gaps) < 1.0
-    assert silent not in thread._observers
-    deaf.sock.close()
-    assert thread.stop()
+        silent = min(thread._observers, key=lambda o: o.sock.fileno())  # the one that came first
+        with contextlib.suppress(BlockingIOError):  # fill its buffer, as an hour of beats would
+            while True:
+                silent.sock.send(b"\0" * 1024)
+        gaps = []
+        for _ in range(4):
+            began = time.monotonic()
+            peer.beat()
+            gaps.append(time.monotonic() - began)
+        assert max(gaps) < 1.0
+        assert silent not in thread._observers
+        deaf.sock.close()
     assert not os.path.exists(str(tmp_path / "b.sock"))
 
 
-def test_stop_is_quick_and_closes_every_connection(source: Source) -> None:
-    """After stop the thread is over, and its observers see the end."""
-    thread = BeatThread(TcpAddress("127.0.0.1", 0), source)
-    thread.start()
-    thread.set_welcome(welcome(thread))
+def test_stop_is_quick_and_closes_every_connection(thread: BeatThread) -> None:
+    """After stop the thread is over, and its observers see the end; stopping again does no harm."""
     peer = Peer(thread.address)
     assert isinstance(peer.next(), Welcome)
     began = time.monotonic()
@@ -204,7 +203,6 @@ def test_stop_is_quick_and_closes_every_connection(source: Source) -> None:
     while peer.next() is not None:
         pass
     assert "beat" not in {t.name for t in threading.enumerate()}
-    assert thread.stop()
 
 
 def test_a_socket_left_by_a_dead_worker_is_replaced(tmp_path: Path, source: Source) -> None:
@@ -213,10 +211,8 @@ def test_a_socket_left_by_a_dead_worker_is_replaced(tmp_path: Path, source: Sour
     left = socket.socket(socket.AF_UNIX)
     left.bind(address.path)
     left.close()
-    thread = BeatThread(address, source)
-    thread.start()
-    assert isinstance(Peer(address).next(), Refused)
-    assert thread.stop()
+    with beating(source, address, known=False):
+        assert isinstance(Peer(address).next(), Refused)
 
 
 def test_a_busy_port_is_told_to_the_caller(thread: BeatThread, source: Source) -> None:

@@ -80,7 +80,8 @@ class Rig:
         self._store, self._watcher = (open_store(stage.store, world.network, world.rng) for _ in range(2))
         for store in (self._store, self._watcher):
             await store.start()
-        self.worker = Worker(self.engine, made.card, made.tokenizer, launch, self._store, world, BeatThread)
+        parts = {"store": self._store, "world": world, "make_beats": BeatThread}
+        self.worker = Worker(self.engine, made.card, made.tokenizer, launch, **parts)
         self.lock = FileLock(stage.lock, "w", world.clock)
         self._listen()
         shadow = Shadow(self.worker, self.engine, self.lock, stage.journals)

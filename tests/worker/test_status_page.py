@@ -102,8 +102,8 @@ class Rig:
             lambda: self.life,
             lambda: self.now_s,
             lambda: UNIX_S + self.now_s,
-            settings,
-            self.actions,
+            settings=settings,
+            actions=self.actions,
             action_s=action_s,
         )
         self.server = HttpServer(self.page.handle, SocketNetwork())

@@ -68,9 +68,9 @@ async def _serve(where: str, state_file: Path, window_s: float, token: str) -> N
     serving = serve_lock(
         address,
         state_file,
-        window_s,
-        token,
-        real_world(),
+        window_s=window_s,
+        token=token,
+        world=real_world(),
         on_ready=lambda bound: Terminal().line(f"ready: --lock lock+{bound} (Ctrl-C ends it)"),
     )
     if not await done_before(stop, serving, "lock server"):

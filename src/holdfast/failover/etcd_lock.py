@@ -22,8 +22,7 @@ import msgspec
 
 from holdfast.core.ports import World
 from holdfast.core.tasks import Tasks, first
-from holdfast.failover.identity import read_holder, signature
-from holdfast.failover.lock import Holder, in_a_word
+from holdfast.failover.lock import Holder, in_a_word, read_holder, signature
 from holdfast.failover.lost_event import LostEvent
 from holdfast.spec.names import parse_endpoints
 from holdfast.store.backoff import Backoff
@@ -36,7 +35,6 @@ from holdfast.store.etcd_gateway import (
     EtcdUnreachable,
     KeepAliveResponse,
     KeyValue,
-    LeaseRequest,
     RangeRequest,
     RangeResponse,
 )
@@ -223,13 +221,13 @@ class _Election:
 
     async def keep_alive(self, lease: int, timeout_s: float) -> bool:
         """False: there is no such lease any more."""
-        answer = await self._call("lease/keepalive", LeaseRequest(lease), KeepAliveResponse, timeout_s)
+        answer = await self._call("lease/keepalive", {"ID": lease}, KeepAliveResponse, timeout_s)
         return answer.result.TTL > 0
 
     async def revoke(self, lease: int, timeout_s: float) -> None:
         """The lease and its key go at once; if etcd does not answer, they run out by themselves."""
         with contextlib.suppress(StoreUnavailable):
-            await self._call("lease/revoke", LeaseRequest(lease), Empty, timeout_s)
+            await self._call("lease/revoke", {"ID": lease}, Empty, timeout_s)
 
     async def create(self, value: bytes, lease: int, timeout_s: float) -> bool:
         """True: the key was not there, and now hangs on this lease."""

@@ -24,8 +24,7 @@ from holdfast.core.errors import UserError
 from holdfast.core.flock import is_at_path, open_lock_file, read_signature, sign, try_flock
 from holdfast.core.ports import Clock
 from holdfast.failover.filesystems import filesystem_of, is_networked
-from holdfast.failover.identity import read_holder, signature
-from holdfast.failover.lock import Holder, in_a_word
+from holdfast.failover.lock import Holder, in_a_word, read_holder, signature
 
 _log = logging.getLogger(__name__)
 

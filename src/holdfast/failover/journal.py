@@ -45,6 +45,12 @@ class Term:
     last_sent_ns: int  # 0: never
 
 
+def next_epoch(last: int, unix_ms: int) -> int:
+    """A leader's number, larger than every leader's before it. The clock keeps epochs apart that do not know of each
+    other; the count keeps them growing if the clock jumps."""
+    return max(last + 1, unix_ms)
+
+
 class Journal:
     """The writer's side."""
 

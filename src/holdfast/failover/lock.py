@@ -11,18 +11,40 @@ back, and never cleared: its holder has then stopped emitting before anyone else
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
+
+from holdfast.core.procfs import read_process
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who has the lock, for people; never a proof."""
+    """Who has the lock, for people; never a proof, for what a holder signs with stays behind after a release."""
 
     who: str  # the engine's name
     pid: int = 0  # 0: not known here
     start_ticks: int = 0  # of that process: a pid may be used again
     since_unix_s: float = 0.0
+
+
+UNSIGNED = Holder("somebody who has not signed yet")
+
+
+def signature(who: str, unix_s: float) -> bytes:
+    """This process, as a lock's holder from now on."""
+    me = read_process(os.getpid())
+    return msgspec.json.encode(Holder(who, os.getpid(), me.start_ticks if me else 0, round(unix_s, 3))) + b"\n"
+
+
+def read_holder(text: bytes) -> Holder:
+    """Who signed; what cannot be read is somebody all the same."""
+    try:
+        return msgspec.json.decode(text, type=Holder)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return UNSIGNED
 
 
 def in_a_word(lost: asyncio.Event | None, waiting: bool) -> str:

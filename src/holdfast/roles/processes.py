@@ -94,7 +94,7 @@ async def _run_worker(launch: WorkerLaunch, stop: asyncio.Event, on_ready: OnRea
         made = await asyncio.to_thread(make_engine, launch, world.rng)
     await store.start()
     try:
-        worker = Worker(made.engine, made.card, made.tokenizer, launch, store, world, BeatThread)
+        worker = Worker(made.engine, made.card, made.tokenizer, launch, store=store, world=world, make_beats=BeatThread)
         async with made.chaos(worker.sessions.reset_connections):
             await (_shadow(launch, worker, made.shadow(), world) if launch.lock else worker).run(stop, on_ready)
     finally:

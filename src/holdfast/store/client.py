@@ -21,17 +21,14 @@ from holdfast.core.tasks import Tasks
 from holdfast.store import messages as m
 from holdfast.store.backoff import Backoff
 from holdfast.store.contract import (
-    CALLS_MAX,
     Deleted,
     Put,
     State,
-    StoreUnavailable,
     check_key,
     check_value,
 )
 from holdfast.store.link import Answer, Link, LinkClosed
-from holdfast.store.registering import WITHDRAW_TIMEOUT_S, LeasedKey, add_wish
-from holdfast.store.watching import QUEUE_EVENTS_MAX, WatchHub, WatchQueue
+from holdfast.store.shared import QUEUE_EVENTS_MAX, WITHDRAW_TIMEOUT_S, LeasedKey, WatchHub, WatchQueue, add_wish
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +51,13 @@ class EmbeddedStore:
         self._address = address
         self._network = network
         self._backoff = Backoff(rng)
-        self._hub = WatchHub(self._request_watch, self._forget_watch, queue_events_max)
+        self._hub = WatchHub(
+            str(address),
+            "check that the store runs at this address",
+            on_refetch=self._request_watch,
+            on_close=self._forget_watch,
+            events_max=queue_events_max,
+        )
         self._wishes: dict[str, LeasedKey] = {}
         self._watches: dict[int, WatchQueue] = {}
         self._numbers: dict[WatchQueue, int] = {}
@@ -62,7 +65,6 @@ class EmbeddedStore:
         self._next_watch = 0
         self._link: Link | None = None
         self._ready = asyncio.Event()  # a welcomed link is there
-        self._calls = 0
         self._tasks = Tasks(f"store {address}")
         self._closed = False
 
@@ -71,10 +73,7 @@ class EmbeddedStore:
         return self._hub.state
 
     def __repr__(self) -> str:
-        why = f" ({self._hub.reason})" if self._hub.reason else ""
-        have = sum(leased.registered for leased in self._wishes.values())
-        counts = f"{have}/{len(self._wishes)} registered, {len(self._hub.queues)} watches"
-        return f"store {self._address} {'closed' if self._closed else self.state}{why}, {counts}"
+        return self._hub.status(self._wishes.values(), closed=self._closed)
 
     async def start(self) -> None:
         assert not len(self._tasks), "started twice"
@@ -125,34 +124,21 @@ class EmbeddedStore:
 
     async def _call(self, make: Callable[[int], m.ToServer], what: str, timeout_s: float) -> Answer:
         """Ask until answered; asking again after a reconnect is safe because every request is idempotent."""
-        if self._calls >= CALLS_MAX:
-            raise self._unavailable(f"{CALLS_MAX} calls are under way already")
-        self._calls += 1
-        try:
-            async with asyncio.timeout(timeout_s):
-                answer = await self._ask(make)
-        except TimeoutError:
-            raise self._unavailable(f"{what} was not answered within {timeout_s:g} s") from None
-        finally:
-            self._calls -= 1
+        async with self._hub.call(what, timeout_s):
+            answer = await self._ask(make)
         if isinstance(answer, m.Failed):
-            raise self._unavailable(f"{what} failed: {answer.reason}")
+            raise self._hub.unavailable(f"{what} failed: {answer.reason}")
         return answer
 
     async def _ask(self, make: Callable[[int], m.ToServer]) -> Answer:
         while True:
             await self._ready.wait()
             if self._closed or self._link is None:
-                raise self._unavailable("this client was closed")
+                raise self._hub.unavailable("this client was closed")
             if self._link.congested():
-                raise self._unavailable("too many bytes wait to be sent")
+                raise self._hub.unavailable("too many bytes wait to be sent")
             with contextlib.suppress(LinkClosed):
                 return await self._link.call(make)
-
-    def _unavailable(self, cause: str) -> StoreUnavailable:
-        why = f" ({self._hub.reason})" if self._hub.reason else ""
-        mend = "check that the store runs at this address; this client reconnects by itself"
-        return StoreUnavailable(str(self._address), cause + why, mend)
 
     # Registrations
 

@@ -17,9 +17,7 @@ from dataclasses import dataclass
 from holdfast.core.tasks import Tasks
 from holdfast.store.backoff import Backoff
 from holdfast.store.contract import (
-    CALLS_MAX,
     State,
-    StoreUnavailable,
     check_key,
     check_value,
 )
@@ -35,8 +33,7 @@ from holdfast.store.etcd_gateway import (
 )
 from holdfast.store.etcd_lease import LeaseKeeper
 from holdfast.store.etcd_watch import WatchTasks
-from holdfast.store.registering import LeasedKey
-from holdfast.store.watching import QUEUE_EVENTS_MAX, WatchHub, WatchQueue
+from holdfast.store.shared import QUEUE_EVENTS_MAX, LeasedKey, WatchHub, WatchQueue
 
 _log = logging.getLogger(__name__)
 
@@ -67,13 +64,18 @@ class EtcdStore:
         self._gateway = EtcdGateway(endpoints, rng)
         self._keeper = LeaseKeeper(self._gateway, settings.lease_ttl_s, Backoff(rng))
         self._watches = WatchTasks(self._gateway, rng, self._look_now)
-        self._hub = WatchHub(self._restart_watch, self._watches.stop, settings.queue_events_max)
+        self._hub = WatchHub(
+            self._address,
+            "check that etcd runs at this address and has a leader",
+            on_refetch=self._restart_watch,
+            on_close=self._watches.stop,
+            events_max=settings.queue_events_max,
+        )
         self._backoff = Backoff(rng)
         self._group: asyncio.TaskGroup | None = None
         self._beat_now = asyncio.Event()
         self._generation = 0
         self._revision = 0
-        self._calls = 0
         self._tasks = Tasks(f"store {self._address}")
         self._closed = False
 
@@ -82,11 +84,7 @@ class EtcdStore:
         return self._hub.state
 
     def __repr__(self) -> str:
-        why = f" ({self._hub.reason})" if self._hub.reason else ""
-        wishes = self._keeper.wishes.values()
-        counts = f"{sum(leased.registered for leased in wishes)}/{len(wishes)} registered"
-        state = "closed" if self._closed else self.state
-        return f"store {self._address} {state}{why}, {counts}, {len(self._hub.queues)} watches"
+        return self._hub.status(self._keeper.wishes.values(), closed=self._closed)
 
     async def start(self) -> None:
         assert not len(self._tasks), "started twice"
@@ -125,26 +123,15 @@ class EtcdStore:
         self._restart_watch(queue)
         return queue
 
-    def _unavailable(self, cause: str) -> StoreUnavailable:
-        why = f" ({self._hub.reason})" if self._hub.reason else ""
-        mend = "check that etcd runs at this address and has a leader; this client reconnects by itself"
-        return StoreUnavailable(self._address, cause + why, mend)
-
     # Calls
 
     async def _call(self, path: str, request: object, kind: type[Answer], what: str, timeout_s: float) -> Answer:
         """Ask under this client's bounds, and translate what goes wrong."""
-        if self._calls >= CALLS_MAX:
-            raise self._unavailable(f"{CALLS_MAX} calls are under way already")
-        self._calls += 1
-        try:
-            return await self._gateway.ask(path, request, kind, timeout_s)
-        except TimeoutError:
-            raise self._unavailable(f"{what} was not answered within {timeout_s:g} s") from None
-        except EtcdError as error:
-            raise self._unavailable(f"{what} failed: {error}") from error
-        finally:
-            self._calls -= 1
+        async with self._hub.call(what, timeout_s):
+            try:
+                return await self._gateway.ask(path, request, kind, timeout_s)
+            except EtcdError as error:
+                raise self._hub.unavailable(f"{what} failed: {error}") from error
 
     # The heart
 

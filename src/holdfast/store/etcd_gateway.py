@@ -85,15 +85,7 @@ class PutRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     lease: int = 0
 
 
-class GrantRequest(msgspec.Struct, frozen=True):
-    TTL: int
-
-
 class GrantResponse(msgspec.Struct, frozen=True):
-    ID: int
-
-
-class LeaseRequest(msgspec.Struct, frozen=True):
     ID: int
 
 

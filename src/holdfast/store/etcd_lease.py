@@ -17,13 +17,11 @@ from holdfast.store.etcd_gateway import (
     EtcdError,
     EtcdGateway,
     EtcdUnreachable,
-    GrantRequest,
     GrantResponse,
     KeepAliveResponse,
-    LeaseRequest,
     PutRequest,
 )
-from holdfast.store.registering import WITHDRAW_TIMEOUT_S, LeasedKey, add_wish
+from holdfast.store.shared import WITHDRAW_TIMEOUT_S, LeasedKey, add_wish
 
 # One request of this task; several fit into a lease's life.
 REQUEST_TIMEOUT_S = 2.0
@@ -98,7 +96,7 @@ class LeaseKeeper:
         """Drop every key now; if etcd does not answer, the lease runs out by itself."""
         if self._lease is not None:
             with contextlib.suppress(EtcdUnreachable, EtcdError):
-                await self._gateway.call("lease/revoke", LeaseRequest(self._lease), Empty, WITHDRAW_TIMEOUT_S)
+                await self._gateway.call("lease/revoke", {"ID": self._lease}, Empty, WITHDRAW_TIMEOUT_S)
         self._abandon_lease()
 
     def _idle_s(self) -> float:
@@ -111,16 +109,14 @@ class LeaseKeeper:
     async def _renew(self) -> None:
         now_s = asyncio.get_running_loop().time()
         if self._lease is not None and now_s >= self._renew_at_s:
-            answer = await self._gateway.call(
-                "lease/keepalive", LeaseRequest(self._lease), KeepAliveResponse, REQUEST_TIMEOUT_S
-            )
+            lease = {"ID": self._lease}
+            answer = await self._gateway.call("lease/keepalive", lease, KeepAliveResponse, REQUEST_TIMEOUT_S)
             self._renew_at_s = now_s + self._ttl_s / KEEPALIVES_PER_TTL
             if answer.result.TTL <= 0:
                 self._abandon_lease()
         if self._lease is None and self.wishes:
-            granted = await self._gateway.call(
-                "lease/grant", GrantRequest(self._ttl_s), GrantResponse, REQUEST_TIMEOUT_S
-            )
+            wanted = {"TTL": self._ttl_s}
+            granted = await self._gateway.call("lease/grant", wanted, GrantResponse, REQUEST_TIMEOUT_S)
             self._lease = granted.ID
             self._renew_at_s = now_s + self._ttl_s / KEEPALIVES_PER_TTL
 

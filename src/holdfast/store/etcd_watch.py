@@ -23,7 +23,7 @@ from holdfast.store.etcd_gateway import (
     RangeResponse,
     WatchResult,
 )
-from holdfast.store.watching import WatchQueue
+from holdfast.store.shared import WatchQueue
 
 _log = logging.getLogger(__name__)
 

@@ -49,6 +49,7 @@ class Worker:
         card: ModelCard,
         tokenizer: bytes,
         settings: WorkerLaunch,
+        *,
         store: Store,
         world: World,
         make_beats: MakeBeats,
@@ -75,7 +76,7 @@ class Worker:
         self.more_facts: Callable[[], dict[str, Any]] = dict
         self.actions: Actions = {}
         clocks = self._loop.time, world.clock.unix_s
-        self.page = StatusPage(self.facts, lambda: self.life, *clocks, settings, self.actions)
+        self.page = StatusPage(self.facts, lambda: self.life, *clocks, settings=settings, actions=self.actions)
         self._status = HttpServer(self.page.handle, world.network)
         self._status_at = ""
 

@@ -23,8 +23,7 @@ from holdfast.core.requests import Output
 from holdfast.core.tasks import Tasks, done_before
 from holdfast.discovery.keys import INSTANCES, STANDBYS
 from holdfast.engines.contract import EngineEvents, ShadowEngine
-from holdfast.failover.epoch import next_epoch
-from holdfast.failover.journal import Journal
+from holdfast.failover.journal import Journal, next_epoch
 from holdfast.failover.lifecycle import (
     Announced,
     Ended,

@@ -45,6 +45,7 @@ class StatusPage:
         lifecycle: Callable[[], Lifecycle],
         clock: Callable[[], float],
         unix_clock: Callable[[], float],
+        *,
         settings: WorkerLaunch,
         actions: Mapping[str, Action],
         action_s: float = ACTION_S,

@@ -18,6 +18,7 @@ WINDOW_S_MIN = 0.2
 async def serve_lock(
     address: Address,
     state_path: Path,
+    *,
     window_s: float,
     token: str,
     world: World,
