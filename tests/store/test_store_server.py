@@ -13,16 +13,20 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from store_rigs import EmbeddedRig, end, unavailable_within, until_snapshot, upcoming
+from store_rigs import EmbeddedRig, end, has, registered, unavailable_within, until_snapshot, upcoming
 
 from holdfast.core.address import UnixAddress, parse_address
 from holdfast.core.errors import UserError
+from holdfast.store import client as store_client
 from holdfast.store import messages as m
 from holdfast.store.client import EmbeddedStore
 from holdfast.store.contract import Lost, Snapshot
 from holdfast.store.durable import DurableFile
+from holdfast.store.machine import Limits
 from holdfast.store.opening import open_store
 from holdfast.store.server import ServerSettings, StoreServer
+from holdfast.store.shared import LeasedKey
+from holdfast.testing.waiting import until
 from holdfast.wire.frames import FRAME_BYTES_MAX, FrameSplitter, encode, frame
 from holdfast.wire.net import SocketNetwork
 
@@ -132,6 +136,27 @@ async def test_too_many_connections_are_refused_by_name(inside: Inside) -> None:
     for guest in guests:
         guest.close()
     assert await client.get("k", 5) is None
+
+
+async def test_a_refused_registration_is_told_once_and_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full store refuses it at every tick, which the log says once; with room again it is there."""
+    inside = Inside(tmp_path, ServerSettings(Limits(keys_max=1)))
+    await inside.server.start()
+    client, other = await inside.client(), await inside.client()
+    held = await registered(other, "k/1", b"first")
+    refused, become_refused = [], LeasedKey.become_refused
+    monkeypatch.setattr(LeasedKey, "become_refused", lambda *given: refused.append(become_refused(*given)))
+    monkeypatch.setattr(store_client, "TICK_S", 0.02)
+    client.register("k/2", b"second")
+    await until(lambda: len(refused) > 2, "it to be tried again")
+    assert caplog.text.count("registration k/2 pending: refused: the store is full") == 1
+    await held.withdraw()
+    await has(other, "k/2", b"second")
+    for store in inside.clients:
+        await store.close()
+    inside.server.close()
 
 
 async def test_a_disk_that_cannot_be_written_fails_the_put(inside: Inside, tmp_path: Path) -> None:

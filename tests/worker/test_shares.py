@@ -132,15 +132,3 @@ def test_who_wants_little_gets_all_of_it() -> None:
     alone = served({"B": 2}, rounds=2000, life=10)
     assert done["B"] >= 0.75 * alone["B"], (done, alone)
     assert done["A"] + done["B"] >= 0.95 * sum(served({"A": 800}, rounds=2000, life=10).values())
-
-
-def test_a_frontend_that_does_not_answer_loses_its_turn() -> None:
-    """It is frozen: its place is kept for a moment, then it is another's."""
-    shares: Shares[str] = Shares()
-    for who in "AB":
-        shares.turn_away(who)
-    assert shares.offer(1, lambda who: 0, 10.0) == {"A": 1}
-    assert shares.offer(1, lambda who: 0, 10.5) == {}
-    assert shares.offer(1, lambda who: 0, 10.0 + KEEP_S) == {"B": 1}
-    assert "A" not in shares
-    assert not shares.take("A", 1), "it comes too late: the place is B's"

@@ -59,9 +59,6 @@ class StoreUnavailable(Exception):
 
     def __init__(self, address: str, cause: str, mend: str) -> None:
         super().__init__(f"store {address}: {cause}; {mend}")
-        self.address = address
-        self.cause = cause
-        self.mend = mend
 
 
 class Registration(Protocol):

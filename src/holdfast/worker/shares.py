@@ -32,8 +32,7 @@ class _Turn:
 class Shares(Generic[Who]):
     """The line before one worker."""
 
-    def __init__(self, keep_s: float = KEEP_S) -> None:
-        self._keep_s = keep_s
+    def __init__(self) -> None:
         self._line: dict[Who, _Turn] = {}  # who was offered a place last stands last
         self.kept = 0
 
@@ -53,7 +52,6 @@ class Shares(Generic[Who]):
         if turn is not None and turn.kept:
             turn.kept -= 1
             self.kept -= 1
-            return free > self.kept
         return free > self.kept
 
     def leave(self, who: Who) -> None:
@@ -85,7 +83,7 @@ class Shares(Generic[Who]):
             spare -= 1
         for who, places in offers.items():
             self._line[who] = self._line.pop(who)
-            self._line[who].kept, self._line[who].until_s = places, now_s + self._keep_s
+            self._line[who].kept, self._line[who].until_s = places, now_s + KEEP_S
             self.kept += places
         return offers
 
