@@ -60,10 +60,9 @@ class Stage:
     def start_vault(self) -> None:
         self._vault.start()
 
-    def restart_vault(self) -> None:
-        """A clean end and a new one: what nobody maps is gone."""
+    def stop_vault(self) -> None:
+        """A clean end: what nobody maps is gone."""
         self._vault.stop()
-        self._vault.start()
 
     def vault(self, number: signal.Signals, role: str = VAULT) -> None:
         """A signal to the vault's process, or to its KEEPER."""

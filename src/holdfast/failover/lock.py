@@ -49,9 +49,9 @@ def read_holder(text: bytes) -> Holder:
 
 def in_a_word(lost: asyncio.Event | None, waiting: bool) -> str:
     """Where a lock is, by the event of its last grant, if it had one."""
-    if lost is not None:
-        return "lost" if lost.is_set() else "held"
-    return "waited for" if waiting else "not held"
+    if lost is not None and not lost.is_set():
+        return "held"
+    return "waited for" if waiting else "lost" if lost is not None else "not held"
 
 
 class FailoverLock(Protocol):
