@@ -64,7 +64,7 @@ def fetched(url: str) -> str:
 
 async def _write(path: str) -> MemoryClient:
     client = MemoryClient(path, open_device("host-0"), 0, slab_bytes=2 << 20)
-    await client.connect()
+    await client.connect(30)
     assert await client.acquire("rw", 5000) == "rw"
     addresses = await client.allocate([TensorSpec("t", (1000,), (1,), "uint8", 1000)], "weights-1")
     client.device.write(addresses["t"], b"x" * 1000)

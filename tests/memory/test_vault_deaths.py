@@ -70,9 +70,9 @@ async def test_waiter_of_a_killed_vault_is_told_at_once_and_may_ask_again(rig: R
         rig.kill("server")
         with pytest.raises(ConnectionError):
             await asyncio.wait_for(waiting, BOUND_S)
-        await waiter.connect()
+        await waiter.connect(30)
         waiting = asyncio.ensure_future(waiter.acquire("ro", 60_000, wait_for_writer=True))
-        await writer.connect()
+        await writer.connect(30)
         await write(writer, 2)
         assert await waiting == "ro"
         assert digest(waiter) == expected(2)
@@ -90,9 +90,9 @@ async def test_half_done_writer_of_a_killed_vault_is_told_aborted(rig: Rig) -> N
             await writer.commit()
         assert refused.value.code == "aborted"
         await until(lambda: not other.connected, "the other notices too")
-        await other.connect()
+        await other.connect(30)
         assert await other.acquire("ro", 1000) == "empty"
-        await writer.connect()
+        await writer.connect(30)
         await write(writer, 2)
         assert digest(writer) == expected(2)
 

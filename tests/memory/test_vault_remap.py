@@ -20,7 +20,7 @@ pytestmark = pytest.mark.processes
 async def sleeper_of(rig: Rig, seed: int = 1, identity: str | None = None) -> MemoryClient:
     """A client that wrote weights and gave its mapping up."""
     client = MemoryClient(rig.path(), open_device("host-0"), 0)
-    await client.connect()
+    await client.connect(30)
     await write(client, seed, identity)
     await client.unmap()
     return client

@@ -49,7 +49,7 @@ device = open_device("host-0")
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 async def main():
     client = MemoryClient(sys.argv[1], device, 0)
-    await client.connect()
+    await client.connect(30)
     assert WriterLock(Path(sys.argv[1]).parent, "nobody").try_acquire()
     return await client.acquire("rw", 1000)
 try:
@@ -132,7 +132,7 @@ async def test_strangers_vault_is_refused_by_who_connects() -> None:
         assert stranger.stdout is not None
         await stranger.stdout.readline()
         with pytest.raises(PermissionError, match="--vault-uid 65534"):
-            await MemoryClient(path, open_device("host-0"), 0).connect()
+            await MemoryClient(path, open_device("host-0"), 0).connect(30)
         assert (await stranger.communicate())[0] == b"0\n"
 
 
@@ -442,7 +442,7 @@ async def test_silent_connections_take_nothing_from_those_who_are_here(rig: Rig)
 
 async def _connects(client: MemoryClient) -> bool:
     try:
-        await client.connect()
+        await client.connect(30)
     except VaultRefused:
         return False
     return True

@@ -53,7 +53,7 @@ async def serve(path: str, width: int, device: str) -> None:
 
     loop = asyncio.get_running_loop()
     client = MemoryClient(path, open_device(device), 0)
-    await client.connect()
+    await client.connect(30)
     model = story.on_meta(width)
 
     async def obey(command: str) -> Any:

@@ -35,7 +35,7 @@ class Agent:
     async def open(self, device: str = "host-0") -> None:
         path = str(self._directory / f"gms_{device}.sock")
         client = MemoryClient(path, open_device(device), self._engine_id, on_lost=self._lost.append)
-        await client.connect()
+        await client.connect(30)
         self._clients[device] = client
         self._pools[device] = PoolClient(client, open_device("host-0"))
 

@@ -100,7 +100,7 @@ class Rig:
     async def client(self, engine_id: int = 0, device: str = "host-0", **options: Any) -> AsyncIterator[MemoryClient]:
         """A connected client in this process."""
         client = MemoryClient(self.path(device), open_device(device), engine_id, **options)
-        await client.connect()
+        await client.connect(30)
         try:
             yield client
         finally:
