@@ -7,6 +7,7 @@ from __future__ import annotations
 from streams_rig import Cluster
 
 from holdfast.core.errors import Code
+from holdfast.routing.table import Standing
 from holdfast.spec.launch import HoldSettings
 
 
@@ -43,7 +44,7 @@ def test_a_request_turned_away_goes_on_as_if_it_had_never_been_there() -> None:
     one, two = cluster.ask("one"), cluster.ask("two")
     worker.turn_away("one")
     worker.turn_away("two")
-    assert not cluster.set().table.has_ready
+    assert not cluster.set().table.has_place(Standing.FRESH)
     worker.room(1)
     assert [request.request_id for request in worker.requests] == ["one", "two", "one"]
     worker.say("one", [7], finish="length")

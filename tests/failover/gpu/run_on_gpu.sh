@@ -5,6 +5,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/../../.."
 OUT="${OUT:-$(mktemp -d)}"
+mkdir -p "$OUT"
 PYTHON="${PYTHON:-python3}"
 export PYTHONPATH="$PWD/src:$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 ulimit -n 20000 2>/dev/null || ulimit -n "$(ulimit -Hn)"

@@ -5,6 +5,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/../../.."
 OUT="${OUT:-$(mktemp -d)}"
+mkdir -p "$OUT"
 PYTHON="${PYTHON:-python3}"
 export PYTHONPATH="$PWD/src:$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 export HOLDFAST_GPU_RESULTS="$OUT/memory_gpu.json" HOLDFAST_GPU_VAULT_RESULTS="$OUT/vault_gpu.json"
