@@ -39,6 +39,7 @@ def test_cost_at_full_speed() -> None:
     assert _kept(12, lambda: _cost("--streams", "32", "--requests", "320"))
 
 
+@pytest.mark.long  # full speed shows the same path
 def test_cost_when_paced() -> None:
     """64 streams of one token every 10 ms cost at most 32 ms per 1,000 tokens."""
     assert _kept(32, lambda: _cost("--streams", "64", "--pace-ms", "10", "--requests", "192"))
@@ -56,6 +57,7 @@ def test_first_token_and_long_prompts() -> None:
     assert _kept(0, over_the_machines_own)
 
 
+@pytest.mark.long
 def test_two_importers_share_one_copy_and_remap_is_near_its_floor() -> None:
     """Both importers' shares add up to the weights once; remap takes at most 20 times its floor (with a half more for a
     busy machine)."""

@@ -418,10 +418,9 @@ async def test_nothing_is_waited_for_between_the_grant_and_the_first_work(
 @pytest.mark.parametrize("kind", SHADOWS)
 async def test_a_pool_of_another_geometry_is_not_adopted(kind: str, vault: Vault) -> None:
     """An heir with other sizes drops what is there, makes its own pool, and says the right tokens."""
-    async with standing_by(kind, vault, engine_id=1, blocks=256) as heir:
-        async with awake(kind, vault) as r:
-            right = await alone(r, request(prompt(40), 20))
-            await r.engine.rest()
+    async with awake(kind, vault) as r, standing_by(kind, vault, engine_id=1, blocks=256) as heir:
+        right = await alone(r, request(prompt(40), 20))
+        await r.engine.rest()
         woken = await heir.engine.wake(1001)
         assert woken.blocks == 0
         assert await alone(heir, request(prompt(40), 20)) == right

@@ -215,6 +215,7 @@ def test_chat_template_is_chatml() -> None:
     assert template.render(messages=messages, add_generation_prompt=True) == turns + "<|im_start|>assistant\n"
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_training_script_runs_anywhere(tmp_path: Path) -> None:
     """The script makes a working tokenizer from this Python's docstrings alone."""

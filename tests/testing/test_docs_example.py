@@ -15,6 +15,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
 LINES_MAX = 40
 
 
+@pytest.mark.long
 @pytest.mark.alone
 @pytest.mark.processes
 def test_the_example_passes_in_somebody_elses_folder(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ GPU = [
     pytest.mark.skipif(not Path("/dev/nvidiactl").exists(), reason="no NVIDIA GPU here"),
 ]
 ON_GPU = pytest.param("cuda-0", 100.0, 3, marks=GPU)
-ON_HOST = pytest.param("host-0", 0.05, 1, marks=[pytest.mark.processes, pytest.mark.timeout(60)])
+ON_HOST = pytest.param("host-0", 0.05, 1, marks=[pytest.mark.long, pytest.mark.processes, pytest.mark.timeout(60)])
 
 
 def bench_of(device: str, gib: float, kills: int) -> GpuBench:
