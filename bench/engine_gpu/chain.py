@@ -110,11 +110,15 @@ class _Run:
         return [client.received.pieces for client in self.asking.open.values()]
 
     def decoding(self) -> bool:
-        """Whether every stream is in the middle of its answer."""
-        return all(SEEN <= len(pieces) <= self.bench.tokens - LEFT for pieces in self.pieces())
+        return in_their_middle([len(pieces) for pieces in self.pieces()], self.bench.tokens)
 
     def moved_on(self, since_s: float) -> bool:
         return all(len(pieces) >= AFTER and pieces[-AFTER][0] > since_s for pieces in self.pieces())
+
+
+def in_their_middle(counts: Sequence[int], tokens: int) -> bool:
+    """Whether streams that have so many tokens of an answer have all begun it, and none is near its end."""
+    return all(SEEN <= count <= tokens - LEFT for count in counts)
 
 
 def run(bench: ChainBench, keep: Keep) -> Row:

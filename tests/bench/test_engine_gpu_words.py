@@ -148,6 +148,14 @@ def test_a_gap_is_between_two_pieces_with_tokens() -> None:
     assert worst_gap_s(pieces[:1], 9.15) == 0.0
 
 
+def test_a_kill_waits_for_streams_in_their_middle() -> None:
+    """All streams must have begun, and none may be near its end."""
+    begun, near_end = chain.SEEN, 1000 - chain.LEFT
+    assert chain.in_their_middle([begun, near_end], 1000)
+    assert not chain.in_their_middle([begun, begun - 1], 1000)
+    assert not chain.in_their_middle([begun, near_end + 1], 1000)
+
+
 # -- memory
 
 
