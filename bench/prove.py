@@ -26,6 +26,11 @@ Rows = Mapping[str, Callable[[], Row]]
 
 def main(argv: list[str]) -> int:
     """Run the rows asked for (default: all) of the proof named first."""
+    files = (ROOT / "bench").glob("prove_*.py")
+    proofs = sorted(file.stem.removeprefix("prove_").replace("_", "-") for file in files)
+    if not argv or argv[0] not in proofs:
+        print(f"name one of {', '.join(proofs)}, and its rows if not all are meant", file=sys.stderr)
+        return 2
     name, *words = argv
     proof = importlib.import_module(f"bench.prove_{name.replace('-', '_')}")
     rows: Rows = proof.ROWS

@@ -128,7 +128,7 @@ async def test_remap_after_an_empty_restart_is_empty_at_once(rig: Rig) -> None:
     await restart_empty(rig)
     begun_s = asyncio.get_running_loop().time()
     assert await client.remap(30_000) == "empty"
-    assert asyncio.get_running_loop().time() - begun_s < 2.0, "only the vault's own start takes time"
+    assert asyncio.get_running_loop().time() - begun_s < 15.0, "it did not wait for a writer"
     assert await client.acquire("rw_or_ro", 1000) == "rw"
     await load(client, 1)
     assert client.mapped.addresses() == before

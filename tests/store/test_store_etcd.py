@@ -15,9 +15,10 @@ import aiohttp
 import pytest
 from store_rigs import EtcdRig, end, free_port, items_under, registered, until, until_snapshot, upcoming
 
-from holdfast.store.contract import Deleted, Put, Snapshot
+from holdfast.store.contract import Deleted, Put, Snapshot, StoreUnavailable
 from holdfast.store.etcd_client import EtcdSettings, EtcdStore
 from holdfast.store.etcd_watch import range_end
+from holdfast.testing import waiting
 
 pytestmark = pytest.mark.processes
 
@@ -180,3 +181,21 @@ async def test_another_applications_keys_are_no_trouble(rig: EtcdRig, store: Etc
     await store.put("k", b"v", 5)
     assert await upcoming(watch) == Put("k", b"v")
     assert await items_under(store, "") == {"k": b"v"}
+
+
+async def test_a_full_etcd_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It gives no lease any more: whoever registers says so in its log, with etcd's reason, and not at every try."""
+    rig = EtcdRig(tmp_path)
+    command = [*rig.command(), "--quota-backend-bytes", "65536"]
+    rig.command = lambda: command  # type: ignore[method-assign]
+    await rig.start()
+    try:
+        async with rig.opened() as store:
+            with pytest.raises(StoreUnavailable, match="space exceeded"):
+                await store.put("k", b"a" * 60_000, 5)
+            store.register("r/1", b"here")
+            await waiting.until(lambda: "registration r/1 pending: refused: " in caplog.text, "it to be told")
+            await asyncio.sleep(1.0)  # several tries
+            assert caplog.text.count("registration r/1 pending: refused: ") == 1
+    finally:
+        end(rig.process)

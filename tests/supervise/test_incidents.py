@@ -53,7 +53,7 @@ TIMELINE: dict[str, Any] = {
 
 
 def frontend(*earlier: dict[str, Any], **last: Any) -> Status:
-    plain = {"unix_s": 999.4, "instance": "abc", "epoch": FIRST, "streams": 0, "lost": 0, "worst_gap_ms": 0.0}
+    plain = {"instance": "abc", "epoch": FIRST, "streams": 0, "lost": 0, "worst_gap_ms": 0.0}
     seams = [plain | seam for seam in (*earlier, last) if seam]
     return Status("frontend", "frontend", 1, "ready", "", 0, seams=seams)
 
@@ -89,10 +89,10 @@ def test_other_workers_failures_are_not_mixed_in() -> None:
 
 
 def test_what_a_worker_survived_is_no_part_of_its_end() -> None:
-    """Each of its failures has its own streams: those of the one nearest to its end count, and none where it died long
-    after."""
-    survived = {"unix_s": 940.0, "streams": 9, "lost": 4, "worst_gap_ms": 900.0}
-    told = complete(DIED, [frontend(survived, {"unix_s": 992.0, "streams": 7}, streams=2, worst_gap_ms=61.5)], TERMS)
+    """Each of its failures has its own streams; those of the last, which it did not survive, count, whenever it was and
+    was heard of, and none where it died idle. A frontend of an earlier version has one seam for all."""
+    survived = {"survived": True, "streams": 9, "lost": 4, "worst_gap_ms": 900.0}
+    told = complete(DIED, [frontend(survived, survived, streams=2, worst_gap_ms=61.5)], TERMS)
     assert (told.streams, told.lost, told.gap_ms) == (2, 0, 61.5)
     idle = complete(DIED, [frontend(survived)], TERMS)
     assert (idle.streams, idle.lost, idle.gap_ms) == (0, 0, None)

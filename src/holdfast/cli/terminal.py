@@ -104,8 +104,11 @@ class Terminal:
         try:
             self.file.write(text)
             self.file.flush()
+            lost: list[OSError] = []
         except OSError as error:
-            _LOST[:] = [error] if self.file is sys.stdout else _LOST
+            lost = [error]
+        if self.file is sys.stdout:
+            _LOST[:] = lost  # what a full disk kept back is in the buffer: once it is written, nothing was lost
 
     @contextlib.contextmanager
     def turning(self, text: str) -> Iterator[Spinner]:

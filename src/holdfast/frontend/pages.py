@@ -35,7 +35,7 @@ class Pages:
     directory: ModelDirectory
     dispatcher: Dispatcher
     roster: Roster
-    unix_s: Callable[[], float]
+    created: int
     store_state: Callable[[], str]
     metrics: FrontendMetrics
     name: str = "frontend"  # whose the numbers are, on a page of all who share the port
@@ -43,10 +43,6 @@ class Pages:
     draining: bool = False
     streams: Callable[[], int] = lambda: 0  # requests under way
     _scrapes: Tasks = field(default_factory=lambda: Tasks("scrapes"))
-    _created: int = 0
-
-    def __post_init__(self) -> None:
-        self._created = int(self.unix_s())
 
     @staticmethod
     def has(path: str) -> bool:
@@ -89,7 +85,7 @@ class Pages:
         return {
             "id": name,
             "object": "model",
-            "created": self._created,
+            "created": self.created,
             "owned_by": "holdfast",
             "root": card.root or name,  # vLLM's bench looks here for the tokenizer
             "parent": None,
@@ -115,7 +111,7 @@ class Pages:
             "held": sum(self._held().values()),
             "resumed_total": sum(self.dispatcher.stats.resumed.values()),
             "models": sorted(self.directory.models()),
-            "seams": [self._seam(seam) for seam in self.dispatcher.stats.seams],
+            "seams": [_seam(seam) for seam in self.dispatcher.stats.seams],
             "workers": [self._worker(*watched) for watched in self.roster.watchers.items()],
             "unwritten": UNWRITTEN.words,
         }
@@ -140,8 +136,8 @@ class Pages:
             return f"no active worker; {standbys} stands by to take over"
         return "no worker that can serve" if self.roster.watchers else "no worker is known"
 
-    def _seam(self, seam: Seam) -> dict[str, Any]:
-        """One failure of a worker, as its streams saw it."""
-        shown = {"instance": f"{seam.worker:x}", "epoch": seam.epoch, "streams": seam.streams, "lost": seam.lost}
-        failed_unix_s = self.unix_s() - (self.dispatcher.clock() - seam.at_s)
-        return shown | {"unix_s": round(failed_unix_s, 3), "worst_gap_ms": round(seam.worst_s * 1000, 1)}
+
+def _seam(seam: Seam) -> dict[str, Any]:
+    """One failure of a worker, as its streams saw it."""
+    shown = {"instance": f"{seam.worker:x}", "epoch": seam.epoch, "survived": seam.survived}
+    return shown | {"streams": seam.streams, "lost": seam.lost, "worst_gap_ms": round(seam.worst_s * 1000, 1)}

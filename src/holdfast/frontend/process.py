@@ -55,7 +55,7 @@ async def run_frontend(
     roster = Roster(directory, dispatcher, network, rng, TextMaker(unix_s).prepare, peer)
     admission = Admission(directory, dispatcher, AdmissionSettings(), rng, unix_s)
     shown = FrontendMetrics(dispatcher.stats)
-    pages = Pages(directory, dispatcher, roster, unix_s, lambda: store.state, shown, settings.name, others)
+    pages = Pages(directory, dispatcher, roster, int(unix_s()), lambda: store.state, shown, settings.name, others)
     access = AccessLog() if settings.access_log else None
     accounts = Accounts(directory, shown, access)
     large = LargeBodies(admission.settings.prompt_chars_max, shown.reader_lost)

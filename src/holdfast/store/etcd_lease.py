@@ -87,6 +87,10 @@ class LeaseKeeper:
             except EtcdError as error:
                 if error.code == CODE_NOT_FOUND:
                     self._abandon_lease()
+                else:  # a full etcd gives no lease either
+                    for leased in self.wishes.values():
+                        if not leased.registered:
+                            leased.become_refused(str(error))
                 wait_s = self._backoff.next_s()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):

@@ -77,6 +77,8 @@ class Dispatcher:
             return
         routable = link.trusted and not self.objection(link)
         workers.table.update(link.slot, routable=routable, admit_max=link.admit_max if routable else None)
+        if routable:
+            self.stats.serves(link.slot.name, link.epoch)
         self.workers_changed(workers)
 
     def objection(self, link: WorkerLink) -> str:
@@ -126,6 +128,7 @@ class Dispatcher:
             return  # no token in it: nothing is proved yet
         flight.first_output = False
         flight.workers.table.settle(slot, flight.standing)
+        self.stats.serves(slot.name, self.links[slot].epoch)
         if flight.standing is Standing.SUSPECT or flight.workers.holds.suspects:
             self._fill(flight.workers)
         if flight.failed_at_s:
@@ -160,7 +163,7 @@ class Dispatcher:
         flight.standing = standing_of(ledger.resumed, ledger.deaths)
         verdict = after_failure(code, message, ledger.barren, ledger.deaths)
         if link is not None and code in RESUMABLE:
-            flight.fell(self.stats.seam(link.slot.name, link.epoch, self.clock()), self.clock())
+            flight.fell(self.stats.seam(link.slot.name, link.epoch), self.clock())
         if isinstance(verdict, Fail):
             self._patience.lose(flight, verdict.code, verdict.message)
             self._fill(flight.workers)
@@ -189,8 +192,7 @@ class Dispatcher:
 
     def has_room(self, link: WorkerLink, places: int) -> None:
         """A worker that was full keeps places for us: what waits takes them, and what is left it may give to others."""
-        workers = link.workers
-        if workers is None:
+        if (workers := link.workers) is None:
             return
         workers.table.has_room(link.slot, places)
         self._fill(workers)
@@ -248,8 +250,7 @@ class Dispatcher:
             end = self._patience.refuse if flight.attempt == 1 else self._patience.lose
             end(flight, Code.INVALID_REQUEST, f"{ledger.length} tokens are too long to send: {error}")
             return True
-        flight.slot, flight.sent_s = slot, self.clock()
-        flight.first_output = True
+        flight.slot, flight.sent_s, flight.first_output = slot, self.clock(), True
         workers.table.take(slot, flight.cost, ledger.prompt, flight.standing)
         workers.note_trial(flight.sent_s)
         link.streams[flight.stream] = flight
@@ -293,8 +294,7 @@ class Dispatcher:
                 return
             workers.holds.drop(flight)
             other = others[0]
-            same_prompt = other.card.chat_template == workers.card.chat_template
-            if flight.ledger.emitted or not same_prompt:
+            if flight.ledger.emitted or other.card.chat_template != workers.card.chat_template:
                 flight.ledger.exact = False
             flight.workers = other
             self._send(flight)  # a stand-in has a place, or it would not be one

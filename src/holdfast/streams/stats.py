@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 # Failures remembered: what a supervisor that asks every second can have missed, and far more.
 SEAMS_MAX = 64
-# Within it streams fail of the same: all in one turn of the loop, or one by one as an engine's steps find them.
-ONE_FAILURE_S = 1.0
 
 
 class TokenGaps:
@@ -44,11 +42,11 @@ class TokenGaps:
 
 @dataclass(slots=True, eq=False)
 class Seam:
-    """What one failure of a worker was to the streams that ran on it."""
+    """What one failure of a worker was to the streams that ran on it: all that fail until it serves again."""
 
     worker: int
     epoch: int  # it led under; 0 for one without a group
-    at_s: float  # when the first of them failed
+    survived: bool = False  # it serves again: whatever comes next is another failure
     streams: int = 0  # that went on elsewhere
     lost: int = 0  # that did not
     worst_s: float = 0.0  # last token before to first token after
@@ -71,10 +69,19 @@ class DispatchStats:
     seams: deque[Seam] = field(default_factory=lambda: deque(maxlen=SEAMS_MAX))  # the latest
     takeovers: int = 0  # a standby said that it is active now
 
-    def seam(self, worker: int, epoch: int, now_s: float) -> Seam:
+    def seam(self, worker: int, epoch: int) -> Seam:
         """Of the failure that a stream on this worker has just met: with others, or as its first."""
-        for seam in reversed(self.seams):
-            if (seam.worker, seam.epoch) == (worker, epoch) and now_s - seam.at_s < ONE_FAILURE_S:
-                return seam
-        self.seams.append(Seam(worker, epoch, now_s))
-        return self.seams[-1]
+        seam = self._unsurvived(worker, epoch)
+        if seam is None:
+            seam = Seam(worker, epoch)
+            self.seams.append(seam)
+        return seam
+
+    def serves(self, worker: int, epoch: int) -> None:
+        """It can take work, or makes tokens: whatever it failed, it survived."""
+        if self.seams and (seam := self._unsurvived(worker, epoch)) is not None:
+            seam.survived = True
+
+    def _unsurvived(self, worker: int, epoch: int) -> Seam | None:
+        key = (worker, epoch)
+        return next((seam for seam in self.seams if not seam.survived and (seam.worker, seam.epoch) == key), None)

@@ -10,7 +10,6 @@ said is None or empty.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,6 @@ INCIDENTS_MAX = 100
 SEEN_LATE_NS = 5_000_000_000
 # Two who saw the same end; an epoch, which may stand for it, is a whole millisecond.
 SAME_ZERO_MS = 5.0
-# Between streams' failure and the process's end: the stopped or wedged are killed, and torn down (facts 4c).
-SAME_END_S = 10.0
 SUCCESSION_S = 120.0  # a group without a leader for longer has been started again, not taken over
 
 
@@ -126,11 +123,8 @@ def _with_streams(incident: Incident, statuses: Sequence[Status]) -> Incident:
     if not heard or not incident.instance:
         return incident
     key = (incident.instance, incident.epoch)
-    seams: list[dict[str, Any]] = []
-    for told in heard:  # of one frontend: what it survived before is no part of its end
-        own = [seam for seam in told if (seam.get("instance"), seam.get("epoch")) == key]
-        apart = [(abs(seam.get("unix_s", 0.0) - incident.unix_s), seam) for seam in own]
-        seams += [seam for apart_s, seam in sorted(apart, key=itemgetter(0))[:1] if apart_s < SAME_END_S]
+    own = [seam for told in heard for seam in told if (seam.get("instance"), seam.get("epoch")) == key]
+    seams = [seam for seam in own if not seam.get("survived")]  # what it survived before is no part of its end
     streams, lost = (sum(int(seam[name]) for seam in seams) for name in ("streams", "lost"))
     gap_ms = max((float(seam["worst_gap_ms"]) for seam in seams if seam["streams"]), default=None)
     # A frontend that has died since takes what it knew with it; what was heard once stands.

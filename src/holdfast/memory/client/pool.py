@@ -31,9 +31,8 @@ class PoolClient:
     client: MemoryClient
     host: Device
     private_bytes: int = 0  # the pages' range ends in a slab of this process's own, at least so large
-    on_news: Callable[[protocol.PoolNews], None] = lambda news: (
-        None
-    )  # a hint, on the event loop; must not raise or block
+    # A hint, on the event loop; must not raise or block.
+    on_news: Callable[[protocol.PoolNews], None] = lambda news: None
     on_deposed: Callable[[str], None] = lambda why: None  # others may write here now: not one more store
     mapping: PoolMapping | None = None
     cpu_fence: asyncio.Event = field(default_factory=asyncio.Event)
