@@ -312,7 +312,7 @@ async def test_acquire_ends_in_time_when_no_vault_comes_back(rig: Rig) -> None:
             await waiting
         with pytest.raises(ConnectionError):
             await standby.pool.acquire(12, "g", 200)
-        assert asyncio.get_running_loop().time() - begun_s < 3
+        assert asyncio.get_running_loop().time() - begun_s < 20.0, "not at its own time-out"
         assert client.epoch is None
         standby.pool.unmap()
 

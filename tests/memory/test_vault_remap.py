@@ -112,7 +112,7 @@ async def test_remap_without_a_vault_is_a_connection_error(rig: Rig) -> None:
     begun_s = asyncio.get_running_loop().time()
     with pytest.raises(ConnectionError, match="holdfast memory serve"):
         await client.remap(5000)
-    assert asyncio.get_running_loop().time() - begun_s < 0.5
+    assert asyncio.get_running_loop().time() - begun_s < 4.0, "it waited for one to come"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:
         left.bind(rig.path())
         with pytest.raises(ConnectionError):

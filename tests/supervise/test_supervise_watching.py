@@ -81,7 +81,7 @@ async def test_a_stopped_one_is_killed_and_replaced(world: World) -> None:
     os.kill(before, signal.SIGSTOP)
     assert await supervisor.wait(lambda: slot.life.pid != before, 10.0)
     print(f"killed after {loop.time() - began_s:.2f} s")
-    assert loop.time() - began_s < 4.0
+    assert loop.time() - began_s < 8.0
     await replaced(supervisor, slot, before)
     assert any(f"a is stopped: its process is stopped (state T); killing pid {before}" in line for line in world.told)
 
