@@ -124,6 +124,24 @@ def test_each_failure_that_a_worker_survives_is_a_seam_of_its_own() -> None:
     assert told == [(True, 1 + failure % 2) for failure in range(1, SEAMS_MAX + 1)]
 
 
+def test_streams_that_fail_alone_are_no_part_of_their_workers_end() -> None:
+    """The worker serves on; what it failed before it is lost is not what its loss cost."""
+    cluster = Cluster()
+    a = cluster.worker("a")
+    for name in ("s", "t", "u"):
+        cluster.ask(name)
+        a.say(name, [1])
+    b = cluster.worker("b")
+    a.close_stream("s")
+    a.close_stream("t")
+    b.say("s", [2])
+    b.say("t", [2])
+    a.die()
+    b.say("u", [2])
+    told = [(seam.survived, seam.streams) for seam in cluster.dispatcher.stats.seams]
+    assert told == [(True, 2), (False, 1)]
+
+
 def test_told_before_the_first_token_after_a_failure() -> None:
     """Each failure is told once, with its pause, while the tokens that end it are still to be shown."""
     cluster = Cluster()

@@ -163,7 +163,7 @@ class Dispatcher:
         flight.standing = standing_of(ledger.resumed, ledger.deaths)
         verdict = after_failure(code, message, ledger.barren, ledger.deaths)
         if link is not None and code in RESUMABLE:
-            flight.fell(self.stats.seam(link.slot.name, link.epoch), self.clock())
+            flight.fell(self.stats.seam(link.slot.name, link.epoch, survived=link.slot.routable), self.clock())
         if isinstance(verdict, Fail):
             self._patience.lose(flight, verdict.code, verdict.message)
             self._fill(flight.workers)

@@ -69,11 +69,16 @@ class DispatchStats:
     seams: deque[Seam] = field(default_factory=lambda: deque(maxlen=SEAMS_MAX))  # the latest
     takeovers: int = 0  # a standby said that it is active now
 
-    def seam(self, worker: int, epoch: int) -> Seam:
-        """Of the failure that a stream on this worker has just met: with others, or as its first."""
-        seam = self._unsurvived(worker, epoch)
+    def seam(self, worker: int, epoch: int, *, survived: bool) -> Seam:
+        """Of the failure that a stream on this worker has just met: with others, or as its first. `survived`: the
+        worker serves on, because only streams failed."""
+        if survived:
+            found = next(reversed(self.seams), None)
+            seam = found if found and (found.worker, found.epoch, found.survived) == (worker, epoch, True) else None
+        else:
+            seam = self._unsurvived(worker, epoch)
         if seam is None:
-            seam = Seam(worker, epoch)
+            seam = Seam(worker, epoch, survived)
             self.seams.append(seam)
         return seam
 
