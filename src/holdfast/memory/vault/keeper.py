@@ -225,7 +225,9 @@ class Keeper:
             async with asyncio.timeout(VAULT_END_S):
                 await self._vault_gone.wait()
         except TimeoutError:
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            if self._pidfd >= 0:  # else it left in the very turn of the loop in which its time was over
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
 
 async def _keep(fds: KeeperFds, vault_command: list[str]) -> None:
