@@ -42,14 +42,18 @@ def job(name: str, script: str, role: str = "worker", stop_bound_s: float = 5.0)
 
 
 async def test_a_killed_process_is_back_at_once(world: World) -> None:
-    """SIGKILL is noticed without polling: another process runs under the name well within a second."""
+    """SIGKILL is noticed without polling: another process runs under the name about as soon as the first one did."""
+    clock = asyncio.get_running_loop().time
+    began_s = clock()
     supervisor = await world.up(job("a", SERVE))
+    first_s = clock() - began_s
     slot = supervisor.slots["a"]
     before = slot.life.pid
-    began_s = asyncio.get_running_loop().time()
+    began_s = clock()
     os.kill(before, signal.SIGKILL)
     assert await supervisor.wait(lambda: slot.life.pid not in (0, before), 5.0)
-    assert asyncio.get_running_loop().time() - began_s < 1.0  # facts 30: 2-14 ms; the rest is for a loaded machine
+    again_s = clock() - began_s
+    assert again_s < 1.0 + 5 * first_s, "facts 30: a death is known in 2-14 ms; the rest is the machine's load"
     assert await supervisor.wait(supervisor.all_ready, 10.0)
     assert "a died (SIGKILL); starting it again" in world.told
 
