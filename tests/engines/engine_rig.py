@@ -28,7 +28,7 @@ from holdfast.testing.processes import kill_together, vault_processes
 
 AGENT = Path(__file__).with_name("engine_agent.py")
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
-BOUND_S = 30.0  # far above what anything here takes, on a busy machine too
+BOUND_S = 60.0  # far above what anything here takes, on a busy machine too
 LOAD_S = 100.0  # a child's first order waits for its import of torch: ten times as long beside others that import it
 # A block of the tiny model: keys and values of 4 layers, 2 heads of 16, 16 tokens, fp32.
 TINY_BLOCK_GIB = 2 * 4 * 2 * 16 * 16 * 4 / 2**30

@@ -206,4 +206,4 @@ async def test_owner_that_leaves_while_the_vault_is_away_holds_nobody_up(rig: Ri
         rig.kill("server")
         await owner.do("hang_up")
         await second.do("open")
-        assert await second.do("own", epoch=11, timeout_ms=10_000) is True
+        assert await second.do("own", epoch=11, timeout_ms=50_000) is True

@@ -173,7 +173,7 @@ async def test_a_disk_that_cannot_be_written_fails_the_put(inside: Inside, tmp_p
 async def test_many_puts_share_a_write(inside: Inside) -> None:
     """Puts that wait for the disk together are all on it when they return."""
     client = await inside.client()
-    await asyncio.gather(*(client.put(f"k/{index}", b"v", 10) for index in range(500)))
+    await asyncio.gather(*(client.put(f"k/{index}", b"v", 60) for index in range(500)))
     assert len(inside.file.load()) == 500
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-BOUND_S = 20.0  # for anything that should be quick, on a machine that is not
+BOUND_S = 60.0  # for anything that should be quick, on a machine that is not
 LOOK_EVERY_S = 0.02
 
 
