@@ -20,6 +20,7 @@ from holdfast.memory.devices import open_device
 from holdfast.memory.writer_lock import WriterLock
 from holdfast.memory.writer_policy import Action, Look, Watch, who_loads
 from holdfast.testing.agents import obey
+from holdfast.testing.waiting import BOUND_S
 
 
 class Agent:
@@ -88,9 +89,9 @@ class Agent:
         return self._clients["host-0"].device.read(mapping.pages_address, size).decode()
 
     async def hang_up(self, device: str = "host-0") -> None:
-        """Close the connection and live on."""
+        """Close the connection and live on; there is time for a vault to come back on a busy machine."""
         client = self._clients.pop(device)
-        await client.close()
+        await client.close(farewell_s=BOUND_S)
 
     async def break_off(self, how: str) -> None:
         """Lose the connection without meaning to, as a defect or a want of descriptors would."""

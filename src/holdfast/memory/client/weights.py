@@ -39,11 +39,11 @@ class MemoryClient(AttachedClient):
         """The vault's facts, as JSON."""
         return bytes((await self.link().call(protocol.GetStatus, CALL_TIMEOUT_S)).facts)
 
-    async def close(self) -> None:
+    async def close(self, farewell_s: float = FAREWELL_S) -> None:
         """Unmap everything and let go of every lock. A vault that is away is waited for, within a bound: what it knows
         of this client counts until the client says otherwise, or its process ends."""
         with contextlib.suppress(ConnectionError, TimeoutError):
-            await self._be_heard()
+            await self._be_heard(farewell_s)
         self._closed = True
         await self._reattaching.stop()
         self._forget_mapping()
@@ -51,11 +51,11 @@ class MemoryClient(AttachedClient):
             self._connection.leave()
             self._connection = None
 
-    async def _be_heard(self) -> None:
+    async def _be_heard(self, farewell_s: float) -> None:
         """Return when a vault has answered that knows of this client's seat, if it has one."""
-        async with asyncio.timeout(FAREWELL_S):
+        async with asyncio.timeout(farewell_s):
             while self._has_a_seat:
-                await self.until_connected(FAREWELL_S)
+                await self.until_connected(farewell_s)
                 with contextlib.suppress(ConnectionError):
                     await self.status()
                     return
