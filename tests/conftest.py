@@ -6,12 +6,17 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from holdfast.testing.deployment import Deployment
 
 # A shell script starts what it puts in the background with SIGINT ignored, and children inherit that (facts 40): tests
 # that send Ctrl-C mean the usual.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says how busy the machine is, and nothing else.
+settings.register_profile("holdfast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("holdfast")
 
 
 @pytest.fixture(scope="session")
