@@ -1,1 +1,1 @@
-"""Whether processes are alive: a pure judge, and the watcher that feeds it with beats and looks at /proc."""
+"""Whether processes are alive, and what traffic workers have earned: pure judges, and the watcher that feeds one."""

@@ -1,0 +1,186 @@
+"""What a GPU's own fault reports mean for the workers on it: a table of Xid numbers, and one of error names. Pure.
+
+Theory. A driver reports a fault as an *Xid*: a number in a line of the kernel's log, or in an event of its management
+library (NVML). Most numbers say that one process did something wrong: it dies of it and everybody else on the device
+goes on (facts 4), so they say nothing that the process's own end does not say better. Some say that the device must be
+reset before its memory or its engines can be trusted: work leaves it by plan. A few say that the device is not there
+any more. The rows follow NVIDIA's catalogue of Xids for data-centre GPUs since Ampere: "restart the application" and
+"ignore" are IGNORABLE, "reset the GPU" is RESET_NEEDED, "restart the machine" is FATAL.
+
+A number that is in no row is IGNORABLE, and is told as unknown: drivers add numbers, most of them for people to read,
+and a worker whose device does fail is found by what it does (facts 24). Numbers of the NVLink switches (SXid) are not
+read.
+
+Always true: a line that is not an Xid's is None; nothing here raises on any text.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Severity(StrEnum):
+    """What follows for the workers on the device."""
+
+    FATAL = "fatal"  # it is gone: streams move now
+    RESET_NEEDED = "reset needed"  # it computes, and must be reset before it is trusted: streams leave by plan
+    IGNORABLE = "ignorable"  # one process's affair, or for people to read
+
+
+F, R, I = Severity.FATAL, Severity.RESET_NEEDED, Severity.IGNORABLE  # noqa: E741
+
+# number: (what follows, what it says). "One process" is the one that is named in the line.
+XIDS: dict[int, tuple[Severity, str]] = {
+    8: (I, "one process's channel stopped"),
+    11: (I, "one process sent an invalid stream of commands"),
+    13: (I, "one process's kernel failed"),
+    25: (I, "one process sent an invalid stream of commands"),
+    31: (I, "one process touched memory that is not mapped"),
+    32: (I, "one process sent a corrupted stream of commands"),
+    37: (I, "firmware: method not known"),
+    38: (I, "firmware: watchdog"),
+    39: (I, "one process's copy failed"),
+    40: (I, "one process's copy failed"),
+    41: (I, "one process's copy failed"),
+    43: (I, "one process was stopped for a fault of its own"),
+    44: (I, "fault while switching contexts"),
+    45: (I, "one process's work was removed: it died, or another fault came before"),
+    46: (R, "the GPU stopped processing"),
+    48: (R, "memory error of two bits, not corrected"),
+    54: (R, "auxiliary power is not connected"),
+    62: (R, "its power controller halted"),
+    63: (I, "a row of memory was marked for remapping"),
+    64: (R, "a row of memory could not be remapped"),
+    66: (I, "illegal access by the driver"),
+    67: (I, "illegal access by the driver"),
+    68: (I, "the video decoder failed"),
+    69: (I, "one process used a class wrongly"),
+    70: (I, "one process's copy failed"),
+    71: (I, "one process's copy failed"),
+    72: (I, "one process's copy failed"),
+    74: (R, "an NVLink connection failed"),
+    75: (I, "one process's copy failed"),
+    76: (I, "one process's copy failed"),
+    77: (I, "one process's copy failed"),
+    79: (F, "the GPU has fallen off the bus"),
+    80: (I, "one process's commands arrived corrupted"),
+    92: (I, "many memory errors of one bit, corrected"),
+    93: (I, "its information memory may not be written any more"),
+    94: (I, "memory error, contained to one process"),
+    95: (R, "memory error, not contained"),
+    106: (I, "test message"),
+    107: (I, "test message"),
+    109: (R, "switching contexts timed out"),
+    110: (R, "security fault"),
+    119: (R, "its system processor does not answer"),
+    120: (R, "its system processor failed"),
+    121: (I, "corrected errors on the link to the CPU"),
+    136: (R, "link training failed"),
+    137: (I, "one process touched a peer's memory that is not mapped"),
+    140: (R, "memory errors that could not be repaired"),
+    141: (I, "one process's fast path failed"),
+    143: (R, "the GPU could not be initialised"),
+    151: (F, "key rotation failed: its virtual machine must be restarted"),
+    155: (R, "an NVLink connection was taken down"),
+    156: (R, "a part of the GPU was retired, from its next reset on"),
+    157: (I, "a part of the GPU could not be retired"),
+    158: (R, "the GPU timed out for good"),
+    160: (I, "a memory channel was retired"),
+    161: (I, "a memory channel could not be retired"),
+    167: (F, "the PCIe connection timed out for good"),
+    169: (R, "its security processor halted"),
+    171: (R, "device memory error, not corrected"),
+    172: (R, "on-chip memory error, not corrected"),
+}
+# Errors of newer NVLink connections: the line says whether this one is fatal to the connection. Most are not.
+LINKS = range(144, 151)
+_FATAL_LINK = re.compile(r"(?<!non)(?<!non-)\bfatal\b", re.IGNORECASE)
+# Tells what others ask for, in words: "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)".
+RECOVERY_CHANGED = 154
+_RECOVERY: dict[str, Severity] = {
+    "none": I,
+    "drain p2p": R,
+    "drain and reset": R,
+    "gpu reset required": R,
+    "node reboot required": F,
+}
+
+# Names of NVML's and CUDA's errors and of NVML's recovery actions, as a watcher or a worker itself meets them. Errors
+# that end one process's context only (an illegal address, a failed launch) are not a device's: they are not here.
+NAMES: dict[str, tuple[Severity, str]] = {
+    "NVML_ERROR_GPU_IS_LOST": (F, "the GPU has fallen off the bus"),
+    "NVML_ERROR_GPU_NOT_FOUND": (F, "there is no such GPU any more"),
+    "NVML_ERROR_RESET_REQUIRED": (R, "the GPU must be reset"),
+    "NVML_ERROR_IRQ_ISSUE": (R, "the GPU's interrupts do not arrive"),
+    "NVML_GPU_RECOVERY_ACTION_NONE": (I, "no recovery is needed"),
+    "NVML_GPU_RECOVERY_ACTION_GPU_RESET": (R, "the GPU must be reset"),
+    "NVML_GPU_RECOVERY_ACTION_DRAIN_P2P": (R, "its peers' work must leave"),
+    "NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET": (R, "its work must leave, and the GPU be reset"),
+    "NVML_GPU_RECOVERY_ACTION_NODE_REBOOT": (F, "the machine must be restarted"),
+    "NVML_GPU_RECOVERY_ACTION_BUS_RESET": (R, "the GPU's bus must be reset"),
+    "NVML_GPU_RECOVERY_ACTION_SYSTEM_REBOOT": (F, "the machine must be restarted"),
+    "CUDA_ERROR_ECC_UNCORRECTABLE": (R, "memory error, not corrected"),
+    "CUDA_ERROR_NVLINK_UNCORRECTABLE": (R, "NVLink error, not corrected"),
+    "CUDA_ERROR_HARDWARE_STACK_ERROR": (R, "error in the hardware stack"),
+}
+
+# "NVRM: Xid (PCI:0000:3b:00): 79, pid=4242, name=python3, GPU has fallen off the bus." Older drivers leave "PCI:" out;
+# a part of a divided GPU adds "GPU-I:05" to the address.
+_LINE = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<device>[0-9a-fA-F:.]+)[^)]*\): (?P<number>\d{1,6})\b,?(?P<text>.*)")
+_PID = re.compile(r"\bpid='?(?P<pid>\d+)")
+_CHANGED = re.compile(r"\bto 0x[0-9a-fA-F]+ \((?P<action>[^)]*)\)")
+_ADDRESS = re.compile(r"(?:([0-9a-fA-F]{1,8}):)?([0-9a-fA-F]{1,2}):([0-9a-fA-F]{1,2})(?:\.[0-7])?")
+TEXT_CHARS_MAX = 200  # a reason is read by people, in one line
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One report of one device. `number` is 0 where it came by name; `pid` names whom the driver blames, or is 0."""
+
+    device: str
+    severity: Severity
+    reason: str
+    number: int = 0
+    pid: int = 0
+
+
+def device_address(text: str) -> str | None:
+    """A PCI address in one spelling (`0000:3b:00`), for NVML writes it otherwise (`00000000:3B:00.0`) than the kernel's
+    log; None: it is not one."""
+    found = _ADDRESS.fullmatch(text.strip())
+    if found is None:
+        return None
+    domain, bus, device = (int(part or "0", 16) for part in found.groups())
+    return f"{domain:04x}:{bus:02x}:{device:02x}"
+
+
+def parse_line(line: str) -> Fault | None:
+    """The fault that a line of the kernel's log tells of, if it does."""
+    found = _LINE.search(line)
+    device = device_address(found["device"]) if found else None
+    if found is None or device is None:
+        return None
+    pid = _PID.search(found["text"])
+    return fault_of(device, int(found["number"]), found["text"], pid=int(pid["pid"]) if pid else 0)
+
+
+def fault_of(device: str, number: int, text: str = "", *, pid: int = 0) -> Fault:
+    """The fault of that Xid number, as NVML's events tell it too; `text`: what the driver said besides."""
+    if number == RECOVERY_CHANGED:
+        changed = _CHANGED.search(text)
+        action = changed["action"] if changed else "none"
+        severity, meaning = _RECOVERY.get(action.lower(), R), f"recovery asked for: {action}"
+    elif number in LINKS:
+        severity, meaning = (R, "an NVLink connection failed") if _FATAL_LINK.search(text) else (I, "an NVLink error")
+    else:
+        severity, meaning = XIDS.get(number, (I, "a number that is not known here"))
+    said = f" ({text.strip(' ,')[:TEXT_CHARS_MAX]})" if text.strip(" ,") else ""
+    return Fault(device, severity, f"Xid {number}: {meaning}{said}", number, pid)
+
+
+def fault_named(device: str, name: str) -> Fault | None:
+    """The fault that an error's name tells of; None: it is not a device's."""
+    row = NAMES.get(name)
+    return None if row is None else Fault(device, row[0], f"{name}: {row[1]}")

@@ -1,0 +1,499 @@
+"""One worker's standing: how much traffic it has earned, from everything that is known of it. Pure: no I/O, no clock.
+`now_s` is passed in and never goes back; it is wall time, for what is written down outlives whoever wrote it.
+
+Theory (facts 14, 24). Many witnesses speak of a worker (canaries, its breaker, the judge of its beats, the device, its
+pace, people), late, twice and in any order, and none may undo what another said. So what is kept are the *causes* that
+are held against it, each with its reason. A cause is held until its own kind of evidence lifts it, and the status is
+the most urgent of those that are held: when the last grave one is lifted the way back is open, by construction.
+
+What is quick to undo comes first: half the traffic at the first doubt, none at proof, and then its streams are moved,
+once per fall. Slowness alone takes streams by plan and never in haste. Nothing here kills or restarts: that is the
+supervisor's, on the kernel's word. A wrong answer is another matter: the weights are not what they were, no later right
+answer makes them so, and only a fresh load does (facts 22, 23).
+
+Who had no traffic returns by way of half of it, and must pass a canary after its customers had time to complain. Who
+falls again soon must pass twice as many as the last time, all but one of them with no traffic.
+
+Always true: `TABLE` names every cause, what it makes of a worker and what lifts it; weight follows from status; a fall
+(something is found that makes it UNHEALTHY or DEAD, and nothing had been) gives exactly one `MoveStreams`, under a
+number of its own, and nothing else does; a quarantined worker has weight 0; an event that is heard twice changes
+nothing the second time; nor does one about an earlier load, or a canary older than the last heard (but a wrong answer
+of this load always counts). A `Standing` is plain data: the verdict as it is written down, and all it takes to go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import IntEnum, StrEnum
+
+from holdfast.health.breaker import Closed, Opened
+from holdfast.health.device_faults import Fault, Severity
+from holdfast.health.liveness import LOST, Judged, Verdict
+from holdfast.health.outliers import Pace, Paced
+
+# One canary may be lost to a hiccup; three in a row, each with its own retries, are not one.
+CANARY_FAILURES_MAX = 3
+# At half its traffic, before the canary that ends this counts: frontends report once a second and a breaker needs three
+# failures, so by then the customers of a worker that only canaries like have been heard.
+PROVING_S = 5.0
+# A fall this soon after the last is flapping: as long as the longest rest of a breaker, so that one is not forgiven for
+# having rested.
+FLAP_S = 600.0
+# Canaries to pass after a fall: 1, and twice as many at each that follows soon. Eight are four minutes of them.
+OWED_MAX = 8
+UNCHECKED = "not checked since it was loaded"
+
+
+class Status(IntEnum):
+    """The numbers are those of the metric; which is worse is `URGENCY`."""
+
+    HEALTHY = 0
+    SUSPICIOUS = 1  # half its traffic, nothing moved
+    UNHEALTHY = 2  # no traffic, streams moved
+    DRAINING = 3  # no new traffic, streams leave by plan
+    DEAD = 4
+
+
+WEIGHTS = {Status.HEALTHY: 1.0, Status.SUSPICIOUS: 0.5, Status.DRAINING: 0.0, Status.UNHEALTHY: 0.0, Status.DEAD: 0.0}
+URGENCY = (Status.HEALTHY, Status.SUSPICIOUS, Status.DRAINING, Status.UNHEALTHY, Status.DEAD)
+FALLEN = frozenset({Status.UNHEALTHY, Status.DEAD})
+
+
+class Lift(StrEnum):
+    """Evidence that takes a cause away."""
+
+    PASSED = "a canary passed"
+    ANSWERED = "a canary was answered rightly, if slowly"
+    LOADED = "a fresh load"
+    SEEN = "its process is there"
+    ALIVE = "its judge calls it alive"
+    BACK = "its judge tries it again"
+    CLOSED = "its breaker closed"
+    IN_PACE = "it is in pace with its set"
+    CALLED_OFF = "the drain was called off"
+    CLEARED = "its device was reset or replaced"
+
+
+class Cause(StrEnum):
+    """What is held against a worker."""
+
+    UNCHECKED = "unchecked"  # since it was loaded
+    CANARY_FAILED = "canary-failed"
+    CANARY_FAILING = "canary-failing"  # again and again
+    CANARY_SLOW = "canary-slow"
+    WRONG = "wrong-answer"  # this is the quarantine
+    BREAKER = "breaker-open"
+    LOST = "lost"  # stopped, wedged, or out of reach
+    PROBATION = "probation"
+    SLOW = "slow"
+    CRAWLING = "crawling"
+    DRAIN = "drain"  # somebody asked for it
+    DEVICE_SICK = "device-sick"  # it needs a reset
+    DEVICE_LOST = "device-lost"
+    ENGINE = "engine-failed"  # it says so itself
+    GONE = "gone"  # its process ended
+
+
+S, L = Status, Lift
+_CANARY = frozenset({L.PASSED, L.ANSWERED, L.LOADED})
+
+TABLE: dict[Cause, tuple[Status, frozenset[Lift]]] = {
+    Cause.UNCHECKED: (S.UNHEALTHY, frozenset({L.PASSED, L.ANSWERED})),
+    Cause.CANARY_FAILED: (S.SUSPICIOUS, _CANARY),
+    Cause.CANARY_FAILING: (S.UNHEALTHY, _CANARY),
+    Cause.CANARY_SLOW: (S.SUSPICIOUS, frozenset({L.PASSED, L.LOADED})),
+    Cause.WRONG: (S.UNHEALTHY, frozenset({L.LOADED})),
+    Cause.BREAKER: (S.UNHEALTHY, frozenset({L.CLOSED})),
+    Cause.LOST: (S.UNHEALTHY, frozenset({L.BACK, L.ALIVE})),
+    Cause.PROBATION: (S.SUSPICIOUS, frozenset({L.ALIVE})),
+    Cause.SLOW: (S.SUSPICIOUS, frozenset({L.IN_PACE})),
+    Cause.CRAWLING: (S.DRAINING, frozenset({L.IN_PACE})),
+    Cause.DRAIN: (S.DRAINING, frozenset({L.CALLED_OFF})),
+    Cause.DEVICE_SICK: (S.DRAINING, frozenset({L.CLEARED})),
+    Cause.DEVICE_LOST: (S.UNHEALTHY, frozenset({L.CLEARED})),
+    Cause.ENGINE: (S.UNHEALTHY, frozenset({L.LOADED})),
+    Cause.GONE: (S.DEAD, frozenset({L.SEEN, L.LOADED})),
+}
+
+
+class Failing(StrEnum):
+    """How a canary failed, after its retries."""
+
+    NO_ANSWER = "no answer"
+    SLOW = "slow"  # right, but late for this worker; not told where its whole set is (`Outliers`)
+    WRONG = "wrong"  # other tokens, or their probabilities out of their band
+
+
+# -- what happens
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """The worker is there with weights of this load. `load` is above 0, grows with every fresh load, and belongs to the
+    weights: another process that maps them has the same. `serving`: it has streams already (it took over, or nobody
+    checked before), so that only what is found may take them away."""
+
+    load: int
+    serving: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Its process ended."""
+
+    load: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryPassed:
+    load: int
+    asked_s: float  # when it was sent
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryFailed:
+    load: int
+    asked_s: float
+    failing: Failing
+    reason: str
+    moving: bool = False  # clients had tokens of this worker meanwhile: it is busy, not silent
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedFatal:
+    """The worker itself says that its engine cannot go on."""
+
+    load: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFaulted:
+    fault: Fault
+    at_s: float  # when the device reported it
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCleared:
+    """Its device was reset or replaced."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAsked:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainCalledOff:
+    """Whoever asked for the drain wants the worker back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """`next_deadline_s` has come."""
+
+
+# Three machines' effects are events here as they are: of its breaker, its judge, and what compares its set.
+Event = (
+    Present | Gone | CanaryPassed | CanaryFailed | ReportedFatal | DeviceFaulted | DeviceCleared | DrainAsked
+    | DrainCalledOff | Opened | Closed | Judged | Paced | Tick
+)  # fmt: skip
+
+
+# -- what is to be done about it
+
+
+@dataclass(frozen=True, slots=True)
+class Weigh:
+    """Give it this share of what it would get; to be written down before anything else is done."""
+
+    status: Status
+    weight: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """Its answers cannot be believed: flag what it made since `good_s`, when it was last known to be right. Workers
+    that share its weights are to hear of the same failure."""
+
+    reason: str
+    good_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MoveStreams:
+    """Resume its streams elsewhere, now. Whoever has done so for this fall, or a later one, does nothing."""
+
+    fall: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Let its streams, if it has any, end or be handed over, as for a rollout. It is not to be killed."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskCanary:
+    """Send a canary now, not at the next interval."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something people may want to read; nothing follows from it."""
+
+    reason: str
+
+
+Effect = Weigh | Quarantine | MoveStreams | Drain | AskCanary | Note
+
+# -- what is known
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The verdict on one worker: first what follows from the rest, for whoever only reads it. It begins unchecked."""
+
+    status: int = Status.UNHEALTHY
+    weight: float = 0.0
+    quarantined: bool = False
+    reason: str = UNCHECKED
+    since_s: float = 0.0  # of this status
+    fall: int = 0  # how often its streams had to be moved
+    causes: Mapping[str, str] = field(default_factory=lambda: {Cause.UNCHECKED: UNCHECKED})  # with their reasons
+    load: int = 0  # 0: none yet
+    failures: int = 0  # canaries in a row without an answer
+    owed: int = 0  # canaries to pass before it is HEALTHY again, beside what is held
+    prove_s: float = 0.0  # only one that is sent from then on is the last that it owes
+    asked: bool = False  # for that one
+    heard_s: float = 0.0  # when the latest canary that was heard of had been sent
+    good_s: float = 0.0  # when the latest that passed had been
+    fell_s: float = 0.0
+    flaps: int = 0  # falls in a row that came soon after another
+    cleared_s: float = 0.0  # when its device was last reset or replaced
+
+    def __str__(self) -> str:
+        return f"{Status(self.status).name} ({self.reason})"
+
+
+Outcome = tuple[Standing, tuple[Effect, ...]]
+
+
+def restore(written: Standing, now_s: float) -> Standing:
+    """A standing as another process wrote it down, to go on from. Its clock may have been ahead: no time lies after
+    now. A cause that is not known here (a newer version's) becomes UNCHECKED: no traffic before a canary passed."""
+    causes = {cause if cause in TABLE else Cause.UNCHECKED: why for cause, why in written.causes.items()}
+    times = {
+        name: min(getattr(written, name), now_s) for name in ("since_s", "heard_s", "good_s", "fell_s", "cleared_s")
+    }
+    known = replace(written, causes=causes, prove_s=min(written.prove_s, now_s + PROVING_S), asked=False, **times)
+    return _derive(known)
+
+
+def next_deadline_s(standing: Standing) -> float | None:
+    """When a `Tick` is due, if nothing else happens before."""
+    proving = standing.owed == 1 and standing.weight > 0 and not standing.asked
+    return standing.prove_s if proving else None
+
+
+# -- steps
+
+
+def step(standing: Standing, event: Event, now_s: float) -> Outcome:
+    """The next standing, to be written down first, and then what is to be done, in order."""
+    taken, asks = _take(standing, event, now_s)
+    after, effects = _settle(standing, taken, now_s)
+    return after, effects + asks
+
+
+def _take(s: Standing, event: Event, now_s: float) -> Outcome:
+    match event:
+        case Present():
+            return _see(s, event, now_s)
+        case CanaryPassed() | CanaryFailed() | Gone() | ReportedFatal() if event.load != s.load:
+            return s, ()  # of what is not there any more
+        case CanaryPassed():
+            return _hear_pass(s, event.asked_s), ()
+        case CanaryFailed():
+            return _hear_failure(s, event)
+        case Gone():
+            return _hold(s, Cause.GONE, event.reason), ()
+        case ReportedFatal():
+            return _hold(s, Cause.ENGINE, event.reason), ()
+        case DeviceFaulted():
+            return _hear_device(s, event)
+        case DeviceCleared():
+            return replace(_lift(s, Lift.CLEARED), cleared_s=max(s.cleared_s, event.at_s)), ()
+        case Opened():
+            return _hold(s, Cause.BREAKER, f"its breaker is open: {event.reason}"), ()
+        case Closed():
+            return _lift(s, Lift.CLOSED), ()
+        case Judged():
+            return _hear_judge(s, event), ()
+        case Paced():
+            return _hear_pace(s, event), ()
+        case DrainAsked():
+            return _hold(s, Cause.DRAIN, event.reason), ()
+        case DrainCalledOff():
+            return _lift(s, Lift.CALLED_OFF), ()
+        case Tick():
+            due_s = next_deadline_s(s)
+            if due_s is None or now_s < due_s:
+                return s, ()
+            return replace(s, asked=True), (AskCanary("it is back"),)
+
+
+def _settle(before: Standing, s: Standing, now_s: float) -> Outcome:
+    """What follows from the causes that are held now, and from the difference to those before."""
+    if s is before:
+        return s, ()
+    fell = _grave(s) and not _grave(before) and before.owed <= 1
+    found = [TABLE[Cause(cause)][0] for cause in s.causes if cause not in before.causes and cause != Cause.UNCHECKED]
+    if fell:
+        s = _become_fallen(s, now_s)
+    elif Status.DRAINING in found:
+        s = replace(s, owed=max(s.owed, 1))
+    s = _derive(s)
+    if before.weight == 0 and s.weight > 0:
+        s = replace(s, prove_s=now_s + PROVING_S, asked=False)
+    effects: list[Effect] = []
+    if s.status != before.status or (before.load == 0 and s.load > 0):
+        s = replace(s, since_s=now_s)
+        effects.append(Weigh(Status(s.status), s.weight, s.reason))
+    else:
+        effects += [Note(why) for cause, why in s.causes.items() if cause not in before.causes]
+    if s.quarantined and not before.quarantined:
+        effects.append(Quarantine(s.causes[Cause.WRONG], s.good_s))
+    if fell:
+        effects.append(MoveStreams(s.fall, s.reason))
+    elif s.status == Status.DRAINING != before.status:
+        effects.append(Drain(s.reason))
+    return s, tuple(effects)
+
+
+# -- witnesses
+
+
+def _see(s: Standing, event: Present, now_s: float) -> Outcome:
+    asks = (AskCanary("a fresh load"),)
+    if event.load < s.load:
+        return s, ()
+    if event.load == s.load:
+        return _lift(s, Lift.SEEN), asks if Cause.UNCHECKED in s.causes else ()
+    trusted = event.serving and (s.load == 0 or s.status == Status.HEALTHY)
+    left = {cause: why for cause, why in _lift(s, Lift.LOADED).causes.items() if cause != Cause.UNCHECKED}
+    fresh = replace(s, causes=left, load=event.load, failures=0, heard_s=0.0, good_s=now_s)
+    # Falls of the old load are not held against the new; what is not a load's matter still returns by way of half.
+    fresh = replace(fresh, owed=0 if WEIGHTS[_worst(fresh)] > 0 else 1)
+    return (fresh if trusted else _hold(fresh, Cause.UNCHECKED, UNCHECKED)), asks
+
+
+def _hear_pass(s: Standing, asked_s: float) -> Standing:
+    if asked_s <= s.heard_s:
+        return s
+    heard = replace(s, heard_s=asked_s, good_s=s.good_s if s.quarantined else asked_s, failures=0)
+    lifted = _lift(heard, Lift.PASSED)
+    # It was what a cause waited for, or it says nothing about the time since the fall: then it pays for nothing else.
+    if lifted is not heard or asked_s <= s.fell_s:
+        return lifted
+    if s.owed > 1:
+        return replace(heard, owed=s.owed - 1)
+    proved = s.owed == 1 and s.weight > 0 and asked_s >= s.prove_s
+    return replace(heard, owed=0) if proved else heard
+
+
+def _hear_failure(s: Standing, event: CanaryFailed) -> Outcome:
+    why = f"canary {event.failing}: {event.reason}"
+    if event.failing is Failing.WRONG:
+        return replace(_hold(s, Cause.WRONG, why), heard_s=max(s.heard_s, event.asked_s)), ()
+    if event.asked_s <= s.heard_s:
+        return s, ()
+    heard = replace(s, heard_s=event.asked_s)
+    if event.failing is Failing.SLOW:
+        return _hold(_lift(replace(heard, failures=0), Lift.ANSWERED), Cause.CANARY_SLOW, why), ()
+    if event.moving:
+        return heard, (Note(f"{why}; but its clients have tokens"),)
+    heard = replace(heard, failures=s.failures + 1)
+    if heard.failures < CANARY_FAILURES_MAX:
+        return _hold(heard, Cause.CANARY_FAILED, why), (AskCanary(why),) if s.weight > 0 else ()
+    return _hold(heard, Cause.CANARY_FAILING, f"{heard.failures} canaries in a row; {why}"), ()
+
+
+def _hear_judge(s: Standing, event: Judged) -> Standing:
+    """Doubt (silence) is not written down: who has streams there sees it first, and mostly it passes (facts 31)."""
+    if event.after in LOST:
+        return _hold(s, Cause.LOST, f"{event.after}: {event.reason}")
+    if event.after is Verdict.PROBATION:
+        return _hold(_lift(s, Lift.BACK), Cause.PROBATION, f"on probation: {event.reason}")
+    return _lift(s, Lift.ALIVE) if event.after is Verdict.ALIVE else s
+
+
+def _hear_pace(s: Standing, event: Paced) -> Standing:
+    if event.pace is Pace.NORMAL:
+        return _lift(s, Lift.IN_PACE)
+    return _hold(s, Cause.CRAWLING if event.pace is Pace.CRAWLING else Cause.SLOW, event.reason)
+
+
+def _hear_device(s: Standing, event: DeviceFaulted) -> Outcome:
+    fault = event.fault
+    if event.at_s <= s.cleared_s:
+        return s, ()
+    if fault.severity is Severity.IGNORABLE:
+        return s, (Note(fault.reason),)
+    lost = fault.severity is Severity.FATAL
+    return _hold(s, Cause.DEVICE_LOST if lost else Cause.DEVICE_SICK, fault.reason), ()
+
+
+# -- causes
+
+
+def _hold(s: Standing, cause: Cause, why: str) -> Standing:
+    """The first reason stays: that is when it began."""
+    return s if cause in s.causes else replace(s, causes={**s.causes, cause: why})
+
+
+def _lift(s: Standing, lift: Lift) -> Standing:
+    """The same object where there was nothing to lift."""
+    left = {cause: why for cause, why in s.causes.items() if lift not in TABLE[Cause(cause)][1]}
+    return s if len(left) == len(s.causes) else replace(s, causes=left)
+
+
+def _worst(s: Standing) -> Status:
+    """Of what is held, without what it owes."""
+    return max((TABLE[Cause(cause)][0] for cause in s.causes), key=URGENCY.index, default=Status.HEALTHY)
+
+
+def _grave(s: Standing) -> bool:
+    """Whether something was found that takes its streams: to be unchecked is no finding."""
+    return any(TABLE[Cause(cause)][0] in FALLEN for cause in s.causes if cause != Cause.UNCHECKED)
+
+
+def _become_fallen(s: Standing, now_s: float) -> Standing:
+    soon = s.fall > 0 and now_s - s.fell_s <= FLAP_S
+    flaps = s.flaps + 1 if soon else 0
+    owed = min(2 ** min(flaps, OWED_MAX), OWED_MAX)
+    return replace(s, fall=s.fall + 1, fell_s=now_s, flaps=flaps, owed=owed)
+
+
+def _derive(s: Standing) -> Standing:
+    """Status, weight and reason, from what is held and owed. A quarantine's reason goes before all but a death's; of
+    several others that make the status, the first that came."""
+    owing = Status.HEALTHY if not s.owed else Status.SUSPICIOUS if s.owed == 1 else Status.UNHEALTHY
+    status = max(_worst(s), owing, key=URGENCY.index)
+    reasons = [why for cause, why in s.causes.items() if TABLE[Cause(cause)][0] is status]
+    if Cause.WRONG in s.causes and status is not Status.DEAD:
+        reasons.insert(0, s.causes[Cause.WRONG])
+    if s.owed:
+        reasons.append(f"it must pass {s.owed} more canaries" if s.owed > 1 else "it must pass a canary")
+    reason = next(iter(reasons), "sound")
+    quarantined = Cause.WRONG in s.causes
+    return replace(s, status=status, weight=WEIGHTS[status], quarantined=quarantined, reason=reason)

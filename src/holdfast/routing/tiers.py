@@ -1,0 +1,128 @@
+"""Tiers: whose request matters more, and the line in which requests wait by tier. Pure.
+
+Theory. A tier comes from a request's header or from its API key; a key's tier is the highest its holder may ask for, so
+that nobody makes himself premium. In a line a higher tier stands before a lower one, and within a tier whoever came
+first. A full line keeps those who stand first: that one rule lets a higher tier push out a lower one's waiting work,
+refuses a newcomer of the lowest tier, and is fair within a tier, also to one who comes back to where it stood.
+
+Always true: a line never holds more than its bound; for each who joins a full line exactly one leaves it, the last, who
+may be the newcomer itself; nobody is pushed out by a lower tier, nor within its own tier by one who came later. Running
+streams are not in a line, so nothing here can touch them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item", bound=Hashable)
+
+
+class Tier(IntEnum):
+    """Higher ones first, as they are served."""
+
+    PREMIUM = 0
+    STANDARD = 1
+    BEST_EFFORT = 2
+
+    @property
+    def word(self) -> str:
+        """As people, headers and settings write it."""
+        return self.name.lower()
+
+
+TIER_DEFAULT = Tier.STANDARD
+TIER_WORDS = tuple(tier.word for tier in Tier)
+_BY_WORD = {tier.word: tier for tier in Tier}
+
+
+class UnknownTier(ValueError):
+    """A tier that there is not; the text names those that there are."""
+
+
+def parse_tier(text: str) -> Tier:
+    """The tier of that name, in any case; `UnknownTier` names the three."""
+    tier = _BY_WORD.get(text.strip().lower())
+    if tier is None:
+        raise UnknownTier(f"there is no tier {text[:40]!r}; use one of {', '.join(TIER_WORDS)}")
+    return tier
+
+
+def tier_of(header: str | None, key_tier: Tier | None) -> Tier:
+    """The tier of a request with this header (None: it has none) and an API key of this tier (None: without one).
+
+    A header may ask for less than the key has. Asking for more gets what the key has.
+    """
+    if header is None:
+        return TIER_DEFAULT if key_tier is None else key_tier
+    asked = parse_tier(header)
+    return asked if key_tier is None else max(asked, key_tier)
+
+
+@dataclass(frozen=True, slots=True)
+class InLine(Generic[Item]):
+    """One who waits."""
+
+    item: Item
+    tier: Tier
+    since_s: float
+    number: int  # among those who wait since the same moment
+
+
+class TierLine(Generic[Item]):
+    """Who waits for a place, in the order in which places are given."""
+
+    def __init__(self, waiting_max: int | None) -> None:
+        self._waiting_max = waiting_max  # None: only those join who ran before, and were bounded then
+        self._numbers = itertools.count()
+        self._waiting: dict[Item, InLine[Item]] = {}
+        # Sorted. Nearly all join at the end, and moving a thousand pointers costs less than a microsecond.
+        self._rows: dict[Tier, list[tuple[float, int, Item]]] = {tier: [] for tier in Tier}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, item: Item) -> bool:
+        return item in self._waiting
+
+    def __iter__(self) -> Iterator[InLine[Item]]:
+        """All who wait, in order; they may leave meanwhile."""
+        return iter([self._waiting[item] for row in self._rows.values() for _, _, item in row])
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{len(row)} {tier.word}" for tier, row in self._rows.items())
+        return f"<TierLine of {self._waiting_max}: {counts}>"
+
+    def join(self, item: Item, tier: Tier, since_s: float) -> Item | None:
+        """Let it wait, since that time. Whoever has no place in the line any more is returned: `item` itself if the
+        line is full of those who stand before it; None while there is room."""
+        assert item not in self, "one waits once"
+        waiting = self._waiting[item] = InLine(item, tier, since_s, next(self._numbers))
+        insort(self._rows[tier], (since_s, waiting.number, item), key=_stands)
+        if self._waiting_max is None or len(self._waiting) <= self._waiting_max:
+            return None
+        last = next(row[-1][2] for row in reversed(self._rows.values()) if row)
+        self.leave(last)
+        return last
+
+    def leave(self, item: Item) -> None:
+        """It got its place, or its client left. Whoever is not in the line is no concern."""
+        waiting = self._waiting.pop(item, None)
+        if waiting is not None:
+            row = self._rows[waiting.tier]
+            del row[bisect_left(row, (waiting.since_s, waiting.number), key=_stands)]
+
+    def first(self) -> InLine[Item] | None:
+        """Who gets the next place."""
+        return next((self._waiting[row[0][2]] for row in self._rows.values() if row), None)
+
+    def count(self, tier: Tier) -> int:
+        return len(self._rows[tier])
+
+
+def _stands(entry: tuple[float, int, Item]) -> tuple[float, int]:
+    return entry[:2]

@@ -1,0 +1,290 @@
+"""The breaker's promises, for any order of events, and the defects it must not have (facts 13)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.core.errors import Code
+from holdfast.health.breaker import (
+    CANARY_S,
+    JITTER_MAX,
+    OPEN_S_MAX,
+    RATE_ATTEMPTS_MIN,
+    RATE_FAILURES_MIN,
+    RATE_MIN,
+    TABLE,
+    WINDOW_S,
+    WINDOW_SLOT_S,
+    AskCanary,
+    Attempts,
+    Breaker,
+    CanaryAnswered,
+    Cause,
+    Closed,
+    Effect,
+    Event,
+    Kind,
+    Limits,
+    Opened,
+    Record,
+    Renewed,
+    State,
+    Tick,
+    blame,
+)
+
+
+def breaker(**limits: int) -> Breaker:
+    return Breaker("w", lambda: 0.0, Limits(**limits))
+
+
+def fail(count: int = 1) -> Attempts:
+    return Attempts(failed={Kind.STALLED: count})
+
+
+def half_open(canaries: int = 1) -> tuple[Breaker, tuple[Effect, ...]]:
+    """A breaker whose rest is just over, and what it asked for; at 60 s."""
+    made = breaker(canaries=canaries)
+    made.step(fail(3), 0.0)
+    return made, made.step(Tick(), 60.0)
+
+
+# -- the defects of facts 13, each by name
+
+
+def test_successes_while_closed_reset_the_count() -> None:
+    """Two failures, a success, two failures: nothing opens; the third in a row does."""
+    made = breaker()
+    for event in (fail(), fail(), Attempts(succeeded=1), fail(), fail()):
+        assert made.step(event, 0.0) == ()
+    assert made.admits
+    assert isinstance(made.step(fail(), 0.0)[0], Opened)
+    assert not made.admits
+
+
+@pytest.mark.parametrize("canaries", [1, 2, 5])
+def test_half_open_admits_exactly_its_budget(canaries: int) -> None:
+    """As many canaries are asked for as were set, no tick or answer asks for more, and customers are not admitted."""
+    made, asked = half_open(canaries)
+    assert asked == tuple(AskCanary(number) for number in range(1, canaries + 1))
+    for number in range(1, canaries + 1):
+        assert made.state is State.HALF_OPEN
+        assert not made.admits
+        assert made.step(Tick(), 61.0) == ()
+        assert made.step(Attempts(succeeded=100), 61.0) == ()
+        last = made.step(CanaryAnswered(number, passed=True), 61.0)
+    assert [type(effect) for effect in last] == [Closed]
+
+
+@pytest.mark.parametrize(
+    "code", [Code.INVALID_REQUEST, Code.CANCELLED, Code.WORKER_OVERLOADED, Code.RESOURCE_EXHAUSTED, Code.NO_WORKER]
+)
+def test_a_clients_4xx_and_a_refusal_for_capacity_never_count(code: Code) -> None:
+    """What the client did, or what there was no room for, is nobody's failure: there is no event for it."""
+    assert blame(code, tokens=0, finish=None) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "tokens", "finish", "kind"),
+    [
+        (None, 12, None, Kind.TRUNCATED),
+        (Code.STREAM_INCOMPLETE, 12, None, Kind.TRUNCATED),
+        (None, 0, "stop", Kind.ZERO_TOKENS),
+        (None, 0, "length", Kind.ZERO_TOKENS),
+        (Code.RESPONSE_TIMEOUT, 12, None, Kind.STALLED),
+        (Code.DISCONNECTED, 12, None, Kind.DISCONNECTED),
+        (Code.CANNOT_CONNECT, 0, None, Kind.DISCONNECTED),
+        (Code.CONNECTION_TIMEOUT, 0, None, Kind.TIMEOUT),
+        (Code.ENGINE_SHUTDOWN, 3, None, Kind.ENGINE_ERROR),
+        ("SomethingNew", 3, None, Kind.ENGINE_ERROR),
+    ],
+)
+def test_a_truncated_stream_a_zero_token_200_and_a_stall_count(
+    code: str | None, tokens: int, finish: str | None, kind: Kind
+) -> None:
+    """Each counts, and three of any of them in a row open the breaker."""
+    assert blame(code, tokens=tokens, finish=finish) is kind
+    made = breaker()
+    assert isinstance(made.step(Attempts(failed={kind: 3}), 0.0)[0], Opened)
+
+
+def test_a_whole_answer_and_one_handed_back_are_no_failures() -> None:
+    """An answer that ended, and a request that a worker gave back because it was told to stop."""
+    assert blame(None, tokens=1, finish="stop") is None
+    assert blame(Code.ENGINE_SHUTDOWN, tokens=3, finish=None, handed_back=True) is None
+
+
+def test_every_name_of_a_failure_is_judged() -> None:
+    """No code is the worker's fault only because nobody thought of it."""
+    blamed = {code for code in Code if blame(code, tokens=1, finish=None) is not None}
+    assert blamed == {
+        Code.CANNOT_CONNECT,
+        Code.DISCONNECTED,
+        Code.CONNECTION_TIMEOUT,
+        Code.RESPONSE_TIMEOUT,
+        Code.STREAM_INCOMPLETE,
+        Code.ENGINE_SHUTDOWN,
+    }
+
+
+# -- more of its promises
+
+
+def test_a_broken_answer_of_a_canary_counts_once() -> None:
+    """Answers that nobody asked for, that come twice, or after the breaker opened again, change nothing."""
+    made, _ = half_open()
+    assert made.step(CanaryAnswered(7, passed=True), 61.0) == ()
+    assert isinstance(made.step(CanaryAnswered(1, passed=False), 61.0)[0], Opened)
+    assert made.step(CanaryAnswered(1, passed=True), 62.0) == ()
+    assert made.state is State.OPEN
+
+
+def test_every_state_can_be_left() -> None:
+    """From every state there is a way to CLOSED."""
+    assert all(any(after is not state for after in row.values()) for state, row in TABLE.items())
+    assert TABLE[State.HALF_OPEN][Cause.PASSED] is State.CLOSED
+
+
+def test_a_fresh_load_is_not_held_responsible() -> None:
+    """Another process, or fresh weights, begin closed and with a short rest, whatever the old ones did."""
+    made, _ = half_open()
+    made.step(CanaryAnswered(1, passed=False), 61.0)
+    assert [type(effect) for effect in made.step(Renewed(), 70.0)] == [Closed]
+    opened = made.step(fail(3), 71.0)[0]
+    assert isinstance(opened, Opened)
+    assert opened.rest_s == 60.0
+
+
+def test_rests_are_jittered_and_never_shorter_than_set() -> None:
+    """Workers that open together are not tried together."""
+    rests = []
+    for draw in (0.0, 0.5, 0.999):
+        effect = Breaker("w", lambda draw=draw: draw).step(fail(3), 0.0)[0]
+        assert isinstance(effect, Opened)
+        rests.append(effect.rest_s)
+    assert rests[0] == 60.0
+    assert rests == sorted(set(rests))
+    assert rests[-1] < 60.0 * (1 + JITTER_MAX)
+
+
+def test_a_record_from_another_clock_does_not_rest_for_ever() -> None:
+    """Whatever time was written down, the rest that is left is no longer than the longest."""
+    made = breaker()
+    made.restore(Record(State.OPEN, "why", until_s=1e12, rest_s=60.0), 1000.0)
+    assert made.next_deadline_s is not None
+    assert made.next_deadline_s - 1000.0 <= OPEN_S_MAX * (1 + JITTER_MAX)
+
+
+# -- any order of events, beside a model that remembers everything
+
+
+class Keeper:
+    """Feeds a breaker, and says by itself what must come of it."""
+
+    def __init__(self, canaries: int) -> None:
+        self.limits = Limits(canaries=canaries)
+        self.breaker = Breaker("w", lambda: 0.5, self.limits)
+        self.now = 1000.0
+        self.history: list[tuple[float, int, int]] = []  # since it closed: time, succeeded, failed
+        self.asked: list[int] = []
+        self.opened_s = 0.0
+
+    def feed(self, event: Event) -> None:
+        before = self.breaker.state
+        if isinstance(event, Attempts) and before is State.CLOSED:
+            self.history.append((self.now, event.succeeded, sum(event.failed.values())))
+        effects = self.breaker.step(event, self.now)
+        asks = [effect.number for effect in effects if isinstance(effect, AskCanary)]
+        after = self.breaker.state
+        assert (after is State.CLOSED) == self.breaker.admits == (self.breaker.next_deadline_s is None)
+        if before is State.CLOSED and isinstance(event, Attempts):
+            assert (after is State.OPEN) == self.must_open()
+        if asks:
+            assert (before, after, len(asks)) == (State.OPEN, State.HALF_OPEN, self.limits.canaries)
+            assert self.now - self.opened_s >= self.limits.open_s
+            assert not set(asks) & set(self.asked)
+            self.asked += asks
+        for effect in effects:
+            if isinstance(effect, Opened):
+                assert before is not State.OPEN
+                assert self.limits.open_s <= effect.rest_s <= OPEN_S_MAX * (1 + JITTER_MAX)
+                self.opened_s, self.history = self.now, []
+        if before is State.OPEN:
+            assert after is not State.CLOSED or isinstance(event, Renewed)
+        if before is not State.CLOSED and isinstance(event, Attempts):
+            assert (effects, after) == ((), before)
+
+    def must_open(self) -> bool:
+        if not self.history or not self.history[-1][2]:
+            return False
+        run = 0
+        for _, succeeded, failed in reversed(self.history):
+            if succeeded:
+                break
+            run += failed
+        oldest = int(self.now // WINDOW_SLOT_S) - WINDOW_S / WINDOW_SLOT_S
+        recent = [row for row in self.history if row[0] // WINDOW_SLOT_S > oldest]
+        failed = sum(row[2] for row in recent)
+        attempts = failed + sum(row[1] for row in recent)
+        rate = failed >= RATE_FAILURES_MIN and attempts >= RATE_ATTEMPTS_MIN and failed >= RATE_MIN * attempts
+        return run >= self.limits.failures or rate
+
+    def restart(self) -> None:
+        """Another process goes on; one that is closed may have forgotten what was counted, and nothing else."""
+        record, admitted = self.breaker.record(), self.breaker.admits
+        self.breaker = Breaker("w", lambda: 0.5, self.limits)
+        self.breaker.restore(record, self.now)
+        assert self.breaker.admits == admitted
+        self.history = []
+
+
+events = st.one_of(
+    st.tuples(st.just("attempts"), st.tuples(st.integers(0, 12), st.integers(0, 2))),
+    st.tuples(st.just("attempts"), st.tuples(st.integers(0, 12), st.integers(0, 2))),
+    st.tuples(st.just("wait"), st.sampled_from([0.5, 4.0, 20.0, 70.0, 700.0])),
+    st.tuples(st.just("canary"), st.tuples(st.integers(-2, 0), st.booleans())),
+    st.tuples(st.just("renewed"), st.none()),
+    st.tuples(st.just("restart"), st.none()),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(events, max_size=80), st.integers(1, 3))
+def test_no_order_of_events_breaks_its_promises(story: list[tuple[str, object]], canaries: int) -> None:
+    """It opens exactly on a run or a rate, rests, asks for exactly its canaries, and is closed by nothing else; and
+    when all is well again it closes."""
+    keeper = Keeper(canaries)
+    for kind, value in story:
+        if kind == "attempts":
+            succeeded, failed = value  # type: ignore[misc]
+            keeper.feed(Attempts(succeeded, {Kind.STALLED: failed}))
+        elif kind == "wait":
+            assert isinstance(value, float)
+            keeper.now += value
+            keeper.feed(Tick())
+        elif kind == "canary":
+            back, passed = value  # type: ignore[misc]
+            number = (keeper.asked[-1] if keeper.asked else 1) + back
+            keeper.feed(CanaryAnswered(number, passed))
+        elif kind == "renewed":
+            keeper.feed(Renewed())
+            keeper.history = []
+        else:
+            keeper.restart()
+    # The healed phase: canaries pass.
+    for _ in range(3):
+        if keeper.breaker.next_deadline_s is not None:
+            keeper.now = max(keeper.now, keeper.breaker.next_deadline_s)
+            keeper.feed(Tick())
+        for number in keeper.asked[-canaries:]:
+            keeper.feed(CanaryAnswered(number, passed=True))
+    assert keeper.breaker.admits
+
+
+def test_a_canary_that_nobody_answers_does_not_hold_it_half_open() -> None:
+    """Whoever sent it may be gone: after a bound it has failed."""
+    made, _ = half_open()
+    assert made.step(Tick(), 60.0 + CANARY_S - 0.1) == ()
+    assert isinstance(made.step(Tick(), 60.0 + CANARY_S)[0], Opened)

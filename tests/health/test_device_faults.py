@@ -1,0 +1,115 @@
+"""What devices report about themselves, and what follows for the workers on them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.health.device_faults import (
+    NAMES,
+    RECOVERY_CHANGED,
+    XIDS,
+    Severity,
+    device_address,
+    fault_named,
+    fault_of,
+    parse_line,
+)
+
+F, R, I = Severity.FATAL, Severity.RESET_NEEDED, Severity.IGNORABLE  # noqa: E741
+
+
+@pytest.mark.parametrize(
+    ("line", "device", "number", "severity", "pid"),
+    [
+        ("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.", "0000:3b:00", 79, F, 0),
+        ("Oct 06 17:59:27 host kernel: NVRM: Xid (PCI:0000:01:00): 79, pid=1122, GPU has", "0000:01:00", 79, F, 1122),
+        ("[  269.5] NVRM: Xid (0000:01:00): 13, Graphics Exception", "0000:01:00", 13, I, 0),
+        ("NVRM: Xid (PCI:0000:00:06): 31, pid=79749, name=exe, Ch 0000000a", "0000:00:06", 31, I, 79749),
+        ("NVRM: Xid (PCI:0000:cb:00): 48, pid='<unknown>', name=<unknown>, DBE", "0000:cb:00", 48, R, 0),
+        ("NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained: SM (0x1)", "0000:01:00", 94, I, 7194),
+        ("NVRM: Xid (PCI:0008:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08", "0008:01:00", 149, R, 0),
+        ("NVRM: Xid (PCI:0008:01:00): 145, RLW_REMAP Nonfatal XC1 i0 Link 03", "0008:01:00", 145, I, 0),
+        ("NVRM: Xid (PCI:0000:01:00): 9999, something new", "0000:01:00", 9999, I, 0),
+        ("NVRM: Xid (PCI:0000:01:00): 119", "0000:01:00", 119, R, 0),
+    ],
+)
+def test_lines_of_the_kernels_log(line: str, device: str, number: int, severity: Severity, pid: int) -> None:
+    """The number is the one after the address, whatever else is in the line, and its row says what follows."""
+    fault = parse_line(line)
+    assert fault is not None
+    assert (fault.device, fault.number, fault.severity, fault.pid) == (device, number, severity, pid)
+    assert f"Xid {number}: " in fault.reason
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "NVRM: GPU at PCI:0000:01:00: GPU-bc0fa0b9-cac2-f507-b715-9bebdb69c71e",
+        "NVRM: GPU 0000:01:00.0: GPU has fallen off the bus.",
+        "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 46 sourcetrack timeout error",
+        "NVRM: Xid (PCI:not an address): 79, GPU has fallen off the bus.",
+        "a worker logged: Xid 79",
+    ],
+)
+def test_other_lines_are_nobodys_fault(line: str) -> None:
+    """A line that is not an Xid's accuses no device."""
+    assert parse_line(line) is None
+
+
+@given(st.text() | st.from_regex(r"NVRM: Xid \(.{0,20}\): [0-9]{1,9}.{0,20}"))
+def test_no_text_raises(line: str) -> None:
+    """Whatever is in a log, reading it goes on."""
+    fault = parse_line(line)
+    assert fault is None or fault.severity in Severity
+
+
+@pytest.mark.parametrize(
+    ("text", "severity"),
+    [
+        ("GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)", R),
+        ("GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)", F),
+        ("GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)", I),
+        ("GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)", R),
+        ("GPU recovery action changed from 0x0 (None) to 0x9 (Something New)", R),
+        ("", I),
+    ],
+)
+def test_a_recovery_that_is_asked_for_is_read_from_its_words(text: str, severity: Severity) -> None:
+    """The driver says itself what is needed; what it asks for in new words is at least a reset."""
+    assert fault_of("0000:01:00", RECOVERY_CHANGED, text).severity is severity
+
+
+def test_what_one_process_did_is_not_the_devices_fault() -> None:
+    """Another process on the device goes on after it (facts 4): its own end is what counts."""
+    for number in (13, 31, 43, 45, 94):
+        assert XIDS[number][0] is I
+    assert fault_named("0000:01:00", "CUDA_ERROR_ILLEGAL_ADDRESS") is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_errors(name: str) -> None:
+    """Each says its severity and carries its name into the reason."""
+    fault = fault_named("0000:01:00", name)
+    assert fault is not None
+    assert fault.reason.startswith(name)
+    assert fault.severity is NAMES[name][0]
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("00000000:3B:00.0", "0000:3b:00"),
+        ("0000:3b:00.0", "0000:3b:00"),
+        ("0000:3b:00", "0000:3b:00"),
+        ("3b:00.0", "0000:3b:00"),
+        ("00010000:3B:00.0", "10000:3b:00"),
+        ("GPU-bc0fa0b9", None),
+        ("", None),
+    ],
+)
+def test_a_device_has_one_address(text: str, address: str | None) -> None:
+    """The kernel's log and NVML spell it differently, and mean one device."""
+    assert device_address(text) == address

@@ -1,0 +1,287 @@
+"""Stories of one worker's breaker and standing, of the pace of a set, and of its canaries, read as text: `> command`
+lines are what happens, the rest is what came of it.
+
+Run with HOLDFAST_WRITE_TRANSCRIPTS=1 to write the outcomes anew, then read the diff.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from canary_set import QUESTIONS, CanarySet, answer
+
+from holdfast.health import breaker as b
+from holdfast.health import standing as s
+from holdfast.health.breaker import Breaker, Kind
+from holdfast.health.device_faults import parse_line
+from holdfast.health.liveness import Judged, Verdict
+from holdfast.health.outliers import Outliers, Pace, Paced
+from holdfast.health.standing import Standing
+from transcript_book import must_go_as_written, transcripts
+
+STORIES = transcripts("breaker") + transcripts("standing")
+SETS = transcripts("outliers")
+CANARIES = transcripts("canary")
+
+
+class WorkerStory:
+    """One worker's breaker and standing, coupled as whoever keeps them couples them, on time it makes up itself."""
+
+    def __init__(self) -> None:
+        self.breaker = Breaker("worker-1", jitter=lambda: 0.5)
+        self.standing = Standing()
+        self.now = 100.0
+        self.out: list[int] = []  # canaries that the breaker asked for
+        self.lines: list[str] = []
+
+    def play(self, command: str) -> list[str]:
+        self.lines = []
+        word, _, rest = command.partition(" ")
+        getattr(self, f"do_{word}")(rest)
+        return self.lines
+
+    def say(self, text: str) -> None:
+        self.lines.append(f"  {self.now:6.1f}  {text}")
+
+    def tell_breaker(self, event: b.Event) -> None:
+        for effect in self.breaker.step(event, self.now):
+            match effect:
+                case b.Opened():
+                    self.say(f"breaker opens for {effect.rest_s:g} s: {effect.reason}")
+                    self.tell(effect)
+                case b.AskCanary():
+                    self.out.append(effect.number)
+                    self.say(f"breaker asks for canary {effect.number}")
+                case b.Closed():
+                    self.say(f"breaker closes: {effect.reason}")
+                    self.tell(effect)
+
+    def tell(self, event: s.Event) -> None:
+        self.standing, effects = s.step(self.standing, event, self.now)
+        for effect in effects:
+            match effect:
+                case s.Weigh():
+                    self.say(f"{effect.status.name}, weight {effect.weight:g}: {effect.reason}")
+                case s.Quarantine():
+                    self.say(f"quarantine; good until {effect.good_s:g}")
+                case s.MoveStreams():
+                    self.say(f"move streams (fall {effect.fall})")
+                case s.Drain():
+                    self.say("drain")
+                case s.AskCanary():
+                    self.say(f"ask for a canary: {effect.reason}")
+                case s.Note():
+                    self.say(f"note: {effect.reason}")
+
+    def do_present(self, rest: str) -> None:
+        """`present 1 serving`: the worker is there with its first load."""
+        load, *serving = rest.split()
+        if int(load) > self.standing.load:
+            self.tell_breaker(b.Renewed())
+        self.tell(s.Present(int(load), bool(serving)))
+
+    def do_attempts(self, rest: str) -> None:
+        """`attempts ok=10 stalled=1`"""
+        counts = {name.replace("_", " "): int(count) for name, _, count in (w.partition("=") for w in rest.split())}
+        succeeded = counts.pop("ok", 0)
+        self.tell_breaker(b.Attempts(succeeded, {Kind(name): count for name, count in counts.items()}))
+
+    def do_ended(self, rest: str) -> None:
+        """`ended InvalidRequest 0`, `ended - 0 stop`: an attempt's end, and whether it is the worker's fault."""
+        code, tokens, *finish = rest.split()
+        kind = b.blame(None if code == "-" else code, tokens=int(tokens), finish=finish[0] if finish else None)
+        self.say("not its fault" if kind is None else f"its fault: {kind}")
+        if kind is not None:
+            self.tell_breaker(b.Attempts(failed={kind: 1}))
+
+    def do_canary(self, rest: str) -> None:
+        """`canary passed`, `canary no answer`, `canary no answer (moving)`, `canary wrong`; `… asked 120`: earlier."""
+        how, _, asked = rest.partition(" asked ")
+        asked_s = float(asked) if asked else self.now
+        load = self.standing.load
+        passed = how == "passed"
+        if passed:
+            self.tell(s.CanaryPassed(load, asked_s))
+        else:
+            failing = s.Failing(how.removesuffix(" (moving)"))
+            self.tell(s.CanaryFailed(load, asked_s, failing, "as the story wants", how.endswith("(moving)")))
+        while self.out:
+            self.tell_breaker(b.CanaryAnswered(self.out.pop(), passed))
+
+    def do_wait(self, rest: str) -> None:
+        """So many seconds, with every tick that becomes due."""
+        until = self.now + float(rest)
+        while True:
+            dues = (self.breaker.next_deadline_s, s.next_deadline_s(self.standing))
+            due = min((due for due in dues if due is not None), default=until + 1)
+            if due > until:
+                break
+            self.now = max(due, self.now)
+            self.tell_breaker(b.Tick())
+            self.tell(s.Tick())
+        self.now = until
+
+    def do_judged(self, rest: str) -> None:
+        verdict, _, reason = rest.partition(" ")
+        self.tell(Judged(Verdict.ALIVE, Verdict(verdict), reason))
+
+    def do_pace(self, rest: str) -> None:
+        """`pace crawling 20`"""
+        name, ratio = rest.rsplit(" ", 1)
+        self.tell(Paced("worker-1", Pace(name), float(ratio)))
+
+    def do_kernel(self, rest: str) -> None:
+        """A line of the kernel's log."""
+        fault = parse_line(rest)
+        assert fault is not None
+        self.tell(s.DeviceFaulted(fault, self.now))
+
+    def do_device(self, rest: str) -> None:
+        self.tell(s.DeviceCleared(self.now))
+
+    def do_reported(self, rest: str) -> None:
+        self.tell(s.ReportedFatal(self.standing.load, rest))
+
+    def do_gone(self, rest: str) -> None:
+        self.tell(s.Gone(self.standing.load, rest))
+
+    def do_drain(self, rest: str) -> None:
+        self.tell(s.DrainCalledOff() if rest == "called off" else s.DrainAsked(rest))
+
+    def do_restart(self, rest: str) -> None:
+        """Whoever keeps them dies, and another goes on from what was written down, in its own time."""
+        written = msgspec.json.encode((self.breaker.record(), self.standing))
+        record, standing = msgspec.json.decode(written, type=tuple[b.Record, Standing])
+        self.breaker = Breaker("worker-1", jitter=lambda: 0.5)
+        self.breaker.restore(record, self.now)
+        self.standing = s.restore(standing, self.now)
+        self.out.clear()
+
+    def do_status(self, rest: str) -> None:
+        quarantined = ", quarantined" if self.standing.quarantined else ""
+        self.say(f"{self.standing}, weight {self.standing.weight:g}{quarantined}; breaker {self.breaker.state.name}")
+
+
+class SetStory:
+    """A set of workers, measured once a second."""
+
+    def __init__(self) -> None:
+        self.outliers = Outliers()
+        self.now = 0.0
+
+    def play(self, command: str) -> list[str]:
+        """`measure 10 a=1 b=1 c=20`: for ten seconds; `rest 10`: nobody is measured."""
+        word, seconds, *words = command.split()
+        paces = {name: float(pace) for name, _, pace in (w.partition("=") for w in words)}
+        lines = []
+        for _ in range(int(seconds)):
+            self.now += 1.0
+            if word == "measure":
+                found = self.outliers.measure(paces, self.now)
+                lines += [f"  {self.now:5.1f}  {paced.name} is {paced.reason}" for paced in found]
+        return lines
+
+
+class CanaryStory:
+    """A set of workers that are asked known questions, and answer as the story wants."""
+
+    def __init__(self) -> None:
+        self.set = CanarySet({})
+        self.lines: list[str] = []
+
+    def play(self, command: str) -> list[str]:
+        self.lines = []
+        word, *words = command.split()
+        if word in self.set.workers:
+            self.change(word, *words)
+        else:
+            getattr(self, f"do_{word}")(*words)
+        return self.lines
+
+    def say(self, name: str, text: str) -> None:
+        self.lines.append(f"  {self.set.now:6.1f}  {name}: {text}")
+
+    def do_workers(self, *words: str) -> None:
+        """`workers a=w1 b=w2 verified`: those, with these weights; `given 7`: the card expects other answers."""
+        pairs = dict(word.split("=") for word in words if "=" in word)
+        shift = int(words[-1]) if "given" in words else None
+        given = {} if shift is None else {place: answer(place, shift=shift) for place in range(len(QUESTIONS))}
+        self.set = CanarySet(pairs, verified="verified" in words, given=given, say=self.say)
+
+    def do_begin(self, *names: str) -> None:
+        """They are there with streams, as after a restart of whoever asks; with names: those, fresh from their load."""
+        self.set.begin(*names, serving=not names)
+
+    def do_wait(self, seconds: str) -> None:
+        self.set.wait(float(seconds))
+
+    def do_reload(self, name: str) -> None:
+        self.set.reload(name)
+
+    def do_restart(self) -> None:
+        self.set.restart()
+
+    def do_asked(self) -> None:
+        """Who was asked, and when, since this was last said."""
+        asks, self.set.asks = self.set.asks, []
+        self.lines += [f"  {now:6.1f}  {name} is asked question {question}" for now, name, question in asks]
+
+    def do_status(self) -> None:
+        for name, standing in self.set.standings.items():
+            self.say(name, f"{standing}, weight {standing.weight:g}")
+
+    def change(self, name: str, word: str, *rest: str) -> None:
+        """`a right`, `a wrong 7`, `a drifts 0.3`, `a slow 4`, `a busy 0.9`, `a silent`, `a lost`, `a refuses`, …"""
+        worker = self.set.workers[name]
+        match word:
+            case "right":
+                worker.how, worker.shift, worker.drift, worker.factor = "answers", 0, 0.0, 1.0
+            case "wrong":
+                worker.shift = int(rest[0])
+            case "drifts":
+                worker.drift = float(rest[0])
+            case "slow":
+                worker.factor = float(rest[0])
+            case "busy":
+                worker.occupancy = float(rest[0])
+            case "unsure":
+                worker.margin = 0.3
+            case "stalls":
+                self.set.tell_breaker(name, b.Attempts(failed={Kind.STALLED: 3}))
+            case _:
+                worker.how = word
+                worker.moving, worker.cut_off = "moving" in rest, "cut-off" in rest
+
+
+@pytest.mark.parametrize("path", CANARIES, ids=lambda p: p.stem)
+def test_the_story_of_canaries_goes_as_written(path: Path) -> None:
+    """Every transcript's outcomes are exactly those that asking, judging and comparing give."""
+    must_go_as_written(path, CanaryStory)
+
+
+@pytest.mark.parametrize("path", STORIES, ids=lambda p: p.stem)
+def test_the_story_of_a_worker_goes_as_written(path: Path) -> None:
+    """Every transcript's outcomes are exactly those the two machines give."""
+    must_go_as_written(path, WorkerStory)
+
+
+@pytest.mark.parametrize("path", SETS, ids=lambda p: p.stem)
+def test_the_story_of_a_set_goes_as_written(path: Path) -> None:
+    """Every transcript's outcomes are exactly those that comparing the set gives."""
+    must_go_as_written(path, SetStory)
+
+
+def test_there_are_stories_of_health() -> None:
+    """The transcripts are found where they are kept."""
+    assert len(STORIES) >= 12
+    assert len(SETS) >= 2
+    assert len(CANARIES) >= 9
+
+
+def test_what_is_written_down_is_plain_data() -> None:
+    """A standing goes through JSON and back unchanged, so that any process can read it."""
+    standing = replace(Standing(), load=3, causes={s.Cause.WRONG: "why"})
+    assert msgspec.json.decode(msgspec.json.encode(standing), type=Standing) == standing

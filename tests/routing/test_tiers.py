@@ -1,0 +1,135 @@
+"""Tiers are read as they are written, and a line keeps those who stand first, whoever comes and goes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from holdfast.routing.tiers import TIER_DEFAULT, Tier, TierLine, UnknownTier, parse_tier, tier_of
+
+TIERS = st.sampled_from(Tier)
+
+
+@pytest.mark.parametrize("tier", Tier)
+def test_a_tier_is_read_as_it_is_written(tier: Tier) -> None:
+    """In any case, with spaces around it."""
+    assert parse_tier(tier.word) is tier
+    assert parse_tier(f" {tier.word.upper()} ") is tier
+
+
+@pytest.mark.parametrize("text", ["", "gold", "best-effort", "0", "premium,standard", "x" * 5000])
+def test_an_unknown_tier_is_refused_by_a_text_that_names_the_three(text: str) -> None:
+    """Whoever mistypes a tier is told which there are, in one short line."""
+    with pytest.raises(UnknownTier, match="premium, standard, best_effort") as caught:
+        parse_tier(text)
+    assert len(str(caught.value)) < 120
+
+
+@pytest.mark.parametrize(
+    ("header", "key_tier", "tier"),
+    [
+        (None, None, TIER_DEFAULT),
+        (None, Tier.PREMIUM, Tier.PREMIUM),
+        ("premium", None, Tier.PREMIUM),
+        ("best_effort", Tier.PREMIUM, Tier.BEST_EFFORT),
+        ("premium", Tier.STANDARD, Tier.STANDARD),
+        ("premium", Tier.PREMIUM, Tier.PREMIUM),
+    ],
+)
+def test_a_header_may_ask_for_less_than_the_key_has_and_never_gets_more(
+    header: str | None, key_tier: Tier | None, tier: Tier
+) -> None:
+    """Nobody makes himself premium by a header; without keys the header is believed."""
+    assert tier_of(header, key_tier) is tier
+
+
+def test_an_unknown_tier_in_a_header_is_refused_whatever_the_key() -> None:
+    """A mistake is not served silently as something else."""
+    with pytest.raises(UnknownTier):
+        tier_of("gold", Tier.PREMIUM)
+
+
+def test_a_higher_tier_pushes_out_the_last_of_the_lowest() -> None:
+    """Best effort first, its latest first; then standard; and premium itself is refused when all who wait are."""
+    line: TierLine[str] = TierLine(3)
+    assert line.join("b1", Tier.BEST_EFFORT, 1.0) is None
+    assert line.join("b2", Tier.BEST_EFFORT, 2.0) is None
+    assert line.join("s3", Tier.STANDARD, 3.0) is None
+    assert line.join("b4", Tier.BEST_EFFORT, 4.0) == "b4"
+    assert line.join("p5", Tier.PREMIUM, 5.0) == "b2"
+    assert line.join("s6", Tier.STANDARD, 6.0) == "b1"
+    assert line.join("s7", Tier.STANDARD, 7.0) == "s7"
+    assert [waiting.item for waiting in line] == ["p5", "s3", "s6"]
+    assert line.join("p8", Tier.PREMIUM, 8.0) == "s6"
+    assert line.join("p9", Tier.PREMIUM, 9.0) == "s3"
+    assert line.join("p10", Tier.PREMIUM, 10.0) == "p10"
+
+
+def test_one_who_comes_back_stands_where_it_stood() -> None:
+    """A worker turned it away: those of its tier who came later are behind it, and one of them leaves a full line."""
+    line: TierLine[str] = TierLine(2)
+    line.join("early", Tier.STANDARD, 1.0)
+    line.leave("early")
+    line.join("late", Tier.STANDARD, 2.0)
+    line.join("later", Tier.STANDARD, 3.0)
+    assert line.join("early", Tier.STANDARD, 1.0) == "later"
+    assert [waiting.item for waiting in line] == ["early", "late"]
+
+
+def test_a_line_without_places_refuses_everyone_and_one_without_a_bound_nobody() -> None:
+    """Zero is a bound; None is for streams that ran before."""
+    assert TierLine[int](0).join(1, Tier.PREMIUM, 0.0) == 1
+    endless: TierLine[int] = TierLine(None)
+    assert [endless.join(item, Tier.BEST_EFFORT, 0.0) for item in range(3000)] == [None] * 3000
+    assert repr(endless) == "<TierLine of None: 0 premium, 0 standard, 3000 best_effort>"
+
+
+class LineMachine(RuleBasedStateMachine):
+    """The line against a plain list that is sorted every time."""
+
+    @initialize(waiting_max=st.one_of(st.none(), st.integers(0, 5)))
+    def begin(self, waiting_max: int | None) -> None:
+        self.waiting_max = waiting_max
+        self.line: TierLine[int] = TierLine(waiting_max)
+        self.naive: list[tuple[Tier, float, int]] = []  # its number is its item
+        self.joined = 0
+
+    @rule(tier=TIERS, since_s=st.sampled_from([0.0, 1.0, 2.0, 3.0]))
+    def joins(self, tier: Tier, since_s: float) -> None:
+        self.joined += 1
+        self.naive = sorted([*self.naive, (tier, since_s, self.joined)])
+        out = None
+        if self.waiting_max is not None and len(self.naive) > self.waiting_max:
+            loser = self.naive.pop()
+            out = loser[2]
+            assert loser[:2] >= (tier, since_s)  # never by a lower tier, nor by a later one of its own
+        assert self.line.join(self.joined, tier, since_s) == out
+
+    @rule(pick=st.integers(0, 100))
+    def leaves(self, pick: int) -> None:
+        self.line.leave(-1)
+        if self.naive:
+            self.line.leave(self.naive.pop(pick % len(self.naive))[2])
+
+    @rule()
+    def first_gets_a_place(self) -> None:
+        first = self.line.first()
+        assert (first is None) == (not self.naive)
+        if first is not None:
+            assert first.item == self.naive.pop(0)[2]
+            self.line.leave(first.item)
+
+    @invariant()
+    def is_the_same(self) -> None:
+        if not hasattr(self, "line"):
+            return
+        assert [(w.tier, w.since_s, w.item) for w in self.line] == self.naive
+        assert len(self.line) == len(self.naive)
+        for tier in Tier:
+            assert self.line.count(tier) == sum(1 for entry in self.naive if entry[0] is tier)
+
+
+LineMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestLine = LineMachine.TestCase
