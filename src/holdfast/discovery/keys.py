@@ -16,6 +16,13 @@ INSTANCES = "v1/instances/"
 STANDBYS = "v1/standbys/"  # engines that stand by: known, connected to, never routed to
 CARDS = "v1/mdc/"
 REFUSALS = "v1/refused/"
+# What control decides, and from what. No lease: a verdict outlives whoever gave it.
+HEALTH = "v1/health/"  # + an instance's path: health.records.HealthRecord
+LEVELS = "v1/level/"  # + deployment: routing.degradation.LevelRecord
+EXPECTED = "v1/expected/"  # + deployment/ + a name of the key: health.expectations.Record
+# Leased.
+REPORTS = "v1/reports/"  # + deployment/ + the frontend's peer name: health.records.Report
+CONTROLS = "v1/controls/"  # + deployment/ + the control's name: health.records.ControlRecord
 
 # As `InstanceKey.path` writes it and no other way, so that an instance has one key.
 _HEX = re.compile(r"0|[1-9a-f][0-9a-f]{0,15}")

@@ -17,7 +17,8 @@ VERSION = 2
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """First frame of whoever connects. `purpose` is "data" or "beat"."""
+    """First frame of whoever connects. `purpose` is "data", "canary" (as data, for known questions: they are taken
+    also when all places are) or "beat"."""
 
     version: int
     purpose: str
@@ -48,6 +49,13 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=2):
     active: bool = True  # False: a standby; it gets work once it says `Active`
     epoch: int = 0  # of the leader it is, 0 without a group
     group: str = ""  # engines of one group take over from each other; only one of them is active
+    # What its answers may be compared with: only those of equal build, dtype and kind of device.
+    build: str = ""
+    dtype: str = ""
+    device: str = ""  # its kind
+    weights: str = ""  # whose they are: equal for engines that read the same memory, and for nobody else
+    load: int = 0  # of those weights: grows with every fresh load; 0: an older version, which does not say
+    vocabulary: int = 0  # token ids are below it
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=3):
@@ -95,6 +103,10 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag=9):
     budget_ms: float
     running: int
     waiting: int
+    tokens: int = 0  # made since the start
+    load: int = 0  # as in `Welcome`
+    blocks: int = 0  # of KV, whole
+    blocks_free: int = 0
 
 
 class GetArtefact(msgspec.Struct, frozen=True, array_like=True, tag=10):
@@ -133,8 +145,18 @@ class Pass(msgspec.Struct, frozen=True, array_like=True, tag=15):
     """A frontend wants no place in line any more."""
 
 
-ToWorker = Hello | Generate | Cancel | GetArtefact | NotTaken | Pass
-ToFrontend = Welcome | Refused | Step | Closed | Draining | Beat | ArtefactPart | Active | Room
+class Ping(msgspec.Struct, frozen=True, array_like=True, tag=16):
+    """Is the engine's own loop alive? It answers by `Pong`, from there, without a forward pass."""
+
+    number: int
+
+
+class Pong(msgspec.Struct, frozen=True, array_like=True, tag=17):
+    number: int
+
+
+ToWorker = Hello | Generate | Cancel | GetArtefact | NotTaken | Pass | Ping
+ToFrontend = Welcome | Refused | Step | Closed | Draining | Beat | ArtefactPart | Active | Room | Pong
 Message = ToWorker | ToFrontend
 
 decode_to_worker: Callable[[memoryview], ToWorker] = reader(ToWorker)

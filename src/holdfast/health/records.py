@@ -1,0 +1,61 @@
+"""What stands in the store of a worker's health: what control wrote down, and what frontends report to it.
+
+Always true: a `HealthRecord` has all it takes to act on a verdict and to go on from it; a report's counts only grow
+while its frontend lives, so that one that is missed is in the next.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.health import breaker, canary
+from holdfast.health.standing import Standing
+
+
+class HealthRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict on one worker."""
+
+    name: str  # as `holdfast ps` calls it
+    group: str = ""
+    weights: str = ""  # as in its `Welcome`
+    standing: Standing = Standing()
+    breaker: breaker.Record = breaker.Record()
+    canary: canary.Record = canary.Record()
+    spare: bool = False  # sound, and kept without traffic until capacity is lost
+    at_unix_s: float = 0.0  # when it was written
+    by: str = ""  # the control that did
+
+    @property
+    def weight(self) -> float:
+        """The share of traffic that it gets, of what it would."""
+        return 0.0 if self.spare else self.standing.weight
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker, as one frontend sees it. Counts are since the frontend began."""
+
+    succeeded: int = 0  # attempts
+    failed: dict[str, int] = {}  # by `breaker.Kind`
+    tokens: int = 0
+    stream_s: float = 0.0  # streams' time on it, all together: with `tokens` its pace
+    open: int = 0  # streams that run there now
+    silent_s: float = 0.0  # how long the stream that has waited longest for a token does so
+    fall: int = 0  # the last of which its streams were moved
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What a frontend saw, of every worker that it has sent anything to; by instance, in hex."""
+
+    name: str
+    at_unix_s: float
+    workers: dict[str, Seen] = {}
+    waiting: int = 0  # requests without a place
+
+
+class ControlRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A control that runs."""
+
+    name: str
+    leads: bool
+    pid: int = 0
+    status: str = ""  # where its pages are
