@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast.routing.prefixes import PREFIX_BLOCK_TOKENS
-from holdfast.routing.table import YOUNG_S, RouteTable, Slot, Standing
+from holdfast.routing.slots import Slot
+from holdfast.routing.table import YOUNG_S, RouteTable, Standing
 
 PICK = st.integers(0, 10_000)
 PROMPTS = [[1], [5] * 3 * PREFIX_BLOCK_TOKENS, [5] * 2 * PREFIX_BLOCK_TOKENS + [6] * PREFIX_BLOCK_TOKENS]
@@ -23,6 +24,7 @@ class Naive:
         self.present = True
         self.routable = False
         self.admit_max: int | None = None
+        self.weight = 1.0
         self.aside_until_s = 0.0
         self.young_until_s = 0.0
         self.costs: list[int] = []
@@ -112,11 +114,16 @@ class RouteMachine(RuleBasedStateMachine):
             assert self.table.passes(found[0]) is (found[1].room != 0)
             found[1].room = found[1].room and None
 
-    @rule(pick=PICK, routable=st.booleans(), admit_max=st.sampled_from([None, 0, 1, 2]))
-    def update(self, pick: int, routable: bool, admit_max: int | None) -> None:
+    @rule(
+        pick=PICK,
+        routable=st.booleans(),
+        admit_max=st.sampled_from([None, 0, 1, 2]),
+        weight=st.sampled_from([1.0, 0.5]),
+    )
+    def update(self, pick: int, routable: bool, admit_max: int | None, weight: float = 1.0) -> None:
         if found := self.pick(pick):
-            self.table.update(found[0], routable=routable, admit_max=admit_max)
-            found[1].routable, found[1].admit_max = routable, admit_max
+            self.table.update(found[0], routable=routable, admit_max=admit_max, weight=weight)
+            found[1].routable, found[1].admit_max, found[1].weight = routable, admit_max, weight
 
     @rule(pick=PICK)
     def set_aside(self, pick: int) -> None:
@@ -191,7 +198,7 @@ class RouteMachine(RuleBasedStateMachine):
         assert self.table.routable_count == len(routable)
         full = [naive for naive in routable if naive.full]
         assert self.table.overloaded is (bool(full) and not any(naive.ready() for naive in routable))
-        assert self.table.places == sum(naive.capacity for naive in routable)
+        assert self.table.places == sum(naive.capacity * naive.weight for naive in routable)
 
 
 RouteMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)

@@ -1,8 +1,8 @@
 """The route choice: least outstanding tokens among two random workers and the one that knows the prefix.
 
-Theory. Two random choices keep load even without a scan; outstanding tokens (prompt + what may still come) weigh
-requests by their work, not their number; a matched prefix is work saved, so it counts as credit. A request costs
-O(1) in the number of workers: ready workers stand in a list with swap-removal, set-aside ones in a heap by time.
+Theory. Two random choices keep load even without a scan (`routing.slots`); outstanding tokens (prompt + what may still
+come) weigh requests by their work, not their number; a matched prefix is work saved, so it counts as credit. A request
+costs O(1) in the number of workers: ready workers stand in a list with swap-removal, set-aside ones in a heap by time.
 
 A request that may be what kills engines (a *suspect*) is tried alone: on a worker where all others have made a token
 since they came, and which takes nothing else until the suspect has made one too. And not on a worker that is *young*:
@@ -23,6 +23,7 @@ import random
 from enum import IntEnum
 
 from holdfast.routing.prefixes import PREFIX_BLOCK_TOKENS, Prefixes
+from holdfast.routing.slots import Ready, Slot
 
 # What a request is taken to cost beyond its prompt when it may generate a lot: most end earlier.
 OUTPUT_TOKENS_ASSUMED_MAX = 512
@@ -42,66 +43,17 @@ class Standing(IntEnum):
     FRESH = 2  # it never ran
 
 
-class Slot:
-    """One worker, as routing sees it."""
-
-    __slots__ = (
-        "admit_max",
-        "aside_s",
-        "aside_until_s",
-        "capacity",
-        "counted",
-        "in_line",
-        "inflight",
-        "name",
-        "outstanding",
-        "place",
-        "room",
-        "routable",
-        "trial",
-        "unproven",
-        "young_until_s",
-    )
-
-    def __init__(self, name: int, capacity: int) -> None:
-        self.name = name
-        self.capacity = capacity
-        self.admit_max: int | None = None  # a smaller bound while on probation
-        self.inflight = 0
-        self.outstanding = 0
-        self.routable = False
-        self.unproven = 0  # requests that have yet to make their first token here
-        self.trial = False  # one of those is a suspect
-        self.young_until_s = 0.0  # no suspect is tried on it before; 0: it has served for a while
-        self.aside_until_s = 0.0
-        self.aside_s = 0.0
-        self.place = -1  # index in the ready list, -1: not in it
-        self.in_line = False  # it turned a request away: we may send as much as it has room for us, and no more
-        self.room = 0
-        self.counted = (0, 0, 0)  # what it adds to the table's counts: routable, of those full, places of routable ones
-
-    @property
-    def full(self) -> bool:
-        bound = self.capacity if self.admit_max is None else min(self.admit_max, self.capacity)
-        return self.inflight >= bound or (self.in_line and self.room == 0)
-
-    def __repr__(self) -> str:
-        state = "routable" if self.routable else "not routable"
-        return f"<Slot {self.name:x} {self.inflight}/{self.capacity} {self.outstanding} tokens {state}>"
-
-
 class RouteTable:
     """The workers of one set."""
 
     def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
         self.slots: dict[int, Slot] = {}
-        self._ready: list[Slot] = []
+        self._ready = Ready(rng)
         self._aside: list[tuple[float, int]] = []
         self._young: list[tuple[float, int]] = []
         self._prefixes = Prefixes()
         self.routable_count = 0
-        self.places = 0  # of all routable workers
+        self.places = 0.0  # of all routable workers, by their weight
         self.trials = 0  # workers that are kept for a suspect
         self._full_count = 0  # routable, and without a place
 
@@ -129,9 +81,11 @@ class RouteTable:
             slot.routable = False
             self._place(slot)
 
-    def update(self, slot: Slot, *, routable: bool, admit_max: int | None = None) -> None:
+    def update(self, slot: Slot, *, routable: bool, admit_max: int | None = None, weight: float = 1.0) -> None:
+        """What is said of it now; who is to get nothing is not routable."""
         assert self.slots.get(slot.name) is slot, slot
-        slot.routable = routable
+        assert weight > 0.0 or not routable, slot
+        slot.routable, slot.weight = routable, weight if routable else 1.0
         slot.admit_max = admit_max
         self._place(slot)
 
@@ -193,7 +147,7 @@ class RouteTable:
 
     def _place(self, slot: Slot) -> None:
         full = slot.full
-        counts = (1, int(full), slot.capacity) if slot.routable else (0, 0, 0)
+        counts = (1, int(full), slot.capacity * slot.weight) if slot.routable else (0, 0, 0.0)
         if counts != slot.counted:
             was, slot.counted = slot.counted, counts
             self.routable_count += counts[0] - was[0]
@@ -201,14 +155,9 @@ class RouteTable:
             self.places += counts[2] - was[2]
         ready = slot.routable and slot.aside_until_s == 0.0 and not full and not slot.trial
         if ready and slot.place < 0:
-            slot.place = len(self._ready)
-            self._ready.append(slot)
+            self._ready.enter(slot)
         elif not ready and slot.place >= 0:
-            last = self._ready.pop()
-            if last is not slot:
-                self._ready[slot.place] = last
-                last.place = slot.place
-            slot.place = -1
+            self._ready.leave(slot)
 
     # -- facts
 
@@ -230,22 +179,11 @@ class RouteTable:
     def choose(self, tokens: list[int], standing: Standing = Standing.FRESH) -> Slot | None:
         """The worker for a request with these tokens, or None if none can take it now."""
         if standing is Standing.SUSPECT:
-            return min(self._trial_places(), key=_load, default=None)
-        ready = self._ready
-        count = len(ready)
-        if count == 0:
+            return min(self._trial_places(), key=lambda slot: slot.load, default=None)
+        if not self._ready:
             return None
-        if count <= 2:
-            picks = ready
-        else:
-            first = self._rng.randrange(count)
-            second = self._rng.randrange(count - 1)
-            picks = [ready[first], ready[second + (second >= first)]]
         affine, credit = self._match(tokens) if len(tokens) >= PREFIX_BLOCK_TOKENS else (None, 0)
-        best = min(picks, key=_load)
-        if affine is not None and affine.outstanding - credit <= best.outstanding:
-            return affine
-        return best
+        return self._ready.choose(affine, credit)
 
     def take(self, slot: Slot, cost: int, tokens: list[int], standing: Standing = Standing.FRESH) -> None:
         """The request goes to `slot`."""
@@ -285,10 +223,6 @@ class RouteTable:
             if slot is not None and slot.place >= 0:
                 return slot, known_tokens
         return None, 0
-
-
-def _load(slot: Slot) -> int:
-    return slot.outstanding
 
 
 def request_cost(token_count: int, remaining_tokens: int) -> int:

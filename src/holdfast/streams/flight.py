@@ -13,7 +13,8 @@ from typing import Protocol
 from holdfast.core.errors import Code
 from holdfast.core.requests import Output
 from holdfast.discovery.card import ModelCard
-from holdfast.routing.table import RouteTable, Slot, Standing
+from holdfast.routing.slots import Slot
+from holdfast.routing.table import RouteTable, Standing
 from holdfast.streams.holds import HoldQueue, Pace
 from holdfast.streams.ledger import Ledger
 from holdfast.streams.stats import Seam
@@ -123,8 +124,8 @@ class WorkerSet:
         self.pace = Pace()  # of the places that came free for those who waited
 
     @property
-    def weight(self) -> int:
-        """How much of its model's traffic it should get: the places of its routable workers."""
+    def weight(self) -> float:
+        """How much of its model's traffic it should get: the places of its routable workers, by their weight."""
         return self.table.places
 
     @property

@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast.core.errors import Code
 from holdfast.discovery.registry import Instance
-from holdfast.routing.table import Slot
+from holdfast.routing.slots import Slot
 from holdfast.streams.flight import Flight, WorkerSet
 from holdfast.streams.groups import Claim
 from holdfast.streams.stats import TokenGaps
