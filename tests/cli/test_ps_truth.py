@@ -113,7 +113,7 @@ def test_what_ps_shows_of_a_deployment_that_was_up_before(place: Place) -> None:
     os.kill(standby["pid"], signal.SIGKILL)
     until(lambda: place.back(standby["name"], standby["pid"]), "the standby to be back")
     assert {name: status["metrics"] for name, status in engines(place).items()} == first
-    assert all("dynamo_worker_status" in scraped(url) for url in first.values())
+    assert all("holdfast_worker_state" in scraped(url) for url in first.values())
     assert all(url in place.run("ps").stdout for url in first.values())
 
     with streams(place, 8):
@@ -182,7 +182,7 @@ def test_a_taken_port_does_not_keep_a_worker_from_serving() -> None:
         with Deployment(workers=1, worker={"status_address": taken, "status_any": True}) as deployment:
             page = deployment.record("worker-0")["status"]
             assert page != taken
-            assert b"dynamo_worker_status" in fetch(page, "/metrics")[1]
+            assert b"holdfast_worker_state" in fetch(page, "/metrics")[1]
 
 
 def test_a_file_is_as_wide_as_columns_say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -500,7 +500,7 @@ async def test_metrics_move_with_the_work(deployment: Deployment) -> None:
     assert status == 200
     assert headers["content-type"].startswith("text/plain")
     before = samples(page)
-    assert before["dynamo_worker_status[ready]"] == 1
+    assert before["holdfast_worker_state[ready]"] == 1
     received = await ask(deployment.port, "/v1/chat/completions", chat_body("count", 25))
     assert received.status == 200
     after = samples(scrape(deployment)[1])

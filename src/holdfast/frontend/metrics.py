@@ -49,9 +49,7 @@ class FrontendMetrics:
             "dynamo_frontend_queued_requests", "streams held for a worker", model, registry=registry
         )
         self.ttft = histogram("time_to_first_token_seconds", "request to first output", _SECONDS)
-        text = "every gap between two tokens of a stream"
-        name = "dynamo_frontend_inter_token_latency_seconds"
-        metrics.Counted(name, text, "model", GAP_BOUNDS_S, self._gaps, registry)
+        metrics.Read(self._read, registry)
         self.duration = histogram("request_duration_seconds", "request to end", _SECONDS)
         self.input_tokens = histogram("input_sequence_tokens", "prompt tokens", _TOKENS)
         self.output_tokens = histogram("output_sequence_tokens", "generated tokens", _TOKENS)
@@ -90,8 +88,10 @@ class FrontendMetrics:
     def reader_lost(self, cause: str) -> None:
         self._readers_lost.labels(cause).inc()
 
-    def _gaps(self) -> list[tuple[str, list[int], float]]:
-        return [(model, gaps.counts, gaps.sum_s) for model, gaps in self._stats.gaps.items()]
+    def _read(self) -> list[metrics.Metric]:
+        gaps = {(model,): (gaps.counts, gaps.sum_s) for model, gaps in self._stats.gaps.items()}
+        name, text = "dynamo_frontend_inter_token_latency_seconds", "every gap between two tokens of a stream"
+        return [metrics.histogram(name, text, ("model",), GAP_BOUNDS_S, gaps)]
 
     def page(self, roster: Roster, held: dict[str, int]) -> bytes:
         """Bring the numbers that live elsewhere up to date, and show all."""

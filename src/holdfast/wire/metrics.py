@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from holdfast.core.unwritten import UNWRITTEN
 
-__all__ = ["CONTENT_TYPE", "Counted", "Counter", "Gauge", "Histogram", "MetricsRegistry", "catch_up", "merged", "page"]
+__all__ = [
+    "CONTENT_TYPE", "Counter", "Gauge", "Histogram", "Metric", "MetricsRegistry", "Read", "catch_up", "counter",
+    "gauge", "histogram", "merged", "page",
+]  # fmt: skip
 
 MetricsRegistry = CollectorRegistry
 CONTENT_TYPE = CONTENT_TYPE_LATEST.encode()
@@ -39,33 +43,49 @@ def catch_up(counter: Counter, total: float) -> None:
         counter.inc(behind)
 
 
-class Counted:
-    """A histogram by one label whose buckets are counted elsewhere: `read` gives label, count per bucket, and sum."""
+class Read:
+    """Families that are made when somebody scrapes, from what is counted or kept elsewhere: whoever is not there any
+    more has no line."""
 
-    def __init__(
-        self,
-        name: str,
-        text: str,
-        label: str,
-        bounds: Sequence[float],
-        read: Callable[[], Iterable[tuple[str, Sequence[int], float]]],
-        registry: CollectorRegistry,
-    ) -> None:
-        self._name, self._text, self._label = name, text, label
-        self._bounds = [*map(str, bounds), "+Inf"]
+    def __init__(self, read: Callable[[], Iterable[Metric]], registry: CollectorRegistry) -> None:
         self._read = read
         registry.register(self)
 
-    def describe(self) -> list[HistogramMetricFamily]:
-        return [HistogramMetricFamily(self._name, self._text, labels=(self._label,))]
-
-    def collect(self) -> list[HistogramMetricFamily]:
+    def collect(self) -> Iterable[Metric]:
         """Asked by a scrape."""
-        (family,) = self.describe()
-        for label, counts, total in self._read():
-            below = list(itertools.accumulate(counts))
-            family.add_metric((label,), list(zip(self._bounds, map(float, below), strict=True)), total)
-        return [family]
+        return self._read()
+
+
+Labels = tuple[str, ...]
+Values = TypeVar("Values", bound=Labels)
+
+
+def gauge(name: str, text: str, labels: Labels, samples: Mapping[Values, float]) -> Metric:
+    """Values by label values."""
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for values, value in samples.items():
+        family.add_metric(values, value)
+    return family
+
+
+def counter(name: str, text: str, labels: Labels, samples: Mapping[Values, float]) -> Metric:
+    """Totals by label values; `_total` is put behind the name."""
+    family = CounterMetricFamily(name, text, labels=labels)
+    for values, value in samples.items():
+        family.add_metric(values, value)
+    return family
+
+
+def histogram(
+    name: str, text: str, labels: Labels, bounds: Sequence[float], samples: Mapping[Values, tuple[Sequence[int], float]]
+) -> Metric:
+    """Of each, the count per bucket (one more than there are bounds), and the sum."""
+    family = HistogramMetricFamily(name, text, labels=labels)
+    names = [*map(str, bounds), "+Inf"]
+    for values, (counts, total) in samples.items():
+        below = map(float, itertools.accumulate(counts))
+        family.add_metric(values, list(zip(names, below, strict=True)), total)
+    return family
 
 
 def merged(pages: Mapping[str, bytes], label: str) -> bytes:

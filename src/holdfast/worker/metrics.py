@@ -55,7 +55,7 @@ class WorkerMetrics:
 
         self._unix_clock = unix_clock
         self.entered_unix_s = unix_clock()
-        self._status = gauge("dynamo_worker_status", "1 for the worker's state", ("status",))
+        self._status = gauge("holdfast_worker_state", "1 for the worker's state", ("status",))
         self._gauges = {
             name: gauge(f"holdfast_worker_{name.removesuffix('_total')}", text)
             for name, text in (GAUGES | RESUMES).items()

@@ -1,0 +1,141 @@
+"""Control in Prometheus' words, under the names that dashboards and alerts for Dynamo look for where they have some.
+
+Always true: only a control that leads shows workers and levels, so that two of them count nobody twice; a worker that
+is forgotten has no line left, of counters neither, so what is shown is bounded by who is there; what an alert counts up
+has a line from the first scrape on (0, not absent).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from holdfast.control.showing import View, group_of, ids
+from holdfast.health.records import HealthRecord
+from holdfast.routing.degradation import RULES
+from holdfast.wire import metrics
+
+# Upper bounds, seconds: a ping through an engine's loop, a canary of a small model, of a large one; a try has 15 s.
+CHECK_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0)
+CHECKS = ("canary", "ping")
+RESULTS = ("passed", "failed")
+
+
+@dataclass(slots=True)
+class _Checks:
+    """What was asked of one worker, by one kind of check."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(CHECK_BOUNDS_S) + 1))
+    sum_s: float = 0.0
+    results: dict[str, int] = field(default_factory=lambda: dict.fromkeys(RESULTS, 0))
+
+
+class ControlMetrics:
+    """The lines of one control."""
+
+    def __init__(self) -> None:
+        self._registry = metrics.MetricsRegistry()
+        metrics.Read(self._read, self._registry)
+        self._view: View | None = None  # that is being shown
+        self._checks: dict[str, dict[str, _Checks]] = {}  # by path and kind of check
+        self._quarantines = 0
+        self._flagged = 0
+
+    def checked(self, path: str, check: str, result: str, took_s: float | None = None) -> None:
+        """A check of the worker at that path is over; `took_s` if it was answered."""
+        kept = self._checks.setdefault(path, {kind: _Checks() for kind in CHECKS})[check]
+        kept.results[result] += 1
+        if took_s is not None:
+            kept.counts[bisect_left(CHECK_BOUNDS_S, took_s)] += 1
+            kept.sum_s += took_s
+
+    def quarantined(self, streams: int) -> None:
+        """Weights were found to be wrong; so many answers since they were last right may be wrong too."""
+        self._quarantines += 1
+        self._flagged += streams
+
+    def page(self, view: View) -> bytes:
+        """Every line, as of now."""
+        self._checks = {path: checks for path, checks in self._checks.items() if path in view.records}
+        self._view = view
+        return metrics.page(self._registry)
+
+    def _read(self) -> list[metrics.Metric]:
+        view = self._view
+        assert view is not None, "scraped by `page` only"
+        shown = [metrics.gauge("holdfast_control_leads", "1 while this control decides", (), {(): view.leads})]
+        if not view.leads:
+            return shown
+        named = ids(view.records)
+        records = {path: view.records[path] for path in named}
+        return [*shown, *_workers(named, records), *self._of_checks(named), *_deployment(view), *self._of_corruption()]
+
+    def _of_checks(self, named: Mapping[str, str]) -> list[metrics.Metric]:
+        kept = {(named[path], kind): checks for path in named for kind, checks in self._checks.get(path, {}).items()}
+        took = {who: (checks.counts, checks.sum_s) for who, checks in kept.items()}
+        results = {(*who, result): n for who, checks in kept.items() for result, n in checks.results.items()}
+        name, text = "dynamo_health_check_duration_seconds", "how long checks took that were answered"
+        who = ("worker_id", "check_type")
+        return [
+            metrics.histogram(name, text, who, CHECK_BOUNDS_S, took),
+            metrics.counter("holdfast_health_checks", "checks, by result", (*who, "result"), results),
+        ]
+
+    def _of_corruption(self) -> list[metrics.Metric]:
+        text = "answers that may be wrong: of a worker that was quarantined, since it was last known to be right"
+        return [
+            metrics.counter("holdfast_quarantines", "weights found to be wrong", (), {(): self._quarantines}),
+            metrics.counter("holdfast_flagged_streams", text, (), {(): self._flagged}),
+        ]
+
+
+def _workers(named: Mapping[str, str], records: Mapping[str, HealthRecord]) -> list[metrics.Metric]:
+    def gauge(name: str, text: str, values: Mapping[str, float]) -> metrics.Metric:
+        samples = {(named[path], group_of(records[path])): value for path, value in values.items()}
+        return metrics.gauge(name, text, ("worker_id", "tp_group"), samples)
+
+    standings = {path: record.standing for path, record in records.items()}
+    text = "health: 0 healthy, 1 suspicious, 2 unhealthy, 3 draining, 4 dead"
+    passed = "when the last canary that it passed was sent, unix time; 0: none yet"
+    breakers = {(named[path],): float(record.breaker.state) for path, record in records.items()}
+    return [
+        gauge("dynamo_worker_status", text, {path: one.status for path, one in standings.items()}),
+        gauge(
+            "holdfast_worker_weight",
+            "share of traffic that it gets, of what it would, 0 to 1",
+            {path: record.weight for path, record in records.items()},
+        ),
+        gauge(
+            "holdfast_worker_quarantined",
+            "1 while its answers cannot be believed",
+            {path: one.quarantined for path, one in standings.items()},
+        ),
+        gauge(
+            "holdfast_worker_spare",
+            "1 while it is sound and kept without traffic",
+            {path: record.spare for path, record in records.items()},
+        ),
+        gauge("holdfast_canary_passed_timestamp_seconds", passed, {p: one.good_s for p, one in standings.items()}),
+        metrics.gauge(
+            "dynamo_circuit_breaker_state", "breaker: 0 closed, 1 open, 2 half-open", ("worker_id",), breakers
+        ),
+    ]
+
+
+def _deployment(view: View) -> list[metrics.Metric]:
+    """What is not known yet has no line: an alert on it would be a guess."""
+    text = "engines of a group that stand by"
+    standbys = {(group,): float(count) for group, count in view.groups.items()}
+    values: dict[str, tuple[str, float]] = {}
+    if view.level is not None:
+        batch = RULES[view.level.level].batch_multiplier
+        values["dynamo_degradation_level"] = "degradation level, 0 to 4", view.level.level
+        values["holdfast_degradation_batch_multiplier"] = "share of places that all but premium may fill", batch
+    if (capacity := view.capacity) is not None:
+        values["holdfast_capacity_ratio"] = "what the workers can carry, of what the SLO promises", capacity.ratio
+        for unit in ("requests", "tokens"):
+            rate = getattr(capacity.rates, f"{unit}_per_s")
+            values[f"holdfast_capacity_{unit}_per_second"] = f"{unit} per second that the workers can carry", rate
+    shown = [metrics.gauge(name, text, (), {(): value}) for name, (text, value) in values.items()]
+    return [metrics.gauge("holdfast_group_standbys", text, ("tp_group",), standbys), *shown]

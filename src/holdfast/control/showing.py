@@ -1,0 +1,124 @@
+"""What control shows: the facts of its status page, which `ps`, `top` and the supervisor's witness read. Pure.
+
+Always true: everything follows from what stands in the store and from what is measured in that moment, so two controls
+of one deployment show the same verdicts; a worker has one name here that no other has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.health import breaker
+from holdfast.health.records import HealthRecord
+from holdfast.health.standing import Status
+from holdfast.routing.capacity import Capacity
+from holdfast.routing.degradation import LevelRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What a control knows in one moment."""
+
+    name: str
+    leads: bool
+    records: Mapping[str, HealthRecord] = field(default_factory=dict)  # by the worker's path in the store
+    members: tuple[tuple[str, bool], ...] = ()  # of each engine that is there: its group, and whether it is active
+    level: LevelRecord | None = None
+    capacity: Capacity | None = None
+    store: str = "connected"
+    reason: str = ""  # why it leads nobody, or decides nothing
+
+    @property
+    def groups(self) -> dict[str, int]:
+        """How many stand by in each group of engines that take over from each other."""
+        named = [(group, active) for group, active in self.members if group]
+        standbys = Counter(group for group, active in named if not active)
+        return {group: standbys[group] for group, _ in named}
+
+
+def ids(records: Mapping[str, HealthRecord]) -> dict[str, str]:
+    """What each worker is called, by path. Its name, as `holdfast ps` has it; where two who live have one (on two
+    machines, say) with their instance. One that is dead is not shown where another of its name has come since."""
+    living = {path: record for path, record in records.items() if record.standing.status != Status.DEAD}
+    names = Counter(record.name for record in living.values())
+    shown = {
+        path: record.name if names[record.name] == 1 else f"{record.name}-{path.rpartition('/')[2]}"
+        for path, record in living.items()
+    }
+    dead = [(record.standing.since_s, path, record.name) for path, record in records.items() if path not in living]
+    for _, path, name in sorted(dead, reverse=True):
+        if name not in names:  # the latest of several
+            names[name] = 1
+            shown[path] = name
+    return shown
+
+
+def group_of(record: HealthRecord) -> str:
+    """The engines that it takes turns with; one that has none is a group of its own."""
+    return record.group or record.name
+
+
+def facts(view: View) -> dict[str, Any]:
+    """What /health shows."""
+    named = ids(view.records)
+    return {
+        "status": "ready",
+        "ready": True,
+        "role": "control",
+        "leads": view.leads,
+        "reason": view.reason,
+        "store": view.store,
+        "streams": 0,
+        "level": _level(view.level),
+        "capacity": _capacity(view.capacity),
+        "standbys": view.groups,
+        "verdicts": [
+            verdict(path, named[path], record)
+            for path, record in sorted(view.records.items(), key=lambda one: (len(one[1].name), one[1].name))
+            if path in named
+        ],
+    }
+
+
+def verdict(path: str, worker_id: str, record: HealthRecord) -> dict[str, Any]:
+    """One worker, as it was written down."""
+    standing = record.standing
+    return {
+        "instance": path.rpartition("/")[2],
+        "worker": worker_id,
+        "name": record.name,
+        "group": record.group,
+        "weights": record.weights,
+        "status": Status(standing.status).name,
+        "weight": record.weight,
+        "spare": record.spare,
+        "quarantined": standing.quarantined,
+        "reason": standing.reason,
+        "since_unix_s": standing.since_s,
+        "causes": dict(standing.causes),
+        "fall": standing.fall,
+        "fell_unix_s": standing.fell_s,
+        "written_unix_s": record.at_unix_s,
+        "breaker": breaker.State(record.breaker.state).name.lower(),
+        "breaker_reason": record.breaker.reason,
+        "canary_unix_s": standing.heard_s,
+        "canary_passed_unix_s": standing.good_s,
+    }
+
+
+def _level(record: LevelRecord | None) -> dict[str, Any] | None:
+    return None if record is None else {"level": record.level, "reason": record.reason, "vacant": record.vacant}
+
+
+def _capacity(capacity: Capacity | None) -> dict[str, Any] | None:
+    if capacity is None:
+        return None
+    shown: dict[str, Any] = {"ratio": capacity.ratio, "words": str(capacity)}
+    shown |= {"carriers": capacity.carriers, "waking": capacity.waking, "unmeasured": capacity.unmeasured}
+    for name in ("requests_per_s", "tokens_per_s"):
+        shown[name] = round(getattr(capacity.rates, name), 3)
+        shown[f"promised_{name}"] = None if capacity.promised is None else getattr(capacity.promised, name)
+    return shown
