@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from http_rig import Raw, chat, one_more_frontend
 
+from holdfast.core.tiers import key_tiers
 from holdfast.frontend.gate import Gate
 from holdfast.testing.deployment import Deployment
 from holdfast.testing.place import free_port
@@ -30,7 +31,7 @@ def port(deployment: Deployment) -> int:
 def guarded(deployment: Deployment) -> Iterator[int]:
     """The port of one more frontend: with keys, on all addresses of both families, and open to one page."""
     port = free_port()
-    asked = {"api_keys": ["first-key", "clé"], "cors_origins": [HOME], "address": f"tcp://[::]:{port}"}
+    asked = {"api_keys": ["first-key", "clé", "gold==premium"], "cors_origins": [HOME], "address": f"tcp://[::]:{port}"}
     with one_more_frontend(deployment, "guarded", port, asked):
         yield port
 
@@ -107,6 +108,7 @@ def test_a_model_is_found_by_its_escaped_name(port: int) -> None:
         "authorization: Basic first-key\r\n",
         "authorization: Bearerfirst-key\r\n",
         "authorization: Bearer Bearer first-key\r\n",
+        "authorization: Bearer gold==premium\r\n",
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions", "/nowhere"])
@@ -119,9 +121,9 @@ def test_without_a_key_nothing_is_told(guarded: int, path: str, header: str) -> 
     assert reply.headers["www-authenticate"] == "Bearer"
 
 
-@pytest.mark.parametrize("key", ["first-key", "clé"])
+@pytest.mark.parametrize("key", ["first-key", "clé", "gold="])
 def test_any_of_the_keys_opens(guarded: int, key: str) -> None:
-    """Also one that is not ASCII."""
+    """Also one that is not ASCII, and one with a tier, by what stands before that."""
     with Raw(guarded) as raw:
         raw.send(f"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n\r\n".encode())
         assert raw.reply().status == 200
@@ -135,6 +137,18 @@ def test_the_scheme_of_a_key_is_read_in_any_case(guarded: int, scheme: str) -> N
     """As HTTP has it."""
     with Raw(guarded) as raw:
         assert raw.get("/v1/models", f"authorization: {scheme} first-key\r\n").reply().status == 200
+
+
+@pytest.mark.parametrize("header", ["gold", "", "premium, standard", "2"])
+def test_an_unknown_tier_is_400_and_names_those_there_are(guarded: int, port: int, header: str) -> None:
+    """With a key and without; any other word would be served silently as something else."""
+    for own, more in ((port, ""), (guarded, "authorization: Bearer gold=\r\n")):
+        with Raw(own) as raw:
+            reply = raw.post(CHAT, chat(), f"x-priority-tier: {header}\r\n{more}").reply()
+            assert (reply.status, reply.error["param"]) == (400, "x-priority-tier")
+            assert "premium, standard, best_effort" in reply.error["message"]
+            for tier in ("premium", "Standard", "BEST_EFFORT"):
+                assert raw.post(CHAT, chat(), f"x-priority-tier: {tier}\r\n{more}").reply().status == 200
 
 
 @pytest.mark.parametrize("path", ["/health", "/live", "/metrics"])
@@ -245,4 +259,4 @@ def test_both_families_are_served_on_all_addresses(guarded: int) -> None:
 def test_an_empty_key_lets_nobody_in() -> None:
     """Whoever hands it down: it would be the key of everyone who sends none."""
     with pytest.raises(ValueError, match="API key is empty"):
-        Gate(frozenset({"good", ""}))
+        Gate(key_tiers(["good", "=premium"]))

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from holdfast.core.tiers import Tier, parse_tier
 from holdfast.routing.degradation import (
     BOUNDS,
     LEVEL_MAX,
@@ -28,7 +29,6 @@ from holdfast.routing.degradation import (
     pushed_out,
     refusal,
 )
-from holdfast.routing.tiers import Tier, parse_tier
 from transcript_book import must_go_as_written, transcripts
 
 TRANSCRIPTS = transcripts("degradation")

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from holdfast.core.tiers import Tier
 from holdfast.routing.capacity import Carrier, Meter, Profile, Slo, measure
 from holdfast.routing.degradation import RULES, Degradation, DegradationSettings, Sampled, refusal
-from holdfast.routing.tiers import Tier, TierLine
+from holdfast.routing.tiers import TierLine
 
 WORKERS, PLACES = 20, 4
 ANSWER_TOKENS, PACE_S = 100, 0.02  # a stream holds its place for two seconds

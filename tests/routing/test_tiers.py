@@ -1,54 +1,15 @@
-"""Tiers are read as they are written, and a line keeps those who stand first, whoever comes and goes."""
+"""A line keeps those who stand first, whoever comes and goes."""
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from holdfast.routing.tiers import TIER_DEFAULT, Tier, TierLine, UnknownTier, parse_tier, tier_of
+from holdfast.core.tiers import Tier
+from holdfast.routing.tiers import TierLine
 
 TIERS = st.sampled_from(Tier)
-
-
-@pytest.mark.parametrize("tier", Tier)
-def test_a_tier_is_read_as_it_is_written(tier: Tier) -> None:
-    """In any case, with spaces around it."""
-    assert parse_tier(tier.word) is tier
-    assert parse_tier(f" {tier.word.upper()} ") is tier
-
-
-@pytest.mark.parametrize("text", ["", "gold", "best-effort", "0", "premium,standard", "x" * 5000])
-def test_an_unknown_tier_is_refused_by_a_text_that_names_the_three(text: str) -> None:
-    """Whoever mistypes a tier is told which there are, in one short line."""
-    with pytest.raises(UnknownTier, match="premium, standard, best_effort") as caught:
-        parse_tier(text)
-    assert len(str(caught.value)) < 120
-
-
-@pytest.mark.parametrize(
-    ("header", "key_tier", "tier"),
-    [
-        (None, None, TIER_DEFAULT),
-        (None, Tier.PREMIUM, Tier.PREMIUM),
-        ("premium", None, Tier.PREMIUM),
-        ("best_effort", Tier.PREMIUM, Tier.BEST_EFFORT),
-        ("premium", Tier.STANDARD, Tier.STANDARD),
-        ("premium", Tier.PREMIUM, Tier.PREMIUM),
-    ],
-)
-def test_a_header_may_ask_for_less_than_the_key_has_and_never_gets_more(
-    header: str | None, key_tier: Tier | None, tier: Tier
-) -> None:
-    """Nobody makes himself premium by a header; without keys the header is believed."""
-    assert tier_of(header, key_tier) is tier
-
-
-def test_an_unknown_tier_in_a_header_is_refused_whatever_the_key() -> None:
-    """A mistake is not served silently as something else."""
-    with pytest.raises(UnknownTier):
-        tier_of("gold", Tier.PREMIUM)
 
 
 def test_a_higher_tier_pushes_out_the_last_of_the_lowest() -> None:

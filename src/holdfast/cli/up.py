@@ -20,6 +20,7 @@ from holdfast.cli.ps import look_at_all
 from holdfast.cli.screen import Screen, chat_command, show_up
 from holdfast.core.address import TcpAddress
 from holdfast.core.errors import REFUSED, Refused, UserError, settled
+from holdfast.core.tiers import split_key
 from holdfast.memory.devices.host_room import free_host_bytes
 from holdfast.roles.devices import choose, exact_note
 from holdfast.roles.running import keep_up, log_dir
@@ -105,7 +106,7 @@ class UpView:
         if lack:
             title = f"Holdfast {__version__} runs, but {lack}"
         url = web_address(str(TcpAddress(spec.host, spec.port)))
-        chat = chat_command(url, model, keys[0] if keys else "")
+        chat = chat_command(url, model, split_key(keys[0])[0] if keys else "")
         show_up(self.screen, title, statuses, chat=chat, state_dir=self.state_dir, detached=self.detached)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
+from holdfast.core.tiers import TIER_DEFAULT
+
 SEED_MAX = 2**63 - 1
 
 
@@ -38,7 +40,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, array_like=True):
     prompt_len: int
     sampling: Sampling
     stop_token_ids: list[int] = []
-    tier: int = 0
+    tier: int = TIER_DEFAULT  # a `core.tiers.Tier`: a queue serves smaller ones first
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 
+from holdfast.core.tiers import Tier
 from holdfast.frontend.api.request import ParsedRequest
 from holdfast.frontend.metrics import FrontendMetrics
 from holdfast.frontend.reply import Reply
@@ -31,10 +32,10 @@ class Accounts:
     inflight: int = 0
     _became_idle: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def begin(self, endpoint: str) -> Account:
+    def begin(self, endpoint: str, tier: Tier) -> Account:
         """A request has come."""
         self.inflight += 1
-        return Account(self, endpoint, asyncio.get_running_loop().time())
+        return Account(self, endpoint, tier, asyncio.get_running_loop().time())
 
     def ended(self) -> None:
         self.inflight -= 1
@@ -54,6 +55,7 @@ class Account:
 
     accounts: Accounts
     endpoint: str
+    tier: Tier
     began_s: float
     model: str = "unknown"
     kind: str = "unknown"

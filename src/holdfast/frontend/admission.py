@@ -14,6 +14,7 @@ from functools import partial
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.requests import SEED_MAX, GenerateRequest
+from holdfast.core.tiers import Tier
 from holdfast.frontend.api.errors import invalid, model_not_found, of_failure
 from holdfast.frontend.api.params import build_sampling, check_token_ids, context_exceeded
 from holdfast.frontend.api.request import CHOICES_MAX, ParsedRequest
@@ -124,6 +125,8 @@ class Admission:
         workers: WorkerSet,
         text: ModelText,
         prompts: list[list[int]],
+        *,
+        tier: Tier,
         over: Callable[[Reply], None],
     ) -> None:
         """Everything is known: make the reply and put its streams on their way. ApiError leaves nothing behind."""
@@ -159,6 +162,7 @@ class Admission:
                 len(prompt),
                 sampling,
                 list(parsed.stop_token_ids),
+                tier,
             )
             choice.flight = Flight(Ledger(request), workers, choice)
             reply.add(choice)

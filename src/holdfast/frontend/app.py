@@ -9,6 +9,7 @@ from typing import cast
 
 from holdfast.core.errors import Code
 from holdfast.core.tasks import Tasks
+from holdfast.core.tiers import Tier
 from holdfast.frontend.accounts import Account, Accounts
 from holdfast.frontend.admission import Admission
 from holdfast.frontend.api.errors import SERVER, ApiError, log_failure, no_worker, of_failure, too_busy
@@ -95,12 +96,11 @@ class App:
         if allowed is not None:
             connection.respond(200, b"", b"text/plain", allowed)
             return
-        if path not in OPEN_PATHS:
-            self.gate.check_key(request)
+        key_tier = self.gate.check_key(request) if path not in OPEN_PATHS else None
         if path in _GENERATING:
             self.gate.check_method(request, "POST")
             self.gate.check_body(request)
-            self._generate(connection, request, _GENERATING[path])
+            self._generate(connection, request, _GENERATING[path], self.gate.tier_of(request, key_tier))
         elif self.pages.has(path):
             self.gate.check_method(request, "GET", "HEAD")
             self.pages.answer(connection, path)
@@ -109,11 +109,11 @@ class App:
 
     # -- generating
 
-    def _generate(self, connection: HttpConnection, request: HttpRequest, endpoint: str) -> None:
+    def _generate(self, connection: HttpConnection, request: HttpRequest, endpoint: str, tier: Tier) -> None:
         if self.pages.draining:
             connection.closing = True
             raise ApiError(503, "this frontend is shutting down", SERVER, None, "draining", retry_after_s=1.0)
-        account = self.accounts.begin(endpoint)
+        account = self.accounts.begin(endpoint, tier)
         try:
             if len(request.body) > PARSE_NOW_BYTES_MAX:
                 self._prepare_slowly(connection, account, request.body)
@@ -140,7 +140,7 @@ class App:
         if not self.admission.is_short(prompts):
             return False
         tokens = self.admission.encode_now(parsed, text, prompts)
-        self.admission.launch(connection, parsed, workers, text, tokens, account.over)
+        self.admission.launch(connection, parsed, workers, text, tokens, tier=account.tier, over=account.over)
         return True
 
     def _prepare_slowly(self, connection: HttpConnection, account: Account, asked: ParsedRequest | bytes) -> None:
@@ -159,7 +159,7 @@ class App:
             text = cast(ModelText, workers.text)
             prompts = await asyncio.to_thread(self.admission.prompt_texts, parsed, text)
             tokens = await self.admission.encode(parsed, text, prompts)
-            self.admission.launch(connection, parsed, workers, text, tokens, account.over)
+            self.admission.launch(connection, parsed, workers, text, tokens, tier=account.tier, over=account.over)
         except ApiError as error:
             account.over(None)
             _refuse(connection, error)

@@ -13,9 +13,10 @@ import hmac
 import random
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from holdfast.frontend.api.errors import INVALID_REQUEST, ApiError
+from holdfast.core.tiers import Tier, UnknownTier, tier_of
+from holdfast.frontend.api.errors import INVALID_REQUEST, ApiError, invalid
 from holdfast.wire.http.request import HttpRequest
 from holdfast.wire.http.response import Headers
 
@@ -24,6 +25,7 @@ _REMEMBER_S = b"86400"
 _READABLE = b"retry-after, x-request-id"
 
 _NAME_HEADER = b"x-request-id"
+TIER_HEADER = b"x-priority-tier"
 # Room for two UUIDs or a W3C trace parent; a longer one is somebody's mistake.
 _NAME = re.compile(rb"[A-Za-z0-9._:/+=@,~-]{1,128}")
 
@@ -56,23 +58,34 @@ class GateError(ApiError):
 class Gate:
     """Who may ask, and how."""
 
-    api_keys: frozenset[str] = frozenset()  # none: everyone
+    api_keys: Mapping[str, Tier | None] = field(default_factory=dict)  # none: everyone; as `key_tiers` has them
     cors_origins: frozenset[str] = frozenset()  # of pages that may ask from a browser; "*": any
 
     def __post_init__(self) -> None:
         if any(not key.strip() for key in self.api_keys):
             raise ValueError("an API key is empty: that would let everyone in who sends none")
 
-    def check_key(self, request: HttpRequest) -> None:
-        """`Authorization: Bearer KEY`, the scheme in any case (RFC 9110, 11.1)."""
+    def check_key(self, request: HttpRequest) -> Tier | None:
+        """`Authorization: Bearer KEY`, the scheme in any case (RFC 9110, 11.1). The highest tier that the key may ask
+        for; None: any."""
         if not self.api_keys:
-            return
+            return None
         scheme, _, given = request.headers.get(b"authorization", b"").partition(b" ")
-        known = [hmac.compare_digest(given.strip(), key.encode()) for key in self.api_keys]
-        if scheme.lower() != b"bearer" or not any(known):
+        given = given.strip()
+        known = [key for key in self.api_keys if hmac.compare_digest(given, key.encode())]
+        if scheme.lower() != b"bearer" or not known:
             message = "missing or wrong API key; send 'Authorization: Bearer KEY'"
             wants = ((b"www-authenticate", b"Bearer"),)
             raise GateError(401, message, wants, "authentication_error", "invalid_api_key")
+        return self.api_keys[known[0]]
+
+    def tier_of(self, request: HttpRequest, key_tier: Tier | None) -> Tier:
+        """The tier of a request with a key of this one."""
+        asked = request.headers.get(TIER_HEADER)
+        try:
+            return tier_of(None if asked is None else asked.decode("latin-1"), key_tier)
+        except UnknownTier as error:
+            raise invalid(TIER_HEADER.decode(), str(error)) from None
 
     def check_method(self, request: HttpRequest, *allowed: str) -> None:
         if request.method not in allowed:

@@ -11,6 +11,7 @@ from typing import Any
 from holdfast.core.address import parse_address
 from holdfast.core.ports import World
 from holdfast.core.tasks import Tasks, first
+from holdfast.core.tiers import key_tiers
 from holdfast.discovery.keys import CARDS, INSTANCES, REFUSALS, STANDBYS, InstanceKey
 from holdfast.discovery.registry import Registry
 from holdfast.frontend.accounts import AccessLog, Accounts
@@ -47,7 +48,7 @@ async def run_frontend(
 ) -> None:
     """Serve until `stop` is set, then drain."""
     check_deployment_name(settings.deployment)
-    gate = Gate(frozenset(settings.api_keys), frozenset(settings.cors_origins))
+    gate = Gate(key_tiers(settings.api_keys), frozenset(settings.cors_origins))
     loop, network, rng, unix_s = asyncio.get_running_loop(), world.network, world.rng, world.clock.unix_s
     directory = ModelDirectory(rng, settings.holds.fresh_max, settings.known)
     dispatcher = Dispatcher(directory, settings.holds, loop.time)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from holdfast.routing.tiers import Tier
+from holdfast.core.tiers import Tier
 
 LEVEL_MAX = 4
 # The level is at least k when the capacity is below BOUNDS[k - 1] of the SLO.

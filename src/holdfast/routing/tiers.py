@@ -1,9 +1,8 @@
-"""Tiers: whose request matters more, and the line in which requests wait by tier. Pure.
+"""The line in which requests wait by tier. Pure.
 
-Theory. A tier comes from a request's header or from its API key; a key's tier is the highest its holder may ask for, so
-that nobody makes himself premium. In a line a higher tier stands before a lower one, and within a tier whoever came
-first. A full line keeps those who stand first: that one rule lets a higher tier push out a lower one's waiting work,
-refuses a newcomer of the lowest tier, and is fair within a tier, also to one who comes back to where it stood.
+Theory. In a line a higher tier stands before a lower one, and within a tier whoever came first. A full line keeps those
+who stand first: that one rule lets a higher tier push out a lower one's waiting work, refuses a newcomer of the lowest
+tier, and is fair within a tier, also to one who comes back to where it stood.
 
 Always true: a line never holds more than its bound; for each who joins a full line exactly one leaves it, the last, who
 may be the newcomer itself; nobody is pushed out by a lower tier, nor within its own tier by one who came later. Running
@@ -16,51 +15,11 @@ import itertools
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Generic, TypeVar
 
+from holdfast.core.tiers import Tier
+
 Item = TypeVar("Item", bound=Hashable)
-
-
-class Tier(IntEnum):
-    """Higher ones first, as they are served."""
-
-    PREMIUM = 0
-    STANDARD = 1
-    BEST_EFFORT = 2
-
-    @property
-    def word(self) -> str:
-        """As people, headers and settings write it."""
-        return self.name.lower()
-
-
-TIER_DEFAULT = Tier.STANDARD
-TIER_WORDS = tuple(tier.word for tier in Tier)
-_BY_WORD = {tier.word: tier for tier in Tier}
-
-
-class UnknownTier(ValueError):
-    """A tier that there is not; the text names those that there are."""
-
-
-def parse_tier(text: str) -> Tier:
-    """The tier of that name, in any case; `UnknownTier` names the three."""
-    tier = _BY_WORD.get(text.strip().lower())
-    if tier is None:
-        raise UnknownTier(f"there is no tier {text[:40]!r}; use one of {', '.join(TIER_WORDS)}")
-    return tier
-
-
-def tier_of(header: str | None, key_tier: Tier | None) -> Tier:
-    """The tier of a request with this header (None: it has none) and an API key of this tier (None: without one).
-
-    A header may ask for less than the key has. Asking for more gets what the key has.
-    """
-    if header is None:
-        return TIER_DEFAULT if key_tier is None else key_tier
-    asked = parse_tier(header)
-    return asked if key_tier is None else max(asked, key_tier)
 
 
 @dataclass(frozen=True, slots=True)

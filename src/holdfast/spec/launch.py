@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from holdfast.core.address import Address, TcpAddress, parse_address
+from holdfast.core.tiers import split_key
 from holdfast.spec.engines import Place, SimSettings, TorchSettings
 from holdfast.spec.names import check_deployment_name, is_host, namespace_for
 from holdfast.spec.settings import Settings, about
@@ -223,7 +224,8 @@ class FrontendLaunch(StoredLaunch, frozen=True):
     api_keys: Annotated[
         tuple[str, ...],
         about(
-            "A key clients must send; may be repeated. Also $HOLDFAST_API_KEYS.",
+            "A key clients must send, or KEY=TIER (premium, standard, best_effort); may be repeated. "
+            "Also $HOLDFAST_API_KEYS.",
             flag="--api-key",
             commands=_ALL,
             **_SERVING,
@@ -255,7 +257,7 @@ class FrontendLaunch(StoredLaunch, frozen=True):
         for address in filter(None, (self.address, self.status_address)):
             parse_address(address)
         check_deployment_name(self.deployment)
-        if any(not key.strip() for key in self.api_keys):
+        if any(not split_key(key)[0].strip() for key in self.api_keys):
             raise ValueError("an API key is empty: that would let everyone in who sends none")
 
 

@@ -24,6 +24,7 @@ from holdfast.cli.checks import readable
 from holdfast.cli.screen import tilde
 from holdfast.cli.terminal import Terminal
 from holdfast.core.errors import UserError
+from holdfast.core.tiers import split_key
 from holdfast.settings import Environment
 from holdfast.spec.settings import Settings, about
 from holdfast.supervise.records import read_launch
@@ -146,7 +147,7 @@ def _key_of(state_dir: Path, name: str) -> str:
     """Written down by `holdfast up` for this person alone."""
     with contextlib.suppress(msgspec.DecodeError):
         keys = msgspec.json.decode(read_launch(state_dir, name) or b"{}", type=_Keys).api_keys
-        return keys[0] if keys else ""
+        return split_key(keys[0])[0] if keys else ""
     return ""
 
 
