@@ -39,6 +39,8 @@ LOGPROB_MAX = 0.01
 JURY_S = 60.0
 # A question whose expectation was withdrawn so often is not asked for its answer any more.
 WITHDRAWALS_MAX = 3
+# Convicted loads that are remembered though nobody has them now: whoever maps them again must hear of it.
+CONVICTED_MAX = 64
 TOP = 5  # alternatives to ask for at each place: with eight tokens, forty numbers
 
 
@@ -266,7 +268,7 @@ class Expectations:
         self._entries = [Entry() for _ in self.questions]
         self._sets: dict[str, bool] = {}
         self._heard: list[dict[str, Answer]] = [{} for _ in self.questions]  # by set, the last
-        self._convicted: set[str] = set()
+        self._convicted: dict[str, None] = {}  # in order
         self._juries: dict[tuple[int, str], _Jury] = {}
         self._split: set[int] = set()  # questions of which it was told that there is no majority
         for question, answer in (given or {}).items():
@@ -286,14 +288,14 @@ class Expectations:
 
     def record(self) -> Record:
         entries = tuple(replace(entry, given=list(entry.given)) for entry in self._entries)
-        return Record(self.key, self.questions, entries, tuple(sorted(self._convicted)))
+        return Record(self.key, self.questions, entries, tuple(self._convicted))
 
     def restore(self, record: Record) -> bool:
         """Go on from what another process wrote down; False: it is about something else, and nothing is taken."""
         if (record.key, record.questions) != (self.key, self.questions):
             return False
         self._entries = [replace(entry, given=list(entry.given)) for entry in record.entries]
-        self._convicted = set(record.convicted)
+        self._convicted = dict.fromkeys(record.convicted)
         return True
 
     def question(self, turn: int) -> tuple[int, Question]:
@@ -323,7 +325,6 @@ class Expectations:
 
     def _see(self, event: Sets, now_s: float) -> tuple[Effect, ...]:
         self._sets = dict(event.present)
-        self._convicted &= set(self._sets)
         for entry, heard in zip(self._entries, self._heard, strict=True):
             entry.given = [each for each in entry.given if each in self._sets]
             for gone in heard.keys() - self._sets.keys():
@@ -367,7 +368,7 @@ class Expectations:
     def _learn(self, question: int) -> tuple[Effect, ...]:
         if self._entries[question].state is not State.LEARNING:
             return ()
-        sets = self._sets.keys() - self._convicted
+        sets = self._sets.keys() - self._convicted.keys()
         votes = {each: answer for each, answer in self._heard[question].items() if each in sets}
         close = [each for each, answer in votes.items() if not is_fit(answer, self._band) and not flaw_of(answer)]
         if 2 * len(close) > len(sets):
@@ -447,7 +448,7 @@ class Expectations:
             if place not in self._juries:
                 continue  # with the expectation that was withdrawn meanwhile
             others = self._sets.keys() - {jury.accused.weights}
-            right, alike = (jury.right & others) - self._convicted, jury.alike & others
+            right, alike = (jury.right & others) - self._convicted.keys(), jury.alike & others
             spoke = (jury.right | jury.alike | jury.other) & others
             if 2 * len(right) <= len(others) and len(spoke) < len(others) and now_s < jury.until_s:
                 continue
@@ -462,7 +463,9 @@ class Expectations:
         return tuple(effects)
 
     def _convict(self, accused: Accused, witnesses: int) -> tuple[Effect, ...]:
-        self._convicted.add(accused.weights)
+        self._convicted[accused.weights] = None
+        for oldest in list(self._convicted)[: max(0, len(self._convicted) - CONVICTED_MAX)]:
+            del self._convicted[oldest]
         self._juries = {place: jury for place, jury in self._juries.items() if place[1] != accused.weights}
         who = f"other sets that answer as expected: {witnesses}" if witnesses else "this load answered otherwise before"
         return (Convict(accused.weights, accused.asked_s, f"{accused.reason}; {who}"),)

@@ -110,11 +110,13 @@ class Outliers:
         """It is gone, or another process now."""
         self._workers.pop(name, None)
 
-    def measure(self, paces: Mapping[str, float], now_s: float) -> tuple[Paced, ...]:
+    def measure(self, paces: Mapping[str, float], now_s: float, only: str | None = None) -> tuple[Paced, ...]:
         """Take the paces of workers that made tokens lately, or answered a canary, and could take each other's place
-        (who is quarantined cannot; who was drained for slowness can); whose pace changed."""
+        (who is quarantined cannot; who was drained for slowness can); whose pace changed. `only`: one of them was
+        measured now, beside what is known of the others."""
         before = {name: self._workers.setdefault(name, _Worker(Pace.NORMAL)).pace for name in paces}
-        ratios = {name: ratio for name in paces if (ratio := ratio_of(name, paces)) is not None}
+        measured = paces if only is None else (only,)
+        ratios = {name: ratio for name in measured if (ratio := ratio_of(name, paces)) is not None}
         # The fastest first, so that who is back in pace is so before another is found to crawl.
         for name in sorted(ratios, key=ratios.__getitem__):
             worker = self._workers[name]

@@ -17,7 +17,11 @@ class HealthRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str  # as `holdfast ps` calls it
     group: str = ""
-    weights: str = ""  # as in its `Welcome`
+    model: str = ""  # its card's checksum
+    weights: str = ""  # as in its `Welcome`, and so is
+    load: int = 0
+    device: str = ""  # which one, where that is known
+    reload_s: float = 0.0  # when its weights were last asked to be loaded anew
     standing: Standing = Standing()
     breaker: breaker.Record = breaker.Record()
     canary: canary.Record = canary.Record()

@@ -1,0 +1,182 @@
+"""One worker in control's keeping: what is known of it, and its machines, as one record. Pure.
+
+Theory. A worker is a process under one path in the store; what it answers with are *weights*, which other processes may
+read too and which outlive it. A load of them has a name of its own (`Ward.loaded`), and a verdict on answers belongs to
+that name. The machines count loads for each worker by themselves: the next number for any name that is not the last,
+so that weights which are replaced by others are a fresh load too, whatever the engine's own count says.
+
+Always true: `record` is all that another process needs to go on (`restored`); what is not found, asleep or lost has no
+question out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from holdfast.health import breaker as b
+from holdfast.health import canary as c
+from holdfast.health import expectations as x
+from holdfast.health import standing as s
+from holdfast.health.records import HealthRecord
+
+# A record whose worker is not found by then is a dead one's. Longer than workers take to register again with a store
+# that was away, because its streams move.
+FIND_S = 60.0
+# Weights that were asked to be loaded anew and are not by then are asked again: whoever does it knows by the load's
+# number that it has, or is about to. Also between loads that fail one after the other.
+RELOAD_S = 60.0
+# A worker that is held to be slow and has no traffic to show otherwise is asked this often: within `outliers.GAP_S`.
+REPACE_S = 5.0
+# The record of a dead worker whose device has a fault that was not cleared is kept so long: others may come to it.
+DEVICE_S = 86400.0
+SLOWNESS = frozenset({s.Cause.SLOW, s.Cause.CRAWLING})
+DEVICE = frozenset({s.Cause.DEVICE_LOST, s.Cause.DEVICE_SICK})
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a person may set."""
+
+    canary: c.Limits = field(default_factory=c.Limits)
+    breaker: b.Limits = field(default_factory=b.Limits)
+    dead_s: float = 3600.0  # that the record of a dead worker is kept, in seconds: people read it
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What a worker says of itself (`wire.messages.Welcome`, its record and its card). Only what concerns comparing
+    is believed; health it must earn."""
+
+    name: str  # as `holdfast ps` calls it
+    model: str  # its card's checksum
+    group: str = ""
+    build: str = ""
+    dtype: str = ""
+    kind: str = ""  # of its device
+    device: str = ""  # which one, as `DeviceFaulted` names it; empty: not known
+    weights: str = ""  # equal for engines that read the same memory; empty: its own
+    load: int = 0  # of those weights; 0: it does not say
+    verified: bool = False  # its bytes were compared with the source's at that load
+    vocabulary: int = 0
+    active: bool = True  # False: it stands by, and is not asked
+
+    @property
+    def key(self) -> x.Key:
+        """What must be the same for answers, and paces, to be compared."""
+        return x.Key(self.model, self.build, self.dtype, self.kind)
+
+
+class Ward:
+    """One worker. Mutable: `Wards` steps its machines."""
+
+    __slots__ = (
+        "_dead_kept_s", "asked", "breaker", "canary", "dead_s", "facts", "find_s", "known", "loaded", "moved_s",
+        "pace_s", "paced_s", "path", "reload_s", "spare", "standing",
+    )  # fmt: skip
+
+    def __init__(self, path: str, jitter: Callable[[], float], limits: Limits) -> None:
+        self.path = path
+        self._dead_kept_s = limits.dead_s
+        self.facts: WorkerFacts | None = None  # None: not found, or lost
+        self.known = HealthRecord(name=path)  # as it was last written down
+        self.loaded = ""  # the name of its weights' load
+        self.standing = s.Standing()
+        self.breaker = b.Breaker(path, jitter, limits.breaker)
+        self.canary = c.Canary(path, jitter, limits.canary)
+        self.spare = False
+        self.reload_s = 0.0
+        self.asked: tuple[int, int] | None = None  # the number of the try that is out, and its question
+        self.moved_s = 0.0  # when its clients last had tokens
+        self.pace_s: float | None = None  # seconds per token of its last canary
+        self.paced_s = 0.0  # when its pace was last measured, by whatever
+        self.find_s: float | None = None  # it must be found by then
+        self.dead_s: float | None = None  # when it was lost
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.standing}"
+
+    @property
+    def name(self) -> str:
+        return self.facts.name if self.facts else self.known.name
+
+    @property
+    def awake(self) -> bool:
+        return self.facts is not None and self.facts.active
+
+    @property
+    def model(self) -> str:
+        return self.facts.model if self.facts else self.known.model
+
+    @property
+    def device(self) -> str:
+        """Which one it is on, where that is known."""
+        return self.facts.device if self.facts else self.known.device
+
+    @property
+    def reload_again_s(self) -> float | None:
+        """When its weights are asked to be loaded anew, if they are not by then."""
+        return self.reload_s + RELOAD_S if self.facts and self.standing.quarantined else None
+
+    @property
+    def repace_s(self) -> float | None:
+        """When it is asked whether it is still slow, if traffic does not show it before."""
+        slow = self.awake and not SLOWNESS.isdisjoint(self.standing.causes)
+        return self.paced_s + REPACE_S if slow else None
+
+    @property
+    def forget_s(self) -> float | None:
+        if self.dead_s is None:
+            return None
+        sick = not DEVICE.isdisjoint(self.standing.causes)
+        return self.dead_s + (max(DEVICE_S, self._dead_kept_s) if sick else self._dead_kept_s)
+
+    def deadlines_s(self) -> Iterator[float]:
+        """When something is due."""
+        if self.awake:
+            due = (self.canary.next_deadline_s, self.breaker.next_deadline_s, s.next_deadline_s(self.standing))
+            yield from (each for each in due if each is not None)
+        more = (self.find_s, self.forget_s, self.reload_again_s, self.repace_s)
+        yield from (each for each in more if each is not None)
+
+    def record(self, now_s: float, by: str) -> HealthRecord:
+        weights, _, load = self.loaded.rpartition("@")
+        return HealthRecord(
+            name=self.name,
+            group=self.facts.group if self.facts else self.known.group,
+            model=self.model,
+            weights=weights,
+            load=int(load or 0),
+            device=self.device,
+            reload_s=self.reload_s,
+            standing=self.standing,
+            breaker=self.breaker.record(),
+            # A check that is under way is not in it.
+            canary=self.canary.record() if self.asked is None else self.known.canary,
+            spare=self.spare,
+            at_unix_s=now_s,
+            by=by,
+        )
+
+    def restore(self, record: HealthRecord, now_s: float) -> None:
+        """Go on from what another process wrote down."""
+        self.known = record
+        self.loaded = name_of(record.weights, record.load)
+        self.standing = s.restore(record.standing, now_s)
+        self.breaker.restore(record.breaker, now_s)
+        self.canary.restore(record.canary)
+        self.spare, self.reload_s = record.spare, min(record.reload_s, now_s)
+        if s.Cause.GONE in self.standing.causes:
+            self.dead_s = self.standing.since_s
+        else:
+            self.find_s = now_s + FIND_S
+
+    def is_older(self, facts: WorkerFacts) -> bool:
+        """Whether facts are of an earlier load of the same weights than is known: they come late."""
+        weights, _, load = self.loaded.rpartition("@")
+        return bool(load) and weights == (facts.weights or self.path) and (facts.load or 1) < int(load)
+
+
+def name_of(weights: str, load: int) -> str:
+    """The name of one load of weights, which no other load has."""
+    return f"{weights}@{load}" if weights else ""

@@ -1,0 +1,447 @@
+"""All workers' health, coupled: what happens to any of them in; what is to be asked, written, done out. Pure: no I/O,
+no clock (`now_s` is wall time; one that goes back is taken as the last), no randomness but what is injected.
+
+Theory (facts 13, 14, 22-24). Each machine below knows one thing of one worker: its canaries, its breaker, its standing.
+What none of them can know is who else there is, and that is decided here. A wrong answer is the weights', so every
+process that reads them hears of it: a standby, and one that starts later and maps what was convicted before. Who is
+slow is so beside the others of its set. A device's fault is all its workers', also of those that come after. And the
+weights that were convicted are asked to be loaded anew: where another set serves its streams are there by then, and the
+last one does it in place, with its streams held by whoever has them.
+
+Nothing is done that is not written down first, and what is written down is enough to go on: `restore` gives another
+process the same wards. So a verdict outlives its judge, nobody is revived because somebody forgot, and what was done
+under a number (a fall, a canary, a load) is not done again.
+
+Always true: the effects of a step are its records first, then deeds; every worker with weights of one name is
+quarantined or none is; at most one question is out to a worker; a worker that is asleep is asked nothing; a name is
+asked to be loaded anew at most once in `RELOAD_S`; a record is forgotten only of a worker that is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+
+from holdfast.control.questions import questions_of
+from holdfast.control.ward import RELOAD_S, Limits, Ward, name_of
+from holdfast.control.words import (
+    Answer,
+    Ask,
+    DeviceCleared,
+    DeviceFaulted,
+    DrainAsked,
+    DrainCalledOff,
+    Effect,
+    EngineFailed,
+    Event,
+    Flag,
+    Forget,
+    Found,
+    Judged,
+    Lost,
+    NoAnswer,
+    NoPlace,
+    Paces,
+    Reload,
+    Reported,
+    Spared,
+    Tick,
+    Told,
+    What,
+    Write,
+    WriteExpected,
+)
+from holdfast.health import breaker as b
+from holdfast.health import canary as c
+from holdfast.health import expectations as x
+from holdfast.health import outliers
+from holdfast.health import standing as s
+from holdfast.health.device_faults import Fault, Severity
+from holdfast.health.records import HealthRecord
+
+# Dead workers whose records are kept, at most: the oldest go first. A worker that cannot start dies all day.
+DEAD_MAX = 256
+CONVICTED = "its weights were found to answer wrongly before"
+
+
+class Wards:
+    """Those of one deployment. `by`: who writes; `jitter` draws from [0, 1)."""
+
+    __slots__ = (
+        "_by", "_deeds", "_dirty", "_expectations", "_faults", "_jitter", "_limits", "_now_s", "_outliers", "_touched",
+        "_wards", "_written",
+    )  # fmt: skip
+
+    def __init__(self, by: str, jitter: Callable[[], float], limits: Limits | None = None) -> None:
+        self._by = by
+        self._jitter = jitter
+        self._limits = limits or Limits()
+        self._now_s = 0.0
+        self._wards: dict[str, Ward] = {}
+        self._expectations: dict[x.Key, x.Expectations] = {}
+        self._written: dict[str, x.Record] = {}  # expectations, as they were last written down, by name
+        self._outliers: dict[x.Key, outliers.Outliers] = {}
+        self._faults: dict[str, s.DeviceFaulted] = {}  # by device, the gravest
+        self._deeds: list[Effect] = []
+        self._dirty: dict[str, None] = {}  # wards that may have to be written, in order
+        self._touched: dict[x.Key, None] = {}  # and expectations
+
+    def __repr__(self) -> str:
+        return f"<Wards {[repr(ward) for ward in self._wards.values()]}>"
+
+    @property
+    def standings(self) -> dict[str, s.Standing]:
+        """By path; the lost too, while they are remembered."""
+        return {path: ward.standing for path, ward in self._wards.items()}
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When a `Tick` is due, if nothing else happens before."""
+        dues = [due for ward in self._wards.values() for due in ward.deadlines_s()]
+        dues += [due for each in self._expectations.values() if (due := each.next_deadline_s) is not None]
+        return min(dues, default=None)
+
+    def restore(self, records: Mapping[str, HealthRecord], expected: Mapping[str, x.Record], now_s: float) -> None:
+        """Go on from what is written down, before anything else happens. Who is there is to be told by `Found`."""
+        assert not self._wards, self
+        self._now_s = now_s
+        self._written = dict(expected)
+        for path, record in records.items():
+            ward = self._wards[path] = Ward(path, self._jitter, self._limits)
+            ward.restore(record, now_s)
+            for cause, severity in _DEVICE.items():
+                if ward.device and cause in ward.standing.causes:
+                    fault = Fault(ward.device, severity, ward.standing.causes[cause])
+                    self._blame(ward.device, s.DeviceFaulted(fault, ward.standing.since_s))
+
+    def step(self, event: Event, now_s: float) -> tuple[Effect, ...]:
+        """Take what happened; what is to be done, in order."""
+        self._now_s = max(self._now_s, now_s)
+        self._take(event)
+        writes: list[Effect] = []
+        for key in self._touched:
+            name, record = name_of_key(key), self._expectations[key].record()
+            if self._written.get(name) != record:
+                self._written[name] = record
+                writes.append(WriteExpected(name, record))
+        for path in self._dirty:
+            ward = self._wards.get(path)
+            if ward and ward.record(ward.known.at_unix_s, ward.known.by) != ward.known:
+                ward.known = ward.record(self._now_s, self._by)
+                writes.append(Write(path, ward.known))
+        deeds, self._deeds = self._deeds, []
+        self._dirty.clear()
+        self._touched.clear()
+        return (*writes, *deeds)
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Found():
+                self._find(event)
+            case Tick():
+                self._tick()
+            case Paces():
+                self._compare(event.paces)
+            case DeviceFaulted():
+                fault = s.DeviceFaulted(event.fault, event.at_s)
+                self._blame(event.device, fault)
+                self._tell_device(event.device, fault)
+            case DeviceCleared():
+                self._faults.pop(event.device, None)
+                self._tell_device(event.device, s.DeviceCleared(event.at_s))
+            case _ if event.path in self._wards:
+                self._take_of(self._wards[event.path], event)
+
+    def _take_of(self, ward: Ward, event: Event) -> None:
+        """What concerns one worker that is known."""
+        match event:
+            case Lost():
+                self._lose(ward, event.reason)
+            case Answer():
+                self._hear(ward, event)
+            case NoAnswer():
+                moving = event.moving or (ward.canary.began_s is not None and ward.moved_s >= ward.canary.began_s)
+                self._tell_canary(ward, c.Unanswered(event.number, event.reason, moving, event.sound))
+            case NoPlace():
+                self._tell_canary(ward, c.Refused(event.number))
+            case Judged():
+                self._tell_standing(ward, event.judged)
+            case Reported():
+                ward.moved_s = self._now_s if event.tokens else ward.moved_s
+                self._tell_breaker(ward, event.attempts)
+            case EngineFailed():
+                self._tell_standing(ward, s.ReportedFatal(ward.standing.load, event.reason))
+            case DrainAsked():
+                self._tell_standing(ward, s.DrainAsked(event.reason))
+            case DrainCalledOff():
+                self._tell_standing(ward, s.DrainCalledOff())
+            case Spared():
+                ward.spare = event.spare
+                self._dirty[ward.path] = None
+
+    # -- who is there
+
+    def _find(self, event: Found) -> None:
+        facts = event.facts
+        ward = self._wards.setdefault(event.path, Ward(event.path, self._jitter, self._limits))
+        if ward.is_older(facts):
+            return
+        before = ward.facts
+        loaded = name_of(facts.weights or ward.path, facts.load or 1)
+        fresh, ward.loaded = loaded != ward.loaded, loaded
+        ward.facts, ward.find_s, ward.dead_s = facts, None, None
+        load = ward.standing.load + fresh
+        if before is None:
+            self._outliers.setdefault(facts.key, outliers.Outliers()).restore(ward.path, _pace_held(ward))
+        elif before.key != facts.key:
+            self._tell_sets(before.key)
+        self._tell_sets(facts.key)
+        if fresh and ward.standing.load:
+            self._tell_breaker(ward, b.Renewed())
+        self._tell_canary(ward, c.Present(load) if facts.active else c.Gone())
+        # Engines of a group check themselves before they serve, and take over with streams.
+        self._tell_standing(ward, s.Present(load, event.serving or bool(facts.group)))
+        if not ward.standing.quarantined and self._is_convicted(loaded):
+            self._tell_standing(ward, s.CanaryFailed(load, self._now_s, s.Failing.WRONG, CONVICTED))
+        if ward.standing.quarantined:
+            self._reload(loaded)
+        if (fault := self._faults.get(facts.device)) is not None:
+            self._tell_standing(ward, fault)
+
+    def _lose(self, ward: Ward, reason: str) -> None:
+        facts, ward.facts, ward.find_s = ward.facts, None, None
+        if ward.dead_s is not None:
+            return
+        ward.dead_s = self._now_s
+        self._tell_canary(ward, c.Gone())
+        self._tell_standing(ward, s.Gone(ward.standing.load, reason))
+        if facts is not None:
+            self._outliers[facts.key].forget(ward.path)
+            self._tell_sets(facts.key)
+
+    def _tell_sets(self, key: x.Key) -> None:
+        of_key = [w for w in self._wards.values() if w.facts and w.facts.key == key]
+        if key not in self._expectations and of_key:
+            vocabulary = max(w.facts.vocabulary for w in of_key if w.facts)
+            self._expectations[key] = x.Expectations(key, questions_of(key.card, vocabulary))
+            if (written := self._written.get(name_of_key(key))) is not None:
+                self._expectations[key].restore(written)
+        sets: dict[str, bool] = {}
+        for each in of_key:
+            sets[each.loaded] = sets.get(each.loaded, False) or bool(each.facts and each.facts.verified)
+        self._tell_expectations(key, x.Sets(sets))
+
+    def _is_convicted(self, loaded: str) -> bool:
+        written = any(loaded in record.convicted for record in self._written.values())
+        return written or any(w.loaded == loaded and w.standing.quarantined for w in self._wards.values())
+
+    # -- time
+
+    def _tick(self) -> None:
+        for ward in list(self._wards.values()):
+            if ward.find_s is not None and ward.find_s <= self._now_s:
+                self._lose(ward, "it was not found again")
+            if ward.awake:
+                self._tell_canary(ward, c.Tick())
+                self._tell_breaker(ward, b.Tick())
+                self._tell_standing(ward, s.Tick())
+            if ward.repace_s is not None and ward.repace_s <= self._now_s:
+                ward.paced_s = self._now_s
+                self._tell_canary(ward, c.Asked("is it in pace again?", peer=True))
+            if ward.reload_again_s is not None and ward.reload_again_s <= self._now_s:
+                self._reload(ward.loaded)
+        for key in self._expectations:
+            self._tell_expectations(key, x.Tick())
+        dead = sorted((w.dead_s, w.path) for w in self._wards.values() if w.dead_s is not None)
+        for place, (_, path) in enumerate(dead):
+            if place < len(dead) - DEAD_MAX or (self._wards[path].forget_s or 0.0) <= self._now_s:
+                del self._wards[path]
+                self._deeds.append(Forget(path))
+
+    # -- what they do
+
+    def _hear(self, ward: Ward, event: Answer) -> None:
+        if ward.asked is None or ward.asked[0] != event.number or ward.facts is None:
+            return
+        key, question = ward.facts.key, ward.asked[1]
+        expectations = self._expectations[key]
+        wanted, said = expectations.questions[question].tokens, event.answer
+        if len(said.tokens) < wanted:
+            why = f"{len(said.tokens)} of {wanted} tokens came"
+            self._tell_canary(ward, c.Unanswered(event.number, why, moving=bool(said.tokens)))
+            return
+        began_s = ward.canary.began_s or self._now_s
+        others = [w for w in self._set_of(key) if w is not ward]
+        ward.pace_s = event.took_s / len(said.tokens)
+        # First the votes: what it is judged by may be learnt, or withdrawn, by this answer.
+        self._tell_expectations(key, x.Heard(ward.loaded, question, said))
+        answered = c.Answered(
+            event.number,
+            question,
+            event.took_s,
+            len(said.tokens),
+            event.occupancy,
+            wrong=expectations.judge(question, said),
+            peers=c.pace_of((w.canary for w in others), began_s),
+        )
+        self._tell_canary(ward, answered)
+        if ward.repace_s is not None:
+            paces = {w.path: w.pace_s for w in (ward, *others) if w.pace_s is not None}
+            self._measure(key, paces, only=ward.path)
+
+    def _compare(self, paces: Mapping[str, float]) -> None:
+        keys = {ward.facts.key: None for path in paces if (ward := self._wards.get(path)) and ward.facts}
+        for key in keys:
+            self._measure(key, {w.path: paces[w.path] for w in self._set_of(key) if w.path in paces})
+
+    def _measure(self, key: x.Key, paces: Mapping[str, float], only: str | None = None) -> None:
+        for paced in self._outliers[key].measure(paces, self._now_s, only):
+            self._tell_standing(self._wards[paced.name], paced)
+        for path in paces if only is None else ():
+            self._wards[path].paced_s = self._now_s
+
+    def _set_of(self, key: x.Key) -> list[Ward]:
+        """Who could take each other's place."""
+        return [
+            w for w in self._wards.values() if w.awake and w.facts and w.facts.key == key and not w.standing.quarantined
+        ]
+
+    # -- devices
+
+    def _blame(self, device: str, fault: s.DeviceFaulted) -> None:
+        """Remember the gravest, for whoever comes to the device."""
+        known = self._faults.get(device)
+        graver = known is None or known.fault.severity is not Severity.FATAL
+        if device and graver and fault.fault.severity is not Severity.IGNORABLE:
+            self._faults[device] = fault
+
+    def _tell_device(self, device: str, event: s.DeviceFaulted | s.DeviceCleared) -> None:
+        for ward in self._wards.values():
+            if device and ward.device == device:
+                self._tell_standing(ward, event)
+
+    # -- weights that answer wrongly
+
+    def _convict(self, event: x.Convict) -> None:
+        for ward in self._wards.values():
+            if ward.loaded == event.weights:
+                failed = s.CanaryFailed(ward.standing.load, event.asked_s, s.Failing.WRONG, event.reason)
+                self._tell_standing(ward, failed)
+        self._reload(event.weights)
+
+    def _reload(self, loaded: str) -> None:
+        """Have convicted weights loaded anew, by one that has them, the active if there is one."""
+        holders = [w for w in self._wards.values() if w.facts and w.loaded == loaded and w.standing.quarantined]
+        asked_s = max((w.reload_s for w in holders), default=0.0)
+        again = not asked_s or self._now_s >= asked_s + RELOAD_S
+        for ward in holders:
+            ward.reload_s = self._now_s if again else asked_s
+            self._dirty[ward.path] = None
+        if not holders or not again:
+            return
+        first = next((w for w in holders if w.awake), holders[0])
+        others = [w for w in self._wards.values() if w.awake and w.model == first.model and w.loaded != loaded]
+        in_place = not any(w.standing.weight for w in others)
+        assert first.facts
+        self._tell(first, What.RELOADED, "its weights are to be loaded anew" + ", in place" * in_place)
+        self._deeds.append(Reload(first.path, first.facts.load, in_place, first.standing.reason))
+
+    # -- the machines, coupled
+
+    def _tell_canary(self, ward: Ward, event: c.Event) -> None:
+        self._dirty[ward.path] = None
+        effects = ward.canary.step(event, self._now_s)
+        if ward.canary.state is not c.State.ASKING:
+            ward.asked = None
+        for effect in effects:
+            match effect:
+                case c.Send():
+                    self._ask(ward, effect)
+                case c.Accuse():
+                    self._tell(ward, What.ACCUSED, effect.reason)
+                    assert ward.facts
+                    accused = x.Accused(ward.loaded, effect.question, effect.asked_s, effect.reason)
+                    self._tell_expectations(ward.facts.key, accused)
+                case c.AskPeers():
+                    assert ward.facts
+                    for other in self._set_of(ward.facts.key):
+                        if other is not ward:
+                            self._tell_canary(other, c.Asked(f"{ward.name} is late", peer=True))
+                case c.Note():
+                    self._tell(ward, What.NOTE, effect.reason)
+                case b.CanaryAnswered():
+                    self._tell_breaker(ward, effect)
+                case s.CanaryPassed():
+                    self._tell(ward, What.PASSED, "")
+                    self._tell_standing(ward, effect)
+                case s.CanaryFailed():
+                    self._tell(ward, What.FAILED, f"{effect.failing}: {effect.reason}")
+                    self._tell_standing(ward, effect)
+
+    def _ask(self, ward: Ward, effect: c.Send) -> None:
+        assert ward.facts
+        question, asked = self._expectations[ward.facts.key].question(effect.question)
+        ward.asked = (effect.number, question)
+        self._deeds.append(Ask(ward.path, effect.number, asked.prompt, asked.tokens, effect.within_s))
+
+    def _tell_expectations(self, key: x.Key, event: x.Event) -> None:
+        if key not in self._expectations:
+            return
+        self._touched[key] = None
+        for effect in self._expectations[key].step(event, self._now_s):
+            match effect:
+                case x.AskSet():
+                    holders = [w for w in self._wards.values() if w.awake and w.loaded == effect.weights]
+                    for ward in holders[:1]:
+                        self._tell_canary(ward, c.Asked(effect.reason, question=effect.question))
+                case x.Convict():
+                    self._convict(effect)
+                case x.Note():
+                    self._deeds.append(Told("", What.NOTE, effect.reason))
+
+    def _tell_breaker(self, ward: Ward, event: b.Event) -> None:
+        self._dirty[ward.path] = None
+        for effect in ward.breaker.step(event, self._now_s):
+            match effect:
+                case b.AskCanary():
+                    self._tell_canary(ward, c.Asked("its breaker is half open", number=effect.number))
+                case b.Opened() | b.Closed():
+                    self._tell(ward, What.BREAKER, f"{type(effect).__name__.lower()}: {effect.reason}")
+                    self._tell_standing(ward, effect)
+
+    def _tell_standing(self, ward: Ward, event: s.Event) -> None:
+        self._dirty[ward.path] = None
+        ward.standing, effects = s.step(ward.standing, event, self._now_s)
+        for effect in effects:
+            match effect:
+                case s.Weigh():
+                    self._tell(ward, What.STATUS, f"{effect.status.name}, weight {effect.weight:g}: {effect.reason}")
+                case s.Quarantine():
+                    self._tell(ward, What.QUARANTINED, effect.reason)
+                    self._deeds.append(Flag(ward.path, effect.good_s, effect.reason))
+                case s.MoveStreams():
+                    self._tell(ward, What.MOVED, effect.reason)
+                case s.Drain():
+                    self._tell(ward, What.DRAINED, effect.reason)
+                case s.AskCanary():
+                    self._tell_canary(ward, c.Asked(effect.reason))
+                case s.Note():
+                    self._tell(ward, What.NOTE, effect.reason)
+
+    def _tell(self, ward: Ward, what: What, text: str) -> None:
+        self._deeds.append(Told(ward.path, what, text))
+
+
+_DEVICE = {s.Cause.DEVICE_LOST: Severity.FATAL, s.Cause.DEVICE_SICK: Severity.RESET_NEEDED}
+
+
+def name_of_key(key: x.Key) -> str:
+    """What answers are expected of this key is written down under that name."""
+    return blake2b("\0".join((key.card, key.build, key.dtype, key.device)).encode(), digest_size=8).hexdigest()
+
+
+def _pace_held(ward: Ward) -> outliers.Pace:
+    """As its standing has it."""
+    if s.Cause.CRAWLING in ward.standing.causes:
+        return outliers.Pace.CRAWLING
+    return outliers.Pace.SLOW if s.Cause.SLOW in ward.standing.causes else outliers.Pace.NORMAL
