@@ -178,6 +178,10 @@ class Said(EngineEvents):
     def heard(self, kind: str) -> list[Any]:
         return [words for each, words in self.told if each == kind]
 
+    def noticed(self) -> None:
+        """Something that `until` may wait for has changed."""
+        self._changed.set()
+
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(BOUND_S):
             while not condition():

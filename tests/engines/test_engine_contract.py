@@ -11,16 +11,17 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from typing import Any
 
+import msgspec
 import pytest
 from engine_rig import BOUND_S, EXAMPLES, TINY_BLOCK_GIB, Child, Rig, Vault, make_engine, request
 
 from holdfast.core.errors import Code, HoldfastError
-from holdfast.core.requests import GenerateRequest, Output
+from holdfast.core.requests import CANARY_TIER, GenerateRequest, Output
 from holdfast.engines.shadow.proving import Canary
 from holdfast.engines.sim.engine import SimEngine
 from holdfast.memory.client.pool import PoolClient
@@ -193,6 +194,68 @@ async def test_overload_is_refused_by_name(kind: str, vault: Vault) -> None:
         assert caught.value.code == Code.WORKER_OVERLOADED
         await r.until(lambda: r.ended(*range(1, 6)))
         await r.run({7: request([6], 10)})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_canary_has_a_place_of_its_own(kind: str, vault: Vault) -> None:
+    """Where every place is taken a canary is answered all the same, ahead of whoever waits, as if it were alone; a
+    second one beside it is refused, and nobody else's tokens change."""
+    async with awake(kind, vault, concurrency=1, queue=1) as r:
+        right = {number: await alone(r, request(prompt(5, number), 8), 900 + number) for number in (1, 2, 3)}
+        canary = msgspec.structs.replace(request(prompt(5, 3), 8), tier=CANARY_TIER)
+        r.submit({1: request(prompt(5, 1), 300), 2: request(prompt(5, 2), 8)})
+        r.engine.submit(3, canary)
+        for asked in (canary, request([6], 10)):
+            with pytest.raises(HoldfastError) as caught:
+                r.engine.submit(4, asked)
+            assert caught.value.code == Code.WORKER_OVERLOADED
+        await r.until(lambda: r.ended(3))
+        assert not r.ended(1)
+        assert r.of(2) == []
+        await r.until(lambda: r.ended(1, 2))
+        assert (r.tokens(1)[:8], r.tokens(2), r.tokens(3)) == tuple(right.values())
+        r.engine.submit(5, canary)
+        r.engine.cancel(5)
+        await r.run({6: canary})
+        assert r.tokens(6) == right[3]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_ping_is_answered_with_and_without_work(kind: str, vault: Vault) -> None:
+    """By an idle engine, and by one that makes steps, between two of them; each ping once."""
+    async with awake(kind, vault) as r:
+        answered: list[str] = []
+
+        def answer(which: str) -> Callable[[], None]:
+            def say() -> None:
+                answered.append(which)
+                r.noticed()
+
+            return say
+
+        r.engine.ping(answer("idle"))
+        await r.until(lambda: answered == ["idle"])
+        r.engine.submit(1, request(prompt(5), 3000))
+        await r.until(lambda: len(r.tokens(1)) >= 3)
+        r.engine.ping(answer("busy"))
+        await r.until(lambda: len(answered) == 2)
+        assert not r.ended(1)
+        assert answered == ["idle", "busy"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_engine_says_what_its_answers_may_be_compared_with(kind: str, vault: Vault) -> None:
+    """Build, dtype, kind of device and vocabulary; whose weights it reads, and which load of them."""
+    async with awake(kind, vault) as r:
+        said = r.engine.capabilities
+        assert said.build
+        assert said.dtype
+        assert (said.device, said.shadow) == ("cpu", kind != PLAIN)
+        await alone(r, request([said.vocabulary - 1], 1))
+        with pytest.raises(HoldfastError, match="tokens"):
+            r.engine.submit(1, request([said.vocabulary], 1))
+        assert bool(said.weights) is said.shadow
+        assert r.engine.progress().load >= 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

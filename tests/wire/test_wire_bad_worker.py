@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -49,6 +49,9 @@ class BadEngine:
 
     def cancel(self, stream: int) -> None:
         self.running.discard(stream)
+
+    def ping(self, answer: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(answer)
 
     def progress(self) -> Progress:
         return Progress(self._steps, len(self.running), 0, 1.0, 50.0, None)

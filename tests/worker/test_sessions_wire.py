@@ -8,11 +8,12 @@ import hashlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from holdfast.core.address import UnixAddress
 from holdfast.core.errors import Code, HoldfastError
-from holdfast.core.requests import GenerateRequest, Output, Sampling
+from holdfast.core.requests import CANARY_TIER, GenerateRequest, Output, Sampling
 from holdfast.engines.contract import Capabilities, EngineEvents, Limits, Progress
 from holdfast.wire import net
 from holdfast.wire.frames import FrameSplitter, encode
@@ -28,6 +29,8 @@ from holdfast.wire.messages import (
     Message,
     NotTaken,
     Pass,
+    Ping,
+    Pong,
     ProcessIdentity,
     Refused,
     Room,
@@ -53,18 +56,22 @@ class Engine:
 
     def __init__(self) -> None:
         self.streams: dict[int, GenerateRequest] = {}
+        self.pings: list[Callable[[], None]] = []
 
     async def load(self, events: EngineEvents) -> None: ...
 
     async def stop(self) -> None: ...
 
     def submit(self, stream: int, request: GenerateRequest) -> None:
-        if len(self.streams) >= 2:
+        if len(self.streams) >= 2 + (request.tier == CANARY_TIER):
             raise HoldfastError(Code.WORKER_OVERLOADED, "two are enough")
         self.streams[stream] = request
 
     def cancel(self, stream: int) -> None:
         self.streams.pop(stream, None)
+
+    def ping(self, answer: Callable[[], None]) -> None:
+        self.pings.append(answer)
 
     def progress(self) -> Progress:
         return Progress(0, len(self.streams), 0, 0.0, 0.0, None)
@@ -109,10 +116,10 @@ class Rig:
         self.engine, self.worker = Engine(), Worker()
         self.sessions = Sessions(self.engine, self.worker)
 
-    async def connect(self, *, greet: bool = True) -> Frontend:
+    async def connect(self, *, greet: bool = True, purpose: str = "data") -> Frontend:
         frontend = Frontend(*await asyncio.open_unix_connection(self.address.path))
         if greet:
-            frontend.send(Hello(VERSION, "data", "test"))
+            frontend.send(Hello(VERSION, purpose, "test"))
             assert await frontend.next() == WELCOME
         return frontend
 
@@ -133,6 +140,15 @@ async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
     yield made
     listener.close()
     made.sessions.reset_connections()
+
+
+async def failure_of(peer: Frontend, stream: int) -> str:
+    message = await peer.next()
+    assert isinstance(message, Step)
+    (output,) = message.outputs
+    assert output.stream == stream
+    assert output.failure is not None
+    return output.failure.code
 
 
 def generate(stream: int) -> Generate:
@@ -273,6 +289,48 @@ async def test_a_stream_that_ran_before_goes_ahead_of_the_line(rig: Rig) -> None
     assert await turned_away(one) == 2
     two.send(Generate(1, GenerateRequest("r", [1, 9], 1, Sampling(5, 1))))
     await rig.until_streams(2)
+
+
+async def test_a_canary_takes_nobodys_place(rig: Rig) -> None:
+    """On a connection for canaries a request is taken where all places are, in the canaries' tier; it is in no count,
+    a second one is turned away without a place in line, and no client gets into that tier."""
+    frontend, control = await rig.connect(), await rig.connect(purpose="canary")
+    frontend.send(generate(1), generate(2), generate(3))
+    assert await failure_of(frontend, 3) == Code.WORKER_OVERLOADED
+    control.send(generate(7))
+    await rig.until(lambda: len(rig.engine.streams) == 3)
+    assert [request.tier == CANARY_TIER for request in rig.engine.streams.values()] == [False, False, True]
+    assert (rig.sessions.streams, rig.sessions.requests_total) == (2, 2)
+    control.send(generate(8))
+    assert await failure_of(control, 8) == Code.WORKER_OVERLOADED
+    *_, key = rig.engine.streams
+    rig.engine.cancel(key)
+    rig.sessions.outputs([Output(key, [5], "length")])
+    assert (await control.next()) == Step([Output(7, [5], "length")])
+    assert (rig.sessions.streams, rig.sessions.tokens_total) == (2, 0)
+    other = await rig.connect()
+    other.send(Generate(4, msgspec.structs.replace(generate(4).request, tier=CANARY_TIER)))
+    assert await failure_of(other, 4) == Code.INVALID_REQUEST
+    other.writer.transport.abort()
+    control.writer.transport.abort()
+    frontend.writer.transport.abort()
+    await rig.until(lambda: not rig.sessions.open)
+
+
+@pytest.mark.parametrize("purpose", ["data", "canary"])
+async def test_a_pong_is_the_engines(rig: Rig, purpose: str) -> None:
+    """However often it is asked, the engine hears one ping at a time; nothing is answered before it says so, and then
+    the last one is."""
+    peer = await rig.connect(purpose=purpose)
+    peer.send(Ping(1), Ping(2), Ping(3), generate(1))
+    await rig.until(lambda: len(rig.engine.streams) == 1)
+    (answer,) = rig.engine.pings
+    answer()
+    assert await peer.next() == Pong(3)
+    peer.send(Ping(4))
+    await rig.until(lambda: len(rig.engine.pings) == 2)
+    rig.engine.pings[1]()
+    assert await peer.next() == Pong(4)
 
 
 async def test_a_frozen_frontend_keeps_no_place(rig: Rig) -> None:

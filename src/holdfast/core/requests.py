@@ -12,6 +12,8 @@ import msgspec
 from holdfast.core.tiers import TIER_DEFAULT
 
 SEED_MAX = 2**63 - 1
+# A known question's own tier: it is taken ahead of all others, and when they have every place. One at a time.
+CANARY_TIER = -1
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from asyncio import Event
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,10 +21,16 @@ from holdfast.kv.resumes import Resumes
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine declares of itself: nobody tries it out."""
+    """What an engine declares of itself, once it is loaded: nobody tries it out."""
 
     deterministic: bool  # a resumed stream continues exactly as the unbroken one would
     shadow: bool = False  # it is a `ShadowEngine`: its memory is in a vault
+    # What its answers may be compared with: only those of equal build, dtype and kind of device.
+    build: str = ""  # which engine, and of which version what it computes with
+    dtype: str = ""  # "exact": its answers do not round
+    device: str = "cpu"  # its kind
+    vocabulary: int = 0  # token ids are below it; 0: it does not say
+    weights: str = ""  # whose they are: equal for engines that read the same memory; empty: its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,8 @@ class Progress:
     budget_ms: float  # how long the current step may take by its own account (prefill, compilation)
     thread: tuple[int, int] | None  # (pid, tid) of the thread that makes steps, in whichever process; None: not known
     kv: KvUse = field(default_factory=KvUse)  # of the pool it owns
+    tokens: int = 0  # made for clients since the start, as its worker counts them
+    load: int = 1  # of the weights it reads: grows with every fresh load of them
 
 
 def p99_ms(recent_s: Iterable[float]) -> float:
@@ -104,12 +112,17 @@ class Engine(Protocol):
 
     def submit(self, stream: int, request: GenerateRequest) -> None:
         """Take a request under a number of the caller's, 1 or more; raise HoldfastError (WorkerOverloaded,
-        ResourceExhausted, InvalidRequest) if it cannot be taken. Never blocks."""
+        ResourceExhausted, InvalidRequest) if it cannot be taken. Never blocks. A request of `CANARY_TIER` has a place
+        of its own, beyond `limits`, and nobody else's."""
 
     def cancel(self, stream: int) -> None:
         """Forget a stream; unknown numbers are ignored."""
 
     def progress(self) -> Progress: ...
+
+    def ping(self, answer: Callable[[], None]) -> None:
+        """Have whoever makes steps call this, through the event loop, between two of them: at once where there is no
+        work, and not before it goes on where it is stuck. No forward pass."""
 
     async def stop(self) -> None:
         """Stop stepping and free everything; streams still running get no further output."""

@@ -105,6 +105,11 @@ class TorchSettings(Settings, frozen=True):
         if self.step_tokens_max and self.step_tokens_max <= self.concurrency:
             raise ValueError(f"step_tokens_max must be over concurrency {self.concurrency}, got {self.step_tokens_max}")
 
+    @property
+    def rows(self) -> int:
+        """Streams that one step may draw for: all that run, and a canary."""
+        return self.concurrency + 1
+
     def for_device(self, is_gpu: bool) -> TorchSettings:
         """With what was left to the device, but for `kv_gib` on a GPU, which the memory plan works out. A GPU takes
         more streams than a CPU at the same time for each, and a prompt's chunk of 2,048 there is what 128 are here:

@@ -165,6 +165,10 @@ class BeatThread:
                 budget_ms=progress.budget_ms,
                 running=progress.running,
                 waiting=progress.waiting,
+                tokens=progress.tokens,
+                load=progress.load,
+                blocks=progress.kv.blocks,
+                blocks_free=progress.kv.blocks - progress.kv.held,
             )
         )
         for observer in [o for o in self._observers if o.greeted]:
@@ -175,7 +179,7 @@ class BeatThread:
         last = self._last
         if last is None or progress.running + progress.waiting > 0:
             return True
-        return last.running + last.waiting > 0 or progress.steps != last.steps
+        return last.running + last.waiting > 0 or (progress.steps, progress.load) != (last.steps, last.load)
 
     def _accept(self) -> None:
         try:

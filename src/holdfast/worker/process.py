@@ -13,23 +13,24 @@ import errno
 import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import msgspec
 
+from holdfast import __version__
 from holdfast.core.address import Address, TcpAddress, parse_address
 from holdfast.core.ports import Listener, World
 from holdfast.core.unwritten import UNWRITTEN
 from holdfast.discovery.card import ModelCard, encode_card
 from holdfast.discovery.keys import CARDS, INSTANCES, InstanceKey, InstanceRecord, encode_record
-from holdfast.engines.contract import Engine
+from holdfast.engines.contract import Engine, Progress
 from holdfast.failover import lifecycle
 from holdfast.failover.lifecycle import Ended, EndpointProblem, Lifecycle, Loaded, StandDown, State
 from holdfast.spec.launch import WorkerLaunch
 from holdfast.store.contract import Registration, Store
 from holdfast.wire.http.server import HttpServer
-from holdfast.wire.messages import VERSION, Welcome
+from holdfast.wire.messages import VERSION, ProcessIdentity, Welcome
 from holdfast.worker.beat import Beats, MakeBeats
 from holdfast.worker.sessions import Sessions
 from holdfast.worker.status import Actions, StatusPage
@@ -134,23 +135,35 @@ class Worker:
     def introduce(self, *, active: bool, epoch: int = 0) -> None:
         """What whoever connects is told from now on."""
         if self._beats is None:
-            self._beats = self._make_beats(parse_address(self.settings.beat_address), self._engine.progress)
+            self._beats = self._make_beats(parse_address(self.settings.beat_address), self._progress)
             self._beats.start()
-        limits = self._engine.limits
-        if self.welcome is None:
-            self.welcome = Welcome(
-                VERSION,
-                self.key.instance,
-                self.key.namespace,
-                self._card.checksum(),
-                limits.concurrency,
-                limits.queue,
-                self._engine.capabilities.deterministic,
-                self._beats.identity,
-                group=self._group,
-            )
+        if self.welcome is None or self.welcome.load != self._engine.progress().load:
+            self.welcome = self._introduction(self._beats.identity)
         self.welcome = msgspec.structs.replace(self.welcome, active=active, epoch=epoch)
         self._beats.set_welcome(self.welcome)
+
+    def _introduction(self, process: ProcessIdentity) -> Welcome:
+        limits, said = self._engine.limits, self._engine.capabilities
+        return Welcome(
+            VERSION,
+            self.key.instance,
+            self.key.namespace,
+            self._card.checksum(),
+            limits.concurrency,
+            limits.queue,
+            said.deterministic,
+            process,
+            group=self._group,
+            build=f"{__version__} {said.build}",
+            dtype=said.dtype,
+            device=said.device,
+            weights=said.weights or f"{self.key.instance:x}",
+            load=self._engine.progress().load,
+            vocabulary=said.vocabulary,
+        )
+
+    def _progress(self) -> Progress:
+        return replace(self._engine.progress(), tokens=self.sessions.tokens_total)
 
     def register(self, prefix: str) -> None:
         """Stand in the store under `prefix` (an instance, or a standby), with the card."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol, cast
 
 import msgspec
@@ -28,6 +28,8 @@ from holdfast.wire.messages import (
     Hello,
     NotTaken,
     Pass,
+    Ping,
+    Pong,
     Refused,
     Step,
     Welcome,
@@ -37,6 +39,7 @@ from holdfast.wire.net import Unread, tune
 
 log = logging.getLogger("holdfast.worker")
 
+PURPOSES = ("data", "canary")
 ARTEFACT_PART_BYTES = 1024 * 1024
 # For a frontend this far behind the engine eases off.
 CONGESTED_BYTES = 1 * 1024 * 1024
@@ -76,9 +79,11 @@ class Owner(Protocol):
 
     def passes(self, session: Session) -> None: ...
 
+    def ping(self, answer: Callable[[], None]) -> None: ...
+
 
 class Session(asyncio.Protocol):
-    """One frontend's data connection."""
+    """One frontend's data connection, or that of somebody who asks known questions."""
 
     def __init__(self, owner: Owner, host: Host) -> None:
         self._owner = owner
@@ -93,6 +98,9 @@ class Session(asyncio.Protocol):
         self._paused = False
         self._artefacts: deque[Iterator[ArtefactPart]] = deque()  # asked for and not sent yet
         self.peer = ""  # set by its Hello
+        self.canary = False  # likewise
+        self._asked = 0  # the last `Ping`
+        self._unanswered = False  # the engine was asked, and has not said anything yet
         self.streams: dict[int, int] = {}  # frontend's number -> engine's
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -150,6 +158,8 @@ class Session(asyncio.Protocol):
             self._owner.generate(self, message)
         elif isinstance(message, Cancel):
             self._owner.cancel(self, message.streams)
+        elif isinstance(message, Ping):
+            self._ping(message.number)
         elif isinstance(message, Pass):
             self._owner.passes(self)
         elif isinstance(message, GetArtefact):
@@ -162,19 +172,31 @@ class Session(asyncio.Protocol):
         if hello.version != VERSION:
             why = f"wire version {hello.version} is spoken to a worker of version {VERSION}"
             self.refuse(Code.INVALID_REQUEST, why)
-        elif hello.purpose != "data":
+        elif hello.purpose not in PURPOSES:
             purpose = hello.purpose[:SHOWN_CHARS_MAX]
             self.refuse(Code.INVALID_REQUEST, f"purpose {purpose!r} on a data socket; 'data' belongs here")
         elif self._host.welcome is None:
             self.refuse(Code.CANNOT_CONNECT, "the worker is still starting")
         else:
-            self.peer = hello.peer[:SHOWN_CHARS_MAX] or "?"
+            self.peer, self.canary = hello.peer[:SHOWN_CHARS_MAX] or "?", hello.purpose == "canary"
             if self._timer is not None:
                 self._timer.cancel()
             self.send(self._host.welcome)
 
     def _no_hello(self) -> None:
         self.refuse(Code.INVALID_REQUEST, f"no Hello came within {HELLO_WAIT_S:g} s")
+
+    # -- pings: however many come, the engine is asked once at a time, and answers the last of them
+
+    def _ping(self, number: int) -> None:
+        self._asked = number
+        if not self._unanswered:
+            self._unanswered = True
+            self._owner.ping(self._pong)
+
+    def _pong(self) -> None:
+        self._unanswered = False
+        self.send(Pong(self._asked))
 
     # -- artefacts, as fast as the frontend reads them: a tokenizer may be larger than what may stay unsent
 

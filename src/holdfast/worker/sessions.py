@@ -2,16 +2,20 @@
 
 Always true: one frame per frontend and engine step; a frontend that goes away takes its streams with it at once; a
 stream's number is the frontend's own, the engine sees another that is unique here. Who finds no place is turned away
-and told when there is one (`worker.shares`); a stream that ran before goes ahead of that line.
+and told when there is one (`worker.shares`); a stream that ran before goes ahead of that line. A canary takes nobody's
+place and is in no count of what was done for clients.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
+
+import msgspec
 
 from holdfast.core.errors import Code, HoldfastError
-from holdfast.core.requests import Failure, Output
+from holdfast.core.requests import CANARY_TIER, Failure, Output
 from holdfast.engines.contract import Engine, EngineEvents
 from holdfast.wire.messages import Active, Closed, Draining, Generate, Room, Step
 from holdfast.worker.failures import exit_now
@@ -28,6 +32,7 @@ class Sessions(EngineEvents):
         self._keys = itertools.count(1)
         self._loop = asyncio.get_running_loop()
         self._owners: dict[int, tuple[Session, int]] = {}  # engine's number -> frontend's
+        self._canary = 0  # the engine's number of the canary's stream
         self._shares: Shares[Session] = Shares()
         self._timer: asyncio.TimerHandle | None = None  # to the end of the first kept place
         self.open: set[Session] = set()
@@ -39,7 +44,8 @@ class Sessions(EngineEvents):
 
     @property
     def streams(self) -> int:
-        return len(self._owners)
+        """Of clients."""
+        return len(self._owners) - (self._canary in self._owners)
 
     # -- from frontends
 
@@ -52,23 +58,40 @@ class Sessions(EngineEvents):
         if stream in session.streams:
             session.refuse(Code.INVALID_REQUEST, f"stream {stream} is in use on this connection")
             return
-        self._host.not_taken = ""  # whoever sends work has admitted this worker
-        ran_before = len(message.request.tokens) > message.request.prompt_len
-        if not self._shares.take(session, self._free) and not ran_before:
-            self._turn_away(session, stream, f"{self.streams} streams are here, and others are in line")
+        request = message.request
+        if session.canary:
+            self._canary = key if self._canary not in self._owners else self._canary
+            request = msgspec.structs.replace(request, tier=CANARY_TIER)
+        elif not self._admits(session, message):
             return
         try:
-            self._engine.submit(key, message.request)
+            self._engine.submit(key, request)
         except HoldfastError as error:
-            if error.code is Code.WORKER_OVERLOADED:
+            if error.code is Code.WORKER_OVERLOADED and not session.canary:
                 self._turn_away(session, stream, error.message)
             else:
                 session.send_failure(stream, error.code, error.message)
             return
-        self.requests_total += 1
+        self.requests_total += not session.canary
         self._owners[key] = (session, stream)
         session.streams[stream] = key
         self._offer()
+
+    def _admits(self, session: Session, message: Generate) -> bool:
+        """Whether there is a place for a client's request; its frontend is told if not."""
+        request = message.request
+        if request.tier == CANARY_TIER:
+            session.send_failure(message.stream, Code.INVALID_REQUEST, "a client's request in the canaries' tier")
+            return False
+        self._host.not_taken = ""  # whoever sends work has admitted this worker
+        ran_before = len(request.tokens) > request.prompt_len
+        if self._shares.take(session, self._free) or ran_before:
+            return True
+        self._turn_away(session, message.stream, f"{self.streams} streams are here, and others are in line")
+        return False
+
+    def ping(self, answer: Callable[[], None]) -> None:
+        self._engine.ping(answer)
 
     def cancel(self, session: Session, streams: list[int]) -> None:
         for stream in streams:
@@ -88,7 +111,7 @@ class Sessions(EngineEvents):
     @property
     def _free(self) -> int:
         limits = self._engine.limits
-        return limits.concurrency + limits.queue - len(self._owners)
+        return limits.concurrency + limits.queue - self.streams
 
     def _turn_away(self, session: Session, stream: int, why: str) -> None:
         """Not a failure: it never ran. The next free place may be its frontend's."""
@@ -118,7 +141,8 @@ class Sessions(EngineEvents):
             if owner is None:
                 continue
             session, stream = owner
-            self.tokens_total += len(output.tokens)
+            if not session.canary:
+                self.tokens_total += len(output.tokens)
             if output.finish is not None or output.failure is not None:
                 del owners[output.stream]
                 del session.streams[stream]

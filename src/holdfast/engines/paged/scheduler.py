@@ -19,13 +19,13 @@ more is said of a stream, and a last output is the last.
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Callable, Mapping
 
 from holdfast.core.errors import Code, HoldfastError
-from holdfast.core.requests import GenerateRequest, Output, TokenLogprobs
-from holdfast.engines.paged.blocks import Blocks, blocks_for
+from holdfast.core.requests import CANARY_TIER, GenerateRequest, Output, TokenLogprobs
+from holdfast.engines.paged.blocks import Blocks
+from holdfast.engines.paged.checks import check, invalid
 from holdfast.engines.paged.sequences import PENDING, Segment, StepPlan, Stream
 from holdfast.engines.paged.settings import SchedulerSettings
 
@@ -43,6 +43,7 @@ class Scheduler:
         self.running: dict[int, Stream] = {}  # oldest first
         self._prompts: dict[Stream, None] = {}  # of those, the ones that no step has brought to their text's end yet
         self.waiting: deque[Stream] = deque()
+        self._canary: Stream | None = None  # of them all the one that has a place of its own
         self.early: list[Output] = []  # last outputs of requests that had nothing left to make
         self._in_flight: deque[StepPlan] = deque()  # `lookahead` + 1 at most
         self._leaving = 0  # streams out of `running` whose blocks a step in flight may still write
@@ -64,10 +65,12 @@ class Scheduler:
     def submit(self, number: int, request: GenerateRequest) -> None:
         """Take a request, or raise HoldfastError and change nothing."""
         if number in self._streams or any(output.stream == number for output in self.early):
-            raise _invalid(f"stream {number} is already in use")
+            raise invalid(f"stream {number} is already in use")
         settings = self.settings
-        self._check(request)
-        if len(self._streams) + len(self.early) >= settings.concurrency + settings.queue:
+        check(request, settings, self.blocks)
+        canary = request.tier == CANARY_TIER
+        others = len(self._streams) - (self._canary is not None) + len(self.early)
+        if self._canary is not None if canary else others >= settings.concurrency + settings.queue:
             raise HoldfastError(
                 Code.WORKER_OVERLOADED, f"{len(self.running)} streams run and {len(self.waiting)} wait here"
             )
@@ -79,33 +82,11 @@ class Scheduler:
         stream = Stream(number, request, end, settings.eos_token_ids)
         self._streams[number] = stream
         place = len(self.waiting)
-        if stream.shown:  # somebody reads it already: ahead of those of whom nobody has seen anything
+        if canary:
+            self._canary, place = stream, 0
+        elif stream.shown:  # somebody reads it already: ahead of those of whom nobody has seen anything
             place = next((at for at, other in enumerate(self.waiting) if not other.shown), place)
         self.waiting.insert(place, stream)
-
-    def _check(self, request: GenerateRequest) -> None:
-        settings, tokens, prompt_len = self.settings, request.tokens, request.prompt_len
-        if not tokens:
-            raise _invalid("tokens must not be empty")
-        if not 1 <= prompt_len <= len(tokens):
-            raise _invalid(f"prompt_len must be 1 to the {len(tokens)} tokens given, got {prompt_len}")
-        if prompt_len > settings.context_tokens_max:
-            raise _invalid(f"tokens: a prompt of {prompt_len} is over {settings.context_tokens_max}")
-        if not request.sampling.repetition_penalty > 0:
-            raise _invalid(f"repetition_penalty must be over 0, got {request.sampling.repetition_penalty}")
-        size = settings.vocabulary
-        if any(not 0 <= token < size for token in request.sampling.logit_bias or ()):
-            raise _invalid(f"logit_bias has token ids outside 0 to {size - 1}")
-        count, block_tokens = self.blocks.count, self.blocks.block_tokens
-        if blocks_for(prompt_len + 1, block_tokens) > count:
-            raise _invalid(f"tokens: a prompt of {prompt_len} can never fit into {count} KV blocks of {block_tokens}")
-        try:
-            array("I", tokens)
-            known = max(tokens) < size
-        except OverflowError:  # a negative id, found while packing them: cheaper than a min() over a long prompt
-            known = False
-        if not known:
-            raise _invalid(f"tokens has ids outside 0 to {size - 1}")
 
     def cancel(self, number: int) -> None:
         """Forget a stream; unknown numbers are ignored."""
@@ -128,6 +109,7 @@ class Scheduler:
             stream.in_flight = stream.pending = 0
             self._release(stream)
         self._streams.clear()
+        self._canary = None
         self.running.clear()
         self._prompts.clear()
         self.waiting.clear()
@@ -236,8 +218,11 @@ class Scheduler:
 
     def admit(self) -> None:
         """Let streams run while there is room. `plan` does so too, once those that run have what they need."""
-        while self.waiting and len(self.running) < self.settings.concurrency:
-            stream = self.waiting[0]
+        while self.waiting:
+            stream, canary = self.waiting[0], self._canary
+            others = len(self.running) - (canary is not None and canary.runs)
+            if others >= self.settings.concurrency and stream is not canary:
+                break
             if stream.blocks:  # preempted, and a step in flight may still write its old ones
                 break
             known = self.blocks.start(stream)
@@ -258,7 +243,8 @@ class Scheduler:
             # Blocks are on their way back: to preempt more would not bring them sooner.
             if self._leaving or self.blocks.room_soon:
                 return False
-            youngest = next(reversed(self.running.values()))
+            # A canary pushes nobody out.
+            youngest = stream if stream is self._canary else next(reversed(self.running.values()))
             self._become_waiting(youngest)
             if youngest is stream:
                 return False
@@ -272,6 +258,8 @@ class Scheduler:
     def _become_gone(self, stream: Stream) -> None:
         stream.gone = True
         del self._streams[stream.number]
+        if stream is self._canary:
+            self._canary = None
         if stream.runs:
             self._stop_running(stream)
         else:
@@ -291,7 +279,3 @@ class Scheduler:
         self.blocks.end(stream)
         stream.planned = 0
         stream.kept = None
-
-
-def _invalid(message: str) -> HoldfastError:
-    return HoldfastError(Code.INVALID_REQUEST, message)

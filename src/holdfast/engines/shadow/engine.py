@@ -135,7 +135,7 @@ class VaultEngine(Generic[T]):
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(self.tenant.capabilities, shadow=True)
+        return replace(self.tenant.capabilities, shadow=True, weights=self.memory.weights_name)
 
     @property
     def last_epoch(self) -> int:
@@ -156,7 +156,10 @@ class VaultEngine(Generic[T]):
         self.tenant.cancel(stream)
 
     def progress(self) -> Progress:
-        return self.tenant.progress()
+        return replace(self.tenant.progress(), load=self.memory.client.load)
+
+    def ping(self, answer: Callable[[], None]) -> None:
+        self.tenant.ping(answer)
 
     # -- loading and standing by
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from holdfast.core.procfs import boot_id
 from holdfast.core.tasks import Tasks
 from holdfast.engines.shadow.inhabitant import Inhabitant, Peers
 from holdfast.engines.shadow.loading import Loader, WeightsPlan
@@ -99,6 +101,13 @@ class VaultMemory:
             self.pool.unmap()
             self.asleep = True
         self._beside.spawn(self._tend(), "tend")
+
+    @property
+    def weights_name(self) -> str:
+        """Whose weights are mapped, in words: all who map them at this vault say the same, and nobody else does."""
+        mapped, folder = self.client.mapped, os.stat(Path(self.place.vault_socket).parent)
+        where = f"{boot_id()[:8]}-{folder.st_dev:x}-{folder.st_ino:x}"
+        return f"{self.place.device}/{mapped.layout.hash() if mapped is not None else '-'}/{where}"
 
     @property
     def _loaded(self) -> Loader:

@@ -12,7 +12,7 @@ import os
 import threading
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import GenerateRequest
@@ -62,7 +62,8 @@ class PagedTenant(Tenant):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(deterministic=True)
+        build, vocabulary = type(self).__name__, self.settings.vocabulary
+        return Capabilities(deterministic=True, build=build, dtype=self.geometry.dtype, vocabulary=vocabulary)
 
     @property
     def canary(self) -> Canary:
@@ -83,6 +84,11 @@ class PagedTenant(Tenant):
             thread=self._thread,
             kv=blocks.use() if blocks is not None else KvUse(),
         )
+
+    def ping(self, answer: Callable[[], None]) -> None:
+        """Steps are made in the event loop: its next turn is between two of them."""
+        if self._loop is not None:
+            self._loop.call_soon(answer)
 
     # -- standing by
 

@@ -22,12 +22,14 @@ from holdfast.engines.paged.blocks import Blocks, PrivateBlocks
 from holdfast.engines.sim.computer import TOKEN_BYTES, SimComputer
 from holdfast.engines.sim.faults import SHADOW, Fault, Faults
 from holdfast.engines.sim.serving import Serving
+from holdfast.engines.sim.vocabulary import load
 from holdfast.kv.pool import KvUse
 from holdfast.spec.engines import SimSettings
 
 EASE_OFF_S = 0.001  # a congested receiver drains a socket buffer in about this time
 RECENT_STEPS = 512  # enough for a p99 to mean five steps
 SLOW_BASE_S = 0.001  # what a step counts as at full speed, when a fault multiplies it
+PINGS_MAX = 1024  # unanswered ones: a worker has one for each of its connections at most, and 256 of these
 
 
 class SimEngine:
@@ -48,6 +50,7 @@ class SimEngine:
         self._thread: tuple[int, int] | None = None
         self._steps = 0
         self._recent_s = deque[float](maxlen=RECENT_STEPS)
+        self._pings = deque[Callable[[], None]](maxlen=PINGS_MAX)
 
     def __repr__(self) -> str:
         serving = self._serving
@@ -61,7 +64,7 @@ class SimEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(deterministic=True)
+        return Capabilities(deterministic=True, build="sim", dtype="exact", vocabulary=load().size)
 
     async def load(self, events: EngineEvents) -> None:
         self._loop, self._events = asyncio.get_running_loop(), events
@@ -119,6 +122,16 @@ class SimEngine:
             kv=serving.blocks.use() if serving is not None else KvUse(),
         )
 
+    def ping(self, answer: Callable[[], None]) -> None:
+        """A step under way is over when its timer fires."""
+        self._pings.append(answer)
+        if self._timer is None and self._loop is not None:
+            self._loop.call_soon(self._answer_pings)
+
+    def _answer_pings(self) -> None:
+        while self._pings and not self.faults.wedged:
+            self._pings.popleft()()
+
     # Pace
 
     def _scaled_s(self, ms: float) -> float:
@@ -142,6 +155,8 @@ class SimEngine:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+            if self._pings and self._loop is not None:  # no step's end answers them now
+                self._loop.call_soon(self._answer_pings)
 
     def _rearm(self) -> None:
         """After streams came or went: a step in the making keeps its time, an idle engine waits for a prefill."""
@@ -197,6 +212,7 @@ class SimEngine:
             self._steps += 1
         if self._serving is serving and not self.faults.wedged:  # by the sink
             self._arm_after(serving, finished, congested)
+        self._answer_pings()
 
     def _flush_soon(self) -> None:
         early = self._serving is not None and self._serving.scheduler.early
@@ -251,6 +267,7 @@ class SimEngine:
         assert self._loop is not None
         now = self._loop.time()
         self.faults.clear()
+        self._loop.call_soon(self._answer_pings)
         if self._serving is None:
             return
         self._serving.recover(now)

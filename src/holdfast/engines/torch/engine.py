@@ -86,7 +86,14 @@ class TorchTenant(Tenant):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(deterministic=self.settings.exact)
+        is_gpu = self._device.type == "cuda"
+        return Capabilities(
+            deterministic=self.settings.exact,
+            build=f"torch {torch.__version__} {'exact' if self.settings.exact else 'fast'}",
+            dtype=self.geometry.dtype,
+            device=torch.cuda.get_device_name(self._device) if is_gpu else "cpu",
+            vocabulary=self.config.vocabulary,
+        )
 
     @property
     def canary(self) -> Canary:
@@ -113,6 +120,9 @@ class TorchTenant(Tenant):
             thread=(os.getpid(), stepper.thread) if stepper.thread else None,
             kv=blocks.pool.use() if (blocks := self._blocks) is not None else KvUse(),
         )
+
+    def ping(self, answer: Callable[[], None]) -> None:
+        self._stepper.ping(lambda: self._in_loop(answer))
 
     # -- standing by
 
@@ -197,10 +207,13 @@ class TorchTenant(Tenant):
 
     # -- from the step thread
 
-    def _deliver(self) -> bool:
+    def _in_loop(self, act: Callable[[], None]) -> None:
         loop = self._loop
         if loop is not None:
-            loop.call_soon_threadsafe(self._hand_over)
+            loop.call_soon_threadsafe(act)
+
+    def _deliver(self) -> bool:
+        self._in_loop(self._hand_over)
         return self._keeping_up
 
     def _hand_over(self) -> None:

@@ -94,7 +94,7 @@ def host_plan(config: ModelConfig, wishes: TorchSettings, host_bytes: int, stand
         ranks=settings.ranks,
         engines=1 + standbys,
         weights_bytes=count(config, settings.ranks) * ITEM_BYTES,
-        engine_bytes=ENGINE_BYTES + LOGITS_COPIES * settings.concurrency * config.vocabulary * 4,
+        engine_bytes=ENGINE_BYTES + LOGITS_COPIES * settings.rows * config.vocabulary * 4,
         pool_bytes=int(settings.kv_gib * GIB),
         block_bytes=2 * config.layers * kv_heads * config.head_size * settings.block_tokens * ITEM_BYTES,
     )

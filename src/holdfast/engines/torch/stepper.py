@@ -33,6 +33,7 @@ from holdfast.engines.torch.step_budget import ERRAND_MS_MAX, STEP_MS_MAX, StepB
 RECENT_STEPS = 256  # enough for a p99 to mean a few steps
 CONGESTED_S = 0.002  # a congested receiver drains a socket buffer in about this time
 ENDS_S = STEP_MS_MAX / 1000
+PINGS_MAX = 1024  # unanswered ones: a worker has one for each of its connections at most, and 256 of these
 FIRST_STEPS = 6  # the canary's, those of the streams that come back, and a plain one to compare with
 
 log = logging.getLogger("holdfast.engine")
@@ -118,6 +119,7 @@ class Stepper:
         self._landed_s = 0.0
         self._first = FirstSteps(0.0)
         self._errands: deque[tuple[Callable[[], Any], Future[Any]]] = deque()  # canaries and the like: one or two
+        self._pings: deque[Callable[[], None]] = deque(maxlen=PINGS_MAX)
         # Outputs by step, for the loop to take one by one: it bounds them, by easing off and by what it lets run.
         self.made: deque[list[Output]] = deque()
         self.steps = 0
@@ -157,6 +159,11 @@ class Stepper:
         self.poke()
         return future
 
+    def ping(self, answer: Callable[[], None]) -> None:
+        """Call this between two steps. Unlike an errand it holds nothing up and waits for no step in flight."""
+        self._pings.append(answer)
+        self.poke()
+
     def rest(self) -> list[int]:
         """No step after the one under way; the streams that were left."""
         with self.lock:
@@ -193,6 +200,8 @@ class Stepper:
             use_threads(self._threads, self._device)
             while not self._over:
                 self._work.clear()
+                while self._pings:
+                    self._pings.popleft()()
                 if not (self._step() or self._run_errand()):
                     self._work.wait()
         except Exception as error:  # the thread's root: whatever it was, no step can follow it

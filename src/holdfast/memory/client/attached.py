@@ -41,6 +41,7 @@ class AttachedClient:
     on_notice: Callable[[Notice], None] = lambda notice: None
     name: str = field(default_factory=lambda: f"{SystemRandom().getrandbits(64):016x}")
     mapped: Mapped | None = None
+    load: int = 0  # of what is mapped, or was last (`Layout.load`)
     epoch: int | None = None
     last_epoch: int = 0  # the largest one this process has heard of as granted
     on_reattached: Callable[[], Awaitable[None]] | None = None  # the pool's own way back after a total loss

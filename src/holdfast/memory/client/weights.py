@@ -10,6 +10,9 @@ import asyncio
 import contextlib
 from dataclasses import dataclass
 
+import msgspec
+
+from holdfast.core.clock import SystemClock
 from holdfast.memory import protocol
 from holdfast.memory.client.attached import CALL_TIMEOUT_S, AttachedClient
 from holdfast.memory.client.calls import patience_s
@@ -95,6 +98,7 @@ class MemoryClient(AttachedClient):
         try:
             _, fds = await link.call_for_fds(protocol.FetchSlabs, timeout_s)
             self.mapped = map_layout(self.device, layout, fds, self.mapped, writable=False)
+            self.load = layout.load
         except BaseException:
             close_all(fds)
             link.tell(protocol.ReleaseWeights)
@@ -134,13 +138,15 @@ class MemoryClient(AttachedClient):
         self.device.synchronize()
         self.device.protect(mapped.address, mapped.size, writable=False)
         link = self.link()
+        load = max(self.load + 1, round(SystemClock().unix_s() * 1000))
+        layout = msgspec.structs.replace(mapped.layout, load=load)
         try:
-            await link.call(lambda n: protocol.CommitWeights(n, mapped.layout), timeout_s)
+            await link.call(lambda n: protocol.CommitWeights(n, layout), timeout_s)
         except (TimeoutError, asyncio.CancelledError):
             link.tell(protocol.ReleaseWeights)  # whether it was committed or not: nothing of it is held
             raise
-        mapped.committed = True
-        return mapped.layout.hash()
+        mapped.layout, mapped.committed, self.load = layout, True, load
+        return layout.hash()
 
     async def drop(self, replace: str, timeout_ms: int) -> None:
         """The weights of that hash are to go, so that others can be written in their place: returns when nothing is
@@ -182,7 +188,7 @@ class MemoryClient(AttachedClient):
         if ask.layout.hash() != mapped.layout.hash():
             self.link().tell(protocol.ReleaseWeights)
             raise mapped.stale(ask.layout)
-        await self._map(mapped.layout, patience_s(round((deadline_s - loop.time()) * 1000)))
+        await self._map(ask.layout, patience_s(round((deadline_s - loop.time()) * 1000)))
         return RO
 
     def _forget_mapping(self) -> None:

@@ -125,7 +125,7 @@ def memory_plan(
         weights_bytes=count(config, settings.ranks) * item_bytes,
         engines=1 + standbys,
         context_bytes=CONTEXT_BYTES + (COLLECTIVES_BYTES if settings.ranks > 1 else 0),
-        graphs_bytes=GRAPH_BYTES * len(sizes_for(settings.concurrency)),
+        graphs_bytes=GRAPH_BYTES * len(sizes_for(settings.rows)),
         workspace_bytes=_workspace_bytes(config, settings, context, item_bytes) + private_bytes,
         margin_bytes=max(int(MARGIN_SHARE * device_bytes) // pairs, MARGIN_BYTES),
         context_tokens=context,
@@ -135,7 +135,7 @@ def memory_plan(
 
 def _workspace_bytes(config: ModelConfig, settings: TorchSettings, context: int, item_bytes: int) -> int:
     """What a step needs beside weights and KV, at its largest."""
-    rows, streams, ranks = settings.step_tokens_max, settings.concurrency, settings.ranks
+    rows, streams, ranks = settings.step_tokens_max, settings.rows, settings.ranks
     heads, kv_heads = config.heads // ranks, config.kv_heads // ranks
     widths = HIDDEN_COPIES * config.hidden + (2 * heads + 2 * kv_heads) * config.head_size
     widths += 3 * config.intermediate // ranks  # gate and up, and their product

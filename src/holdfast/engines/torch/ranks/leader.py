@@ -89,7 +89,7 @@ class Leader:
         """Over the leader's share, mapped at an address."""
         work, all_reduce = self._work, self.group.all_reduce if self.group is not None else None
         model, kv = work.model(tensors, all_reduce), work.kv(address, size, self._device)
-        sizes = work.settings.block_tokens, work.settings.concurrency
+        sizes = work.settings.block_tokens, work.settings.rows
         return Computer(model, kv, *sizes) if self.count == 1 else _LeadingComputer(self, None, model, kv, *sizes)
 
     def canary_computer(self, computer: Computer, first: int) -> Computer:

@@ -132,7 +132,7 @@ class Rank(Seat):
         assert self._group is not None, "join first"
         work, settings = self._work, self._work.settings
         model = work.model(self._weights.tensors, self._group.all_reduce)
-        return Computer(model, work.kv(address, size, self._device), settings.block_tokens, settings.concurrency)
+        return Computer(model, work.kv(address, size, self._device), settings.block_tokens, settings.rows)
 
 
 def main(text: str) -> int:
