@@ -134,6 +134,14 @@ COMMANDS = (
         "bench:Overload",
     ),
     Command(
+        "bench health",
+        "",
+        "Break one of four workers in every way, under load: what was found, how soon, and what it cost.\n\n"
+        "Exits with 1 if anything was lost, missed or found that was not there. Canaries are sent more often than by "
+        "default; every threshold is the default.",
+        "bench:Health",
+    ),
+    Command(
         "bench engine",
         "",
         "How fast the torch engine decodes on this CPU, alone: --fast, --exact, and transformers beside them.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import Annotated, Any
 
@@ -91,6 +92,35 @@ class Overload(Asked, frozen=True):
         return _show(run(OverloadBench(self.seconds, self.workers, **pace), _tell), self.json)
 
 
+class Health(Asked, frozen=True):
+    """`holdfast bench health`."""
+
+    only: Annotated[str, about("Only these faults, with commas between.")] = ""
+    pairs: Annotated[bool, about("Every two faults at once; half an hour.")] = False
+    soak: Annotated[str, about("No fault, more work than places and no idle core, for so long; e.g. 10m.")] = ""
+    canary_interval_s: Annotated[float, about("How often each worker is asked.", "s", over=0)] = 5.0
+    seed: Annotated[int, about("What is asked, and who is broken.")] = 1
+    json: Json = False
+
+    def run(self, env: Environment) -> int:
+        from holdfast.bench.health.faults import BY_NAME, FAULTS
+        from holdfast.bench.health.judging import table
+        from holdfast.bench.health.run import HealthBench, run
+        from holdfast.bench.health.soak import soak
+
+        names = [name.strip() for name in self.only.split(",") if name.strip()]
+        if unknown := [name for name in names if name not in BY_NAME]:
+            raise UserError(f"--only {unknown[0]}: there is {', '.join(BY_NAME)}")
+        faults = tuple(BY_NAME[name] for name in names) or FAULTS
+        bench = HealthBench(faults, self.pairs, self.seed, canary_interval_s=self.canary_interval_s)
+        result = soak(bench, seconds("--soak", self.soak), _tell) if self.soak else run(bench, _tell)
+        if self.json or self.soak:
+            _show(result, self.json)
+        else:
+            write_out(table(result))
+        return 1 if result["missed"] else 0
+
+
 class Engine(Asked, frozen=True):
     """`holdfast bench engine`."""
 
@@ -119,6 +149,14 @@ class Engine(Asked, frozen=True):
             return _show(result, True)
         write_out(table(result))
         return 0
+
+
+def seconds(flag: str, text: str) -> float:
+    """`90`, `90s`, `10m` or `2h`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if not found or not float(found[1]):
+        raise UserError(f"{flag} is a time such as 90s, 10m or 2h; got {text!r}")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
 def _tell(text: str) -> None:

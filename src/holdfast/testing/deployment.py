@@ -1,4 +1,5 @@
-"""A whole deployment of real processes without a supervisor: a store, workers and a frontend, each to be hit alone.
+"""A whole deployment of real processes without a supervisor: a store, workers and a frontend, each to be hit alone, and
+a control where one is wanted.
 
 Always true: everything started here is ended on exit, stopped processes too; waits are bounded and say what they
 waited for.
@@ -28,6 +29,7 @@ class Deployment(Place):
         store: str = "embedded",
         frontend: dict[str, Any] | None = None,
         worker: dict[str, Any] | None = None,
+        control: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         (self.folder / "run").mkdir()
@@ -38,10 +40,13 @@ class Deployment(Place):
         self._sim = sim or {}
         self._worker_settings = worker or {}
         self._frontend_settings = frontend or {}
+        self._control_settings = control  # None: there is none
         self.worker_names = [f"worker-{place}" for place in range(workers)]
 
     def begin(self) -> None:
         self.start_store()
+        if self._control_settings is not None:
+            self.start_control()
         for name in self.worker_names:
             self.start_worker(name)
         self.start_frontend()
@@ -74,6 +79,10 @@ class Deployment(Place):
             "address": f"tcp://127.0.0.1:{port or self.port}",
         }
         self.start_role("frontend", name, settings | self._frontend_settings)
+
+    def start_control(self, name: str = "control", **other: Any) -> None:
+        settings: dict[str, Any] = {"store": self.store, "deployment": "bench"}
+        self.start_role("control", name, settings | (self._control_settings or {}) | other)
 
     def start_role(self, role: str, name: str, settings: dict[str, Any]) -> None:
         """One process of ours, with the settings it is launched with."""

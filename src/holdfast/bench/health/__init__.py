@@ -1,0 +1,1 @@
+"""`holdfast bench health`: each fault on purpose, and what became of it."""

@@ -1,0 +1,226 @@
+"""The deployment that is broken: real processes with a control, how faults are done to them and undone, and every
+verdict that is written, with its time.
+
+Always true: what a fault was told to do is undone by `undo`, and everything that was started here ends with the `with`
+block; who is well is read from the store, of the process that runs now under a worker's name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from holdfast.bench.health.faults import Fault, On, Undo
+from holdfast.bench.health.judging import Verdict
+from holdfast.core.tasks import Tasks
+from holdfast.discovery.keys import HEALTH, INSTANCES, InstanceRecord, decode_record
+from holdfast.health.records import HealthRecord
+from holdfast.store.contract import Deleted, Put, Snapshot, Store
+from holdfast.store.opening import open_store
+from holdfast.testing.clients import Received, chat_body, open_client
+from holdfast.testing.deployment import Deployment
+from holdfast.testing.waiting import in_thread
+from holdfast.wire.net import SocketNetwork
+
+BURNERS = 8  # processes for each core
+BURN_S_MAX = 300.0  # longer than any fault lasts
+BURN = "import time; end = time.monotonic() + {}\nwhile time.monotonic() < end: pass"
+FLOOD_CLIENTS = 4  # each asks again as soon as it is refused
+FLOOD_PAUSE_S = 0.01
+
+
+class Verdicts:
+    """Every health record as it comes, and which process each worker's name stands for."""
+
+    def __init__(self) -> None:
+        self.history: list[Verdict] = []
+        self.now: dict[str, Verdict] = {}  # by path
+        self._instances: dict[str, InstanceRecord] = {}  # by path
+
+    async def follow_health(self, store: Store) -> None:
+        async for event in store.watch(HEALTH):
+            match event:
+                case Snapshot(items):
+                    self.now.clear()
+                    for key, value in items.items():
+                        self._take(key, value)
+                case Put(key, value):
+                    self._take(key, value)
+                case Deleted(key):
+                    self.now.pop(key.removeprefix(HEALTH), None)
+
+    def _take(self, key: str, value: bytes) -> None:
+        path = key.removeprefix(HEALTH)
+        verdict = Verdict(time.perf_counter(), path, msgspec.json.decode(value, type=HealthRecord))
+        if path not in self.now or self.now[path].record != verdict.record:
+            self.history.append(verdict)
+            self.now[path] = verdict
+
+    async def follow_instances(self, store: Store) -> None:
+        async for event in store.watch(INSTANCES):
+            match event:
+                case Snapshot(items):
+                    self._instances = {k.removeprefix(INSTANCES): decode_record(value) for k, value in items.items()}
+                case Put(key, value):
+                    self._instances[key.removeprefix(INSTANCES)] = decode_record(value)
+                case Deleted(key):
+                    self._instances.pop(key.removeprefix(INSTANCES), None)
+
+    def of(self, pid: int) -> Verdict | None:
+        """The verdict on this process."""
+        paths = [path for path, record in self._instances.items() if record.pid == pid]
+        return self.now.get(paths[0]) if paths else None
+
+
+@dataclass(slots=True)
+class Rig:
+    """What runs, and how it is broken."""
+
+    deployment: Deployment
+    verdicts: Verdicts
+    _flood: Counter[int] = field(default_factory=Counter)  # the answers to clients' mistakes, by status
+    _tasks: Tasks = field(default_factory=lambda: Tasks("bench health"))
+    _burners: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _flooding: list[asyncio.Task[None]] = field(default_factory=list)
+
+    # -- who is well
+
+    def verdict(self, name: str) -> Verdict | None:
+        return self.verdicts.of(self.deployment.pid(name))
+
+    def _falls(self, name: str) -> int:
+        verdict = self.verdict(name)
+        return verdict.record.standing.fall if verdict else 0
+
+    def unsound(self) -> list[str]:
+        """Workers that have less than all of their traffic, or no verdict yet."""
+        verdicts = {name: self.verdict(name) for name in self.deployment.worker_names}
+        return [name for name, verdict in verdicts.items() if verdict is None or not verdict.sound]
+
+    async def is_whole(self) -> bool:
+        """Control and the frontend think well of everybody."""
+        if self.unsound():
+            return False
+        alive = await in_thread(self.deployment.alive_workers)
+        return len(alive) == len(self.deployment.worker_names)
+
+    def choose(self, faults: Sequence[Fault], rng: random.Random) -> Iterator[tuple[Fault, tuple[str, ...]]]:
+        """Each with the workers to hit: who fell least often first, since who falls again must prove itself longer."""
+        names = sorted(self.deployment.worker_names, key=lambda name: (self._falls(name), rng.random()))
+        free = iter(names)
+        for fault in faults:
+            yield fault, (next(free),) if fault.on is On.ONE else tuple(names) if fault.on is On.ALL else ()
+
+    def has_ended(self, name: str) -> bool:
+        return self.deployment.processes[name].poll() is not None
+
+    # -- faults
+
+    async def inject(self, fault: Fault, names: Sequence[str]) -> None:
+        if fault.on is On.MACHINE:
+            self.take_cores(BURNERS, BURN_S_MAX)
+        elif fault.on is On.FRONTEND:
+            self._flooding += [self._tasks.spawn(self._mistakes(place), "flood") for place in range(FLOOD_CLIENTS)]
+        else:
+            command = dict(fault.sim)
+            kind = command.pop("fault")
+            hits = (in_thread(lambda name=name: self.deployment.chaos(name, kind, **command)) for name in names)
+            await asyncio.gather(*hits)
+
+    async def undo(self, fault: Fault, names: Sequence[str]) -> None:
+        match fault.undo:
+            case Undo.START:
+                for name in names:
+                    self.deployment.start_worker(name)
+            case Undo.CONTINUE:
+                for name in names:
+                    self.deployment.signal(name, signal.SIGCONT)
+            case Undo.CLEAR:
+                await asyncio.gather(*(in_thread(self.deployment.chaos, name, "clear") for name in names))
+            case Undo.RELOAD:
+                for name in names:
+                    await self.restart(name)
+            case Undo.END:
+                await self.calm_down()
+
+    def take_cores(self, each: int, seconds_max: float) -> None:
+        """So many busy processes for each core, until `calm_down`; or for so long, if that never comes."""
+        count = each * (os.cpu_count() or 1)
+        self._burners += [subprocess.Popen([sys.executable, "-c", BURN.format(seconds_max)]) for _ in range(count)]
+
+    async def restart(self, name: str) -> None:
+        """Kill it, whatever state it is in, and start another in its place."""
+        await in_thread(self.deployment.kill, name)
+        # In this thread: the kernel ends a child with the thread that asked for it.
+        self.deployment.start_worker(name)
+
+    async def calm_down(self) -> None:
+        """No more flood, no more taken cores."""
+        flooding, self._flooding = self._flooding, []
+        for task in flooding:
+            task.cancel()
+        await asyncio.gather(*flooding, return_exceptions=True)
+        burners, self._burners = self._burners, []
+        for burner in burners:
+            burner.kill()
+        for burner in burners:
+            await in_thread(burner.wait)
+
+    def take_notes(self) -> dict[str, Any]:
+        """What is to be told of a window beside its verdicts and answers."""
+        flood, self._flood = self._flood, Counter()
+        return {"mistakes_answered": {str(status): count for status, count in sorted(flood.items())}} if flood else {}
+
+    async def _mistakes(self, place: int) -> None:
+        """Clients' mistakes of every kind, one after the other."""
+        wrong: list[dict[str, Any]] = [
+            chat_body("hello", -1),
+            chat_body("hello", 5, temperature=99),
+            chat_body("hello", 5, model="nobody"),
+            chat_body("too long " * 20_000, 5),
+            chat_body("hello", 5, stop=list("abcdefgh")),
+            {"messages": "none"},
+        ]
+        bodies = [msgspec.json.encode(body) for body in wrong] + [b"{", b""]
+        for number in range(place, sys.maxsize):
+            with contextlib.suppress(OSError):
+                received = await _post(self.deployment.port, bodies[number % len(bodies)])
+                self._flood[received.status] += 1
+            await asyncio.sleep(FLOOD_PAUSE_S)
+
+
+async def _post(port: int, body: bytes) -> Received:
+    client = await open_client(port)
+    try:
+        return await client.request("/v1/chat/completions", body)
+    finally:
+        client.close()
+
+
+@contextlib.asynccontextmanager
+async def watched(deployment: Deployment) -> AsyncIterator[Rig]:
+    """A rig on a deployment that runs."""
+    store = open_store(deployment.store, SocketNetwork(), random.Random())
+    await store.start()
+    rig = Rig(deployment, Verdicts())
+    following = Tasks("verdicts")
+    following.spawn(rig.verdicts.follow_health(store), "health")
+    following.spawn(rig.verdicts.follow_instances(store), "instances")
+    try:
+        yield rig
+    finally:
+        await rig.calm_down()
+        await following.stop()
+        await store.close()

@@ -1,0 +1,153 @@
+"""`holdfast bench health`: what it calls found, false, lost and missed; and a tenth of it, with real processes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from holdfast.bench.health.faults import BY_NAME, FAULTS, MAY_MISS, UNFIT, On, Then, pairs
+from holdfast.bench.health.judging import Answers, Hit, Verdict, Window, alarms, judge_answers, meets, rows
+from holdfast.cli.bench import seconds
+from holdfast.core.errors import UserError
+from holdfast.health import breaker
+from holdfast.health.records import HealthRecord
+from holdfast.health.standing import WEIGHTS, Cause, Standing, Status
+from holdfast.testing.answers import Answer
+
+
+def verdict(
+    name: str, status: Status, *causes: Cause, at_s: float = 11.0, fall: int = 0, broken: bool = False, pid: str = "1"
+) -> Verdict:
+    standing = Standing(
+        status, WEIGHTS[status], Cause.WRONG in causes, "why", causes=dict.fromkeys(causes, "why"), fall=fall
+    )
+    opened = breaker.Record(breaker.State.OPEN if broken else breaker.State.CLOSED)
+    return Verdict(at_s, f"{name}/{pid}", HealthRecord(name=name, standing=standing, breaker=opened))
+
+
+# What each expectation looks like in the store.
+SEEN: dict[Then, Verdict] = {
+    Then.DEAD: verdict("w0", Status.DEAD, Cause.GONE, fall=1),
+    Then.LOST: verdict("w0", Status.UNHEALTHY, Cause.LOST, fall=1),
+    Then.HALF: verdict("w0", Status.SUSPICIOUS, Cause.SLOW),
+    Then.DRAINED: verdict("w0", Status.DRAINING, Cause.CRAWLING),
+    Then.QUARANTINED: verdict("w0", Status.UNHEALTHY, Cause.WRONG, fall=1),
+    Then.BREAKER: verdict("w0", Status.UNHEALTHY, Cause.BREAKER, fall=1, broken=True),
+}
+
+
+def window(*names: str, history: list[Verdict], answers: Answers | None = None, **more: Any) -> Window:
+    hits = tuple(
+        Hit(fault, {On.ONE: (f"w{place}",), On.ALL: ("w0", "w1")}.get(fault.on, ()), 10.0)
+        for place, fault in enumerate(BY_NAME[name] for name in names)
+    )
+    return Window(hits, history, answers or Answers(8), **{"recovered_s": 1.0, **more})
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_each_expectation_is_met_by_its_own_verdict_only(fault: Any) -> None:
+    """What is expected is found when it is written, by nothing else, and silence is right for a harmless fault only."""
+    right = [SEEN[fault.then]] if fault.then in SEEN else []
+    (row,) = rows(window(fault.name, history=right))
+    assert row["missed"] == []
+    assert row["false_positives"] == 0
+    assert row["detect_ms"] == (1000.0 if right else None)
+    for then, other in SEEN.items():
+        assert meets(fault.then, other) is (then is fault.then), then
+    (silent,) = rows(window(fault.name, history=[]))
+    assert bool(silent["missed"]) is (fault.then is not Then.NOTHING)
+
+
+def test_an_earlier_verdict_is_not_this_faults() -> None:
+    """A verdict from before the hit, or about another worker, does not count as found; the other's is a false one."""
+    (row,) = rows(window("stopped", history=[dataclasses.replace(SEEN[Then.LOST], at_s=9.0)]))
+    assert row["detect_ms"] is None
+    (row,) = rows(window("stopped", history=[verdict("w1", Status.UNHEALTHY, Cause.LOST, fall=1)]))
+    assert (row["detect_ms"], row["false_positives"]) == (None, 1)
+
+
+def test_a_harsher_verdict_than_the_fault_deserves_is_a_false_one() -> None:
+    """A slow worker may lose half its traffic, not all of it; who is only new is no alarm; each is told once."""
+    hit = {"w0": Status.SUSPICIOUS}
+    lost = verdict("w0", Status.UNHEALTHY, Cause.LOST)
+    assert alarms([SEEN[Then.HALF], verdict("w1", Status.UNHEALTHY, Cause.UNCHECKED)], hit) == []
+    assert alarms([lost, dataclasses.replace(lost, at_s=12.0)], hit) == ["w0 UNHEALTHY: why"]
+
+
+def test_streams_are_moved_once() -> None:
+    """A second fall in one window, or a stream that changed hands twice, is a miss."""
+    twice = [SEEN[Then.LOST], verdict("w0", Status.UNHEALTHY, Cause.LOST, fall=2, at_s=12.0)]
+    assert any("2 times" in text for text in rows(window("wedged", history=twice))[0]["missed"])
+    hopping = Answers(8, moved=2, moved_twice=1)
+    assert rows(window("wedged", history=twice[:1], answers=hopping))[0]["missed"] == [
+        "1 streams were moved more than once"
+    ]
+    before = {"w0/1": 1}
+    again = [verdict("w0", Status.UNHEALTHY, Cause.LOST, fall=2)]
+    assert rows(window("wedged", history=again, falls_before=before))[0]["missed"] == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "seen", "more", "why"),
+    [
+        ("slow x3", Then.HALF, {"answers": Answers(8, moved=1)}, "1 streams were moved"),
+        ("slow x20", Then.DRAINED, {"ended": frozenset({"w0"})}, "its process ended"),
+        ("crash", Then.DEAD, {"answers": Answers(8, lost=("no [DONE]",))}, "1 streams lost: no [DONE]"),
+        ("crash", Then.DEAD, {"answers": Answers(8, wrong=1)}, "1 answers wrong"),
+        ("crash", Then.DEAD, {"recovered_s": None}, "not all well again in time"),
+    ],
+)
+def test_what_must_not_happen_is_missed(fault: str, seen: Then, more: dict[str, Any], why: str) -> None:
+    """Nothing is moved for slowness, nobody is killed, nothing is lost or wrong, and everybody comes back."""
+    assert rows(window(fault, history=[SEEN[seen]], **more))[0]["missed"] == [why]
+
+
+def test_wrong_answers_are_counted_and_forgiven_where_they_cannot_be_known() -> None:
+    """Until a canary finds wrong tokens some reach clients: they are told, and are no miss."""
+    (row,) = rows(window("wrong tokens", history=[SEEN[Then.QUARANTINED]], answers=Answers(8, wrong=3)))
+    assert (row["wrong_answers"], row["missed"]) == (3, [])
+
+
+def test_answers_are_compared_token_by_token_and_logprob_by_logprob() -> None:
+    """Lost, wrong by a token, wrong by a logprob, moved: each is counted, and a good one is none of them."""
+    right = Answer("a", [1, 2], "length", done=True, logprobs=[-0.5])
+    pairs_seen = [
+        (right, dataclasses.replace(right)),
+        (right, dataclasses.replace(right, resumed=1)),
+        (right, dataclasses.replace(right, resumed=2)),
+        (right, dataclasses.replace(right, tokens=[1, 3])),
+        (right, dataclasses.replace(right, logprobs=[-1.0])),
+        (right, dataclasses.replace(right, done=False)),
+    ]
+    assert judge_answers(pairs_seen) == Answers(6, ("no [DONE]",), 2, 2, 1)
+
+
+def test_of_a_pair_each_is_judged_for_itself() -> None:
+    """Both verdicts must come, each on its own worker; what may be missed beside the other is no miss."""
+    history = [SEEN[Then.LOST], verdict("w1", Status.SUSPICIOUS, Cause.SLOW)]
+    one, other = rows(window("stopped", "slow x3", history=history))
+    assert (one["missed"], other["missed"]) == ([], [])
+    assert (one["beside"], other["beside"]) == ("slow x3", "stopped")
+    one, other = rows(window("slow x3", "stopped", history=[]))
+    assert one["missed"] == ["not found within 30 s"]
+    one, other = rows(window("slow x3", "CPU saturation", history=[]))
+    assert (one["missed"], other["missed"]) == ([], [])
+
+
+def test_the_list_of_faults_is_sound() -> None:
+    """Whoever is hit inside an engine has a command; the tables of pairs name faults; all other pairs are there."""
+    for fault in FAULTS:
+        assert bool(fault.sim) is (fault.on in (On.ONE, On.ALL))
+    named = {name for pair in (*UNFIT, *MAY_MISS) for name in pair}
+    assert named <= BY_NAME.keys()
+    assert len(list(pairs(FAULTS))) == len(FAULTS) * (len(FAULTS) - 1) // 2 - len(UNFIT)
+
+
+def test_how_long_a_soak_lasts() -> None:
+    """Seconds, minutes and hours; anything else is refused by the option's name."""
+    assert [seconds("--soak", text) for text in ("90", "90s", "1.5m", "2h")] == [90, 90, 90, 7200]
+    for text in ("", "0", "ten", "-5", "5d"):
+        with pytest.raises(UserError, match="--soak"):
+            seconds("--soak", text)
