@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up test test-all lint clean prove-data-path prove-vault prove-failover prove-engine prove-torment prove-install
+.PHONY: help up test test-all lint promtool clean prove-data-path prove-vault prove-failover prove-engine prove-torment prove-install
 
 # python3 if it is new enough, else the newest that is. Override: make up PYTHON=/path/to/python3.12
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -54,6 +54,16 @@ lint: $(VENV)/.installed-dev ## Check style, types, imports between rooms, and s
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/python -m pytest tests/test_tidy.py
+
+# Into the venv, out of Debian's package, with lists and cache of its own: no root, and nothing of the system changes.
+promtool: | $(VENV)/bin/python ## Fetch Prometheus's promtool, with which the alerts in deploy/ are tested.
+	@command -v promtool >/dev/null || [ -x $(VENV)/bin/promtool ] || { \
+		command -v apt-get >/dev/null || $(call refuse,promtool comes from Debian and there is no apt-get here; install Prometheus); \
+		echo "fetching promtool out of Debian's package prometheus"; venv=$$(realpath $(VENV)); \
+		folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; cd "$$folder"; mkdir -p lists/partial cache/archives/partial; \
+		apt="apt-get -qq -o Dir::State::lists=$$folder/lists -o Dir::Cache=$$folder/cache -o APT::Sandbox::User=$$(id -un)"; \
+		$$apt update && $$apt download prometheus || $(call refuse,Debian's package prometheus cannot be fetched); \
+		dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool; mv usr/bin/promtool "$$venv/bin/"; }
 
 prove-data-path: $(VENV)/.installed-dev ## Break a running deployment in every way we promise to survive, and show the figures.
 	@$(VENV)/bin/python -m bench.prove data-path $(ARGS)
