@@ -71,6 +71,8 @@ ROOTS = {
     "streams/link.py": "the root of one stream's part of a step that many share: a bug costs one stream",
     "streams/dispatcher.py": "the root of one stream's part of a round through all that are held, likewise",
     "streams/patience.py": "the root of one stream's part of a worker's end, likewise",
+    "control/process.py": "the root of a reign: a bug gives the lock back, and the next begins anew",
+    "control/outbox.py": "the root of what follows from one verdict: a bug costs that deed only",
     "store/client.py": "the root of the client's task",
     "store/etcd_client.py": "the root of the client's task",
 }

@@ -28,7 +28,7 @@ def test_help_names_every_command(place: Place) -> None:
     """`holdfast --help` lists the commands in groups; `--version` is one line."""
     done = place.say("--help")
     assert done.returncode == 0
-    run, parts = ("up", "down", "ps", "incidents", "chat"), ("worker", "frontend", "store", "lock", "memory")
+    run, parts = ("up", "down", "ps", "incidents", "chat"), ("worker", "frontend", "control", "store", "lock", "memory")
     for command in (*run, *parts, "chaos", "bench"):
         assert f"{command} " in done.stdout
     assert place.say("--version").stdout == "holdfast 0.1.0\n"

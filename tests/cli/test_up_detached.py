@@ -51,7 +51,7 @@ def test_ps_json_is_a_list_of_processes(shared: Place) -> None:
     done = shared.run("ps", "--json")
     assert done.returncode == 0, done.stderr
     processes = {process["name"]: process for process in json.loads(done.stdout)}
-    assert [p["role"] for p in processes.values()] == ["store", "worker", "worker", "frontend"]
+    assert [p["role"] for p in processes.values()] == ["store", "worker", "worker", "frontend", "control"]
     for name, process in processes.items():
         assert {"role", "name", "pid", "state", "address", "streams"} <= set(process)
         assert process["state"] == "ready", name
@@ -129,7 +129,7 @@ def test_it_serves_heals_outlives_its_supervisor_and_goes(place: Place) -> None:
         until(lambda name=name, pid=pid: place.back(name, pid), f"{name} to be back")  # type: ignore[misc]
     until(lambda: place.health().get("status") == "ready", "the frontend to have a worker")
 
-    names = ("store", "worker-1", "worker-2", "frontend")
+    names = ("store", "worker-1", "worker-2", "frontend", "control")
     pids = place.pids_of(*names)
     place.lose_supervisor()
     assert set(pids.values()) <= place.pids()

@@ -11,7 +11,7 @@ from up_rig import PAIR, Place, until
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
 SHAPE = PAIR
-NAMES = ("store", "vault-1", "worker-1a", "worker-1b", "frontend")
+NAMES = ("store", "vault-1", "worker-1a", "worker-1b", "frontend", "control")
 
 
 def test_ctrl_c_stops_all(place: Place) -> None:
@@ -35,7 +35,7 @@ def test_ctrl_c_stops_all(place: Place) -> None:
 def test_nothing_outlives_a_killed_up(place: Place) -> None:
     """SIGKILL of a foreground `up`: every process is gone, engines, vault and keeper too."""
     up = place.up_here()
-    assert len(place.pids()) == 8
+    assert len(place.pids()) == 9
     up.kill()
     up.wait(5)
     place.must_be_gone()

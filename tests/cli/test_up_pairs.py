@@ -48,7 +48,7 @@ def test_the_default_is_a_pair(pair: Place) -> None:
     """Store, vault, two engines of which one is active, frontend; the screen says whom to kill."""
     place, screen = pair, pair.first_screen  # type: ignore[attr-defined]
     processes = place.ps()
-    assert list(processes) == ["store", "vault-1", *PARTS, *ENGINES, "frontend"]
+    assert list(processes) == ["store", "vault-1", *PARTS, *ENGINES, "frontend", "control"]
     assert processes["vault-1"]["state"] == "ready"
     engines = place.until_whole()
     active = engines["active"]

@@ -53,7 +53,7 @@ def test_the_default_is_a_pair_whose_streams_outlive_a_kill(place: Place) -> Non
         assert word in done.stdout
     processes = place.ps()
     vault = ["vault-1", "vault-1-keeper", "vault-1-server"]
-    assert list(processes) == ["store", *vault, "worker-1a", "worker-1b", "frontend"]
+    assert list(processes) == ["store", *vault, "worker-1a", "worker-1b", "frontend", "control"]
     stream = place.stream(max_tokens=200, model="tiny", return_token_ids=True).wait_tokens(10)
     os.kill(place.by_state()["active"]["pid"], signal.SIGKILL)
     answer = stream.answer()

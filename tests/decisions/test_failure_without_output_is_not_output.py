@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from streams_rig import Cluster
 
-from holdfast.spec.launch import HoldSettings
+from holdfast.spec.waits import HoldSettings
 
 
 def test_failure_without_output_is_not_output() -> None:

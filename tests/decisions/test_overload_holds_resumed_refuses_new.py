@@ -8,7 +8,7 @@ from streams_rig import Cluster
 
 from holdfast.core.errors import Code
 from holdfast.routing.table import Standing
-from holdfast.spec.launch import HoldSettings
+from holdfast.spec.waits import HoldSettings
 
 
 def test_overload_holds_resumed_refuses_new() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from streams_rig import Cluster, make_card
 
-from holdfast.spec.launch import HoldSettings
+from holdfast.spec.waits import HoldSettings
 
 
 def test_replay_needs_same_checksum() -> None:

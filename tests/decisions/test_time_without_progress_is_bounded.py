@@ -6,7 +6,7 @@ from __future__ import annotations
 from streams_rig import Cluster
 
 from holdfast.core.errors import Code
-from holdfast.spec.launch import HoldSettings
+from holdfast.spec.waits import HoldSettings
 
 
 def test_time_without_progress_is_bounded() -> None:

@@ -10,8 +10,8 @@ import pytest
 from holdfast.core.errors import UserError
 from holdfast.spec.deployment import DeploymentSpec, Seat, seats
 from holdfast.spec.engines import Place, TorchSettings
-from holdfast.spec.jobs import Job
-from holdfast.spec.launch import FrontendLaunch, StoreLaunch, VaultLaunch, WorkerLaunch
+from holdfast.spec.jobs import STOP_ORDER, Job
+from holdfast.spec.launch import ControlLaunch, FrontendLaunch, StoreLaunch, VaultLaunch, WorkerLaunch
 from holdfast.spec.plan import plan
 
 STATE = Path("/tmp/hf-plan")
@@ -167,9 +167,9 @@ def test_the_plan_is_steady() -> None:
     first, again = (list(map(Job.of, plan(STATE, DeploymentSpec("local")))) for _ in range(2))
     other = list(map(Job.of, plan(STATE, DeploymentSpec("local", port=8001))))
     assert first == again
-    assert [job.name for job in first] == ["store", "vault-1", "worker-1a", "worker-1b", "frontend"]
+    assert [job.name for job in first] == ["store", "vault-1", "worker-1a", "worker-1b", "frontend", "control"]
     same = [one.settings == two.settings for one, two in zip(first, other, strict=True)]
-    assert same == [True, True, True, True, False]
+    assert same == [True, True, True, True, False, True]
 
 
 def test_a_pair_shares_memory_lock_and_group() -> None:
@@ -195,7 +195,7 @@ def test_a_pair_shares_memory_lock_and_group() -> None:
 def test_without_standbys_there_are_plain_workers() -> None:
     """--standbys 0: no vault, no lock, no group; the names are the old ones."""
     launches = plan(STATE, DeploymentSpec("local", workers=2, standbys=0, worker=SIM))
-    assert [launch.name for launch in launches] == ["store", "worker-1", "worker-2", "frontend"]
+    assert [launch.name for launch in launches] == ["store", "worker-1", "worker-2", "frontend", "control"]
     workers = [launch for launch in launches if isinstance(launch, WorkerLaunch)]
     assert {(w.lock, w.group, w.place.vault_socket) for w in workers} == {("", "", "")}
 
@@ -213,7 +213,7 @@ def test_an_outside_store_replaces_our_own() -> None:
     """With --store no store is started, and everyone is told the given one."""
     options = DeploymentSpec("local", standbys=0, frontends=2, store="etcd://127.0.0.1:2379", worker=SIM)
     launches = plan(STATE, options)
-    assert [type(launch) for launch in launches] == [WorkerLaunch, FrontendLaunch, FrontendLaunch]
+    assert [type(launch) for launch in launches] == [WorkerLaunch, FrontendLaunch, FrontendLaunch, ControlLaunch]
     stores = {launch.store for launch in launches if not isinstance(launch, StoreLaunch | VaultLaunch)}
     assert stores == {"etcd://127.0.0.1:2379"}
 
@@ -221,4 +221,23 @@ def test_an_outside_store_replaces_our_own() -> None:
 def test_stopping_everything_is_bounded() -> None:
     """The longest way down, stage after stage, stays within ten seconds with default settings."""
     bounds = {job.role: job.stop_bound_s for job in map(Job.of, plan(STATE, DeploymentSpec("local")))}
-    assert sum(bounds.values()) <= 10.0
+    assert sum(max(bounds.get(role, 0.0) for role in stage) for stage in STOP_ORDER) <= 10.0
+
+
+@pytest.mark.parametrize("controls", [0, 1, 3])
+def test_controls_are_as_many_as_asked_for(controls: int) -> None:
+    """They share one lock, have pages of their own below the workers', and come last; none is a deployment too."""
+    launches = plan(STATE, DeploymentSpec("local", controls=controls, standbys=0, worker=SIM))
+    found = [launch for launch in launches if isinstance(launch, ControlLaunch)]
+    assert launches[len(launches) - controls :] == found
+    assert [launch.name for launch in found] == ["control", "control-2", "control-3"][:controls]
+    pages = [launch.status_address for launch in found]
+    assert pages == [f"tcp://127.0.0.1:{port}" for port in (9649, 9648, 9647)][:controls]
+    assert {launch.elected_by() for launch in found} <= {f"flock://{STATE}/run/control-local.lock"}
+
+
+def test_controls_of_one_etcd_share_one_lock() -> None:
+    """On whatever machine: what decides about the same workers is elected where those stand."""
+    options = DeploymentSpec("local", store="etcd://10.0.0.1:2379,10.0.0.2:2379", standbys=0, worker=SIM)
+    locks = {launch.elected_by() for launch in plan(STATE, options) if isinstance(launch, ControlLaunch)}
+    assert locks == {"etcd://10.0.0.1:2379,10.0.0.2:2379/v1/locks/local/control"}

@@ -11,12 +11,12 @@ import pytest
 from holdfast.core.errors import UserError
 from holdfast.spec.deployment import DeploymentSpec
 from holdfast.spec.engines import ENGINES, Place, SimSettings, refuse_idle
-from holdfast.spec.launch import FrontendLaunch, WorkerLaunch
+from holdfast.spec.launch import ControlLaunch, FrontendLaunch, WorkerLaunch
 from holdfast.spec.settings import Setting, all_settings, filled
 
 CONFIGURATION = Path(__file__).parents[2] / "docs" / "configuration.md"
-COMMANDS = ("up", "worker", "frontend")
-PATTERNS = (DeploymentSpec("local"), WorkerLaunch(), FrontendLaunch())
+COMMANDS = ("up", "worker", "frontend", "control")
+PATTERNS = (DeploymentSpec("local"), WorkerLaunch(), FrontendLaunch(), ControlLaunch())
 SETTINGS = [setting for pattern in PATTERNS for setting in all_settings(pattern)]
 
 

@@ -20,7 +20,7 @@ from holdfast.core.requests import GenerateRequest, Output, Sampling
 from holdfast.discovery.card import ModelCard, WeightsIdentity
 from holdfast.discovery.keys import InstanceKey, InstanceRecord
 from holdfast.discovery.registry import Appeared, Instance, Withdrawn
-from holdfast.spec.launch import HoldSettings
+from holdfast.spec.waits import HoldSettings
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.dispatcher import Dispatcher
 from holdfast.streams.flight import Flight

@@ -15,7 +15,7 @@ from streams_rig import Client, Cluster, Worker
 
 from holdfast.core.errors import RESUMABLE, Code
 from holdfast.routing.table import Standing
-from holdfast.spec.launch import HoldSettings
+from holdfast.spec.waits import HoldSettings
 from holdfast.wire.messages import Generate
 
 TOKENS_MAX = 6

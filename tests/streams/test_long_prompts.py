@@ -5,7 +5,7 @@ from __future__ import annotations
 from streams_rig import Client, Cluster, Worker
 
 from holdfast.routing.table import YOUNG_S
-from holdfast.spec.launch import HoldSettings
+from holdfast.spec.waits import HoldSettings
 
 HOLD_S = 5.0
 LONG_S = 8.0  # what a prompt takes to compute here

@@ -14,7 +14,7 @@ from holdfast.core.ports import Listener, ProtocolFactory
 from holdfast.discovery.card import encode_card
 from holdfast.discovery.keys import CARDS, INSTANCES, InstanceRecord, encode_record
 from holdfast.discovery.registry import Instance, Registry
-from holdfast.spec.launch import HoldSettings
+from holdfast.spec.waits import HoldSettings
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.dispatcher import Dispatcher
 from holdfast.streams.roster import Roster

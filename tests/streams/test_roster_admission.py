@@ -12,7 +12,7 @@ from roster_rig import ScriptedWorker, make_roster_card, roster_rig, until
 
 from holdfast.core.errors import Code
 from holdfast.discovery.registry import NotAdmitted
-from holdfast.spec.launch import HoldSettings
+from holdfast.spec.waits import HoldSettings
 from holdfast.wire.messages import VERSION, Refused, Welcome
 
 

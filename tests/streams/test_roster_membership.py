@@ -9,7 +9,7 @@ import msgspec
 from roster_rig import SILENT, TOKENIZER, roster_rig, until
 
 from holdfast.discovery.registry import Appeared, Withdrawn
-from holdfast.spec.launch import HoldSettings
+from holdfast.spec.waits import HoldSettings
 from holdfast.wire.messages import Draining
 
 

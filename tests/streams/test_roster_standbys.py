@@ -12,7 +12,7 @@ from roster_rig import RosterRig, ScriptedWorker, roster_rig, until
 from holdfast.frontend.metrics import FrontendMetrics
 from holdfast.frontend.pages import Pages
 from holdfast.health.liveness import Verdict
-from holdfast.spec.launch import HoldSettings
+from holdfast.spec.waits import HoldSettings
 from holdfast.wire.frames import encode
 from holdfast.wire.messages import Active, Cancel, Draining
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from streams_rig import Cluster, make_card
 
-from holdfast.spec.launch import HoldSettings
+from holdfast.spec.waits import HoldSettings
 from holdfast.streams.flight import WorkerSet
 from transcript_book import must_go_as_written, transcripts
 

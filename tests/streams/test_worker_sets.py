@@ -7,7 +7,7 @@ from collections import Counter
 
 from streams_rig import Cluster, make_card
 
-from holdfast.spec.launch import HoldSettings, KnownSettings
+from holdfast.spec.waits import HoldSettings, KnownSettings
 from holdfast.streams.directory import SEEN_MAX, ModelDirectory
 
 

@@ -66,7 +66,7 @@ COMMANDS = (
     Command(
         "up",
         RUN,
-        "Start everything: store, vaults, workers with their standbys, and frontend. Ctrl-C stops it.\n\n"
+        "Start everything: store, vaults, workers with their standbys, frontend and control. Ctrl-C stops it.\n\n"
         "By default a real model, SmolLM2-135M-Instruct; `--engine sim` is a simulator that says random words.",
         "start:Up",
     ),
@@ -92,6 +92,14 @@ COMMANDS = (
         PARTS,
         "A frontend: the OpenAI-compatible HTTP server. Several may share one port.",
         "start:Frontend",
+    ),
+    Command(
+        "control",
+        PARTS,
+        "A control: checks workers with known questions, and decides about their traffic.\n\n"
+        "Several may run for one deployment; the one that has the lock (`--lock`) leads, and the next goes on when it "
+        "ends. Without one serving goes on as last decided.",
+        "start:Control",
     ),
     Command("store", PARTS, "The embedded store: who serves what, for one machine or a few.", "start:Store"),
     Command("memory", PARTS, "Memory that outlives processes: serve it, look at it."),

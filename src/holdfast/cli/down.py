@@ -75,7 +75,7 @@ def _jobs(state_dir: Path) -> list[Job]:
 
 
 def _say_gone(running: list[Record], screen: Screen) -> None:
-    order = ["frontend", "worker", "vault"]
+    order = ["control", "frontend", "worker", "vault"]
     for record in sorted(running, key=lambda r: order.index(r.role) if r.role in order else len(order)):
         if not record.alive:
             screen.line(f"{record.name} stopped, pid {record.pid}")

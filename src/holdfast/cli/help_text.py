@@ -15,7 +15,7 @@ from holdfast.spec.settings import Setting
 
 WIDTH_MIN, WIDTH_MAX = 40, 120
 LEFT_MAX = 30  # of the column with the flags; what is longer has a line of its own
-PANELS = ("Arguments", "Options", "Serving", "Failover", "The torch engine", "The sim engine")
+PANELS = ("Arguments", "Options", "Serving", "Failover", "Health", "The torch engine", "The sim engine")
 OWN_PANEL = "Options"
 UNBROKEN = "\u00a0"  # a space where no line ends
 UNITS = {"s": "SECONDS", "ms": "MILLISECONDS"}

@@ -1,5 +1,6 @@
-"""The commands that start something, and what they are asked for: `holdfast up`, and `worker`, `frontend` and `store`,
-one process each in the foreground. Options come from the settings that the processes are started with (`spec`).
+"""The commands that start something, and what they are asked for: `holdfast up`, and `worker`, `frontend`, `store` and
+`control`, one process each in the foreground. Options come from the settings that the processes are started with
+(`spec`).
 
 A pod gives its engines an environment: `ENGINE_ID`, `GMS_SOCKET_DIR`, `FAILOVER_LOCK_PATH` and `DYN_SYSTEM_PORT` are
 enough for an engine that has a standby: its vault is its device's in that directory, and whoever takes turns with the
@@ -21,7 +22,7 @@ from holdfast.core.errors import Refused, settled
 from holdfast.settings import Environment
 from holdfast.spec.deployment import DeploymentSpec, check_state_dir
 from holdfast.spec.engines import Place
-from holdfast.spec.launch import FrontendLaunch, Launch, StoreLaunch, WorkerLaunch
+from holdfast.spec.launch import ControlLaunch, FrontendLaunch, Launch, StoreLaunch, WorkerLaunch
 from holdfast.spec.names import group_of, own_page, socket_path
 from holdfast.spec.settings import S, about
 
@@ -160,6 +161,34 @@ class Store(Asked, frozen=True):
     def run(self, env: Environment) -> int:
         name = own_name(env.state_dir, "store", self.launch.name)
         return run_foreground(replace(self.launch, name=name, address=self.launch.address or own_store(env)))
+
+
+class Control(Asked, frozen=True):
+    """`holdfast control`."""
+
+    launch: Annotated[ControlLaunch, about("What it is started with.")] = ControlLaunch()
+    lock_token_file: Annotated[
+        Path | None, about("A file with the token of a lock server on TCP; default $HOLDFAST_LOCK_TOKEN.")
+    ] = None
+
+    @classmethod
+    def of(cls, env: Environment) -> Self:
+        status = _status_address(env)
+        return cls(
+            ControlLaunch(**_told(env), store=own_store(env), deployment=env.deployment, status_address=status)
+        )
+
+    def run(self, env: Environment) -> int:
+        from holdfast.cli.locks import read_token
+
+        launch = _unless_empty(self.launch, self.of(env).launch, "store", "status_address")
+        return run_foreground(
+            replace(
+                launch,
+                name=own_name(env.state_dir, "control", launch.name),
+                lock_token=read_token(self.lock_token_file, env.lock_token),
+            )
+        )
 
 
 def _told(env: Environment) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from holdfast.core.address import parse_address
 from holdfast.core.errors import UserError, settled
 from holdfast.core.ports import Network
 from holdfast.core.tasks import beside, done_before, first
-from holdfast.spec.launch import FrontendLaunch, Launch, StoreLaunch, VaultLaunch, WorkerLaunch
+from holdfast.spec.launch import ControlLaunch, FrontendLaunch, Launch, StoreLaunch, VaultLaunch, WorkerLaunch
 from holdfast.supervise.asking import ask_page
 from holdfast.supervise.records import journals_dir, read_record, read_records
 
@@ -44,6 +44,8 @@ async def run_role(launch: Launch, stop: asyncio.Event, on_ready: OnReady) -> No
             await _run_worker(launch, stop, on_ready)
         case FrontendLaunch():
             await _run_frontend(launch, stop, on_ready)
+        case ControlLaunch():
+            await _run_control(launch, stop, on_ready)
 
 
 async def _run_store(launch: StoreLaunch, stop: asyncio.Event, on_ready: OnReady) -> None:
@@ -125,6 +127,24 @@ async def _run_frontend(launch: FrontendLaunch, stop: asyncio.Event, on_ready: O
     try:
         others = partial(other_pages, Path(launch.state_dir), launch.name, world.network)
         await run_frontend(launch, store, world, stop, on_ready, others=others)
+    finally:
+        await store.close()
+
+
+async def _run_control(launch: ControlLaunch, stop: asyncio.Event, on_ready: OnReady) -> None:
+    from holdfast.control.process import Control
+    from holdfast.failover.opening import open_lock
+    from holdfast.store.opening import open_store
+    from holdfast.wire.world import real_world
+
+    world = real_world()
+    with settled():
+        launch.check()
+        store = open_store(launch.store, world.network, world.rng)
+        lock = open_lock(launch.elected_by(), launch.name, world, launch.lock_token)
+    await store.start()
+    try:
+        await Control(launch, store, lock, world).run(stop, on_ready)
     finally:
         await store.close()
 

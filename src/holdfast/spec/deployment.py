@@ -16,11 +16,12 @@ from typing import Annotated
 from holdfast.core.address import UNIX_PATH_BYTES_MAX
 from holdfast.core.errors import UserError
 from holdfast.spec.engines import ENGINES
-from holdfast.spec.launch import FrontendLaunch, WorkerLaunch
+from holdfast.spec.launch import ControlLaunch, FrontendLaunch, WorkerLaunch
 from holdfast.spec.names import check_deployment_name, check_url
 from holdfast.spec.settings import Settings, about
 
 WORKERS_MAX = 256  # processes on one machine; more is a typing mistake
+CONTROLS_MAX = 8  # one decides; more than two or three wait for nothing
 STANDBYS_MAX = 8  # per worker; each is a whole engine, and one is enough to outlive one death
 # Ports of status pages that a worker's engines have between them, so that another standby moves nobody else's.
 STATUS_PORTS_PER_WORKER = 10
@@ -31,7 +32,7 @@ _SERVING = {"panel": "Serving", "commands": _UP}
 
 
 class DeploymentSpec(Settings, frozen=True):
-    """What should run. Its processes are made of `worker` and `frontend` (`spec.plan`).
+    """What should run. Its processes are made of `worker`, `frontend` and `control` (`spec.plan`).
 
     Two settings are others for a whole deployment than for a process alone: its engine is a real one, and its frontends
     leave within seconds, because a person who pressed Ctrl-C waits for it."""
@@ -48,6 +49,15 @@ class DeploymentSpec(Settings, frozen=True):
         about("Standbys of each worker; 0: plain workers, without vaults.", min=0, max=STANDBYS_MAX, commands=_UP),
     ] = 1
     frontends: Annotated[int, about("How many frontends share the port.", min=1, max=64, commands=_UP)] = 1
+    controls: Annotated[
+        int,
+        about(
+            "Processes that check workers and decide about their traffic; one leads; 0: nobody does.",
+            min=0,
+            max=CONTROLS_MAX,
+            commands=_UP,
+        ),
+    ] = 1
     host: Annotated[str, about("Where to listen; 0.0.0.0 for everyone, :: with IPv6.", commands=("up", "frontend"))] = (
         "127.0.0.1"
     )
@@ -58,13 +68,13 @@ class DeploymentSpec(Settings, frozen=True):
     status_port: Annotated[
         int,
         about(
-            "worker-1a's /metrics and /health; 1b's is one more, 2a's ten more; 0: free ports.",
+            "worker-1a's /metrics and /health; 1b's is one more, 2a's ten more, control's one less; 0: free ports.",
             min=0,
             max=65535,
             commands=_UP,
         ),
     ] = 9650
-    status_host: Annotated[str, about("Where workers' status pages listen.")] = "127.0.0.1"
+    status_host: Annotated[str, about("Where workers' and controls' status pages listen.")] = "127.0.0.1"
     store: Annotated[str, about("A store to use, e.g. etcd://127.0.0.1:2379; default: our own.", **_SERVING)] = ""
     vault_dir: Annotated[str, about("Where vaults listen; empty: `gms` in the state directory.")] = ""
     gpus: Annotated[tuple[str, ...], about("A torch engine's devices, by UUID; none: host memory.")] = ()
@@ -80,6 +90,7 @@ class DeploymentSpec(Settings, frozen=True):
         engine="torch", model="smollm2-135m-instruct"
     )
     frontend: Annotated[FrontendLaunch, about("What every frontend is like.")] = FrontendLaunch(drain_s=4.0)
+    control: Annotated[ControlLaunch, about("What every control is like.")] = ControlLaunch()
 
     @property
     def ranks(self) -> int:
@@ -92,6 +103,10 @@ class DeploymentSpec(Settings, frozen=True):
     def status_port_of(self, place: int, engine_id: int) -> int:
         """Of one engine of the worker with this number; 0: a free one."""
         return self.status_port and self.status_port + (place - 1) * STATUS_PORTS_PER_WORKER + engine_id
+
+    def control_port_of(self, place: int) -> int:
+        """Of the control with this number: below the workers', so that neither moves the other's; 0: a free one."""
+        return self.status_port and self.status_port - place
 
     def check(self, state_dir: Path) -> None:
         """UserError says what cannot be, of all that needs no look at the machine."""
@@ -109,8 +124,9 @@ class DeploymentSpec(Settings, frozen=True):
             mend = "use --standbys 1 or more, or --engine sim"
             raise UserError(f"--engine {engine} keeps its memory in a vault; {mend}")
         first, last = self.status_port, self.status_port_of(max(self.workers, 1), self.standbys)
-        if first and not 1024 <= first <= last <= 65535:
-            raise UserError(f"--status-port must be 1024 to {65535 - (last - first)} for this many workers")
+        least = 1024 + self.controls
+        if first and not least <= first <= last <= 65535:
+            raise UserError(f"--status-port must be {least} to {65535 - (last - first)} for this many workers")
         if self.store:
             check_url(self.store)
         check_seats(self.gpus, self.workers, self.ranks, self.worker.torch.kv_gib)

@@ -9,13 +9,14 @@ import msgspec
 from holdfast.spec.launch import FrontendLaunch, Launch, WorkerLaunch, role_of
 
 # Who is there before the others start: a worker needs its vault's memory, and everyone asks the store.
-START_ORDER = (("store", "vault"), ("worker", "frontend"))
-# Who leaves first has no peer left to break a stream of; memory outlives its engines, and the store goes last.
-STOP_ORDER = (("frontend",), ("worker",), ("vault", "server", "keeper"), ("store",))
+START_ORDER = (("store", "vault"), ("worker", "frontend", "control"))
+# Who leaves first has no peer left to break a stream of, and control takes no leaving worker for a dead one; memory
+# outlives its engines, and the store goes last.
+STOP_ORDER = (("frontend", "control"), ("worker",), ("vault", "server", "keeper"), ("store",))
 
 # SIGTERM to SIGKILL. A worker hands its streams back in milliseconds; together with the frontends' drain, the vaults'
 # and the store's bound this keeps a whole Ctrl-C at ten seconds. A killed vault's memory goes with its lifeline.
-STOP_S = {"worker": 3.0, "store": 1.0, "vault": 1.0}
+STOP_S = {"worker": 3.0, "store": 1.0, "vault": 1.0, "control": 1.0}
 FRONTEND_GRACE_S = 1.0  # on top of its own drain
 # On top of loading, which gives up by itself: to import, compile and capture.
 LOAD_GRACE_S = 60.0

@@ -12,15 +12,17 @@ import msgspec
 from holdfast.core.address import Address, TcpAddress, parse_address
 from holdfast.core.tiers import split_key
 from holdfast.spec.engines import Place, SimSettings, TorchSettings
-from holdfast.spec.names import check_deployment_name, is_host, namespace_for
+from holdfast.spec.health import HealthSettings
+from holdfast.spec.names import check_deployment_name, control_lock, is_host, namespace_for
 from holdfast.spec.settings import Settings, about
+from holdfast.spec.waits import HoldSettings, KnownSettings
 
 _SERVING = {"panel": "Serving"}
 _FAILOVER = {"panel": "Failover"}
 _ALL = ("up", "frontend")
 _ENGINES = ("up", "worker")
-_LONE = ("worker", "frontend", "store")
-_STORED = ("worker", "frontend")
+_LONE = ("worker", "frontend", "store", "control")
+_STORED = ("worker", "frontend", "control")
 _EVERYWHERE = ("0.0.0.0", "::")  # as hosts to listen on
 
 
@@ -183,41 +185,6 @@ class WorkerLaunch(StoredLaunch, frozen=True):
         return TcpAddress(self.advertise or address.host, address.port)
 
 
-class HoldSettings(Settings, frozen=True):
-    """What happens while a set has no worker, or all are full."""
-
-    hold_s: Annotated[float, about("How long streams wait for a worker.", "s", min=0, commands=_ALL)] = 30.0
-    queue_s: Annotated[
-        float, about("How long new requests wait where all workers are full.", "s", min=0, commands=_ALL)
-    ] = 5.0
-    fresh_max: Annotated[
-        int, about("New requests that may wait at once, per set; streams under way always may.", min=0)
-    ] = 1024
-    stand_in_after_s: Annotated[
-        float,
-        about(
-            "How long a set must be gone before one with the same tokenizer takes over, flagged inexact.", "s", min=0
-        ),
-    ] = 10.0
-
-
-class KnownSettings(Settings, frozen=True):
-    """Which models are known though no worker of theirs is there."""
-
-    models: Annotated[
-        tuple[str, ...],
-        about(
-            "A model that will have workers: until then it is answered 503, not 404; may be repeated.",
-            flag="--expect-model",
-            commands=("frontend",),
-        ),
-    ] = ()
-    known_s: Annotated[
-        float,
-        about("How long a model whose last worker went is answered 503, not 404.", "s", min=0, commands=_ALL),
-    ] = 3600.0
-
-
 class FrontendLaunch(StoredLaunch, frozen=True):
     address: Annotated[str, about("Where it answers HTTP.")] = "tcp://127.0.0.1:8000"
     status_address: Annotated[str, about("Its own pages, beside a port that several share; empty: only there.")] = ""
@@ -261,11 +228,47 @@ class FrontendLaunch(StoredLaunch, frozen=True):
             raise ValueError("an API key is empty: that would let everyone in who sends none")
 
 
+class ControlLaunch(StoredLaunch, frozen=True):
+    """A control: of those of one deployment the one that has the lock decides."""
+
+    status_address: Annotated[
+        str,
+        about(
+            "Where /live, /health and /metrics are; default tcp://$DYN_SYSTEM_HOST:$DYN_SYSTEM_PORT.",
+            commands=("control",),
+        ),
+    ] = "tcp://127.0.0.1:0"
+    status_any: Annotated[
+        bool, about("Where another has the status page's port, take any: it is a wish of ours, not of a person.")
+    ] = False
+    lock: Annotated[
+        str,
+        about(
+            "The lock that elects the one that decides; default: in an etcd that is the store, else a file in the "
+            "state directory.",
+            commands=("control",),
+        ),
+    ] = ""
+    lock_token: Annotated[str, about("The token of a lock server on TCP.")] = ""
+    health: Annotated[HealthSettings, about("How workers are judged.", panel="Health")] = HealthSettings()
+
+    def check(self) -> None:
+        """ValueError names what a process could not start with, of all that can be told without trying."""
+        if self.status_address:
+            parse_address(self.status_address)
+        check_deployment_name(self.deployment)
+
+    def elected_by(self) -> str:
+        """The lock of whoever said none."""
+        return self.lock or control_lock(self.state_dir, self.store, self.deployment)
+
+
 ROLES: dict[str, type[Launch]] = {
     "store": StoreLaunch,
     "vault": VaultLaunch,
     "worker": WorkerLaunch,
     "frontend": FrontendLaunch,
+    "control": ControlLaunch,
 }
 
 

@@ -75,6 +75,14 @@ def own_page(state_dir: Path, name: str) -> str:
     return f"unix://{path}" if len(path.encode()) <= UNIX_PATH_BYTES_MAX else ""
 
 
+def control_lock(state_dir: str, store: str, deployment: str) -> str:
+    """Where the controls of a deployment elect the one that decides: all that share an etcd meet there; any other store
+    is one machine's, or somebody says a lock that its machines share."""
+    if store.startswith("etcd://"):
+        return f"{store.rstrip('/')}/v1/locks/{deployment}/control"
+    return f"flock://{state_dir}/run/control-{deployment}.lock"
+
+
 def chaos_path(state_dir: str, name: str) -> Path:
     """Where a worker that may be broken on purpose is told how."""
     return Path(state_dir) / "run" / f"{name}.chaos"

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from holdfast.core.address import TcpAddress
 from holdfast.spec.deployment import ENGINE_LETTERS, DeploymentSpec, Seat, pairs_on, seats
-from holdfast.spec.launch import FrontendLaunch, Launch, StoreLaunch, VaultLaunch, WorkerLaunch
+from holdfast.spec.launch import ControlLaunch, FrontendLaunch, Launch, StoreLaunch, VaultLaunch, WorkerLaunch
 from holdfast.spec.names import own_page, socket_path
 
 
@@ -31,8 +31,9 @@ def plan(state_dir: Path, spec: DeploymentSpec) -> list[Launch]:
         vaults = list(_vaults(state_dir, place, own, spec, everyone)) if spec.standbys else []
         engines = _engines(state_dir, place, vaults, spec, stored)
         launches += [*vaults, *(replace(engine, device_pairs=pairs_on(taken)) for engine in engines)]
-    names = ["frontend", *(f"frontend-{place}" for place in range(2, spec.frontends + 1))]
-    return [*launches, *(_frontend(state_dir, name, spec, stored) for name in names)]
+    launches += [_frontend(state_dir, place, spec, stored) for place in range(1, spec.frontends + 1)]
+    # Last: nobody waits for it to serve.
+    return [*launches, *(_control(state_dir, place, spec, stored) for place in range(1, spec.controls + 1))]
 
 
 def _vaults(
@@ -83,7 +84,18 @@ def _worker(state_dir: Path, name: str, status_port: int, spec: DeploymentSpec, 
     )
 
 
-def _frontend(state_dir: Path, name: str, spec: DeploymentSpec, stored: dict[str, Any]) -> FrontendLaunch:
+def _control(state_dir: Path, place: int, spec: DeploymentSpec, stored: dict[str, Any]) -> ControlLaunch:
+    return replace(
+        spec.control,
+        name=_one_of("control", place),
+        status_address=str(TcpAddress(spec.status_host, spec.control_port_of(place))),
+        status_any=True,
+        **stored,
+    )
+
+
+def _frontend(state_dir: Path, place: int, spec: DeploymentSpec, stored: dict[str, Any]) -> FrontendLaunch:
+    name = _one_of("frontend", place)
     return replace(
         spec.frontend,
         name=name,
@@ -92,3 +104,8 @@ def _frontend(state_dir: Path, name: str, spec: DeploymentSpec, stored: dict[str
         known=replace(spec.frontend.known, models=(spec.worker.model,) if spec.workers else ()),
         **stored,
     )
+
+
+def _one_of(role: str, place: int) -> str:
+    """The first is called by its role alone: mostly there is one."""
+    return role if place == 1 else f"{role}-{place}"

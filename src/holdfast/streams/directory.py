@@ -9,7 +9,7 @@ import random
 
 from holdfast.discovery.card import ModelCard
 from holdfast.routing.table import Standing
-from holdfast.spec.launch import KnownSettings
+from holdfast.spec.waits import KnownSettings
 from holdfast.streams.flight import WorkerSet
 
 # Names without a worker that are remembered at once. A deployment has a handful; the oldest is dropped for a new one.

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from holdfast.core.errors import RESUMABLE, Code
 from holdfast.routing.table import Standing, request_cost
-from holdfast.spec.launch import HoldSettings
+from holdfast.spec.waits import HoldSettings
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.flight import Flight, WorkerSet
 from holdfast.streams.groups import Groups

@@ -13,7 +13,7 @@ import logging
 
 from holdfast.core.errors import Code
 from holdfast.routing.table import Standing
-from holdfast.spec.launch import HoldSettings
+from holdfast.spec.waits import HoldSettings
 from holdfast.streams.flight import Flight
 from holdfast.streams.holds import Held
 from holdfast.streams.stats import DispatchStats

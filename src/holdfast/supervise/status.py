@@ -20,7 +20,7 @@ from holdfast.supervise.records import Record, read_records
 
 ANSWER_S = 1.0  # a live process answers in milliseconds; a person waits at most this long
 
-_ORDER = {"store": 0, "vault": 1, "server": 1, "keeper": 1, "worker": 2, "frontend": 3}
+_ORDER = {"store": 0, "vault": 1, "server": 1, "keeper": 1, "worker": 2, "frontend": 3, "control": 4}
 
 
 class Status(msgspec.Struct, frozen=True):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -19,7 +18,7 @@ from typing import Any
 import msgspec
 
 from holdfast import __version__
-from holdfast.core.address import Address, TcpAddress, parse_address
+from holdfast.core.address import parse_address
 from holdfast.core.ports import Listener, World
 from holdfast.core.unwritten import UNWRITTEN
 from holdfast.discovery.card import ModelCard, encode_card
@@ -101,7 +100,8 @@ class Worker:
     async def opened(self) -> AsyncIterator[None]:
         """Listen for probes and frontends; close everything at the end."""
         if self.settings.status_address:
-            self._status_at = str(await self._open_status(parse_address(self.settings.status_address)))
+            wished, or_any = parse_address(self.settings.status_address), self.settings.status_any
+            self._status_at = str(await self._status.start(wished, or_any=or_any))
         self._listener = await self._network.listen(parse_address(self.settings.address), self.sessions.connection)
         try:
             yield
@@ -112,17 +112,6 @@ class Worker:
                 self._beats.stop()
             await self.page.close()
             self._status.close()
-
-    async def _open_status(self, address: Address) -> Address:
-        """A stranger on a port that nobody asked for by number is no reason not to serve."""
-        try:
-            return await self._status.start(address)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE or not (self.settings.status_any and isinstance(address, TcpAddress)):
-                raise
-            found = await self._status.start(TcpAddress(address.host, 0))
-            log.warning("%s is in use by another; the status page is at %s", address, found)
-            return found
 
     def step(self, event: lifecycle.Event) -> None:
         """The lifecycle goes on; every transition is logged and counted."""

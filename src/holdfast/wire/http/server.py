@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Callable, Iterator
 
-from holdfast.core.address import Address
+from holdfast.core.address import Address, TcpAddress
 from holdfast.core.ports import Listener, Network
 from holdfast.wire.accepting import SHARE_OF_PAGES, Idle, make_room, places
 from holdfast.wire.http.connection import Handler, HttpConnection
@@ -49,9 +50,16 @@ class HttpServer:
         self.connections: set[HttpConnection] = set()
         self._excess: set[HttpConnection] = set()  # of those, who came when every place was taken
 
-    async def start(self, address: Address, *, share_port: bool = False) -> Address:
-        """Listen; return the address really bound."""
-        self._listener = await self._network.listen(address, self._connection, share_port=share_port)
+    async def start(self, address: Address, *, share_port: bool = False, or_any: bool = False) -> Address:
+        """Listen; return the address really bound. `or_any`: a stranger on a port that nobody asked for by number is no
+        reason not to serve."""
+        try:
+            self._listener = await self._network.listen(address, self._connection, share_port=share_port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not (or_any and isinstance(address, TcpAddress)):
+                raise
+            self._listener = await self._network.listen(TcpAddress(address.host, 0), self._connection)
+            log.warning("%s is in use by another; the status page is at %s", address, self._listener.address)
         self._sweep()
         return self._listener.address
 

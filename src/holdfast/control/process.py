@@ -1,0 +1,127 @@
+"""The control process: wait for the lock, lead while it is held, and show what is decided.
+
+Always true: only who holds the lock asks workers and writes; who loses it stops at once. It begins with what the store
+says after it got the lock, whole, so that nobody is revived by forgetting; it starts nothing and kills nothing. Whether
+it runs or not, workers serve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from holdfast.control.book import Book
+from holdfast.control.page import StatusPage
+from holdfast.control.reign import Reign
+from holdfast.core.address import parse_address
+from holdfast.core.ports import World
+from holdfast.core.tasks import Tasks, first
+from holdfast.discovery.keys import CONTROLS
+from holdfast.failover.lock import FailoverLock
+from holdfast.health.records import ControlRecord
+from holdfast.spec.launch import ControlLaunch
+from holdfast.store.contract import Registration, Store
+from holdfast.wire import metrics
+from holdfast.wire.http.server import HttpServer
+
+log = logging.getLogger("holdfast.control")
+
+# A reign that ended by a bug of ours begins again after this, if no other control has taken the lock by then.
+REST_S = 1.0
+
+
+class Control:
+    """One control of a deployment; several wait for the same lock."""
+
+    def __init__(self, settings: ControlLaunch, store: Store, lock: FailoverLock, world: World) -> None:
+        self._settings = settings
+        self._store = store
+        self._lock = lock
+        self._world = world
+        self._reign: Reign | None = None
+        self._book = Book(store, settings.deployment)  # while another leads
+        self._record = ControlRecord(name=settings.name, leads=False, pid=os.getpid())
+        self._registration: Registration | None = None
+        self._metrics = metrics.MetricsRegistry()
+        self._page = StatusPage(self.facts, lambda: metrics.page(self._metrics))
+
+    @property
+    def leads(self) -> bool:
+        return self._reign is not None
+
+    def __repr__(self) -> str:
+        return f"<Control {self._settings.name} {'leads' if self.leads else 'follows'}, {self._store!r}>"
+
+    async def run(self, stop: asyncio.Event, on_ready: Callable[[dict[str, Any]], None]) -> None:
+        """Until `stop` is set; then it leaves at once."""
+        settings = self._settings
+        server = HttpServer(self._page.handle, self._world.network)
+        status = ""
+        if settings.status_address:
+            wished = parse_address(settings.status_address)
+            status = str(await server.start(wished, or_any=settings.status_any))
+        self._record = msgspec.structs.replace(self._record, status=status)
+        key = f"{CONTROLS}{settings.deployment}/{settings.name}"
+        self._registration = self._store.register(key, msgspec.json.encode(self._record))
+        tasks = Tasks("control")
+        leading = tasks.spawn(self._lead(), "leading")
+        try:
+            on_ready({"address": status, "status": status})
+            await first((stop.wait(),), (leading,))
+            if leading.done():
+                leading.result()  # our own bug, or a lock that cannot be had: it ends the process
+        finally:
+            await tasks.stop()
+            await self._lock.release()
+            server.close()
+
+    async def _lead(self) -> None:
+        """Follow until the lock is ours, lead until it is lost; for ever."""
+        while True:
+            self._book = Book(self._store, self._settings.deployment)
+            self._book.open()
+            try:
+                lost = await self._lock.acquire()
+            finally:
+                await self._book.close()
+            log.info("has the lock, and leads")
+            try:
+                await self._lead_until(lost)
+            except Exception:
+                log.exception("cannot lead; giving the lock back")
+                await asyncio.sleep(REST_S)
+            finally:
+                self._reign = None
+                self._show_whether_leading()
+                await self._lock.release()
+            log.warning("does not lead any more")
+
+    async def _lead_until(self, lost: asyncio.Event) -> None:
+        """Reign after reign, each from what is written down; one ends when somebody else wrote into it."""
+        while not lost.is_set():
+            reign = Reign(self._settings, self._store, self._world, lost)
+            self._reign = reign
+            self._show_whether_leading()
+            await reign.run()
+
+    def _show_whether_leading(self) -> None:
+        self._record = msgspec.structs.replace(self._record, leads=self.leads)
+        if self._registration is not None:
+            self._registration.update(msgspec.json.encode(self._record))
+
+    def facts(self) -> dict[str, Any]:
+        """What /health shows."""
+        return {
+            "status": "ready",
+            "ready": True,
+            "role": "control",
+            "name": self._settings.name,
+            "leads": self.leads,
+            "store": self._store.state,
+            "streams": 0,
+        }

@@ -1,0 +1,29 @@
+"""How workers are judged, as a person may set it: canaries and breakers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from holdfast.spec.settings import Settings, about
+
+_BOTH = ("up", "control")
+
+
+class HealthSettings(Settings, frozen=True):
+    """What of control's judgement a person may set; the rest follows from what workers do."""
+
+    canary_interval_s: Annotated[
+        float, about("Between two checks of a worker with a known question, at least.", "s", over=0, commands=_BOTH)
+    ] = 30.0
+    canary_share: Annotated[
+        float, about("The share of a worker's time that checks may cost; they come less often then.", over=0, max=1)
+    ] = 0.001
+    breaker_failures: Annotated[
+        int, about("Failures of a worker in a row that open its breaker.", min=1, max=1000, commands=_BOTH)
+    ] = 3
+    breaker_open_s: Annotated[
+        float, about("How long a breaker stays open before canaries try its worker.", "s", over=0, commands=_BOTH)
+    ] = 60.0
+    breaker_canaries: Annotated[
+        int, about("Canaries that a worker must pass for its breaker to close.", min=1, max=100, commands=_BOTH)
+    ] = 1

@@ -1,0 +1,44 @@
+"""What frontends do while nobody can serve: who waits how long, and which models are known all the same."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from holdfast.spec.settings import Settings, about
+
+_ALL = ("up", "frontend")
+
+
+class HoldSettings(Settings, frozen=True):
+    """What happens while a set has no worker, or all are full."""
+
+    hold_s: Annotated[float, about("How long streams wait for a worker.", "s", min=0, commands=_ALL)] = 30.0
+    queue_s: Annotated[
+        float, about("How long new requests wait where all workers are full.", "s", min=0, commands=_ALL)
+    ] = 5.0
+    fresh_max: Annotated[
+        int, about("New requests that may wait at once, per set; streams under way always may.", min=0)
+    ] = 1024
+    stand_in_after_s: Annotated[
+        float,
+        about(
+            "How long a set must be gone before one with the same tokenizer takes over, flagged inexact.", "s", min=0
+        ),
+    ] = 10.0
+
+
+class KnownSettings(Settings, frozen=True):
+    """Which models are known though no worker of theirs is there."""
+
+    models: Annotated[
+        tuple[str, ...],
+        about(
+            "A model that will have workers: until then it is answered 503, not 404; may be repeated.",
+            flag="--expect-model",
+            commands=("frontend",),
+        ),
+    ] = ()
+    known_s: Annotated[
+        float,
+        about("How long a model whose last worker went is answered 503, not 404.", "s", min=0, commands=_ALL),
+    ] = 3600.0
