@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from holdfast.routing.capacity import (
     FRESH_S,
@@ -18,9 +19,9 @@ from holdfast.routing.capacity import (
     Meter,
     Profile,
     Rates,
-    Slo,
     measure,
 )
+from holdfast.spec.levels import SloSettings as Slo
 from transcript_book import must_go_as_written, transcripts
 
 TRANSCRIPTS = transcripts("capacity")
@@ -97,6 +98,16 @@ def test_a_new_worker_is_taken_to_be_like_its_peers() -> None:
     assert (known.unmeasured, new.unmeasured) == (0, 1)
 
 
+def test_what_is_left_without_one_is_what_the_others_carry() -> None:
+    """For whoever wonders whether a worker could be spared; one that carries nothing takes nothing with it."""
+    carriers = [Carrier("a", 1.0, 8, metered(8.0, pace_ms=40.0)), Carrier("b", 0.5, 8), Carrier("c", 0.0, 8)]
+    capacity = measure(SLO, ANSWERS, carriers, 4, 0.0)
+    assert capacity.without("a") == pytest.approx(0.25, rel=0.02)
+    assert capacity.without("b") == pytest.approx(0.5, rel=0.02)
+    assert capacity.without("c") == capacity.ratio
+    assert measure(Slo(), ANSWERS, carriers[:1], 1, 0.0).without("a") == 0.0
+
+
 def test_without_a_promise_any_worker_is_enough() -> None:
     """Nothing to compare with: whole with a worker, nothing without."""
     slo = Slo()
@@ -161,8 +172,8 @@ def test_bad_news_is_forgotten_and_good_news_is_not() -> None:
     slow = [Carrier("w", 1.0, 8, metered(8.0, pace_ms=100.0)) for _ in range(4)]
     fast = [Carrier("w", 1.0, 8, metered(8.0, pace_ms=10.0)) for _ in range(4)]
     later_s = FRESH_S + 1.0
-    assert ratio(*slow, slo=replace(SLO, requests_per_s=8.0)) < 0.5
-    assert ratio(*slow, slo=replace(SLO, requests_per_s=8.0), now_s=later_s) == 1.0
+    assert ratio(*slow, slo=structs.replace(SLO, requests_per_s=8.0)) < 0.5
+    assert ratio(*slow, slo=structs.replace(SLO, requests_per_s=8.0), now_s=later_s) == 1.0
     assert ratio(*fast, now_s=later_s) == ratio(*fast) > 5.0
 
 
@@ -201,9 +212,9 @@ workers = st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.integers(1, 16
 
 
 @settings(max_examples=150, deadline=None)
-@given(workers, st.integers(1, 5), st.sampled_from([None, 10.0, 600.0]))
+@given(workers, st.integers(1, 5), st.sampled_from([0.0, 10.0, 600.0]))
 def test_what_is_counted_lies_where_it_must(
-    drawn: list[tuple[float, int, list[tuple[float, int, float]]]], planned: int, tokens_per_s: float | None
+    drawn: list[tuple[float, int, list[tuple[float, int, float]]]], planned: int, tokens_per_s: float
 ) -> None:
     """For any traffic: finite, nothing from weight 0, half from weight 0.5, and more with a worker more."""
     slo = Slo(requests_per_s=4.0, tokens_per_s=tokens_per_s)

@@ -21,7 +21,6 @@ from holdfast.routing.degradation import (
     RULES,
     Degradation,
     DegradationError,
-    DegradationSettings,
     LevelChanged,
     LevelRecord,
     Sampled,
@@ -29,6 +28,7 @@ from holdfast.routing.degradation import (
     pushed_out,
     refusal,
 )
+from holdfast.spec.levels import DegradationSettings
 from transcript_book import must_go_as_written, transcripts
 
 TRANSCRIPTS = transcripts("degradation")
@@ -88,7 +88,7 @@ def test_the_times_in_the_docs_are_those_in_the_code() -> None:
     text = (Path(__file__).parents[2] / "docs" / "degradation.md").read_text()
     told = dict(re.findall(r"^\| `(\w+)` \| ([\d.]+)", text, re.MULTILINE))
     assert {name: float(value) for name, value in told.items()} == {
-        name: getattr(SETTINGS, name) for name in DegradationSettings.__slots__
+        name: getattr(SETTINGS, name) for name in DegradationSettings.__struct_fields__
     }
 
 

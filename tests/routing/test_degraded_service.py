@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from holdfast.core.tiers import Tier
-from holdfast.routing.capacity import Carrier, Meter, Profile, Slo, measure
-from holdfast.routing.degradation import RULES, Degradation, DegradationSettings, Sampled, refusal
+from holdfast.routing.capacity import Carrier, Meter, Profile, measure
+from holdfast.routing.degradation import RULES, Degradation, Sampled, refusal
 from holdfast.routing.tiers import TierLine
+from holdfast.spec.levels import DegradationSettings, SloSettings
 
 WORKERS, PLACES = 20, 4
 ANSWER_TOKENS, PACE_S = 100, 0.02  # a stream holds its place for two seconds
@@ -114,7 +115,7 @@ class World:
 
     def decide(self) -> None:
         carriers = [Carrier("w", 1.0, PLACES, worker.meter) for worker in self.workers if worker.there]
-        slo = Slo(requests_per_s=FULL_PER_S)
+        slo = SloSettings(requests_per_s=FULL_PER_S)
         capacity = measure(slo, Profile(100.0, ANSWER_TOKENS), carriers, WORKERS, self.now_s)
         for change in self.degradation.step(Sampled(capacity.ratio, capacity.carriers), self.now_s):
             if change.record.level != self.levels[-1]:

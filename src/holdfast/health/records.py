@@ -54,6 +54,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     at_unix_s: float
     workers: dict[str, Seen] = {}
     waiting: int = 0  # requests without a place
+    # Requests that came to their good end since the frontend began, and their tokens: what requests are like.
+    ended: int = 0
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
 
 
 class ControlRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,11 +22,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from holdfast.spec.levels import SloSettings
 
 # How much one window counts against those before it: about the last ten matter.
 WEIGHT = 0.1
+# How much one request counts against those before it.
+PROFILE_WEIGHT = 0.01
 # A batch size is known when it was seen in so many windows: one may have been all prefill.
 WINDOWS_MIN = 5
 # The bounds of a worker meet when the lower is this share of the upper: within what one window differs from the next.
@@ -37,46 +41,22 @@ FRESH_S = 300.0
 SLOW_SHARE_MIN = 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class Slo:
-    """What the deployment promises, undegraded. A rate that is not promised follows from the other."""
-
-    ttft_ms: float = 500.0  # to the first token
-    tpot_ms: float = 50.0  # for each further one
-    requests_per_s: float | None = None
-    tokens_per_s: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("ttft_ms", "tpot_ms", "requests_per_s", "tokens_per_s"):
-            value = getattr(self, name)
-            if value is not None and not 0.0 < value < math.inf:
-                raise ValueError(f"the SLO's {name} is {value:g}; it must be more than nothing, and a number")
-
-    def pace_s(self, answer_tokens: float) -> float:
-        """How long a stream may hold its place for each token."""
-        return (self.tpot_ms + self.ttft_ms / max(1.0, answer_tokens)) / 1000.0
-
-    def rates(self, answer_tokens: float) -> Rates | None:
-        """What is to be carried; None: no rate is promised."""
-        if self.requests_per_s is not None:
-            tokens = self.tokens_per_s if self.tokens_per_s is not None else self.requests_per_s * answer_tokens
-            return Rates(self.requests_per_s, tokens)
-        if self.tokens_per_s is not None:
-            return Rates(self.tokens_per_s / answer_tokens, self.tokens_per_s)
-        return None
-
-
 @dataclass(slots=True)
 class Profile:
     """What requests are like: means over about the last hundred. The defaults stand until there was one."""
 
     prompt_tokens: float = 512.0
     answer_tokens: float = 256.0
+    requests: int = 0  # that were counted
 
-    def ended(self, prompt_tokens: int, answer_tokens: int) -> None:
-        """A request came to its good end."""
-        self.prompt_tokens += 0.01 * (prompt_tokens - self.prompt_tokens)
-        self.answer_tokens += 0.01 * (max(1, answer_tokens) - self.answer_tokens)
+    def ended(self, requests: int, prompt_tokens: int, answer_tokens: int) -> None:
+        """So many requests came to their good end, with so many tokens together."""
+        if requests < 1:
+            return
+        self.requests += requests
+        weight = max(requests / self.requests, 1.0 - (1.0 - PROFILE_WEIGHT) ** requests)
+        self.prompt_tokens += weight * (prompt_tokens / requests - self.prompt_tokens)
+        self.answer_tokens += weight * (max(1.0, answer_tokens / requests) - self.answer_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +76,20 @@ class Rates:
             min(max(self.requests_per_s, least.requests_per_s), most.requests_per_s),
             min(max(self.tokens_per_s, least.tokens_per_s), most.tokens_per_s),
         )
+
+
+def allowed_pace_s(slo: SloSettings, answer_tokens: float) -> float:
+    """How long a stream may hold its place for each token."""
+    return (slo.tpot_ms + slo.ttft_ms / max(1.0, answer_tokens)) / 1000.0
+
+
+def promised_rates(slo: SloSettings, answer_tokens: float) -> Rates | None:
+    """What is to be carried; None: no rate is promised."""
+    if slo.requests_per_s:
+        return Rates(slo.requests_per_s, slo.tokens_per_s or slo.requests_per_s * answer_tokens)
+    if slo.tokens_per_s:
+        return Rates(slo.tokens_per_s / answer_tokens, slo.tokens_per_s)
+    return None
 
 
 @dataclass(slots=True)
@@ -208,6 +202,7 @@ class Capacity:
     carriers: int  # that carry anything, with those that are waking
     waking: int
     unmeasured: int  # that count as what is assumed of them
+    by_carrier: Mapping[str, Rates] = field(default_factory=dict)
 
     @property
     def ratios(self) -> dict[str, float]:
@@ -218,6 +213,13 @@ class Capacity:
             "requests/s": round(self.rates.requests_per_s / self.promised.requests_per_s, 3),
             "tokens/s": round(self.rates.tokens_per_s / self.promised.tokens_per_s, 3),
         }
+
+    def without(self, name: str) -> float:
+        """The ratio if this carrier had no traffic, and no other changed."""
+        own = self.by_carrier.get(name)
+        if own is None:
+            return self.ratio
+        return replace(self, rates=self.rates + own.times(-1.0), carriers=self.carriers - 1).ratio
 
     @property
     def ratio(self) -> float:
@@ -238,33 +240,35 @@ class Capacity:
         return f"{figures[least]} ({counts})"
 
 
-def measure(slo: Slo, profile: Profile, carriers: Sequence[Carrier], planned: int, now_s: float) -> Capacity:
+def measure(slo: SloSettings, profile: Profile, carriers: Sequence[Carrier], planned: int, now_s: float) -> Capacity:
     """What these workers carry, of which the deployment planned so many to keep its promise."""
     assert planned >= 1, planned
     answer_tokens = profile.answer_tokens
-    promised = slo.rates(answer_tokens)
+    promised = promised_rates(slo, answer_tokens)
     share = promised.times(1.0 / planned) if promised is not None else Rates()
-    pace_s = slo.pace_s(answer_tokens)
+    pace_s = allowed_pace_s(slo, answer_tokens)
     there = [carrier for carrier in carriers if carrier.carries(now_s)]
     shown = [carrier.meter.shown(carrier.streams_max(profile), pace_s, now_s) for carrier in there]
     by_kind: dict[str, list[float]] = {}
     for carrier, one in zip(there, shown, strict=True):
         if one.measured:
             by_kind.setdefault(carrier.kind, []).append(one.least)
-    total, unmeasured = Rates(), 0
+    total, unmeasured, by_carrier = Rates(), 0, {}
     for carrier, one in zip(there, shown, strict=True):
         peers = by_kind.get(carrier.kind)
         assumed = _rates(statistics.median(peers), answer_tokens) if peers else share
         counted = assumed.within(_rates(one.least, answer_tokens), _rates(one.most, answer_tokens))
         counted = counted.within(share.times(SLOW_SHARE_MIN), Rates(math.inf, math.inf))
         unmeasured += not one.measured and counted == assumed
-        total += counted.times(carrier.weight)
+        by_carrier[carrier.name] = counted.times(carrier.weight)
+        total += by_carrier[carrier.name]
     return Capacity(
         total,
         promised,
         carriers=len(there),
         waking=sum(1 for carrier in there if carrier.waking_until_s is not None),
         unmeasured=unmeasured,
+        by_carrier=by_carrier,
     )
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from holdfast.core.tiers import Tier
+from holdfast.spec.levels import DegradationSettings
 
 LEVEL_MAX = 4
 # The level is at least k when the capacity is below BOUNDS[k - 1] of the SLO.
@@ -88,24 +89,6 @@ def pushed_out(tier: Tier) -> Shed:
 
 
 @dataclass(frozen=True, slots=True)
-class DegradationSettings:
-    """How long what is seen must last before the level follows."""
-
-    fall_s: float = 2.0  # below a bound by `band` or more: a lost worker whose standby is not waking
-    fall_near_s: float = 30.0  # below a bound by less
-    return_s: float = 10.0  # above a bound by `band` or more
-    return_near_s: float = 30.0  # at the bound, or above it by less
-    band: float = 0.05  # what is nearer to a bound than this may be noise
-    flap_s: float = 300.0  # a fall that soon after a return doubles the time of the next return
-    hold_s: float = 30.0  # without any worker: as long as streams are held for one
-
-    def __post_init__(self) -> None:
-        assert 0.0 <= self.fall_s <= self.fall_near_s, self
-        assert 0.0 <= self.return_s <= self.return_near_s, self
-        assert 0.0 <= self.band < 0.125, self
-
-
-@dataclass(frozen=True, slots=True)
 class LevelRecord:
     """What is written down when the level changes, for frontends and for whoever decides next."""
 
@@ -113,6 +96,8 @@ class LevelRecord:
     reason: str
     patience: int = 1  # how many times as long the next return takes
     vacant: bool = False  # there is no worker at all, and the hold has run out
+    planned: int = 0  # workers that keep the promise, as far as whoever wrote it knew; 0: none was there yet
+    since_unix_s: float = 0.0  # when it was written
 
     def level_for(self, *, has_worker: bool) -> int:
         """The level for one who sees the workers itself: a worker that is there disproves that there is none, also

@@ -1,0 +1,497 @@
+"""Control's level and spares follow from the workers that are there. And stories, read as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.control.levels import (
+    WAKE_S,
+    Beaten,
+    Came,
+    Effect,
+    Ended,
+    Event,
+    Facts,
+    LevelKeeper,
+    Tick,
+    Weighed,
+    Went,
+    WriteLevel,
+)
+from holdfast.health.records import HealthRecord
+from holdfast.health.standing import Standing, Status
+from holdfast.routing.degradation import LevelRecord, level_at
+from holdfast.routing.spares import Spared
+from holdfast.spec.levels import LevelSettings, SloSettings, SpareSettings
+from transcript_book import must_go_as_written, transcripts
+
+TRANSCRIPTS = transcripts("levels")
+CAUSES = {Status.UNHEALTHY: {"lost": "stopped"}, Status.SUSPICIOUS: {"slow": "slow"}, Status.HEALTHY: {}}
+WEIGHTS = {Status.UNHEALTHY: 0.0, Status.SUSPICIOUS: 0.5, Status.HEALTHY: 1.0}
+
+
+def standing(status: Status, *, quarantined: bool = False) -> Standing:
+    return Standing(
+        status=status, weight=WEIGHTS[status], reason="", causes=CAUSES[status], quarantined=quarantined, load=1
+    )
+
+
+class Deployment:
+    """Workers and their keeper, on time it makes up itself; whatever is to be written stands at once."""
+
+    def __init__(self, *, workers: int = 0, spares: str = "0", rate: float = 10.0) -> None:
+        self.settings = LevelSettings(
+            slo=SloSettings(requests_per_s=rate, workers=workers), reserve=SpareSettings(spares)
+        )
+        self.now_s = 1000.0
+        self.written: LevelRecord | None = None
+        self.records: dict[str, HealthRecord] = {}
+        self.facts: dict[str, Facts] = {}
+        self.tokens: dict[str, int] = {}
+        self.keeper = LevelKeeper(self.settings)
+        self.said: list[tuple[float, Effect]] = []
+
+    def tell(self, event: Event) -> list[Effect]:
+        effects = list(self.keeper.step(event, self.now_s))
+        for effect in effects:
+            self.said.append((self.now_s, effect))
+            match effect:
+                case WriteLevel():
+                    self.written = effect.record
+                case Spared():
+                    self.records[effect.name] = msgspec.structs.replace(self.records[effect.name], spare=effect.spare)
+        return effects
+
+    def comes(self, name: str, *, group: str = "", active: bool = True, kind: str = "m") -> None:
+        facts = Facts(name, kind, places=8, group=group, active=active)
+        self.facts[name] = facts
+        self.tell(Came(name, facts))
+        self.weigh(name, Status.HEALTHY)
+
+    def weigh(self, name: str, status: Status, *, quarantined: bool = False) -> None:
+        spare = name in self.records and self.records[name].spare
+        record = HealthRecord(name=name, standing=standing(status, quarantined=quarantined), spare=spare)
+        self.records[name] = record
+        self.tell(Weighed(name, record))
+
+    def goes(self, name: str) -> None:
+        del self.facts[name], self.records[name]
+        self.tell(Went(name))
+
+    def wait(self, seconds: float) -> None:
+        end_s = self.now_s + seconds
+        while (due_s := self.keeper.next_deadline_s()) <= end_s:
+            self.now_s = max(due_s, self.now_s)
+            self.tell(Tick())
+        self.now_s = end_s
+
+    def run(self, names: list[str], streams: int, pace_ms: float, seconds: int) -> None:
+        """Traffic on these, ten beats a second."""
+        for _ in range(seconds * 10):
+            self.now_s += 0.1
+            for name in names:
+                self.tokens[name] = self.tokens.get(name, 0) + round(streams * 100 / pace_ms)
+                self.tell(Beaten(name, streams, self.tokens[name]))
+            self.tell(Tick())
+
+    def restart(self, after_s: float) -> None:
+        """Control is killed, and another leads after a while: it reads what stands, and finds those that are there."""
+        self.now_s += after_s
+        level = msgspec.json.decode(msgspec.json.encode(self.written), type=LevelRecord) if self.written else None
+        judged = bool(self.facts.keys() & self.records.keys())
+        self.keeper = LevelKeeper(self.settings, level, judged=judged)
+        for name, facts in self.facts.items():
+            self.tell(Came(name, facts))
+            self.tell(Weighed(name, self.records[name]))
+
+    @property
+    def levels(self) -> list[int]:
+        """Each level that was written, once."""
+        found: list[int] = []
+        for _, effect in self.said:
+            if isinstance(effect, WriteLevel) and [effect.record.level] != found[-1:]:
+                found.append(effect.record.level)
+        return found
+
+    @property
+    def spares(self) -> list[str]:
+        return sorted(name for name, record in self.records.items() if record.spare)
+
+
+def whole(workers: int, spares: str = "0") -> Deployment:
+    them = Deployment(workers=workers, spares=spares)
+    for number in range(1, workers + 1):
+        them.comes(f"w{number:02}")
+    them.wait(2)
+    assert (them.keeper.level, them.keeper.starting) == (0, False)
+    return them
+
+
+# -- must be true
+
+
+def test_levels_follow_the_workers_that_fall_and_return() -> None:
+    """Ten fall to nine, seven, four and a half (one is doubted), two, none; and all come back: 0 again."""
+    them = whole(10)
+    for left, doubted, level in [(9, 0, 1), (7, 0, 2), (4, 1, 3), (2, 0, 4), (0, 0, 4)]:
+        for number in range(1, 11):
+            status = Status.HEALTHY if number <= left else Status.UNHEALTHY
+            them.weigh(f"w{number:02}", Status.SUSPICIOUS if left < number <= left + doubted else status)
+        them.wait(60)
+        assert them.keeper.level == level
+    for number in range(1, 11):
+        them.weigh(f"w{number:02}", Status.HEALTHY)
+    them.wait(60)
+    assert them.levels[:5] == [0, 1, 2, 3, 4]
+    assert them.levels[-1] == 0
+    assert not them.written.vacant
+
+
+def test_a_worker_that_comes_and_goes_around_a_bound_does_not_make_the_level_flap() -> None:
+    """Every few seconds for an hour: two changes at most, and then it stays where it was safe."""
+    them = whole(4)
+    for number in range(1, 900):
+        them.weigh("w01", Status.UNHEALTHY if number % 2 else Status.SUSPICIOUS)
+        them.wait(4)
+    assert len(them.levels) <= 3
+
+
+def test_models_share_a_promise_and_the_loss_of_one_is_its_share() -> None:
+    """Nine workers of one model, one of another which falls: a tenth is missing, and nobody of the others is shed."""
+    them = Deployment(workers=10)
+    for number in range(9):
+        them.comes(f"a{number}", kind="a")
+    them.comes("b", kind="b")
+    them.wait(2)
+    them.weigh("b", Status.UNHEALTHY)
+    them.wait(60)
+    assert them.keeper.level == 1
+
+
+# -- starting
+
+
+def test_a_deployment_that_starts_is_not_degraded() -> None:
+    """One of four workers is there, for longer than a fall takes: level 0; when all are there one may be missed."""
+    them = Deployment(workers=4)
+    them.wait(10)
+    for number in range(4):
+        them.comes(f"w{number}")
+        them.wait(20)
+    assert (them.levels, them.keeper.starting) == ([0], False)
+    them.weigh("w0", Status.UNHEALTHY)
+    them.wait(60)
+    assert them.levels == [0, 1]
+
+
+def test_a_start_that_does_not_come_to_its_end_is_a_loss() -> None:
+    """Two minutes after the first worker one of four is what there is."""
+    them = Deployment(workers=4)
+    them.wait(20)
+    them.comes("w1")
+    them.wait(115)
+    assert them.levels == [0]
+    them.wait(10)
+    assert them.levels == [0, 3]
+
+
+def test_a_start_without_any_worker_is_held_for_and_then_refused() -> None:
+    """As at any other time; the first worker ends it, and the others have their time to come."""
+    them = Deployment(workers=4)
+    them.wait(60)
+    assert them.levels == [0, 4]
+    them.comes("w1")
+    them.wait(60)
+    assert them.levels == [0, 4, 0]
+
+
+def test_the_level_of_a_former_life_is_forgotten() -> None:
+    """What was written when the deployment was stopped says nothing of one whose workers are all new."""
+    them = Deployment(workers=4)
+    them.written = LevelRecord(3, "as it was stopped", patience=8, planned=4)
+    them.restart(0.0)
+    them.wait(0.5)
+    assert them.levels == [0]
+    for number in range(4):
+        them.comes(f"w{number}")
+    them.wait(5)
+    assert (them.levels, them.written.patience) == ([0], 1)
+
+
+@pytest.mark.parametrize("level", range(5))
+def test_control_goes_on_from_what_is_written(level: int) -> None:
+    """It is killed at a level and another goes on: the level stays, and moves only by what is seen anew."""
+    ratio = (1.0, 0.9, 0.7, 0.4, 0.2)[level]
+    them = whole(10)
+    for number in range(round(ratio * 10) + 1, 11):
+        them.weigh(f"w{number:02}", Status.UNHEALTHY)
+    them.wait(60)
+    assert them.keeper.level == level
+    them.said.clear()
+    them.restart(5)
+    them.wait(300)
+    assert them.said == []
+    assert them.keeper.level == level
+
+
+def test_without_a_word_of_how_many_there_should_be_it_is_the_most_that_were() -> None:
+    """That is written down too: who goes on from there does not take what is left for the whole."""
+    them = Deployment()
+    for number in range(4):
+        them.comes(f"w{number}")
+        them.wait(5)
+    assert (them.levels, them.written.planned) == ([0], 4)
+    them.goes("w0")
+    them.goes("w1")
+    them.wait(10)
+    assert them.keeper.level == 2
+    them.restart(5)
+    them.wait(300)
+    assert (them.keeper.level, them.written.planned) == (2, 4)
+
+
+# -- standbys
+
+
+def pairs(count: int, spares: str = "0") -> Deployment:
+    them = Deployment(workers=count, spares=spares)
+    for number in range(1, count + 1):
+        them.comes(f"w{number}a", group=f"w{number}")
+        them.comes(f"w{number}b", group=f"w{number}", active=False)
+    them.wait(2)
+    return them
+
+
+@pytest.mark.parametrize("goes_first", [True, False])
+def test_a_takeover_moves_no_level(goes_first: bool) -> None:
+    """The standby counts as waking from the moment its active is lost, in whatever order that is heard."""
+    them = pairs(2)
+    if goes_first:
+        them.goes("w1a")
+        them.wait(WAKE_S - 1)
+    them.comes("w1b", group="w1")
+    if not goes_first:
+        them.weigh("w1a", Status.UNHEALTHY)
+        them.goes("w1a")
+    them.wait(1)
+    them.comes("w1a", group="w1", active=False)
+    them.wait(300)
+    assert them.levels == [0]
+    capacity = them.keeper.capacity
+    assert capacity is not None
+    assert (capacity.carriers, capacity.waking) == (2, 0)
+
+
+def test_a_standby_that_does_not_wake_counts_until_it_should_have() -> None:
+    """Then a half is missing."""
+    them = pairs(2)
+    them.goes("w1a")
+    them.wait(WAKE_S + 1)
+    assert them.levels == [0]
+    them.wait(40)
+    assert them.levels == [0, 2]
+
+
+def test_the_standby_of_doubted_weights_is_no_capacity() -> None:
+    """A pair shares its weights: where they are wrong nobody wakes to right ones."""
+    them = pairs(2)
+    for name in ("w1a", "w1b"):
+        them.weigh(name, Status.UNHEALTHY, quarantined=True)
+    them.wait(5)
+    capacity = them.keeper.capacity
+    assert capacity is not None
+    assert (capacity.carriers, capacity.waking) == (1, 0)
+
+
+# -- spares
+
+
+def test_a_spare_makes_up_for_a_fall_and_no_level_follows() -> None:
+    """In the same moment; and the level stays 0 though a worker is missing."""
+    them = whole(10, "1")
+    assert them.spares == ["w10"]
+    them.said.clear()
+    them.weigh("w03", Status.UNHEALTHY)
+    assert them.said == [(them.now_s, Spared("w10", False, "8 of 9 workers serve"))]
+    them.wait(300)
+    assert them.keeper.level == 0
+    them.weigh("w03", Status.HEALTHY)
+    them.wait(59)
+    assert them.spares == []
+    them.wait(2)
+    assert len(them.spares) == 1
+
+
+def test_spares_are_kept_for_each_model() -> None:
+    """A model with one worker keeps it; another's spare is not brought for its loss, which it cannot make up for."""
+    them = Deployment(workers=0, spares="25%")
+    for number in range(4):
+        them.comes(f"a{number}", kind="a")
+    them.comes("b", kind="b")
+    them.wait(70)
+    assert them.spares == ["a3"]
+    them.settings = them.keeper.settings
+    them.weigh("a0", Status.UNHEALTHY)
+    assert them.spares == []
+
+
+def test_a_control_that_takes_over_keeps_the_spares() -> None:
+    """Nothing is said or moved by the change of hands."""
+    them = whole(10, "2")
+    them.wait(5)
+    assert them.spares == ["w09", "w10"]
+    them.said.clear()
+    them.restart(3)
+    them.wait(300)
+    assert them.said == []
+    assert them.spares == ["w09", "w10"]
+
+
+def test_no_spare_while_starting_and_then_at_once() -> None:
+    """Whoever comes serves until all are there; then the reserve is filled without a wait."""
+    them = Deployment(workers=10, spares="1")
+    for number in range(9):
+        them.comes(f"w{number}")
+        them.wait(5)
+    assert them.spares == []
+    them.comes("w9")
+    them.wait(2)
+    assert them.spares == ["w9"]
+    assert them.levels == [0]
+
+
+# -- traffic
+
+
+def test_what_beats_say_is_what_is_measured() -> None:
+    """Full workers at a pace that keeps half of the promise; requests are as the frontends report them."""
+    them = Deployment(workers=4)
+    for number in range(4):
+        them.comes(f"w{number}")
+    for _ in range(200):
+        them.tell(Ended(1, 100, 160))
+    them.run([f"w{number}" for number in range(4)], streams=8, pace_ms=40.0, seconds=60)
+    capacity = them.keeper.capacity
+    assert capacity is not None
+    assert capacity.unmeasured == 0
+    assert capacity.rates.requests_per_s == pytest.approx(4 * 8 / 0.04 / 160, rel=0.05)
+    assert them.keeper.level == level_at(capacity.ratio) == 2
+
+
+def test_beats_after_a_pause_or_of_another_process_say_nothing() -> None:
+    """Nobody watched meanwhile; a count that fell is another process's."""
+    them = whole(1)
+    for step in range(20):
+        them.now_s += 10.0
+        them.tell(Beaten("w01", 8, 10 * step))
+    for step in range(100, 0, -1):
+        them.now_s += 0.5
+        them.tell(Beaten("w01", 8, step))
+    them.wait(60)
+    assert them.keeper.level == 0
+
+
+# -- anything
+
+moves = st.tuples(
+    st.sampled_from([0.0, 0.3, 3.0, 15.0]),
+    st.sampled_from(["w01", "w02", "w03", "w04", "w05"]),
+    st.sampled_from(["heals", "falls", "doubted", "goes", "comes", "restart", "nothing"]),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(["0", "1", "20%"]), st.lists(moves, max_size=25))
+def test_what_always_holds(spares: str, story: list[tuple[float, str, str]]) -> None:
+    """Whatever happens, restarts among it: a level is written when and only when it changes, a spare is sound or was,
+    and when all is well and stays so the deployment is whole again with its reserve."""
+    them = Deployment(workers=4, spares=spares)
+    for gap_s, name, what in story:
+        them.wait(gap_s)
+        match what:
+            case "heals" | "falls" | "doubted" if name in them.facts:
+                statuses = {"heals": Status.HEALTHY, "falls": Status.UNHEALTHY, "doubted": Status.SUSPICIOUS}
+                them.weigh(name, statuses[what])
+            case "comes" if name not in them.facts:
+                them.comes(name)
+            case "goes" if name in them.facts:
+                them.goes(name)
+            case "restart":
+                them.restart(gap_s)
+        if them.written is not None:
+            assert them.written.level == them.keeper.level or them.keeper._degradation is None
+        assert len(them.spares) <= 1
+    for number in range(1, 6):
+        name = f"w{number:02}"
+        them.weigh(name, Status.HEALTHY) if name in them.facts else them.comes(name)
+    for _ in range(40):  # sixteen times the longest wait, twice
+        them.now_s += 60.0
+        them.tell(Tick())
+    assert them.keeper.level == 0
+    assert len(them.spares) == (0 if spares == "0" else 1)
+
+
+# -- stories, read as text
+
+
+class Story(Deployment):
+    """Plays commands, and tells what is written."""
+
+    def play(self, command: str) -> list[str]:
+        word, *words = command.split()
+        before = len(self.said)
+        values = dict(one.split("=") for one in words if "=" in one)
+        getattr(self, f"do_{word}")([one for one in words if "=" not in one], values)
+        return [f"  {at_s - 1000.0:6.1f}  {self.line(effect)}" for at_s, effect in self.said[before:]]
+
+    def line(self, effect: Effect) -> str:
+        match effect:
+            case Spared():
+                return f"{effect.name} {'is a spare' if effect.spare else 'serves'}: {effect.reason}"
+            case WriteLevel():
+                return f"level {effect.record.level}: {effect.record.reason}"
+
+    def do_promise(self, words: list[str], values: dict[str, str]) -> None:
+        rate, workers = float(values["requests_per_s"]), int(values["workers"])
+        Deployment.__init__(self, workers=workers, spares=values.get("spares", "0"), rate=rate)
+
+    def do_comes(self, words: list[str], values: dict[str, str]) -> None:
+        for name in words:
+            self.comes(name, group=values.get("group", ""), active=values.get("active") != "no")
+
+    def do_falls(self, words: list[str], values: dict[str, str]) -> None:
+        for name in words:
+            self.weigh(name, Status.UNHEALTHY)
+
+    def do_returns(self, words: list[str], values: dict[str, str]) -> None:
+        for name in words:
+            self.weigh(name, Status.HEALTHY)
+
+    def do_goes(self, words: list[str], values: dict[str, str]) -> None:
+        for name in words:
+            self.goes(name)
+
+    def do_wait(self, words: list[str], values: dict[str, str]) -> None:
+        self.wait(float(words[0]))
+
+    def do_run(self, words: list[str], values: dict[str, str]) -> None:
+        self.run(words, int(values["streams"]), float(values["pace_ms"]), int(values["seconds"]))
+
+    def do_restart(self, words: list[str], values: dict[str, str]) -> None:
+        self.restart(float(words[0]))
+
+
+@pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda p: p.stem)
+def test_the_story_goes_as_written(path: Path) -> None:
+    """Every transcript's answers are exactly those the keeper gives."""
+    must_go_as_written(path, Story)
+
+
+def test_there_are_stories() -> None:
+    """The transcripts are found where they are kept."""
+    assert len(TRANSCRIPTS) >= 2
