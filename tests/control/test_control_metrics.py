@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.control.metrics import ControlMetrics
-from holdfast.control.showing import View, facts, ids
+from holdfast.control.showing import View, ids, page
 from holdfast.health import breaker
 from holdfast.health.records import HealthRecord
+from holdfast.health.shown import Level, control_page
 from holdfast.health.standing import Standing, Status
 from holdfast.routing.capacity import Capacity, Rates
 from holdfast.routing.degradation import LevelRecord
@@ -100,13 +102,11 @@ def test_a_worker_has_one_name() -> None:
 def test_the_page_for_people_and_programs() -> None:
     """/health has what `ps` and `top` show, and nothing of a worker that another of its name has followed."""
     records = {"p/2a": record("a", Status.SUSPICIOUS), "p/1": record("a", Status.DEAD)}
-    shown = facts(View(name="c", leads=True, records=records, level=LevelRecord(1, "why")))
-    (worker,) = shown["verdicts"]
-    assert (worker["instance"], worker["status"], worker["weight"], worker["breaker"]) == (
-        "2a",
-        "SUSPICIOUS",
-        0.5,
-        "closed",
-    )
-    assert shown["level"] == {"level": 1, "reason": "why", "vacant": False}
-    assert shown["capacity"] is None
+    shown = page(View(name="c", leads=True, records=records, level=LevelRecord(1, "why")))
+    (verdict,) = shown.verdicts
+    assert (verdict.instance, verdict.status, verdict.weight, verdict.breaker) == ("2a", "SUSPICIOUS", 0.5, "closed")
+    assert shown.level == Level(level=1, reason="why")
+    assert shown.capacity is None
+    told = msgspec.json.decode(msgspec.json.encode(shown))
+    assert control_page(told) == shown
+    assert control_page({"role": "worker"}) is None

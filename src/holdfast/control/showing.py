@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from holdfast.health import breaker
 from holdfast.health.records import HealthRecord
+from holdfast.health.shown import CapacityShown, ControlPage, Level, Verdict
 from holdfast.health.standing import Status
 from holdfast.routing.capacity import Capacity
 from holdfast.routing.degradation import LevelRecord
@@ -61,64 +61,52 @@ def group_of(record: HealthRecord) -> str:
     return record.group or record.name
 
 
-def facts(view: View) -> dict[str, Any]:
+def page(view: View) -> ControlPage:
     """What /health shows."""
     named = ids(view.records)
-    return {
-        "status": "ready",
-        "ready": True,
-        "role": "control",
-        "leads": view.leads,
-        "reason": view.reason,
-        "store": view.store,
-        "streams": 0,
-        "level": _level(view.level),
-        "capacity": _capacity(view.capacity),
-        "standbys": view.groups,
-        "verdicts": [
-            verdict(path, named[path], record)
-            for path, record in sorted(view.records.items(), key=lambda one: (len(one[1].name), one[1].name))
-            if path in named
-        ],
-    }
+    shown = sorted(named, key=lambda path: (len(named[path]), named[path]))
+    return ControlPage(
+        leads=view.leads,
+        reason=view.reason,
+        store=view.store,
+        level=_level(view.level),
+        capacity=_capacity(view.capacity),
+        standbys=view.groups,
+        verdicts=[_verdict(path, named[path], view.records[path]) for path in shown],
+    )
 
 
-def verdict(path: str, worker_id: str, record: HealthRecord) -> dict[str, Any]:
-    """One worker, as it was written down."""
+def _verdict(path: str, worker: str, record: HealthRecord) -> Verdict:
     standing = record.standing
-    return {
-        "instance": path.rpartition("/")[2],
-        "worker": worker_id,
-        "name": record.name,
-        "group": record.group,
-        "weights": record.weights,
-        "status": Status(standing.status).name,
-        "weight": record.weight,
-        "spare": record.spare,
-        "quarantined": standing.quarantined,
-        "reason": standing.reason,
-        "since_unix_s": standing.since_s,
-        "causes": dict(standing.causes),
-        "fall": standing.fall,
-        "fell_unix_s": standing.fell_s,
-        "written_unix_s": record.at_unix_s,
-        "breaker": breaker.State(record.breaker.state).name.lower(),
-        "breaker_reason": record.breaker.reason,
-        "canary_unix_s": standing.heard_s,
-        "canary_passed_unix_s": standing.good_s,
-    }
+    return Verdict(
+        worker=worker,
+        name=record.name,
+        instance=path.rpartition("/")[2],
+        group=record.group,
+        weights=record.weights,
+        status=Status(standing.status).name,
+        weight=record.weight,
+        spare=record.spare,
+        quarantined=standing.quarantined,
+        reason=standing.reason,
+        since_unix_s=standing.since_s,
+        causes=dict(standing.causes),
+        fall=standing.fall,
+        fell_unix_s=standing.fell_s,
+        written_unix_s=record.at_unix_s,
+        breaker=breaker.State(record.breaker.state).name.lower(),
+        breaker_reason=record.breaker.reason,
+        canary_unix_s=standing.heard_s,
+        canary_passed_unix_s=standing.good_s,
+    )
 
 
-def _level(record: LevelRecord | None) -> dict[str, Any] | None:
-    return None if record is None else {"level": record.level, "reason": record.reason, "vacant": record.vacant}
+def _level(record: LevelRecord | None) -> Level | None:
+    return None if record is None else Level(level=record.level, reason=record.reason, vacant=record.vacant)
 
 
-def _capacity(capacity: Capacity | None) -> dict[str, Any] | None:
+def _capacity(capacity: Capacity | None) -> CapacityShown | None:
     if capacity is None:
         return None
-    shown: dict[str, Any] = {"ratio": capacity.ratio, "words": str(capacity)}
-    shown |= {"carriers": capacity.carriers, "waking": capacity.waking, "unmeasured": capacity.unmeasured}
-    for name in ("requests_per_s", "tokens_per_s"):
-        shown[name] = round(getattr(capacity.rates, name), 3)
-        shown[f"promised_{name}"] = None if capacity.promised is None else getattr(capacity.promised, name)
-    return shown
+    requests, tokens = round(capacity.rates.requests_per_s, 3), round(capacity.rates.tokens_per_s, 3)
+    return CapacityShown(ratio=capacity.ratio, words=str(capacity), requests_per_s=requests, tokens_per_s=tokens)
