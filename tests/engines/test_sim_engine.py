@@ -8,11 +8,13 @@ import math
 import os
 import threading
 
+import msgspec
 import pytest
 from engine_rig import request
-from sim_rig import FAST, expected, rig
+from sim_rig import FAST, expected, rig, right
 
 from holdfast.core.errors import Code, HoldfastError
+from holdfast.core.requests import CANARY_TIER
 from holdfast.engines.sim.language import Sequence
 from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, load
 from holdfast.spec.engines import SimSettings
@@ -184,12 +186,71 @@ async def test_error_after_n_tokens() -> None:
         assert r.of(9)[-1].finish == "length"
 
 
-async def test_reset_needs_the_workers_hook() -> None:
-    """Reset calls what the worker installed, and says so when there is nothing."""
+async def test_one_in_some_streams_fails() -> None:
+    """Of ten streams every fifth fails after a token, canaries like others; cleared, none does."""
     async with rig(**FAST) as r:
-        with pytest.raises(HoldfastError, match="reset"):
-            r.fault(fault="reset")
-        called: list[bool] = []
-        r.engine.faults.on_reset = lambda: called.append(True)
-        r.fault(fault="reset")
-        assert called == [True]
+        r.fault(fault="error_every", every=5)
+        canary = msgspec.structs.replace(request([5], 20), tier=CANARY_TIER)
+        await r.run({number: canary if number == 5 else request([number], 20) for number in range(1, 11)})
+        failed = [number for number in range(1, 11) if r.of(number)[-1].failure is not None]
+        assert failed == [5, 10]
+        assert r.tokens(5) == right([5], 1)
+        r.fault(fault="clear")
+        await r.run({number: request([number], 20) for number in range(11, 21)})
+        assert not [number for number in range(11, 21) if r.of(number)[-1].failure is not None]
+
+
+async def test_streams_without_a_token_and_cut_streams() -> None:
+    """`zero_tokens` ends new streams well and empty; `truncate` loses them after some tokens; those that ran before are
+    spared by both."""
+    async with rig(**FAST) as r:
+        r.engine.submit(1, request([1], 300))
+        await r.until(lambda: len(r.tokens(1)) >= 3)
+        r.fault(fault="zero_tokens")
+        await r.run({2: request([2], 20)})
+        assert (r.tokens(2), r.of(2)[-1].finish) == ([], "stop")
+        r.fault(fault="clear")
+        r.fault(fault="truncate", tokens=5)
+        r.submit({3: request([3], 20), 4: request([4], 5)})
+        await r.until(lambda: r.lost == [3] and r.ended(1, 4))
+        assert r.tokens(3) == right([3], 5)
+        assert not r.ended(3)
+        assert (len(r.tokens(1)), len(r.tokens(4))) == (300, 5)
+
+
+async def test_a_wedged_engine_answers_no_ping_and_a_late_one_late() -> None:
+    """Not before it goes on; `late_pongs` delays the answer and no token."""
+    async with rig(**FAST) as r:
+        loop, answered = asyncio.get_running_loop(), list[float]()
+
+        def answer() -> None:
+            answered.append(loop.time())
+            r.noticed()
+
+        r.fault(fault="wedge")
+        r.engine.ping(answer)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not answered
+        r.fault(fault="clear")
+        await r.until(lambda: len(answered) == 1)
+        r.fault(fault="late_pongs", ms=200)
+        asked_s = loop.time()
+        r.engine.ping(answer)
+        await r.run({1: request([1], 5)})
+        await r.until(lambda: len(answered) == 2)
+        assert answered[1] - asked_s >= 0.19
+
+
+async def test_reset_and_late_beats_need_the_workers_hook() -> None:
+    """They call what the worker installed, and say so when there is nothing; clearing makes beats timely again."""
+    async with rig(**FAST) as r:
+        for command in ({"fault": "reset"}, {"fault": "late_beats", "ms": 3000}):
+            with pytest.raises(HoldfastError, match=str(command["fault"])):
+                r.fault(**command)
+        called: list[float] = []
+        r.engine.faults.on_reset = lambda: called.append(-1)
+        r.engine.faults.on_late_beats = called.append
+        for command in ({"fault": "reset"}, {"fault": "late_beats", "ms": 3000}, {"fault": "clear"}):
+            r.fault(**command)
+        assert called == [-1, 3.0, 0.0]

@@ -15,6 +15,7 @@ import pytest
 
 from holdfast.core.address import Address, TcpAddress, UnixAddress
 from holdfast.engines.contract import Progress
+from holdfast.kv.pool import KvUse
 from holdfast.wire.frames import FrameSplitter, encode
 from holdfast.wire.messages import VERSION, Beat, Hello, Message, Refused, Welcome, decode_to_frontend
 from holdfast.worker.beat import OBSERVERS_MAX, BeatThread
@@ -191,6 +192,26 @@ def test_an_observer_that_does_not_read_is_dropped_and_holds_up_nobody(tmp_path:
         assert silent not in thread._observers
         deaf.sock.close()
     assert not os.path.exists(str(tmp_path / "b.sock"))
+
+
+def test_late_beats_are_late_in_order_and_none_is_lost(source: Source) -> None:
+    """A fault: each goes out so much after it was made, and says what was so then; the thread wakes as ever."""
+    source.now = replace(IDLE, running=1, tokens=7, load=5, kv=KvUse(blocks=10, held=4))
+    with beating(source, PICKED) as thread:
+        peer = Peer(thread.address)
+        assert isinstance(peer.next(), Welcome)
+        first = peer.beat()
+        assert (first.tokens, first.load, first.blocks, first.blocks_free) == (7, 5, 10, 6)
+        thread.late_s = 0.6
+        source.now = replace(source.now, steps=1)
+        changed_s = time.monotonic()
+        counts = [first.count]
+        while (beat := peer.beat()).steps == 0:
+            counts.append(beat.count)
+        assert time.monotonic() - changed_s >= 0.1, "a tick may have begun well before the delay"
+        thread.late_s = 0.0
+        counts += [beat.count, *(peer.beat().count for _ in range(6))]
+        assert counts == list(range(counts[0], counts[0] + len(counts)))
 
 
 def test_stop_is_quick_and_closes_every_connection(thread: BeatThread) -> None:

@@ -36,6 +36,10 @@ Faults:
 - drift-logprobs – every logprob is lower --by this
 - cut – running streams vanish without an end
 - error-after – running streams fail after --tokens more
+- error-every – one in --every new streams fails after its first token
+- zero-tokens – new streams end at once, as if well, without a token
+- truncate – new streams vanish without an end after --tokens
+- late-pongs, late-beats – its answers to pings, or its beats, come --ms late
 - reset – its connections are reset
 - wake-fails, wake-hangs – a standby's next takeover fails, or never ends
 - device-error – as a GPU that is lost for this process: it exits at once

@@ -23,7 +23,9 @@ class Chaos(Asked, frozen=True):
     worker: Annotated[str, about("The worker's name, as `holdfast ps` shows it.", positional=True, required=True)] = ""
     fault: Annotated[str, about("What to do to it; see above.", positional=True, required=True)] = ""
     factor: Annotated[float, about("slow: how many times slower.")] = 20.0
-    tokens: Annotated[int, about("error-after: how many more tokens.")] = 5
+    tokens: Annotated[int, about("error-after, truncate: how many tokens.")] = 5
+    every: Annotated[int, about("error-every: one in so many streams.")] = 5
+    ms: Annotated[int, about("late-pongs, late-beats: how late.", "ms")] = 3000
     by: Annotated[float, about("drift-logprobs: how much lower.")] = 0.5
 
     def run(self, env: Environment) -> int:

@@ -44,12 +44,14 @@ class MadeEngine:
         return cast(ShadowEngine, self.engine)
 
     @contextlib.asynccontextmanager
-    async def chaos(self, reset_connections: Callable[[], None]) -> AsyncIterator[None]:
+    async def chaos(
+        self, reset_connections: Callable[[], None], delay_beats: Callable[[float], None]
+    ) -> AsyncIterator[None]:
         """The fault socket, if the worker was started with leave to break it and its engine can be broken so."""
         if self.chaos_path is None or self.breakable is None:
             yield
             return
-        self.breakable.faults.on_reset = reset_connections
+        self.breakable.faults.on_reset, self.breakable.faults.on_late_beats = reset_connections, delay_beats
         server = ChaosServer(str(self.chaos_path), self.breakable.inject, self.breakable.faults)
         await server.start()
         try:

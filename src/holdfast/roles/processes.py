@@ -97,7 +97,7 @@ async def _run_worker(launch: WorkerLaunch, stop: asyncio.Event, on_ready: OnRea
     await store.start()
     try:
         worker = Worker(made.engine, made.card, made.tokenizer, launch, store=store, world=world, make_beats=BeatThread)
-        async with made.chaos(worker.sessions.reset_connections):
+        async with made.chaos(worker.sessions.reset_connections, worker.delay_beats):
             await (_shadow(launch, worker, made.shadow(), world) if launch.lock else worker).run(stop, on_ready)
     finally:
         await store.close()

@@ -16,6 +16,7 @@ import selectors
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -46,6 +47,8 @@ STOP_WAIT_S = 2.0
 
 class Beats(Protocol):
     """What sends a worker's beats. The real one is `BeatThread`."""
+
+    late_s: float  # a chaos fault: a beat goes out so much after it was made
 
     @property
     def address(self) -> Address:
@@ -95,6 +98,8 @@ class BeatThread:
         self._stopping = False
         self._meter = StuckMeter()
         self._count = 0
+        self.late_s = 0.0
+        self._due: deque[tuple[float, bytes]] = deque()  # due when; as many as `late_s` makes
         self._sent_at = 0.0
         self._last: Progress | None = None  # as last sent
         self._newcomer = False
@@ -152,6 +157,7 @@ class BeatThread:
         stuck_ms = self._meter.sample(now, progress, read_thread(*progress.thread) if progress.thread else None)
         for observer in [o for o in self._observers if not o.greeted and now > o.greet_by]:
             self._drop(observer)
+        self._send_due(now)
         if not (self._newcomer or self._is_news(progress) or now - self._sent_at >= IDLE_BEAT_S - BEAT_S / 2):
             return
         self._count += 1
@@ -171,8 +177,14 @@ class BeatThread:
                 blocks_free=progress.kv.blocks - progress.kv.held,
             )
         )
-        for observer in [o for o in self._observers if o.greeted]:
-            self._send(observer, beat)
+        self._due.append((now + self.late_s, beat))
+        self._send_due(now)
+
+    def _send_due(self, now: float) -> None:
+        while self._due and self._due[0][0] <= now:
+            beat = self._due.popleft()[1]
+            for observer in [o for o in self._observers if o.greeted]:
+                self._send(observer, beat)
 
     def _is_news(self, progress: Progress) -> bool:
         """Work is there, or was when we last beat: an observer that was told of work waits only 0.5 s for the next."""

@@ -151,6 +151,11 @@ class Worker:
             vocabulary=said.vocabulary,
         )
 
+    def delay_beats(self, late_s: float) -> None:
+        """A chaos fault."""
+        if self._beats is not None:
+            self._beats.late_s = late_s
+
     def _progress(self) -> Progress:
         return replace(self._engine.progress(), tokens=self.sessions.tokens_total)
 

@@ -56,6 +56,9 @@ class Scheduler:
             f"flight, {self.preemptions} preemptions>"
         )
 
+    def find(self, number: int) -> Stream | None:
+        return self._streams.get(number)
+
     @property
     def in_flight(self) -> int:
         return len(self._in_flight)

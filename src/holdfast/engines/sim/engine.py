@@ -14,6 +14,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import ParamSpec
 
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import GenerateRequest
@@ -29,6 +30,7 @@ from holdfast.spec.engines import SimSettings
 EASE_OFF_S = 0.001  # a congested receiver drains a socket buffer in about this time
 RECENT_STEPS = 512  # enough for a p99 to mean five steps
 SLOW_BASE_S = 0.001  # what a step counts as at full speed, when a fault multiplies it
+P = ParamSpec("P")
 PINGS_MAX = 1024  # unanswered ones: a worker has one for each of its connections at most, and 256 of these
 
 
@@ -79,7 +81,7 @@ class SimEngine:
 
     def _serve(self, blocks: Blocks, pages: memoryview, weights_right: Callable[[], bool] = lambda: True) -> None:
         computer = SimComputer(pages, self.settings.block_size, self.faults, weights_right)
-        self._serving = Serving(self.settings, blocks, computer, self._prefill_s)
+        self._serving = Serving(self.settings, blocks, computer, self._prefill_s, self.faults)
 
     def _rest(self) -> list[int]:
         """No step from here on, and no page is touched; the streams that were left."""
@@ -129,8 +131,10 @@ class SimEngine:
             self._loop.call_soon(self._answer_pings)
 
     def _answer_pings(self) -> None:
+        assert self._loop is not None
         while self._pings and not self.faults.wedged:
-            self._pings.popleft()()
+            answer, late_s = self._pings.popleft(), self.faults.late_pongs_ms / 1000
+            self._loop.call_later(late_s, answer) if late_s else answer()
 
     # Pace
 
@@ -201,6 +205,8 @@ class SimEngine:
         if self.settings.poison_token >= 0 and serving.poisoned(now):
             os.kill(os.getpid(), signal.SIGKILL)
         outputs = serving.step(now)
+        if serving.lost:
+            self._events.closed(serving.take_lost())
         self._stepping = True
         try:
             congested = bool(outputs) and not self._events.outputs(outputs)
@@ -248,7 +254,9 @@ class SimEngine:
                 if serving is not None:
                     serving.fail_after(int(fault.value))
             case "reset":
-                self._reset()
+                _installed("reset", self.faults.on_reset)()
+            case "late_beats":
+                _installed("late_beats", self.faults.on_late_beats)(fault.value / 1000)
             case "clear":
                 self._recover()
             case "device_error":
@@ -276,7 +284,8 @@ class SimEngine:
             self._due = min(self._due, now)
             self._arm_after(self._serving, now, congested=False)
 
-    def _reset(self) -> None:
-        if self.faults.on_reset is None:
-            raise HoldfastError(Code.INVALID_REQUEST, "fault reset: no worker has installed a reset hook")
-        self.faults.on_reset()
+
+def _installed(kind: str, hook: Callable[P, None] | None) -> Callable[P, None]:
+    if hook is None:
+        raise HoldfastError(Code.INVALID_REQUEST, f"fault {kind}: no worker has installed a hook for it")
+    return hook

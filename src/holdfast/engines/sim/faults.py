@@ -18,6 +18,11 @@ FIELDS: dict[str, tuple[str, float, float] | None] = {
     "drift_logprobs": ("by", -10.0, 10.0),  # every logprob is lower by this
     "cut": None,  # running streams vanish without a last output
     "error_after": ("tokens", 0, 1_000_000),  # running streams fail after so many more tokens
+    "error_every": ("every", 1, 1_000_000),  # one in so many new streams fails after its first token
+    "zero_tokens": None,  # new streams end at once, as if well, without a token
+    "truncate": ("tokens", 1, 1_000_000),  # new streams vanish without a last output after so many tokens
+    "late_pongs": ("ms", 0, 600_000),  # a ping is answered so much later; tokens go on
+    "late_beats": ("ms", 0, 600_000),  # the worker's beats arrive so much later; tokens go on
     "reset": None,  # the worker's connections are reset
     "wake_fails": None,  # the next wake raises
     "wake_hangs": None,  # the next wake never returns
@@ -32,6 +37,10 @@ SWITCHES = {
     "slow": "slow_factor",
     "wrong_tokens": "wrong_tokens",
     "drift_logprobs": "logprob_drift",
+    "error_every": "error_every",
+    "zero_tokens": "zero_tokens",
+    "truncate": "truncate_tokens",
+    "late_pongs": "late_pongs_ms",
     "wake_fails": "wake_fails",
     "wake_hangs": "wake_hangs",
 }
@@ -53,7 +62,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Faults:
-    """What is switched on now. `on_reset` is installed by the worker, which owns the connections."""
+    """What is switched on now. The last two are installed by the worker, which owns connections and beats."""
 
     wedged: bool = False
     slow_factor: float = 1.0
@@ -61,11 +70,20 @@ class Faults:
     logprob_drift: float = 0.0
     wake_fails: bool = False
     wake_hangs: bool = False
+    error_every: int = 0
+    zero_tokens: bool = False
+    truncate_tokens: int = 0
+    late_pongs_ms: float = 0.0
     on_reset: Callable[[], None] | None = None
+    on_late_beats: Callable[[float], None] | None = None  # hears by how many seconds
 
     def clear(self) -> None:
-        self.wedged = self.wrong_tokens = self.wake_fails = self.wake_hangs = False
-        self.slow_factor, self.logprob_drift = 1.0, 0.0
+        """Every switch as it was at the start."""
+        for part in fields(self):
+            if not part.name.startswith("on_"):
+                setattr(self, part.name, part.default)
+        if self.on_late_beats is not None:
+            self.on_late_beats(0.0)
 
     def switch(self, fault: Fault) -> None:
         """Turn on a fault that is nothing but a switch."""
@@ -73,7 +91,7 @@ class Faults:
 
     def status(self) -> dict[str, object]:
         """The switches, for an answer or a log line."""
-        return {part.name: getattr(self, part.name) for part in fields(self) if part.name != "on_reset"}
+        return {part.name: getattr(self, part.name) for part in fields(self) if not part.name.startswith("on_")}
 
 
 def parse_fault(command: Mapping[str, object]) -> Fault:

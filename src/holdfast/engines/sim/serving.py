@@ -17,10 +17,11 @@ from holdfast.engines.paged.scheduler import Scheduler
 from holdfast.engines.paged.sequences import Stream
 from holdfast.engines.paged.settings import SchedulerSettings
 from holdfast.engines.sim.computer import SimComputer
+from holdfast.engines.sim.faults import Faults
 from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, load
 from holdfast.spec.engines import SimSettings
 
-FAILURE = Failure(Code.ENGINE_SHUTDOWN, "the engine failed on command (fault error_after)")
+FAILURE = Failure(Code.ENGINE_SHUTDOWN, "the engine failed on command (faults error_after, error_every)")
 
 
 def scheduler_settings(settings: SimSettings) -> SchedulerSettings:
@@ -39,7 +40,12 @@ class Serving:
     """`prefill_s` draws how long the prefill of a stream without any known KV takes."""
 
     def __init__(
-        self, settings: SimSettings, blocks: Blocks, computer: SimComputer, prefill_s: Callable[[], float]
+        self,
+        settings: SimSettings,
+        blocks: Blocks,
+        computer: SimComputer,
+        prefill_s: Callable[[], float],
+        faults: Faults,
     ) -> None:
         self.scheduler = Scheduler(scheduler_settings(settings), blocks, self._started)
         self.blocks = blocks
@@ -47,7 +53,12 @@ class Serving:
         self._poison = settings.poison_token
         self._prefill_s = prefill_s
         self._ready_s: dict[Stream, float] = {}  # of the running streams in prefill: when it is over
-        self._fails_at: dict[Stream, int] = {}  # a fault: the length of its text at which a stream fails
+        self._faults = faults
+        self._taken = 0  # streams, since they fail by number
+        # Faults: the length of its text at which a stream fails, or vanishes.
+        self._fails_at: dict[Stream, int] = {}
+        self._cut_at: dict[Stream, int] = {}
+        self.lost: list[int] = []  # vanished, and nobody was told
         self._now_s = 0.0
         self.stalled = False  # the last step had nothing to do, whoever runs: they wait for blocks
 
@@ -67,6 +78,9 @@ class Serving:
     def submit(self, number: int, request: GenerateRequest, now: float) -> None:
         """Take a request, or raise HoldfastError and change nothing."""
         self.scheduler.submit(number, request)
+        stream = self.scheduler.find(number)
+        if stream is not None:
+            self._doom(stream)
         self.admit(now)
 
     def cancel(self, number: int, now: float) -> None:
@@ -91,6 +105,8 @@ class Serving:
         """A token for every running stream whose prefill is over."""
         self._now_s = now
         outputs = self._failures(now) if self._fails_at else []
+        if self._cut_at:
+            self.lost += self._end(self._cut_at, now)
         for stream, ready in list(self._ready_s.items()):
             if ready <= now:
                 stream.held = False
@@ -106,6 +122,21 @@ class Serving:
         return any(ready <= now and self._poison in stream.request.tokens for stream, ready in self._ready_s.items())
 
     # -- faults
+
+    def _doom(self, stream: Stream) -> None:
+        """What is to become of a new stream."""
+        faults, self._taken = self._faults, self._taken + 1
+        if faults.zero_tokens:
+            self.scheduler.cancel(stream.number)
+            self.scheduler.early.append(Output(stream.number, [], "stop"))
+        elif faults.error_every and self._taken % faults.error_every == 0:
+            self._fails_at[stream] = len(stream.tokens) + 1
+        elif faults.truncate_tokens:
+            self._cut_at[stream] = len(stream.tokens) + faults.truncate_tokens
+
+    def take_lost(self) -> list[int]:
+        lost, self.lost = self.lost, []
+        return lost
 
     def cut(self, now: float) -> list[int]:
         """Lose every running stream without a word; answers which."""
@@ -123,16 +154,22 @@ class Serving:
     def recover(self, now: float) -> None:
         """Faults are over: nobody fails any more, and a prefill begun at a slow pace ends at the right one."""
         self._fails_at.clear()
+        self._cut_at.clear()
         for stream, ready in self._ready_s.items():
             self._ready_s[stream] = min(ready, now + self._prefill_s())
 
     def _failures(self, now: float) -> list[Output]:
-        self._fails_at = {stream: length for stream, length in self._fails_at.items() if not stream.gone}
-        failed = [
+        return [Output(number, [], failure=FAILURE) for number in self._end(self._fails_at, now)]
+
+    def _end(self, at: dict[Stream, int], now: float) -> list[int]:
+        """Forget the streams whose text is that long; which."""
+        for stream in [stream for stream in at if stream.gone]:
+            del at[stream]
+        ended = [
             stream.number
-            for stream, length in self._fails_at.items()
+            for stream, length in at.items()
             if stream.runs and self._ready_s.get(stream, now) <= now and len(stream.tokens) >= length
         ]
-        for number in failed:
+        for number in ended:
             self.scheduler.cancel(number)
-        return [Output(number, [], failure=FAILURE) for number in failed]
+        return ended
