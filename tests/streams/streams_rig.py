@@ -10,17 +10,24 @@ import asyncio
 import random
 from typing import Any
 
+import msgspec
+
 from holdfast.core.errors import Code
 from holdfast.core.requests import Failure, GenerateRequest, Output, Sampling
 from holdfast.discovery.card import ModelCard, WeightsIdentity
-from holdfast.discovery.keys import InstanceKey, InstanceRecord
+from holdfast.discovery.keys import HEALTH, InstanceKey, InstanceRecord
 from holdfast.discovery.registry import Instance
+from holdfast.health.records import HealthRecord
+from holdfast.health.standing import WEIGHTS, Standing, Status
 from holdfast.spec.waits import HoldSettings
+from holdfast.store.contract import Put, WatchEvent
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.dispatcher import Dispatcher
 from holdfast.streams.flight import Flight, WorkerSet
 from holdfast.streams.ledger import Ledger
 from holdfast.streams.link import DataConnection, WorkerLink
+from holdfast.streams.standings import Standings
+from holdfast.streams.weighing import Weighing
 from holdfast.wire.frames import FrameSplitter, encode
 from holdfast.wire.messages import (
     VERSION,
@@ -156,7 +163,9 @@ class Worker:
         record = InstanceRecord("unix:///x", "unix:///y", workers.checksum)
         self.link = WorkerLink(Instance(key, record, workers.card), cluster.dispatcher)
         self.link.slot.capacity = places
+        self.link.since_s = cluster.now_s
         self.workers = workers
+        cluster.links[key] = [self.link]
         self.connect()
 
     def connect(self) -> None:
@@ -174,7 +183,14 @@ class Worker:
     def route(self, *, routable: bool, admit_max: int | None = None) -> None:
         """As a judge says it."""
         self.link.trusted, self.link.admit_max = routable, admit_max
+        self.cluster.weighing.weigh(self.link)
         self.cluster.dispatcher.reroute(self.link)
+
+    def judged(self, status: Status, *, fall: int = 0, why: str = "as decided", spare: bool = False) -> None:
+        """As control writes it down."""
+        standing = Standing(status=status, weight=WEIGHTS[status], reason=why, fall=fall, causes={})
+        record = HealthRecord(name=self.name, standing=standing, spare=spare)
+        self.cluster.hear(HEALTH, Put(HEALTH + self.link.instance.key.path, msgspec.json.encode(record)))
 
     def received(self, message: Message) -> None:
         self.sent.append(message)
@@ -239,12 +255,18 @@ class Cluster:
         self.now_s = 100.0
         self.directory = ModelDirectory(random.Random(1), self.settings.fresh_max)
         self.dispatcher = Dispatcher(self.directory, self.settings, lambda: self.now_s)
+        self.links: dict[InstanceKey, list[WorkerLink]] = {}
+        self.weighing = Weighing(self.dispatcher, self.links, Standings("d"), lambda: self.now_s)
         self.workers: dict[str, Worker] = {}
         self.clients: dict[str, Client] = {}
         self.events: list[str] = []
 
     def tell(self, event: str) -> None:
         self.events.append(event)
+
+    def hear(self, prefix: str, event: WatchEvent) -> None:
+        """What the store says under HEALTH or CONTROLS."""
+        self.weighing.hear(prefix, event)
 
     def connection(self, link: WorkerLink) -> DataConnection:
         """A data connection; it needs a loop when it is made and, over a recording transport, never again."""
@@ -290,6 +312,7 @@ class Cluster:
     def wait(self, seconds: float) -> None:
         for _ in range(round(seconds / TICK_S)):
             self.now_s = round(self.now_s + TICK_S, 3)
+            self.weighing.tick()
             self.dispatcher.tick(self.now_s)
 
 

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from streams_rig import Client, Cluster, Worker
 
 from holdfast.core.errors import RESUMABLE, Code
+from holdfast.health.standing import FALLEN, Status
 from holdfast.routing.table import Standing
 from holdfast.spec.waits import HoldSettings
 from holdfast.wire.messages import Generate
@@ -144,6 +145,17 @@ class DispatcherMachine(RuleBasedStateMachine):
         worker = self.living()[pick % len(self.living())]
         worker.route(routable=not worker.link.draining, admit_max=admit_max)
 
+    @precondition(lambda self: self.living())
+    @rule(pick=PICK, status=st.sampled_from(Status), spare=st.sampled_from([False, False, True]))
+    def control_decides(self, pick: int, status: Status, spare: bool) -> None:
+        """A verdict of any kind; what it takes from a worker costs no stream an attempt."""
+        worker = self.living()[pick % len(self.living())]
+        before = {client.name: (client.ledger.barren, client.ledger.deaths) for client in self.cluster.clients.values()}
+        worker.judged(status, fall=worker.link.share.fall + (status in FALLEN), spare=spare)
+        for name, counts in before.items():
+            ledger = self.cluster.clients[name].ledger
+            assert all(now <= then for now, then in zip((ledger.barren, ledger.deaths), counts, strict=True)), name
+
     @rule(pick=PICK, token=st.integers(0, 5))
     def an_old_attempt_speaks(self, pick: int, token: int) -> None:
         """Any worker says something wrong for any stream number it once had and no longer has."""
@@ -226,10 +238,11 @@ class DispatcherMachine(RuleBasedStateMachine):
     def a_group_has_one_leader(self) -> None:
         serving = [worker.link for worker in self.living() if worker.link.slot.routable]
         assert all(link.active and not link.draining for link in serving)
+        assert all(link.share.weight > 0 and (link.called or not link.share.spare) for link in serving)
         leaders = [link for link in serving if link.group == "g"]
         assert len(leaders) <= 1
         for worker in self.living():
-            if worker.link.group == "g" and self.cluster.dispatcher.objection(worker.link).startswith("superseded"):
+            if self.cluster.dispatcher.links.superseded(worker.link).startswith("superseded"):
                 assert not worker.link.streams
 
     @invariant()

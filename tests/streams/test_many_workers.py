@@ -104,6 +104,6 @@ def test_refusals_and_takeovers_look_at_no_other_worker(cluster: Cluster) -> Non
     standby = cluster.worker("standby", group="g", active=False)
     cluster.worker("leader", group="g", epoch=1)
     standby.take_over(2)
-    assert cluster.dispatcher.objection(cluster.workers["leader"].link).startswith("superseded")
+    assert cluster.dispatcher.links.objection(cluster.workers["leader"].link).startswith("superseded")
     assert cluster.set().weight == 1 + 1 + 1 + 8
     assert cluster.set().deterministic

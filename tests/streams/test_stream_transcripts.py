@@ -8,10 +8,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from streams_rig import Cluster, make_card
 
+from holdfast.discovery.keys import CONTROLS
+from holdfast.health.records import ControlRecord
+from holdfast.health.standing import Status
 from holdfast.spec.waits import HoldSettings
+from holdfast.store.contract import Deleted, Put
 from holdfast.streams.flight import WorkerSet
 from transcript_book import must_go_as_written, transcripts
 
@@ -71,6 +76,12 @@ class Story:
     def do_wait(self, words: list[str], values: dict[str, str]) -> None:
         self.cluster.wait(float(words[0]))
 
+    def do_control(self, words: list[str], values: dict[str, str]) -> None:
+        """`control leads`, or `control gone`."""
+        key = f"{CONTROLS}d/control"
+        record = msgspec.json.encode(ControlRecord(name="control", leads=True))
+        self.cluster.hear(CONTROLS, Put(key, record) if words == ["leads"] else Deleted(key))
+
     def do_remind(self, words: list[str], values: dict[str, str]) -> None:
         self.cluster.dispatcher.remind_waiting()
 
@@ -88,9 +99,10 @@ class Story:
         """Who gets work, and why not."""
         for name, worker in self.cluster.workers.items():
             link = worker.link
-            why = "not connected" if link.workers is None else self.cluster.dispatcher.objection(link)
+            why = "not connected" if link.workers is None else self.cluster.dispatcher.links.objection(link)
             trial = ", on trial" if link.slot.trial else ""
-            self.cluster.tell(f"{name}: {why or 'serves'}, {len(link.streams)} streams{trial}")
+            weight = "" if link.share.weight == 1.0 else f", weight {link.share.weight:g}"
+            self.cluster.tell(f"{name}: {why or 'serves'}, {len(link.streams)} streams{weight}{trial}")
 
     # -- what workers do
 
@@ -120,6 +132,11 @@ class Story:
     def worker_stops(self, name: str, words: list[str], values: dict[str, str]) -> None:
         """It is judged stopped: its connection stands, its streams move."""
         self.cluster.workers[name].judged_lost()
+
+    def worker_is(self, name: str, words: list[str], values: dict[str, str]) -> None:
+        """`is UNHEALTHY fall=1 why=stopped`, or `is HEALTHY spare`: as control decided."""
+        why, fall = values.get("why", "as decided"), int(values.get("fall", "0"))
+        self.cluster.workers[name].judged(Status[words[0]], fall=fall, why=why, spare=words[1:] == ["spare"])
 
     def worker_on(self, name: str, words: list[str], values: dict[str, str]) -> None:
         """`on probation`, admitting two; `on trust`, admitting all."""

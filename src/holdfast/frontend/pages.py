@@ -117,7 +117,7 @@ class Pages:
         }
 
     def _worker(self, link: WorkerLink, watcher: BeatWatcher) -> dict[str, Any]:
-        objection = link.reason if link.workers is None else self.dispatcher.objection(link)
+        objection = link.reason if link.workers is None else self.dispatcher.links.objection(link)
         return {
             "instance": f"{link.slot.name:x}",
             "name": link.instance.name,
@@ -127,6 +127,9 @@ class Pages:
             "active": not objection,
             "epoch": link.epoch,
             "group": link.group,
+            "weight": 0.0 if link.objection else link.share.weight,
+            "standing": link.share.status,
+            "standing_reason": link.share.reason,
         }
 
     def _waiting_for(self) -> str:

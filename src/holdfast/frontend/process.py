@@ -12,7 +12,7 @@ from holdfast.core.address import parse_address
 from holdfast.core.ports import World
 from holdfast.core.tasks import Tasks, first
 from holdfast.core.tiers import key_tiers
-from holdfast.discovery.keys import CARDS, INSTANCES, REFUSALS, STANDBYS, InstanceKey
+from holdfast.discovery.keys import CARDS, CONTROLS, HEALTH, INSTANCES, REFUSALS, STANDBYS, InstanceKey
 from holdfast.discovery.registry import Registry
 from holdfast.frontend.accounts import AccessLog, Accounts
 from holdfast.frontend.admission import Admission, AdmissionSettings
@@ -28,6 +28,7 @@ from holdfast.store.contract import Deleted, Lost, Put, Registration, Snapshot, 
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.dispatcher import Dispatcher
 from holdfast.streams.roster import Roster
+from holdfast.streams.standings import Standings
 from holdfast.wire.accepting import SHARE
 from holdfast.wire.http.request import HttpBounds
 from holdfast.wire.http.server import HttpServer
@@ -53,7 +54,8 @@ async def run_frontend(
     directory = ModelDirectory(rng, settings.holds.fresh_max, settings.known)
     dispatcher = Dispatcher(directory, settings.holds, loop.time)
     peer = f"frontend-{rng.getrandbits(32):08x}"
-    roster = Roster(directory, dispatcher, network, rng, TextMaker(unix_s).prepare, peer)
+    standings = Standings(settings.deployment, awaits=(HEALTH, CONTROLS))
+    roster = Roster(directory, dispatcher, network, rng, TextMaker(unix_s).prepare, peer, standings)
     admission = Admission(directory, dispatcher, AdmissionSettings(), rng, unix_s)
     shown = FrontendMetrics(dispatcher.stats)
     pages = Pages(directory, dispatcher, roster, int(unix_s()), lambda: store.state, shown, settings.name, others)
@@ -77,6 +79,8 @@ async def run_frontend(
     prefixes = (CARDS, INSTANCES, STANDBYS)
     tasks = Tasks("frontend")
     watches = [tasks.spawn(_watch(store, prefix, registry, roster, refusals), f"watch {prefix}") for prefix in prefixes]
+    decided = ((HEALTH, HEALTH), (CONTROLS, f"{CONTROLS}{settings.deployment}/"))
+    watches += [tasks.spawn(_hear(store, kind, prefix, roster), f"watch {prefix}") for kind, prefix in decided]
     try:
         on_ready({"address": str(address), "status": str(status or address)})
         await first((stop.wait(),), watches)
@@ -124,6 +128,12 @@ async def _watch(store: Store, prefix: str, registry: Registry, roster: Roster, 
         elif isinstance(event, Lost):
             log.warning("store lost: %s; serving goes on with what is known", event.reason)
         await refusals.show()
+
+
+async def _hear(store: Store, kind: str, prefix: str, roster: Roster) -> None:
+    """What control decides."""
+    async for event in store.watch(prefix):
+        roster.weighing.hear(kind, event)
 
 
 async def _drain(app: App, server: HttpServer, drain_s: float) -> None:

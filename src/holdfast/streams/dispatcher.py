@@ -16,9 +16,9 @@ from holdfast.routing.table import Standing, request_cost
 from holdfast.spec.waits import HoldSettings
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.flight import Flight, WorkerSet
-from holdfast.streams.groups import Groups
 from holdfast.streams.ledger import DEATHS, Fail, after_failure, standing_of
-from holdfast.streams.link import Links, WorkerLink
+from holdfast.streams.link import WorkerLink
+from holdfast.streams.links import Links
 from holdfast.streams.patience import Patience
 from holdfast.streams.stats import DispatchStats, TokenGaps
 from holdfast.wire.frames import FrameError
@@ -35,7 +35,6 @@ class Dispatcher:
         self._settings = settings
         self.clock = clock
         self._numbers = itertools.count(1)
-        self._groups = Groups()
         self.links = Links()
         self.stats = DispatchStats()
         self._patience = Patience(settings, self.stats)
@@ -75,17 +74,12 @@ class Dispatcher:
         workers = link.workers
         if workers is None or link.data is None:
             return
-        routable = link.trusted and not self.objection(link)
-        workers.table.update(link.slot, routable=routable, admit_max=link.admit_max if routable else None)
+        routable = link.trusted and not self.links.objection(link)
+        admit_max, weight = (link.admit_max, link.share.weight) if routable else (None, 1.0)
+        workers.table.update(link.slot, routable=routable, admit_max=admit_max, weight=weight)
         if routable:
             self.stats.serves(link.slot.name, link.epoch)
         self.workers_changed(workers)
-
-    def objection(self, link: WorkerLink) -> str:
-        """Why a connected worker gets no work whatever its judge says; "" if nothing speaks against it."""
-        if not link.active:
-            return "standing by"
-        return link.reason if link.draining else self._groups.objection(link.claim)
 
     def leave(self, link: WorkerLink) -> None:
         """Its connection is over: its streams go elsewhere."""
@@ -112,14 +106,12 @@ class Dispatcher:
 
     def _lead(self, link: WorkerLink) -> None:
         """Whoever led its group before is over, whether it knows it or not."""
-        if not self._groups.hear(link.claim):
-            log.warning("%s is not taken as active: %s", link.instance.name, self.objection(link))
-        group = [*self.links.peers(link), link]
+        group = self.links.lead(link)
         for other in group:  # the new leader last: when it is routable, nobody else is
             self.reroute(other)
         for other in group:
-            if other.active and (why := self._groups.objection(other.claim)):
-                other.fail_streams(Code.ENGINE_SHUTDOWN, why, tell_worker=True)
+            if why := self.links.superseded(other):
+                other.fail_streams(Code.ENGINE_SHUTDOWN, why, tell_worker=True, faulty=False)
 
     def output_began(self, flight: Flight) -> None:
         """The first output of an attempt has come."""
@@ -132,13 +124,8 @@ class Dispatcher:
         if flight.standing is Standing.SUSPECT or flight.workers.holds.suspects:
             self._fill(flight.workers)
         if flight.failed_at_s:
-            # What its client saw: a stopped worker's streams stand still long before anybody calls it failed.
-            pause_s = self.clock() - (flight.last_s or flight.failed_at_s)
-            flight.failed_at_s = 0.0
-            for seam in flight.failed_on:
-                seam.went_on(pause_s)
-            if len(self.stats.pauses_s) < 65_536:  # bounded if nobody scrapes
-                self.stats.pauses_s.append(pause_s)
+            pause_s = flight.went_on(self.clock())
+            self.stats.paused(pause_s)
             flight.consumer.resumed(pause_s)
 
     def stream_over(self, flight: Flight, *, tell_worker: bool) -> None:
@@ -148,19 +135,16 @@ class Dispatcher:
             flight.workers.table.praise(flight.slot)
         self._leave_link(flight, tell_worker=tell_worker)
 
-    def attempt_failed(self, flight: Flight, code: str, message: str, *, tell_worker: bool = False) -> None:
-        """The current attempt is over without the stream's end."""
+    def attempt_failed(
+        self, flight: Flight, code: str, message: str, *, tell_worker: bool = False, faulty: bool = True
+    ) -> None:
+        """The current attempt is over without the stream's end; not `faulty`: that was decided, and is not counted."""
         ledger = flight.ledger
         if ledger.ended:
             return
         link = self._link_of(flight)
-        self._leave_link(flight, tell_worker=tell_worker, drain=False)
-        flight.ran(self.clock())
-        if link is not None and link.draining:
-            ledger.hand_back()
-        else:
-            ledger.fail_attempt(died=code in DEATHS)
-        flight.standing = standing_of(ledger.resumed, ledger.deaths)
+        counted = faulty and not (link is not None and link.draining)
+        self._take_back(flight, died=code in DEATHS, tell_worker=tell_worker, counted=counted)
         verdict = after_failure(code, message, ledger.barren, ledger.deaths)
         if link is not None and code in RESUMABLE:
             flight.fell(self.stats.seam(link.slot.name, link.epoch, survived=link.slot.routable), self.clock())
@@ -225,13 +209,29 @@ class Dispatcher:
     def remind_waiting(self) -> None:
         """Every few seconds: held streams keep their clients' connections warm."""
         for workers in self._directory.sets.values():
-            for held in workers.holds:
-                try:
-                    held.stream.consumer.still_waiting()
-                except Exception as error:
-                    self.broke(held.stream, error)
+            self._patience.remind(workers)
+
+    def hand_over(self, flight: Flight) -> bool:
+        """By plan, onto a worker that has a place; False: nobody has, or others wait for it."""
+        workers, ledger = flight.workers, flight.ledger
+        if len(workers.holds) or not workers.table.has_place(standing_of(ledger.resumed + 1, ledger.deaths)):
+            return False
+        self._take_back(flight, died=False, tell_worker=True, counted=False)
+        self.stats.handed_over += 1
+        return self._send(flight)
 
     # -- the moves
+
+    def _take_back(self, flight: Flight, *, died: bool, tell_worker: bool, counted: bool) -> None:
+        """Off its worker, to be placed anew."""
+        ledger = flight.ledger
+        self._leave_link(flight, tell_worker=tell_worker, drain=False)
+        flight.ran(self.clock())
+        if counted:
+            ledger.fail_attempt(died=died)
+        else:
+            ledger.hand_back()
+        flight.standing = standing_of(ledger.resumed, ledger.deaths)
 
     def _send(self, flight: Flight) -> bool:
         """Onto a worker; False: none has a place. One that no message can hold is over, and waits for none."""
@@ -293,8 +293,5 @@ class Dispatcher:
             if not others:
                 return
             workers.holds.drop(flight)
-            other = others[0]
-            if flight.ledger.emitted or other.card.chat_template != workers.card.chat_template:
-                flight.ledger.exact = False
-            flight.workers = other
+            flight.goes_to(others[0])
             self._send(flight)  # a stand-in has a place, or it would not be one

@@ -89,6 +89,21 @@ class Flight:
         self.failed_at_s = self.failed_at_s or now_s
         self.failed_on = before if seam in before else (*before, seam)
 
+    def went_on(self, now_s: float) -> float:
+        """It has a token again: how long its client saw none. A stopped worker's streams stand still long before
+        anybody calls it failed."""
+        pause_s = now_s - (self.last_s or self.failed_at_s)
+        self.failed_at_s = 0.0
+        for seam in self.failed_on:
+            seam.went_on(pause_s)
+        return pause_s
+
+    def goes_to(self, other: WorkerSet) -> None:
+        """A stand-in for its set takes it up."""
+        if self.ledger.emitted or other.card.chat_template != self.workers.card.chat_template:
+            self.ledger.exact = False
+        self.workers = other
+
     def ran(self, now_s: float) -> None:
         """It was on a worker until now. A prompt may take longer than anybody may wait: that was no waiting."""
         self.waits_since_s += now_s - self.sent_s

@@ -21,6 +21,7 @@ from holdfast.discovery.registry import Instance
 from holdfast.routing.slots import Slot
 from holdfast.streams.flight import Flight, WorkerSet
 from holdfast.streams.groups import Claim
+from holdfast.streams.standings import Share
 from holdfast.streams.stats import TokenGaps
 from holdfast.wire.framed import Framed
 from holdfast.wire.frames import FrameError
@@ -48,7 +49,9 @@ class LinkEvents(Protocol):
 
     def output_began(self, flight: Flight) -> None: ...
     def stream_over(self, flight: Flight, *, tell_worker: bool) -> None: ...
-    def attempt_failed(self, flight: Flight, code: str, message: str, *, tell_worker: bool = False) -> None: ...
+    def attempt_failed(
+        self, flight: Flight, code: str, message: str, *, tell_worker: bool = False, faulty: bool = True
+    ) -> None: ...
     def broke(self, flight: Flight, error: Exception) -> None: ...
     def turned_away(self, flight: Flight) -> None: ...
     def has_room(self, link: WorkerLink, places: int) -> None: ...
@@ -74,6 +77,10 @@ class WorkerLink:
         self.deterministic = True
         self.trusted = False  # the judge's word, as last told: it may get work,
         self.admit_max: int | None = None  # and at most so many streams
+        self.since_s = 0.0  # when it was first heard of
+        self.share = Share()  # what control's verdict leaves it
+        self.let_in = False  # that was something, once
+        self.called = False  # a spare that serves, because nobody else does
         self.on_word: Callable[[], None] = lambda: None  # told of a sign of life that cannot wait for the next tick
         self.heard = False  # something came on the data connection since the last tick
         self.reason = "connecting"
@@ -106,41 +113,18 @@ class WorkerLink:
         if self.workers is not None:
             self.workers.table.update(self.slot, routable=False)
 
-    def fail_streams(self, code: Code, message: str, *, tell_worker: bool) -> None:
-        """Every stream on this worker goes elsewhere."""
+    @property
+    def objection(self) -> str:
+        """Why control's verdict leaves it no work; "": it leaves some."""
+        return "" if self.called and self.share.weight > 0.0 else self.share.objection
+
+    def fail_streams(self, code: Code, message: str, *, tell_worker: bool, faulty: bool = True) -> None:
+        """Every stream on this worker goes elsewhere; not `faulty`: because that was decided."""
         for flight in list(self.streams.values()):
-            self.events.attempt_failed(flight, code, message, tell_worker=tell_worker)
+            self.events.attempt_failed(flight, code, message, tell_worker=tell_worker, faulty=faulty)
 
     def __repr__(self) -> str:
         return f"<WorkerLink {self.instance.name} {self.reason}, {len(self.streams)} streams>"
-
-
-class Links:
-    """The workers that joined a set: by slot, and by the group in which they take over from each other."""
-
-    def __init__(self) -> None:
-        self._by_slot: dict[Slot, WorkerLink] = {}
-        self._groups: dict[tuple[str, str], list[WorkerLink]] = {}
-
-    def enter(self, link: WorkerLink) -> None:
-        self._by_slot[link.slot] = link
-        if link.group:
-            self._groups.setdefault(link.claim.key, []).append(link)
-
-    def leave(self, link: WorkerLink) -> None:
-        del self._by_slot[link.slot]
-        if link.group:
-            group = self._groups[link.claim.key]
-            group.remove(link)
-            if not group:
-                del self._groups[link.claim.key]
-
-    def __getitem__(self, slot: Slot) -> WorkerLink:
-        return self._by_slot[slot]
-
-    def peers(self, link: WorkerLink) -> list[WorkerLink]:
-        """The other workers of its group; a worker without a group has none."""
-        return [other for other in self._groups.get(link.claim.key, ()) if other is not link]
 
 
 class DataConnection(Framed):

@@ -14,7 +14,7 @@ import logging
 from holdfast.core.errors import Code
 from holdfast.routing.table import Standing
 from holdfast.spec.waits import HoldSettings
-from holdfast.streams.flight import Flight
+from holdfast.streams.flight import Flight, WorkerSet
 from holdfast.streams.holds import Held
 from holdfast.streams.stats import DispatchStats
 
@@ -72,6 +72,15 @@ class Patience:
                 for seam in flight.failed_on:
                     seam.lost += 1
             _tell_failed(flight, code, message, self._settings.hold_s if code is Code.NO_WORKER else None)
+
+    def remind(self, workers: WorkerSet) -> None:
+        """Tell those who wait that they do."""
+        for held in workers.holds:
+            try:
+                held.stream.consumer.still_waiting()
+            except Exception as error:
+                workers.holds.drop(held.stream)
+                self.broke(held.stream, error)
 
     def broke(self, flight: Flight, error: Exception) -> None:
         """What consumes a stream raised, perhaps at its very end: its client is told, whatever it was told before."""

@@ -26,6 +26,8 @@ from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.dispatcher import Dispatcher
 from holdfast.streams.flight import WorkerSet
 from holdfast.streams.link import DataConnection, NoticeConnection, WorkerLink
+from holdfast.streams.standings import Standings
+from holdfast.streams.weighing import Weighing
 from holdfast.wire.messages import NotTaken
 
 log = logging.getLogger("holdfast.workers")
@@ -48,6 +50,7 @@ class Roster:
         rng: random.Random,
         prepare_text: PrepareText,
         peer: str,
+        standings: Standings | None = None,
     ) -> None:
         self._directory = directory
         self._dispatcher = dispatcher
@@ -63,6 +66,7 @@ class Roster:
         self._timer: asyncio.TimerHandle | None = None
         self.watchers: dict[WorkerLink, BeatWatcher] = {}
         self._by_key: dict[InstanceKey, list[WorkerLink]] = {}  # the same: one now, and those whose record has changed
+        self.weighing = Weighing(dispatcher, self._by_key, standings or Standings(), self._loop.time)
         self.verdicts: dict[str, int] = {}  # changes of verdict, by the new one
         self.on_models_changed: Callable[[], None] = lambda: None
 
@@ -99,6 +103,7 @@ class Roster:
                 return
         self._directory.saw(instance.card.name, self._loop.time())
         link = WorkerLink(instance, self._dispatcher)
+        link.since_s = self._loop.time()
         known.append(link)
         watcher = self.watchers[link] = BeatWatcher(
             name=instance.name,
@@ -208,7 +213,7 @@ class Roster:
         self._dispatcher.join(link, workers)
         self._update_route(link)
         self.on_models_changed()
-        objection = self._dispatcher.objection(link)
+        objection = self._dispatcher.links.objection(link)
         link.reason = objection or "serving"
         state = f"does not serve yet: {objection}" if objection else "serves"
         log.info("%s of %s (%s) %s", link.instance.name, workers.card.name, workers.namespace, state)
@@ -242,6 +247,7 @@ class Roster:
         for link, watcher in list(self.watchers.items()):
             heard, link.heard = link.heard, False
             watcher.tick(now_s, heard=heard, streams_open=bool(link.streams))
+        self.weighing.tick()
         self._dispatcher.tick(now_s)
         if self._ticks % REMIND_TICKS == 0:
             self._dispatcher.remind_waiting()
@@ -260,4 +266,5 @@ class Roster:
             return  # forgotten meanwhile
         judge = self.watchers[link].judge
         link.trusted, link.admit_max = judge.routable, judge.admit_max
+        self.weighing.weigh(link)
         self._dispatcher.reroute(link)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 # Failures remembered: what a supervisor that asks every second can have missed, and far more.
 SEAMS_MAX = 64
+PAUSES_MAX = 65_536  # bounded if nobody scrapes
 
 
 class TokenGaps:
@@ -68,6 +69,12 @@ class DispatchStats:
     gaps: dict[str, TokenGaps] = field(default_factory=dict)  # by model
     seams: deque[Seam] = field(default_factory=lambda: deque(maxlen=SEAMS_MAX))  # the latest
     takeovers: int = 0  # a standby said that it is active now
+    handed_over: int = 0  # streams that left a draining worker by plan
+
+    def paused(self, pause_s: float) -> None:
+        """A stream went on so long after its last token."""
+        if len(self.pauses_s) < PAUSES_MAX:
+            self.pauses_s.append(pause_s)
 
     def seam(self, worker: int, epoch: int, *, survived: bool) -> Seam:
         """Of the failure that a stream on this worker has just met: with others, or as its first. `survived`: the

@@ -1,0 +1,55 @@
+"""The workers that joined a set, and which of those that take over from each other leads.
+
+Always true: a slot stands in a route table only while its link is here; of a group's links one gets work at most.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from holdfast.routing.slots import Slot
+from holdfast.streams.groups import Groups
+from holdfast.streams.link import WorkerLink
+
+log = logging.getLogger("holdfast.workers")
+
+
+class Links:
+    """Workers by slot, and by the group in which they take over from each other."""
+
+    def __init__(self) -> None:
+        self._by_slot: dict[Slot, WorkerLink] = {}
+        self._by_group: dict[tuple[str, str], list[WorkerLink]] = {}
+        self._groups = Groups()
+
+    def enter(self, link: WorkerLink) -> None:
+        self._by_slot[link.slot] = link
+        if link.group:
+            self._by_group.setdefault(link.claim.key, []).append(link)
+
+    def leave(self, link: WorkerLink) -> None:
+        del self._by_slot[link.slot]
+        if link.group:
+            group = self._by_group[link.claim.key]
+            group.remove(link)
+            if not group:
+                del self._by_group[link.claim.key]
+
+    def __getitem__(self, slot: Slot) -> WorkerLink:
+        return self._by_slot[slot]
+
+    def lead(self, link: WorkerLink) -> list[WorkerLink]:
+        """It says that it leads: all of its group, itself last."""
+        if not self._groups.hear(link.claim):
+            log.warning("%s is not taken as active: %s", link.instance.name, self.objection(link))
+        return [*(other for other in self._by_group.get(link.claim.key, ()) if other is not link), link]
+
+    def superseded(self, link: WorkerLink) -> str:
+        """Why it leads no longer, or never did, though it says so; "": it may."""
+        return self._groups.objection(link.claim) if link.active else ""
+
+    def objection(self, link: WorkerLink) -> str:
+        """Why a connected worker gets no work whatever its judge says; "" if nothing speaks against it."""
+        if not link.active:
+            return "standing by"
+        return link.reason if link.draining else self.superseded(link) or link.objection
