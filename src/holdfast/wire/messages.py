@@ -155,8 +155,26 @@ class Pong(msgspec.Struct, frozen=True, array_like=True, tag=17):
     number: int
 
 
-ToWorker = Hello | Generate | Cancel | GetArtefact | NotTaken | Pass | Ping
-ToFrontend = Welcome | Refused | Step | Closed | Draining | Beat | ArtefactPart | Active | Room | Pong
+class Reload(msgspec.Struct, frozen=True, array_like=True, tag=18):
+    """On a canary's connection: its answers were wrong. Compare the weights with what was written, and load them anew
+    if they are not that, unless their load is above `load` already. For who may pull a worker's levers: whoever has
+    its token, and this user and root on the same machine."""
+
+    load: int
+    in_place: bool = False  # no other worker serves: streams wait for this one
+    reason: str = ""
+    token: str = ""
+
+
+class Reloaded(msgspec.Struct, frozen=True, array_like=True, tag=19):
+    """What came of a `Reload`, in words, and the weights' load now: a larger one, if they were loaded anew."""
+
+    load: int
+    outcome: str
+
+
+ToWorker = Hello | Generate | Cancel | GetArtefact | NotTaken | Pass | Ping | Reload
+ToFrontend = Welcome | Refused | Step | Closed | Draining | Beat | ArtefactPart | Active | Room | Pong | Reloaded
 Message = ToWorker | ToFrontend
 
 decode_to_worker: Callable[[memoryview], ToWorker] = reader(ToWorker)
