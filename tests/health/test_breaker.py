@@ -125,6 +125,7 @@ def test_every_name_of_a_failure_is_judged() -> None:
         Code.CONNECTION_TIMEOUT,
         Code.RESPONSE_TIMEOUT,
         Code.STREAM_INCOMPLETE,
+        Code.EMPTY_ANSWER,
         Code.ENGINE_SHUTDOWN,
     }
 

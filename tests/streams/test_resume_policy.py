@@ -25,6 +25,7 @@ RESUMED = {
     "ResponseTimeout": True,
     "EngineShutdown": True,
     "StreamIncomplete": True,
+    "EmptyAnswer": True,
     "WorkerOverloaded": True,
     "Cancelled": False,
     "InvalidRequest": False,
@@ -37,7 +38,7 @@ RESUMED = {
 
 @pytest.mark.parametrize("name", sorted({*RESUMED, *Code}))
 def test_every_code_is_decided(name: str) -> None:
-    """The seven names that stand for a worker's failure are resumed elsewhere, all others fail under their own name."""
+    """The names that stand for a worker's failure are resumed elsewhere, all others fail under their own name."""
     code = Code(name)
     assert after_failure(name, "why", barren=0) == (Resume(avoid_worker=True) if RESUMED[name] else Fail(code, "why"))
     assert RESUMED[name] is (code in RESUMABLE)

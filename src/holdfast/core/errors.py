@@ -20,6 +20,7 @@ class Code(StrEnum):
     RESPONSE_TIMEOUT = "ResponseTimeout"
     ENGINE_SHUTDOWN = "EngineShutdown"
     STREAM_INCOMPLETE = "StreamIncomplete"
+    EMPTY_ANSWER = "EmptyAnswer"  # a worker says that it is the end, and made nothing
     WORKER_OVERLOADED = "WorkerOverloaded"
     CANCELLED = "Cancelled"
     INVALID_REQUEST = "InvalidRequest"
@@ -37,6 +38,7 @@ RESUMABLE = frozenset(
         Code.RESPONSE_TIMEOUT,
         Code.ENGINE_SHUTDOWN,
         Code.STREAM_INCOMPLETE,
+        Code.EMPTY_ANSWER,
         Code.WORKER_OVERLOADED,
     }
 )

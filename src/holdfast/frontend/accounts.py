@@ -30,6 +30,9 @@ class Accounts:
     metrics: FrontendMetrics
     access: AccessLog | None = None
     inflight: int = 0
+    ended_well: int = 0  # requests that came to their good end, and their tokens
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
     _became_idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def begin(self, endpoint: str, tier: Tier) -> Account:
@@ -87,6 +90,10 @@ class Account:
         if outcome == "cancelled":
             metrics.disconnects.inc()
         if reply is not None:
+            if outcome == "success":
+                self.accounts.ended_well += 1
+                self.accounts.prompt_tokens += reply.prompt_token_count()
+                self.accounts.answer_tokens += reply.completion_token_count()
             self._measure(reply, metrics)
             if self.accounts.access is not None:
                 self.accounts.access.measured(reply, self.model)

@@ -22,6 +22,7 @@ from holdfast.frontend.large_bodies import LargeBodies
 from holdfast.frontend.metrics import FrontendMetrics, Others, nobody
 from holdfast.frontend.model_text import TextMaker
 from holdfast.frontend.pages import OPEN_PATHS, Pages
+from holdfast.frontend.reporting import Reporting
 from holdfast.spec.launch import FrontendLaunch
 from holdfast.spec.names import check_deployment_name
 from holdfast.store.contract import Deleted, Lost, Put, Registration, Snapshot, Store
@@ -81,6 +82,8 @@ async def run_frontend(
     watches = [tasks.spawn(_watch(store, prefix, registry, roster, refusals), f"watch {prefix}") for prefix in prefixes]
     decided = ((HEALTH, HEALTH), (CONTROLS, f"{CONTROLS}{settings.deployment}/"))
     watches += [tasks.spawn(_hear(store, kind, prefix, roster), f"watch {prefix}") for kind, prefix in decided]
+    reporting = Reporting(store, settings.deployment, roster, directory, accounts, unix_s)
+    watches.append(tasks.spawn(reporting.run(), "report"))
     try:
         on_ready({"address": str(address), "status": str(status or address)})
         await first((stop.wait(),), watches)

@@ -88,6 +88,7 @@ _BLAME: dict[str, Kind | None] = {
     Code.CONNECTION_TIMEOUT: Kind.TIMEOUT,
     Code.RESPONSE_TIMEOUT: Kind.STALLED,
     Code.STREAM_INCOMPLETE: Kind.TRUNCATED,
+    Code.EMPTY_ANSWER: Kind.ZERO_TOKENS,
     Code.ENGINE_SHUTDOWN: Kind.ENGINE_ERROR,
     Code.WORKER_OVERLOADED: None,  # it is full
     Code.RESOURCE_EXHAUSTED: None,

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 
 from holdfast.core.errors import RESUMABLE, Code
+from holdfast.health.breaker import blame
 from holdfast.routing.table import Standing, request_cost
 from holdfast.spec.waits import HoldSettings
 from holdfast.streams.directory import ModelDirectory
@@ -131,8 +132,9 @@ class Dispatcher:
     def stream_over(self, flight: Flight, *, tell_worker: bool) -> None:
         """The stream reached its end (`tell_worker`: before the engine knew it)."""
         flight.ledger.end()
-        if flight.slot is not None:
-            flight.workers.table.praise(flight.slot)
+        if (link := self._link_of(flight)) is not None:
+            link.seen.succeeded += 1
+            flight.workers.table.praise(link.slot)
         self._leave_link(flight, tell_worker=tell_worker)
 
     def attempt_failed(
@@ -143,7 +145,8 @@ class Dispatcher:
         if ledger.ended:
             return
         link = self._link_of(flight)
-        counted = faulty and not (link is not None and link.draining)
+        if counted := faulty and link is not None and not link.draining:
+            link.seen.fails(blame(code, tokens=ledger.emitted - ledger.mark, finish=None))
         self._take_back(flight, died=code in DEATHS, tell_worker=tell_worker, counted=counted)
         verdict = after_failure(code, message, ledger.barren, ledger.deaths)
         if link is not None and code in RESUMABLE:

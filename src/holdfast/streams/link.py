@@ -17,10 +17,12 @@ from typing import Protocol
 import msgspec
 
 from holdfast.core.errors import Code
+from holdfast.core.requests import Output
 from holdfast.discovery.registry import Instance
 from holdfast.routing.slots import Slot
 from holdfast.streams.flight import Flight, WorkerSet
 from holdfast.streams.groups import Claim
+from holdfast.streams.sightings import Sighting
 from holdfast.streams.standings import Share
 from holdfast.streams.stats import TokenGaps
 from holdfast.wire.framed import Framed
@@ -85,6 +87,7 @@ class WorkerLink:
         self.heard = False  # something came on the data connection since the last tick
         self.reason = "connecting"
         self.gaps = TokenGaps()  # its model's, once it has one
+        self.seen = Sighting()  # its instance's, once the roster knows it
 
     def send(self, message: msgspec.Struct) -> None:
         """Queue a message; a connection that cannot take it is broken."""
@@ -120,6 +123,7 @@ class WorkerLink:
 
     def fail_streams(self, code: Code, message: str, *, tell_worker: bool, faulty: bool = True) -> None:
         """Every stream on this worker goes elsewhere; not `faulty`: because that was decided."""
+        self.seen.breath += 1
         for flight in list(self.streams.values()):
             self.events.attempt_failed(flight, code, message, tell_worker=tell_worker, faulty=faulty)
 
@@ -159,6 +163,7 @@ class DataConnection(Framed):
     def data_received(self, data: bytes) -> None:
         link = self._link
         link.heard = True
+        link.seen.breath += 1
         dirty: list[Flight] = []
         try:
             for payload in self._splitter.feed(data):
@@ -179,13 +184,18 @@ class DataConnection(Framed):
     def _take_step(self, step: Step, dirty: list[Flight]) -> None:
         streams = self._link.streams
         events = self._link.events
-        gaps = self._link.gaps
+        gaps, seen = self._link.gaps, self._link.seen
         now_s = self._now()
+        seen.tokens += len(step.outputs)  # mostly one each; what differs is set right below
         since_s, count = 0.0, 0  # of streams in a row, all whose last token came at that time: mostly the whole step
         for output in step.outputs:
             flight = streams.get(output.stream)
-            failure, tokens = output.failure, output.tokens
+            tokens = output.tokens
+            if output.finish is not None and flight is not None:
+                self._doubt_end(flight, output)
+            failure = output.failure
             if failure is not None and not tokens:  # nothing for the consumer: it may yet answer with a status
+                seen.tokens -= 1
                 if flight is not None and flight.first_output and failure.code == Code.WORKER_OVERLOADED:
                     events.turned_away(flight)
                 elif flight is not None:
@@ -208,6 +218,7 @@ class DataConnection(Framed):
                 count += 1
                 flight.last_s = now_s
                 if len(tokens) > 1:
+                    seen.tokens += len(tokens) - 1
                     gaps.add_together(len(tokens) - 1)
             if not consumer.dirty:
                 consumer.dirty = True
@@ -217,6 +228,14 @@ class DataConnection(Framed):
             elif failure is not None:
                 events.attempt_failed(flight, failure.code, failure.message)
         gaps.add(since_s, now_s, count)
+
+    @staticmethod
+    def _doubt_end(flight: Flight, output: Output) -> None:
+        """What is called an end and can be told to be none is a failure like any other."""
+        assert output.finish is not None, output
+        why = flight.ledger.cut_short(output.tokens, output.finish, flight.workers.card.eos_token_ids)
+        if why is not None:
+            output.finish, output.failure = None, why
 
     def _other(self, message: object) -> None:
         link = self._link

@@ -21,11 +21,13 @@ from holdfast.discovery.card import ModelCard
 from holdfast.discovery.keys import InstanceKey
 from holdfast.discovery.registry import Appeared, Change, Instance, NotAdmitted, Withdrawn
 from holdfast.health.liveness import TICK_S, MoveStreams
+from holdfast.health.records import Seen
 from holdfast.health.watcher import CONNECT_TIMEOUT_S, BeatWatcher, Finding
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.dispatcher import Dispatcher
 from holdfast.streams.flight import WorkerSet
 from holdfast.streams.link import DataConnection, NoticeConnection, WorkerLink
+from holdfast.streams.sightings import Sightings
 from holdfast.streams.standings import Standings
 from holdfast.streams.weighing import Weighing
 from holdfast.wire.messages import NotTaken
@@ -57,12 +59,14 @@ class Roster:
         self._network = network
         self._rng = rng
         self._prepare_text = prepare_text
-        self._peer = peer
+        self.peer = peer
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[WorkerLink, asyncio.Task[None]] = {}
         self._running = Tasks("workers")
         self._notices = Tasks("notices")
         self._ticks = 0
+        self._ticked_s = self._loop.time()
+        self._sightings = Sightings()
         self._timer: asyncio.TimerHandle | None = None
         self.watchers: dict[WorkerLink, BeatWatcher] = {}
         self._by_key: dict[InstanceKey, list[WorkerLink]] = {}  # the same: one now, and those whose record has changed
@@ -84,6 +88,11 @@ class Roster:
         await self._running.stop()
         await self._notices.stop()
 
+    def told(self) -> dict[str, Seen]:
+        """What is seen of each worker, by instance, for a report."""
+        here = {link.slot.name: (link.streams.values(), link.share.fall) for link in self.watchers}
+        return self._sightings.told(here, self._loop.time())
+
     # -- from discovery
 
     def apply(self, changes: list[Change]) -> None:
@@ -104,12 +113,13 @@ class Roster:
         self._directory.saw(instance.card.name, self._loop.time())
         link = WorkerLink(instance, self._dispatcher)
         link.since_s = self._loop.time()
+        link.seen = self._sightings.of(instance.key.instance)
         known.append(link)
         watcher = self.watchers[link] = BeatWatcher(
             name=instance.name,
             address=instance.record.beat_address,
             network=self._network,
-            peer=self._peer,
+            peer=self.peer,
             check=link.check,
             on_finding=partial(self._found, link),
         )
@@ -140,7 +150,7 @@ class Roster:
 
     async def _tell_not_taken(self, address: str, reason: str) -> None:
         """A worker is never a silent zombie: it shows the reason in its health."""
-        connection = NoticeConnection(self._peer)
+        connection = NoticeConnection(self.peer)
         try:
             transport = await self._network.connect(parse_address(address), lambda: connection, CONNECT_TIMEOUT_S)
         except (OSError, ValueError) as error:
@@ -176,7 +186,7 @@ class Roster:
 
     async def _session(self, link: WorkerLink, watcher: BeatWatcher) -> None:
         """One data connection, from connect to loss. It begins with a new judge."""
-        data = DataConnection(link, self._peer)
+        data = DataConnection(link, self.peer)
         workers: WorkerSet | None = None
         try:
             await self._network.connect(parse_address(link.instance.record.address), lambda: data, CONNECT_TIMEOUT_S)
@@ -247,6 +257,8 @@ class Roster:
         for link, watcher in list(self.watchers.items()):
             heard, link.heard = link.heard, False
             watcher.tick(now_s, heard=heard, streams_open=bool(link.streams))
+            link.seen.stream_s += (len(link.streams) - link.slot.unproven) * (now_s - self._ticked_s)
+        self._ticked_s = now_s
         self.weighing.tick()
         self._dispatcher.tick(now_s)
         if self._ticks % REMIND_TICKS == 0:

@@ -1,0 +1,72 @@
+"""Tells control what this frontend sees: a leased key in the store, written once a second at most, when it changed.
+
+Nothing waits for it and nothing depends on it: without a control, or a store, requests are served all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from holdfast.discovery.keys import REPORTS
+from holdfast.frontend.accounts import Accounts
+from holdfast.health.records import Report
+from holdfast.store.contract import Registration, Store
+from holdfast.streams.directory import ModelDirectory
+from holdfast.streams.roster import Roster
+
+PERIOD_S = 1.0
+
+
+class Reporting:
+    """One frontend's report."""
+
+    def __init__(
+        self,
+        store: Store,
+        deployment: str,
+        roster: Roster,
+        directory: ModelDirectory,
+        accounts: Accounts,
+        unix_s: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._key = f"{REPORTS}{deployment}/{roster.peer}"
+        self._roster = roster
+        self._directory = directory
+        self._accounts = accounts
+        self._unix_s = unix_s
+        self._told: Report | None = None
+        self._registration: Registration | None = None
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            self.tell()
+
+    def tell(self) -> None:
+        """What is to be seen now, if it is another than was told."""
+        report = self._report()
+        if self._told is not None and report == msgspec.structs.replace(self._told, at_unix_s=report.at_unix_s):
+            return
+        self._told = report
+        value = msgspec.json.encode(report)
+        if self._registration is None:
+            self._registration = self._store.register(self._key, value)
+        else:
+            self._registration.update(value)
+
+    def _report(self) -> Report:
+        accounts = self._accounts
+        return Report(
+            name=self._roster.peer,
+            at_unix_s=self._unix_s(),
+            workers=self._roster.told(),
+            waiting=sum(len(workers.holds) for workers in self._directory.sets.values()),
+            ended=accounts.ended_well,
+            prompt_tokens=accounts.prompt_tokens,
+            answer_tokens=accounts.answer_tokens,
+        )
