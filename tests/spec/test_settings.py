@@ -12,6 +12,7 @@ from holdfast.core.errors import UserError
 from holdfast.spec.deployment import DeploymentSpec
 from holdfast.spec.engines import ENGINES, Place, SimSettings, refuse_idle
 from holdfast.spec.launch import ControlLaunch, FrontendLaunch, WorkerLaunch
+from holdfast.spec.levels import SpareSettings
 from holdfast.spec.settings import Setting, all_settings, filled
 
 CONFIGURATION = Path(__file__).parents[2] / "docs" / "configuration.md"
@@ -25,7 +26,7 @@ def test_a_setting_has_a_sentence_and_its_default_is_right(setting: Setting) -> 
     """Whoever meets it in a help text, in the docs or in a refusal can read what it is for."""
     assert setting.sentence.strip().endswith((".", "…", "404.", "tiny", "name."))
     assert setting.wrong(setting.default) == ""
-    assert setting.name.endswith("_s") == (setting.unit == "s")
+    assert (setting.name.endswith("_s") and not setting.name.endswith("_per_s")) == (setting.unit == "s")
 
 
 def test_flags_are_one_setting_each() -> None:
@@ -42,6 +43,7 @@ def test_flags_are_one_setting_each() -> None:
         (Place, "standby", "asleep", "standby must be one of mapped, unmapped, got 'asleep'"),
         (SimSettings, "jitter", 1.5, "jitter must be 0 to 0.99, got 1.5"),
         (SimSettings, "queue", -1, "queue must be 0 or more, got -1"),
+        (SpareSettings, "spares", "51%", "spares must be a number, or a share up to 50%, got '51%'"),
         (FrontendLaunch, "drain_s", float("inf"), "drain_s must be a finite number, got inf"),
     ],
 )

@@ -248,8 +248,8 @@ class Degradation:
         patience = self._record.patience
         return {
             _Side.FAR_BELOW: settings.fall_s,
-            _Side.BELOW: settings.fall_near_s,
-            _Side.ABOVE: settings.return_near_s * patience,
+            _Side.BELOW: max(settings.fall_s, settings.fall_near_s),
+            _Side.ABOVE: max(settings.return_s, settings.return_near_s) * patience,
             _Side.FAR_ABOVE: settings.return_s * patience,
         }[side]
 

@@ -13,6 +13,7 @@ from holdfast.core.address import Address, TcpAddress, parse_address
 from holdfast.core.tiers import split_key
 from holdfast.spec.engines import Place, SimSettings, TorchSettings
 from holdfast.spec.health import HealthSettings
+from holdfast.spec.levels import LevelSettings
 from holdfast.spec.names import check_deployment_name, control_lock, is_host, namespace_for
 from holdfast.spec.settings import Settings, about
 from holdfast.spec.waits import HoldSettings, KnownSettings
@@ -251,6 +252,7 @@ class ControlLaunch(StoredLaunch, frozen=True):
     ] = ""
     lock_token: Annotated[str, about("The token of a lock server on TCP.")] = ""
     health: Annotated[HealthSettings, about("How workers are judged.", panel="Health")] = HealthSettings()
+    levels: Annotated[LevelSettings, about("What is promised, and kept in reserve.", panel="Health")] = LevelSettings()
 
     def check(self) -> None:
         """ValueError names what a process could not start with, of all that can be told without trying."""

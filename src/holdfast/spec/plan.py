@@ -85,9 +85,16 @@ def _worker(state_dir: Path, name: str, status_port: int, spec: DeploymentSpec, 
 
 
 def _control(state_dir: Path, place: int, spec: DeploymentSpec, stored: dict[str, Any]) -> ControlLaunch:
+    levels = spec.control.levels
     return replace(
         spec.control,
         name=_one_of("control", place),
+        # What was planned, and how long frontends hold streams, is said elsewhere already.
+        levels=replace(
+            levels,
+            slo=replace(levels.slo, workers=spec.workers),
+            times=replace(levels.times, hold_s=spec.frontend.holds.hold_s),
+        ),
         status_address=str(TcpAddress(spec.status_host, spec.control_port_of(place))),
         status_any=True,
         **stored,

@@ -7,6 +7,7 @@ Always true: a value out of its field's bounds is never in a struct, however it 
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,10 +19,11 @@ from holdfast.core.errors import Refused
 
 
 def about(sentence: str, unit: str = "", **extra: Any) -> msgspec.Meta:
-    """A field's description. `extra`: `min`, `max`, `over` (a bound that is itself out), `choices`; for command lines
-    the `commands` that offer it, its `flag`, its help's `panel`, whether it is `hidden`; for `refuse_idle` the `engine`
-    that reads it, what there is `instead` for another, and whether it is only `with_standbys`. What is said of a
-    struct, with a `prefix` of its flags, holds for every field in it that does not say otherwise."""
+    """A field's description. `extra`: `min`, `max`, `over` (a bound that is itself out), `choices`, `like` (a pattern,
+    and in words what matches it); for command lines the `commands` that offer it, its `flag`, its help's `panel`,
+    whether it is `hidden`; for `refuse_idle` the `engine` that reads it, what there is `instead` for another, and
+    whether it is only `with_standbys`. What is said of a struct, with a `prefix` of its flags, holds for every field in
+    it that does not say otherwise."""
     return msgspec.Meta(description=sentence, extra={"unit": unit, **extra})
 
 
@@ -77,6 +79,8 @@ class Setting:
         choices, least, most = (self.extra.get(key) for key in ("choices", "min", "max"))
         if choices:
             return "" if value in choices else f"one of {', '.join(choices)}"
+        if like := self.extra.get("like"):
+            return "" if re.fullmatch(like[0], value) else str(like[1])
         if (over := self.extra.get("over")) is not None and not value > over:
             return f"over {over:g}"
         if least is not None and most is not None and not least <= value <= most:
