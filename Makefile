@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up test test-all lint promtool clean prove-data-path prove-vault prove-failover prove-engine prove-torment prove-install
+.PHONY: help up test test-all lint promtool clean prove-data-path prove-vault prove-failover prove-engine prove-torment prove-health prove-install
 
 # python3 if it is new enough, else the newest that is. Override: make up PYTHON=/path/to/python3.12
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -79,6 +79,9 @@ prove-engine: $(VENV)/.installed-dev ## Kill a real model's engine 460 times und
 
 prove-torment: $(VENV)/.installed-dev ## Kill, stop and starve everything of a deployment for ten minutes, and compare every answer.
 	@$(VENV)/bin/python -m bench.prove torment $(ARGS)
+
+prove-health: $(VENV)/.installed-dev ## Break workers in every way, alone and in pairs, and show what was found, how soon, and what it cost.
+	@$(VENV)/bin/python -m bench.prove health $(ARGS)
 
 prove-install: $(VENV)/.installed-dev ## A stranger's first `make up`: plain PyPI, no root, a bare Debian, the wheel; gigabytes are fetched.
 	@$(VENV)/bin/python scripts/install_matrix.py $(ARGS)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import pytest
 
 from holdfast.bench.health.faults import BY_NAME, FAULTS, MAY_MISS, UNFIT, On, Then, pairs
 from holdfast.bench.health.judging import Answers, Hit, Verdict, Window, alarms, judge_answers, meets, rows
+from holdfast.bench.health.run import HealthBench, run
 from holdfast.cli.bench import seconds
 from holdfast.core.errors import UserError
+from holdfast.engines.sim.faults import parse_fault
 from holdfast.health import breaker
 from holdfast.health.records import HealthRecord
 from holdfast.health.standing import WEIGHTS, Cause, Standing, Status
 from holdfast.testing.answers import Answer
+
+SEED = int(os.environ.get("HOLDFAST_TEST_SEED", "1")) % 1_000_000
 
 
 def verdict(
@@ -137,9 +142,11 @@ def test_of_a_pair_each_is_judged_for_itself() -> None:
 
 
 def test_the_list_of_faults_is_sound() -> None:
-    """Whoever is hit inside an engine has a command; the tables of pairs name faults; all other pairs are there."""
+    """Every command is one that the sim engine knows; the tables of pairs name faults; all other pairs are there."""
     for fault in FAULTS:
         assert bool(fault.sim) is (fault.on in (On.ONE, On.ALL))
+        if fault.sim:
+            assert parse_fault(fault.sim).kind == fault.sim["fault"]
     named = {name for pair in (*UNFIT, *MAY_MISS) for name in pair}
     assert named <= BY_NAME.keys()
     assert len(list(pairs(FAULTS))) == len(FAULTS) * (len(FAULTS) - 1) // 2 - len(UNFIT)
@@ -151,3 +158,16 @@ def test_how_long_a_soak_lasts() -> None:
     for text in ("", "0", "ten", "-5", "5d"):
         with pytest.raises(UserError, match="--soak"):
             seconds("--soak", text)
+
+
+@pytest.mark.long
+@pytest.mark.alone
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_what_is_broken_is_found_and_what_is_not_is_left_alone() -> None:
+    """One fault of each kind, real processes under load: each found as what it is, nothing lost, nobody accused."""
+    names = ("crash", "stopped", "slow x3", "wrong tokens", "truncated streams", "client 400s")
+    result = run(HealthBench(tuple(BY_NAME[name] for name in names), seed=SEED), print)
+    assert result["missed"] == [], result
+    assert result["false_positives"] == result["streams_lost"] == 0
+    assert result["answers"] > 0

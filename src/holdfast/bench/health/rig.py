@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from holdfast.store.contract import Deleted, Put, Snapshot, Store
 from holdfast.store.opening import open_store
 from holdfast.testing.clients import Received, chat_body, open_client
 from holdfast.testing.deployment import Deployment
+from holdfast.testing.place import fetch
 from holdfast.testing.waiting import in_thread
 from holdfast.wire.net import SocketNetwork
 
@@ -91,6 +93,7 @@ class Rig:
     deployment: Deployment
     verdicts: Verdicts
     _flood: Counter[int] = field(default_factory=Counter)  # the answers to clients' mistakes, by status
+    _flagged: int = 0
     _tasks: Tasks = field(default_factory=lambda: Tasks("bench health"))
     _burners: list[subprocess.Popen[bytes]] = field(default_factory=list)
     _flooding: list[asyncio.Task[None]] = field(default_factory=list)
@@ -178,10 +181,22 @@ class Rig:
         for burner in burners:
             await in_thread(burner.wait)
 
-    def take_notes(self) -> dict[str, Any]:
-        """What is to be told of a window beside its verdicts and answers."""
+    async def take_notes(self) -> dict[str, Any]:
+        """What is to be told beside verdicts and answers, since the last time."""
+        notes: dict[str, Any] = {}
         flood, self._flood = self._flood, Counter()
-        return {"mistakes_answered": {str(status): count for status, count in sorted(flood.items())}} if flood else {}
+        if flood:
+            notes["mistakes_answered"] = {str(status): count for status, count in sorted(flood.items())}
+        flagged, self._flagged = self._flagged, await in_thread(self._count_flagged)
+        if self._flagged > flagged:
+            notes["streams_flagged"] = self._flagged - flagged
+        return notes
+
+    def _count_flagged(self) -> int:
+        """Answers that control says may be wrong, so far."""
+        status = self.deployment.record("control").get("status", "")
+        page = fetch(status, "/metrics")[1].decode() if status else ""
+        return sum(int(float(count)) for count in re.findall(r"^holdfast_flagged_streams_total (\S+)$", page, re.M))
 
     async def _mistakes(self, place: int) -> None:
         """Clients' mistakes of every kind, one after the other."""

@@ -119,7 +119,8 @@ class Campaign:
             await rig.undo(hit.fault, hit.names)
         recovered_s = await self._recovered()
         answers = await self._answers()
-        window = Window(tuple(hits), rig.verdicts.history[first:], answers, falls, ended, recovered_s, rig.take_notes())
+        history, notes = rig.verdicts.history[first:], await rig.take_notes()
+        window = Window(tuple(hits), history, answers, falls, ended, recovered_s, notes)
         for row in rows(window):
             late = f" after {row['detect_ms']:.0f} ms" if row["detect_ms"] is not None else ""
             self.tell(f"{name_of(row)}: {row['action']}{late}" + "".join(f"\n  MISSED: {one}" for one in row["missed"]))
