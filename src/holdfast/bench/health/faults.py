@@ -100,6 +100,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("truncated streams", Then.BREAKER, {"fault": "truncate", "tokens": 5}, undo=Undo.RELOAD),
     Fault("client 400s", Then.NOTHING, on=On.FRONTEND, undo=Undo.END, hold_s=8.0),
     Fault("late probes", Then.NOTHING, {"fault": "late_pongs", "ms": 3000}, On.ALL, hold_s=8.0),
+    Fault("late beats", Then.NOTHING, {"fault": "late_beats", "ms": 3000}, hold_s=8.0),
     Fault("CPU saturation", Then.NOTHING, on=On.MACHINE, undo=Undo.END, hold_s=10.0),
 )
 BY_NAME = {fault.name: fault for fault in FAULTS}
