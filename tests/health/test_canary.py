@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import msgspec
 import pytest
-from canary_set import CanarySet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.control.words import What
 from holdfast.health.breaker import CANARY_S, CanaryAnswered
 from holdfast.health.canary import (
     CLEAN,
@@ -42,7 +42,8 @@ from holdfast.health.canary import (
     Tick,
     Unanswered,
 )
-from holdfast.health.standing import CanaryFailed, CanaryPassed, Failing, MoveStreams, Status
+from holdfast.health.standing import CanaryFailed, CanaryPassed, Failing, Status
+from ward_rig import WardSet
 
 
 class Asker:
@@ -102,7 +103,7 @@ def kinds(effects: tuple[Effect, ...]) -> list[type]:
 
 def test_canaries_run_side_by_side() -> None:
     """All workers are asked at the same moment, and those that never answer delay nobody's next."""
-    made = CanarySet({name: name for name in "abcd"})
+    made = WardSet({name: name for name in "abcd"})
     made.workers["a"].how = "silent"
     made.workers["b"].how = "lost"
     made.begin(serving=True)
@@ -115,7 +116,7 @@ def test_canaries_run_side_by_side() -> None:
 
 def test_busy_workers_are_asked_too() -> None:
     """A worker with work waiting is asked as often as an idle one, and what it answers wrongly is found."""
-    made = CanarySet({name: name for name in "abc"})
+    made = WardSet({name: name for name in "abc"})
     made.workers["a"].occupancy = 3.0
     made.begin(serving=True)
     made.wait(300.0)
@@ -128,18 +129,18 @@ def test_busy_workers_are_asked_too() -> None:
 
 def test_one_failed_canary_moves_nothing() -> None:
     """A try without an answer is asked again; a whole check without one costs half the traffic, and no stream."""
-    made = CanarySet({"a": "a", "b": "b"})
+    made = WardSet({"a": "a", "b": "b"})
     made.begin(serving=True)
     made.wait(1.0)
     made.workers["a"].how = "silent"
-    while not made.of(CanaryFailed):
+    while not made.told(What.FAILED):
         assert made.standings["a"].status is Status.HEALTHY
         made.wait(1.0)
     made.workers["a"].how = "answers"
     assert made.standings["a"].status is Status.SUSPICIOUS
     made.wait(40.0)
     assert made.standings["a"].status is Status.HEALTHY
-    assert not made.of(MoveStreams)
+    assert not made.told(What.MOVED)
 
 
 # -- the schedule
@@ -147,7 +148,7 @@ def test_one_failed_canary_moves_nothing() -> None:
 
 def test_the_first_check_comes_before_traffic_and_one_after_every_load() -> None:
     """A fresh worker has weight 0 until it answered; a fresh load is asked at once, whatever was out."""
-    made = CanarySet({"a": "a"})
+    made = WardSet({"a": "a"})
     made.begin()
     assert made.standings["a"].weight == 0.0
     made.wait(1.0)

@@ -1,5 +1,5 @@
-"""Stories of one worker's breaker and standing, of the pace of a set, and of its canaries, read as text: `> command`
-lines are what happens, the rest is what came of it.
+"""Stories of one worker's breaker and standing, and of the pace of a set, read as text: `> command` lines are what
+happens, the rest is what came of it. Those of canaries are beside those of all workers together, in tests/control.
 
 Run with HOLDFAST_WRITE_TRANSCRIPTS=1 to write the outcomes anew, then read the diff.
 """
@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from canary_set import QUESTIONS, CanarySet, answer
 
 from holdfast.health import breaker as b
 from holdfast.health import standing as s
@@ -24,7 +23,6 @@ from transcript_book import must_go_as_written, transcripts
 
 STORIES = transcripts("breaker") + transcripts("standing")
 SETS = transcripts("outliers")
-CANARIES = transcripts("canary")
 
 
 class WorkerStory:
@@ -185,83 +183,6 @@ class SetStory:
         return lines
 
 
-class CanaryStory:
-    """A set of workers that are asked known questions, and answer as the story wants."""
-
-    def __init__(self) -> None:
-        self.set = CanarySet({})
-        self.lines: list[str] = []
-
-    def play(self, command: str) -> list[str]:
-        self.lines = []
-        word, *words = command.split()
-        if word in self.set.workers:
-            self.change(word, *words)
-        else:
-            getattr(self, f"do_{word}")(*words)
-        return self.lines
-
-    def say(self, name: str, text: str) -> None:
-        self.lines.append(f"  {self.set.now:6.1f}  {name}: {text}")
-
-    def do_workers(self, *words: str) -> None:
-        """`workers a=w1 b=w2 verified`: those, with these weights; `given 7`: the card expects other answers."""
-        pairs = dict(word.split("=") for word in words if "=" in word)
-        shift = int(words[-1]) if "given" in words else None
-        given = {} if shift is None else {place: answer(place, shift=shift) for place in range(len(QUESTIONS))}
-        self.set = CanarySet(pairs, verified="verified" in words, given=given, say=self.say)
-
-    def do_begin(self, *names: str) -> None:
-        """They are there with streams, as after a restart of whoever asks; with names: those, fresh from their load."""
-        self.set.begin(*names, serving=not names)
-
-    def do_wait(self, seconds: str) -> None:
-        self.set.wait(float(seconds))
-
-    def do_reload(self, name: str) -> None:
-        self.set.reload(name)
-
-    def do_restart(self) -> None:
-        self.set.restart()
-
-    def do_asked(self) -> None:
-        """Who was asked, and when, since this was last said."""
-        asks, self.set.asks = self.set.asks, []
-        self.lines += [f"  {now:6.1f}  {name} is asked question {question}" for now, name, question in asks]
-
-    def do_status(self) -> None:
-        for name, standing in self.set.standings.items():
-            self.say(name, f"{standing}, weight {standing.weight:g}")
-
-    def change(self, name: str, word: str, *rest: str) -> None:
-        """`a right`, `a wrong 7`, `a drifts 0.3`, `a slow 4`, `a busy 0.9`, `a silent`, `a lost`, `a refuses`, …"""
-        worker = self.set.workers[name]
-        match word:
-            case "right":
-                worker.how, worker.shift, worker.drift, worker.factor = "answers", 0, 0.0, 1.0
-            case "wrong":
-                worker.shift = int(rest[0])
-            case "drifts":
-                worker.drift = float(rest[0])
-            case "slow":
-                worker.factor = float(rest[0])
-            case "busy":
-                worker.occupancy = float(rest[0])
-            case "unsure":
-                worker.margin = 0.3
-            case "stalls":
-                self.set.tell_breaker(name, b.Attempts(failed={Kind.STALLED: 3}))
-            case _:
-                worker.how = word
-                worker.moving, worker.cut_off = "moving" in rest, "cut-off" in rest
-
-
-@pytest.mark.parametrize("path", CANARIES, ids=lambda p: p.stem)
-def test_the_story_of_canaries_goes_as_written(path: Path) -> None:
-    """Every transcript's outcomes are exactly those that asking, judging and comparing give."""
-    must_go_as_written(path, CanaryStory)
-
-
 @pytest.mark.parametrize("path", STORIES, ids=lambda p: p.stem)
 def test_the_story_of_a_worker_goes_as_written(path: Path) -> None:
     """Every transcript's outcomes are exactly those the two machines give."""
@@ -278,7 +199,6 @@ def test_there_are_stories_of_health() -> None:
     """The transcripts are found where they are kept."""
     assert len(STORIES) >= 12
     assert len(SETS) >= 2
-    assert len(CANARIES) >= 9
 
 
 def test_what_is_written_down_is_plain_data() -> None:

@@ -59,6 +59,7 @@ class WorkerFacts:
     load: int = 0  # of those weights; 0: it does not say
     verified: bool = False  # its bytes were compared with the source's at that load
     vocabulary: int = 0
+    known: tuple[tuple[x.Question, x.Answer | None], ...] = ()  # that its card brings, with what must be answered
     active: bool = True  # False: it stands by, and is not asked
 
     @property
@@ -116,7 +117,7 @@ class Ward:
     @property
     def reload_again_s(self) -> float | None:
         """When its weights are asked to be loaded anew, if they are not by then."""
-        return self.reload_s + RELOAD_S if self.facts and self.standing.quarantined else None
+        return self.reload_s + RELOAD_S if self.awake and self.standing.quarantined else None
 
     @property
     def repace_s(self) -> float | None:

@@ -19,11 +19,11 @@ asked to be loaded anew at most once in `RELOAD_S`; a record is forgotten only o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 
 from holdfast.control.questions import questions_of
-from holdfast.control.ward import RELOAD_S, Limits, Ward, name_of
+from holdfast.control.ward import RELOAD_S, Limits, Ward, WorkerFacts, name_of
 from holdfast.control.words import (
     Answer,
     Ask,
@@ -222,8 +222,7 @@ class Wards:
     def _tell_sets(self, key: x.Key) -> None:
         of_key = [w for w in self._wards.values() if w.facts and w.facts.key == key]
         if key not in self._expectations and of_key:
-            vocabulary = max(w.facts.vocabulary for w in of_key if w.facts)
-            self._expectations[key] = x.Expectations(key, questions_of(key.card, vocabulary))
+            self._expectations[key] = _expectations_of(key, [w.facts for w in of_key if w.facts])
             if (written := self._written.get(name_of_key(key))) is not None:
                 self._expectations[key].restore(written)
         sets: dict[str, bool] = {}
@@ -320,9 +319,18 @@ class Wards:
             if device and ward.device == device:
                 self._tell_standing(ward, event)
 
-    # -- weights that answer wrongly
+    # -- weights that answer, and those that answer wrongly
+
+    def _vouch(self, ward: Ward, passed: s.CanaryPassed) -> None:
+        """Who sleeps cannot be asked: the first check of its weights is that of another that reads them, so that it can
+        take over with its streams at once."""
+        for other in self._wards.values():
+            asleep = other.facts is not None and not other.awake and other.loaded == ward.loaded
+            if asleep and s.Cause.UNCHECKED in other.standing.causes:
+                self._tell_standing(other, s.CanaryPassed(other.standing.load, passed.asked_s))
 
     def _convict(self, event: x.Convict) -> None:
+        self._deeds.append(Told("", What.CONVICTED, f"{event.weights}: {event.reason}"))
         for ward in self._wards.values():
             if ward.loaded == event.weights:
                 failed = s.CanaryFailed(ward.standing.load, event.asked_s, s.Failing.WRONG, event.reason)
@@ -330,8 +338,8 @@ class Wards:
         self._reload(event.weights)
 
     def _reload(self, loaded: str) -> None:
-        """Have convicted weights loaded anew, by one that has them, the active if there is one."""
-        holders = [w for w in self._wards.values() if w.facts and w.loaded == loaded and w.standing.quarantined]
+        """Have convicted weights loaded anew, by one that has them and is awake."""
+        holders = [w for w in self._wards.values() if w.awake and w.loaded == loaded and w.standing.quarantined]
         asked_s = max((w.reload_s for w in holders), default=0.0)
         again = not asked_s or self._now_s >= asked_s + RELOAD_S
         for ward in holders:
@@ -339,7 +347,7 @@ class Wards:
             self._dirty[ward.path] = None
         if not holders or not again:
             return
-        first = next((w for w in holders if w.awake), holders[0])
+        first = holders[0]
         others = [w for w in self._wards.values() if w.awake and w.model == first.model and w.loaded != loaded]
         in_place = not any(w.standing.weight for w in others)
         assert first.facts
@@ -374,6 +382,7 @@ class Wards:
                 case s.CanaryPassed():
                     self._tell(ward, What.PASSED, "")
                     self._tell_standing(ward, effect)
+                    self._vouch(ward, effect)
                 case s.CanaryFailed():
                     self._tell(ward, What.FAILED, f"{effect.failing}: {effect.reason}")
                     self._tell_standing(ward, effect)
@@ -438,6 +447,14 @@ _DEVICE = {s.Cause.DEVICE_LOST: Severity.FATAL, s.Cause.DEVICE_SICK: Severity.RE
 def name_of_key(key: x.Key) -> str:
     """What answers are expected of this key is written down under that name."""
     return blake2b("\0".join((key.card, key.build, key.dtype, key.device)).encode(), digest_size=8).hexdigest()
+
+
+def _expectations_of(key: x.Key, facts: Sequence[WorkerFacts]) -> x.Expectations:
+    """What the card brings is asked; otherwise what is made up for its vocabulary."""
+    known = next((each.known for each in facts if each.known), ())
+    given = {place: answer for place, (_, answer) in enumerate(known) if answer is not None}
+    questions = [question for question, _ in known] or questions_of(key.card, max(each.vocabulary for each in facts))
+    return x.Expectations(key, questions, given)
 
 
 def _pace_held(ward: Ward) -> outliers.Pace:

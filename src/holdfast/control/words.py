@@ -215,6 +215,7 @@ class What(StrEnum):
     PASSED = "canary-passed"
     FAILED = "canary-failed"
     ACCUSED = "accused"
+    CONVICTED = "convicted"  # weights, by name
     NOTE = "note"
 
 

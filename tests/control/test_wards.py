@@ -1,0 +1,406 @@
+"""All workers' health together: who hears of what, that nothing is forgotten or done twice, for any order of events."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.control import words as w
+from holdfast.control.questions import COUNT, TOKENS, questions_of
+from holdfast.control.ward import FIND_S, RELOAD_S
+from holdfast.control.wards import DEAD_MAX
+from holdfast.health import breaker as b
+from holdfast.health import standing as s
+from holdfast.health.breaker import Kind
+from holdfast.health.device_faults import fault_of
+from holdfast.health.liveness import Judged, Verdict
+from holdfast.health.records import HealthRecord
+from ward_rig import WardSet, Worker
+
+DEEDS = (w.Ask, w.Reload, w.Flag, w.Forget, w.Told)
+
+
+def serving(*names: str, verified: bool = False) -> WardSet:
+    """Workers of their own weights, found while they serve, and checked."""
+    made = WardSet({name: f"w{name}" for name in names}, verified=verified)
+    made.begin(serving=True)
+    made.wait(1.0)
+    return made
+
+
+def rotten(*names: str) -> WardSet:
+    """The first of them answers wrongly, and was found out."""
+    made = serving(*names)
+    made.workers[names[0]].shift = 7
+    made.wait(40.0)
+    assert made.quarantined() == {names[0]}
+    return made
+
+
+# -- what nobody knows alone
+
+
+def test_a_wrong_answer_is_told_to_everyone_who_reads_those_weights() -> None:
+    """To a standby that is asleep, too; and to nobody else."""
+    made = WardSet({"a": "w1", "a2": "w1", "b": "w2", "c": "w3"})
+    made.workers["a2"].active = False
+    made.begin(serving=True)
+    made.wait(1.0)
+    made.workers["a"].shift = 7
+    made.wait(40.0)
+    assert made.quarantined() == {"a", "a2"}
+    assert {path for _, path, _ in made.asks} == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_process_that_maps_convicted_weights_is_quarantined_before_it_is_asked(forgotten: bool) -> None:
+    """Also after another went on from what was written down, and the record of their last reader is gone."""
+    made = rotten("a", "b", "c")
+    del made.workers["a"]
+    made.tell(w.Lost("a", "its process ended"))
+    made.wait(4000.0 if forgotten else 1.0)
+    assert ("a" in made.standings) != forgotten
+    made.restart()
+    made.workers["new"] = Worker("wa")
+    made.begin("new", serving=True)
+    assert made.record("new").standing.quarantined
+    made.workers["fresh"] = Worker("wa", load=2)
+    made.begin("fresh")
+    made.wait(1.0)
+    assert made.standings["fresh"].weight == 1.0
+
+
+def test_a_quarantine_asks_for_a_load_once_and_again_after_its_time() -> None:
+    """Not at a restart of whoever asks, nor at another wrong answer; until the load is there."""
+    made = rotten("a", "b", "c")
+    assert [(each.path, each.load, each.in_place) for each in made.of(w.Reload)] == [("a", 1, False)]
+    for _ in range(3):
+        made.restart()
+    made.wait(RELOAD_S - 10.0)
+    assert len(made.of(w.Reload)) == 1
+    made.wait(10.0)
+    assert len(made.of(w.Reload)) == 2
+    made.workers["a"].shift = 0
+    made.reload("a")
+    made.wait(10 * RELOAD_S)
+    assert len(made.of(w.Reload)) == 2
+    assert made.standings["a"].weight == 1.0
+
+
+def test_who_takes_over_from_one_that_was_to_load_is_asked_at_once() -> None:
+    """A pair's active dies before it has loaded anew: its standby does not wait for the other's time."""
+    made = WardSet({"a": "w1", "a2": "w1", "b": "w2", "c": "w3"})
+    made.workers["a2"].active = False
+    made.begin(serving=True)
+    made.wait(1.0)
+    made.workers["a"].shift = 7
+    made.wait(40.0)
+    del made.workers["a"]
+    made.tell(w.Lost("a", "its process ended"))
+    made.workers["a2"].active = True
+    made.begin("a2")
+    assert [each.path for each in made.of(w.Reload)] == ["a", "a2"]
+
+
+def test_the_last_set_loads_in_place() -> None:
+    """Where no other set has traffic its streams are held; where one does they are there."""
+    alone = serving("a", verified=True)
+    alone.workers["a"].shift = 7
+    alone.wait(40.0)
+    assert [each.in_place for each in alone.of(w.Reload)] == [True]
+    assert [each.in_place for each in rotten("a", "b", "c").of(w.Reload)] == [False]
+
+
+def test_what_was_made_since_the_last_good_canary_is_flagged() -> None:
+    """From when that canary was sent: what came before it is believed."""
+    made = serving("a", "b", "c")
+    made.wait(40.0)
+    good_s = max(now for now, name, _ in made.asks if name == "a")
+    made.workers["a"].shift = 7
+    made.wait(40.0)
+    assert [(each.path, each.since_s) for each in made.of(w.Flag)] == [("a", good_s)]
+
+
+def test_the_first_control_takes_no_traffic_off() -> None:
+    """Workers that serve already keep their weight at every moment, while they are checked for the first time."""
+    made = WardSet({name: name for name in "abcd"})
+    made.begin(serving=True)
+    made.wait(100.0)
+    assert all(write.record.weight == 1.0 for write in made.of(w.Write))
+
+
+def test_a_device_fault_is_told_to_who_comes_later() -> None:
+    """Until the device is cleared, and whoever keeps them; not to other devices' workers."""
+    made = serving("a", "b")
+    made.workers["a"].device = "host/1"
+    made.begin("a")
+    made.tell(w.DeviceFaulted("host/1", fault_of("0000:3b:00", 79), made.now))
+    assert made.standings["a"].status is s.Status.UNHEALTHY
+    made.restart()
+    made.workers["c"] = Worker("wc", device="host/1")
+    made.workers["d"] = Worker("wd", device="host/2")
+    made.begin("c", "d", serving=True)
+    assert [made.standings[name].weight for name in "bcd"] == [1.0, 0.0, 1.0]
+    made.tell(w.DeviceCleared("host/1", made.now))
+    made.wait(10.0)
+    assert [made.standings[name].weight for name in "acd"] == [1.0, 1.0, 1.0]
+
+
+def test_a_worker_is_slow_beside_its_own_set_only() -> None:
+    """Another model's, or another device's, workers are no measure; and a set alone of one has none."""
+    made = serving("a", "b", "c")
+    other = replace(made.facts("a"), model="card-2", name="x", weights="wx")
+    made.workers["x"] = Worker("wx")
+    made.tell(w.Found("x", other, serving=True))
+    for _ in range(20):
+        made.wait(1.0)
+        made.tell(w.Paces({"a": 1.0, "b": 1.0, "c": 1.0, "x": 50.0}))
+    assert made.standings["x"].weight == 1.0
+
+
+def test_a_late_word_of_an_earlier_load_changes_nothing() -> None:
+    """A worker that loaded anew is not taken back to the weights that were convicted."""
+    made = rotten("a", "b", "c")
+    before = made.facts("a")
+    made.workers["a"].shift = 0
+    made.reload("a")
+    made.wait(10.0)
+    made.tell(w.Found("a", before))
+    assert made.standings["a"].weight == 1.0
+
+
+def test_other_weights_in_the_same_process_are_a_fresh_load_whatever_their_number() -> None:
+    """An engine that maps another vault begins to count anew."""
+    made = rotten("a", "b", "c")
+    made.workers["a"] = Worker("another", load=1)
+    made.begin("a")
+    made.wait(1.0)
+    assert made.standings["a"].weight == 1.0
+
+
+def test_a_worker_that_says_little_of_itself_is_kept_too() -> None:
+    """An older version names no weights and no load: they are its own, and its first."""
+    made = WardSet({"a": "", "b": ""})
+    made.workers["a"].load = made.workers["b"].load = 0
+    made.begin()
+    made.wait(1.0)
+    assert {made.record(name).weights for name in "ab"} == {"a", "b"}
+    assert all(standing.weight == 1.0 for standing in made.standings.values())
+
+
+# -- records
+
+
+def test_the_dead_are_forgotten_and_not_too_many_are_kept() -> None:
+    """An hour, or the oldest first: a worker that cannot start dies all day."""
+    made = serving("a")
+    for count in range(DEAD_MAX + 20):
+        name = f"dying-{count}"
+        made.workers[name] = Worker(name)
+        made.begin(name)
+        del made.workers[name]
+        made.tell(w.Lost(name, "its process ended"))
+    made.wait(100.0)
+    assert len(made.store) == DEAD_MAX + 1
+    assert "dying-0" not in made.store
+    made.wait(3600.0)
+    assert set(made.store) == set(made.standings) == {"a"}
+
+
+def test_who_is_not_found_again_is_dead_and_not_before_its_time() -> None:
+    """Its process may have ended while nobody kept it; a store that was away must not make it so."""
+    made = serving("a", "b")
+    del made.workers["b"]
+    made.restart()
+    made.wait(FIND_S - 1.0)
+    assert made.standings["b"].weight == 1.0
+    made.wait(1.0)
+    assert made.standings["b"].status is s.Status.DEAD
+
+
+def test_a_clock_that_goes_back_changes_nothing() -> None:
+    """What is written down later is not of an earlier time."""
+    made = serving("a", "b")
+    before = dict(made.standings)
+    made.wards.step(w.Tick(), made.now - 1000.0)
+    made.tell(w.Tick())
+    assert made.standings == before
+
+
+def test_a_spare_has_no_traffic_is_asked_like_any_other_and_stays_one() -> None:
+    """Promotion is one event; its standing is its own."""
+    made = serving("a", "b", "c")
+    made.tell(w.Spared("a", True))
+    assert (made.record("a").weight, made.standings["a"].weight) == (0.0, 1.0)
+    made.restart()
+    assert made.record("a").spare
+    made.asks.clear()
+    made.wait(40.0)
+    assert "a" in {name for _, name, _ in made.asks}
+    made.tell(w.Spared("a", False))
+    assert made.record("a").weight == 1.0
+
+
+def test_questions_are_the_same_everywhere_and_within_the_vocabulary() -> None:
+    """They follow from the card and the vocabulary; another card's are others; each is answered by the rest of it."""
+    made = questions_of("card", 49152)
+    assert made == questions_of("card", 49152)
+    assert len(set(made) | set(questions_of("other", 49152))) == 2 * COUNT
+    for vocabulary in (0, 300, 49152, 256_000):
+        for question in questions_of("card", vocabulary):
+            assert all(0 < token < max(vocabulary, 256) for token in question.prompt)
+            assert question.tokens == TOKENS
+
+
+# -- any order of events
+
+
+class Watched(WardSet):
+    """A set beside a plain memory of what must not be forgotten or done twice."""
+
+    def __init__(self, workers: dict[str, str]) -> None:
+        self.out: dict[str, int] = {}  # the question that is out, by worker
+        self.falls: dict[str, int] = {}
+        self.convicted: set[tuple[str, int]] = set()
+        self.reloads: dict[tuple[str, str], float] = {}
+        self.lost: set[str] = set()
+        self.written: dict[str, s.Standing] = {}
+        super().__init__(workers)
+
+    def tell(self, event: w.Event) -> None:
+        first = len(self.effects)
+        if isinstance(event, w.Answer | w.NoAnswer | w.NoPlace):
+            self.out.pop(event.path, None)
+        if isinstance(event, w.Lost):
+            self.lost.add(event.path)
+        if isinstance(event, w.Found):
+            self.lost.discard(event.path)
+        super().tell(event)
+        self.check(self.effects[first:])
+
+    def check(self, effects: list[w.Effect]) -> None:
+        deeds = [isinstance(effect, DEEDS) for effect in effects]
+        assert deeds == sorted(deeds), "what is written down comes first"
+        for effect in effects:
+            match effect:
+                case w.Ask():
+                    assert self.workers[effect.path].active
+                    assert effect.number > self.out.get(effect.path, 0)
+                    self.out[effect.path] = effect.number
+                case w.Forget():
+                    assert effect.path in self.lost
+                case w.Reload():
+                    place = (effect.path, self.workers[effect.path].weights)
+                    assert self.now - self.reloads.get(place, -1e9) >= RELOAD_S - 0.001
+                    self.reloads[place] = self.now
+                case w.Write():
+                    self.check_record(effect.path, effect.record)
+        for path, standing in self.standings.items():
+            # Who is to be asked is asked anew by whoever goes on.
+            assert replace(self.written[path], asked=standing.asked) == standing, "nothing is known but what is written"
+        crawling = [s.Cause.CRAWLING in standing.causes for standing in self.standings.values()]
+        assert not crawling or not all(crawling)
+
+    def check_record(self, path: str, record: HealthRecord) -> None:
+        standing = record.standing
+        name = (record.weights, record.load)
+        self.written[path] = standing
+        assert standing.fall >= self.falls.get(path, 0)
+        self.falls[path] = standing.fall
+        assert record.weight == 0.0 or not standing.quarantined
+        if standing.quarantined:
+            self.convicted.add(name)
+        if path not in self.lost:
+            assert standing.quarantined == (name in self.convicted), "one verdict on one load, for ever"
+
+    def restart(self, *, serving: bool = False) -> None:
+        self.out.clear()
+        gone = set(self.store) - set(self.workers)
+        super().restart(serving=serving)
+        self.lost |= gone
+
+
+steps = st.one_of(
+    st.tuples(st.just("shift"), st.sampled_from([0, 7, 7])),
+    st.tuples(st.just("how"), st.sampled_from(["answers", "answers", "silent", "lost", "refuses"])),
+    st.tuples(st.just("factor"), st.sampled_from([1.0, 20.0])),
+    st.tuples(st.just("pace"), st.sampled_from([1.0, 3.0, 20.0])),
+    st.tuples(st.just("attempts"), st.sampled_from([0, 1, 3])),
+    st.tuples(st.just("judged"), st.sampled_from([Verdict.STOPPED, Verdict.WEDGED, Verdict.PROBATION, Verdict.ALIVE])),
+    st.tuples(st.just("fault"), st.sampled_from([31, 46, 79, 0])),
+    st.tuples(st.sampled_from(["reload", "restart", "die", "wake", "drain", "spare"]), st.booleans()),
+)
+stories = st.lists(st.tuples(st.integers(0, 4), steps, st.sampled_from([0.0, 1.0, 20.0, 70.0])), max_size=25)
+PAIRS = {"a": "w1", "a2": "w1", "b": "w2", "c": "w3", "d": "w4"}
+
+
+def play(made: Watched, name: str, step: tuple[str, object], wait_s: float) -> None:
+    kind, value = step
+    worker = made.workers.get(name)
+    match kind:
+        case "restart":
+            made.restart()
+        case _ if worker is None:
+            made.workers[name] = Worker(PAIRS[name], load=made.record(name).load if name in made.store else 1)
+            made.begin(name)
+        case "shift":
+            for each in made.workers.values():
+                each.shift = value if each.weights == PAIRS[name] else each.shift  # type: ignore[assignment]
+        case "how" | "factor":
+            setattr(worker, kind, value)
+        case "pace":
+            made.tell(w.Paces({each: value if each == name else 1.0 for each in made.workers}))  # type: ignore[misc]
+        case "attempts":
+            made.tell(w.Reported(name, b.Attempts(0 if value else 3, {Kind.STALLED: value})))  # type: ignore[dict-item]
+        case "judged":
+            made.tell(w.Judged(name, Judged(Verdict.SUSPECT, value, "so")))  # type: ignore[arg-type]
+        case "fault" if value:
+            made.tell(w.DeviceFaulted("d", fault_of("d", value), made.now))  # type: ignore[arg-type]
+        case "fault":
+            made.tell(w.DeviceCleared("d", made.now))
+        case "reload":
+            made.reload(name)
+        case "die":
+            del made.workers[name]
+            made.tell(w.Lost(name, "its process ended"))
+        case "wake":
+            worker.active = not worker.active
+            made.begin(name)
+        case "drain":
+            made.tell(w.DrainAsked(name, "so") if value else w.DrainCalledOff(name))
+        case "spare":
+            made.tell(w.Spared(name, bool(value)))
+    made.wait(wait_s)
+
+
+@settings(max_examples=50, deadline=None)
+@given(stories)
+def test_no_order_of_events_breaks_its_promises(story: list[tuple[int, tuple[str, object], float]]) -> None:
+    """Nothing is done before it is written, a verdict on a load is one for all who read it and for ever, falls only
+    grow, nobody is asked twice at once or asleep; and mended, loaded afresh and in pace, all have traffic."""
+    made = Watched(PAIRS)
+    made.begin(serving=True)
+    for place, step, wait_s in story:
+        play(made, list(PAIRS)[place], step, wait_s)
+    loads = {name: made.record(name).load for name in PAIRS}
+    made.workers = {name: Worker(weights, loads[name]) for name, weights in PAIRS.items()}
+    made.begin()
+    made.tell(w.DeviceCleared("d", made.now))
+    for name in PAIRS:
+        made.tell(w.DrainCalledOff(name))
+        made.tell(w.Judged(name, Judged(Verdict.PROBATION, Verdict.ALIVE, "so")))
+        made.tell(w.Spared(name, False))
+    made.wait(200.0)
+    for name in ("a", "b", "c", "d"):
+        made.reload(name)
+        made.wait(20.0)
+    for _ in range(30):
+        made.wait(1.0)
+        made.tell(w.Paces(dict.fromkeys(PAIRS, 1.0)))
+    made.wait(600.0)
+    assert {name: made.record(name).weight for name in PAIRS} == dict.fromkeys(PAIRS, 1.0)
+    assert msgspec.json.decode(made.store["a"], type=HealthRecord) == made.record("a")

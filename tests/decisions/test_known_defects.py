@@ -1,0 +1,61 @@
+"""What breakers, health checks and degradation got wrong where this design comes from (facts 13-15): each defect has a
+test that is named after it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+
+DEFECTS = {
+    "successes while closed did not reset the count": (
+        "health/test_breaker.py::test_successes_while_closed_reset_the_count",
+    ),
+    "half-open admitted one more than its budget": (
+        "health/test_breaker.py::test_half_open_admits_exactly_its_budget",
+    ),
+    "a client's 4xx was counted": (
+        "health/test_breaker.py::test_a_clients_4xx_and_a_refusal_for_capacity_never_count",
+    ),
+    "a truncated stream, a zero-token 200 and a stall were not": (
+        "health/test_breaker.py::test_a_truncated_stream_a_zero_token_200_and_a_stall_count",
+    ),
+    "UNHEALTHY had no way back": (
+        "health/test_standing.py::test_unhealthy_has_a_way_back",
+        "health/test_breaker.py::test_every_state_can_be_left",
+    ),
+    "a further failure started a second migration": (
+        "health/test_standing.py::test_a_further_failure_starts_no_second_migration",
+        "control/test_wards.py::test_no_order_of_events_breaks_its_promises",
+    ),
+    "canaries ran one after the other": ("health/test_canary.py::test_canaries_run_side_by_side",),
+    "busy workers were not asked": ("health/test_canary.py::test_busy_workers_are_asked_too",),
+    "one failed canary restarted a pod": (
+        "health/test_canary.py::test_one_failed_canary_moves_nothing",
+        "health/test_standing.py::test_one_failed_canary_restarts_nothing_and_takes_no_stream",
+    ),
+    "levels had no hysteresis": (
+        "routing/test_degradation.py::test_hysteresis_a_ratio_that_swings_around_a_bound_moves_nothing",
+        "routing/test_degradation.py::test_hysteresis_what_falls_again_and_again_returns_later_each_time",
+    ),
+    "a step down did not undo what the step up did": (
+        "routing/test_degradation.py::test_every_step_down_undoes_what_the_step_up_did",
+    ),
+    "min(concurrency, rate) mixed units": (
+        "routing/test_capacity.py::test_no_mixed_units_a_few_fast_streams_are_not_a_low_rate",
+        "routing/test_capacity.py::test_no_mixed_units_each_rate_is_compared_with_its_own_promise",
+        "routing/test_capacity.py::test_no_mixed_units_a_ratio_does_not_know_its_unit",
+    ),
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_each_has_its_test(defect: str) -> None:
+    """The tests that are named for it are there."""
+    for where in DEFECTS[defect]:
+        file, _, name = where.partition("::")
+        functions = [node for node in ast.parse((TESTS / file).read_text()).body if isinstance(node, ast.FunctionDef)]
+        assert name in {function.name for function in functions}, where

@@ -1,0 +1,214 @@
+"""Workers in the keeping of `Wards`, on time made up here, beside a store that holds what was written down and nothing
+else. How each worker answers is said by the story."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.control import words as w
+from holdfast.control.ward import Limits, WorkerFacts
+from holdfast.control.wards import Wards
+from holdfast.health import expectations as x
+from holdfast.health import standing as s
+from holdfast.health.records import HealthRecord
+
+KEY = x.Key("card-1", "build-1", "bfloat16", "gpu-1")
+E = TypeVar("E", bound=w.Effect)
+QUESTIONS = (x.Question((1, 2, 3), 4), x.Question((4, 5, 6), 4))
+
+
+def answer(question: int, *, shift: int = 0, drift: float = 0.0, margin: float = 2.0, tokens: int = 4) -> x.Answer:
+    """An engine's answer; `shift` makes it another one, `drift` moves all its logprobs down."""
+    said = tuple(1000 + 100 * question + 10 * place + shift for place in range(tokens))
+    top = tuple(tuple((token + rank, -0.1 - margin * rank - drift) for rank in range(x.TOP)) for token in said)
+    return x.Answer(said, top)
+
+
+@dataclass(slots=True)
+class Worker:
+    """One process, and how it answers now."""
+
+    weights: str
+    load: int = 1
+    active: bool = True
+    group: str = ""
+    device: str = ""
+    shift: int = 0  # 0: rightly
+    drift: float = 0.0
+    margin: float = 2.0
+    took_s: float = 0.02
+    factor: float = 1.0
+    occupancy: float = 0.0
+    how: str = "answers"  # or: silent, lost, refuses
+    moving: bool = False
+    cut_off: bool = False  # whoever asks reaches nobody
+
+
+class WardSet:
+    """A set of workers of one key, whoever keeps them, and the store."""
+
+    def __init__(
+        self,
+        workers: dict[str, str],
+        *,
+        verified: bool = False,
+        given: dict[int, x.Answer] | None = None,
+        say: Callable[[str, str], None] = lambda name, text: None,
+    ) -> None:
+        self.now = 100.0
+        self.workers = {name: Worker(weights) for name, weights in workers.items()}
+        self.verified = verified
+        self.known = tuple((question, (given or {}).get(place)) for place, question in enumerate(QUESTIONS))
+        self.say = say
+        self.asks: list[tuple[float, str, int]] = []
+        self.effects: list[w.Effect] = []
+        self.store: dict[str, bytes] = {}  # health records, by path
+        self.expected: dict[str, bytes] = {}
+        self.wards = self.begin_wards()
+        self._queue: list[tuple[float, int, w.Event]] = []
+        self._count = 0
+
+    def begin_wards(self) -> Wards:
+        return Wards("control-1", lambda: 0.5, Limits())
+
+    @property
+    def standings(self) -> dict[str, s.Standing]:
+        return self.wards.standings
+
+    @property
+    def expectations(self) -> x.Record:
+        (record,) = self.expected.values()
+        return msgspec.json.decode(record, type=x.Record)
+
+    def record(self, name: str) -> HealthRecord:
+        """As it is written down."""
+        return msgspec.json.decode(self.store[name], type=HealthRecord)
+
+    def told(self, what: w.What) -> list[str]:
+        """Of whom that was told, or what, where it is about no one."""
+        told = [effect for effect in self.effects if isinstance(effect, w.Told) and effect.what is what]
+        return [effect.path or effect.text for effect in told]
+
+    def of(self, kind: type[E]) -> list[E]:
+        return [effect for effect in self.effects if isinstance(effect, kind)]
+
+    def quarantined(self) -> set[str]:
+        return {name for name, standing in self.standings.items() if standing.quarantined}
+
+    # -- what happens
+
+    def begin(self, *names: str, serving: bool = False) -> None:
+        """They are there, with the weights they have."""
+        for name in names or tuple(self.workers):
+            self.tell(w.Found(name, self.facts(name), serving))
+
+    def facts(self, name: str) -> WorkerFacts:
+        worker = self.workers[name]
+        return WorkerFacts(
+            name=name,
+            model=KEY.card,
+            group=worker.group,
+            build=KEY.build,
+            dtype=KEY.dtype,
+            kind=KEY.device,
+            device=worker.device,
+            weights=worker.weights,
+            load=worker.load,
+            verified=self.verified,
+            vocabulary=2000,
+            known=self.known,
+            active=worker.active,
+        )
+
+    def reload(self, name: str) -> None:
+        """Fresh weights, for all that share them."""
+        worker = self.workers[name]
+        sharing = [each for each, other in self.workers.items() if other.weights == worker.weights]
+        fresh = worker.load + 1
+        for each in sharing:
+            self.workers[each].load = fresh
+        self.begin(*sharing)
+
+    def wait(self, seconds: float) -> None:
+        until = self.now + seconds
+        while True:
+            tick_s = self.wards.next_deadline_s
+            heard_s = self._queue[0][0] if self._queue else None
+            due_s = min((each for each in (tick_s, heard_s) if each is not None), default=until + 1)
+            if due_s > until:
+                break
+            self.now = max(self.now, due_s)
+            self.tell(heapq.heappop(self._queue)[2] if due_s == heard_s else w.Tick())
+        self.now = until
+
+    def restart(self, *, serving: bool = False) -> None:
+        """Whoever keeps them dies with all that is out, and another goes on from what was written down."""
+        self._queue.clear()
+        self.wards = self.begin_wards()
+        records = {path: msgspec.json.decode(record, type=HealthRecord) for path, record in self.store.items()}
+        expected = {name: msgspec.json.decode(record, type=x.Record) for name, record in self.expected.items()}
+        self.wards.restore(records, expected, self.now)
+        self.begin(serving=serving)
+
+    def tell(self, event: w.Event) -> None:
+        for effect in self.wards.step(event, self.now):
+            self.effects.append(effect)
+            match effect:
+                case w.Write():
+                    self.store[effect.path] = msgspec.json.encode(effect.record)
+                case w.WriteExpected():
+                    self.expected[effect.name] = msgspec.json.encode(effect.record)
+                case w.Forget():
+                    del self.store[effect.path]
+                    self.say(effect.path, "is forgotten")
+                case w.Ask():
+                    self._ask(effect)
+                case w.Flag():
+                    self.say(effect.path, f"what it made since {effect.since_s:.1f} is flagged")
+                case w.Told():
+                    self.say(effect.path or "set", _line(effect))
+
+    # -- the world
+
+    def _ask(self, ask: w.Ask) -> None:
+        question = next(place for place, each in enumerate(QUESTIONS) if each.prompt == ask.prompt)
+        self.asks.append((self.now, ask.path, question))
+        worker = self.workers[ask.path]
+        assert worker.active, ask
+        took_s = worker.took_s * worker.factor
+        if worker.how == "lost":
+            return
+        if worker.how == "refuses":
+            self._later(0.0, w.NoPlace(ask.path, ask.number))
+        elif worker.how == "silent" or took_s > ask.within_s:
+            silence = w.NoAnswer(ask.path, ask.number, "nothing came", worker.moving, not worker.cut_off)
+            self._later(ask.within_s, silence)
+        else:
+            said = answer(question, shift=worker.shift, drift=worker.drift, margin=worker.margin)
+            self._later(took_s, w.Answer(ask.path, ask.number, said, took_s, worker.occupancy))
+
+    def _later(self, seconds: float, event: w.Event) -> None:
+        self._count += 1
+        heapq.heappush(self._queue, (self.now + seconds, self._count, event))
+
+
+_WORDS = {
+    w.What.PASSED: "passed",
+    w.What.QUARANTINED: "quarantined",
+    w.What.MOVED: "its streams are moved",
+    w.What.DRAINED: "is drained",
+    w.What.FAILED: "failed, {}",
+    w.What.NOTE: "note: {}",
+    w.What.ACCUSED: "is accused: {}",
+    w.What.CONVICTED: "convicts {}",
+    w.What.BREAKER: "its breaker {}",
+}
+
+
+def _line(told: w.Told) -> str:
+    return _WORDS.get(told.what, "{}").format(told.text)
