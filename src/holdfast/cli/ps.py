@@ -11,6 +11,7 @@ import contextlib
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,13 +24,15 @@ from holdfast.cli.screen import Screen, tilde
 from holdfast.cli.terminal import write_out
 from holdfast.core.procfs import is_frozen, read_process
 from holdfast.failover.journal import Term, read_terms
+from holdfast.health.shown import ControlPage, Verdict
 from holdfast.settings import Environment
 from holdfast.spec.settings import about
 from holdfast.supervise.incidents import Incident, complete, read_incidents
 from holdfast.supervise.lock import Holder, heard_unix_s, holder
 from holdfast.supervise.records import journals_dir, read_launch
 from holdfast.supervise.standing import groups_of, with_groups
-from holdfast.supervise.status import Status, look
+from holdfast.supervise.status import Status, look_closely
+from holdfast.supervise.verdicts import decided, remembered, with_verdicts
 from holdfast.wire.net import SocketNetwork
 
 DAY_S = 86_400.0
@@ -51,23 +54,25 @@ class Ps(Asked, frozen=True):
 
     def run(self, env: Environment) -> int:
         state_dir = readable(env.state_dir)
-        statuses = asyncio.run(look_at_all(state_dir))
-        return _show_json(statuses) if self.json else _show(state_dir, statuses)
+        looked = asyncio.run(look_around(state_dir))
+        return show_json(looked.statuses) if self.json else _show(state_dir, looked)
 
 
-def _show_json(found: list[Any]) -> int:
+def show_json(found: Any) -> int:
     write_out(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
     return 0
 
 
-def _show(state_dir: Path, statuses: list[Status]) -> int:
-    screen = Screen()
+def _show(state_dir: Path, looked: Looked) -> int:
+    screen, statuses = Screen(), looked.statuses
     if not statuses:
         screen.line(f"nothing runs in {tilde(state_dir)}; start with `holdfast up`")
         return 0
     screen.table(statuses)
     incidents = incidents_by_now(state_dir, statuses)
     show_groups(screen, statuses, incidents)
+    if level := level_line(looked.control):
+        screen.line(f"\n{level}", style="yellow")
     show_count(screen, incidents, time.time())
     if full := no_room(state_dir):
         screen.line(f"\n{full}", style="yellow")
@@ -88,13 +93,38 @@ def no_room(state_dir: Path) -> str:
     return f"no room on the disk of {tilde(state_dir)}: logs have gaps, and what is shown here may be out of date"
 
 
-async def look_at_all(state_dir: Path) -> list[Status]:
-    """Every process, engines with the group they belong to and what became of it; and their supervisor, if it does
-    not look after them."""
-    statuses = await look(state_dir, SocketNetwork())
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What one look around a state directory found."""
+
+    statuses: list[Status]  # of the supervisor too, if it does not look after them
+    pages: dict[str, dict[str, Any]]  # what the processes' status pages say, by name
+    control: ControlPage | None  # what the control that leads says; None: none runs here
+    verdicts: list[Verdict]  # its own, or those that frontends go on with
+
+
+async def look_around(state_dir: Path) -> Looked:
+    """Every process, engines with the group they belong to, what became of it, and what control decided of them."""
+    found = await look_closely(state_dir, SocketNetwork())
+    pages = {status.name: facts for status, facts in found}
+    statuses = with_groups([status for status, _ in found], {name: _group_of(state_dir, name) for name in pages})
     trouble = supervisor_trouble(state_dir, time.time()) if statuses else None
-    grouped = with_groups(statuses, {status.name: _group_of(state_dir, status.name) for status in statuses})
-    return [*grouped, trouble] if trouble is not None else grouped
+    control = decided(list(pages.values()))
+    verdicts = control.verdicts if control is not None else remembered(list(pages.values()))
+    shown = with_verdicts(statuses, verdicts)
+    return Looked([*shown, trouble] if trouble is not None else shown, pages, control, verdicts)
+
+
+async def look_at_all(state_dir: Path) -> list[Status]:
+    """The lines alone."""
+    return (await look_around(state_dir)).statuses
+
+
+def level_line(control: ControlPage | None) -> str:
+    """That service is degraded, if it is."""
+    if control is None or control.level is None or not control.level.level:
+        return ""
+    return f"degradation level {control.level.level}: {control.level.reason}; `holdfast top` shows more"
 
 
 def _group_of(state_dir: Path, name: str) -> str:
@@ -146,7 +176,7 @@ class Incidents(Asked, frozen=True):
     def run(self, env: Environment) -> int:
         statuses = asyncio.run(look_at_all(env.state_dir))
         incidents = incidents_by_now(env.state_dir, statuses)[-self.last :]
-        return _show_json(incidents) if self.json else _show_incidents(env.state_dir, incidents, statuses)
+        return show_json(incidents) if self.json else _show_incidents(env.state_dir, incidents, statuses)
 
 
 def _show_incidents(state_dir: Path, incidents: list[Incident], statuses: list[Status]) -> int:

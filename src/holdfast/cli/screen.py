@@ -19,7 +19,7 @@ from holdfast.supervise.status import Status, web_address
 
 _GOOD = ("ready", "active", "standby")
 _BAD = ("dead", "stopped", "silent", "backing off", "crash loop", "refused", "unkillable", "unhealthy")
-_STATE_COLOURS = dict.fromkeys(_GOOD, "green") | dict.fromkeys(_BAD, "red")
+STATE_COLOURS = dict.fromkeys(_GOOD, "green") | dict.fromkeys(_BAD, "red")
 _STREAMING = ("worker", "frontend")
 
 
@@ -97,7 +97,7 @@ class Screen:
 
 
 def _row(status: Status) -> list[Cell]:
-    state = (status.state, _STATE_COLOURS.get(status.state, "yellow"))
+    state = (status.state, STATE_COLOURS.get(status.state, "yellow"))
     streams = str(status.streams) if status.role in _STREAMING else ""
     # Names of ours have the role in them; a person may have chosen another.
     name = status.name if status.role in status.name else f"{status.name} ({status.role})"
@@ -108,7 +108,15 @@ def _note(status: Status) -> str:
     note = status.note
     if status.state == "crash loop" and status.retry_in_s is not None:
         note += f"; next try in {status.retry_in_s:.1f} s"
-    return note
+    return "; ".join(filter(None, (note, _standing(status))))
+
+
+def _standing(status: Status) -> str:
+    """What control holds against a worker, and the share of traffic that leaves it."""
+    if status.health in ("", "healthy", "dead") or not status.pid:
+        return ""
+    why = f": {status.health_reason}" if status.health_reason else ""
+    return f"{status.health}, weight {status.weight:g}{why}"
 
 
 def _address(status: Status) -> str:

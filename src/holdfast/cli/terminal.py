@@ -74,12 +74,30 @@ class Terminal:
         self.colour = self.can_move if looks.colour is None else looks.colour
         self._width = width
         self._lock = threading.RLock()
+        self._shown = True
         self._moving: list[str] = []  # rows of the last line, as they are shown
 
     @property
     def width(self) -> int:
         """Columns there are now."""
         return self._width or _width(self.file, self.is_terminal)
+
+    @property
+    def height(self) -> int:
+        """Lines there are now."""
+        with contextlib.suppress(OSError, ValueError):
+            return os.get_terminal_size(self.file.fileno()).lines or 24
+        return 24
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether what was written last could be: a terminal may have been closed."""
+        return self._shown
+
+    def raw(self, text: str) -> None:
+        """As it is, for a screen that is drawn whole."""
+        with self._lock:
+            self._put(text)
 
     def styled(self, text: str, style: str) -> str:
         codes = ";".join(_CODES[word] for word in style.split())
@@ -107,6 +125,7 @@ class Terminal:
             lost: list[OSError] = []
         except OSError as error:
             lost = [error]
+        self._shown = not lost
         if self.file is sys.stdout:
             _LOST[:] = lost  # what a full disk kept back is in the buffer: once it is written, nothing was lost
 

@@ -46,10 +46,21 @@ class Status(msgspec.Struct, frozen=True):
     failover: dict[str, Any] | None = None  # how this active took over, in milliseconds since the other's death
     metrics: str = ""  # where a scrape finds its metrics
     seams: list[dict[str, Any]] | None = None  # of a frontend: what workers' failures were to its streams
+    health: str = ""  # of a worker, as control decided: a word, its share of traffic, and why it is not all
+    weight: float | None = None
+    health_reason: str = ""
+
+
+Page = tuple[Status, dict[str, Any]]  # of one process: its line, and all that its status page says
 
 
 async def look(state_dir: Path, network: Network, bound_s: float = ANSWER_S) -> list[Status]:
     """Everything that runs, or should. All are asked at once."""
+    return [status for status, _ in await look_closely(state_dir, network, bound_s)]
+
+
+async def look_closely(state_dir: Path, network: Network, bound_s: float = ANSWER_S) -> list[Page]:
+    """As `look`, with every page."""
     records = sorted(read_records(state_dir), key=_place)
     return list(await asyncio.gather(*(_look_at(record, network, bound_s) for record in records)))
 
@@ -58,7 +69,7 @@ def _place(record: Record) -> tuple[int, int, str]:
     return _ORDER.get(record.role, len(_ORDER)), len(record.name), record.name
 
 
-async def _look_at(record: Record, network: Network, bound_s: float) -> Status:
+async def _look_at(record: Record, network: Network, bound_s: float) -> Page:
     state = kernel_state(record)
     facts: dict[str, Any] = {}
     if state == "ready" and record.status:
@@ -68,7 +79,7 @@ async def _look_at(record: Record, network: Network, bound_s: float) -> Status:
         state = shown_state(facts)
     # Event loops of one machine share the kernel's monotonic clock.
     retry_in_s = max(0.0, record.retry_s - asyncio.get_running_loop().time()) if record.retry_s else None
-    return Status(
+    status = Status(
         record.role,
         record.name,
         record.pid,
@@ -87,6 +98,7 @@ async def _look_at(record: Record, network: Network, bound_s: float) -> Status:
         metrics_address(record),
         facts.get("seams"),
     )
+    return status, facts
 
 
 def _note(record: Record, facts: dict[str, Any]) -> str:

@@ -1,0 +1,66 @@
+"""What control decided, as people should see it: the pages of one look, read together. Pure.
+
+Always true: a control that leads is believed before one that follows, and both before what frontends remember; where
+nobody says anything of a worker nothing is said of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import structs
+
+from holdfast.health.shown import ControlPage, Verdict, control_page
+from holdfast.supervise.status import Status
+
+HEALTHY = "HEALTHY"
+UNCHECKED = "unchecked"  # `standing.Cause`; alone it is a beginning, not a failure
+
+
+def decided(pages: Sequence[Mapping[str, Any]]) -> ControlPage | None:
+    """What the control that leads says, or another that runs; None: there is none."""
+    found = [page for facts in pages if (page := control_page(dict(facts))) is not None]
+    return max(found, key=lambda page: page.leads, default=None)
+
+
+def remembered(pages: Sequence[Mapping[str, Any]]) -> list[Verdict]:
+    """What frontends go by, who keep what was last decided."""
+    rows = [row for facts in pages if facts.get("role") == "frontend" for row in facts.get("workers", ())]
+    told = {row["instance"]: row for row in rows if isinstance(row.get("weight"), int | float) and row.get("standing")}
+    return [
+        Verdict(
+            worker=row["name"],
+            name=row["name"],
+            instance=instance,
+            group=str(row.get("group") or ""),
+            status=str(row["standing"]).upper(),
+            weight=float(row["weight"]),
+            reason=str(row.get("reason") or ""),
+        )
+        for instance, row in told.items()
+    ]
+
+
+def word(verdict: Verdict) -> str:
+    """One word for what it has earned."""
+    if verdict.quarantined:
+        return "quarantined"
+    if set(verdict.causes) == {UNCHECKED}:
+        return UNCHECKED
+    if verdict.spare and verdict.status == HEALTHY:
+        return "spare"
+    return verdict.status.lower()
+
+
+def with_verdicts(statuses: Sequence[Status], verdicts: Sequence[Verdict]) -> list[Status]:
+    """Every worker with what was decided of it."""
+    by_name = {verdict.name: verdict for verdict in verdicts}
+    return [_with_verdict(status, by_name.get(status.name)) for status in statuses]
+
+
+def _with_verdict(status: Status, verdict: Verdict | None) -> Status:
+    if verdict is None or status.role != "worker":
+        return status
+    why = "" if verdict.status == HEALTHY else verdict.reason
+    return structs.replace(status, health=word(verdict), weight=verdict.weight, health_reason=why)
