@@ -16,6 +16,7 @@ COMMANDS = (
     "--help",
     "ps",
     "ps --json",
+    "top --json",
     "incidents",
     "memory status",
     "down",
