@@ -14,6 +14,7 @@ import msgspec
 
 from holdfast.core.errors import Code
 from holdfast.core.requests import Failure, GenerateRequest, Output, Sampling
+from holdfast.core.tiers import Tier
 from holdfast.discovery.card import ModelCard, WeightsIdentity
 from holdfast.discovery.keys import HEALTH, InstanceKey, InstanceRecord
 from holdfast.discovery.registry import Instance
@@ -62,8 +63,10 @@ def make_card(revision: str = "r1", **fields: Any) -> ModelCard:
     return ModelCard(**plain | fields)
 
 
-def make_request(name: str, tokens: list[int], max_tokens: int = 100) -> GenerateRequest:
-    return GenerateRequest(name, tokens, len(tokens), Sampling(max_tokens, SEED))
+def make_request(
+    name: str, tokens: list[int], max_tokens: int = 100, tier: Tier = Tier.STANDARD
+) -> GenerateRequest:
+    return GenerateRequest(name, tokens, len(tokens), Sampling(max_tokens, SEED), tier=tier)
 
 
 class RecordingTransport(asyncio.Transport):
@@ -298,9 +301,10 @@ class Cluster:
         max_tokens: int = 100,
         stop_at: int | None = None,
         workers: WorkerSet | None = None,
+        tier: Tier = Tier.STANDARD,
     ) -> Client:
         client = Client(name, self, stop_at)
-        ledger = Ledger(make_request(name, tokens or [1, 2, 3], max_tokens))
+        ledger = Ledger(make_request(name, tokens or [1, 2, 3], max_tokens, tier))
         client.flight = Flight(ledger, workers or self.set(), client)
         self.clients[name] = client
         self.dispatcher.launch(client.flight)

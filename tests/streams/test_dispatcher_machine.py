@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from streams_rig import Client, Cluster, Worker
 
 from holdfast.core.errors import RESUMABLE, Code
+from holdfast.core.tiers import Tier
 from holdfast.health.standing import FALLEN, Status
 from holdfast.routing.table import Standing
 from holdfast.spec.waits import HoldSettings
@@ -69,10 +70,10 @@ class DispatcherMachine(RuleBasedStateMachine):
         gone = [worker for worker in self.cluster.workers.values() if worker.link.workers is None]
         gone[pick % len(gone)].connect()
 
-    @rule(long=st.booleans())
-    def ask(self, long: bool) -> None:
+    @rule(long=st.booleans(), tier=st.sampled_from(Tier))
+    def ask(self, long: bool, tier: Tier) -> None:
         name = f"s{next(self.names)}"
-        self.cluster.ask(name, list(range(1, 130 if long else 4)), TOKENS_MAX)
+        self.cluster.ask(name, list(range(1, 130 if long else 4)), TOKENS_MAX, tier=tier)
 
     @precondition(lambda self: self.running())
     @rule(pick=PICK, count=st.integers(1, 3))
@@ -220,8 +221,9 @@ class DispatcherMachine(RuleBasedStateMachine):
     def nobody_waits_for_a_free_place(self) -> None:
         for workers in self.cluster.directory.sets.values():
             for held in workers.holds:
-                behind = held.standing is Standing.FRESH and workers.holds.suspects
-                assert behind or not workers.table.has_place(held.standing), held.stream
+                standing = held.item.standing
+                behind = standing is Standing.FRESH and workers.holds.suspects
+                assert behind or not workers.table.has_place(standing), held.item
 
     @invariant()
     def a_worker_that_was_full_gets_no_more_than_it_has_room_for(self) -> None:
@@ -233,6 +235,14 @@ class DispatcherMachine(RuleBasedStateMachine):
     def full_workers_are_no_failures(self) -> None:
         assert Code.WORKER_OVERLOADED not in self.cluster.dispatcher.stats.resumed
         assert Code.WORKER_OVERLOADED not in self.cluster.dispatcher.stats.lost
+
+    @invariant()
+    def who_is_pushed_out_never_ran_and_left_a_full_line(self) -> None:
+        for client in self.cluster.clients.values():
+            if client.failure is not None and client.failure[0] is Code.PUSHED_OUT:
+                assert not client.shown
+                assert client.flight.standing is Standing.FRESH
+        assert Code.PUSHED_OUT not in self.cluster.dispatcher.stats.lost
 
     @invariant()
     def a_group_has_one_leader(self) -> None:

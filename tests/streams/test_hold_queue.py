@@ -9,10 +9,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from holdfast.core.tiers import Tier
 from holdfast.routing.table import Standing
 from holdfast.streams.holds import HoldQueue
 
 FRESH_MAX = 3
+Waiting = tuple[int, float, Tier]  # its number, since when, and of which tier
 
 
 class HoldMachine(RuleBasedStateMachine):
@@ -21,35 +23,35 @@ class HoldMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.queue: HoldQueue[int] = HoldQueue(FRESH_MAX)
-        self.lists: dict[Standing, list[tuple[int, float]]] = {standing: [] for standing in Standing}
+        self.lists: dict[Standing, list[Waiting]] = {standing: [] for standing in Standing}
         self.now_s = 0.0
         self.numbers = 0
 
     @property
-    def all(self) -> list[tuple[int, float]]:
+    def all(self) -> list[Waiting]:
         return self.lists[Standing.RESUMED] + self.lists[Standing.SUSPECT] + self.lists[Standing.FRESH]
 
-    def keep(self, keep: Callable[[tuple[int, float]], bool]) -> None:
+    def keep(self, keep: Callable[[Waiting], bool]) -> None:
         self.lists = {standing: [item for item in items if keep(item)] for standing, items in self.lists.items()}
 
-    @rule(ago_s=st.sampled_from([0.0, 0.0, 0.5, 2.0]), standing=st.sampled_from(Standing))
-    def hold(self, ago_s: float, standing: Standing) -> None:
+    @rule(ago_s=st.sampled_from([0.0, 0.0, 0.5, 2.0]), standing=st.sampled_from(Standing), tier=st.sampled_from(Tier))
+    def hold(self, ago_s: float, standing: Standing, tier: Tier) -> None:
         """As a new one, or as one that comes back and stands where it stood."""
         self.numbers += 1
         since_s = self.now_s - ago_s
-        taken = self.queue.hold(self.numbers, since_s, standing)
-        assert taken is (standing is not Standing.FRESH or len(self.lists[standing]) < FRESH_MAX)
-        if taken:
-            self.lists[standing].append((self.numbers, since_s))
-            self.lists[standing].sort(key=lambda item: item[1])
+        line = self.lists[standing]
+        line.append((self.numbers, since_s, tier))
+        line.sort(key=lambda item: (item[2], item[1]))
+        leaves = line.pop()[0] if standing is Standing.FRESH and len(line) > FRESH_MAX else None
+        assert self.queue.hold(self.numbers, tier, since_s, standing) == leaves
 
     @rule()
     def take(self) -> None:
         first = self.queue.first()
-        assert (first.stream if first else None) == (self.all[0][0] if self.all else None)
+        assert (first.item if first else None) == (self.all[0][0] if self.all else None)
         if first is not None:
-            self.queue.drop(first.stream)
-            self.lists[first.standing].pop(0)
+            self.queue.drop(first.item)
+            next(line for line in self.lists.values() if line).pop(0)
 
     @rule(number=st.integers(1, 30))
     def cancel(self, number: int) -> None:
@@ -59,16 +61,16 @@ class HoldMachine(RuleBasedStateMachine):
     @rule(seconds=st.floats(0.1, 3.0))
     def overdue(self, seconds: float) -> None:
         self.now_s += seconds
-        late = [held.stream for held in self.queue.overdue(self.now_s, lambda held: 3.0)]
-        assert late == [number for number, since_s in self.all if self.now_s - since_s >= 3.0]
+        late = [held.item for held in self.queue.overdue(self.now_s, lambda held: 3.0)]
+        assert late == [number for number, since_s, _ in self.all if self.now_s - since_s >= 3.0]
         self.keep(lambda item: self.now_s - item[1] < 3.0)
 
     @invariant()
     def same_order(self) -> None:
-        assert [held.stream for held in self.queue] == [number for number, _ in self.all]
+        assert [held.item for held in self.queue] == [number for number, *_ in self.all]
         assert len(self.queue) == len(self.all)
         assert self.queue.suspects == len(self.lists[Standing.SUSPECT])
-        assert all(held.stream in self.queue for held in self.queue)
+        assert all(held.item in self.queue for held in self.queue)
 
 
 HoldMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
@@ -78,16 +80,27 @@ TestHoldMachine = HoldMachine.TestCase
 def test_a_stream_is_held_once() -> None:
     """Holding a held stream is our own bug, as new or as resumed."""
     queue: HoldQueue[str] = HoldQueue(1)
-    queue.hold("s", 0.0, Standing.FRESH)
+    queue.hold("s", Tier.STANDARD, 0.0, Standing.FRESH)
     with pytest.raises(AssertionError, match="held once"):
-        queue.hold("s", 0.0, Standing.RESUMED)
+        queue.hold("s", Tier.STANDARD, 0.0, Standing.RESUMED)
 
 
-def test_those_who_left_cost_no_memory() -> None:
-    """A line that people join and leave all day is as long as those who stand in it."""
-    queue: HoldQueue[int] = HoldQueue(10)
-    queue.hold(-1, 0.0, Standing.FRESH)
-    for number in range(10_000):
-        queue.hold(number, 1.0, Standing.FRESH)
-        queue.drop(number)
-    assert len(queue._heap) < 100
+def test_premium_pushes_out_what_waits_and_never_what_ran() -> None:
+    """A full line keeps those who stand first; streams that ran before, of any tier, are none of its concern."""
+    queue: HoldQueue[str] = HoldQueue(2)
+    assert queue.hold("ran", Tier.BEST_EFFORT, 5.0, Standing.RESUMED) is None
+    assert queue.hold("low", Tier.BEST_EFFORT, 1.0, Standing.FRESH) is None
+    assert queue.hold("mid", Tier.STANDARD, 2.0, Standing.FRESH) is None
+    assert queue.hold("high", Tier.PREMIUM, 3.0, Standing.FRESH) == "low"
+    assert queue.hold("last", Tier.BEST_EFFORT, 4.0, Standing.FRESH) == "last"
+    assert [held.item for held in queue] == ["ran", "high", "mid"]
+
+
+def test_a_choice_whose_answer_has_begun_is_not_pushed_out() -> None:
+    """Its client reads the other choices: the last of the others leaves, and with none the newcomer itself."""
+    queue: HoldQueue[str] = HoldQueue(2, stays=lambda stream: stream.startswith("answering"))
+    assert queue.hold("low", Tier.BEST_EFFORT, 1.0, Standing.FRESH) is None
+    assert queue.hold("answering", Tier.BEST_EFFORT, 2.0, Standing.FRESH) is None
+    assert queue.hold("high", Tier.PREMIUM, 3.0, Standing.FRESH) == "low"
+    assert queue.hold("answering too", Tier.STANDARD, 4.0, Standing.FRESH) == "answering too"
+    assert queue.hold("higher", Tier.PREMIUM, 2.0, Standing.FRESH) == "high"

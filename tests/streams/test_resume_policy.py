@@ -27,6 +27,7 @@ RESUMED = {
     "StreamIncomplete": True,
     "EmptyAnswer": True,
     "WorkerOverloaded": True,
+    "PushedOut": False,
     "Cancelled": False,
     "InvalidRequest": False,
     "ResourceExhausted": False,

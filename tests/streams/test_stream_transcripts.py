@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from streams_rig import Cluster, make_card
 
+from holdfast.core.tiers import parse_tier
 from holdfast.discovery.keys import CONTROLS
 from holdfast.health.records import ControlRecord
 from holdfast.health.standing import Status
@@ -68,7 +69,8 @@ class Story:
         stop = int(values["stop"]) if "stop" in values else None
         workers = self.sets.get(values.get("set", ""))
         tokens = [int(token) for token in words[1:]]
-        self.cluster.ask(words[0], tokens or None, int(values.get("max", "100")), stop, workers)
+        tier = parse_tier(values.get("tier", "standard"))
+        self.cluster.ask(words[0], tokens or None, int(values.get("max", "100")), stop, workers, tier)
 
     def do_leave(self, words: list[str], values: dict[str, str]) -> None:
         self.cluster.leave(words[0])

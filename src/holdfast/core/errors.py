@@ -22,6 +22,7 @@ class Code(StrEnum):
     STREAM_INCOMPLETE = "StreamIncomplete"
     EMPTY_ANSWER = "EmptyAnswer"  # a worker says that it is the end, and made nothing
     WORKER_OVERLOADED = "WorkerOverloaded"
+    PUSHED_OUT = "PushedOut"  # it waited, and a line that was full kept others
     CANCELLED = "Cancelled"
     INVALID_REQUEST = "InvalidRequest"
     RESOURCE_EXHAUSTED = "ResourceExhausted"

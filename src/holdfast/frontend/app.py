@@ -16,7 +16,7 @@ from holdfast.frontend.api.errors import SERVER, ApiError, log_failure, no_worke
 from holdfast.frontend.api.parse import Unexplained
 from holdfast.frontend.api.request import ParsedRequest
 from holdfast.frontend.body_reader import PARSERS
-from holdfast.frontend.gate import Gate, GateError, RequestNames
+from holdfast.frontend.gate import Gate, RequestNames
 from holdfast.frontend.large_bodies import PARSE_NOW_BYTES_MAX, LargeBodies
 from holdfast.frontend.model_text import ModelText
 from holdfast.frontend.pages import OPEN_PATHS, Pages
@@ -196,7 +196,4 @@ class App:
 
 def _refuse(connection: HttpConnection, error: ApiError) -> None:
     log_failure(connection.request_id, error)
-    headers = error.headers if isinstance(error, GateError) else ()
-    if error.retry_after_s is not None:
-        headers = (*headers, (b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
-    connection.respond(error.status, error.body(), headers=headers)
+    connection.respond(error.status, error.body(), headers=error.headers)

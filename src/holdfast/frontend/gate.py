@@ -22,7 +22,7 @@ from holdfast.wire.http.response import Headers
 
 # How long a browser may remember what it was allowed: a day, the longest that one of them takes.
 _REMEMBER_S = b"86400"
-_READABLE = b"retry-after, x-request-id"
+_READABLE = b"retry-after, x-request-id, x-holdfast-reason"
 
 _NAME_HEADER = b"x-request-id"
 TIER_HEADER = b"x-priority-tier"
@@ -51,7 +51,11 @@ class GateError(ApiError):
         self, status: int, message: str, headers: Headers, kind: str = INVALID_REQUEST, code: str | None = None
     ) -> None:
         super().__init__(status, message, kind, code=code)
-        self.headers = headers
+        self._own = headers
+
+    @property
+    def headers(self) -> Headers:
+        return (*self._own, *super().headers)
 
 
 @dataclass(frozen=True, slots=True)

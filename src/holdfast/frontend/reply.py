@@ -77,9 +77,9 @@ class Reply:
     def choice_failed(self, choice: Choice, code: Code, message: str, retry_after_s: float | None) -> None:
         if self.outcome:
             return
-        error = of_failure(code, message)
+        error = of_failure(code, message, retry_after_s=retry_after_s)
         log_failure(self.connection.request_id, error)
-        self._send_error(error, retry_after_s)
+        self._send_error(error)
         self._end("error")
 
     def _end(self, outcome: str) -> None:
@@ -148,9 +148,8 @@ class Reply:
     def resumed(self, pause_s: float) -> None:
         """A choice's stream moves again after a failure; only a stream's client can be told at that moment."""
 
-    def _send_error(self, error: ApiError, retry_after_s: float | None) -> None:
-        headers = ((b"retry-after", b"%d" % max(1, round(retry_after_s))),) if retry_after_s is not None else ()
-        self.connection.respond(error.status, error.body(), headers=headers)
+    def _send_error(self, error: ApiError) -> None:
+        self.connection.respond(error.status, error.body(), headers=error.headers)
 
 
 class StreamReply(Reply):
@@ -266,8 +265,8 @@ class StreamReply(Reply):
         else:
             self._note = note
 
-    def _send_error(self, error: ApiError, retry_after_s: float | None) -> None:
+    def _send_error(self, error: ApiError) -> None:
         if not self._head_sent:
-            super()._send_error(error, retry_after_s)
+            super()._send_error(error)
         else:
             self.connection.end_stream(b"data: " + error.body() + b"\n\n")

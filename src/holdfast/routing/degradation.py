@@ -27,10 +27,10 @@ LEVEL_MAX = 4
 BOUNDS = (1.0, 0.75, 0.5, 0.25)
 # Ratios come in thousandths: 0.7 is as far from 0.75 as 0.05 says, whatever binary fractions make of it.
 ROUNDING = 0.0001
-# Returns that follow each other wait at most so many times as long: eight minutes near a bound.
-PATIENCE_MAX = 16
 # When to tell those who are shed to come back: about as long as a return near a bound takes.
 RETRY_AFTER_S = 30.0
+# Returns that follow each other wait at most so many times as long: eight minutes near a bound.
+PATIENCE_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +70,24 @@ class Shed:
 
     reason: str  # a word for a header, a metric and a program
     message: str
-    retry_after_s: float = RETRY_AFTER_S
+    retry_after_s: float
 
 
-def refusal(level: int, tier: Tier) -> Shed | None:
+def refusal(level: int, tier: Tier, retry_after_s: float = RETRY_AFTER_S) -> Shed | None:
     """Why a new request of this tier is refused at this level; None: it is not."""
     rules = RULES[level]
     if not rules.accepts_new:
-        return Shed("no_capacity", f"capacity is too low for new requests (degradation level {level})")
+        why = f"capacity is too low for new requests (degradation level {level})"
+        return Shed("no_capacity", why, retry_after_s)
     if tier in rules.shed:
-        return Shed("tier_shed", f"capacity is low, and {tier.word} requests are not taken (degradation level {level})")
+        why = f"capacity is low, and {tier.word} requests are not taken (degradation level {level})"
+        return Shed("tier_shed", why, retry_after_s)
     return None
 
 
-def pushed_out(tier: Tier) -> Shed:
+def pushed_out(tier: Tier, retry_after_s: float = RETRY_AFTER_S) -> Shed:
     """Why one that waited does not any more: a line was full, and those before it stay."""
-    return Shed("pushed_out", f"too many requests wait, and this one ({tier.word}) stands last")
+    return Shed("pushed_out", f"too many requests wait, and this one ({tier.word}) stands last", retry_after_s)
 
 
 @dataclass(frozen=True, slots=True)

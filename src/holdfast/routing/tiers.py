@@ -4,16 +4,16 @@ Theory. In a line a higher tier stands before a lower one, and within a tier who
 who stand first: that one rule lets a higher tier push out a lower one's waiting work, refuses a newcomer of the lowest
 tier, and is fair within a tier, also to one who comes back to where it stood.
 
-Always true: a line never holds more than its bound; for each who joins a full line exactly one leaves it, the last, who
-may be the newcomer itself; nobody is pushed out by a lower tier, nor within its own tier by one who came later. Running
-streams are not in a line, so nothing here can touch them.
+Always true: a line never holds more than its bound; for each who joins a full line exactly one leaves it, the last who
+need not stay, or the newcomer itself; nobody is pushed out by a lower tier, nor within its own tier by one who came
+later. Running streams are not in a line, so nothing here can touch them.
 """
 
 from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -35,8 +35,9 @@ class InLine(Generic[Item]):
 class TierLine(Generic[Item]):
     """Who waits for a place, in the order in which places are given."""
 
-    def __init__(self, waiting_max: int | None) -> None:
+    def __init__(self, waiting_max: int | None, stays: Callable[[Item], bool] = lambda item: False) -> None:
         self._waiting_max = waiting_max  # None: only those join who ran before, and were bounded then
+        self._stays = stays  # whom nobody may push out any more
         self._numbers = itertools.count()
         self._waiting: dict[Item, InLine[Item]] = {}
         # Sorted. Nearly all join at the end, and moving a thousand pointers costs less than a microsecond.
@@ -64,7 +65,8 @@ class TierLine(Generic[Item]):
         insort(self._rows[tier], (since_s, waiting.number, item), key=_stands)
         if self._waiting_max is None or len(self._waiting) <= self._waiting_max:
             return None
-        last = next(row[-1][2] for row in reversed(self._rows.values()) if row)
+        backwards = (other for row in reversed(self._rows.values()) for *_, other in reversed(row))
+        last = next(other for other in backwards if other is item or not self._stays(other))
         self.leave(last)
         return last
 

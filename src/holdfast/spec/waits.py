@@ -19,6 +19,9 @@ class HoldSettings(Settings, frozen=True):
     fresh_max: Annotated[
         int, about("New requests that may wait at once, per set; streams under way always may.", min=0)
     ] = 1024
+    shed_retry_s: Annotated[
+        float, about("When requests that are shed are told to come back.", "s", min=1, commands=_ALL)
+    ] = 30.0
     stand_in_after_s: Annotated[
         float,
         about(

@@ -45,11 +45,9 @@ class Dispatcher:
     def launch(self, flight: Flight) -> None:
         """A new stream: onto a worker; in line if its set has none that can take it; refused if too many wait."""
         # Suspects go first: else a stream of new requests would never leave them a worker to be tried alone on.
-        if not flight.workers.holds.suspects and self._send(flight):
-            return
-        flight.workers = self._directory.current(flight.workers)  # it may have been forgotten since it was picked
-        if not self._hold(flight):
-            self._patience.line_is_full(flight)
+        if flight.workers.holds.suspects or not self._send(flight):
+            flight.workers = self._directory.current(flight.workers)  # it may have been forgotten since it was picked
+            self._hold(flight)
 
     def abandon(self, flight: Flight) -> None:
         """The client is gone: free everything the stream has, at once."""
@@ -174,8 +172,8 @@ class Dispatcher:
         self._leave_link(flight, tell_worker=False, drain=False)
         flight.ledger.void_attempt()
         flight.workers.table.turned_away(slot)
-        if not self._send(flight) and not self._hold(flight):
-            self._patience.line_is_full(flight)
+        if not self._send(flight):
+            self._hold(flight)
 
     def has_room(self, link: WorkerLink, places: int) -> None:
         """A worker that was full keeps places for us: what waits takes them, and what is left it may give to others."""
@@ -262,14 +260,16 @@ class Dispatcher:
     def _fill(self, workers: WorkerSet) -> None:
         """What waits takes the places that are free; who has no place now holds up those behind it."""
         while len(workers.holds) and (held := workers.holds.first()) is not None:
-            if not self._send(held.stream):
+            if not self._send(held.item):
                 return
-            workers.holds.drop(held.stream)
+            workers.holds.drop(held.item)
             workers.pace.came_free(self.clock())
 
-    def _hold(self, flight: Flight) -> bool:
-        """Stand in line; False if too many new requests do."""
-        return flight.workers.holds.hold(flight, flight.waits(self.clock()), flight.standing)
+    def _hold(self, flight: Flight) -> None:
+        """Stand in line; where too many new requests do, one who does not stay there hears so."""
+        leaves = flight.workers.holds.hold(flight, flight.tier, flight.waits(self.clock()), flight.standing)
+        if leaves is not None:
+            self._patience.line_is_full(leaves, waited=leaves is not flight)
 
     def _link_of(self, flight: Flight) -> WorkerLink | None:
         return self.links[flight.slot] if flight.slot is not None else None
@@ -291,7 +291,7 @@ class Dispatcher:
 
     def _move_to_stand_in(self, workers: WorkerSet) -> None:
         while (held := workers.holds.first()) is not None:
-            flight = held.stream
+            flight = held.item
             others = self._directory.stand_ins(workers, flight.standing)
             if not others:
                 return

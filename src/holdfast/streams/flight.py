@@ -12,6 +12,7 @@ from typing import Protocol
 
 from holdfast.core.errors import Code
 from holdfast.core.requests import Output
+from holdfast.core.tiers import Tier
 from holdfast.discovery.card import ModelCard
 from holdfast.routing.slots import Slot
 from holdfast.routing.table import RouteTable, Standing
@@ -115,6 +116,10 @@ class Flight:
             self.waits_since_s = now_s
         return self.waits_since_s
 
+    @property
+    def tier(self) -> Tier:
+        return Tier(self.ledger.tier)
+
     def __repr__(self) -> str:
         where = f"on {self.slot!r}" if self.slot is not None else "on no worker"
         return f"<Flight {self.ledger!r} {where}>"
@@ -128,7 +133,7 @@ class WorkerSet:
         self.card = card
         self.checksum = card.checksum()
         self.table = RouteTable(rng)
-        self.holds: HoldQueue[Flight] = HoldQueue(fresh_holds_max)
+        self.holds: HoldQueue[Flight] = HoldQueue(fresh_holds_max, stays=lambda flight: flight.consumer.answering)
         self._inexact = 0  # workers among them whose answers differ from one time to the next
         self.sessions = 0  # data connections to its workers, with those that are not ready for work yet
         self.text_lock = asyncio.Lock()  # whoever makes the text side; others wait for it

@@ -1,19 +1,18 @@
-"""Streams waiting for a place: resumed ones, then suspects, then new ones, longest waiting first. Pure.
+"""Streams waiting for a place: resumed ones, then suspects, then new ones; of each, the higher tiers first. Pure.
 
-Always true: a stream that ran before is never refused a place in line; new ones are refused beyond `fresh_max`; every
-held stream leaves by being taken, cancelled or overdue; one that comes back (a worker turned it away) stands where it
-stood.
+Always true: a stream that ran before is never refused a place in line; new ones have `fresh_max` places there, which
+those keep who stand first (`routing.tiers`); every held stream leaves by being taken, cancelled, pushed out or overdue;
+one that comes back (a worker turned it away) stands where it stood.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from holdfast.core.tiers import Tier
 from holdfast.routing.table import Standing
+from holdfast.routing.tiers import InLine, TierLine
 
 Stream = TypeVar("Stream", bound=Hashable)
 
@@ -24,71 +23,49 @@ RETRY_AFTER_S_MAX = 30.0
 WEIGHT = 0.1
 
 
-@dataclass(slots=True)
-class Held(Generic[Stream]):
-    stream: Stream
-    since_s: float
-    standing: Standing
-    number: int  # among those that wait since the same moment
-
-
 class HoldQueue(Generic[Stream]):
-    """Held streams of one worker set, in the order they will be taken up again."""
+    """Held streams of one worker set, in the order they will be taken up again. `stays`: a new one that nobody may push
+    out any more."""
 
-    def __init__(self, fresh_max: int) -> None:
-        self._fresh_max = fresh_max
-        self._numbers = itertools.count()
-        self._held: dict[Stream, Held[Stream]] = {}
-        self._counts = dict.fromkeys(Standing, 0)
-        self._heap: list[tuple[Standing, float, int, Held[Stream]]] = []  # with some that are held no longer
+    def __init__(self, fresh_max: int, stays: Callable[[Stream], bool] = lambda stream: False) -> None:
+        self._lines: dict[Standing, TierLine[Stream]] = {
+            standing: TierLine(fresh_max if standing is Standing.FRESH else None, stays) for standing in Standing
+        }
 
     def __len__(self) -> int:
-        return len(self._held)
+        return sum(map(len, self._lines.values()))
 
     def __contains__(self, stream: Stream) -> bool:
-        return stream in self._held
+        return any(stream in line for line in self._lines.values())
 
-    def hold(self, stream: Stream, since_s: float, standing: Standing) -> bool:
-        """Keep a stream that waits since then; False if there is no room for another new one."""
+    def hold(self, stream: Stream, tier: Tier, since_s: float, standing: Standing) -> Stream | None:
+        """Keep a stream that waits since then. Whoever has no place in line any more is returned: itself, or a new one
+        that stood last."""
         assert stream not in self, "a stream is held once"
-        if standing is Standing.FRESH and self._counts[standing] >= self._fresh_max:
-            return False
-        held = self._held[stream] = Held(stream, since_s, standing, next(self._numbers))
-        self._counts[standing] += 1
-        heapq.heappush(self._heap, (standing, since_s, held.number, held))
-        return True
+        return self._lines[standing].join(stream, tier, since_s)
 
     def drop(self, stream: Stream) -> None:
-        held = self._held.pop(stream, None)
-        if held is None:
-            return
-        self._counts[held.standing] -= 1
-        if len(self._heap) > 2 * len(self._held) + 64:  # mostly of those who left: they cost memory only
-            self._heap = [entry for entry in self._heap if self._is_held(entry[3])]
-            heapq.heapify(self._heap)
+        for line in self._lines.values():
+            line.leave(stream)
 
-    def first(self) -> Held[Stream] | None:
-        """Who is next, still held."""
-        while self._heap and not self._is_held(self._heap[0][3]):
-            heapq.heappop(self._heap)
-        return self._heap[0][3] if self._heap else None
+    def first(self) -> InLine[Stream] | None:
+        """Who is next."""
+        return next((line.first() for line in self._lines.values() if len(line)), None)
 
     @property
     def suspects(self) -> int:
-        return self._counts[Standing.SUSPECT]
+        return len(self._lines[Standing.SUSPECT])
 
-    def overdue(self, now_s: float, patience_s: Callable[[Held[Stream]], float]) -> list[Held[Stream]]:
+    def overdue(self, now_s: float, patience_s: Callable[[InLine[Stream]], float]) -> list[InLine[Stream]]:
         """Take out all who have waited for as long as they may."""
         late = [held for held in self if now_s - held.since_s >= patience_s(held)]
         for held in late:
-            self.drop(held.stream)
+            self.drop(held.item)
         return late
 
-    def __iter__(self) -> Iterator[Held[Stream]]:
-        yield from sorted(self._held.values(), key=lambda held: (held.standing, held.since_s, held.number))
-
-    def _is_held(self, held: Held[Stream]) -> bool:
-        return self._held.get(held.stream) is held
+    def __iter__(self) -> Iterator[InLine[Stream]]:
+        for line in self._lines.values():
+            yield from line
 
 
 class Pace:

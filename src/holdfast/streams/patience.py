@@ -2,9 +2,10 @@
 
 Theory. With no worker a stream is *held*: somebody is coming, and it has been promised its end, or soon will be. Where
 workers are there and full nobody is coming: a new request waits a little for a place, then it is refused with a time
-to come back. That is an answer, not a failure, and is counted apart. Whoever ran before, or whose client already has
-part of its answer (another of its choices), waits as if held. Suspects are tried one after the other, each for as long
-as its prompt takes: while one is tried, the wait of those who ran before is not over.
+to come back. That is an answer, not a failure, and is counted apart; so it is where a line is full, and one of a lower
+tier that waits is *pushed out*. Whoever ran before, or whose client already has part of its answer (another of its
+choices), waits as if held. Suspects are tried one after the other, each for as long as its prompt takes: while one is
+tried, the wait of those who ran before is not over.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from __future__ import annotations
 import logging
 
 from holdfast.core.errors import Code
+from holdfast.routing.degradation import pushed_out
 from holdfast.routing.table import Standing
+from holdfast.routing.tiers import InLine
 from holdfast.spec.waits import HoldSettings
 from holdfast.streams.flight import Flight, WorkerSet
-from holdfast.streams.holds import Held
 from holdfast.streams.stats import DispatchStats
 
 log = logging.getLogger("holdfast.workers")
@@ -28,31 +30,41 @@ class Patience:
         self._settings = settings
         self._stats = stats
 
-    def bound_s(self, held: Held[Flight]) -> float:
+    def bound_s(self, held: InLine[Flight]) -> float:
         """How long it may wait in all; for a place it waits since there were workers."""
-        full_since_s = held.stream.workers.full_since_s
-        if held.standing is not Standing.FRESH:
-            return self._settings.hold_s + max(0.0, held.stream.workers.tried_s - held.since_s)
-        if held.stream.consumer.answering or not full_since_s:
+        flight = held.item
+        full_since_s = flight.workers.full_since_s
+        if flight.standing is not Standing.FRESH:
+            return self._settings.hold_s + max(0.0, flight.workers.tried_s - held.since_s)
+        if flight.consumer.answering or not full_since_s:
             return self._settings.hold_s
         return self._settings.queue_s + max(0.0, full_since_s - held.since_s)
 
-    def is_over(self, held: Held[Flight]) -> None:
+    def is_over(self, held: InLine[Flight]) -> None:
         """It waited for as long as it may."""
-        if held.standing is Standing.FRESH and held.stream.workers.full_since_s:
+        flight = held.item
+        if flight.standing is Standing.FRESH and flight.workers.full_since_s:
             waited_s = self.bound_s(held)
-            self._refuse_full(held.stream, f"every worker is full, and no place came free within {waited_s:.0f} s")
+            self._refuse_full(flight, f"every worker is full, and no place came free within {waited_s:.0f} s")
         else:
             waited = f"no worker could take it within {self._settings.hold_s:g} s"
-            self.lose(held.stream, Code.NO_WORKER, waited)
+            self.lose(flight, Code.NO_WORKER, waited)
 
-    def line_is_full(self, flight: Flight) -> None:
-        """A new request that may not even wait."""
-        if flight.workers.table.overloaded:
+    def line_is_full(self, flight: Flight, *, waited: bool) -> None:
+        """A new request that may not wait, or not any more."""
+        if waited:
+            self._push_out(flight)
+        elif flight.workers.table.overloaded:
             self._refuse_full(flight, "every worker is full")
         else:
             why = "no worker is up and too many requests wait already"
             self.refuse(flight, Code.NO_WORKER, why, self._settings.hold_s)
+
+    def _push_out(self, flight: Flight) -> None:
+        if flight.ledger.end():
+            shed = pushed_out(flight.tier, self._settings.shed_retry_s)
+            self._stats.shed[flight.tier.word, shed.reason] += 1
+            _tell_failed(flight, Code.PUSHED_OUT, shed.message, shed.retry_after_s)
 
     def _refuse_full(self, flight: Flight, message: str) -> None:
         workers = flight.workers
@@ -77,10 +89,10 @@ class Patience:
         """Tell those who wait that they do."""
         for held in workers.holds:
             try:
-                held.stream.consumer.still_waiting()
+                held.item.consumer.still_waiting()
             except Exception as error:
-                workers.holds.drop(held.stream)
-                self.broke(held.stream, error)
+                workers.holds.drop(held.item)
+                self.broke(held.item, error)
 
     def broke(self, flight: Flight, error: Exception) -> None:
         """What consumes a stream raised, perhaps at its very end: its client is told, whatever it was told before."""

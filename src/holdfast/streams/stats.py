@@ -10,7 +10,7 @@ long gap, whatever made it; a seam's gap is from the last token before the failu
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 # Upper bounds, seconds: a step of a small model, of a large one, then what people notice, then stalls.
@@ -65,6 +65,7 @@ class DispatchStats:
     resumed: dict[str, int] = field(default_factory=dict)  # by the failure's name
     lost: dict[str, int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)  # new requests that never ran, by why
+    shed: Counter[tuple[str, str]] = field(default_factory=Counter)  # new requests too, by tier and reason
     pauses_s: list[float] = field(default_factory=list)  # at a failure, token to token; drained by the metrics page
     gaps: dict[str, TokenGaps] = field(default_factory=dict)  # by model
     seams: deque[Seam] = field(default_factory=lambda: deque(maxlen=SEAMS_MAX))  # the latest

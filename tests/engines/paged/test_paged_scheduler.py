@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
+import msgspec
 import pytest
 
+from holdfast.core.tiers import Tier
+from holdfast.engines.paged.scheduler import PASSED_MAX
 from holdfast.engines.paged.settings import SchedulerSettings
 from holdfast.kv.geometry import block_keys
 from paged_rig import SIZE, World, next_token, request, unbroken
@@ -106,6 +111,35 @@ def test_nobody_overtakes_the_head_of_the_queue() -> None:
     world.step()
     assert list(world.scheduler.running) == [1]
     assert [stream.number for stream in world.scheduler.waiting] == [2, 3]
+
+
+def test_who_waits_goes_by_tier_and_then_by_time() -> None:
+    """Streams that somebody reads already go before those of any tier of which nobody has seen anything."""
+    world = World(16, concurrency=1, queue=8)
+    tiers = [Tier.STANDARD, Tier.BEST_EFFORT, Tier.STANDARD, Tier.PREMIUM, Tier.BEST_EFFORT, Tier.PREMIUM]
+    for number, tier in enumerate(tiers):
+        world.scheduler.submit(number, msgspec.structs.replace(request([1, 2], 2, ignore_eos=True), tier=tier))
+        world.plan() if number == 0 else None
+    shown = msgspec.structs.replace(request([1, 2, 3], 4, 2, ignore_eos=True), tier=Tier.BEST_EFFORT)
+    world.scheduler.submit(9, shown)
+    assert [stream.number for stream in world.scheduler.waiting] == [9, 3, 5, 2, 1, 4]
+    world.retire()
+    assert [output.stream for output in world.drain() if output.finish] == [0, 9, 3, 5, 2, 1, 4]
+
+
+def test_the_lowest_tier_has_its_turn_too() -> None:
+    """Where premium requests never end, one of best effort lets so many pass for each tier above it, and no more."""
+    world = World(16, concurrency=1, queue=8)
+    asked = request([1, 2], 1, ignore_eos=True)
+    world.scheduler.submit(0, msgspec.structs.replace(asked, tier=Tier.PREMIUM))
+    world.scheduler.submit(1, msgspec.structs.replace(asked, tier=Tier.BEST_EFFORT))
+    passed = 0
+    for number in itertools.count(2):
+        world.scheduler.submit(number, msgspec.structs.replace(asked, tier=Tier.PREMIUM))
+        if 1 in [output.stream for output in world.step()]:
+            break
+        passed += 1
+    assert passed == 2 * PASSED_MAX
 
 
 def test_clear_gives_everything_back() -> None:

@@ -1,12 +1,14 @@
 """Which streams run, which wait, and what the next step computes: no torch, no clock, no I/O.
 
-Theory. A stream waits, runs, or is gone. It starts to run, first come first served (but those that come back with some
-of their answer before those that have shown nothing), when there is a place and blocks for its whole text and one token
-more. An engine that hears of it (`on_start`) may hold it back until something is over that is no step of its own. A
-step first takes one token of every running stream whose prompt is through (decodes), then, with what is left of its
-tokens, chunks of the other streams' texts, oldest first: so a long prompt neither stops the running streams nor is
-stopped by them. When a stream needs a block and none is left, the youngest running stream gives up its blocks and goes
-to the head of the queue with its text kept; what it had computed may be found again by its key.
+Theory. A stream waits, runs, or is gone. In line stand first those that come back with some of their answer, then those
+that have shown nothing; of each the higher tiers first, and of a tier who came first; but nobody lets more than so many
+who came later pass for each tier above its own, so that the lowest has its turn too. The first starts to run when there
+is a place and blocks for its whole text and one token more. An engine that hears of it (`on_start`) may hold it back
+until something is over that is no step of its own. A step first takes one token of every running stream whose prompt is
+through (decodes), then, with what is left of its tokens, chunks of the other streams' texts, oldest first: so a long
+prompt neither stops the running streams nor is stopped by them. When a stream needs a block and none is left, the
+youngest running stream gives up its blocks and goes to the head of the queue with its text kept; what it had computed
+may be found again by its key.
 
 Steps ahead. `plan` may be called while up to `lookahead` planned steps have not retired. A stream whose newest token
 is not known yet is planned with PENDING in its place: the device has the token. What such a step draws for a stream
@@ -29,6 +31,10 @@ from holdfast.engines.paged.checks import check, invalid
 from holdfast.engines.paged.sequences import PENDING, Segment, StepPlan, Stream
 from holdfast.engines.paged.settings import SchedulerSettings
 
+# How many who come later one in line lets pass, for each tier above its own: as many as may wait by default, so that a
+# line in which nobody waits for long is in tiers' order.
+PASSED_MAX = 256
+
 
 class Scheduler:
     """The streams of one engine. One thread. `on_start` hears of each stream that gets a place and blocks."""
@@ -42,7 +48,8 @@ class Scheduler:
         self._streams: dict[int, Stream] = {}  # running and waiting
         self.running: dict[int, Stream] = {}  # oldest first
         self._prompts: dict[Stream, None] = {}  # of those, the ones that no step has brought to their text's end yet
-        self.waiting: deque[Stream] = deque()
+        self.waiting: deque[Stream] = deque()  # in the order of their turns
+        self._arrivals = 0
         self._canary: Stream | None = None  # of them all the one that has a place of its own
         self.early: list[Output] = []  # last outputs of requests that had nothing left to make
         self._in_flight: deque[StepPlan] = deque()  # `lookahead` + 1 at most
@@ -84,11 +91,14 @@ class Scheduler:
             return
         stream = Stream(number, request, end, settings.eos_token_ids)
         self._streams[number] = stream
-        place = len(self.waiting)
+        self._arrivals += 1
+        # Shown: somebody reads it already, and it goes ahead of those of whom nobody has seen anything.
+        stream.turn = (1 if stream.shown else 2, self._arrivals + request.tier * PASSED_MAX)
         if canary:
-            self._canary, place = stream, 0
-        elif stream.shown:  # somebody reads it already: ahead of those of whom nobody has seen anything
-            place = next((at for at, other in enumerate(self.waiting) if not other.shown), place)
+            self._canary, stream.turn = stream, (-1, 0)
+        place = len(self.waiting)
+        while place and self.waiting[place - 1].turn > stream.turn:
+            place -= 1
         self.waiting.insert(place, stream)
 
     def cancel(self, number: int) -> None:
@@ -230,7 +240,7 @@ class Scheduler:
                 break
             known = self.blocks.start(stream)
             if known is None:
-                break  # first come, first served: nobody overtakes a long prompt for ever
+                break  # who is first stays so: nobody overtakes a long prompt for ever
             self.waiting.popleft()
             self.running[stream.number] = stream
             self._prompts[stream] = None
@@ -255,6 +265,7 @@ class Scheduler:
 
     def _become_waiting(self, stream: Stream) -> None:
         self._stop_running(stream)
+        stream.turn = (0, 0)  # it ran
         self.waiting.appendleft(stream)
         self.preemptions += 1
 

@@ -42,6 +42,7 @@ class Stream:
         "stop_from",
         "stops",
         "tokens",
+        "turn",
     )
 
     def __init__(self, number: int, request: GenerateRequest, end: int, eos_token_ids: frozenset[int]) -> None:
@@ -61,6 +62,7 @@ class Stream:
         self.planned = 0  # positions whose KV is there or will be when all planned steps have retired
         self.pending = 0  # tokens drawn by steps that have not retired
         self.in_flight = 0  # steps that have not retired and may write its blocks
+        self.turn = (0, 0)  # of those that wait, the smallest runs next
         self.runs = False  # has a place and blocks, and is planned
         self.held = False  # by its engine: it has its place and blocks, and no step takes it until it is let go
         self.kept: Any = None  # what its engine keeps of it from step to step, as long as it has its blocks

@@ -11,6 +11,7 @@ import logging
 import msgspec
 
 from holdfast.core.errors import Code
+from holdfast.wire.http.response import Headers
 
 log = logging.getLogger("holdfast.frontend")
 
@@ -19,6 +20,8 @@ OVERLOADED = "overloaded_error"
 UNAVAILABLE = "service_unavailable_error"
 SERVER = "server_error"
 
+REASON_HEADER = b"x-holdfast-reason"
+
 # When to ask again for a model without a worker: an engine takes about as long to load.
 NO_WORKER_RETRY_S = 10.0
 
@@ -26,7 +29,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ApiError(Exception):
-    """An answer other than 200. `retry_after_s` becomes the Retry-After header."""
+    """An answer other than 200. `retry_after_s` becomes the Retry-After header, `reason` the one that says for which
+    want of capacity it is refused."""
 
     def __init__(
         self,
@@ -36,6 +40,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: float | None = None,
+        reason: str = "",
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -44,9 +49,17 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after_s = retry_after_s
+        self.reason = reason
 
     def __repr__(self) -> str:
         return f"ApiError({self.status}, {self.message!r}, param={self.param!r}, code={self.code!r})"
+
+    @property
+    def headers(self) -> Headers:
+        headers: Headers = ((REASON_HEADER, self.reason.encode()),) if self.reason else ()
+        if self.retry_after_s is not None:
+            headers = (*headers, (b"retry-after", b"%d" % max(1, round(self.retry_after_s))))
+        return headers
 
     def body(self) -> bytes:
         """`{"error": {...}}` as the body of a response or the data of a last event."""
@@ -74,6 +87,7 @@ _OF_CODE: dict[Code, tuple[int, str]] = {
     Code.INVALID_REQUEST: (400, INVALID_REQUEST),
     Code.RESOURCE_EXHAUSTED: (429, OVERLOADED),
     Code.WORKER_OVERLOADED: (429, OVERLOADED),
+    Code.PUSHED_OUT: (429, OVERLOADED),
     Code.NO_WORKER: (503, UNAVAILABLE),
     Code.CANCELLED: (499, "cancelled"),
     Code.INTERNAL: (500, SERVER),
@@ -81,10 +95,14 @@ _OF_CODE: dict[Code, tuple[int, str]] = {
 }
 
 
+# Of a request that could have run, had there been a place for it.
+_REASONS = {Code.WORKER_OVERLOADED: "no_place", Code.PUSHED_OUT: "pushed_out"}
+
+
 def of_failure(code: Code, message: str, param: str | None = None, retry_after_s: float | None = None) -> ApiError:
     """A named failure as an answer; what is not listed is a worker's fault, and worth another try later."""
     status, kind = _OF_CODE.get(code, (503, UNAVAILABLE))
-    return ApiError(status, message, kind, param, code.value, retry_after_s)
+    return ApiError(status, message, kind, param, code.value, retry_after_s, _REASONS.get(code, ""))
 
 
 def too_busy(why: str) -> ApiError:
