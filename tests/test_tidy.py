@@ -71,6 +71,8 @@ ROOTS = {
     "streams/link.py": "the root of one stream's part of a step that many share: a bug costs one stream",
     "streams/patience.py": "the root of one stream's part of a worker's end, or of a round through the held, likewise",
     "control/process.py": "the root of a reign: a bug gives the lock back, and the next begins anew",
+    "control/reign.py": "the root of one worker's part of what happens: a bug costs that step",
+    "control/contact.py": "the root of a worker's task: a bug costs one session",
     "control/outbox.py": "the root of what follows from one verdict: a bug costs that deed only",
     "store/client.py": "the root of the client's task",
     "store/etcd_client.py": "the root of the client's task",

@@ -61,6 +61,7 @@ class Up(Asked, frozen=True):
                 vault_dir=str(env.gms_socket_dir),
                 worker=replace(plain.worker, source="", model="", **told),
                 frontend=replace(plain.frontend, api_keys=env.api_keys),
+                control=replace(plain.control, engine_token=env.engine_token),
             )
         )
 
@@ -173,9 +174,14 @@ class Control(Asked, frozen=True):
 
     @classmethod
     def of(cls, env: Environment) -> Self:
-        status = _status_address(env)
         return cls(
-            ControlLaunch(**_told(env), store=own_store(env), deployment=env.deployment, status_address=status)
+            ControlLaunch(
+                **_told(env),
+                store=own_store(env),
+                deployment=env.deployment,
+                status_address=_status_address(env),
+                engine_token=env.engine_token,
+            )
         )
 
     def run(self, env: Environment) -> int:

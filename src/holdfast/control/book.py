@@ -32,6 +32,9 @@ class Reader(Protocol):
     def wrote(self, key: str, value: bytes | None) -> None:
         """Somebody wrote or removed a key of what is decided or reported; also after a gap, if it is another then."""
 
+    def reread(self) -> None:
+        """All that stands under one prefix was read anew, after a gap."""
+
 
 class Book:
     """Watches of one deployment's keys, and what they have told."""
@@ -103,6 +106,8 @@ class Book:
                 self._set(key, None)
             for key, value in event.items.items():
                 self._set(key, value)
+            if self._reader is not None:
+                self._reader.reread()
         elif isinstance(event, Put):
             self._set(event.key, event.value)
         elif isinstance(event, Deleted):

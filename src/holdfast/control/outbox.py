@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from holdfast.store.contract import Store, StoreUnavailable
 
@@ -48,26 +49,26 @@ class Outbox:
         self._unwritten.setdefault(key, [])
         self._changed.set()
 
-    def after(self, key: str, act: Act) -> None:
-        """Do it when what is now to stand there does; at once if it does already."""
-        waiting = self._unwritten.get(key)
-        if waiting is None:
+    def after(self, keys: Sequence[str], act: Act) -> None:
+        """Do it when what is now to stand at all of them does; at once if it does already."""
+        key = next((key for key in keys if key in self._unwritten), "")
+        if not key:
             self._do(act)
-        elif len(waiting) < ACTS_MAX:
+            return
+        waiting = self._unwritten[key]
+        if len(keys) > 1:
+            act = partial(self.after, [one for one in keys if one != key], act)
+        if len(waiting) < ACTS_MAX:
             waiting.append(act)
         else:
             log.error("%s: %d acts wait for its writing; this one is dropped", key, ACTS_MAX)
 
-    def check(self, key: str, value: bytes | None) -> None:
-        """The store says that this stands there: if it forgot what was written, it is written again."""
-        if key in self._wanted and key not in self._unwritten and self._wanted[key] != value:
-            self._unwritten[key] = []
-            self._changed.set()
-
-    def check_all(self, values: Mapping[str, bytes]) -> None:
-        """The same for all that stands there."""
-        for key in self._wanted:
-            self.check(key, values.get(key))
+    def check(self, values: Mapping[str, bytes]) -> None:
+        """This stands in the store: if it forgot what was written, that is written again."""
+        for key, wanted in self._wanted.items():
+            if key not in self._unwritten and values.get(key) != wanted:
+                self._unwritten[key] = []
+                self._changed.set()
 
     async def run(self) -> None:
         """Write until cancelled, or until the lock is lost."""

@@ -7,7 +7,6 @@ control that follows, or has lost the store, is well: it waits for what is not i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
@@ -21,7 +20,7 @@ PAGES = ("/live", "/health", "/metrics")
 class StatusPage:
     """Answers from facts and metrics asked for at that moment."""
 
-    def __init__(self, facts: Callable[[], dict[str, Any]], scrape: Callable[[], bytes]) -> None:
+    def __init__(self, facts: Callable[[], msgspec.Struct], scrape: Callable[[], bytes]) -> None:
         self._facts = facts
         self._scrape = scrape
 

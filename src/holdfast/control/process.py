@@ -15,18 +15,20 @@ from typing import Any
 
 import msgspec
 
-from holdfast.control.book import Book
+from holdfast.control.book import Book, decoded
+from holdfast.control.metrics import ControlMetrics
 from holdfast.control.page import StatusPage
 from holdfast.control.reign import Reign
+from holdfast.control.showing import View, page
 from holdfast.core.address import parse_address
 from holdfast.core.ports import World
 from holdfast.core.tasks import Tasks, first
-from holdfast.discovery.keys import CONTROLS
+from holdfast.discovery.keys import CONTROLS, HEALTH, LEVELS
 from holdfast.failover.lock import FailoverLock
-from holdfast.health.records import ControlRecord
+from holdfast.health.records import ControlRecord, HealthRecord
+from holdfast.routing.degradation import LevelRecord
 from holdfast.spec.launch import ControlLaunch
 from holdfast.store.contract import Registration, Store
-from holdfast.wire import metrics
 from holdfast.wire.http.server import HttpServer
 
 log = logging.getLogger("holdfast.control")
@@ -47,12 +49,13 @@ class Control:
         self._book = Book(store, settings.deployment)  # while another leads
         self._record = ControlRecord(name=settings.name, leads=False, pid=os.getpid())
         self._registration: Registration | None = None
-        self._metrics = metrics.MetricsRegistry()
-        self._page = StatusPage(self.facts, lambda: metrics.page(self._metrics))
+        self._metrics = ControlMetrics()
+        self._page = StatusPage(lambda: page(self.view()), lambda: self._metrics.page(self.view()))
 
     @property
     def leads(self) -> bool:
-        return self._reign is not None
+        """It has the lock, and has read what is written down."""
+        return self._reign is not None and self._reign.begun
 
     def __repr__(self) -> str:
         return f"<Control {self._settings.name} {'leads' if self.leads else 'follows'}, {self._store!r}>"
@@ -104,24 +107,26 @@ class Control:
     async def _lead_until(self, lost: asyncio.Event) -> None:
         """Reign after reign, each from what is written down; one ends when somebody else wrote into it."""
         while not lost.is_set():
-            reign = Reign(self._settings, self._store, self._world, lost)
-            self._reign = reign
-            self._show_whether_leading()
-            await reign.run()
+            show = self._show_whether_leading
+            self._reign = Reign(self._settings, self._store, self._world, lost, self._metrics, on_begin=show)
+            await self._reign.run()
 
     def _show_whether_leading(self) -> None:
         self._record = msgspec.structs.replace(self._record, leads=self.leads)
         if self._registration is not None:
             self._registration.update(msgspec.json.encode(self._record))
 
-    def facts(self) -> dict[str, Any]:
-        """What /health shows."""
-        return {
-            "status": "ready",
-            "ready": True,
-            "role": "control",
-            "name": self._settings.name,
-            "leads": self.leads,
-            "store": self._store.state,
-            "streams": 0,
-        }
+    def view(self) -> View:
+        """What is known in this moment: by whoever leads, or by who reads what the leader writes."""
+        reign = self._reign
+        book = reign.book if reign is not None else self._book
+        level = decoded(book.values, LEVELS + self._settings.deployment, LevelRecord)
+        return View(
+            name=self._settings.name,
+            leads=self.leads,
+            records=decoded(book.values, HEALTH, HealthRecord),
+            members=reign.members() if reign is not None else (),
+            level=level.get(""),
+            store=self._store.state,
+            reason=reign.reason if reign is not None else "another leads",
+        )

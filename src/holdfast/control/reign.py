@@ -1,21 +1,48 @@
 """One reign: from what is written down, over what happens, to what is decided, until the lock is lost.
 
-Always true: nothing is decided before the whole book was read after the lock was got.
+A shell: it hands `Wards` what happens to workers, and does what they ask for. Always true: nothing is decided before
+the whole book was read after the lock was got; what is decided is written down before anything follows from it; nothing
+is written or done once the lock is lost. Should somebody else write a verdict meanwhile (a control that lost the lock
+and did not know it), the reign is over and the next begins from what is written, so no verdict is lost to another. A
+bug in one step costs that step, and is logged.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+from collections.abc import Callable
+from functools import partial
 
-from holdfast.control.book import Book
+import msgspec
+
+from holdfast.control import words as w
+from holdfast.control.book import Book, decoded
+from holdfast.control.contact import Contact
+from holdfast.control.metrics import ControlMetrics
+from holdfast.control.outbox import Outbox
+from holdfast.control.reports import Tally
 from holdfast.control.ward import Limits
 from holdfast.control.wards import Wards
 from holdfast.core.ports import World
-from holdfast.core.tasks import first
-from holdfast.health import breaker, canary
+from holdfast.core.tasks import Tasks, first
+from holdfast.discovery.keys import EXPECTED, HEALTH, REPORTS, InstanceKey
+from holdfast.discovery.registry import Appeared, Change, Instance, Withdrawn
+from holdfast.health import breaker, canary, expectations
+from holdfast.health.liveness import TICK_S
+from holdfast.health.records import HealthRecord, Report
 from holdfast.spec.health import HealthSettings
 from holdfast.spec.launch import ControlLaunch
 from holdfast.store.contract import Store
+
+log = logging.getLogger("holdfast.control")
+
+SUM_TICKS = 10  # reports are summed once a second
+# After a `Tick` that failed by a bug of ours: its deadline is still in the past, and the log is not to be flooded.
+FAILED_REST_S = 5.0
+LOUD = frozenset({w.What.MOVED, w.What.DRAINED, w.What.QUARANTINED, w.What.ACCUSED, w.What.RELOADED})
+QUIET = frozenset({w.What.PASSED})
 
 
 def limits_of(settings: HealthSettings) -> Limits:
@@ -27,16 +54,227 @@ def limits_of(settings: HealthSettings) -> Limits:
 class Reign:
     """What one control does while it has the lock. `lost` is set when it has it no longer."""
 
-    def __init__(self, settings: ControlLaunch, store: Store, world: World, lost: asyncio.Event) -> None:
+    def __init__(
+        self,
+        settings: ControlLaunch,
+        store: Store,
+        world: World,
+        lost: asyncio.Event,
+        metrics: ControlMetrics,
+        *,
+        on_begin: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._world = world
         self._lost = lost
+        self._metrics = metrics
+        self._on_begin = on_begin
+        self._loop = asyncio.get_running_loop()
+        self._by = f"{settings.name}/{os.getpid()}"
+        self._expected = f"{EXPECTED}{settings.deployment}/"
+        self._reports = f"{REPORTS}{settings.deployment}/"
+        self._disputed = asyncio.Event()
+        self._outbox = Outbox(store, lost)
+        self._tally = Tally()
+        self._wards = Wards(self._by, world.rng.random, limits_of(settings.health))
+        self._tasks = Tasks("reign", self._failed)
+        self._broken: asyncio.Future[None] = self._loop.create_future()
+        self._ticks = 0
+        self._rests_until_s = 0.0
+        # Wall time that never goes back nor leaps: from this moment on it is the machine's own clock.
+        self._ahead_s = world.clock.unix_s() - world.clock.monotonic_s()
         self.book = Book(store, settings.deployment)
-        self.wards = Wards(settings.name, world.rng.random, limits_of(settings.health))
+        self.contacts: dict[InstanceKey, Contact] = {}
+        self.begun = False
+
+    def members(self) -> tuple[tuple[str, bool], ...]:
+        """Of each engine that is in contact: its group, and whether it is active."""
+        known = [contact.facts for contact in self.contacts.values() if contact.facts is not None]
+        return tuple((facts.group, facts.active) for facts in known)
+
+    @property
+    def now_s(self) -> float:
+        return self._world.clock.monotonic_s() + self._ahead_s
+
+    @property
+    def reason(self) -> str:
+        """Why nothing is decided now, if that is so."""
+        if not self.begun:
+            return "reading what is written down"
+        return f"what is decided waits to be written: {self._outbox.failing}" if self._outbox.failing else ""
 
     async def run(self) -> None:
-        """Until the lock is lost."""
+        """Until the lock is lost, or somebody else writes."""
         self.book.open()
         try:
             await first((self._lost.wait(), self.book.whole.wait()), (self.book.failed,))
-            await first((self._lost.wait(),), (self.book.failed,))
+            if not self._lost.is_set() and self.book.whole.is_set():
+                self._begin()
+                await first((self._lost.wait(), self._disputed.wait()), (self.book.failed, self._broken))
+            for future in (self.book.failed, self._broken):
+                if future.done():
+                    future.result()
         finally:
+            self._broken.cancel()
+            await self._tasks.stop()
             await self.book.close()
+
+    def _failed(self, error: BaseException) -> None:
+        if not self._broken.done():
+            self._broken.set_exception(error)
+
+    def _begin(self) -> None:
+        values = self.book.values
+        records = decoded(values, HEALTH, HealthRecord)
+        self._wards.restore(records, decoded(values, self._expected, expectations.Record), self.now_s)
+        for name, report in decoded(values, self._reports, Report).items():
+            self._tally.take(name, report)
+        log.info("goes on from %d verdicts", len(records))
+        self.begun = True
+        self._on_begin()
+        self.book.read_by(self)
+        for key, instance in self.book.registry.instances.items():
+            self._meet(instance, serving=key.path not in records)
+        self._tasks.spawn(self._outbox.run(), "outbox")
+        self._tasks.spawn(self._tick(), "ticks")
+
+    # -- from the book
+
+    def found(self, changes: list[Change]) -> None:
+        for change in changes:
+            if isinstance(change, Appeared):
+                self._meet(change.instance, serving=False)
+            elif isinstance(change, Withdrawn) and (contact := self.contacts.get(change.instance.key)) is not None:
+                contact.withdraw()
+
+    def _meet(self, instance: Instance, *, serving: bool) -> None:
+        known = self.contacts.get(instance.key)
+        if known is not None and known.instance == instance:
+            known.withdrawn = False  # its key went and came back; the contact never cared
+            return
+        if known is not None:
+            known.end()
+        world, token = self._world, self._settings.engine_token
+        contact = Contact(instance, world.network, world.rng, self._by, self, serving=serving, token=token)
+        self.contacts[instance.key] = contact
+        self._tasks.spawn(self._keep(contact), instance.name)
+
+    async def _keep(self, contact: Contact) -> None:
+        await contact.keep()
+        if self.contacts.get(contact.instance.key) is contact:
+            del self.contacts[contact.instance.key]
+
+    def wrote(self, key: str, value: bytes | None) -> None:
+        if key.startswith(self._reports):
+            for name, report in decoded({key: value} if value is not None else {}, self._reports, Report).items():
+                self._tally.take(name, report)
+        elif key.startswith(HEALTH):
+            self._look_at(key, value)
+
+    def _look_at(self, key: str, value: bytes | None) -> None:
+        """A verdict that is not ours: of a control that led before, and whose last word came late."""
+        if value is None:
+            self._outbox.check(self.book.values)
+            return
+        for path, record in decoded({key: value}, HEALTH, HealthRecord).items():
+            if record.by != self._by:
+                log.warning("%s wrote a verdict on %s meanwhile; beginning anew from what is written", record.by, path)
+                self._disputed.set()
+
+    def reread(self) -> None:
+        self._outbox.check(self.book.values)
+
+    # -- from the contacts
+
+    def tell(self, event: w.Event) -> None:
+        """The root of a step: whatever a bug does to it, the next one comes."""
+        if self._lost.is_set() or self._disputed.is_set():
+            return
+        try:
+            effects = self._wards.step(event, self.now_s)
+            self._perform(effects)
+            self._count(event, effects)
+        except Exception:
+            log.exception("bug in a step of the wards; this was not taken: %s", event)
+            if isinstance(event, w.Tick):
+                self._rests_until_s = self._loop.time() + FAILED_REST_S
+
+    def pinged(self, path: str, took_s: float | None) -> None:
+        self._metrics.checked(path, "ping", "failed" if took_s is None else "passed", took_s)
+
+    def is_sound(self, path: str, since_s: float) -> bool:
+        others = [contact for contact in self.contacts.values() if contact.path != path]
+        return not others or any(contact.heard_s >= since_s for contact in others)
+
+    def _count(self, event: w.Event, effects: tuple[w.Effect, ...]) -> None:
+        if isinstance(event, w.NoAnswer):
+            self._metrics.checked(event.path, "canary", "failed")
+        elif isinstance(event, w.Answer):
+            told = {effect.what for effect in effects if isinstance(effect, w.Told) and effect.path == event.path}
+            bad = told & {w.What.FAILED, w.What.ACCUSED}
+            self._metrics.checked(event.path, "canary", "failed" if bad else "passed", event.took_s)
+
+    # -- time
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            now_s = self._loop.time()
+            self._ticks += 1
+            for contact in list(self.contacts.values()):
+                contact.tick(now_s)
+            if self._ticks % SUM_TICKS == 0:
+                self._sum_up()
+            due_s = self._wards.next_deadline_s
+            if due_s is not None and due_s <= self.now_s and now_s >= self._rests_until_s:
+                self.tell(w.Tick())
+
+    def _sum_up(self) -> None:
+        paths = {f"{key.instance:x}": key.path for key in self.contacts}
+        for instance, happened in self._tally.flush(self.now_s).items():
+            if instance in paths:
+                self.tell(w.Reported(paths[instance], happened.attempts(), happened.tokens))
+        paces = {paths[one]: pace for one, pace in self._tally.paces(self.now_s).items() if one in paths}
+        if paces:
+            self.tell(w.Paces(paces))
+
+    # -- what is to be done
+
+    def _perform(self, effects: tuple[w.Effect, ...]) -> None:
+        written: list[str] = []
+        by_path = {contact.path: contact for contact in self.contacts.values()}
+        for effect in effects:
+            match effect:
+                case w.Write():
+                    written.append(HEALTH + effect.path)
+                    self._outbox.put(written[-1], msgspec.json.encode(effect.record))
+                case w.WriteExpected():
+                    written.append(self._expected + effect.name)
+                    self._outbox.put(written[-1], msgspec.json.encode(effect.record))
+                case w.Forget():
+                    self._outbox.put(HEALTH + effect.path, None)
+                    self._tally.forget(effect.path.rpartition("/")[2])
+                case w.Ask() if effect.path in by_path:
+                    by_path[effect.path].ask(effect)
+                case w.Ask():
+                    gone = w.NoAnswer(effect.path, effect.number, "it is not in contact", sound=False)
+                    self._loop.call_soon(self.tell, gone)
+                case w.Reload() if effect.path in by_path:
+                    self._outbox.after([HEALTH + effect.path, *written], partial(by_path[effect.path].reload, effect))
+                case w.Flag():
+                    self._outbox.after([HEALTH + effect.path, *written], partial(self._flag, effect))
+                case w.Told():
+                    self._say(effect)
+
+    def _flag(self, effect: w.Flag) -> None:
+        streams = self._tally.streams_since(effect.path.rpartition("/")[2], effect.since_s)
+        ago_s = self.now_s - effect.since_s
+        log.error("%s: %d streams of the last %.0f s may be wrong: %s", effect.path, streams, ago_s, effect.reason)
+        self._metrics.quarantined(streams)
+
+    def _say(self, told: w.Told) -> None:
+        level = logging.WARNING if told.what in LOUD else logging.DEBUG if told.what in QUIET else logging.INFO
+        log.log(level, "%s: %s", self._named(told.path), told.text)
+
+    def _named(self, path: str) -> str:
+        return next((one.instance.name for one in self.contacts.values() if one.path == path), path) or "all"

@@ -29,6 +29,7 @@ from holdfast.control.words import (
     Ask,
     DeviceCleared,
     DeviceFaulted,
+    Doubted,
     DrainAsked,
     DrainCalledOff,
     Effect,
@@ -164,6 +165,8 @@ class Wards:
                 self._tell_canary(ward, c.Unanswered(event.number, event.reason, moving, event.sound))
             case NoPlace():
                 self._tell_canary(ward, c.Refused(event.number))
+            case Doubted():
+                self._tell_canary(ward, c.Asked(event.reason))
             case Judged():
                 self._tell_standing(ward, event.judged)
             case Reported():

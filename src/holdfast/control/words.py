@@ -68,6 +68,14 @@ class NoPlace:
 
 
 @dataclass(frozen=True, slots=True)
+class Doubted:
+    """Something says that it may hang, which a question would show."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Judged:
     """What the judge of its beats says."""
 
@@ -139,7 +147,7 @@ class Tick:
 
 
 Event = (
-    Found | Lost | Answer | NoAnswer | NoPlace | Judged | Reported | Paces | EngineFailed | DeviceFaulted
+    Found | Lost | Answer | NoAnswer | NoPlace | Doubted | Judged | Reported | Paces | EngineFailed | DeviceFaulted
     | DeviceCleared | DrainAsked | DrainCalledOff | Spared | Tick
 )  # fmt: skip
 

@@ -118,6 +118,7 @@ class BeatWatcher:
         self._beat: BeatConnection | None = None
         self._identity: ProcessIdentity | None = None
         self._probing = False
+        self.last: Beat | None = None  # the latest there was
 
     async def open(self) -> None:
         """Connect to the process's beat thread; OSError or TimeoutError if it does not answer."""
@@ -172,6 +173,7 @@ class BeatWatcher:
             self._tell(Traffic(), now_s)
         if self._beat is not None:
             for beat in self._beat.beats:
+                self.last = beat
                 self._tell(beat, now_s)
             self._beat.beats.clear()
         self._tell(Tick(streams_open), now_s)

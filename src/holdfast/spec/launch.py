@@ -251,6 +251,7 @@ class ControlLaunch(StoredLaunch, frozen=True):
         ),
     ] = ""
     lock_token: Annotated[str, about("The token of a lock server on TCP.")] = ""
+    engine_token: Annotated[str, about("What workers on other machines ask for before they load weights anew.")] = ""
     health: Annotated[HealthSettings, about("How workers are judged.", panel="Health")] = HealthSettings()
     levels: Annotated[LevelSettings, about("What is promised, and kept in reserve.", panel="Health")] = LevelSettings()
 
