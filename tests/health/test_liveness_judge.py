@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.health.liveness import (
+    DEAF_TICKS,
     LOST,
     PROBED,
     TABLE,
     TICK_S,
+    Ask,
     Cause,
     Connected,
     Disconnected,
@@ -76,12 +78,15 @@ events = st.one_of(
 class Observer:
     """Feeds a judge, and keeps its own account of the evidence it gave."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, answers: bool) -> None:
+        self.answers = answers
         self.judge = Judge("w")
         self.now = 0.0
         self.connected = False
         self.local = False
         self.quiet_s = 0.0  # on-time silence, generously counted
+        self.mute_s = 0.0  # the same of all but beats
+        self.asked_s: float | None = None  # how much of that was there when it was first asked
         self.looks: list[ProbeResult] = []
         self.still_s = 0.0  # on-time, since looks at the beat thread last differed or showed it runnable
         self.beat: Beat | None = None
@@ -94,6 +99,9 @@ class Observer:
             return
         before = self.judge.verdict
         effects = self.apply(kind, value)
+        if Ask() in effects:
+            assert not self.local
+            self.asked_s = self.mute_s if self.asked_s is None else self.asked_s
         self.check(before, effects)
 
     def apply(self, kind: str, value: object) -> tuple[Effect, ...]:
@@ -102,6 +110,7 @@ class Observer:
             self.now += gap
             self.quiet_s += 0.1 if gap <= 0.2 else 0.0
             self.still_s += 0.1 if gap <= 0.2 else 0.0
+            self.mute_s += 0.1 if gap <= 0.2 else 0.0
             return self.judge.step(Tick(streams_open), self.now)
         if kind == "probe":
             assert isinstance(value, ProbeResult)
@@ -115,12 +124,13 @@ class Observer:
             self.connected = not self.connected
             if self.connected:
                 self.local, self.quiet_s = bool(value), 0.0
-                return self.judge.step(Connected(self.local), self.now)
+                return self.judge.step(Connected(self.local, answers=self.answers), self.now)
             return self.judge.step(Disconnected(), self.now)
         if kind == "beat" and not self.connected:
             return ()
         self.quiet_s, self.looks = 0.0, []
         if kind == "traffic":
+            self.mute_s, self.asked_s = 0.0, None
             return self.judge.step(Traffic(), self.now)
         assert isinstance(value, Beat)
         self.beat = value
@@ -148,15 +158,23 @@ class Observer:
             assert self.beat.stuck_ms >= wedged_after_ms(self.beat)
         elif after is Verdict.GONE:
             assert not self.local
-            assert self.quiet_s > 1.4
+            ignored = self.asked_s is not None and self.mute_s - self.asked_s > 0.45
+            assert self.quiet_s > (1.0 if ignored else 1.4)
+        elif after in (Verdict.MUTE, Verdict.DEAF):
+            assert not self.local
+            assert self.answers
+            assert self.asked_s is not None
+            assert self.mute_s > 0.9
+            assert after is Verdict.MUTE or self.mute_s - self.asked_s > DEAF_TICKS * TICK_S - 0.15
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(events, max_size=60))
-def test_no_verdict_without_its_evidence(story: list[tuple[str, object]]) -> None:
-    """In whatever order things happen, STOPPED, WEDGED and GONE rest on what was seen; streams move once each."""
-    observer = Observer()
-    observer.feed("connect", True)
+@given(st.lists(events, max_size=60), st.booleans(), st.booleans())
+def test_no_verdict_without_its_evidence(story: list[tuple[str, object]], local: bool, answers: bool) -> None:
+    """In whatever order things happen, STOPPED, WEDGED, GONE, MUTE and DEAF rest on what was seen; streams move once
+    each."""
+    observer = Observer(answers=answers)
+    observer.feed("connect", local)
     for kind, value in story:
         observer.feed(kind, value)
         assert observer.judge._probing == (observer.local and observer.judge.verdict in PROBED)
@@ -194,6 +212,30 @@ def test_a_starved_observer_accuses_nobody(gaps: list[float], local: bool) -> No
         now += gap
         assert judge.step(Tick(True), now) == ()
     assert judge.verdict is Verdict.ALIVE
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 20)), max_size=40), st.sampled_from([20.0, 2000.0]))
+def test_slow_but_answering_is_never_confirmed(story: list[tuple[bool, int]], p99: float) -> None:
+    """On another host, however long its tokens take: a worker that answers a question within two seconds, the latest
+    that a swamped one was seen to, loses no stream."""
+    judge = Judge("w")
+    judge.step(Connected(False, answers=True), 0.0)
+    now, due = 0.0, -1
+    effects: list[Effect] = []
+    for open_, late in story:
+        for tick in range(30):
+            now += 0.1
+            if tick % 2:
+                effects += judge.step(beat(steps=int(now), p99=p99), now)
+            due -= 1
+            if due == 0:
+                effects += judge.step(Traffic(), now)
+            told = judge.step(Tick(open_), now)
+            if Ask() in told and due < 0:
+                due = late + 1
+            effects += told
+    assert not [effect for effect in effects if isinstance(effect, MoveStreams)]
 
 
 def test_every_verdict_can_be_left() -> None:
@@ -302,6 +344,8 @@ class Story:
                 text = f"{effect.before} -> {effect.after}: {effect.reason}"
             elif isinstance(effect, MoveStreams):
                 text = "move streams"
+            elif isinstance(effect, Ask):
+                text = "ask"
             else:
                 self.probing = isinstance(effect, StartProbe)
                 text = "start probe" if self.probing else "stop probe"
@@ -313,7 +357,7 @@ class Story:
         self.take(self.judge.step(self.process, self.now))
 
     def do_connect(self, flags: list[str], values: dict[str, str]) -> None:
-        self.take(self.judge.step(Connected("local" in flags), self.now))
+        self.take(self.judge.step(Connected("local" in flags, "answers" in flags), self.now))
 
     def do_disconnect(self, flags: list[str], values: dict[str, str]) -> None:
         self.take(self.judge.step(Disconnected(), self.now))

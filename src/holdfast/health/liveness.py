@@ -7,6 +7,11 @@ was starved; silence alone makes a suspect (no new work, nothing moved); only th
 makes it stopped; and where the kernel cannot be asked, 1.5 s of silence means the host is gone: streams move,
 which can be undone, and nothing is killed. Whoever comes back after its streams were moved serves a probation.
 
+One that cannot be looked at can be asked, on the connection that its work comes by and through the loop that does it.
+Silent and without an answer it is gone sooner. One that beats and yet brings no token is doubted when it does not
+answer either for longer than its steps may take, and given up only long after that: a swamped host answers late
+(facts 31), and whoever answers is slow, which is nothing.
+
 Always true: `TABLE` is every change of verdict there is; an event it has no entry for raises `LivenessError` and
 changes nothing; ALIVE and PROBATION imply an open beat connection; streams are moved off a worker exactly when its
 verdict enters `LOST`; only `ROUTABLE` ones get work. There is no deadline to ask for: its time is its observer's ticks.
@@ -32,6 +37,17 @@ SUSPECT_IDLE_TICKS = 15
 # A host that cannot be looked at: 1.5 s with open streams; without, a second idle beat must have been missed.
 GONE_TICKS = 15
 GONE_IDLE_TICKS = 25
+# The same with open streams, where it was asked and has not answered for half a second: found within 1.5 s of its end.
+GONE_ASKED_TICKS = 11
+UNANSWERED_TICKS = 5
+# It beats, streams are open, and nothing comes: it is asked, so that a second of that can make a doubt.
+ASK_TICKS = 7
+MUTE_TICKS = 10
+# Without streams it is asked every 2 s; one that does not answer is found within 5.
+ASK_IDLE_TICKS = 20
+MUTE_IDLE_TICKS = 30
+# An event loop was seen to be 2.0 s late on a swamped machine (facts 31), and its answer may wait for a step.
+DEAF_TICKS = 50
 # A thread that must wake 5 times a second and made no context switch in 0.5 s is not running (facts 31).
 STILL_TICKS = 5
 # Starved means wait, but not for ever.
@@ -56,10 +72,12 @@ class Verdict(StrEnum):
     NEW = "new"  # no beat connection yet
     ALIVE = "alive"
     SUSPECT = "suspect"  # silent: no new work, nothing moved
+    MUTE = "mute"  # beats, and neither work nor an answer comes: no new work, nothing moved
     STARVED = "starved"  # silent, but its process is able to run: wait
     STOPPED = "stopped"  # the kernel says it does not run: move streams
     WEDGED = "wedged"  # beats, but its steps do not move: move streams
     GONE = "gone"  # silent, and it cannot be looked at: move streams, kill nothing
+    DEAF = "deaf"  # beats, and has answered nothing for too long: move streams, kill nothing
     PROBATION = "probation"  # came back: gets a little work
 
 
@@ -73,6 +91,8 @@ class Cause(StrEnum):
     STOP_SEEN = "stop-seen"  # the probe: it is stopped, frozen or dead
     TOO_LONG = "too-long"  # starved past the hard limit
     HOST_SILENT = "host-silent"  # no probe possible, and silent past that limit
+    UNANSWERED = "unanswered"  # asked, and neither an answer nor anything else came
+    IGNORED = "ignored"  # the same, for too long
     STUCK = "stuck"  # a beat: work there, no step
     RETURNED = "returned"  # one whose streams were moved shows life, or steps
     PROVED = "proved"  # probation served
@@ -80,40 +100,26 @@ class Cause(StrEnum):
 
 V, C = Verdict, Cause
 
+_TRUSTED = {C.SILENT: V.SUSPECT, C.DISCONNECTED: V.SUSPECT, C.STUCK: V.WEDGED, C.UNANSWERED: V.MUTE}
+_DOUBTED = {C.LIFE: V.ALIVE, C.LIFE_OWING: V.PROBATION, C.STUCK: V.WEDGED}
+_LOOKED_AT = {C.STARVING: V.STARVED, C.STOP_SEEN: V.STOPPED, C.TOO_LONG: V.STOPPED, C.HOST_SILENT: V.GONE}
+
 TABLE: dict[Verdict, dict[Cause, Verdict]] = {
     V.NEW: {C.CONNECTED: V.ALIVE},
-    V.ALIVE: {C.SILENT: V.SUSPECT, C.DISCONNECTED: V.SUSPECT, C.STUCK: V.WEDGED},
-    V.PROBATION: {C.SILENT: V.SUSPECT, C.DISCONNECTED: V.SUSPECT, C.STUCK: V.WEDGED, C.PROVED: V.ALIVE},
-    V.SUSPECT: {
-        C.LIFE: V.ALIVE,
-        C.LIFE_OWING: V.PROBATION,
-        C.STUCK: V.WEDGED,
-        C.STARVING: V.STARVED,
-        C.STOP_SEEN: V.STOPPED,
-        C.TOO_LONG: V.STOPPED,
-        C.HOST_SILENT: V.GONE,
-        C.CONNECTED: V.SUSPECT,
-        C.DISCONNECTED: V.SUSPECT,
-    },
-    V.STARVED: {
-        C.LIFE: V.ALIVE,
-        C.LIFE_OWING: V.PROBATION,
-        C.STUCK: V.WEDGED,
-        C.STARVING: V.STARVED,
-        C.STOP_SEEN: V.STOPPED,
-        C.TOO_LONG: V.STOPPED,
-        C.HOST_SILENT: V.GONE,
-        C.CONNECTED: V.STARVED,
-        C.DISCONNECTED: V.STARVED,
-    },
+    V.ALIVE: _TRUSTED,
+    V.PROBATION: {**_TRUSTED, C.PROVED: V.ALIVE},
+    V.MUTE: {**_DOUBTED, C.SILENT: V.SUSPECT, C.DISCONNECTED: V.SUSPECT, C.IGNORED: V.DEAF},
+    V.SUSPECT: {**_DOUBTED, **_LOOKED_AT, C.CONNECTED: V.SUSPECT, C.DISCONNECTED: V.SUSPECT},
+    V.STARVED: {**_DOUBTED, **_LOOKED_AT, C.CONNECTED: V.STARVED, C.DISCONNECTED: V.STARVED},
     V.STOPPED: {C.RETURNED: V.PROBATION, C.STUCK: V.WEDGED, C.CONNECTED: V.STOPPED, C.DISCONNECTED: V.STOPPED},
     V.GONE: {C.RETURNED: V.PROBATION, C.STUCK: V.WEDGED, C.CONNECTED: V.GONE, C.DISCONNECTED: V.GONE},
+    V.DEAF: {C.RETURNED: V.PROBATION, C.STUCK: V.WEDGED, C.CONNECTED: V.DEAF, C.DISCONNECTED: V.DEAF},
     V.WEDGED: {C.RETURNED: V.PROBATION, C.STUCK: V.WEDGED, C.CONNECTED: V.WEDGED, C.DISCONNECTED: V.WEDGED},
 }
 
 ROUTABLE = frozenset({V.ALIVE, V.PROBATION})
 PROBED = frozenset({V.SUSPECT, V.STARVED})  # doubted: looked at every tick, where it can be
-LOST = frozenset({V.STOPPED, V.WEDGED, V.GONE})
+LOST = frozenset({V.STOPPED, V.WEDGED, V.GONE, V.DEAF})
 
 
 class LivenessError(Exception):
@@ -125,6 +131,7 @@ class Connected:
     """The beat connection is open *and welcomed*: a kernel accepts connections for a stopped process too."""
 
     local: bool  # its process can be looked at from here
+    answers: bool = False  # the observer has a data connection to it on which it answers when asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +141,7 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Something came on the data connection."""
+    """Something came on the data connection: work, or an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,22 +185,27 @@ class StopProbe:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask it on the data connection whether its engine's loop goes round; an answer is `Traffic` like any other."""
+
+
+@dataclass(frozen=True, slots=True)
 class MoveStreams:
     """Resume this worker's streams elsewhere. The worker itself is not to be touched."""
 
     reason: str
 
 
-Effect = Judged | StartProbe | StopProbe | MoveStreams
+Effect = Judged | StartProbe | StopProbe | Ask | MoveStreams
 
 
 class Judge:
     """One observer's view of one worker. Slotted and mutable: it is stepped ten times a second for every worker."""
 
     __slots__ = (
-        "_beat", "_beats", "_connected", "_given", "_idle_since", "_local", "_must_step", "_owing", "_probation_s",
-        "_probing", "_returned_at", "_silent", "_silent_busy", "_stepped", "_still_since", "_switches", "_ticked_at",
-        "_ticks", "_ticks_served", "name", "reason", "verdict",
+        "_answers", "_asked", "_beat", "_beats", "_connected", "_given", "_idle_since", "_local", "_must_step", "_mute",
+        "_mute_busy", "_owing", "_probation_s", "_probing", "_returned_at", "_silent", "_silent_busy", "_stepped",
+        "_still_since", "_switches", "_ticked_at", "_ticks", "_ticks_served", "name", "reason", "verdict",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -202,6 +214,7 @@ class Judge:
         self.reason = "no beat connection yet"
         self._connected = False
         self._local = False  # its process can be looked at from here
+        self._answers = False  # it cannot, but it can be asked
         self._beat: Beat | None = None
         # Time, counted in on-time ticks: all, since the last sign of life, and of those the ones with work open.
         # Silence starts at -1: the tick that follows a sign ends an interval that had one.
@@ -209,6 +222,10 @@ class Judge:
         self._ticks = 0
         self._silent = -1
         self._silent_busy = -1
+        # The same, since anything came but beats; and when it was asked, since then.
+        self._mute = -1
+        self._mute_busy = -1
+        self._asked: int | None = None
         # Probe: the beat thread's switches as last seen to change, and the tick of that.
         self._probing = False
         self._switches: int | None = None
@@ -250,15 +267,16 @@ class Judge:
             case ProbeResult():
                 return self._look(now_s, event)
             case Connected():
-                return self._connect(now_s, event.local)
+                return self._connect(now_s, event)
             case Disconnected():
                 return self._disconnect(now_s)
 
-    def _connect(self, now_s: float, local: bool) -> tuple[Effect, ...]:
+    def _connect(self, now_s: float, event: Connected) -> tuple[Effect, ...]:
         if self._connected:
             raise LivenessError(f"{self!r}: connected twice")
         self._target(Cause.CONNECTED)
-        self._connected, self._local = True, local
+        self._connected, self._local = True, event.local
+        self._answers = event.answers and not event.local
         self._hear()
         return self._turn(now_s, Cause.CONNECTED, "beat connection open")
 
@@ -270,9 +288,13 @@ class Judge:
         return self._turn(now_s, Cause.DISCONNECTED, "its beat connection broke")
 
     def _hear_traffic(self, now_s: float) -> tuple[Effect, ...]:
-        """Two stores unless the worker was doubted."""
-        self._silent = self._silent_busy = -1
-        if self.verdict not in PROBED:
+        """A few stores unless the worker was doubted."""
+        self._silent = self._silent_busy = self._mute = self._mute_busy = -1
+        self._asked = None
+        if self.verdict is Verdict.DEAF:
+            self._must_step = False
+            return self._turn(now_s, Cause.RETURNED, "it answers again")
+        if self.verdict not in PROBED and self.verdict is not Verdict.MUTE:
             return ()
         self._hear()
         if not self._connected:
@@ -307,14 +329,18 @@ class Judge:
         if gap_s > TICK_LATE_S:
             return ()
         self._ticks += 1
+        self._mute += 1
+        self._mute_busy += streams_open
         if self.verdict in LOST or self.verdict is Verdict.NEW:
-            return ()
+            return self._ask() if self.verdict is Verdict.DEAF else ()
         self._silent += 1
         # Counted apart, because work that begins in the middle of an idle second is not 0.5 s of silence yet.
         if streams_open or (self._beat is not None and _has_work(self._beat)):
             self._silent_busy += 1
         self._given |= streams_open
-        return self._weigh_doubt(now_s) if self.verdict in PROBED else self._weigh_silence(now_s)
+        doubted = self.verdict in PROBED
+        found = self._weigh_doubt(now_s) if doubted else self._weigh_silence(now_s) or self._weigh_mute(now_s)
+        return found + self._ask() if self.verdict in PROBED else found
 
     def _look(self, now_s: float, probe: ProbeResult) -> tuple[Effect, ...]:
         """An answer that comes when it is not wanted any more is ignored."""
@@ -335,10 +361,10 @@ class Judge:
         return self._turn(now_s, Cause.STOP_SEEN, still)
 
     def _weigh_silence(self, now_s: float) -> tuple[Effect, ...]:
-        """ALIVE or PROBATION, at a tick that counts."""
+        """ALIVE, MUTE or PROBATION, at a tick that counts."""
         if self._silent_busy >= SUSPECT_TICKS or self._silent >= SUSPECT_IDLE_TICKS:
             return self._turn(now_s, Cause.SILENT, self._silence())
-        if self.verdict is Verdict.ALIVE:
+        if self.verdict is not Verdict.PROBATION:
             return ()
         self._ticks_served += 1
         served = self._ticks_served * TICK_S >= self._probation_s - TICK_S / 2 and self._beats >= 2
@@ -348,13 +374,46 @@ class Judge:
 
     def _weigh_doubt(self, now_s: float) -> tuple[Effect, ...]:
         """SUSPECT or STARVED, at a tick that counts."""
-        if not self._local and (self._silent_busy >= GONE_TICKS or self._silent >= GONE_IDLE_TICKS):
-            return self._turn(now_s, Cause.HOST_SILENT, f"{self._silence()}, and its process cannot be seen from here")
+        unanswered = self._unanswered() >= UNANSWERED_TICKS
+        limit = GONE_ASKED_TICKS if unanswered else GONE_TICKS
+        if not self._local and (self._silent_busy >= limit or self._silent >= GONE_IDLE_TICKS):
+            asked = "it does not answer" if unanswered else "its process cannot be seen from here"
+            return self._turn(now_s, Cause.HOST_SILENT, f"{self._silence()}, and {asked}")
         if self._local and self._silent >= STARVED_TICKS_MAX:
             return self._turn(now_s, Cause.TOO_LONG, f"{self._silence()}: starved for too long")
         return ()
 
+    def _weigh_mute(self, now_s: float) -> tuple[Effect, ...]:
+        """ALIVE, MUTE or PROBATION, of one that beats, at a tick that counts."""
+        if not self._answers:
+            return ()
+        if self._asked is None:
+            due = self._mute_busy >= ASK_TICKS or self._mute >= ASK_IDLE_TICKS
+            return self._ask() if due else ()
+        may_take = round(wedged_after_ms(self._beat) / 1000 / TICK_S) if self._beat is not None else 0
+        unanswered = self._unanswered()
+        why = f"it beats, but nothing came for {self._mute * TICK_S:.1f} s, not even an answer"
+        if self.verdict is Verdict.MUTE:
+            ignored = unanswered >= max(DEAF_TICKS, may_take + MUTE_TICKS)
+            return self._turn(now_s, Cause.IGNORED, why) if ignored else self._ask()
+        mute = self._mute_busy >= max(MUTE_TICKS, may_take) or self._mute >= max(MUTE_IDLE_TICKS, may_take)
+        return self._turn(now_s, Cause.UNANSWERED, why) if mute else ()
+
+    def _ask(self) -> tuple[Effect, ...]:
+        """Ask it, if it can be, and again every 2 s: an answer may have been lost with a connection."""
+        if not self._answers or (self._asked is not None and self._unanswered() % ASK_IDLE_TICKS):
+            return ()
+        if self._asked is None:
+            self._asked = self._ticks
+        return (Ask(),)
+
+    def _unanswered(self) -> int:
+        """Ticks since it was first asked."""
+        return 0 if self._asked is None else self._ticks - self._asked
+
     def _consider_return(self, now_s: float, beat: Beat, moved: bool) -> tuple[Effect, ...]:
+        if self.verdict is Verdict.DEAF:
+            return ()
         if self.verdict is not Verdict.WEDGED:
             self._must_step = False
             return self._turn(now_s, Cause.RETURNED, "it beats again")

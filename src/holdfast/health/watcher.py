@@ -18,6 +18,7 @@ from holdfast.core.address import parse_address
 from holdfast.core.ports import Network
 from holdfast.core.procfs import boot_id, is_frozen, pid_namespace, read_process, read_text
 from holdfast.health.liveness import (
+    Ask,
     Connected,
     Disconnected,
     Event,
@@ -96,7 +97,8 @@ class BeatConnection(Framed):
 
 
 class BeatWatcher:
-    """One process under watch. `check` raises ConnectionError for a welcome of anybody else."""
+    """One process under watch. `check` raises ConnectionError for a welcome of anybody else; `ask` sends it a `Ping`,
+    if there is a data connection to it."""
 
     def __init__(
         self,
@@ -107,8 +109,10 @@ class BeatWatcher:
         peer: str,
         check: Callable[[Welcome], None],
         on_finding: Callable[[Finding], None],
+        ask: Callable[[], None] | None = None,
     ) -> None:
         self.judge = Judge(name)
+        self._ask = ask
         self._address = address
         self._network = network
         self._peer = peer
@@ -131,7 +135,8 @@ class BeatWatcher:
             beat.close()
             raise
         self._beat, self._identity = beat, welcome.process
-        self._tell(Connected(is_local(welcome.process)), self._loop.time())
+        answers = self._ask is not None and welcome.load > 0  # an older version would not know the question
+        self._tell(Connected(is_local(welcome.process), answers), self._loop.time())
 
     async def keep(self, due: Callable[[], Awaitable[None]] | None = None) -> None:
         """Hold a beat connection for ever, and open another where it broke; `due` returns when there is one to have."""
@@ -184,6 +189,9 @@ class BeatWatcher:
         for effect in self.judge.step(event, now_s):
             if isinstance(effect, StartProbe | StopProbe):
                 self._probing = isinstance(effect, StartProbe)
+            elif isinstance(effect, Ask):
+                if self._ask is not None:
+                    self._ask()
             else:
                 self._on_finding(effect)
 

@@ -9,8 +9,6 @@ is no task and no timer.
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 from collections.abc import Callable
 from typing import Protocol
 
@@ -20,6 +18,7 @@ from holdfast.core.errors import Code
 from holdfast.core.requests import Output
 from holdfast.discovery.registry import Instance
 from holdfast.routing.slots import Slot
+from holdfast.streams.artefacts import Artefacts
 from holdfast.streams.flight import Flight, WorkerSet
 from holdfast.streams.groups import Claim
 from holdfast.streams.sightings import Sighting
@@ -32,16 +31,12 @@ from holdfast.wire.messages import (
     ArtefactPart,
     Closed,
     Draining,
-    GetArtefact,
+    Ping,
     Room,
     Step,
     Welcome,
     decode_to_frontend,
 )
-
-# A tokenizer of 35 MB over a slow link; nothing waits on it but the first request of its worker set.
-ARTEFACT_TIMEOUT_S = 30.0
-ARTEFACT_BYTES_MAX = 256 * 1024 * 1024
 
 
 class LinkEvents(Protocol):
@@ -87,12 +82,18 @@ class WorkerLink:
         self.heard = False  # something came on the data connection since the last tick
         self.reason = "connecting"
         self.gaps = TokenGaps()  # its model's, once it has one
+        self._asked = 0  # the last `Ping`
         self.seen = Sighting()  # its instance's, once the roster knows it
 
     def send(self, message: msgspec.Struct) -> None:
         """Queue a message; a connection that cannot take it is broken."""
         if self.data is not None:
             self.data.send(message)
+
+    def ask(self) -> None:
+        """Is its engine's loop alive? Whatever comes back is a sign of life."""
+        self._asked += 1
+        self.send(Ping(self._asked))
 
     @property
     def claim(self) -> Claim:
@@ -140,13 +141,11 @@ class DataConnection(Framed):
         super().__init__(peer)
         self._link = link
         self._now = link.events.clock
-        # Parts as they come, None when the connection is lost. Read as fast as they come; bounded by the reader.
-        self._artefacts: dict[str, asyncio.Queue[ArtefactPart | None]] = {}
+        self.artefacts = Artefacts(self.send)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        for parts in self._artefacts.values():
-            parts.put_nowait(None)
+        self.artefacts.lost()
         link = self._link
         if link.data is self:
             link.data = None
@@ -257,39 +256,9 @@ class DataConnection(Framed):
             link.on_word()
             link.events.took_over(link)
         elif isinstance(message, ArtefactPart):
-            parts = self._artefacts.get(message.sha256)
-            if parts is not None:
-                parts.put_nowait(message)
+            self.artefacts.take(message)
         else:
             self._first(message)
-
-    async def fetch_artefact(self, sha256: str) -> bytes:
-        """What a card names by its content hash (a tokenizer is megabytes, a store's value is not), whole and with the
-        right content; ConnectionError or TimeoutError if it cannot be had."""
-        parts: asyncio.Queue[ArtefactPart | None] = asyncio.Queue()
-        self._artefacts[sha256] = parts
-        self.send(GetArtefact(sha256))
-        try:
-            async with asyncio.timeout(ARTEFACT_TIMEOUT_S):
-                gathered = await _gather(parts, sha256)
-        finally:
-            del self._artefacts[sha256]
-        if hashlib.sha256(gathered).hexdigest() != sha256:
-            raise ConnectionError(f"artefact {sha256} arrived with other content")
-        return gathered
-
-
-async def _gather(parts: asyncio.Queue[ArtefactPart | None], sha256: str) -> bytes:
-    gathered = bytearray()
-    while True:
-        part = await parts.get()
-        if part is None:
-            raise ConnectionError(f"connection lost while artefact {sha256} was on its way")
-        if part.total == 0 or part.total > ARTEFACT_BYTES_MAX or part.offset != len(gathered):
-            raise ConnectionError(f"worker does not have the artefact {sha256} its card names")
-        gathered += part.data
-        if len(gathered) >= part.total:
-            return bytes(gathered)
 
 
 class NoticeConnection(Framed):

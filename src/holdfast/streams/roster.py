@@ -122,6 +122,7 @@ class Roster:
             peer=self.peer,
             check=link.check,
             on_finding=partial(self._found, link),
+            ask=link.ask,
         )
         link.on_word = watcher.hear
         self._tasks[link] = self._running.spawn(self._keep(link), instance.name)
@@ -239,7 +240,7 @@ class Roster:
         async with workers.text_lock:
             if workers.text is not None:
                 return
-            tokenizer = await data.fetch_artefact(workers.card.tokenizer_sha256)
+            tokenizer = await data.artefacts.fetch(workers.card.tokenizer_sha256)
             try:
                 workers.text = await self._prepare_text(workers.card, tokenizer)
             except ValueError as error:
