@@ -64,7 +64,7 @@ ROOTS = {
     "engines/torch/files/hub_fetch.py": "the root of a process that only fetches: it says what went wrong, and ends",
     "frontend/app.py": "the root of a request: a bug becomes a 500 and a log line",
     "frontend/text/tokenizer.py": "the binding raises bare Exception, and nothing narrower",
-    "worker/status.py": "the root of an operator's action: a bug becomes a 500 and a log line",
+    "worker/levers.py": "the root of an operator's action: a bug becomes a 500 and a log line",
     "engines/torch/stepper.py": "the root of the step thread: after any error no step can be believed",
     "engines/torch/ranks/rank.py": "the root of a rank's step thread, likewise",
     "streams/roster.py": "the root of a worker's task: a bug costs one session",

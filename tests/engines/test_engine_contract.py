@@ -259,6 +259,35 @@ async def test_an_engine_says_what_its_answers_may_be_compared_with(kind: str, v
 
 
 @pytest.mark.parametrize("kind", KINDS)
+async def test_weights_are_verified_and_loaded_anew(kind: str, vault: Vault) -> None:
+    """What is in a vault compares with what was written; loaded anew, by who stands by, it has a larger load, for its
+    standby too, and makes the same tokens; what was computed before is not believed."""
+    async with awake(kind, vault) as r:
+        right = await alone(r, request(prompt(40), 12))
+        load = r.engine.progress().load
+        assert bool(await r.engine.verify()) is (kind == PLAIN), "one alone has nothing to compare with"
+        if kind == PLAIN:
+            await r.engine.renew()
+        else:
+            async with standing_by(kind, vault, 1) as other:
+                assert other.engine.progress().load == load
+                await r.engine.rest(believed=False)
+                await r.engine.renew()
+                async with asyncio.timeout(BOUND_S):
+                    while other.engine.progress().load == load:
+                        await asyncio.sleep(0.01)
+                assert other.engine.progress().load == r.engine.progress().load
+                assert other.engine.capabilities.weights == r.engine.capabilities.weights
+                assert await other.engine.check() == ""
+            assert await r.engine.check() == ""
+            woken = await r.engine.wake(1001)
+            assert (woken.blocks, bool(woken.reason)) == (0, True)
+            assert not await r.engine.verify()
+        assert r.engine.progress().load > load
+        assert await alone(r, request(prompt(40), 12), 901) == right
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_invalid_requests_name_the_field(kind: str, vault: Vault) -> None:
     """What cannot be run is InvalidRequest, says which field, and leaves no trace; so is a number in use, and a prompt
     that no pool of this size can ever take."""

@@ -150,16 +150,17 @@ def ask(port: int, path: str, method: str = "GET") -> tuple[int, dict[str, Any]]
 
 
 class DataPeer(asyncio.Protocol):
-    """A frontend's data connection that keeps everything it hears."""
+    """A frontend's data connection, or a canary's, that keeps everything it hears."""
 
-    def __init__(self) -> None:
+    def __init__(self, purpose: str = "data") -> None:
+        self._purpose = purpose
         self.heard: list[Message] = []
         self.over = False
         self._splitter = FrameSplitter()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.write(encode(Hello(VERSION, "data", "test")))
+        self.send(Hello(VERSION, self._purpose, "test"))
 
     def data_received(self, data: bytes) -> None:
         self.heard += [decode_to_frontend(payload) for payload in self._splitter.feed(data)]
@@ -167,8 +168,11 @@ class DataPeer(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.over = True
 
+    def send(self, message: Message) -> None:
+        self._transport.write(encode(message))
+
     def generate(self, stream: int) -> None:
-        self._transport.write(encode(Generate(stream, REQUEST)))
+        self.send(Generate(stream, REQUEST))
 
     def outputs(self, stream: int) -> Iterator[Any]:
         """What it was told of one stream."""
@@ -179,9 +183,9 @@ class DataPeer(asyncio.Protocol):
         self._transport.abort()
 
 
-async def connect(path: str) -> DataPeer:
+async def connect(path: str, purpose: str = "data") -> DataPeer:
     """Connect and wait for the answer to the Hello."""
-    _, peer = await asyncio.get_running_loop().create_unix_connection(DataPeer, path)
+    _, peer = await asyncio.get_running_loop().create_unix_connection(lambda: DataPeer(purpose), path)
     await until(lambda: peer.heard, "an answer to the Hello")
     return peer
 

@@ -218,3 +218,52 @@ def test_a_leader_without_its_lock_says_nothing_more(up: Supervised, unbroken: l
         assert str(waiting.pid) in lock.read_text()
         assert active.pid not in children_of(up.supervisor_pid)
     assert two_leaders(up.terms()) == []
+
+
+# -- weights in doubt
+
+
+def load_of(up: Supervised, engine: EngineSeen) -> int:
+    load = asked(up, engine, "/health")[1]["load"]
+    assert isinstance(load, int)
+    return load
+
+
+def said(up: Supervised) -> str:
+    """To the same question, always."""
+    return up.stream("of doubt", 20, seed=5).answer().text
+
+
+def test_weights_are_loaded_anew_in_place_and_streams_wait(up: Supervised, unbroken: list[Answer]) -> None:
+    """The only pair loads its weights anew under open streams: they are held, and every one ends as if nothing had
+    happened; the same engine leads, with a larger load, and its standby has the same one."""
+    active, other = up.active(), standby(up)
+    load, terms = load_of(up, active), len(terms_of(up, active))
+    answers: list[tuple[int, dict[str, object]]] = []
+    broken(up, unbroken, lambda: answers.append(asked(up, active, "/engine/reload", "POST")))
+    [(status, answer)] = answers
+    assert (status, answer["status"]) == (200, "ok"), answer
+    assert up.active().pid == active.pid
+    assert load_of(up, active) > load
+    up.wait_until(lambda: load_of(up, other) == load_of(up, active), "a standby with the same load")
+    assert len(terms_of(up, active)) == terms + 1
+
+
+def test_damaged_weights_are_found_and_loaded_anew(up: Supervised) -> None:
+    """Flipped bits show when the weights are compared, and are gone after it; what is right is left alone, and that is
+    said; a standby is not asked."""
+    active, other = up.active(), standby(up)
+    load, before = load_of(up, active), said(up)
+    up.chaos(active.name, "memory_flip")
+    assert said(up) != before
+    status, answer = asked(up, active, "/engine/verify", "POST")
+    assert status == 200, answer
+    assert "the weights are damaged" in str(answer["message"])
+    assert (newer := load_of(up, active)) > load
+    assert said(up) == before
+    status, answer = asked(up, active, "/engine/verify", "POST")
+    assert (status, load_of(up, active)) == (200, newer)
+    assert "as they were written" in str(answer["message"])
+    status, answer = asked(up, other, "/engine/verify", "POST")
+    assert (status, load_of(up, active)) == (409, newer)
+    assert "the one of its group that serves" in str(answer["message"])

@@ -44,7 +44,8 @@ from holdfast.testing.clients import ask, chat_body
 from holdfast.testing.deployment import Deployment
 from holdfast.wire.http.server import HttpServer
 from holdfast.wire.net import SocketNetwork
-from holdfast.worker.status import Actions, StatusPage
+from holdfast.worker.levers import Actions, Levers
+from holdfast.worker.status import StatusPage
 
 FACTS = {
     "status": "ready",
@@ -93,10 +94,12 @@ class Rig:
         self.finished = asyncio.Event()
         self.refusal: Exception | None = None
         self.page: StatusPage
+        self.levers: Levers
         self.server: HttpServer
         self.port = 0
 
     async def start(self, settings: WorkerLaunch = WorkerLaunch(), action_s: float = 5.0) -> Rig:  # noqa: B008
+        self.levers = Levers(action_s)
         self.page = StatusPage(
             lambda: dict(self.facts),
             lambda: self.life,
@@ -104,7 +107,7 @@ class Rig:
             lambda: UNIX_S + self.now_s,
             settings=settings,
             actions=self.actions,
-            action_s=action_s,
+            levers=self.levers,
         )
         self.server = HttpServer(self.page.handle, SocketNetwork())
         address = await self.server.start(TcpAddress("127.0.0.1", 0))
@@ -113,7 +116,7 @@ class Rig:
         return self
 
     async def close(self) -> None:
-        await self.page.close()
+        await self.levers.close()
         self.server.close()
 
     def happen(self, *events: Event) -> None:
@@ -318,7 +321,7 @@ async def test_a_worker_that_ends_answers_its_operator(rig: Rig, end: str) -> No
         rig.released.set()
         await asyncio.wait_for(rig.finished.wait(), 10)
     else:
-        await rig.page.close()
+        await rig.levers.close()
     rig.server.stop_accepting()
     answers = await asyncio.wait_for(reader.read(), 10)
     writer.close()

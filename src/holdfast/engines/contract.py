@@ -124,6 +124,13 @@ class Engine(Protocol):
         """Have whoever makes steps call this, through the event loop, between two of them: at once where there is no
         work, and not before it goes on where it is stuck. No forward pass."""
 
+    async def verify(self) -> str:
+        """Read all weights: what is wrong with them, or nothing. Work goes on meanwhile."""
+
+    async def renew(self) -> None:
+        """Load the weights anew from where they came, whatever they are now: `load` in its progress grows. It has no
+        streams, and one that stands by does so meanwhile. Raises as `load` does."""
+
     async def stop(self) -> None:
         """Stop stepping and free everything; streams still running get no further output."""
 
@@ -171,5 +178,6 @@ class ShadowEngine(Engine, Protocol):
         """Begin to show that what was taken over is right. Never blocks, and delays nobody: a known question rides with
         the others' steps. Until its first token was right nobody's leave the engine; a wrong one is `disproved`."""
 
-    async def rest(self) -> None:
-        """A planned handover: drain the device, drop write access, tell the vault; stand by again."""
+    async def rest(self, *, believed: bool = True) -> None:
+        """A planned handover: drain the device, drop write access, tell the vault; stand by again. Not `believed`: what
+        it computed is nothing to go on from, and the next owner starts with an empty pool."""

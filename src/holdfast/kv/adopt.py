@@ -27,15 +27,20 @@ from numpy.typing import NDArray
 
 from holdfast.kv import index as layout
 from holdfast.kv.geometry import Geometry
-from holdfast.kv.index import HEADER_BYTES, HEADER_WORDS, Index, Owner, entry_words, key_words
+from holdfast.kv.index import (
+    ADOPTIONS_WITHOUT_CANARY_MAX,
+    HEADER_BYTES,
+    HEADER_WORDS,
+    Index,
+    Owner,
+    entry_words,
+    key_words,
+)
 
 # Verdicts, one byte per block.
 FREE, YOURS, REFUSED, QUARANTINED = range(4)
 
 HEAD_BYTES = 256  # of a survey on its way: a reason is a few words
-
-# One adoption without a canary is the failover itself; the second means that it did not last.
-ADOPTIONS_WITHOUT_CANARY_MAX = 1
 
 OTHER_GEOMETRY = "other geometry"
 DAMAGED_OWNER = "the owner's word is damaged or was never stored"

@@ -65,6 +65,10 @@ class Misuse(AssertionError):
     """The caller broke the index's rules: a bug, and nothing has been stored."""
 
 
+# One adoption without a canary is the failover itself; the second means that it did not last.
+ADOPTIONS_WITHOUT_CANARY_MAX = 1
+
+
 @dataclass(frozen=True, slots=True)
 class Owner:
     """Who may write, and how often the pool was adopted since a canary last passed on it."""

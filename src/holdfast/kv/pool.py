@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from holdfast.kv.cached import Cached
+from holdfast.kv.index import ADOPTIONS_WITHOUT_CANARY_MAX, LIVE, Index, Misuse, Owner
 from holdfast.kv.index import FREE as ENTRY_FREE
-from holdfast.kv.index import LIVE, Index, Misuse, Owner
 
 if TYPE_CHECKING:  # adopt.py loads numpy; an owner that starts fresh does without
     from holdfast.kv.adopt import Adoption
@@ -244,6 +244,10 @@ class Pool:
     def canary_passed(self) -> None:
         """What was adopted makes right tokens: the next adopter may believe it again."""
         self.index.store_owner(Owner(self.epoch, 0))
+
+    def distrust(self) -> None:
+        """What was computed here is not to be believed: the next adopter starts with nothing."""
+        self.index.store_owner(Owner(self.epoch, ADOPTIONS_WITHOUT_CANARY_MAX))
 
     # -- inside
 

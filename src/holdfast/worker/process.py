@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import msgspec
@@ -29,10 +29,12 @@ from holdfast.failover.lifecycle import Ended, EndpointProblem, Lifecycle, Loade
 from holdfast.spec.launch import WorkerLaunch
 from holdfast.store.contract import Registration, Store
 from holdfast.wire.http.server import HttpServer
-from holdfast.wire.messages import VERSION, ProcessIdentity, Welcome
+from holdfast.wire.messages import VERSION, ProcessIdentity, Reload, Reloaded, Welcome
 from holdfast.worker.beat import Beats, MakeBeats
+from holdfast.worker.levers import Actions, Levers, refusal
+from holdfast.worker.renewal import Renewal
 from holdfast.worker.sessions import Sessions
-from holdfast.worker.status import Actions, StatusPage
+from holdfast.worker.status import StatusPage
 
 log = logging.getLogger("holdfast.worker")
 
@@ -74,9 +76,13 @@ class Worker:
         self._beats: Beats | None = None
         self._not_taken = ""
         self.more_facts: Callable[[], dict[str, Any]] = dict
-        self.actions: Actions = {}
+        self.levers = Levers()
+        self.renewal = Renewal(engine, self._renew_alone, lambda: self.refusing)
+        self.actions: Actions = {"verify": self.renewal.verify, "reload": self.renewal.reload}
         clocks = self._loop.time, world.clock.unix_s
-        self.page = StatusPage(self.facts, lambda: self.life, *clocks, settings=settings, actions=self.actions)
+        self.page = StatusPage(
+            self.facts, lambda: self.life, *clocks, settings=settings, actions=self.actions, levers=self.levers
+        )
         self._status = HttpServer(self.page.handle, world.network)
         self._status_at = ""
 
@@ -110,7 +116,8 @@ class Worker:
             await self._engine.stop()
             if self._beats is not None:
                 self._beats.stop()
-            await self.page.close()
+            await self.levers.close()
+            await self.renewal.close()
             self._status.close()
 
     def step(self, event: lifecycle.Event) -> None:
@@ -189,6 +196,12 @@ class Worker:
         self.sessions.hand_back(reason)
         log.info("handed back %d streams: %s", streams, reason)
 
+    async def _renew_alone(self, why: str) -> None:
+        """Of a worker without a group: its streams go back, and it goes on with weights of another load."""
+        self.sessions.hand_back(why, drains=False)
+        await self._engine.renew()
+        self.introduce(active=True)
+
     async def leave(self) -> None:
         """Withdraw, flush, and be over."""
         await asyncio.gather(*map(self.withdraw, list(self._registrations)))  # at once: a store may be frozen
@@ -197,6 +210,16 @@ class Worker:
         self.step(Ended("left as asked"))
 
     # -- what sessions ask, and what the status page shows
+
+    def asked_to_reload(self, message: Reload, uid: int | None, answer: Callable[[Reloaded], None]) -> None:
+        """As `POST /engine/verify`, by control."""
+        told = _Told(lambda outcome: answer(Reloaded(self.renewal.load, outcome)))
+        if why := refusal(message.token.encode() or None, uid, self.settings.engine_token):
+            log.warning("asked to verify the weights (%s), by one who may not: %s", message.reason, why)
+            told.give(403, "error", why)
+            return
+        log.warning("asked to verify the weights: %s", message.reason)
+        self.levers.pull("verify", lambda: self.renewal.verify(message.load), told)
 
     @property
     def refusing(self) -> str:
@@ -241,6 +264,7 @@ class Worker:
             "steps_total": progress.steps,
             "step_ms_p99": progress.step_ms_p99,
             "kv": asdict(progress.kv),
+            "load": progress.load,
             "tokens_total": self.sessions.tokens_total,
             "requests_total": self.sessions.requests_total,
             "unwritten": UNWRITTEN.words,
@@ -260,3 +284,13 @@ class Worker:
 
     def __repr__(self) -> str:
         return f"<Worker {self.key.instance:x} {self._card.name} {self.status}, {self.sessions.streams} streams>"
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What came of a lever that was pulled over the wire, in words."""
+
+    tell: Callable[[str], None]
+
+    def give(self, status: int, word: str, message: str) -> None:
+        self.tell(message)

@@ -16,6 +16,7 @@ from typing import Protocol, cast
 import msgspec
 
 from holdfast.core.errors import Code
+from holdfast.core.peers import peer_uid
 from holdfast.core.requests import Failure, Output
 from holdfast.wire.accepting import SHARE, make_room, places
 from holdfast.wire.frames import FrameError, FrameSplitter, encode
@@ -31,6 +32,8 @@ from holdfast.wire.messages import (
     Ping,
     Pong,
     Refused,
+    Reload,
+    Reloaded,
     Step,
     Welcome,
     decode_to_worker,
@@ -67,6 +70,9 @@ class Host(Protocol):
     def refusing(self) -> str:
         """Why no work is taken now; empty: it is."""
 
+    def asked_to_reload(self, message: Reload, uid: int | None, answer: Callable[[Reloaded], None]) -> None:
+        """By somebody who may or may not: it hears what came of it."""
+
 
 class Owner(Protocol):
     """Who holds the connections together: `worker.sessions.Sessions`."""
@@ -80,6 +86,8 @@ class Owner(Protocol):
     def passes(self, session: Session) -> None: ...
 
     def ping(self, answer: Callable[[], None]) -> None: ...
+
+    def reload(self, session: Session, message: Reload) -> None: ...
 
 
 class Session(asyncio.Protocol):
@@ -160,6 +168,8 @@ class Session(asyncio.Protocol):
             self._owner.cancel(self, message.streams)
         elif isinstance(message, Ping):
             self._ping(message.number)
+        elif isinstance(message, Reload) and self.canary:
+            self._owner.reload(self, message)
         elif isinstance(message, Pass):
             self._owner.passes(self)
         elif isinstance(message, GetArtefact):
@@ -197,6 +207,12 @@ class Session(asyncio.Protocol):
     def _pong(self) -> None:
         self._unanswered = False
         self.send(Pong(self._asked))
+
+    @property
+    def uid(self) -> int | None:
+        """Whose process of this machine is at the other end; None: nobody's that can be told."""
+        sock = self._transport.get_extra_info("socket") if self._transport is not None else None
+        return peer_uid(sock) if sock is not None else None
 
     # -- artefacts, as fast as the frontend reads them: a tokenizer may be larger than what may stay unsent
 

@@ -17,7 +17,7 @@ import msgspec
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import CANARY_TIER, Failure, Output
 from holdfast.engines.contract import Engine, EngineEvents
-from holdfast.wire.messages import Active, Closed, Draining, Generate, Room, Step
+from holdfast.wire.messages import Active, Closed, Draining, Generate, Reload, Room, Step
 from holdfast.worker.failures import exit_now
 from holdfast.worker.session import Host, Session
 from holdfast.worker.shares import Shares
@@ -92,6 +92,9 @@ class Sessions(EngineEvents):
 
     def ping(self, answer: Callable[[], None]) -> None:
         self._engine.ping(answer)
+
+    def reload(self, session: Session, message: Reload) -> None:
+        self._host.asked_to_reload(message, session.uid, session.send)
 
     def cancel(self, session: Session, streams: list[int]) -> None:
         for stream in streams:
@@ -183,12 +186,13 @@ class Sessions(EngineEvents):
             if session.peer:
                 session.send(Active(epoch))
 
-    def hand_back(self, reason: str) -> None:
-        """Draining: every stream goes back to its frontend, to be resumed elsewhere."""
+    def hand_back(self, reason: str, *, drains: bool = True) -> None:
+        """Every stream goes back to its frontend, to be resumed elsewhere; who drains takes no more."""
         self._shares.clear()
         for session in list(self.open):
             streams = list(session.streams)
-            session.send(Draining(reason))
+            if drains:
+                session.send(Draining(reason))
             self.cancel(session, streams)
             failure = Failure(Code.ENGINE_SHUTDOWN, f"worker is draining: {reason}")
             if streams:

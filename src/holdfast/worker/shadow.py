@@ -70,15 +70,18 @@ class Shadow(EngineEvents):
         self._patience: asyncio.Timeout | None = None  # with the wake under way
         self._seen_gone = (0, 0.0)  # the leader that the vault saw go last, by its epoch, and when
         self._rested = asyncio.Event()
+        self._renewing = ""  # why the weights are to be loaded anew
+        self._renewed = asyncio.Event()
         self._tasks = Tasks(f"shadow {worker.settings.name}")
         worker.more_facts = self.facts
         worker.actions.update(sleep=self.sleep, wake_up=self.wake_up)
+        worker.renewal.renew = self._renew
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[dict[str, Any]], None]) -> None:
         """Until `stop`, or until this engine must not go on (UserError: the process exits with 1)."""
         worker = self._worker
         async with worker.opened():
-            if not await self._loaded(stop):
+            if not await done_before(stop, self._load(), "load"):
                 worker.step(Ended("asked to stop"))
                 return
             worker.introduce(active=False)
@@ -87,19 +90,17 @@ class Shadow(EngineEvents):
             on_ready(worker.where)
             while (lost := await self._election.won(stop)) is not None:
                 self._lost = lost
-                if not await self._woken(stop):
+                while woken := await done_before(stop, self._wake(), "wake"):
+                    await self._serve(stop)
+                    if not self._renewing or self._done(stop):
+                        break
+                    await self._step_aside()
+                if not woken:
                     break
-                await self._serve(stop)
                 await self._step_back(for_good=stop.is_set())
             if worker.life.state in (State.STANDBY, State.WAKING):
                 worker.step(StandDown("asked to stop"))
             await worker.leave()
-
-    async def _loaded(self, stop: asyncio.Event) -> bool:
-        return await done_before(stop, self._load(), "load")
-
-    async def _woken(self, stop: asyncio.Event) -> bool:
-        return await done_before(stop, self._wake(), "wake")
 
     async def _load(self) -> None:
         try:
@@ -132,13 +133,16 @@ class Shadow(EngineEvents):
         worker, engine = self._worker, self._engine
         known = max(engine.last_epoch, worker.life.epoch)
         epoch = next_epoch(known, int(self._clock.unix_s() * 1000))
-        timeline = self._timeline = Timeline(self._journals, epoch, self._clock.unix_s(), after=known)
+        before = 0 if self._renewing else known  # it takes over from nobody then
+        timeline = self._timeline = Timeline(self._journals, epoch, self._clock.unix_s(), after=before)
         timeline.mark("lock", self._clock.monotonic_s())
         timeline.mark_end(*self._seen_gone)
-        worker.step(LockWon(epoch, contended=known > 0))
+        worker.step(LockWon(epoch, contended=before > 0))
         try:
             bound_s = worker.settings.place.wake_s + max(worker.settings.place.wake_s, SUPERVISOR_S)
             async with asyncio.timeout(bound_s) as self._patience:
+                if self._renewing:
+                    await self._load_anew()
                 woken = timeline.woken = await engine.wake(epoch, self._lock.pass_fds())
         except FAILURES as error:
             worker.step(WakeFailed(in_words(error)))
@@ -147,6 +151,14 @@ class Shadow(EngineEvents):
             timeline.mark(name, at_s)
         self._announce(epoch)
         log.info("leads with %s", f"no KV: {woken.reason}" if woken.reason else f"{woken.blocks} whole blocks of KV")
+
+    async def _load_anew(self) -> None:
+        """With the lock in hand: nobody else can lead with what is replaced."""
+        self.loading(self._renewing)
+        await self._engine.renew()
+        await self._check()
+        if self._lost.is_set():
+            raise TimeoutError("the election's lock was lost while the weights were loaded anew")
 
     def loading(self, why: str) -> None:
         """Weights in a wake: they get a load's time, since the wake's own is for a look at what is mapped."""
@@ -168,6 +180,8 @@ class Shadow(EngineEvents):
         worker.register(INSTANCES)
         self._tasks.spawn(worker.withdraw(STANDBYS), "withdraw")
         self._tasks.spawn(self._await_gpu_fence(self._timeline), "gpu fence")
+        self._renewing = ""
+        self._renewed.set()
 
     async def _await_gpu_fence(self, timeline: Timeline) -> None:
         await self._engine.gpu_fence.wait()
@@ -177,11 +191,14 @@ class Shadow(EngineEvents):
 
     async def _serve(self, stop: asyncio.Event) -> None:
         """Until there is a reason not to."""
-        election = self._election
-        while not (stop.is_set() or election.asleep or self._over):
-            await election.poked_or(stop, self._lost)
+        while not (self._done(stop) or self._renewing):
+            await self._election.poked_or(stop, self._lost)
             if self._lost.is_set():
                 self._end_at_once("the election's lock is lost")
+
+    def _done(self, stop: asyncio.Event) -> bool:
+        """It is to lead no more."""
+        return stop.is_set() or self._election.asleep or bool(self._over)
 
     def outputs(self, outputs: list[Output]) -> bool:
         if not self._leading:
@@ -219,22 +236,34 @@ class Shadow(EngineEvents):
             worker.step(StandDown(self._over))
             worker.step(Ended(self._over))
             raise UserError(self._over)
-        why = "asked to stop" if for_good else "asked to sleep"
+        await self._hand_over("asked to stop" if for_good else "asked to sleep")
+        await self._lock.release()
+        if not for_good:
+            await self._stand_by()
+            self._rested.set()
+
+    async def _step_aside(self) -> None:
+        """To load the weights anew: streams are handed back and wait, if there is nobody else; the lock is kept, and
+        what was computed with these weights is not believed."""
+        await self._hand_over(self._renewing, believed=False)
+        await self._stand_by()
+
+    async def _hand_over(self, why: str, *, believed: bool = True) -> None:
+        worker = self._worker
         worker.step(StandDown(why))
         worker.hand_back(why)
         self._leading = False
         worker.introduce(active=False)
         try:
             async with asyncio.timeout(HANDOVER_S):
-                await self._engine.rest()
+                await self._engine.rest(believed=believed)
         except FAILURES as error:
             raise UserError(f"could not step back from the pool: {in_words(error)}") from error
-        await self._lock.release()
-        if not for_good:
-            worker.register(STANDBYS)
-            await worker.withdraw(INSTANCES)
-            worker.step(Rested())
-            self._rested.set()
+
+    async def _stand_by(self) -> None:
+        self._worker.register(STANDBYS)
+        await self._worker.withdraw(INSTANCES)
+        self._worker.step(Rested())
 
     # -- operators
 
@@ -247,6 +276,13 @@ class Shadow(EngineEvents):
         if self._worker.life.state is not State.STANDBY:
             await self._rested.wait()  # bounded by whoever asked
         return "asleep: it takes no part in the election until it is woken"
+
+    async def _renew(self, why: str) -> None:
+        """Returns when it leads again."""
+        self._renewed.clear()
+        self._renewing = why
+        self._election.poke()
+        await self._renewed.wait()
 
     async def wake_up(self) -> str:
         """Take part again. Who leads is the election's to say."""

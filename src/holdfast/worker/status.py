@@ -1,39 +1,23 @@
-"""The worker's status page over HTTP: `/live`, `/health`, `/metrics`, and two levers for operators.
+"""The worker's status page over HTTP: `/live`, `/health`, `/metrics`, and levers for operators.
 
-Always true: a page is made from the facts and the lifecycle of that moment; probes never wait; at most one operator's
-action is under way, it ends within `ACTION_S`, and a client who leaves does not stop it half-way; levers are for those
-who may pull them: they stop and start serving, so not whoever reaches the port. Who has the token may, from anywhere;
-else the kernel must say that the other end is a process of this machine, of this user or root; and a page in that
-user's browser may not.
+Always true: a page is made from the facts and the lifecycle of that moment; probes never wait; levers are for those who
+may pull them (`worker.levers`), and a page in such a user's browser may not.
 """
 
 from __future__ import annotations
 
-import asyncio
-import hmac
-import logging
-import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
-from holdfast.core.errors import UserError
-from holdfast.core.tasks import Tasks
-from holdfast.failover.lifecycle import Entered, Lifecycle, Misstep, live, ready
+from holdfast.failover.lifecycle import Entered, Lifecycle, live, ready
 from holdfast.spec.launch import WorkerLaunch
 from holdfast.wire import metrics
 from holdfast.wire.http.connection import HttpConnection
 from holdfast.wire.http.request import HttpRequest
+from holdfast.worker.levers import Action, Levers, refusal
 from holdfast.worker.metrics import WorkerMetrics
-
-log = logging.getLogger("holdfast.worker")
-
-# Longer than a drain or a remap (30 s) by its own bound; shorter than the patience of whoever asks with curl.
-ACTION_S = 60.0
-
-Action = Callable[[], Awaitable[str]]  # answers with a sentence; refuses with a UserError
-Actions = dict[str, Action]  # by the last word of their path; looked into when asked, so levers may come and go
 
 
 class StatusPage:
@@ -48,16 +32,14 @@ class StatusPage:
         *,
         settings: WorkerLaunch,
         actions: Mapping[str, Action],
-        action_s: float = ACTION_S,
+        levers: Levers,
     ) -> None:
         self._facts = facts
         self._lifecycle = lifecycle
         self._clock = clock
         self._settings = settings
         self._actions = actions
-        self._action_s = action_s
-        self._tasks = Tasks("levers")  # one at a time
-        self._under_way = ""
+        self._levers = levers
         self._pages = {"/live": self._live, "/health": self._health, "/metrics": self._scrape}
         self._metrics = WorkerMetrics(unix_clock)
 
@@ -79,11 +61,7 @@ class StatusPage:
         elif why := _refusal(request.headers, connection.peer_uid, self._settings.engine_token):
             connection.respond(403, _error(why))
         else:
-            self._act(connection, request.path, levers[request.path])
-
-    async def close(self) -> None:
-        """End the action under way, if there is one."""
-        await self._tasks.stop()
+            self._levers.pull(request.path, levers[request.path], _Answer(connection))
 
     # -- probes
 
@@ -106,37 +84,6 @@ class StatusPage:
     def _scrape(self, connection: HttpConnection) -> None:
         page = self._metrics.page(self._lifecycle(), self._facts())
         connection.respond(200, page, metrics.CONTENT_TYPE)
-
-    # -- levers
-
-    def _act(self, connection: HttpConnection, path: str, action: Action) -> None:
-        if len(self._tasks):
-            connection.respond(409, _outcome("error", f"{self._under_way} is still under way"))
-            return
-        answer = _Answer(connection)
-        self._under_way = path
-        self._tasks.spawn(self._run(path, action, answer), path)
-
-    async def _run(self, path: str, action: Action, answer: _Answer) -> None:
-        """The root of an action's task."""
-        log.info("%s: asked for", path)
-        try:
-            async with asyncio.timeout(self._action_s) as bound:
-                message = await action()
-            answer.give(200, "ok", message)
-        except (UserError, Misstep) as refusal:
-            log.info("%s: refused: %s", path, refusal)
-            answer.give(409, "error", str(refusal))
-        except Exception as error:
-            if bound.expired():
-                log.warning("%s: given up after %g s", path, self._action_s)
-                answer.give(504, "error", f"given up after {self._action_s:g} s")
-                return
-            log.exception("%s failed", path)
-            answer.give(500, "error", f"failed: {error!r}")
-        except asyncio.CancelledError:
-            answer.cut_off("the worker stops")
-            raise
 
 
 class _Answer:
@@ -162,19 +109,9 @@ class _Answer:
 
 
 def _refusal(headers: Mapping[bytes, bytes], uid: int | None, token: str) -> str:
-    """Why a request may not pull a lever, in words that say how it might; "": it may."""
     scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-    if token and scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), token.encode()):
-        return ""
-    mend = "send `Authorization: Bearer` with its HOLDFAST_ENGINE_TOKEN" if token else "set HOLDFAST_ENGINE_TOKEN"
-    if b"authorization" in headers:
-        return f"the token is wrong; {mend}"
-    if b"origin" in headers:
-        return f"a web page may not do this; {mend}"
-    if uid is None or uid not in (os.getuid(), 0):
-        who = "whoever asks from another machine" if uid is None else f"uid {uid}"
-        return f"{who} may not do this, only uid {os.getuid()} and root on this machine; or {mend}"
-    return ""
+    bearer = given.strip() if scheme.lower() == b"bearer" else b""
+    return refusal(bearer if b"authorization" in headers else None, uid, token, web_page=b"origin" in headers)
 
 
 def _outcome(word: str, message: str) -> bytes:

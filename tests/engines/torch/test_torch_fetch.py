@@ -95,9 +95,7 @@ def test_a_cache_that_cannot_be_written_is_named(wheel: Wheel, tmp_path: Path) -
         fetch(wheel, tmp_path / "file", quiet)
 
 
-def test_a_pip_that_never_answers_is_given_up(
-    wheel: Wheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pip_that_never_answers_is_given_up(wheel: Wheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence is bounded, and the process does not stay behind."""
     slow = tmp_path / "python"
     slow.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")

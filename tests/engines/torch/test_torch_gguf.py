@@ -251,7 +251,7 @@ def test_control_tokens_are_single_ids() -> None:
 
 
 def test_a_token_that_is_a_word_wins_in_llama_3_only() -> None:
-    """"llo" is a token, and no merges lead to it: Llama 3's tokenizer takes it whole, the others never see it."""
+    """ "llo" is a token, and no merges lead to it: Llama 3's tokenizer takes it whole, the others never see it."""
     whole = TextTokenizer(tokenizer_json(metadata("llama-bpe"))).encode_now("llo")
     assert whole == [257]
     assert len(TextTokenizer(tokenizer_json(metadata("qwen2"))).encode_now("llo")) == 3

@@ -43,9 +43,7 @@ def test_what_is_shared_counts_once_and_an_engines_own_for_each() -> None:
         ({}, 12, r"16.38 GiB of memory are needed and 12.00 GiB of 32.38 GiB are free now"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_the_sum(
-    changed: dict[str, int], free_gib: int | None, words: str
-) -> None:
+def test_what_does_not_fit_is_refused_with_the_sum(changed: dict[str, int], free_gib: int | None, words: str) -> None:
     """Each says what there is and what could be asked for less of."""
     with pytest.raises(UserError, match=words):
         replace(PLAN, **changed).check(4.0, None if free_gib is None else free_gib * GIB)

@@ -33,7 +33,8 @@ from holdfast.spec.engines import Place
 
 class Tenant(Engine, Protocol):
     """An engine of this process, less its memory. `load` prepares it (threads, not weights), then come `settle`,
-    `check`, and any number of (`begin`, `end`); it takes work between these two."""
+    `check`, and any number of (`begin`, `end`); it takes work between these two. Its weights are its memory's to verify
+    and to renew."""
 
     weights: WeightsPlan
     geometry: Geometry  # of the KV pool, with the weights' identity in it: equal ones can adopt each other's blocks
@@ -61,6 +62,12 @@ class Tenant(Engine, Protocol):
     def books(self) -> AbstractContextManager[object]:
         """Held while the pool's books change: for one whose steps are made in another thread than the loop's."""
         return nullcontext()
+
+    async def verify(self) -> str:
+        return ""
+
+    async def renew(self) -> None:
+        return
 
     async def settle(self, memory: VaultMemory, ranks: Ranks) -> None:
         """Start its further processes, if it has any, and have them loaded; beside the load of the weights here."""
@@ -135,7 +142,7 @@ class VaultEngine(Generic[T]):
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(self.tenant.capabilities, shadow=True, weights=self.memory.weights_name)
+        return replace(self.tenant.capabilities, shadow=True, weights=self.memory.client.weights_name)
 
     @property
     def last_epoch(self) -> int:
@@ -237,8 +244,21 @@ class VaultEngine(Generic[T]):
             with self.tenant.books:
                 owned.pool.canary_passed()
 
-    async def rest(self) -> None:
-        self._told.proving.end(alive=True)
+    async def verify(self) -> str:
+        here, *others = await asyncio.gather(self.memory.verify(), self.ranks.verify())
+        wrong = [here, *(f"rank {rank}: {said}" for rank, said in enumerate(others[0], 1) if said)]
+        return "; ".join(filter(None, wrong))
+
+    async def renew(self) -> None:
+        """On every rank, since they are one set; then it is tried, as after any load."""
+        await asyncio.gather(self.memory.renew(), self.ranks.renew())
+        self._wrong = "it was not tried since its weights were loaded anew"
+
+    async def rest(self, *, believed: bool = True) -> None:
+        self._told.proving.end(alive=believed)
+        if not believed and (owned := self.memory.owned) is not None:
+            with self.tenant.books:
+                owned.pool.distrust()
         left = await self.tenant.end()
         if left:
             self._told.closed(left)

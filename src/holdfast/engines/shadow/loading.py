@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from holdfast.memory.client.mapped import Mapped
-from holdfast.memory.client.weights import RO, RW, MemoryClient
+from holdfast.memory.client.weights import EMPTY, RO, RW, MemoryClient
 from holdfast.memory.devices import OutOfMemory, view
 from holdfast.memory.devices.pages import advise
 from holdfast.memory.errors import StaleMemoryLayoutError, VaultRefused
 from holdfast.memory.packing import TensorSpec
 from holdfast.memory.writer_lock import WriterLock
 from holdfast.memory.writer_policy import Action, Look, Watch, who_loads
+from holdfast.spec.engines import Place
 from holdfast.spec.names import is_host
 
 LOOK_MS = 100  # how long one wait for a writer lasts before the lock and the phase are looked at again
@@ -126,7 +127,7 @@ class Loader:
         lock = WriterLock(self.lock_dir, self.who)
         try:
             async with asyncio.timeout(timeout_s):
-                wrong = await self._wrong()
+                wrong = await self.wrong()
                 if wrong:
                     log.warning("the weights mapped here are damaged: %s; loading them anew", wrong)
                     await self._replace(lock)
@@ -136,11 +137,32 @@ class Loader:
         finally:
             lock.release()
 
+    async def renew(self, timeout_s: float) -> None:
+        """Load what is mapped anew, right or wrong."""
+        lock = WriterLock(self.lock_dir, self.who)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._replace(lock)
+        except TimeoutError as error:
+            raise TimeoutError(f"the weights were not loaded anew within {timeout_s:g} s: {error}") from error
+        finally:
+            lock.release()
+
     async def map_current(self, timeout_s: float) -> None:
         """A newer generation is there: let go of the old one, map and verify this one."""
         await self.let_go()
         await self.client.release()
         await self.load(timeout_s)
+
+    async def remap(self, place: Place, on_loading: Callable[[str], None], *, doubted: bool) -> None:
+        """Map again what was unmapped; an empty vault is filled, by one who is elected."""
+        if await self.client.remap(round(place.wake_s * 1000)) == EMPTY:
+            log.warning("the vault is empty: loading the weights anew")
+            on_loading("the vault is empty: the weights are loaded anew")
+            await self.load(place.load_s, elected=True)
+        elif doubted:
+            await self.verify()
+        self.plan.use(self.client.mapped)
 
     async def let_go(self) -> None:
         """Nothing here reads or writes the weights any more: they may be unmapped."""
@@ -150,7 +172,7 @@ class Loader:
 
     async def verify(self) -> None:
         """What is mapped is what it was; StaleMemoryLayoutError else."""
-        wrong = await self._wrong()
+        wrong = await self.wrong()
         if wrong:
             raise StaleMemoryLayoutError(f"the weights mapped here are damaged: {wrong}")
 
@@ -162,7 +184,7 @@ class Loader:
         started_s = loop.time()
         got = await self._by_role(lock, role)
         size = self.client.mapped.size if self.client.mapped is not None else 0
-        wrong = "" if got == RW else await self._wrong()
+        wrong = "" if got == RW else await self.wrong()
         if not wrong:
             self.plan.use(self.client.mapped)
             done = "written" if got == RW else "mapped and verified"
@@ -248,7 +270,8 @@ class Loader:
                     raise
                 await asyncio.sleep(RETRY_S)
 
-    async def _wrong(self) -> str:
+    async def wrong(self) -> str:
+        """Read everything that is mapped: what is wrong with it, or nothing."""
         mapped = self.client.mapped
         assert mapped is not None, "nothing is mapped"
         wrong = await self._in_thread(lambda: self.plan.verify(mapped))

@@ -11,12 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.core.procfs import boot_id
 from holdfast.core.tasks import Tasks
 from holdfast.engines.shadow.inhabitant import Inhabitant, Peers
 from holdfast.engines.shadow.loading import Loader, WeightsPlan
@@ -26,7 +24,7 @@ from holdfast.kv.follow import Follower
 from holdfast.kv.geometry import Geometry
 from holdfast.memory.client.calls import MemoryLost, Notice
 from holdfast.memory.client.pool import PoolClient
-from holdfast.memory.client.weights import EMPTY, MemoryClient
+from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.memory.devices.contract import Device
 from holdfast.memory.protocol import LetGo, PoolNews, Superseded
@@ -103,16 +101,25 @@ class VaultMemory:
         self._beside.spawn(self._tend(), "tend")
 
     @property
-    def weights_name(self) -> str:
-        """Whose weights are mapped, in words: all who map them at this vault say the same, and nobody else does."""
-        mapped, folder = self.client.mapped, os.stat(Path(self.place.vault_socket).parent)
-        where = f"{boot_id()[:8]}-{folder.st_dev:x}-{folder.st_ino:x}"
-        return f"{self.place.device}/{mapped.layout.hash() if mapped is not None else '-'}/{where}"
-
-    @property
     def _loaded(self) -> Loader:
         assert self._loader is not None, "load first"
         return self._loader
+
+    async def verify(self) -> str:
+        """Read all weights that are mapped: what is wrong with them, or nothing."""
+        async with self.still:
+            return await self._loaded.wrong() if not self.asleep else ""
+
+    async def renew(self) -> None:
+        """Load the weights anew, whatever they are now, while it stands by."""
+        await self._beside.stop()
+        try:
+            if self.asleep:
+                await self._remap()
+            async with self.still:
+                await self._loaded.renew(self.place.load_s)
+        finally:
+            self._beside.spawn(self._tend(), "tend")
 
     # -- owning
 
@@ -137,8 +144,7 @@ class VaultMemory:
             async with self.still:
                 await self._loaded.map_current(self.place.load_s)
             self.settled.set()
-        name = self.geometry.hash.hex()
-        name = f"direct {name}" if self.place.direct else name
+        name = ("direct " if self.place.direct else "") + self.geometry.hash.hex()
         granted = await self.pool.acquire(epoch, name, round(self.place.wake_s * 1000))
         marks["fence"] = time.monotonic()
         follower, self._follower = self._follower, None
@@ -181,13 +187,7 @@ class VaultMemory:
             await self.client.close()
 
     async def _remap(self) -> None:
-        if await self.client.remap(round(self.place.wake_s * 1000)) == EMPTY:
-            log.warning("the vault is empty: loading the weights anew")
-            self.inhabitant.loading("the vault is empty: the weights are loaded anew")
-            await self._loaded.load(self.place.load_s, elected=True)
-        elif self._lost:
-            await self._loaded.verify()
-        self._loaded.plan.use(self.client.mapped)
+        await self._loaded.remap(self.place, self.inhabitant.loading, doubted=self._lost)
         self._lost = self.asleep = False
         if self.pool.mapping is None:
             self.pool.private_only()

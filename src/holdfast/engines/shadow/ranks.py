@@ -149,6 +149,14 @@ class Ranks:
     async def rest(self) -> None:
         await self.order("rest", self.place.wake_s)
 
+    async def verify(self) -> list[str]:
+        """What is wrong with each one's weights, or nothing. Guests have their leader's."""
+        return [] if self.guests else await self.order("verify", self.place.load_s)
+
+    async def renew(self) -> None:
+        if not self.guests:
+            await self.order("renew", self.place.load_s)
+
     # -- what they say
 
     def doubt(self, rank: int, why: str) -> None:

@@ -14,7 +14,6 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import ParamSpec
 
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import GenerateRequest
@@ -30,7 +29,6 @@ from holdfast.spec.engines import SimSettings
 EASE_OFF_S = 0.001  # a congested receiver drains a socket buffer in about this time
 RECENT_STEPS = 512  # enough for a p99 to mean five steps
 SLOW_BASE_S = 0.001  # what a step counts as at full speed, when a fault multiplies it
-P = ParamSpec("P")
 PINGS_MAX = 1024  # unanswered ones: a worker has one for each of its connections at most, and 256 of these
 
 
@@ -51,6 +49,7 @@ class SimEngine:
         self._stepping = False  # inside the sink
         self._thread: tuple[int, int] | None = None
         self._steps = 0
+        self._load = 1
         self._recent_s = deque[float](maxlen=RECENT_STEPS)
         self._pings = deque[Callable[[], None]](maxlen=PINGS_MAX)
 
@@ -93,6 +92,15 @@ class SimEngine:
         serving.computer.close()
         return left
 
+    async def verify(self) -> str:
+        return "they are its own, and nobody wrote down what they must be"
+
+    async def renew(self) -> None:
+        """What it says follows from its words, and what it computed from its pages: both are made anew."""
+        self._rest()
+        self._load += 1
+        self._serve_alone()
+
     async def stop(self) -> None:
         self._loop = None
         self._rest()
@@ -122,6 +130,7 @@ class SimEngine:
             budget_ms=budget_s * 1000 if serving is not None and serving.prefilling else 0.0,
             thread=self._thread,
             kv=serving.blocks.use() if serving is not None else KvUse(),
+            load=self._load,
         )
 
     def ping(self, answer: Callable[[], None]) -> None:
@@ -254,9 +263,9 @@ class SimEngine:
                 if serving is not None:
                     serving.fail_after(int(fault.value))
             case "reset":
-                _installed("reset", self.faults.on_reset)()
+                self.faults.reset()
             case "late_beats":
-                _installed("late_beats", self.faults.on_late_beats)(fault.value / 1000)
+                self.faults.delay_beats(fault.value / 1000)
             case "clear":
                 self._recover()
             case "device_error":
@@ -283,9 +292,3 @@ class SimEngine:
             self._disarm()
             self._due = min(self._due, now)
             self._arm_after(self._serving, now, congested=False)
-
-
-def _installed(kind: str, hook: Callable[P, None] | None) -> Callable[P, None]:
-    if hook is None:
-        raise HoldfastError(Code.INVALID_REQUEST, f"fault {kind}: no worker has installed a hook for it")
-    return hook

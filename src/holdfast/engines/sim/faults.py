@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
+from holdfast.core.errors import Code, HoldfastError
+
 # Each fault, and its field with the least and the greatest value it may have.
 FIELDS: dict[str, tuple[str, float, float] | None] = {
     "crash": None,  # SIGKILL to the own process
@@ -85,6 +87,16 @@ class Faults:
         if self.on_late_beats is not None:
             self.on_late_beats(0.0)
 
+    def reset(self) -> None:
+        if self.on_reset is None:
+            raise _no_hook("reset")
+        self.on_reset()
+
+    def delay_beats(self, late_s: float) -> None:
+        if self.on_late_beats is None:
+            raise _no_hook("late_beats")
+        self.on_late_beats(late_s)
+
     def switch(self, fault: Fault) -> None:
         """Turn on a fault that is nothing but a switch."""
         setattr(self, SWITCHES[fault.kind], fault.value if FIELDS[fault.kind] else True)
@@ -92,6 +104,10 @@ class Faults:
     def status(self) -> dict[str, object]:
         """The switches, for an answer or a log line."""
         return {part.name: getattr(self, part.name) for part in fields(self) if not part.name.startswith("on_")}
+
+
+def _no_hook(kind: str) -> HoldfastError:
+    return HoldfastError(Code.INVALID_REQUEST, f"fault {kind}: no worker has installed a hook for it")
 
 
 def parse_fault(command: Mapping[str, object]) -> Fault:

@@ -10,6 +10,7 @@ import asyncio
 import random
 from dataclasses import replace
 
+from holdfast.core.errors import Code, HoldfastError
 from holdfast.engines.contract import Woken
 from holdfast.engines.paged.blocks import PoolBlocks
 from holdfast.engines.paged.canary import TOKENS, canary_request, run_canary
@@ -24,8 +25,9 @@ from holdfast.engines.sim.faults import Fault
 from holdfast.engines.sim.language import Sequence
 from holdfast.engines.sim.serving import scheduler_settings
 from holdfast.engines.sim.vocabulary import REVISION, load
-from holdfast.engines.sim.weights import SimWeights
+from holdfast.engines.sim.weights import HEAD, HEAD_WORDS, WORD_BYTES, SimWeights
 from holdfast.kv.resumes import Resumes
+from holdfast.memory.client.damage import Damage
 from holdfast.memory.client.pool_mapping import PoolMapping
 from holdfast.memory.devices import view
 from holdfast.spec.engines import Place, SimSettings
@@ -52,6 +54,7 @@ class SimTenant(SimEngine, Tenant):
         self.private_bytes = max(PRIVATE_BYTES, TOKEN_BYTES * 2 * settings.block_size)
         self._memory: VaultMemory | None = None
         self._blocks: PoolBlocks | None = None
+        self._damage: Damage | None = None
 
     @property
     def canary(self) -> Canary:
@@ -110,15 +113,21 @@ class SimTenant(SimEngine, Tenant):
     # -- faults
 
     def _inject_shadow(self, fault: Fault) -> None:
-        if fault.kind == "memory_flip":
-            self.weights.damage()
-        else:
+        if fault.kind != "memory_flip":
             self.faults.switch(fault)
+            return
+        mapped = self._memory.client.mapped if self._memory is not None else None
+        if self._memory is None or mapped is None or not mapped.present:
+            raise HoldfastError(Code.INVALID_REQUEST, "fault memory_flip: this engine has no weights mapped now")
+        self._damage = Damage(self._memory.device, mapped)
+        head = mapped.addresses()[HEAD]
+        for address in range(head, head + HEAD_WORDS * WORD_BYTES):
+            self._damage.flip(address, 0x10)
 
     def _recover(self) -> None:
         super()._recover()
-        if self._memory is not None and not self._memory.asleep:
-            self.weights.use(self._memory.client.mapped)
+        if self._damage is not None:
+            self._damage.mend()
 
 
 class ShadowSim(VaultEngine[SimTenant]):

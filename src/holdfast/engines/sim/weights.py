@@ -14,7 +14,6 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.core.errors import Code, HoldfastError
 from holdfast.memory.client.mapped import Mapped
 from holdfast.memory.devices import view
 from holdfast.memory.packing import TensorSpec
@@ -89,13 +88,6 @@ class SimWeights:
         at = self._at
         self._at = (at + 1) % HEAD_WORDS
         return bool(self._head[at] == self._right[at])
-
-    def damage(self) -> None:
-        """A fault: this process reads flipped bits. Committed slabs are sealed, so only its own view can be wrong."""
-        if self._head is None:
-            raise HoldfastError(Code.INVALID_REQUEST, "fault memory_flip: this engine has no weights mapped now")
-        flipped = bytes(byte ^ 0x10 for byte in self._head.cast("B"))
-        self._head = memoryview(flipped).cast("Q")
 
 
 def _specs(words: int) -> list[TensorSpec]:

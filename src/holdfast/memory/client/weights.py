@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from dataclasses import dataclass
 
 import msgspec
 
 from holdfast.core.clock import SystemClock
+from holdfast.core.procfs import boot_id
 from holdfast.memory import protocol
 from holdfast.memory.client.attached import CALL_TIMEOUT_S, AttachedClient
 from holdfast.memory.client.calls import patience_s
@@ -64,6 +66,13 @@ class MemoryClient(AttachedClient):
                     return
 
     # -- weights
+
+    @property
+    def weights_name(self) -> str:
+        """Whose weights are mapped, in words: all who map them at this vault say the same, and nobody else does."""
+        folder = os.stat(os.path.dirname(self.path) or ".")
+        where = f"{boot_id()[:8]}-{folder.st_dev:x}-{folder.st_ino:x}"
+        return f"{self.device.name}/{self.mapped.layout.hash() if self.mapped is not None else '-'}/{where}"
 
     async def acquire(
         self, mode: str, timeout_ms: int, *, wait_for_writer: bool = False, replace: str | None = None

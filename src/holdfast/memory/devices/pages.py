@@ -47,6 +47,12 @@ def map_fd(address: int, size: int, fd: int, *, writable: bool, offset: int = 0)
     _mmap(address, size, access, mmap.MAP_SHARED | MAP_FIXED, fd, offset=offset)
 
 
+def map_private(address: int, size: int, fd: int, offset: int) -> None:
+    """Map a file over a reserved range so that what is written there is this process's own; a sealed file too."""
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    _mmap(address, size, access, mmap.MAP_PRIVATE | MAP_FIXED, fd, offset=offset)
+
+
 def unmap(address: int, size: int) -> None:
     if _libc.munmap(address, size) != 0:
         raise _failure("munmap")

@@ -96,6 +96,12 @@ class Rank(Seat):
         self._awake = None
         await self.memory.rest()
 
+    async def verify(self) -> str:
+        return await self.memory.verify()
+
+    async def renew(self) -> None:
+        await self.memory.renew()
+
     # -- steps
 
     def _make_steps(self) -> None:
@@ -149,7 +155,8 @@ def main(text: str) -> int:
 async def live(launch: RankLaunch, work: RankWork) -> None:
     orders = Orders(launch.tether)
     rank = Rank(work, orders, socket.socket(fileno=launch.steps))
-    await orders.obey(orders_of(rank) | {"hello": rank.hello, "join": rank.join})
+    own = rank.hello, rank.join, rank.verify, rank.renew
+    await orders.obey(orders_of(rank) | {each.__name__: each for each in own})
     os._exit(0)  # the leader is gone: nothing is left to be put in order, and a thread may hang in a sum
 
 
