@@ -36,7 +36,7 @@ def remembered(pages: Sequence[Mapping[str, Any]]) -> list[Verdict]:
             group=str(row.get("group") or ""),
             status=str(row["standing"]).upper(),
             weight=float(row["weight"]),
-            reason=str(row.get("reason") or ""),
+            reason=str(row.get("standing_reason") or ""),
         )
         for instance, row in told.items()
     ]
