@@ -55,7 +55,7 @@ class Undo(StrEnum):
     START = "another process is started in its place"
     CONTINUE = "SIGCONT"
     CLEAR = "the fault is cleared"
-    RELOAD = "the fault is cleared, and the worker started anew"
+    RELOAD = "the fault is cleared, and the worker told to load anew"  # a breaker would rest for a minute
     END = "it ends by itself"
 
 

@@ -132,13 +132,14 @@ class Window:
     answers: Answers
     falls_before: Mapping[str, int] = field(default_factory=dict)  # by path
     ended: frozenset[str] = frozenset()  # workers whose process had ended before the fault was undone
-    recovered_s: float | None = None  # None: not within the time
+    recovered_s: float | None = None  # None: not within the time; then some were started anew
+    restarted: tuple[str, ...] = ()  # who
     more: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def worst(self) -> dict[str, Status]:
         """By worker that was hit: the most urgent that it may be called."""
-        worst: dict[str, Status] = {}
+        worst = dict.fromkeys(self.restarted, Status.DEAD)
         for hit in self.hits:
             for name in hit.names:
                 worst[name] = max(worst.get(name, Status.HEALTHY), WORST[hit.fault.then], key=URGENCY.index)

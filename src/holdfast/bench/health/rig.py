@@ -39,7 +39,7 @@ from holdfast.wire.net import SocketNetwork
 BURNERS = 8  # processes for each core
 BURN_S_MAX = 300.0  # longer than any fault lasts
 BURN = "import time; end = time.monotonic() + {}\nwhile time.monotonic() < end: pass"
-FLOOD_CLIENTS = 4  # each asks again as soon as it is refused
+FLOOD_CLIENTS = 8  # each asks again as soon as it is refused
 FLOOD_PAUSE_S = 0.01
 
 
@@ -150,11 +150,10 @@ class Rig:
             case Undo.CONTINUE:
                 for name in names:
                     self.deployment.signal(name, signal.SIGCONT)
-            case Undo.CLEAR:
+            case Undo.CLEAR | Undo.RELOAD:
                 await asyncio.gather(*(in_thread(self.deployment.chaos, name, "clear") for name in names))
-            case Undo.RELOAD:
-                for name in names:
-                    await self.restart(name)
+                if fault.undo is Undo.RELOAD:
+                    await asyncio.gather(*(in_thread(self._reload, name) for name in names))
             case Undo.END:
                 await self.calm_down()
 
@@ -162,6 +161,10 @@ class Rig:
         """So many busy processes for each core, until `calm_down`; or for so long, if that never comes."""
         count = each * (os.cpu_count() or 1)
         self._burners += [subprocess.Popen([sys.executable, "-c", BURN.format(seconds_max)]) for _ in range(count)]
+
+    def _reload(self, name: str) -> None:
+        status, body = fetch(self.deployment.record(name)["status"], "/engine/reload", "POST", timeout_s=30.0)
+        assert status == 200, body
 
     async def restart(self, name: str) -> None:
         """Kill it, whatever state it is in, and start another in its place."""
@@ -205,7 +208,7 @@ class Rig:
             chat_body("hello", 5, temperature=99),
             chat_body("hello", 5, model="nobody"),
             chat_body("too long " * 20_000, 5),
-            chat_body("hello", 5, stop=list("abcdefgh")),
+            chat_body("hello", 5, logit_bias={"99999999": 1}),
             {"messages": "none"},
         ]
         bodies = [msgspec.json.encode(body) for body in wrong] + [b"{", b""]

@@ -117,10 +117,10 @@ class Campaign:
         ended = frozenset(name for hit in hits for name in hit.names if rig.has_ended(name))
         for hit in hits:
             await rig.undo(hit.fault, hit.names)
-        recovered_s = await self._recovered()
+        recovered_s, restarted = await self._recovered()
         answers = await self._answers()
         history, notes = rig.verdicts.history[first:], await rig.take_notes()
-        window = Window(tuple(hits), history, answers, falls, ended, recovered_s, notes)
+        window = Window(tuple(hits), history, answers, falls, ended, recovered_s, restarted, notes)
         for row in rows(window):
             late = f" after {row['detect_ms']:.0f} ms" if row["detect_ms"] is not None else ""
             self.tell(f"{name_of(row)}: {row['action']}{late}" + "".join(f"\n  MISSED: {one}" for one in row["missed"]))
@@ -133,19 +133,20 @@ class Campaign:
                 await until(lambda: hit.found(self.rig.verdicts.history[first:]), "a verdict", hit.fault.within_s)
         await asyncio.sleep(hit.fault.hold_s)
 
-    async def _recovered(self) -> float | None:
+    async def _recovered(self) -> tuple[float | None, tuple[str, ...]]:
         """Seconds until everybody was well again. Whoever is not in time is started anew, so that the next fault is
-        alone; None then."""
+        alone: None then, and who."""
         began_s = time.monotonic()
         try:
             await until(self.rig.is_whole, "all to be well", RECOVER_S, every_s=LOOK_EVERY_S)
         except TimeoutError:
-            for name in self.rig.unsound():
+            restarted = tuple(self.rig.unsound())
+            for name in restarted:
                 self.tell(f"  {name} is started anew: {self.rig.verdict(name)}")
                 await self.rig.restart(name)
             await until(self.rig.is_whole, "all to be well after a restart", RECOVER_S, every_s=LOOK_EVERY_S)
-            return None
-        return time.monotonic() - began_s
+            return None, restarted
+        return time.monotonic() - began_s, ()
 
     async def _answers(self) -> Answers:
         """What came since the last window, once every stream that is open now has ended. One that has not is lost."""
