@@ -17,7 +17,7 @@ from holdfast.control.levels import (
     Ended,
     Event,
     Facts,
-    LevelKeeper,
+    Levels,
     Tick,
     Weighed,
     Went,
@@ -53,11 +53,11 @@ class Deployment:
         self.records: dict[str, HealthRecord] = {}
         self.facts: dict[str, Facts] = {}
         self.tokens: dict[str, int] = {}
-        self.keeper = LevelKeeper(self.settings)
+        self.kept = Levels(self.settings)
         self.said: list[tuple[float, Effect]] = []
 
     def tell(self, event: Event) -> list[Effect]:
-        effects = list(self.keeper.step(event, self.now_s))
+        effects = list(self.kept.step(event, self.now_s))
         for effect in effects:
             self.said.append((self.now_s, effect))
             match effect:
@@ -85,7 +85,7 @@ class Deployment:
 
     def wait(self, seconds: float) -> None:
         end_s = self.now_s + seconds
-        while (due_s := self.keeper.next_deadline_s()) <= end_s:
+        while (due_s := self.kept.next_deadline_s()) <= end_s:
             self.now_s = max(due_s, self.now_s)
             self.tell(Tick())
         self.now_s = end_s
@@ -104,7 +104,7 @@ class Deployment:
         self.now_s += after_s
         level = msgspec.json.decode(msgspec.json.encode(self.written), type=LevelRecord) if self.written else None
         judged = bool(self.facts.keys() & self.records.keys())
-        self.keeper = LevelKeeper(self.settings, level, judged=judged)
+        self.kept = Levels(self.settings, level, judged=judged)
         for name, facts in self.facts.items():
             self.tell(Came(name, facts))
             self.tell(Weighed(name, self.records[name]))
@@ -128,7 +128,7 @@ def whole(workers: int, spares: str = "0") -> Deployment:
     for number in range(1, workers + 1):
         them.comes(f"w{number:02}")
     them.wait(2)
-    assert (them.keeper.level, them.keeper.starting) == (0, False)
+    assert (them.kept.level, them.kept.starting) == (0, False)
     return them
 
 
@@ -143,7 +143,7 @@ def test_levels_follow_the_workers_that_fall_and_return() -> None:
             status = Status.HEALTHY if number <= left else Status.UNHEALTHY
             them.weigh(f"w{number:02}", Status.SUSPICIOUS if left < number <= left + doubted else status)
         them.wait(60)
-        assert them.keeper.level == level
+        assert them.kept.level == level
     for number in range(1, 11):
         them.weigh(f"w{number:02}", Status.HEALTHY)
     them.wait(60)
@@ -170,7 +170,7 @@ def test_models_share_a_promise_and_the_loss_of_one_is_its_share() -> None:
     them.wait(2)
     them.weigh("b", Status.UNHEALTHY)
     them.wait(60)
-    assert them.keeper.level == 1
+    assert them.kept.level == 1
 
 
 # -- starting
@@ -183,7 +183,7 @@ def test_a_deployment_that_starts_is_not_degraded() -> None:
     for number in range(4):
         them.comes(f"w{number}")
         them.wait(20)
-    assert (them.levels, them.keeper.starting) == ([0], False)
+    assert (them.levels, them.kept.starting) == ([0], False)
     them.weigh("w0", Status.UNHEALTHY)
     them.wait(60)
     assert them.levels == [0, 1]
@@ -231,12 +231,12 @@ def test_control_goes_on_from_what_is_written(level: int) -> None:
     for number in range(round(ratio * 10) + 1, 11):
         them.weigh(f"w{number:02}", Status.UNHEALTHY)
     them.wait(60)
-    assert them.keeper.level == level
+    assert them.kept.level == level
     them.said.clear()
     them.restart(5)
     them.wait(300)
     assert them.said == []
-    assert them.keeper.level == level
+    assert them.kept.level == level
 
 
 def test_without_a_word_of_how_many_there_should_be_it_is_the_most_that_were() -> None:
@@ -249,10 +249,10 @@ def test_without_a_word_of_how_many_there_should_be_it_is_the_most_that_were() -
     them.goes("w0")
     them.goes("w1")
     them.wait(10)
-    assert them.keeper.level == 2
+    assert them.kept.level == 2
     them.restart(5)
     them.wait(300)
-    assert (them.keeper.level, them.written.planned) == (2, 4)
+    assert (them.kept.level, them.written.planned) == (2, 4)
 
 
 # -- standbys
@@ -282,7 +282,7 @@ def test_a_takeover_moves_no_level(goes_first: bool) -> None:
     them.comes("w1a", group="w1", active=False)
     them.wait(300)
     assert them.levels == [0]
-    capacity = them.keeper.capacity
+    capacity = them.kept.capacity
     assert capacity is not None
     assert (capacity.carriers, capacity.waking) == (2, 0)
 
@@ -303,7 +303,7 @@ def test_the_standby_of_doubted_weights_is_no_capacity() -> None:
     for name in ("w1a", "w1b"):
         them.weigh(name, Status.UNHEALTHY, quarantined=True)
     them.wait(5)
-    capacity = them.keeper.capacity
+    capacity = them.kept.capacity
     assert capacity is not None
     assert (capacity.carriers, capacity.waking) == (1, 0)
 
@@ -319,7 +319,7 @@ def test_a_spare_makes_up_for_a_fall_and_no_level_follows() -> None:
     them.weigh("w03", Status.UNHEALTHY)
     assert them.said == [(them.now_s, Spared("w10", False, "8 of 9 workers serve"))]
     them.wait(300)
-    assert them.keeper.level == 0
+    assert them.kept.level == 0
     them.weigh("w03", Status.HEALTHY)
     them.wait(59)
     assert them.spares == []
@@ -335,7 +335,7 @@ def test_spares_are_kept_for_each_model() -> None:
     them.comes("b", kind="b")
     them.wait(70)
     assert them.spares == ["a3"]
-    them.settings = them.keeper.settings
+    them.settings = them.kept.settings
     them.weigh("a0", Status.UNHEALTHY)
     assert them.spares == []
 
@@ -376,11 +376,11 @@ def test_what_beats_say_is_what_is_measured() -> None:
     for _ in range(200):
         them.tell(Ended(1, 100, 160))
     them.run([f"w{number}" for number in range(4)], streams=8, pace_ms=40.0, seconds=60)
-    capacity = them.keeper.capacity
+    capacity = them.kept.capacity
     assert capacity is not None
     assert capacity.unmeasured == 0
     assert capacity.rates.requests_per_s == pytest.approx(4 * 8 / 0.04 / 160, rel=0.05)
-    assert them.keeper.level == level_at(capacity.ratio) == 2
+    assert them.kept.level == level_at(capacity.ratio) == 2
 
 
 def test_beats_after_a_pause_or_of_another_process_say_nothing() -> None:
@@ -393,7 +393,7 @@ def test_beats_after_a_pause_or_of_another_process_say_nothing() -> None:
         them.now_s += 0.5
         them.tell(Beaten("w01", 8, step))
     them.wait(60)
-    assert them.keeper.level == 0
+    assert them.kept.level == 0
 
 
 # -- anything
@@ -424,7 +424,7 @@ def test_what_always_holds(spares: str, story: list[tuple[float, str, str]]) -> 
             case "restart":
                 them.restart(gap_s)
         if them.written is not None:
-            assert them.written.level == them.keeper.level or them.keeper._degradation is None
+            assert them.written.level == them.kept.level or them.kept._degradation is None
         assert len(them.spares) <= 1
     for number in range(1, 6):
         name = f"w{number:02}"
@@ -432,7 +432,7 @@ def test_what_always_holds(spares: str, story: list[tuple[float, str, str]]) -> 
     for _ in range(40):  # sixteen times the longest wait, twice
         them.now_s += 60.0
         them.tell(Tick())
-    assert them.keeper.level == 0
+    assert them.kept.level == 0
     assert len(them.spares) == (0 if spares == "0" else 1)
 
 

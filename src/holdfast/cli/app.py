@@ -155,6 +155,14 @@ COMMANDS = (
         "bench:Health",
     ),
     Command(
+        "bench degrade",
+        "",
+        "Stop workers until none is left, and let them go on, under load of all tiers: levels, and who was refused.\n\n"
+        "Exits with 1 if a level did not follow or return, or premium was refused before level 4. Times are shorter "
+        "than the defaults; bounds and rules are not.",
+        "bench:Degrade",
+    ),
+    Command(
         "bench engine",
         "",
         "How fast the torch engine decodes on this CPU, alone: --fast, --exact, and transformers beside them.",

@@ -121,6 +121,21 @@ class Health(Asked, frozen=True):
         return 1 if result["missed"] else 0
 
 
+class Degrade(Asked, frozen=True):
+    """`holdfast bench degrade`."""
+
+    workers: Annotated[int, about("How many sim workers.", min=10, max=100)] = 20
+    seed: Annotated[int, about("When clients begin to ask.")] = 1
+    json: Json = False
+
+    def run(self, env: Environment) -> int:
+        from holdfast.bench.degrade import DegradeBench, run
+
+        result = run(DegradeBench(self.workers, seed=self.seed), _tell)
+        _show(result, self.json)
+        return 1 if result["missed"] else 0
+
+
 class Engine(Asked, frozen=True):
     """`holdfast bench engine`."""
 

@@ -171,7 +171,7 @@ class _Start:
 
 
 @dataclass(slots=True)
-class LevelKeeper:
+class Levels:
     """One deployment's capacity, level and spares."""
 
     settings: LevelSettings

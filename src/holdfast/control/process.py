@@ -127,6 +127,7 @@ class Control:
             records=decoded(book.values, HEALTH, HealthRecord),
             members=reign.members() if reign is not None else (),
             level=level.get(""),
+            capacity=reign.levels.capacity if reign is not None else None,
             store=self._store.state,
             reason=reign.reason if reign is not None else "another leads",
         )

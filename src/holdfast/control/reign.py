@@ -20,6 +20,7 @@ import msgspec
 from holdfast.control import words as w
 from holdfast.control.book import Book, decoded
 from holdfast.control.contact import Contact
+from holdfast.control.level_loop import LevelLoop
 from holdfast.control.metrics import ControlMetrics
 from holdfast.control.outbox import Outbox
 from holdfast.control.reports import Tally
@@ -77,6 +78,9 @@ class Reign:
         self._outbox = Outbox(store, lost)
         self._tally = Tally()
         self._wards = Wards(self._by, world.rng.random, limits_of(settings.health))
+        self.levels = LevelLoop(
+            settings.levels, settings.deployment, self._outbox, unix_s=lambda: self.now_s, tell=self.tell
+        )
         self._tasks = Tasks("reign", self._failed)
         self._broken: asyncio.Future[None] = self._loop.create_future()
         self._ticks = 0
@@ -127,8 +131,9 @@ class Reign:
         values = self.book.values
         records = decoded(values, HEALTH, HealthRecord)
         self._wards.restore(records, decoded(values, self._expected, expectations.Record), self.now_s)
+        self.levels.begin(values, records, (key.path for key in self.book.registry.instances))
         for name, report in decoded(values, self._reports, Report).items():
-            self._tally.take(name, report)
+            self._report(name, report)
         log.info("goes on from %d verdicts", len(records))
         self.begun = True
         self._on_begin()
@@ -167,9 +172,13 @@ class Reign:
     def wrote(self, key: str, value: bytes | None) -> None:
         if key.startswith(self._reports):
             for name, report in decoded({key: value} if value is not None else {}, self._reports, Report).items():
-                self._tally.take(name, report)
+                self._report(name, report)
         elif key.startswith(HEALTH):
             self._look_at(key, value)
+
+    def _report(self, frontend: str, report: Report) -> None:
+        self._tally.take(frontend, report)
+        self.levels.reported(frontend, report)
 
     def _look_at(self, key: str, value: bytes | None) -> None:
         """A verdict that is not ours: of a control that led before, and whose last word came late."""
@@ -194,6 +203,7 @@ class Reign:
             effects = self._wards.step(event, self.now_s)
             self._perform(effects)
             self._count(event, effects)
+            self.levels.heard(event, effects, self.contacts.values())
         except Exception:
             log.exception("bug in a step of the wards; this was not taken: %s", event)
             if isinstance(event, w.Tick):
@@ -223,11 +233,19 @@ class Reign:
             self._ticks += 1
             for contact in list(self.contacts.values()):
                 contact.tick(now_s)
+            self._tick_levels()
             if self._ticks % SUM_TICKS == 0:
                 self._sum_up()
             due_s = self._wards.next_deadline_s
             if due_s is not None and due_s <= self.now_s and now_s >= self._rests_until_s:
                 self.tell(w.Tick())
+
+    def _tick_levels(self) -> None:
+        """A root too: no verdict waits for a bug in levels."""
+        try:
+            self.levels.tick(self.contacts.values())
+        except Exception:
+            log.exception("bug in a step of the levels")
 
     def _sum_up(self) -> None:
         paths = {f"{key.instance:x}": key.path for key in self.contacts}

@@ -109,4 +109,11 @@ def _capacity(capacity: Capacity | None) -> CapacityShown | None:
     if capacity is None:
         return None
     requests, tokens = round(capacity.rates.requests_per_s, 3), round(capacity.rates.tokens_per_s, 3)
-    return CapacityShown(ratio=capacity.ratio, words=str(capacity), requests_per_s=requests, tokens_per_s=tokens)
+    return CapacityShown(
+        ratio=capacity.ratio,
+        words=str(capacity),
+        requests_per_s=requests,
+        tokens_per_s=tokens,
+        carriers=capacity.carriers,
+        unmeasured=capacity.unmeasured,
+    )

@@ -49,6 +49,8 @@ class CapacityShown(msgspec.Struct, frozen=True, kw_only=True):
     words: str = ""
     requests_per_s: float = 0.0
     tokens_per_s: float = 0.0
+    carriers: int = 0  # workers that carry it, with those that are waking
+    unmeasured: int = 0  # of those that count as what is assumed of them
 
 
 class ControlPage(msgspec.Struct, frozen=True, kw_only=True):
