@@ -48,6 +48,7 @@ def test_keys_are_secret(shared: Place) -> None:
 
 def test_ps_json_is_a_list_of_processes(shared: Place) -> None:
     """Each process has its role, name, pid, state, address and streams; the store comes first."""
+    until(lambda: shared.record("control").get("state") == "ready", "control, which `up` does not wait for")
     done = shared.run("ps", "--json")
     assert done.returncode == 0, done.stderr
     processes = {process["name"]: process for process in json.loads(done.stdout)}

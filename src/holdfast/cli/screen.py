@@ -18,6 +18,7 @@ from holdfast.supervise.standing import Group, groups_of
 from holdfast.supervise.status import Status, web_address
 
 _GOOD = ("ready", "active", "standby")
+AT_LEISURE = {("control", "starting")}  # it comes last, and nobody waits for it
 _BAD = ("dead", "stopped", "silent", "backing off", "crash loop", "refused", "unkillable", "unhealthy")
 STATE_COLOURS = dict.fromkeys(_GOOD, "green") | dict.fromkeys(_BAD, "red")
 _STREAMING = ("worker", "frontend")
@@ -159,7 +160,8 @@ def show_up(
         screen.line(str(group))
     if groups:
         screen.line()
-    if any(status.state not in _GOOD for status in statuses):
+    awaited = [status for status in statuses if (status.role, status.state) not in AT_LEISURE]
+    if any(status.state not in _GOOD for status in awaited):
         screen.line("Not everything is ready yet; it goes on by itself; `holdfast ps` shows more.", style="yellow")
         screen.line()
     screen.line("Talk to it, from another terminal, with `holdfast chat` or:", style="bold")

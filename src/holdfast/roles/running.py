@@ -28,6 +28,8 @@ from holdfast.wire.net import SocketNetwork
 
 # A process that ended this often without ever being ready will not be ready the next time either.
 START_FAILURES_MAX = 3
+# Then those are started too whom serving does not need: a large model takes minutes, and what loads may be watched.
+LATE_S = 10.0
 LOOK_S = 0.05  # between two looks at whether it serves: a person does not see that
 
 Tell = Callable[[str], None]
@@ -105,6 +107,8 @@ async def _start(supervisor: Supervisor, start: Start, tied: bool, wait_s: float
             await supervisor.start()
             if tied and supervisor.adopted:
                 _guard(supervisor.adopted)
+            await supervisor.wait(lambda: supervisor.all_ready() or bool(_hopeless(supervisor)), LATE_S)
+            supervisor.start_late()
             await supervisor.wait(lambda: supervisor.all_ready() or bool(_hopeless(supervisor)))
             while True:
                 lack = _hopeless(supervisor)

@@ -17,7 +17,8 @@ from typing import Any
 
 from holdfast.core.address import parse_address
 from holdfast.core.ports import Network
-from holdfast.spec.launch import FrontendLaunch, Launch, WorkerLaunch
+from holdfast.spec.jobs import AT_LEISURE
+from holdfast.spec.launch import FrontendLaunch, Launch, WorkerLaunch, role_of
 from holdfast.supervise.asking import ask
 from holdfast.supervise.processes import LocalProcesses
 from holdfast.supervise.records import read_record
@@ -76,8 +77,9 @@ class Start:
         return cls(state_dir, launches, {launch.name: log_size(logs.path(launch.name)) for launch in launches})
 
     def doing(self, logs: LocalProcesses) -> Doing:
-        """Name and phase of everyone who is not ready."""
-        late = [launch for launch in self.launches if not self._is_ready(launch)]
+        """Name and phase of everyone who is not ready, of those whom serving needs."""
+        needed = [launch for launch in self.launches if role_of(launch) not in AT_LEISURE]
+        late = [launch for launch in needed if not self._is_ready(launch)]
         phases = {launch.name: self._phase(launch, logs) for launch in late}
         further = {launch.group for launch in _workers(self.launches) if phases.get(launch.name) != IMPORTING}
         for launch in _workers(late):

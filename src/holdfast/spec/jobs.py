@@ -9,7 +9,9 @@ import msgspec
 from holdfast.spec.launch import FrontendLaunch, Launch, WorkerLaunch, role_of
 
 # Who is there before the others start: a worker needs its vault's memory, and everyone asks the store.
-START_ORDER = (("store", "vault"), ("worker", "frontend", "control"))
+START_ORDER = (("store", "vault"), ("worker", "frontend"))
+# Who comes when the others serve, and is waited for by nobody: serving goes on without.
+AT_LEISURE = ("control",)
 # Who leaves first has no peer left to break a stream of, and control takes no leaving worker for a dead one; memory
 # outlives its engines, and the store goes last.
 STOP_ORDER = (("frontend", "control"), ("worker",), ("vault", "server", "keeper"), ("store",))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from holdfast.core.errors import REFUSED
 from holdfast.core.ports import Clock
-from holdfast.spec.jobs import START_ORDER, STOP_ORDER, Job
+from holdfast.spec.jobs import AT_LEISURE, START_ORDER, STOP_ORDER, Job
 from holdfast.supervise import machine
 from holdfast.supervise.machine import KERNEL_S, Asked, Phase
 from holdfast.supervise.notes import Notes, Slot
@@ -82,6 +82,12 @@ class Supervisor:
                 await self.wait(partial(self._are_past_starting, roles), PEERS_WAIT_S)
         for slot in outdated:
             await self._replace(slot)
+
+    def start_late(self) -> None:
+        """Start whom serving does not need, so that they take no time from those whom it does."""
+        for slot in self._of(AT_LEISURE):
+            if slot.life.phase is Phase.IDLE:
+                self._step(slot, machine.Start())
 
     def adopt_everything(self) -> None:
         """Take over every live process of this state directory, hand-started ones too: to stop them."""
@@ -154,7 +160,9 @@ class Supervisor:
         return True
 
     def all_ready(self) -> bool:
-        return all(slot.life.phase in (Phase.READY, Phase.OVER) for slot in self.slots.values())
+        """Of those whom serving needs."""
+        needed = [slot for slot in self.slots.values() if slot.job.role not in AT_LEISURE]
+        return all(slot.life.phase in (Phase.READY, Phase.OVER) for slot in needed)
 
     # -- stopping
 

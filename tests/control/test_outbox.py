@@ -1,0 +1,121 @@
+"""What is decided is written down first; with a real store, stopped and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.control.outbox import Outbox
+from holdfast.core.address import UnixAddress
+from holdfast.core.tasks import Tasks, beside
+from holdfast.store.client import EmbeddedStore
+from holdfast.store.server import serve
+from holdfast.testing.waiting import until
+from holdfast.wire.net import SocketNetwork
+
+
+class Place:
+    """A store's server that can be taken away, and a client of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._address = UnixAddress(str(folder / "s.sock"))
+        self._durable = folder / "store.db"
+        self._tasks = Tasks("server")
+        self.store = EmbeddedStore(self._address, SocketNetwork(), random.Random(1))
+
+    async def begin(self) -> None:
+        ready = asyncio.Event()
+        bound = lambda _address: ready.set()  # noqa: E731
+        self._tasks.spawn(serve(self._address, self._durable, SocketNetwork(), bound), "server")
+        await ready.wait()
+
+    async def end(self) -> None:
+        await self._tasks.stop()
+        await until(lambda: self.store.state == "lost", "the store to be lost")
+
+
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    made = Place(tmp_path)
+    await made.begin()
+    await made.store.start()
+    try:
+        yield made
+    finally:
+        await made.store.close()
+        with contextlib.suppress(TimeoutError):
+            await made.end()
+
+
+async def test_what_follows_waits_for_the_writing(place: Place) -> None:
+    """While the store is away nothing follows, and of a key the latest is written once it is back; what waits for
+    several keys waits for all."""
+    outbox = Outbox(place.store, asyncio.Event())
+    done: list[str] = []
+    async with beside(outbox.run(), "outbox"):
+        outbox.put("a", b"1")
+        outbox.after(["a"], lambda: done.append("first"))
+        await until(lambda: done == ["first"], "the first")
+        await place.end()
+        outbox.put("a", b"2")
+        outbox.after(["a"], lambda: done.append("second"))
+        outbox.put("b", b"1")
+        outbox.after(["a", "b"], lambda: done.append("both"))
+        outbox.put("a", b"3")
+        await until(lambda: outbox.failing, "a failure")
+        assert done == ["first"]
+        await place.begin()
+        await until(lambda: len(done) == 3, "the rest")
+        assert set(done) == {"first", "second", "both"}
+        assert (await place.store.get("a", 5.0), await place.store.get("b", 5.0)) == (b"3", b"1")
+        assert not outbox.failing
+
+
+async def test_nothing_is_written_once_the_lock_is_lost(place: Place) -> None:
+    """Whatever waited; and what waits for nothing is not done either."""
+    lost = asyncio.Event()
+    done: list[str] = []
+    outbox = Outbox(place.store, lost)
+    outbox.put("a", b"1")
+    outbox.after(["a"], lambda: done.append("a"))
+    lost.set()
+    async with asyncio.timeout(5.0):
+        await outbox.run()
+    outbox.after(["b"], lambda: done.append("b"))
+    assert done == []
+    assert await place.store.get("a", 5.0) is None
+
+
+async def test_what_the_store_forgot_is_written_again(place: Place) -> None:
+    """A key that somebody removed, or that an older copy of the store lacks; a key that was removed here stays so."""
+    outbox = Outbox(place.store, asyncio.Event())
+    async with beside(outbox.run(), "outbox"):
+        outbox.put("a", b"1")
+        outbox.put("b", b"1")
+        await until(lambda: not len(outbox), "the writing")
+        outbox.put("b", None)
+        await until(lambda: not len(outbox), "the removing")
+        await place.store.delete("a", 5.0)
+        outbox.check({})
+        await until(lambda: not len(outbox), "the writing anew")
+        assert (await place.store.get("a", 5.0), await place.store.get("b", 5.0)) == (b"1", None)
+
+
+async def test_an_act_that_fails_costs_itself(place: Place) -> None:
+    """The next is done, and writing goes on."""
+    outbox = Outbox(place.store, asyncio.Event())
+    done: list[str] = []
+
+    def fail() -> None:
+        raise ValueError("a bug")
+
+    async with beside(outbox.run(), "outbox"):
+        outbox.put("a", b"1")
+        outbox.after(["a"], fail)
+        outbox.after(["a"], lambda: done.append("next"))
+        await until(lambda: done == ["next"], "the next")
