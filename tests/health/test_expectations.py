@@ -19,8 +19,11 @@ from holdfast.engines.sim import vocabulary
 from holdfast.engines.sim.language import Sequence
 from holdfast.health import expectations as module
 from holdfast.health.expectations import (
+    ASKED_AT_ONCE,
+    ASKED_AT_ONCE_MAX,
     BANDS,
     JURY_S,
+    PINNED_ENOUGH,
     TABLE,
     TOP,
     WIDE,
@@ -34,6 +37,7 @@ from holdfast.health.expectations import (
     Expectations,
     Heard,
     Note,
+    Question,
     Record,
     Sets,
     State,
@@ -109,7 +113,7 @@ def test_a_question_that_a_batch_could_flip_is_given_up_by_a_majority_only() -> 
     for name in "ab":
         other.step(Heard(name, 0, answer(0, margin=0.3)), 0.0)
     assert state_of(other) is State.UNFIT
-    assert other.question(0) == (1, QUESTIONS[1])
+    assert {other.question_at(turn) for turn in range(4)} == {1}
 
 
 @pytest.mark.parametrize(
@@ -257,7 +261,35 @@ def test_everything_is_learnt_right_after_the_load() -> None:
     made = expectations("a", "b")
     effects = list(made.step(Heard("a", 0, answer(0)), 0.0))
     assert [(e.weights, e.question) for e in effects if isinstance(e, AskSet)] == [("a", 1)]
+    made.step(Heard("a", 1, answer(1)), 0.0)
     assert made.step(Heard("a", 0, answer(0)), 0.0) == ()
+
+
+def test_many_candidates_cost_little_and_a_few_are_kept() -> None:
+    """Some are asked at once after a load, more if none was good for anything, then one after each check; with enough
+    of them known the others are never asked."""
+    many = [Question((place,), 4) for place in range(32)]
+
+    def asked_at_once(unfit: int) -> tuple[Expectations, int]:
+        made = Expectations(KEY, many)
+        made.step(Sets({"a": True}), 0.0)
+        question, count = 0, 0
+        while True:
+            count += 1
+            said = answer(question, margin=0.2 if question < unfit else 2.0)
+            more = [e.question for e in made.step(Heard("a", question, said), 0.0) if isinstance(e, AskSet)]
+            if not more:
+                return made, count
+            question = more[0]
+
+    made, count = asked_at_once(0)
+    assert count == PINNED_ENOUGH
+    assert {made.question_at(turn) for turn in range(100)} == set(range(PINNED_ENOUGH))
+    assert asked_at_once(32)[1] == ASKED_AT_ONCE_MAX
+    made, count = asked_at_once(3)
+    assert count == ASKED_AT_ONCE
+    effects = made.step(Heard("a", 3, answer(3)), 0.0)
+    assert [e.question for e in effects if isinstance(e, AskSet)] == [4]
 
 
 # -- who is convicted

@@ -392,8 +392,9 @@ class Wards:
 
     def _ask(self, ward: Ward, effect: c.Send) -> None:
         assert ward.facts
-        question, asked = self._expectations[ward.facts.key].question(effect.question)
-        ward.asked = (effect.number, question)
+        expectations = self._expectations[ward.facts.key]
+        question = expectations.question_at(effect.turn) if effect.question is None else effect.question
+        ward.asked, asked = (effect.number, question), expectations.questions[question]
         self._deeds.append(Ask(ward.path, effect.number, asked.prompt, asked.tokens, effect.within_s))
 
     def _tell_expectations(self, key: x.Key, event: x.Event) -> None:

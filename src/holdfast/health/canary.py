@@ -150,10 +150,12 @@ Event = Present | Gone | Asked | Answered | Unanswered | Refused | Tick
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Ask the worker `Expectations.question(question)`, now, and tell within this time what came of that number."""
+    """Ask the worker this question, or if none is named `Expectations.question_at(turn)`, now, and tell within this
+    time what came of that number."""
 
     number: int
-    question: int
+    turn: int
+    question: int | None = None
     within_s: float = TRY_S
 
 
@@ -208,7 +210,7 @@ class Record:
 
 @dataclass(slots=True)
 class _Check:
-    question: int
+    question: int | None  # None: whose turn it is
     breaker: int | None  # the number of its breaker's canary, if it is that
     peer: bool
     began_s: float
@@ -356,8 +358,7 @@ class Canary:
         self.state = TABLE[self.state][Cause.BEGUN]
         if wish.question is None:
             self._turn += 1
-        question = self._turn if wish.question is None else wish.question
-        self._check = _Check(question, wish.number, wish.peer, now_s)
+        self._check = _Check(wish.question, wish.number, wish.peer, now_s)
         return self._send(now_s)
 
     def _send(self, now_s: float) -> tuple[Effect, ...]:
@@ -365,7 +366,7 @@ class Canary:
         self._number += 1
         self._asked_s = now_s
         self._until_s = now_s + TRY_S + LOST_S
-        return (Send(self._number, self._check.question),)
+        return (Send(self._number, self._turn, self._check.question),)
 
     def _become_resting(self, now_s: float, rest_s: float | None = None) -> tuple[Effect, ...]:
         self.state = TABLE[self.state][Cause.OVER]
@@ -446,6 +447,7 @@ class Canary:
 
     def _accuse(self, check: _Check, now_s: float) -> tuple[Effect, ...]:
         self._wrongs = 0
+        assert check.question is not None  # it was answered
         return self._end(check, Accuse(check.question, self._asked_s, check.why), False, now_s)
 
     def _end(self, check: _Check, outcome: Effect, passed: bool, now_s: float) -> tuple[Effect, ...]:

@@ -39,6 +39,11 @@ LOGPROB_MAX = 0.01
 JURY_S = 60.0
 # A question whose expectation was withdrawn so often is not asked for its answer any more.
 WITHDRAWALS_MAX = 3
+# Questions whose answers are known: enough to see other rows of the weights at each turn. The others are not asked.
+PINNED_ENOUGH = 4
+# Questions that a load is asked one after the other; and if none of them was good for anything.
+ASKED_AT_ONCE = 4
+ASKED_AT_ONCE_MAX = 12
 # Convicted loads that are remembered though nobody has them now: whoever maps them again must hear of it.
 CONVICTED_MAX = 64
 TOP = 5  # alternatives to ask for at each place: with eight tokens, forty numbers
@@ -298,12 +303,13 @@ class Expectations:
         self._convicted = dict.fromkeys(record.convicted)
         return True
 
-    def question(self, turn: int) -> tuple[int, Question]:
-        """What to ask at this turn: one that is fit, or not known to be unfit, where there is one."""
-        count = len(self.questions)
-        places = [(turn + more) % count for more in range(count)]
-        place = next((each for each in places if self._entries[each].state is not State.UNFIT), places[0])
-        return place, self.questions[place]
+    def question_at(self, turn: int) -> int:
+        """What to ask at this turn: one whose answer is known, or may become so, where there is one."""
+        for state in (State.PINNED, State.LEARNING, State.UNFIT):
+            places = [place for place, entry in enumerate(self._entries) if entry.state is state]
+            if places:
+                return places[turn % len(places)]
+        raise AssertionError("there are questions")
 
     def judge(self, question: int, answer: Answer) -> str:
         """What is wrong with an answer, in words; empty: nothing that is known."""
@@ -338,7 +344,7 @@ class Expectations:
         if len(event.answer.tokens) < self.questions[question].tokens:
             return ()  # cut short: that is no answer, and says nothing of the weights
         entry = self._entries[question]
-        new = weights not in self._heard[question]
+        first = weights not in self._heard[question]
         self._heard[question][weights] = event.answer
         wrong = self.judge(question, event.answer)
         if entry.state is State.PINNED and not wrong and weights not in entry.given:
@@ -347,21 +353,22 @@ class Expectations:
             if asked == question and accused != weights:
                 self._testify(jury, event, wrong)
         effects = [*self._learn(question), *self._decide(now_s)]
-        unasked = self._unasked(weights) if new and weights not in self._convicted else None
+        unasked = self._unasked(weights, first) if weights not in self._convicted else None
         if unasked is not None:
             effects.append(AskSet(weights, unasked, "what it answers is to be learnt"))
         return tuple(effects)
 
-    def _unasked(self, weights: str) -> int | None:
-        """The next question that is to be learnt and that these weights were not asked."""
-        return next(
-            (
-                question
-                for question, entry in enumerate(self._entries)
-                if entry.state is State.LEARNING and weights not in self._heard[question]
-            ),
-            None,
-        )
+    def _unasked(self, weights: str, first: bool) -> int | None:
+        """The next question that is to be learnt and that these weights were not asked, if it is time: after a load
+        some at once, then one after each check, until enough are known."""
+        pinned = sum(entry.state is State.PINNED for entry in self._entries)
+        asked = sum(weights in heard for heard in self._heard)
+        if pinned >= PINNED_ENOUGH or (first and asked >= (ASKED_AT_ONCE if pinned else ASKED_AT_ONCE_MAX)):
+            return None
+        for question, entry in enumerate(self._entries):
+            if entry.state is State.LEARNING and weights not in self._heard[question]:
+                return question
+        return None
 
     # -- learning
 
