@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up test test-all lint promtool clean prove-data-path prove-vault prove-failover prove-engine prove-torment prove-health prove-install
+.PHONY: help up test test-all lint promtool clean prove-data-path prove-vault prove-failover prove-engine prove-torment prove-health prove-bit-flips prove-install
 
 # python3 if it is new enough, else the newest that is. Override: make up PYTHON=/path/to/python3.12
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -82,6 +82,9 @@ prove-torment: $(VENV)/.installed-dev ## Kill, stop and starve everything of a d
 
 prove-health: $(VENV)/.installed-dev ## Break workers in every way, alone and in pairs, and show what was found, how soon, and what it cost.
 	@$(VENV)/bin/python -m bench.prove health $(ARGS)
+
+prove-bit-flips: $(VENV)/.installed-dev ## Flip random bits in a real model's weights, and show how many canaries find, how soon, and what the others did.
+	@$(VENV)/bin/python -m bench.prove bit-flips $(ARGS)
 
 prove-install: $(VENV)/.installed-dev ## A stranger's first `make up`: plain PyPI, no root, a bare Debian, the wheel; gigabytes are fetched.
 	@$(VENV)/bin/python scripts/install_matrix.py $(ARGS)

@@ -44,6 +44,7 @@ Faults:
 - wake-fails, wake-hangs – a standby's next takeover fails, or never ends
 - device-error – as a GPU that is lost for this process: it exits at once
 - memory-flip – its view of the weights is damaged
+- flip-bits – 1 to 8 random bits of its weights read wrong, by --seed; also of a real model's
 - clear – undo what can be undone"""
 
 

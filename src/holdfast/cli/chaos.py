@@ -25,6 +25,7 @@ class Chaos(Asked, frozen=True):
     factor: Annotated[float, about("slow: how many times slower.")] = 20.0
     tokens: Annotated[int, about("error-after, truncate: how many tokens.")] = 5
     every: Annotated[int, about("error-every: one in so many streams.")] = 5
+    seed: Annotated[int, about("flip-bits: which bits, and how many.")] = 0
     ms: Annotated[int, about("late-pongs, late-beats: how late.", "ms")] = 3000
     by: Annotated[float, about("drift-logprobs: how much lower.")] = 0.5
 

@@ -7,8 +7,8 @@ import logging
 from pathlib import Path
 
 from holdfast.discovery.card import ModelCard, WeightsIdentity
-from holdfast.engines.contract import Engine
-from holdfast.engines.torch.engine import torch_engine
+from holdfast.engines.shadow.engine import VaultEngine
+from holdfast.engines.torch.engine import TorchTenant, torch_engine
 from holdfast.engines.torch.files.checkpoint import Checkpoint, Progress
 from holdfast.engines.torch.files.resolve import known
 from holdfast.engines.torch.geometry import settings_on, settle
@@ -19,7 +19,9 @@ from holdfast.spec.launch import WorkerLaunch
 log = logging.getLogger("holdfast.engine")
 
 
-def make_torch(launch: WorkerLaunch, looked_at: Checkpoint, progress: Progress) -> tuple[Engine, ModelCard, bytes]:
+def make_torch(
+    launch: WorkerLaunch, looked_at: Checkpoint, progress: Progress
+) -> tuple[VaultEngine[TorchTenant], ModelCard, bytes]:
     """The engine, its card and its tokenizer; UserError for a model that cannot be had, ValueError for a field."""
     checkpoint = known(looked_at, Path(launch.cache_dir), progress)
     settings = _settings(launch, checkpoint)

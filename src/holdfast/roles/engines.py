@@ -9,13 +9,14 @@ import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 from holdfast.core.errors import UserError
 from holdfast.discovery.card import ModelCard, WeightsIdentity
 from holdfast.engines.contract import Engine, ShadowEngine
 from holdfast.engines.sim.chaos_server import ChaosServer
 from holdfast.engines.sim.engine import SimEngine
+from holdfast.engines.sim.faults import Fault, Faults
 from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, REVISION, chat_template, tokenizer_json
 from holdfast.roles.examining import Asked, examine
 from holdfast.roles.progress import Lines
@@ -29,13 +30,21 @@ LOG_SHARES = 10  # lines a load logs: a person who follows the log sees it move
 log = logging.getLogger("holdfast.engine")
 
 
+class Breakable(Protocol):
+    """What takes faults on command."""
+
+    faults: Faults
+
+    def inject(self, fault: Fault) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class MadeEngine:
     engine: Engine
     card: ModelCard
     tokenizer: bytes
     chaos_path: Path | None
-    breakable: SimEngine | None = None  # what of it breaks on command
+    breakable: Breakable | None = None  # what of it breaks on command
 
     def shadow(self) -> ShadowEngine:
         """The engine as one that stands by and is woken; UserError if its memory is in no vault."""
@@ -75,7 +84,10 @@ def make_engine(launch: WorkerLaunch, rng: random.Random) -> MadeEngine:
         from holdfast.roles.engine_torch import make_torch
     except ModuleNotFoundError as error:
         raise UserError(f"the torch engine needs {error.name}: pip install 'holdfast-llm[torch]'") from error
-    return MadeEngine(*make_torch(launch, checkpoint, progress), path)
+    torch_engine, card, tokenizer = make_torch(launch, checkpoint, progress)
+    from holdfast.engines.shadow.flips import WeightFaults
+
+    return MadeEngine(torch_engine, card, tokenizer, path, WeightFaults(torch_engine.memory))
 
 
 def make_sim(launch: WorkerLaunch, rng: random.Random) -> tuple[Engine, SimEngine, ModelCard, bytes]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from holdfast.core.requests import CANARY_TIER
 from holdfast.engines.paged.sequences import Stream
 from holdfast.kv.geometry import block_keys
 from holdfast.kv.pool import KvUse, NoRoom, Pool
@@ -75,7 +76,9 @@ class PoolBlocks:
     def start(self, stream: Stream) -> int | None:
         tokens, size, pool = stream.tokens, self.block_tokens, self.pool
         wanted = blocks_for(len(tokens) + 1, size)
-        usable = self._keys(stream, (len(tokens) - 1) // size)
+        # A canary computes everything: what an earlier one computed says nothing of the weights as they are now.
+        shared = (len(tokens) - 1) // size if stream.request.tier != CANARY_TIER else 0
+        usable = self._keys(stream, shared)
         # A stream at the head of the queue asks at every step: this look holds nothing and moves no block's age.
         sparing = pool.fence_awaited or (not stream.shown and self.used > 0)
         if not pool.fits(usable, wanted, sparing=sparing):

@@ -30,6 +30,7 @@ FIELDS: dict[str, tuple[str, float, float] | None] = {
     "wake_hangs": None,  # the next wake never returns
     "device_error": None,  # as a device whose every call fails from now on: the engine cannot go on
     "memory_flip": None,  # this process reads flipped bits from the weights
+    "flip_bits": ("seed", 0, 2**63 - 1),  # 1 to 8 bits of the weights read flipped: which, and how many, by the seed
     "clear": None,  # undo what can be undone
 }
 
@@ -51,7 +52,7 @@ SWITCHES = {
 FATAL = frozenset({"crash", "stop", "device_error"})
 
 # These need memory in a vault.
-SHADOW = frozenset({"wake_fails", "wake_hangs", "memory_flip"})
+SHADOW = frozenset({"wake_fails", "wake_hangs", "memory_flip", "flip_bits"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class Faults:
     zero_tokens: bool = False
     truncate_tokens: int = 0
     late_pongs_ms: float = 0.0
+    flipped: tuple[str, ...] = ()  # bits of the weights, each by its place
     on_reset: Callable[[], None] | None = None
     on_late_beats: Callable[[float], None] | None = None  # hears by how many seconds
 

@@ -10,11 +10,11 @@ import asyncio
 import random
 from dataclasses import replace
 
-from holdfast.core.errors import Code, HoldfastError
 from holdfast.engines.contract import Woken
 from holdfast.engines.paged.blocks import PoolBlocks
 from holdfast.engines.paged.canary import TOKENS, canary_request, run_canary
 from holdfast.engines.shadow.engine import Tenant, VaultEngine
+from holdfast.engines.shadow.flips import Flips
 from holdfast.engines.shadow.memory import VaultMemory
 from holdfast.engines.shadow.pool import Owned
 from holdfast.engines.shadow.proving import Canary
@@ -25,9 +25,8 @@ from holdfast.engines.sim.faults import Fault
 from holdfast.engines.sim.language import Sequence
 from holdfast.engines.sim.serving import scheduler_settings
 from holdfast.engines.sim.vocabulary import REVISION, load
-from holdfast.engines.sim.weights import HEAD, HEAD_WORDS, WORD_BYTES, SimWeights
+from holdfast.engines.sim.weights import HEAD, SimWeights
 from holdfast.kv.resumes import Resumes
-from holdfast.memory.client.damage import Damage
 from holdfast.memory.client.pool_mapping import PoolMapping
 from holdfast.memory.devices import view
 from holdfast.spec.engines import Place, SimSettings
@@ -52,9 +51,8 @@ class SimTenant(SimEngine, Tenant):
         self.weights: SimWeights = SimWeights(REVISION, round(settings.vault_gib * GIB) - pool_bytes)
         self.geometry = geometry(self.weights.identity, settings.block_size, settings.kv_blocks)
         self.private_bytes = max(PRIVATE_BYTES, TOKEN_BYTES * 2 * settings.block_size)
-        self._memory: VaultMemory | None = None
         self._blocks: PoolBlocks | None = None
-        self._damage: Damage | None = None
+        self._flips: Flips | None = None
 
     @property
     def canary(self) -> Canary:
@@ -70,7 +68,7 @@ class SimTenant(SimEngine, Tenant):
         """It serves once there is a pool."""
 
     async def settle(self, memory: VaultMemory, ranks: Ranks) -> None:
-        self._memory = memory
+        self._flips = Flips(memory)
         ranks.seat_guests(self.settings.ranks - 1)
         await memory.settled.wait()
         await ranks.load()
@@ -113,21 +111,18 @@ class SimTenant(SimEngine, Tenant):
     # -- faults
 
     def _inject_shadow(self, fault: Fault) -> None:
-        if fault.kind != "memory_flip":
+        assert self._flips is not None, "faults come after the load"
+        if fault.kind == "memory_flip":
+            self._flips.flip_all(HEAD, 0x10)
+        elif fault.kind == "flip_bits":
+            self.faults.flipped += self._flips.flip_random(int(fault.value))
+        else:
             self.faults.switch(fault)
-            return
-        mapped = self._memory.client.mapped if self._memory is not None else None
-        if self._memory is None or mapped is None or not mapped.present:
-            raise HoldfastError(Code.INVALID_REQUEST, "fault memory_flip: this engine has no weights mapped now")
-        self._damage = Damage(self._memory.device, mapped)
-        head = mapped.addresses()[HEAD]
-        for address in range(head, head + HEAD_WORDS * WORD_BYTES):
-            self._damage.flip(address, 0x10)
 
     def _recover(self) -> None:
         super()._recover()
-        if self._damage is not None:
-            self._damage.mend()
+        if self._flips is not None:
+            self._flips.mend()
 
 
 class ShadowSim(VaultEngine[SimTenant]):
