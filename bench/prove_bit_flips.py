@@ -23,6 +23,7 @@ from holdfast.control.questions import questions_of
 from holdfast.core.address import TcpAddress, UnixAddress, parse_address
 from holdfast.core.requests import GenerateRequest, Output, Sampling
 from holdfast.health.expectations import (
+    PINNED_ENOUGH,
     TOP,
     Answer,
     Expectations,
@@ -40,7 +41,8 @@ from holdfast.wire.frames import FrameSplitter, encode
 from holdfast.wire.messages import VERSION, Generate, Hello, Message, Step, Welcome, decode_to_frontend
 
 INJECTIONS = 60
-CHECKS = 4  # questions that are pinned and asked in turn: what the first four do not show the fifth does not
+# Questions that are asked in turn, check after check: what all of them do not show the next check does not.
+CHECKS = PINNED_ENOUGH
 ANSWER_S = 60.0
 BACK_S = 180.0  # a standby takes over at once; where it is not ready yet it imports torch on a busy machine first
 MODEL = "smollm2-135m-instruct"
