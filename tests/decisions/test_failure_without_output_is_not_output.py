@@ -21,4 +21,4 @@ def test_failure_without_output_is_not_output() -> None:
     assert cluster.dispatcher.stats.pauses_s == []
     worker.say("s1", [10])
     assert client.flushes == 1
-    assert [round(pause_s, 1) for pause_s in cluster.dispatcher.stats.pauses_s] == [3.0]
+    assert [round(pause_s, 1) for _, pause_s in cluster.dispatcher.stats.pauses_s] == [3.0]

@@ -189,9 +189,9 @@ class Worker:
         self.cluster.weighing.weigh(self.link)
         self.cluster.dispatcher.reroute(self.link)
 
-    def judged(self, status: Status, *, fall: int = 0, why: str = "as decided", spare: bool = False) -> None:
+    def judged(self, status: Status, *, why: str = "as decided", spare: bool = False, **of_standing: Any) -> None:
         """As control writes it down."""
-        standing = Standing(status=status, weight=WEIGHTS[status], reason=why, fall=fall, causes={})
+        standing = Standing(status=status, weight=WEIGHTS[status], reason=why, causes={}, **of_standing)
         record = HealthRecord(name=self.name, standing=standing, spare=spare)
         self.cluster.hear(HEALTH, Put(HEALTH + self.link.instance.key.path, msgspec.json.encode(record)))
 

@@ -67,7 +67,7 @@ def test_the_gap_of_a_failure_is_from_token_to_token() -> None:
     other.say("s", [3])
     assert client.pauses == [(1.5, 2)]
     (seam,) = cluster.dispatcher.stats.seams
-    assert (seam.worker, seam.streams, seam.lost) == (on.link.slot.name, 1, 0)
+    assert (seam.place.worker, seam.streams, seam.lost) == (on.link.slot.name, 1, 0)
     assert round(seam.worst_s, 6) == 1.5
     assert gaps_of(cluster).counts[bucket(1.5)] == 1
 
@@ -82,7 +82,7 @@ def test_a_stream_that_is_lost_is_told_of_the_worker_that_failed_it() -> None:
     cluster.now_s += cluster.settings.hold_s + 1
     cluster.dispatcher.tick(cluster.now_s)
     (seam,) = cluster.dispatcher.stats.seams
-    assert (seam.worker, seam.streams, seam.lost) == (worker.link.slot.name, 0, 1)
+    assert (seam.place.worker, seam.streams, seam.lost) == (worker.link.slot.name, 0, 1)
 
 
 def test_a_stream_whose_engines_die_one_after_the_other_is_told_of_each() -> None:
@@ -100,7 +100,7 @@ def test_a_stream_whose_engines_die_one_after_the_other_is_told_of_each() -> Non
     third.say("s", [2])
     third.die()
     assert cluster.clients["poison"].failure is not None
-    told = [(seam.worker, seam.streams, seam.lost) for seam in cluster.dispatcher.stats.seams]
+    told = [(seam.place.worker, seam.streams, seam.lost) for seam in cluster.dispatcher.stats.seams]
     names = [worker.link.slot.name for worker in (first, second, third)]
     assert told == [(names[0], 1, 1), (names[1], 1, 1), (names[2], 0, 1)]
 

@@ -11,7 +11,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
+from holdfast.core.errors import Code
 from holdfast.core.tasks import Tasks
+from holdfast.core.tiers import Tier
+from holdfast.health.liveness import Verdict
+from holdfast.routing.degradation import SHED_REASONS
 from holdfast.streams.roster import Roster
 from holdfast.streams.stats import GAP_BOUNDS_S, DispatchStats
 from holdfast.wire import metrics
@@ -59,17 +63,23 @@ class FrontendMetrics:
         self.disconnects = metrics.Counter(
             "dynamo_frontend_disconnected_clients", "clients that left before their answer's end", registry=registry
         )
-        self.migrations = metrics.Counter(
-            "dynamo_migration", "attempts resumed on another worker, by cause", ("cause",), registry=registry
+        self.resumed = metrics.Counter(
+            "holdfast_frontend_resumed", "attempts resumed on another worker, by cause", ("cause",), registry=registry
         )
         self.lost = metrics.Counter(
             "holdfast_streams_lost", "streams that ended with an error, by cause", ("cause",), registry=registry
         )
+        for code in Code:  # shown from the start, for alerts
+            self.lost.labels(code)
         self.refused = metrics.Counter(
             "holdfast_frontend_refused", "new requests that never ran, by cause", ("cause",), registry=registry
         )
         self.pause = metrics.Histogram(
-            "dynamo_migration_duration_seconds", "gaps that failures made", buckets=_SECONDS, registry=registry
+            "dynamo_migration_duration_seconds",
+            "gaps that failures made, from a stream's last token to its next",
+            ("method",),
+            buckets=_SECONDS,
+            registry=registry,
         )
         self.workers = metrics.Gauge("holdfast_workers", "workers by verdict", ("verdict",), registry=registry)
         self.standbys = metrics.Gauge(
@@ -91,22 +101,30 @@ class FrontendMetrics:
     def _read(self) -> list[metrics.Metric]:
         gaps = {(model,): (gaps.counts, gaps.sum_s) for model, gaps in self._stats.gaps.items()}
         name, text = "dynamo_frontend_inter_token_latency_seconds", "every gap between two tokens of a stream"
-        return [metrics.histogram(name, text, ("model",), GAP_BOUNDS_S, gaps)]
+        moved = "streams that went on at another worker: takeover, reprefill, handover, token_mismatch (wrong answers)"
+        shed = "new requests refused for want of capacity"
+        shown = {(tier.word, reason): 0 for tier in Tier for reason in SHED_REASONS} | self._stats.shed
+        who = ("source_group", "target_group", "method")
+        return [
+            metrics.histogram(name, text, ("model",), GAP_BOUNDS_S, gaps),
+            metrics.counter("dynamo_migration", moved, who, self._stats.moved),
+            metrics.counter("holdfast_frontend_shed", shed, ("tier", "reason"), shown),
+        ]
 
     def page(self, roster: Roster, held: dict[str, int]) -> bytes:
         """Bring the numbers that live elsewhere up to date, and show all."""
         stats = self._stats
-        _catch_up(self.migrations, stats.resumed)
+        _catch_up(self.resumed, stats.resumed)
         _catch_up(self.lost, stats.lost)
         _catch_up(self.refused, stats.refused)
         pauses, stats.pauses_s = stats.pauses_s, []
-        for pause_s in pauses:
-            self.pause.observe(pause_s)
+        for method, pause_s in pauses:
+            self.pause.labels(method).observe(pause_s)
         for model, count in held.items():
             self.queued.labels(model).set(count)
-        self.workers.clear()
-        for watcher in roster.watchers.values():
-            self.workers.labels(str(watcher.judge.verdict)).inc()
+        for verdict in Verdict:
+            count = sum(watcher.judge.verdict is verdict for watcher in roster.watchers.values())
+            self.workers.labels(verdict).set(count)
         _catch_up(self.verdicts, roster.verdicts)
         self.standbys.set(len(roster.standbys))
         metrics.catch_up(self.takeovers, stats.takeovers)

@@ -142,5 +142,6 @@ class Pages:
 
 def _seam(seam: Seam) -> dict[str, Any]:
     """One failure of a worker, as its streams saw it."""
-    shown = {"instance": f"{seam.worker:x}", "epoch": seam.epoch, "survived": seam.survived}
-    return shown | {"streams": seam.streams, "lost": seam.lost, "worst_gap_ms": round(seam.worst_s * 1000, 1)}
+    shown = {"instance": f"{seam.place.worker:x}", "epoch": seam.place.epoch, "fall": seam.place.fall}
+    shown |= {"survived": seam.survived, "streams": seam.streams, "lost": seam.lost, "replayed": seam.replayed}
+    return shown | {"worst_gap_ms": round(seam.worst_s * 1000, 1)}

@@ -64,6 +64,9 @@ RULES = (
 )
 
 
+SHED_REASONS = ("no_capacity", "tier_shed", "pushed_out")
+
+
 @dataclass(frozen=True, slots=True)
 class Shed:
     """A new request is refused for want of capacity, though it may have done nothing wrong."""

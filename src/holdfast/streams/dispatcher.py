@@ -124,7 +124,7 @@ class Dispatcher:
             self._fill(flight.workers)
         if flight.failed_at_s:
             pause_s = flight.went_on(self.clock())
-            self.stats.paused(pause_s)
+            self.stats.went_on(flight.failed_on[-1].place, self.links.place(slot), pause_s)
             flight.consumer.resumed(pause_s)
 
     def stream_over(self, flight: Flight, *, tell_worker: bool) -> None:
@@ -148,7 +148,7 @@ class Dispatcher:
         self._take_back(flight, died=code in DEATHS, tell_worker=tell_worker, counted=counted)
         verdict = after_failure(code, message, ledger.barren, ledger.deaths)
         if link is not None and code in RESUMABLE:
-            flight.fell(self.stats.seam(link.slot.name, link.epoch, survived=link.slot.routable), self.clock())
+            flight.fell(self.stats.seam(self.links.place(link.slot), survived=link.slot.routable), self.clock())
         if isinstance(verdict, Fail):
             self._patience.lose(flight, verdict.code, verdict.message)
             self._fill(flight.workers)
@@ -218,7 +218,6 @@ class Dispatcher:
         if len(workers.holds) or not workers.table.has_place(standing_of(ledger.resumed + 1, ledger.deaths)):
             return False
         self._take_back(flight, died=False, tell_worker=True, counted=False)
-        self.stats.handed_over += 1
         return self._send(flight)
 
     # -- the moves

@@ -96,7 +96,7 @@ class Flight:
         pause_s = now_s - (self.last_s or self.failed_at_s)
         self.failed_at_s = 0.0
         for seam in self.failed_on:
-            seam.went_on(pause_s)
+            seam.went_on(pause_s, self.ledger.mark)
         return pause_s
 
     def goes_to(self, other: WorkerSet) -> None:

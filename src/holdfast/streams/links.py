@@ -10,6 +10,7 @@ import logging
 from holdfast.routing.slots import Slot
 from holdfast.streams.groups import Groups
 from holdfast.streams.link import WorkerLink
+from holdfast.streams.stats import Place
 
 log = logging.getLogger("holdfast.workers")
 
@@ -37,6 +38,12 @@ class Links:
 
     def __getitem__(self, slot: Slot) -> WorkerLink:
         return self._by_slot[slot]
+
+    def place(self, slot: Slot) -> Place:
+        """A worker as its streams leave it, or come to it."""
+        link = self._by_slot[slot]
+        group = link.group or link.instance.name
+        return Place(slot.name, link.epoch, group, link.share.fall, link.share.wrong)
 
     def lead(self, link: WorkerLink) -> list[WorkerLink]:
         """It says that it leads: all of its group, itself last."""

@@ -42,6 +42,7 @@ class Share:
     spare: bool = False  # it gets nothing while others of its set can serve
     drains: bool = False  # its streams leave by plan
     fall: int = 0  # the last that is known
+    wrong: bool = False  # it is quarantined: what it makes cannot be believed
 
     @property
     def objection(self) -> str:
@@ -101,6 +102,7 @@ class Standings:
             spare=record.spare,
             drains=standing.status == Status.DRAINING,
             fall=standing.fall,
+            wrong=standing.quarantined,
         )
         if set(standing.causes) != {Cause.UNCHECKED} or standing.fall or standing.owed:
             return told

@@ -18,6 +18,7 @@ GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 # Failures remembered: what a supervisor that asks every second can have missed, and far more.
 SEAMS_MAX = 64
 PAUSES_MAX = 65_536  # bounded if nobody scrapes
+MOVED_MAX = 256  # pairs of groups: all of sixteen; of more, those that streams went between lately
 
 
 class TokenGaps:
@@ -41,21 +42,45 @@ class TokenGaps:
         self.counts[0] += count
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A worker as its streams leave it, or come to it."""
+
+    worker: int
+    epoch: int = 0  # it led under; 0 for one without a group
+    group: str = ""  # its name, or the worker's, which is a group of its own
+    fall: int = 0  # the last that is known of it (`health.standing`)
+    wrong: bool = False  # what it makes cannot be believed
+
+    def method(self, target: Place) -> str:
+        """How a stream goes on at another place, in a word for metrics. All send it anew; only at a standby of the same
+        group is its KV there already."""
+        return "token_mismatch" if self.wrong else "takeover" if self.group == target.group else "reprefill"
+
+
+HANDOVER = "handover"  # the method of streams that left by plan
+
+
 @dataclass(slots=True, eq=False)
 class Seam:
     """What one failure of a worker was to the streams that ran on it: all that fail until it serves again."""
 
-    worker: int
-    epoch: int  # it led under; 0 for one without a group
+    place: Place  # as it was when the last of them failed
     survived: bool = False  # it serves again: whatever comes next is another failure
     streams: int = 0  # that went on elsewhere
     lost: int = 0  # that did not
     worst_s: float = 0.0  # last token before to first token after
+    replayed: int = 0  # tokens that had been shown and were sent again
 
-    def went_on(self, gap_s: float) -> None:
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.place.worker, self.place.epoch
+
+    def went_on(self, gap_s: float, replayed: int) -> None:
         """A stream of it has its next token."""
         self.streams += 1
         self.worst_s = max(self.worst_s, gap_s)
+        self.replayed += replayed
 
 
 @dataclass(slots=True)
@@ -65,29 +90,46 @@ class DispatchStats:
     resumed: dict[str, int] = field(default_factory=dict)  # by the failure's name
     lost: dict[str, int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)  # new requests that never ran, by why
-    shed: Counter[tuple[str, str]] = field(default_factory=Counter)  # new requests too, by tier and reason
-    pauses_s: list[float] = field(default_factory=list)  # at a failure, token to token; drained by the metrics page
+    shed: Counter[tuple[str, str]] = field(default_factory=Counter)  # for want of capacity: by tier and reason
+    # Streams that have their next token elsewhere: by the group they left, the one they came to, and how.
+    moved: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    pauses_s: list[tuple[str, float]] = field(default_factory=list)  # how, and token to token; drained by a scrape
     gaps: dict[str, TokenGaps] = field(default_factory=dict)  # by model
     seams: deque[Seam] = field(default_factory=lambda: deque(maxlen=SEAMS_MAX))  # the latest
     takeovers: int = 0  # a standby said that it is active now
-    handed_over: int = 0  # streams that left a draining worker by plan
 
-    def paused(self, pause_s: float) -> None:
-        """A stream went on so long after its last token."""
+    def went_on(self, source: Place, target: Place, pause_s: float) -> None:
+        """A stream that failed at `source` has a token of `target`, so long after its last."""
+        method = source.method(target)
+        self.move(source, target, method)
         if len(self.pauses_s) < PAUSES_MAX:
-            self.pauses_s.append(pause_s)
+            self.pauses_s.append((method, pause_s))
 
-    def seam(self, worker: int, epoch: int, *, survived: bool) -> Seam:
-        """Of the failure that a stream on this worker has just met: with others, or as its first. `survived`: the
+    def move(self, source: Place, target: Place, method: str) -> None:
+        """One more, from here to there."""
+        key = source.group, target.group, method
+        self.moved[key] = self.moved.pop(key, 0) + 1
+        if len(self.moved) > MOVED_MAX:  # the pair that was last seen longest ago
+            del self.moved[next(iter(self.moved))]
+
+    def handed_over(self, source: Place, target: Place, *, replayed: int) -> None:
+        """A stream left by plan, and went on there."""
+        self.move(source, target, HANDOVER)
+        self.seam(source, survived=False).went_on(0.0, replayed)
+
+    def seam(self, place: Place, *, survived: bool) -> Seam:
+        """Of the failure that a stream at this place has just met: with others, or as its first. `survived`: the
         worker serves on, because only streams failed."""
+        key = place.worker, place.epoch
         if survived:
             found = next(reversed(self.seams), None)
-            seam = found if found and (found.worker, found.epoch, found.survived) == (worker, epoch, True) else None
+            seam = found if found and found.survived and found.key == key else None
         else:
-            seam = self._unsurvived(worker, epoch)
+            seam = self._unsurvived(*key)
         if seam is None:
-            seam = Seam(worker, epoch, survived)
+            seam = Seam(place, survived)
             self.seams.append(seam)
+        seam.place = place
         return seam
 
     def serves(self, worker: int, epoch: int) -> None:
@@ -97,4 +139,4 @@ class DispatchStats:
 
     def _unsurvived(self, worker: int, epoch: int) -> Seam | None:
         key = (worker, epoch)
-        return next((seam for seam in self.seams if not seam.survived and (seam.worker, seam.epoch) == key), None)
+        return next((seam for seam in self.seams if not seam.survived and seam.key == key), None)

@@ -88,6 +88,9 @@ class Weighing:
         for flight in list(link.streams.values())[: HANDED_OVER_AT_ONCE - len(self._under_way)]:
             if not self._dispatcher.hand_over(flight):
                 return
+            if flight.slot is not None:
+                places = (self._dispatcher.links.place(slot) for slot in (link.slot, flight.slot))
+                self._dispatcher.stats.handed_over(*places, replayed=flight.ledger.mark)
             self._under_way.add(flight)
 
     def _all(self) -> list[WorkerLink]:

@@ -1,0 +1,78 @@
+"""Streams that change workers are counted: from which group to which, how, and what was sent again."""
+
+from __future__ import annotations
+
+from streams_rig import Cluster, Worker
+
+from holdfast.health.standing import Status
+from holdfast.streams.stats import MOVED_MAX, DispatchStats, Place
+
+
+def one_stream(cluster: Cluster, *workers: Worker) -> tuple[Worker, Worker]:
+    """A stream with three tokens: the worker that it is on, and the other."""
+    cluster.ask("s")
+    on, other = workers if "s" in workers[0].numbers else workers[::-1]
+    on.say("s", [1, 2, 3])
+    return on, other
+
+
+def test_a_resumed_stream_is_counted_when_it_has_its_next_token() -> None:
+    """By the group it left and the one it came to (a worker without a group is one of its own); not when it is sent,
+    for it may be turned away; and the tokens it had are told as replayed."""
+    cluster = Cluster()
+    on, other = one_stream(cluster, cluster.worker("a", places=1), cluster.worker("b", places=1))
+    on.die()
+    stats = cluster.dispatcher.stats
+    assert stats.moved == {}
+    other.say("s", [4])
+    assert stats.moved == {(on.link.instance.name, other.link.instance.name, "reprefill"): 1}
+    assert [method for method, _ in stats.pauses_s] == ["reprefill"]
+    (seam,) = stats.seams
+    assert (seam.streams, seam.replayed) == (1, 3)
+
+
+def test_a_standby_of_the_group_takes_over() -> None:
+    """Within a group a stream was not moved to another: its memory is where it was."""
+    cluster = Cluster()
+    active = cluster.worker("a", group="g", epoch=1)
+    standby = cluster.worker("b", group="g", active=False)
+    cluster.ask("s")
+    active.say("s", [1])
+    active.die()
+    standby.take_over(2)
+    standby.say("s", [2])
+    assert cluster.dispatcher.stats.moved == {("g", "g", "takeover"): 1}
+
+
+def test_streams_of_a_quarantined_worker_leave_for_its_wrong_answers() -> None:
+    """The metric that people alert on names them; and the seam knows by which fall they left."""
+    cluster = Cluster()
+    on, other = one_stream(cluster, cluster.worker("a", places=1), cluster.worker("b", places=1))
+    on.judged(Status.UNHEALTHY, fall=1, why="wrong tokens", quarantined=True)
+    other.say("s", [4])
+    assert cluster.dispatcher.stats.moved == {(on.link.instance.name, other.link.instance.name, "token_mismatch"): 1}
+    assert [seam.place.fall for seam in cluster.dispatcher.stats.seams] == [1]
+
+
+def test_streams_that_leave_by_plan_are_no_failure() -> None:
+    """A drain hands over: counted as such, with no gap that a failure made."""
+    cluster = Cluster()
+    on, other = one_stream(cluster, cluster.worker("a", places=1), cluster.worker("b", places=1))
+    on.judged(Status.DRAINING, why="it crawls")
+    cluster.wait(0.2)
+    other.say("s", [4])
+    stats = cluster.dispatcher.stats
+    assert stats.moved == {(on.link.instance.name, other.link.instance.name, "handover"): 1}
+    assert stats.pauses_s == []
+    assert [(seam.streams, seam.replayed) for seam in stats.seams] == [(1, 3)]
+
+
+def test_what_is_counted_is_bounded() -> None:
+    """However many groups come and go, a bounded number of pairs is kept: those that were seen last."""
+    stats = DispatchStats()
+    for number in range(MOVED_MAX + 10):
+        stats.move(Place(number, group=f"g{number}"), Place(0, group="g0"), "reprefill")
+        stats.move(Place(1, group="busy"), Place(0, group="g0"), "reprefill")
+    assert len(stats.moved) == MOVED_MAX
+    assert stats.moved["busy", "g0", "reprefill"] == MOVED_MAX + 10
+    assert ("g0", "g0", "reprefill") not in stats.moved
