@@ -122,5 +122,6 @@ class LevelLoop:
                     if effect.changed:
                         log.warning("level %d: %s", record.level, record.reason)
                 case Spared():
-                    log.info("%s %s: %s", effect.name, "is a spare" if effect.spare else "serves", effect.reason)
+                    name = self._records[effect.name].name
+                    log.info("%s %s: %s", name, "is a spare" if effect.spare else "serves", effect.reason)
                     self._tell(w.Spared(effect.name, effect.spare))

@@ -128,6 +128,7 @@ class Pages:
             "epoch": link.epoch,
             "group": link.group,
             "weight": 0.0 if link.objection else link.share.weight,
+            "spare": link.share.spare,
             "standing": link.share.status,
             "standing_reason": link.share.reason,
         }

@@ -50,7 +50,7 @@ class Deployment(Place):
         for name in self.worker_names:
             self.start_worker(name)
         self.start_frontend()
-        self.wait_until(lambda: len(self.alive_workers()) == len(self.worker_names), "all workers to serve")
+        self.wait_until(lambda: len(self.ready_workers()) == len(self.worker_names), "all workers to serve")
 
     # -- processes
 
@@ -107,6 +107,11 @@ class Deployment(Place):
     def alive_workers(self, port: int = 0) -> list[str]:
         workers = self.health(port).get("workers", [])
         return [worker["instance"] for worker in workers if worker["verdict"] == "alive" and worker["active"]]
+
+    def ready_workers(self) -> list[str]:
+        """Those that serve, or could: a spare is alive, and has no work on purpose."""
+        spares = [worker["instance"] for worker in self.health().get("workers", []) if worker["spare"]]
+        return sorted({*self.alive_workers(), *spares})
 
     def worker_facts(self, name: str) -> dict[str, Any]:
         """A worker's own /health; OSError where it does not answer."""
