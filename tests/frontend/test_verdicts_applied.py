@@ -143,6 +143,7 @@ def test_where_all_are_unfit_requests_wait_as_with_no_worker(pair: Deployment) -
     for name in pair.worker_names:
         decide(pair, name, Status.UNHEALTHY, fall=1)
     pair.wait_until(lambda: pair.health()["status"] == "no_worker", "nobody to be fit")
+    assert "worker-0: unhealthy: as decided" in pair.health()["reason"]
     stream = pair.stream("hello", 5)
     pair.wait_until(lambda: pair.health()["held"] == 1, "the request to be held")
     decide(pair, pair.worker_names[0], Status.SUSPICIOUS, fall=1)

@@ -26,6 +26,7 @@ from holdfast.wire.http.request import HttpRequest
 # Answered without a key: probes and scrapers have none.
 OPEN_PATHS = frozenset({"/health", "/live", "/metrics"})
 _MODELS = "/v1/models"
+UNFIT_NAMED_MAX = 4  # in a sentence
 
 
 @dataclass(slots=True)
@@ -134,7 +135,11 @@ class Pages:
         }
 
     def _waiting_for(self) -> str:
-        """Why nobody can serve just now, naming who may soon."""
+        """Why nobody can serve just now, naming who may soon, and who may not."""
+        unfit = [link for link in self.roster.watchers if link.workers is not None and link.active and link.objection]
+        if unfit:
+            named = "; ".join(f"{link.instance.name}: {link.objection}" for link in unfit[:UNFIT_NAMED_MAX])
+            return f"no worker that may serve ({named})"
         standbys = ", ".join(link.instance.name for link in self.roster.standbys)
         if standbys:
             return f"no active worker; {standbys} stands by to take over"

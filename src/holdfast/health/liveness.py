@@ -390,7 +390,8 @@ class Judge:
         if self._asked is None:
             due = self._mute_busy >= ASK_TICKS or self._mute >= ASK_IDLE_TICKS
             return self._ask() if due else ()
-        may_take = round(wedged_after_ms(self._beat) / 1000 / TICK_S) if self._beat is not None else 0
+        beat = self._beat if self._beat is not None and _has_work(self._beat) else None
+        may_take = round(wedged_after_ms(beat) / 1000 / TICK_S) if beat is not None else 0  # a step goes first
         unanswered = self._unanswered()
         why = f"it beats, but nothing came for {self._mute * TICK_S:.1f} s, not even an answer"
         if self.verdict is Verdict.MUTE:
