@@ -114,16 +114,7 @@ class WorkerLaunch(StoredLaunch, frozen=True):
     drain_s: Annotated[
         float, about("How long leaving may take once asked to stop.", "s", min=0, commands=("worker",), **_SERVING)
     ] = 5.0
-    allow_chaos: Annotated[
-        bool,
-        about(
-            "Let `holdfast chaos` break workers.",
-            commands=_ENGINES,
-            panel="The sim engine",
-            engine="sim",
-            instead="break a real engine with kill",
-        ),
-    ] = False
+    allow_chaos: Annotated[bool, about("Let `holdfast chaos` break workers.", commands=_ENGINES, **_SERVING)] = False
     lock: Annotated[
         str,
         about("The lock that elects the active; default $FAILOVER_LOCK_PATH.", commands=("worker",), **_FAILOVER),
