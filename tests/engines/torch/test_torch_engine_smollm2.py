@@ -11,8 +11,10 @@ from torch_rig import request, rig
 from transformers import PreTrainedTokenizerFast
 
 from holdfast.bench.engine.theirs import TheirModel
+from holdfast.control.questions import questions_of
 from holdfast.engines.torch.files.checkpoint import Checkpoint
 from holdfast.engines.torch.files.resolve import resolve
+from holdfast.health.expectations import BANDS, PINNED_ENOUGH, TOP, answer_of, is_fit
 
 TOKENS = 24
 QUESTIONS = [
@@ -63,3 +65,19 @@ async def test_greedy_text_is_that_of_transformers(vault: Vault, tmp_path_factor
     async with rig(vault, checkpoint=checkpoint, exact=False, threads=0, kv_gib=0.05) as r:
         await r.run({n: request(tokens, TOKENS, ignore_eos=False) for n, tokens in enumerate(asked)})
         assert [r.tokens(number) for number in range(len(asked))] == expected
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+async def test_it_is_sure_of_enough_known_questions(vault: Vault) -> None:
+    """Of those that control makes up for any model, as many as it keeps have the margin at every place."""
+    smollm2_path()
+    checkpoint = resolve("default", cache_dir(), lambda *_: None)
+    questions = questions_of("default", checkpoint.config.vocabulary)
+    async with rig(vault, checkpoint=checkpoint, exact=False, threads=0, kv_gib=0.05) as r:
+        await r.run({n: request(list(q.prompt), q.tokens, top_logprobs=TOP) for n, q in enumerate(questions)})
+        answers = [
+            answer_of(r.tokens(n), [each for output in r.of(n) for each in output.logprobs or []])
+            for n in range(len(questions))
+        ]
+    assert sum(is_fit(answer, BANDS["float32"]) for answer in answers) >= PINNED_ENOUGH
