@@ -38,6 +38,9 @@ def last_failover(group: Group, incidents: Sequence[Incident]) -> Told | None:
 
 def headline(incident: Incident) -> str:
     """Who ended, and why."""
+    if incident.verdict:
+        also = f" (and {', '.join(incident.also)})" if incident.also else ""
+        return f"{incident.name}{also}: {incident.verdict}: {incident.why}"
     part = f" ({incident.part})" if incident.part else ""
     times = f", {incident.times} times in a row" if incident.times > 1 else ""
     how = {"exited with 0": "left by itself", "ended": "ended; nobody saw how"}.get(incident.why)
@@ -55,6 +58,8 @@ def cost(incident: Incident) -> list[str]:
         said.append(f"{_count(incident.lost, 'stream')} lost")
     if incident.streams == 0 and not incident.lost:
         said.append("no stream was on it")
+    if incident.replayed:
+        said.append(f"{_count(incident.replayed, 'token')} replayed")
     if incident.back_after_s is not None:
         said.append(f"{incident.name} back after {span(incident.back_after_s * 1000)}")
     return said

@@ -1,10 +1,13 @@
-"""What went wrong, so that it can be told later: every unasked end of a supervised process, why, and what it cost.
+"""What went wrong, so that it can be told later: every unasked end of a supervised process, and every verdict that took
+a worker's traffic away; why, and what it cost.
 
-The supervisor writes them down (`supervise.witness`); `holdfast ps` and `holdfast incidents` read them. Three know of
-each: the supervisor why a process ended, the engines' journals who led when, the frontends what their streams saw.
+The supervisor writes them down (`supervise.witness`); `holdfast ps` and `holdfast incidents` read them. Four know of
+them: the supervisor why a process ended, control what a worker did wrong, the engines' journals who led when, the
+frontends what their streams saw.
 
 Always true: the last `INCIDENTS_MAX` are kept, across restarts of everything; nothing is guessed: what no witness has
-said is None or empty.
+said is None or empty; one cause is one incident: a verdict on a worker whose process then ends, or on weights that two
+engines share, is told once.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ SUCCESSION_S = 120.0  # a group without a leader for longer has been started aga
 
 
 class Incident(msgspec.Struct, frozen=True):
-    """One process that ended unasked."""
+    """One process that ended unasked, or one worker that lost its traffic."""
 
     unix_s: float
     name: str
@@ -48,6 +51,12 @@ class Incident(msgspec.Struct, frozen=True):
     lost: int | None = None  # that did not
     gap_ms: float | None = None  # the worst of them saw, from its last token before to its first after
     failover: dict[str, Any] | None = None  # the successor's timeline
+    verdict: str = ""  # for what control took its traffic, in a word; empty: its process ended
+    fall: int = 0  # the number of that verdict's fall
+    detected_unix_s: float | None = None  # when somebody knew
+    isolated_unix_s: float | None = None  # when that was written down for all frontends: it gets no work from then on
+    replayed: int | None = None  # tokens that its streams had shown, and that were sent again
+    also: tuple[str, ...] = ()  # engines that share its weights, and its verdict
 
 
 def read_incidents(state_dir: Path) -> list[Incident]:
@@ -122,12 +131,23 @@ def _with_streams(incident: Incident, statuses: Sequence[Status]) -> Incident:
     heard = [status.seams for status in statuses if status.seams is not None]
     if not heard or not incident.instance:
         return incident
-    key = (incident.instance, incident.epoch)
-    own = [seam for told in heard for seam in told if (seam.get("instance"), seam.get("epoch")) == key]
-    seams = [seam for seam in own if not seam.get("survived")]  # what it survived before is no part of its end
-    streams, lost = (sum(int(seam[name]) for seam in seams) for name in ("streams", "lost"))
-    gap_ms = max((float(seam["worst_gap_ms"]) for seam in seams if seam["streams"]), default=None)
+    seams = [seam for told in heard for seam in told if _is_of(seam, incident)]
+    counts = ("streams", "lost", "replayed")
+    streams, lost, replayed = (sum(int(seam.get(name, 0)) for seam in seams) for name in counts)
+    gap_ms = max((float(seam["worst_gap_ms"]) for seam in seams if seam["streams"]), default=0.0) or None
     # A frontend that has died since takes what it knew with it; what was heard once stands.
     if incident.streams is not None and streams + lost < incident.streams + (incident.lost or 0):
         return incident
-    return replace(incident, streams=streams, lost=lost, gap_ms=gap_ms)
+    return replace(incident, streams=streams, lost=lost, gap_ms=gap_ms, replayed=replayed)
+
+
+def _is_of(seam: dict[str, Any], incident: Incident) -> bool:
+    """Whether these streams failed by it. What a worker survived before is no part of its end; frontends may have moved
+    its streams before control's verdict reached them."""
+    if seam.get("instance") != incident.instance:
+        return False
+    survived = bool(seam.get("survived"))
+    if incident.verdict:
+        fall = seam.get("fall", 0)
+        return bool(fall == incident.fall or (fall == incident.fall - 1 and not survived))
+    return seam.get("epoch") == incident.epoch and not survived

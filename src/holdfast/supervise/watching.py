@@ -116,6 +116,7 @@ class Watching:
                 tasks.create_task(self._ask(slot, probes))
             tasks.create_task(self._tick())
             tasks.create_task(self._supervisor.witness.run(self._network))
+            tasks.create_task(self._supervisor.witness.listen(self._network))
             tasks.create_task(self._supervisor.witness.look_on())
             tasks.create_task(self._supervisor.parts.run())
 

@@ -1,4 +1,5 @@
-"""The supervisor as a witness: writes down each unasked end of a process, and asks around until all is known of it.
+"""The supervisor as a witness: writes down each unasked end of a process and each verdict of control that takes a
+worker's traffic, and asks around until all is known of it.
 
 Always true: an incident is on disk before its process is started again, or as soon as the disk takes it; until then it
 is kept here, and nothing else waits for it; whoever keeps ending before it is ready is one incident, told how often.
@@ -10,16 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
 
+from holdfast.core.address import parse_address
 from holdfast.core.ports import Clock, Network
 from holdfast.core.procfs import is_ending
 from holdfast.failover.journal import Term, read_terms
+from holdfast.health.shown import Verdict
 from holdfast.spec.jobs import Job
+from holdfast.supervise.asking import ask
 from holdfast.supervise.incidents import (
     INCIDENTS_MAX,
     Incident,
@@ -36,6 +40,7 @@ from holdfast.supervise.processes import Processes, exit_words
 from holdfast.supervise.records import journals_dir, read_records
 from holdfast.supervise.standing import with_groups
 from holdfast.supervise.status import look
+from holdfast.supervise.verdicts import decided, trouble
 
 LOOK_S = 1.0  # between two rounds of questions while something is not known yet, or not written
 BEAT_S = 1.0  # between two signs that this supervisor looks: as exact as people want to know since when it does not
@@ -55,6 +60,9 @@ class Witness:
         self._clock = clock
         self.incidents = {(incident.unix_s, incident.name): incident for incident in read_incidents(state_dir)}
         self._down: dict[str, Key] = {}  # of those whose process is not ready again
+        # Of those without traffic, by control's verdict; that outlives us, so what was told of it goes on.
+        told = [(key, incident) for key, incident in self.incidents.items() if incident.verdict]
+        self._unwell = {one.name: key for key, one in told if one.back_after_s is None}
         self._open: set[Key] = set()  # about which more may be heard
         self._news = asyncio.Event()
         self._written = True
@@ -64,6 +72,9 @@ class Witness:
     def fell(self, slot: Slot, fell: Fell) -> None:
         """Its process ended unasked, just now."""
         job, key = slot.job, self._down.get(slot.job.name)
+        if (verdict := self._unwell.pop(job.name, None)) in self.incidents:
+            self._ended(verdict, slot, fell)
+            return
         if not fell.was_ready and key in self.incidents:
             same = self.incidents[key]
             self._keep(key, replace(same, times=same.times + 1, why=fell.how))
@@ -83,6 +94,57 @@ class Witness:
         if key in self.incidents:
             incident = self.incidents[key]
             self._keep(key, replace(incident, back_after_s=round(self._clock.unix_s() - incident.unix_s, 3)))
+
+    def _ended(self, key: Key, slot: Slot, fell: Fell) -> None:
+        """The process of one that had lost its traffic ended: the same incident."""
+        same, terms = self.incidents[key], self._terms(slot.job.group)
+        epoch = led(terms, fell.pid, self._looked_ns[0])
+        self._down[same.name] = key
+        self._keep(key, replace(same, pid=fell.pid, why=f"{same.why}; died: {fell.how}", epoch=epoch))
+
+    def decided(self, verdicts: Sequence[Verdict]) -> None:
+        """What control holds against workers now."""
+        for verdict in verdicts:
+            key, words = self._unwell.get(verdict.name), trouble(verdict)
+            if key in self.incidents:
+                if verdict.weight > 0.0 and not verdict.spare:
+                    del self._unwell[verdict.name]
+                    gone_s = max(0.0, verdict.since_unix_s - key[0])
+                    self._keep(key, replace(self.incidents[key], back_after_s=round(gone_s, 3)))
+            elif words and verdict.name not in self._down:
+                self._fell(verdict, words)
+
+    def _fell(self, verdict: Verdict, words: str) -> None:
+        began_s = verdict.since_unix_s
+        for name, key in self._unwell.items():
+            same = self.incidents.get(key)
+            shared = same is not None and same.group and (same.group, same.verdict) == (verdict.group, words)
+            if shared and same is not None and verdict.name not in (name, *same.also):
+                self._keep(key, replace(same, also=(*same.also, verdict.name)))
+                return
+            if shared:
+                return
+        key = (began_s, verdict.name)
+        if key in self.incidents:
+            return
+        self._unwell[verdict.name] = key
+        made = Incident(began_s, verdict.name, "worker", 0, verdict.reason, "", verdict.group, verdict.instance)
+        isolated_s = verdict.written_unix_s or None
+        self._keep(
+            key,
+            replace(made, verdict=words, fall=verdict.fall, detected_unix_s=began_s, isolated_unix_s=isolated_s),
+        )
+
+    async def listen(self, network: Network) -> None:
+        """Hear what control decides; for ever. It holds what it decided for longer than this takes, so none is missed;
+        and it is told what stands, not what happened, so that a restart of either tells nothing twice."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            asked = [record for record in read_records(self._state_dir) if record.role == "control" and record.status]
+            answers = await asyncio.gather(*(ask(parse_address(record.status), network, LOOK_S) for record in asked))
+            page = decided([facts for facts in answers if facts is not None])
+            if page is not None and page.leads:
+                self.decided(page.verdicts)
 
     async def run(self, network: Network) -> None:
         """Ask around while something is not known; for ever."""

@@ -1,0 +1,102 @@
+"""Verdicts of control as incidents: one per root cause, from its detection to its recovery, with what it cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from holdfast.cli.failovers import cost, headline
+from holdfast.health.shown import Verdict
+from holdfast.spec.jobs import Job
+from holdfast.supervise.incidents import Incident, complete, read_incidents
+from holdfast.supervise.machine import Fell
+from holdfast.supervise.notes import Slot
+from holdfast.supervise.status import Status
+from holdfast.supervise.witness import Witness
+from manual_clock import ManualClock
+
+WHY = "3 failures in a row, the last: 1 truncated"
+
+
+def fell(name: str = "worker-1a", cause: str = "breaker-open", **fields: Any) -> Verdict:
+    told = {"status": "UNHEALTHY", "weight": 0.0, "reason": WHY, "causes": {cause: WHY}, "fall": 1}
+    told |= {"since_unix_s": 100.0}
+    return Verdict(worker=name, name=name, instance="abc", written_unix_s=100.02, **told | fields)
+
+
+def back(name: str = "worker-1a", since_s: float = 160.0) -> Verdict:
+    return Verdict(worker=name, name=name, instance="abc", status="SUSPICIOUS", weight=0.5, since_unix_s=since_s)
+
+
+def test_a_verdict_is_one_incident_from_its_fall_to_its_return(tmp_path: Path) -> None:
+    """Heard every second, by one supervisor and by the next; when it was known, when written down, and how long it
+    had no traffic."""
+    for witness in (Witness(tmp_path, ManualClock(101.0)), Witness(tmp_path, ManualClock(130.0))):
+        for _ in range(3):
+            witness.decided([fell()])
+    witness.decided([back()])
+    witness.decided([back(since_s=170.0)])
+    (incident,) = read_incidents(tmp_path)
+    assert (incident.unix_s, incident.detected_unix_s, incident.isolated_unix_s) == (100.0, 100.0, 100.02)
+    assert incident.back_after_s == 60.0
+    assert headline(incident) == f"worker-1a: its breaker opened: {WHY}"
+    witness.decided([fell(since_unix_s=300.0, fall=2)])
+    assert len(read_incidents(tmp_path)) == 2
+
+
+def test_what_is_no_incident(tmp_path: Path) -> None:
+    """A first check, half the traffic, a drain that was asked for, a spare, and a death, which the supervisor tells."""
+    witness = Witness(tmp_path, ManualClock(101.0))
+    verdicts = [
+        fell(cause="unchecked"),
+        fell(cause="drain", status="DRAINING"),
+        fell(cause="gone", status="DEAD"),
+        fell(cause="lost", status="DEAD"),
+        fell(cause="canary-failed", status="SUSPICIOUS", weight=0.5),
+        fell(cause="", causes={}, status="HEALTHY", spare=True),
+    ]
+    witness.decided(verdicts)
+    assert read_incidents(tmp_path) == []
+
+
+def test_engines_that_share_weights_are_quarantined_in_one_incident(tmp_path: Path) -> None:
+    """The active and its standby have one verdict, and one line."""
+    witness = Witness(tmp_path, ManualClock(101.0))
+    pair = [fell(name, "wrong-answer", quarantined=True, group="worker-1") for name in ("worker-1a", "worker-1b")]
+    for _ in range(2):
+        witness.decided(pair)
+    (incident,) = read_incidents(tmp_path)
+    assert headline(incident) == f"worker-1a (and worker-1b): quarantined: {WHY}"
+
+
+def test_a_stopped_worker_that_is_then_killed_is_one_incident(tmp_path: Path) -> None:
+    """Control found it first, the supervisor ended it: one cause. And where the supervisor was first, control adds
+    nothing."""
+    witness = Witness(tmp_path, ManualClock(102.0))
+    witness.decided([fell(cause="lost", reason="stopped")])
+    slot = Slot.of(Job("worker-1a", "worker"))
+    witness.fell(slot, Fell(7, "SIGKILL", was_ready=True))
+    witness.decided([fell(cause="gone", status="DEAD")])
+    witness.back(slot)
+    (incident,) = read_incidents(tmp_path)
+    assert (incident.verdict, incident.pid, incident.why) == ("not running", 7, "stopped; died: SIGKILL")
+    assert incident.back_after_s == 2.0
+    witness.fell(slot, Fell(8, "SIGKILL", was_ready=True))
+    witness.decided([fell(cause="lost", since_unix_s=102.1, fall=2)])
+    assert [one.verdict for one in read_incidents(tmp_path)] == ["not running", ""]
+
+
+def test_streams_that_a_verdict_moved_are_told_with_what_was_replayed() -> None:
+    """Of that fall; also those that frontends had moved before they heard of it; not what the worker failed and
+    survived before."""
+    incident = Incident(100.0, "w", "worker", 0, WHY, instance="abc", verdict="its breaker opened", fall=2)
+    seam = {"instance": "abc", "epoch": 0, "lost": 0, "worst_gap_ms": 40.0, "streams": 3, "replayed": 90}
+    seams = [
+        seam | {"fall": 1, "survived": True},
+        seam | {"fall": 1, "survived": False, "worst_gap_ms": 900.0},
+        seam | {"fall": 2, "survived": True},
+        seam | {"fall": 2, "instance": "other"},
+    ]
+    told = complete(incident, [Status("frontend", "f", 1, "ready", "", 0, seams=seams)], [])
+    assert (told.streams, told.replayed, told.gap_ms) == (6, 180, 900.0)
+    assert cost(told) == ["6 streams went on, worst gap 900.0 ms", "180 tokens replayed"]
