@@ -1,6 +1,7 @@
 """All that is measured of the torch engine on a GPU: `python -m bench.engine_gpu.measure --out DIR`.
 
-Parts: `chain` (kills under load), `speed` (our decode), `vllm` (stock vLLM's, where it is installed). Each writes what
+Parts: `chain` (kills under load), `speed` (our decode), `canaries` (how far batches move known answers; of a model that
+has been trained, so say `--model`), `vllm` (stock vLLM's, where it is installed). Each writes what
 it has to DIR/PART.json as it goes; after each, all that lies in DIR becomes DIR/engine-gpu.json, so runs on several
 days and machines can be put together by `--parts merge`. On `--device host-0` the same parts run without a GPU,
 smaller, to try the bench itself. Whoever bounds its time ends it by SIGTERM. Exits with 1 if a part failed or missed
@@ -23,7 +24,7 @@ from bench.prove import about_run, write_rows
 from holdfast.spec.names import is_host
 
 RESULTS = "engine-gpu.json"
-PARTS = ("chain", "speed", "vllm")
+PARTS = ("chain", "speed", "canaries", "vllm")
 
 
 def run_part(part: str, asked: argparse.Namespace, keep: Keep) -> Row:
@@ -42,6 +43,11 @@ def run_part(part: str, asked: argparse.Namespace, keep: Keep) -> Row:
 
         small |= {"step_tokens": 512, "repeats": 1, "cases": (Case(1, 128), Case(4, 300))} if small else {}
         return speed.run(speed.SpeedBench(**where, **small), keep)
+    if part == "canaries":
+        from bench.engine_gpu import canaries
+
+        small |= {"loads": (0, 1, 3), "sets": 4} if small else {}
+        return canaries.run(canaries.CanaryBench(**where, **small), keep)
     from bench.engine_gpu import vllm_speed
 
     return vllm_speed.run(asked.mode, keep)

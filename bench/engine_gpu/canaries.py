@@ -1,0 +1,151 @@
+"""How far a busy batch moves a canary's answer: known questions, asked alone and beside more and more streams.
+
+Each question is asked of an idle engine first; that is what is expected of it. Then the same beside streams with
+prompts and samplings of their own, and told are: how many questions are fit (each first token leads by the band's
+margin), and of those the tokens that flipped, the farthest any logprob moved, and the largest mean over one answer.
+Always true: a question that is not fit counts in its own number only, as control does not ask it either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from statistics import median
+
+from bench.engine_gpu.words import Keep, Row, prompt_ids
+from holdfast.control.questions import questions_of
+from holdfast.core.address import parse_address
+from holdfast.core.requests import GenerateRequest, Output, Sampling
+from holdfast.health.expectations import BANDS, TOP, WIDE, Answer, Band, Question, answer_of, difference, is_fit
+from holdfast.spec.names import is_host
+from holdfast.testing.supervised import Supervised
+from holdfast.wire.framed import Framed
+from holdfast.wire.messages import Generate, Step, Welcome, decode_to_frontend
+from holdfast.wire.net import SocketNetwork
+
+CONNECT_S = 10.0
+ANSWER_S = 60.0
+LOADS = (0, 1, 7, 31, 63)  # streams beside it
+SETS = 16  # of questions: as many models' worth of them
+LONG = 4000  # tokens of a stream beside: it outlives a round of questions
+WARM = 8  # tokens of each before the questions: it decodes
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryBench:
+    model: str
+    device: str = "cuda-0"
+    kv_gib: float = 20.0
+    loads: tuple[int, ...] = LOADS
+    sets: int = SETS
+    start_s: float = 300.0
+
+    def options(self) -> tuple[str, ...]:
+        device = "cpu" if is_host(self.device) else self.device
+        what = ("--engine", "torch", "--model", self.model, "--served-name", "bench", "--fast", "--controls", "0")
+        return (*what, "--device", device, "--kv-gib", f"{self.kv_gib:g}", "--streams-max", str(max(self.loads) + 1))
+
+
+@dataclass(slots=True)
+class _Heard:
+    outputs: list[Output] = field(default_factory=list)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    began: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Asker(Framed):
+    """A connection that asks."""
+
+    def __init__(self, purpose: str) -> None:
+        super().__init__("bench")
+        self.purpose = purpose
+        self._heard: dict[int, _Heard] = {}
+        self._number = 0
+
+    def data_received(self, data: bytes) -> None:
+        for payload in self._splitter.feed(data):
+            message = decode_to_frontend(payload)
+            for output in message.outputs if isinstance(message, Step) else ():
+                heard = self._heard[output.stream]
+                heard.outputs.append(output)
+                if sum(len(each.tokens) for each in heard.outputs) >= WARM or output.finish or output.failure:
+                    heard.began.set()
+                if output.finish is not None or output.failure is not None:
+                    heard.over.set()
+            if not isinstance(message, Step):
+                self._first(message)
+
+    def ask(self, tokens: list[int], sampling: Sampling) -> _Heard:
+        self._number += 1
+        heard = self._heard[self._number] = _Heard()
+        self.send(Generate(self._number, GenerateRequest(f"q{self._number}", tokens, len(tokens), sampling)))
+        return heard
+
+    async def answer(self, question: Question) -> Answer:
+        sampling = Sampling(question.tokens, 0, temperature=0.0, top_logprobs=TOP, ignore_eos=True)
+        heard = self.ask(list(question.prompt), sampling)
+        await asyncio.wait_for(heard.over.wait(), ANSWER_S)
+        failed = [output.failure.message for output in heard.outputs if output.failure]
+        assert not failed, failed
+        tokens = [token for output in heard.outputs for token in output.tokens]
+        return answer_of(tokens, [each for output in heard.outputs for each in output.logprobs or ()])
+
+
+async def _connected(address: str, purpose: str) -> tuple[Asker, Welcome]:
+    asker = Asker(purpose)
+    await SocketNetwork().connect(parse_address(address), lambda: asker, CONNECT_S)
+    return asker, await asker.welcome(CONNECT_S)
+
+
+def moves(expected: Answer, answer: Answer) -> Iterator[float]:
+    """How far each logprob moved that both list."""
+    for wants, gots in zip(expected.top, answer.top, strict=False):
+        listed = dict(gots)
+        yield from (abs(listed[token] - want) for token, want in wants if token in listed)
+
+
+def figures(expected: list[Answer], answers: list[Answer], band: Band) -> Row:
+    """Of fit questions, asked twice. Pure."""
+    pairs = [(want, got) for want, got in zip(expected, answers, strict=True) if is_fit(want, band)]
+    moved = [list(moves(want, got)) for want, got in pairs]
+    return {
+        "asked": len(pairs),
+        "flipped": sum(want.tokens != got.tokens for want, got in pairs),
+        "judged_wrong": sum(bool(difference(want, got, band)) for want, got in pairs),
+        "farthest_nats": round(max((max(each) for each in moved), default=0.0), 4),
+        "mean_nats_max": round(max((sum(each) / len(each) for each in moved), default=0.0), 4),
+        "mean_nats_median": round(median(sum(each) / len(each) for each in moved), 4) if moved else 0.0,
+    }
+
+
+async def _measure(bench: CanaryBench, address: str, keep: Keep) -> Row:
+    asker, welcome = await _connected(address, "canary")
+    band = BANDS.get(welcome.dtype, WIDE)
+    seeds = [f"{welcome.checksum} {place}" for place in range(bench.sets)]
+    questions = [each for seed in seeds for each in questions_of(seed, welcome.vocabulary)]
+    expected = [await asker.answer(question) for question in questions]
+    fit = sum(is_fit(answer, band) for answer in expected)
+    told: Row = {"dtype": welcome.dtype, "device": welcome.device, "questions": len(questions), "fit": fit}
+    told |= {"band": {"one": band.one, "mean": band.mean, "margin": band.margin}, "beside": {}}
+    for load in bench.loads:
+        beside, _ = await _connected(address, "data")
+        sampling = [Sampling(LONG, number, temperature=1.0, ignore_eos=True) for number in range(load)]
+        streams = [beside.ask(prompt_ids(n, 40 + 37 * n % 900, load), each) for n, each in enumerate(sampling)]
+        for stream in streams:
+            await asyncio.wait_for(stream.began.wait(), ANSWER_S)
+        answers = [await asker.answer(question) for question in questions]
+        told["beside"][str(load)] = figures(expected, answers, band)
+        beside.close()
+        print(load, told["beside"][str(load)], flush=True)
+        keep(told)
+    asker.close()
+    wrong = sum(row["judged_wrong"] for row in told["beside"].values())
+    told |= {"bound": "no sound answer is judged wrong", "met": wrong == 0 and fit > 0}
+    keep(told)
+    return told
+
+
+def run(bench: CanaryBench, keep: Keep) -> Row:
+    with Supervised(*bench.options(), start_s=bench.start_s) as up:
+        return asyncio.run(_measure(bench, up.record(up.active().name)["address"], keep))
