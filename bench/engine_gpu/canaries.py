@@ -27,8 +27,9 @@ from holdfast.wire.net import SocketNetwork
 CONNECT_S = 10.0
 ANSWER_S = 60.0
 LOADS = (0, 1, 7, 31, 63)  # streams beside it
-SETS = 16  # of questions: as many models' worth of them
-LONG = 4000  # tokens of a stream beside: it outlives a round of questions
+SETS = 4  # of questions: as many models' worth of them
+LONG = 4000  # tokens of a stream beside
+FEW = 8  # questions between two looks at whether as many streams decode as should
 WARM = 8  # tokens of each before the questions: it decodes
 
 
@@ -105,9 +106,8 @@ def moves(expected: Answer, answer: Answer) -> Iterator[float]:
         yield from (abs(listed[token] - want) for token, want in wants if token in listed)
 
 
-def figures(expected: list[Answer], answers: list[Answer], band: Band) -> Row:
-    """Of fit questions, asked twice. Pure."""
-    pairs = [(want, got) for want, got in zip(expected, answers, strict=True) if is_fit(want, band)]
+def figures(pairs: list[tuple[Answer, Answer]], band: Band) -> Row:
+    """Of questions asked twice. Pure."""
     moved = [list(moves(want, got)) for want, got in pairs]
     return {
         "asked": len(pairs),
@@ -117,6 +117,17 @@ def figures(expected: list[Answer], answers: list[Answer], band: Band) -> Row:
         "mean_nats_max": round(max((sum(each) / len(each) for each in moved), default=0.0), 4),
         "mean_nats_median": round(median(sum(each) / len(each) for each in moved), 4) if moved else 0.0,
     }
+
+
+async def _top_up(beside: Asker, streams: list[_Heard], load: int) -> None:
+    """As many streams decode as are to run beside the questions."""
+    while sum(not stream.over.is_set() for stream in streams) < load:
+        number = len(streams)
+        sampling = Sampling(LONG, number, temperature=1.0, ignore_eos=True)
+        streams.append(beside.ask(prompt_ids(number, 40 + 37 * number % 900, load), sampling))
+    for stream in streams:
+        await asyncio.wait_for(stream.began.wait(), ANSWER_S)
+        assert not any(output.failure for output in stream.outputs), stream.outputs[-1]
 
 
 async def _measure(bench: CanaryBench, address: str, keep: Keep) -> Row:
@@ -130,17 +141,20 @@ async def _measure(bench: CanaryBench, address: str, keep: Keep) -> Row:
     told |= {"band": {"one": band.one, "mean": band.mean, "margin": band.margin}, "beside": {}}
     for load in bench.loads:
         beside, _ = await _connected(address, "data")
-        sampling = [Sampling(LONG, number, temperature=1.0, ignore_eos=True) for number in range(load)]
-        streams = [beside.ask(prompt_ids(n, 40 + 37 * n % 900, load), each) for n, each in enumerate(sampling)]
-        for stream in streams:
-            await asyncio.wait_for(stream.began.wait(), ANSWER_S)
-        answers = [await asker.answer(question) for question in questions]
-        told["beside"][str(load)] = figures(expected, answers, band)
+        answers: list[Answer] = []
+        streams: list[_Heard] = []
+        for first in range(0, len(questions), FEW):
+            await _top_up(beside, streams, load)
+            answers += [await asker.answer(question) for question in questions[first : first + FEW]]
+        pairs = list(zip(expected, answers, strict=True))
+        sound = [(want, got) for want, got in pairs if is_fit(want, band)]
+        made = sum(len(output.tokens) for stream in streams for output in stream.outputs)
+        told["beside"][str(load)] = {"fit": figures(sound, band), "all": figures(pairs, band), "tokens_beside": made}
         beside.close()
         print(load, told["beside"][str(load)], flush=True)
         keep(told)
     asker.close()
-    wrong = sum(row["judged_wrong"] for row in told["beside"].values())
+    wrong = sum(row["fit"]["judged_wrong"] for row in told["beside"].values())
     told |= {"bound": "no sound answer is judged wrong", "met": wrong == 0 and fit > 0}
     keep(told)
     return told
