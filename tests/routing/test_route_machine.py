@@ -190,7 +190,7 @@ class RouteMachine(RuleBasedStateMachine):
         ready = {name for name, naive in self.naive.items() if naive.ready()}
         assert {slot.name for slot in self.table._ready} == ready
         assert len(self.table._ready) == len(ready)
-        assert all(self.table._ready[slot.place] is slot for slot in self.table._ready)
+        assert all(slot in self.table._ready for slot in self.table.slots.values() if slot.name in ready)
 
     @invariant()
     def facts_are_right(self) -> None:

@@ -165,7 +165,7 @@ class Worker:
         key = InstanceKey(workers.namespace, "worker", "generate", number)
         record = InstanceRecord("unix:///x", "unix:///y", workers.checksum)
         self.link = WorkerLink(Instance(key, record, workers.card), cluster.dispatcher)
-        self.link.slot.capacity = places
+        self.link.slot.capacity = self.link.slot.batch = places
         self.link.since_s = cluster.now_s
         self.workers = workers
         cluster.links[key] = [self.link]

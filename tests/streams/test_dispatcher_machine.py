@@ -16,6 +16,7 @@ from streams_rig import Client, Cluster, Worker
 from holdfast.core.errors import RESUMABLE, Code
 from holdfast.core.tiers import Tier
 from holdfast.health.standing import FALLEN, Status
+from holdfast.routing.degradation import RULES
 from holdfast.routing.table import Standing
 from holdfast.spec.waits import HoldSettings
 from holdfast.wire.messages import Generate
@@ -69,6 +70,12 @@ class DispatcherMachine(RuleBasedStateMachine):
     def worker_reconnects(self, pick: int) -> None:
         gone = [worker for worker in self.cluster.workers.values() if worker.link.workers is None]
         gone[pick % len(gone)].connect()
+
+    @rule(level=st.integers(0, 4))
+    def level_changes(self, level: int) -> None:
+        """Those that wait hear of it with the next tick."""
+        self.cluster.directory.degrade(RULES[level])
+        self.cluster.wait(0.1)
 
     @rule(long=st.booleans(), tier=st.sampled_from(Tier))
     def ask(self, long: bool, tier: Tier) -> None:
@@ -223,7 +230,7 @@ class DispatcherMachine(RuleBasedStateMachine):
             for held in workers.holds:
                 standing = held.item.standing
                 behind = standing is Standing.FRESH and workers.holds.suspects
-                assert behind or not workers.table.has_place(standing), held.item
+                assert behind or not workers.table.has_place(standing, limited=held.item.limited), held.item
 
     @invariant()
     def a_worker_that_was_full_gets_no_more_than_it_has_room_for(self) -> None:

@@ -22,6 +22,7 @@ class SharesMachine(RuleBasedStateMachine):
         self.shares: Shares[str] = Shares()
         self.streams = dict.fromkeys("ABCD", 0)
         self.room = dict.fromkeys("ABCD", 0)  # what each has been offered and not answered
+        self.leaves = dict.fromkeys("ABCD", 0)  # what was left free by the request each was turned away with
         self.now_s = 0.0
 
     @property
@@ -34,16 +35,20 @@ class SharesMachine(RuleBasedStateMachine):
             assert self.room[who] == 0
             self.room[who] = places
 
-    @rule(who=WHO)
-    def ask(self, who: str) -> None:
+    @rule(who=WHO, leaves=st.sampled_from([0, 0, 2, 6]))
+    def ask(self, who: str, leaves: int) -> None:
+        """For a request that may have every place, or leaves some to others."""
         others = self.shares.kept - self.room[who]
-        taken = self.shares.take(who, self.free)
-        assert taken is (self.free > others)
+        promised = self.room[who] > 0 and leaves <= self.leaves[who]
+        taken = self.shares.take(who, self.free, leaves)
+        assert taken is (self.free - (0 if promised else leaves) > others)
+        assert taken or not promised, "what is kept for one is kept"
         self.room[who] = max(0, self.room[who] - 1)
         if taken:
             self.streams[who] += 1
         else:
-            self.shares.turn_away(who)
+            self.shares.turn_away(who, leaves)
+            self.leaves[who] = leaves
             assert who in self.shares
         self.offer()
 
@@ -75,7 +80,7 @@ class SharesMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_stands_in_line_before_a_free_place(self) -> None:
         waiting = [who for who in "ABCD" if who in self.shares and not self.room[who]]
-        assert not waiting or self.free == self.shares.kept
+        assert all(self.free - self.shares.kept <= self.leaves[who] for who in waiting)
 
     @invariant()
     def what_is_kept_is_given_up_in_time(self) -> None:

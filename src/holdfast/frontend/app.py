@@ -18,6 +18,7 @@ from holdfast.frontend.api.request import ParsedRequest
 from holdfast.frontend.body_reader import PARSERS
 from holdfast.frontend.gate import Gate, RequestNames
 from holdfast.frontend.large_bodies import PARSE_NOW_BYTES_MAX, LargeBodies
+from holdfast.frontend.levels import Levels
 from holdfast.frontend.model_text import ModelText
 from holdfast.frontend.pages import OPEN_PATHS, Pages
 from holdfast.streams.directory import ModelDirectory
@@ -65,6 +66,7 @@ class App:
     names: RequestNames
     accounts: Accounts
     large: LargeBodies
+    levels: Levels
     _tasks: Tasks = field(default_factory=lambda: Tasks("frontend"))
     _models_changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -115,6 +117,7 @@ class App:
             raise ApiError(503, "this frontend is shutting down", SERVER, None, "draining", retry_after_s=1.0)
         account = self.accounts.begin(endpoint, tier)
         try:
+            self.levels.check(tier)
             if len(request.body) > PARSE_NOW_BYTES_MAX:
                 self._prepare_slowly(connection, account, request.body)
                 return

@@ -43,6 +43,7 @@ class Pages:
     others: Others = nobody
     draining: bool = False
     streams: Callable[[], int] = lambda: 0  # requests under way
+    level: Callable[[], int] = lambda: 0  # of degradation
     _scrapes: Tasks = field(default_factory=lambda: Tasks("scrapes"))
 
     @staticmethod
@@ -108,6 +109,7 @@ class Pages:
             "reason": self._waiting_for() if status == "no_worker" else "",
             "role": "frontend",
             "store": self.store_state(),
+            "level": self.level(),
             "streams": self.streams(),
             "held": sum(self._held().values()),
             "resumed_total": sum(self.dispatcher.stats.resumed.values()),

@@ -12,13 +12,14 @@ from holdfast.core.address import parse_address
 from holdfast.core.ports import World
 from holdfast.core.tasks import Tasks, first
 from holdfast.core.tiers import key_tiers
-from holdfast.discovery.keys import CARDS, CONTROLS, HEALTH, INSTANCES, REFUSALS, STANDBYS, InstanceKey
+from holdfast.discovery.keys import CARDS, CONTROLS, HEALTH, INSTANCES, LEVELS, REFUSALS, STANDBYS, InstanceKey
 from holdfast.discovery.registry import Registry
 from holdfast.frontend.accounts import AccessLog, Accounts
 from holdfast.frontend.admission import Admission, AdmissionSettings
 from holdfast.frontend.app import App
 from holdfast.frontend.gate import Gate, RequestNames
 from holdfast.frontend.large_bodies import LargeBodies
+from holdfast.frontend.levels import Levels
 from holdfast.frontend.metrics import FrontendMetrics, Others, nobody
 from holdfast.frontend.model_text import TextMaker
 from holdfast.frontend.pages import OPEN_PATHS, Pages
@@ -64,7 +65,9 @@ async def run_frontend(
     accounts = Accounts(directory, shown, access)
     large = LargeBodies(admission.settings.prompt_chars_max, shown.reader_lost)
     waits_s = settings.holds.hold_s
-    app = App(gate, waits_s, directory, admission, pages, RequestNames(rng), accounts, large)
+    levels = Levels(settings.deployment, directory, dispatcher.stats, settings.holds.shed_retry_s)
+    app = App(gate, waits_s, directory, admission, pages, RequestNames(rng), accounts, large, levels)
+    pages.level = lambda: levels.level
     pages.streams = lambda: accounts.inflight
     roster.on_models_changed = app.models_changed
     bounds = HttpBounds(
@@ -82,6 +85,7 @@ async def run_frontend(
     watches = [tasks.spawn(_watch(store, prefix, registry, roster, refusals), f"watch {prefix}") for prefix in prefixes]
     decided = ((HEALTH, HEALTH), (CONTROLS, f"{CONTROLS}{settings.deployment}/"))
     watches += [tasks.spawn(_hear(store, kind, prefix, roster), f"watch {prefix}") for kind, prefix in decided]
+    watches.append(tasks.spawn(levels.follow(store), f"watch {LEVELS}"))
     reporting = Reporting(store, settings.deployment, roster, directory, accounts, unix_s)
     watches.append(tasks.spawn(reporting.run(), "report"))
     try:

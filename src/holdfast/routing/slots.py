@@ -24,13 +24,14 @@ class Slot:
         "admit_max",
         "aside_s",
         "aside_until_s",
+        "batch",
         "capacity",
         "counted",
         "in_line",
         "inflight",
         "name",
         "outstanding",
-        "place",
+        "reserved",
         "room",
         "routable",
         "trial",
@@ -41,7 +42,8 @@ class Slot:
 
     def __init__(self, name: int, capacity: int) -> None:
         self.name = name
-        self.capacity = capacity
+        self.capacity = capacity  # the places that it has, for running and waiting
+        self.batch = capacity  # of those, the ones in which a stream runs at once
         self.admit_max: int | None = None  # a smaller bound while on probation
         self.inflight = 0
         self.outstanding = 0
@@ -52,15 +54,14 @@ class Slot:
         self.young_until_s = 0.0  # no suspect is tried on it before; 0: it has served for a while
         self.aside_until_s = 0.0
         self.aside_s = 0.0
-        self.place = -1  # index in the ready list, -1: not in it
         self.in_line = False  # it turned a request away: we may send as much as it has room for us, and no more
+        self.reserved = False  # it did so for one that may not have every place: the others are not full for all
         self.room = 0
         self.counted = (0, 0, 0.0)  # what it adds to the table's counts: routable, of those full, places by weight
 
     @property
-    def full(self) -> bool:
-        bound = self.capacity if self.admit_max is None else min(self.admit_max, self.capacity)
-        return self.inflight >= bound or (self.in_line and self.room == 0)
+    def places(self) -> int:
+        return self.capacity if self.admit_max is None else min(self.admit_max, self.capacity)
 
     @property
     def load(self) -> float:
@@ -78,6 +79,7 @@ class Ready:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._slots: list[Slot] = []
+        self._at: dict[Slot, int] = {}
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -85,19 +87,21 @@ class Ready:
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._slots)
 
-    def __getitem__(self, place: int) -> Slot:
-        return self._slots[place]
+    def __contains__(self, slot: Slot) -> bool:
+        return slot in self._at
 
-    def enter(self, slot: Slot) -> None:
-        slot.place = len(self._slots)
-        self._slots.append(slot)
-
-    def leave(self, slot: Slot) -> None:
-        last = self._slots.pop()
+    def put(self, slot: Slot, *, ready: bool) -> None:
+        """Whether it is one of them from now on."""
+        if ready is (slot in self._at):
+            return
+        if ready:
+            self._at[slot] = len(self._slots)
+            self._slots.append(slot)
+            return
+        place, last = self._at.pop(slot), self._slots.pop()
         if last is not slot:
-            self._slots[slot.place] = last
-            last.place = slot.place
-        slot.place = -1
+            self._slots[place] = last
+            self._at[last] = place
 
     def choose(self, affine: Slot | None, credit: int) -> Slot | None:
         """The lesser load of two, or `affine`, whose load counts less by `credit`."""
@@ -115,10 +119,10 @@ class Ready:
 
     def _another(self, slot: Slot) -> Slot:
         """As if `slot` were not there."""
-        others = len(self._slots) - 1
+        others, own = len(self._slots) - 1, self._at[slot]
         if others == 1:
-            return self._slots[1 - slot.place]
-        rest = [self._slots[place + (place >= slot.place)] for place in self._places(others)]
+            return self._slots[1 - own]
+        rest = [self._slots[place + (place >= own)] for place in self._places(others)]
         return self._lesser(*rest)
 
     def _draw(self, count: int) -> list[Slot]:

@@ -12,6 +12,10 @@ and dies now says who it was.
 A worker that turned a request away is full for us, whatever we have there ourselves, until it says that it has room
 (several frontends share it, and it alone knows them all); then it has as many places as it said.
 
+While capacity is short (`routing.degradation`), some requests are *limited*: new ones that are not premium may fill
+only part of each worker's batch. The worker counts all its streams, and is told that bound with each of them; one that
+it turned away for it says nothing of those that may have every place.
+
 Always true: `choose` only returns a worker that is routable, not full, not set aside and not on trial; what is asked of
 all workers is counted as they change, never by looking at each. Pure; `now` and randomness come in.
 """
@@ -22,6 +26,8 @@ import heapq
 import random
 from enum import IntEnum
 
+from holdfast.core.tiers import TIER_DEFAULT
+from holdfast.routing.degradation import RULES, Rules
 from holdfast.routing.prefixes import PREFIX_BLOCK_TOKENS, Prefixes
 from holdfast.routing.slots import Ready, Slot
 
@@ -48,21 +54,31 @@ class RouteTable:
 
     def __init__(self, rng: random.Random) -> None:
         self.slots: dict[int, Slot] = {}
+        self.rules = RULES[0]
         self._ready = Ready(rng)
+        self._open = Ready(rng)  # of those, for the limited ones too
         self._aside: list[tuple[float, int]] = []
         self._young: list[tuple[float, int]] = []
         self._prefixes = Prefixes()
         self.routable_count = 0
         self.places = 0.0  # of all routable workers, by their weight
         self.trials = 0  # workers that are kept for a suspect
-        self._full_count = 0  # routable, and without a place
+        self._full_count = 0  # routable, and without a place for one that is limited
+
+    def degrade(self, rules: Rules) -> None:
+        """What holds from now on; all that held before is undone."""
+        self.rules = rules
+        for slot in self.slots.values():
+            if slot.reserved:  # by a bound that is no more
+                slot.in_line, slot.reserved, slot.room = False, False, 0
+            self._place(slot)
 
     # -- membership
 
     def add(self, slot: Slot) -> None:
         assert slot.name not in self.slots, slot
         self.slots[slot.name] = slot
-        slot.in_line, slot.room = False, 0  # of an earlier connection
+        slot.in_line, slot.reserved, slot.room = False, False, 0  # of an earlier connection
         # Its time aside, or as a young one, may have passed unseen while it was away.
         if slot.aside_until_s:
             heapq.heappush(self._aside, (slot.aside_until_s, slot.name))
@@ -101,12 +117,12 @@ class RouteTable:
     def forgive(self, slot: Slot) -> None:
         """It begins anew (it leads again): it takes work at once, whatever it failed before."""
         slot.aside_until_s = slot.aside_s = 0.0
-        slot.in_line, slot.room = False, 0
+        slot.in_line, slot.reserved, slot.room = False, False, 0
         self._place(slot)
 
-    def turned_away(self, slot: Slot) -> None:
+    def turned_away(self, slot: Slot, *, limited: bool = False) -> None:
         """It took no request of ours: it is full until it says that it has room."""
-        slot.in_line, slot.room = True, 0
+        slot.in_line, slot.room, slot.reserved = True, 0, limited and self.rules.batch_multiplier < 1.0
         self._place(slot)
 
     def has_room(self, slot: Slot, places: int) -> None:
@@ -119,7 +135,7 @@ class RouteTable:
         """Whether we want no more of the room it had: then we are in line no longer, and it must hear that."""
         if slot.in_line and slot.room == 0:
             return False
-        slot.in_line, slot.room = False, 0
+        slot.in_line, slot.reserved, slot.room = False, False, 0
         self._place(slot)
         return True
 
@@ -146,44 +162,56 @@ class RouteTable:
         return returned
 
     def _place(self, slot: Slot) -> None:
-        full = slot.full
-        counts = (1, int(full), slot.capacity * slot.weight) if slot.routable else (0, 0, 0.0)
+        waits = slot.in_line and slot.room == 0
+        shut = waits or slot.inflight >= (self.places_in(slot) or slot.places)
+        full = (waits and not slot.reserved) or slot.inflight >= slot.places
+        counts = (1, int(shut), slot.capacity * slot.weight) if slot.routable else (0, 0, 0.0)
         if counts != slot.counted:
             was, slot.counted = slot.counted, counts
             self.routable_count += counts[0] - was[0]
             self._full_count += counts[1] - was[1]
             self.places += counts[2] - was[2]
-        ready = slot.routable and slot.aside_until_s == 0.0 and not full and not slot.trial
-        if ready and slot.place < 0:
-            self._ready.enter(slot)
-        elif not ready and slot.place >= 0:
-            self._ready.leave(slot)
+        sound = slot.routable and slot.aside_until_s == 0.0 and not slot.trial
+        self._ready.put(slot, ready=sound and not full)
+        self._open.put(slot, ready=sound and not shut)
 
     # -- facts
 
     @property
     def overloaded(self) -> bool:
-        """Workers are there and none has a place, because there is too much work: not because they failed."""
-        return self._full_count > 0 and not self._ready
+        """Workers are there and none has a place for every request, because there is too much work: not because they
+        failed."""
+        return self._full_count > 0 and not self._open
+
+    def places_in(self, slot: Slot) -> int:
+        """How many streams may be there, whosoever, for a limited one to begin; 0: as many as it has places."""
+        if self.rules.batch_multiplier >= 1.0:
+            return 0
+        return min(slot.places, self.rules.places(slot.batch, TIER_DEFAULT))
 
     # -- requests
 
-    def has_place(self, standing: Standing) -> bool:
+    def has_place(self, standing: Standing, *, limited: bool = False) -> bool:
         """Whether `choose` would find one."""
-        return bool(self._trial_places() if standing is Standing.SUSPECT else self._ready)
+        if standing is Standing.SUSPECT:
+            return bool(self._trial_places())
+        return bool(self._open if limited else self._ready)
 
     def _trial_places(self) -> list[Slot]:
         # A scan: suspects are few and rare.
         return [slot for slot in self._ready if slot.unproven == 0 and slot.young_until_s == 0.0]
 
-    def choose(self, tokens: list[int], standing: Standing = Standing.FRESH) -> Slot | None:
+    def choose(
+        self, tokens: list[int], standing: Standing = Standing.FRESH, *, limited: bool = False
+    ) -> Slot | None:
         """The worker for a request with these tokens, or None if none can take it now."""
         if standing is Standing.SUSPECT:
             return min(self._trial_places(), key=lambda slot: slot.load, default=None)
-        if not self._ready:
+        ready = self._open if limited else self._ready
+        if not ready:
             return None
-        affine, credit = self._match(tokens) if len(tokens) >= PREFIX_BLOCK_TOKENS else (None, 0)
-        return self._ready.choose(affine, credit)
+        affine, credit = self._match(tokens, ready) if len(tokens) >= PREFIX_BLOCK_TOKENS else (None, 0)
+        return ready.choose(affine, credit)
 
     def take(self, slot: Slot, cost: int, tokens: list[int], standing: Standing = Standing.FRESH) -> None:
         """The request goes to `slot`."""
@@ -194,7 +222,7 @@ class RouteTable:
             slot.trial = True
             self.trials += 1
         slot.outstanding += cost
-        if slot.in_line:
+        if slot.in_line and not (slot.reserved and slot.room == 0):
             slot.room -= 1
             assert slot.room >= 0, slot
         self._place(slot)
@@ -217,10 +245,10 @@ class RouteTable:
         assert slot.inflight >= 0, slot
         self._place(slot)
 
-    def _match(self, tokens: list[int]) -> tuple[Slot | None, int]:
+    def _match(self, tokens: list[int], ready: Ready) -> tuple[Slot | None, int]:
         for name, known_tokens in self._prefixes.known_to(tokens):
             slot = self.slots.get(name)
-            if slot is not None and slot.place >= 0:
+            if slot is not None and slot in ready:
                 return slot, known_tokens
         return None, 0
 

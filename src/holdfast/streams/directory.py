@@ -8,9 +8,10 @@ from __future__ import annotations
 import random
 
 from holdfast.discovery.card import ModelCard
+from holdfast.routing.degradation import RULES, Rules
 from holdfast.routing.table import Standing
 from holdfast.spec.waits import KnownSettings
-from holdfast.streams.flight import WorkerSet
+from holdfast.streams.flight import Flight, WorkerSet
 
 # Names without a worker that are remembered at once. A deployment has a handful; the oldest is dropped for a new one.
 SEEN_MAX = 1024
@@ -25,6 +26,7 @@ class ModelDirectory:
         self._known = known
         self._seen: dict[str, float] = {}  # when a worker of this model was last heard of, the oldest first
         self.sets: dict[tuple[str, str], WorkerSet] = {}
+        self.rules = RULES[0]
 
     def saw(self, name: str, now_s: float) -> None:
         """A worker of this model is there, or was until now."""
@@ -46,7 +48,14 @@ class ModelDirectory:
         found = self.sets.get(key)
         if found is None:
             found = self.sets[key] = WorkerSet(namespace, card, self._rng, self._fresh_holds_max)
+            found.table.degrade(self.rules)
         return found
+
+    def degrade(self, rules: Rules) -> None:
+        """What holds at the present level; requests that wait hear of more places with the next tick."""
+        self.rules = rules
+        for workers in self.sets.values():
+            workers.table.degrade(rules)
 
     def current(self, workers: WorkerSet) -> WorkerSet:
         """The set as it is known now; one that was forgotten is known again."""
@@ -69,14 +78,14 @@ class ModelDirectory:
             return max(sets, key=lambda workers: workers.empty_since_s)
         return self._rng.choices(sets, weights)[0]
 
-    def stand_ins(self, workers: WorkerSet, standing: Standing) -> list[WorkerSet]:
-        """Sets with a place for a stream of `workers` that nobody of their own waits for."""
+    def stand_ins(self, flight: Flight) -> list[WorkerSet]:
+        """Sets with a place for a stream of another that nobody of their own waits for."""
         return [
             other
             for other in self.sets.values()
-            if other.can_stand_in_for(workers)
-            and not (standing is Standing.FRESH and other.holds.suspects)
-            and other.table.has_place(standing)
+            if other.can_stand_in_for(flight.workers)
+            and not (flight.standing is Standing.FRESH and other.holds.suspects)
+            and other.table.has_place(flight.standing, limited=flight.limited)
         ]
 
     def forget_empty(self, now_s: float, linger_s: float) -> None:

@@ -171,7 +171,7 @@ class Dispatcher:
         assert slot is not None, flight
         self._leave_link(flight, tell_worker=False, drain=False)
         flight.ledger.void_attempt()
-        flight.workers.table.turned_away(slot)
+        flight.workers.table.turned_away(slot, limited=flight.limited)
         if not self._send(flight):
             self._hold(flight)
 
@@ -236,7 +236,7 @@ class Dispatcher:
     def _send(self, flight: Flight) -> bool:
         """Onto a worker; False: none has a place. One that no message can hold is over, and waits for none."""
         ledger, workers = flight.ledger, flight.workers
-        slot = workers.table.choose(ledger.prompt, flight.standing)
+        slot = workers.table.choose(ledger.prompt, flight.standing, limited=(limited := flight.limited))
         if slot is None:
             return False
         link = self.links[slot]  # a slot is in a table only while its link is here
@@ -244,7 +244,7 @@ class Dispatcher:
         flight.attempt = ledger.begin_attempt()
         flight.stream = next(self._numbers)
         try:
-            link.send(Generate(flight.stream, ledger.request()))
+            link.send(Generate(flight.stream, ledger.request(), workers.table.places_in(slot) if limited else 0))
         except FrameError as error:
             workers.holds.drop(flight)
             end = self._patience.refuse if flight.attempt == 1 else self._patience.lose
@@ -291,8 +291,7 @@ class Dispatcher:
     def _move_to_stand_in(self, workers: WorkerSet) -> None:
         while (held := workers.holds.first()) is not None:
             flight = held.item
-            others = self._directory.stand_ins(workers, flight.standing)
-            if not others:
+            if not (others := self._directory.stand_ins(flight)):
                 return
             workers.holds.drop(flight)
             flight.goes_to(others[0])

@@ -120,6 +120,11 @@ class Flight:
     def tier(self) -> Tier:
         return Tier(self.ledger.tier)
 
+    @property
+    def limited(self) -> bool:
+        """While capacity is short it may not have every place: it is new, and not premium."""
+        return self.standing is Standing.FRESH and self.ledger.tier > Tier.PREMIUM
+
     def __repr__(self) -> str:
         where = f"on {self.slot!r}" if self.slot is not None else "on no worker"
         return f"<Flight {self.ledger!r} {where}>"

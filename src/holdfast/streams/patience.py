@@ -38,7 +38,8 @@ class Patience:
             return self._settings.hold_s + max(0.0, flight.workers.tried_s - held.since_s)
         if flight.consumer.answering or not full_since_s:
             return self._settings.hold_s
-        return self._settings.queue_s + max(0.0, full_since_s - held.since_s)
+        queue_s = self._settings.queue_s * flight.workers.table.rules.latency_factor
+        return queue_s + max(0.0, full_since_s - held.since_s)
 
     def is_over(self, held: InLine[Flight]) -> None:
         """It waited for as long as it may."""

@@ -220,6 +220,7 @@ class Roster:
         older = workers.table.slots.get(link.slot.name)
         if older is not None:  # the same worker, by what its record said before
             self._retire(self._dispatcher.links[older])
+        link.slot.batch = link.welcome.concurrency
         link.slot.capacity = link.welcome.concurrency + link.welcome.queue
         self._dispatcher.join(link, workers)
         self._update_route(link)

@@ -66,8 +66,11 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class Generate(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """A request, and how many streams may be there, whosoever, for it to begin (0: as many as there are places)."""
+
     stream: int
     request: GenerateRequest
+    places: int = 0
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=5):

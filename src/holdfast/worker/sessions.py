@@ -85,9 +85,10 @@ class Sessions(EngineEvents):
             return False
         self._host.not_taken = ""  # whoever sends work has admitted this worker
         ran_before = len(request.tokens) > request.prompt_len
-        if self._shares.take(session, self._free) or ran_before:
+        leaves = max(0, self._places - message.places) if message.places else 0
+        if self._shares.take(session, self._places - self.streams, leaves) or ran_before:
             return True
-        self._turn_away(session, message.stream, f"{self.streams} streams are here, and others are in line")
+        self._turn_away(session, message.stream, f"{self.streams} streams are here, and others are in line", leaves)
         return False
 
     def ping(self, answer: Callable[[], None]) -> None:
@@ -112,20 +113,21 @@ class Sessions(EngineEvents):
     # -- places
 
     @property
-    def _free(self) -> int:
+    def _places(self) -> int:
         limits = self._engine.limits
-        return limits.concurrency + limits.queue - self.streams
+        return limits.concurrency + limits.queue
 
-    def _turn_away(self, session: Session, stream: int, why: str) -> None:
-        """Not a failure: it never ran. The next free place may be its frontend's."""
-        self._shares.turn_away(session)
+    def _turn_away(self, session: Session, stream: int, why: str, leaves: int = 0) -> None:
+        """Not a failure: it never ran. The next free place, but for those it leaves, may be its frontend's."""
+        self._shares.turn_away(session, leaves)
         session.send_failure(stream, Code.WORKER_OVERLOADED, why)
 
     def _offer(self) -> None:
         """Tell those in line of places that came free."""
         if not self._shares:
             return
-        offers = self._shares.offer(self._free, lambda session: len(session.streams), self._loop.time())
+        free = self._places - self.streams
+        offers = self._shares.offer(free, lambda session: len(session.streams), self._loop.time())
         for session, places in offers.items():
             session.send(Room(places))
         if self._timer is not None:

@@ -6,6 +6,9 @@ comes free is *kept* for whoever in line has the fewest streams here, and it is 
 it passes and leaves the line. So a frontend that wants little always gets it, those that want much get the same, and
 what nobody in line wants is anybody's.
 
+While capacity is short, some requests may not have every place (`routing.degradation`). They *leave* so many free, for
+those that may; nothing is kept for whoever was turned away with one while there are no more.
+
 Always true: kept places are free places; whoever is not in line gets no kept place; a kept place is given up after
 `KEEP_S`, for a frozen frontend must not hold one.
 """
@@ -27,6 +30,7 @@ KEEP_S = 1.0
 class _Turn:
     kept: int = 0
     until_s: float = 0.0  # meant only while places are kept
+    leaves: int = 0  # free places that are not for it
 
 
 class Shares(Generic[Who]):
@@ -42,17 +46,19 @@ class Shares(Generic[Who]):
     def __contains__(self, who: Who) -> bool:
         return who in self._line
 
-    def turn_away(self, who: Who) -> None:
-        """It found no place: it stands in line from now on, or still."""
-        self._line.setdefault(who, _Turn())
+    def turn_away(self, who: Who, leaves: int = 0) -> None:
+        """It found no place: it stands in line from now on, or still, for what it asked for last."""
+        self._line.setdefault(who, _Turn()).leaves = leaves
 
-    def take(self, who: Who, free: int) -> bool:
+    def take(self, who: Who, free: int, leaves: int = 0) -> bool:
         """Whether a request of `who` may have one of `free` places; one that was kept for it is used up."""
         turn = self._line.get(who)
         if turn is not None and turn.kept:
             turn.kept -= 1
             self.kept -= 1
-        return free > self.kept
+            if leaves <= turn.leaves:
+                leaves = 0  # it was kept for such a one
+        return free - leaves > self.kept
 
     def leave(self, who: Who) -> None:
         """It wants no more, or is gone; what was kept for it is free."""
@@ -73,11 +79,12 @@ class Shares(Generic[Who]):
             (streams_of(who), place, who) for place, (who, turn) in enumerate(self._line.items()) if not turn.kept
         ]
         offers: dict[Who, int] = {}
-        if not fewest or spare <= 0:
-            return offers
         heapq.heapify(fewest)
-        while spare > 0:
+        while fewest and spare > 0:
             streams, place, who = fewest[0]
+            if spare <= self._line[who].leaves:
+                heapq.heappop(fewest)
+                continue
             heapq.heapreplace(fewest, (streams + 1, place, who))  # places differ: `who` is never compared
             offers[who] = offers.get(who, 0) + 1
             spare -= 1

@@ -1,0 +1,81 @@
+"""The deployment's degradation level as this frontend last heard it: what new requests are told, and what all obey.
+
+Theory. Whoever decides writes a record down (`routing.degradation`); every frontend follows the same one. The rules are
+looked up by the level, never edited, so that leaving a level undoes all of it.
+
+Always true: without a record the level is 0; a store that is lost, a control that is dead and a record that cannot be
+read change nothing; that there is no worker at all is not believed while one is there.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from holdfast.core.tiers import Tier
+from holdfast.discovery.keys import LEVELS
+from holdfast.frontend.api.errors import OVERLOADED, UNAVAILABLE, ApiError
+from holdfast.routing.degradation import LEVEL_MAX, RULES, LevelRecord, refusal
+from holdfast.store.contract import Deleted, Put, Snapshot, Store, WatchEvent
+from holdfast.streams.directory import ModelDirectory
+from holdfast.streams.stats import DispatchStats
+
+log = logging.getLogger("holdfast.frontend")
+
+_NONE = LevelRecord(0, "")
+_decode = msgspec.json.Decoder(LevelRecord).decode
+
+
+class Levels:
+    """Follows the level of one deployment."""
+
+    def __init__(self, deployment: str, directory: ModelDirectory, stats: DispatchStats, retry_after_s: float) -> None:
+        self._key = LEVELS + deployment
+        self._directory = directory
+        self._stats = stats
+        self._retry_after_s = retry_after_s
+        self.record = _NONE
+
+    @property
+    def level(self) -> int:
+        if not self.record.vacant:
+            return self.record.level
+        sets = self._directory.sets.values()
+        return self.record.level_for(has_worker=any(workers.table.routable_count for workers in sets))
+
+    async def follow(self, store: Store) -> None:
+        """Runs for ever."""
+        async for event in store.watch(self._key):
+            self.hear(event)
+
+    def hear(self, event: WatchEvent) -> None:
+        """What the store says; keys of deployments whose names begin alike come too."""
+        if isinstance(event, Snapshot):
+            self._read(event.items.get(self._key))
+        elif isinstance(event, Put) and event.key == self._key:
+            self._read(event.value)
+        elif isinstance(event, Deleted) and event.key == self._key:
+            self._read(None)
+
+    def _read(self, value: bytes | None) -> None:
+        try:
+            record = _decode(value) if value is not None else _NONE
+            if not 0 <= record.level <= LEVEL_MAX:
+                raise ValueError(f"there is no level {record.level}")
+        except ValueError as error:
+            log.warning("the degradation level in the store cannot be read, %d stays: %s", self.record.level, error)
+            return
+        before, self.record = self.record, record
+        self._directory.degrade(RULES[record.level])
+        if record.level != before.level:
+            log.warning("degradation level %d -> %d: %s", before.level, record.level, record.reason or "no record")
+
+    def check(self, tier: Tier) -> None:
+        """Whether a new request of this tier is taken; ApiError if it is shed."""
+        level = self.level
+        if level == 0 or (shed := refusal(level, tier, self._retry_after_s)) is None:
+            return
+        self._stats.shed[tier.word, shed.reason] += 1
+        status, kind = (429, OVERLOADED) if RULES[level].accepts_new else (503, UNAVAILABLE)
+        raise ApiError(status, shed.message, kind, None, shed.reason, shed.retry_after_s, shed.reason)
