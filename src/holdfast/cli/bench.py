@@ -124,7 +124,7 @@ class Health(Asked, frozen=True):
 class Degrade(Asked, frozen=True):
     """`holdfast bench degrade`."""
 
-    workers: Annotated[int, about("How many sim workers.", min=10, max=100)] = 20
+    workers: Annotated[int, about("How many sim workers.", min=10, max=100)] = 10
     seed: Annotated[int, about("When clients begin to ask.")] = 1
     json: Json = False
 
