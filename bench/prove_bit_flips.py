@@ -169,7 +169,8 @@ class Bench:
 
     async def _client(self, prompt: str) -> list[int]:
         body: dict[str, Any] = {"model": MODEL, "prompt": prompt, "max_tokens": PANEL_TOKENS, "temperature": 0}
-        received = await ask(self.up.port, "/v1/completions", body | {"ignore_eos": True, "return_token_ids": True})
+        body |= {"stream": True, "ignore_eos": True, "return_token_ids": True}
+        received = await ask(self.up.port, "/v1/completions", body)
         answer = read_answer(received)
         if answer.wrong:
             raise Gone(answer.wrong)
