@@ -119,6 +119,7 @@ class Reign:
                 if future.done():
                     future.result()
         finally:
+            self._disputed.set()  # what its contacts say as they end is nobody's fault
             self._broken.cancel()
             await self._tasks.stop()
             await self.book.close()
