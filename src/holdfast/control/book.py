@@ -16,6 +16,7 @@ import msgspec
 from holdfast.core.tasks import Tasks
 from holdfast.discovery.keys import CARDS, EXPECTED, HEALTH, INSTANCES, LEVELS, REPORTS, STANDBYS, admits
 from holdfast.discovery.registry import Change, Registry
+from holdfast.health.records import HealthRecord
 from holdfast.store.contract import Deleted, Lost, Put, Snapshot, Store, WatchEvent
 
 log = logging.getLogger("holdfast.control")
@@ -44,6 +45,8 @@ class Book:
         self._deployment = deployment
         self.registry = Registry(deployment)
         self.values: dict[str, bytes] = {}  # by key: what was decided, and reports
+        self._verdicts: dict[str, HealthRecord] = {}
+        self._unread: set[str] = set()  # keys of verdicts that have changed since
         self.whole = asyncio.Event()
         self._missing = {
             *FOUND,
@@ -69,8 +72,14 @@ class Book:
         """Tell the reader of every change from now on."""
         self._reader = reader
 
-    def under(self, prefix: str) -> Mapping[str, bytes]:
-        return {key: value for key, value in self.values.items() if key.startswith(prefix)}
+    def verdicts(self) -> dict[str, HealthRecord]:
+        """By path. Whoever probes asks for them each second, so each is read once."""
+        for key in self._unread:
+            self._verdicts.pop(key.removeprefix(HEALTH), None)
+            if key in self.values:
+                self._verdicts |= decoded({key: self.values[key]}, HEALTH, HealthRecord)
+        self._unread.clear()
+        return self._verdicts
 
     def _failed(self, error: BaseException) -> None:
         if not self.failed.done():
@@ -120,6 +129,8 @@ class Book:
             del self.values[key]
         else:
             self.values[key] = value
+        if key.startswith(HEALTH):
+            self._unread.add(key)
         if self._reader is not None:
             self._reader.wrote(key, value)
 

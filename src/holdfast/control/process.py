@@ -23,9 +23,9 @@ from holdfast.control.showing import View, page
 from holdfast.core.address import parse_address
 from holdfast.core.ports import World
 from holdfast.core.tasks import Tasks, first
-from holdfast.discovery.keys import CONTROLS, HEALTH, LEVELS
+from holdfast.discovery.keys import CONTROLS, LEVELS
 from holdfast.failover.lock import FailoverLock
-from holdfast.health.records import ControlRecord, HealthRecord
+from holdfast.health.records import ControlRecord
 from holdfast.routing.degradation import LevelRecord
 from holdfast.spec.launch import ControlLaunch
 from holdfast.store.contract import Registration, Store
@@ -124,7 +124,7 @@ class Control:
         return View(
             name=self._settings.name,
             leads=self.leads,
-            records=decoded(book.values, HEALTH, HealthRecord),
+            records=book.verdicts(),
             members=reign.members() if reign is not None else (),
             level=level.get(""),
             capacity=reign.levels.capacity if reign is not None else None,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 from collections.abc import Callable
 from functools import partial
@@ -24,32 +25,26 @@ from holdfast.control.level_loop import LevelLoop
 from holdfast.control.metrics import ControlMetrics
 from holdfast.control.outbox import Outbox
 from holdfast.control.reports import Tally
-from holdfast.control.ward import Limits
+from holdfast.control.ward import limits_of
 from holdfast.control.wards import Wards
 from holdfast.core.ports import World
 from holdfast.core.tasks import Tasks, first
 from holdfast.discovery.keys import EXPECTED, HEALTH, REPORTS, InstanceKey
 from holdfast.discovery.registry import Appeared, Change, Instance, Withdrawn
-from holdfast.health import breaker, canary, expectations
+from holdfast.health import expectations
 from holdfast.health.liveness import TICK_S
 from holdfast.health.records import HealthRecord, Report
-from holdfast.spec.health import HealthSettings
 from holdfast.spec.launch import ControlLaunch
 from holdfast.store.contract import Store
 
 log = logging.getLogger("holdfast.control")
 
 SUM_TICKS = 10  # reports are summed once a second
+LEVEL_TICKS = 2  # as often as beats come under work
 # After a `Tick` that failed by a bug of ours: its deadline is still in the past, and the log is not to be flooded.
 FAILED_REST_S = 5.0
 LOUD = frozenset({w.What.MOVED, w.What.DRAINED, w.What.QUARANTINED, w.What.ACCUSED, w.What.RELOADED})
 QUIET = frozenset({w.What.PASSED})
-
-
-def limits_of(settings: HealthSettings) -> Limits:
-    asked = canary.Limits(interval_s=settings.canary_interval_s, share=settings.canary_share)
-    failed = breaker.Limits(settings.breaker_failures, settings.breaker_open_s, settings.breaker_canaries)
-    return Limits(asked, failed)
 
 
 class Reign:
@@ -85,6 +80,7 @@ class Reign:
         self._broken: asyncio.Future[None] = self._loop.create_future()
         self._ticks = 0
         self._rests_until_s = 0.0
+        self._due_s = 0.0  # when the wards want to be told the time; it changes with their steps only
         # Wall time that never goes back nor leaps: from this moment on it is the machine's own clock.
         self._ahead_s = world.clock.unix_s() - world.clock.monotonic_s()
         self.book = Book(store, settings.deployment)
@@ -171,25 +167,19 @@ class Reign:
             del self.contacts[contact.instance.key]
 
     def wrote(self, key: str, value: bytes | None) -> None:
-        if key.startswith(self._reports):
-            for name, report in decoded({key: value} if value is not None else {}, self._reports, Report).items():
-                self._report(name, report)
-        elif key.startswith(HEALTH):
-            self._look_at(key, value)
+        written = {key: value} if value is not None else {}
+        for name, report in decoded(written, self._reports, Report).items():
+            self._report(name, report)
+        for path, record in decoded(written, HEALTH, HealthRecord).items():
+            if record.by != self._by:  # of a control that led before, and whose last word came late
+                log.warning("%s wrote a verdict on %s meanwhile; beginning anew from what is written", record.by, path)
+                self._disputed.set()
+        if value is None:
+            self._outbox.check(self.book.values)
 
     def _report(self, frontend: str, report: Report) -> None:
         self._tally.take(frontend, report)
         self.levels.reported(frontend, report)
-
-    def _look_at(self, key: str, value: bytes | None) -> None:
-        """A verdict that is not ours: of a control that led before, and whose last word came late."""
-        if value is None:
-            self._outbox.check(self.book.values)
-            return
-        for path, record in decoded({key: value}, HEALTH, HealthRecord).items():
-            if record.by != self._by:
-                log.warning("%s wrote a verdict on %s meanwhile; beginning anew from what is written", record.by, path)
-                self._disputed.set()
 
     def reread(self) -> None:
         self._outbox.check(self.book.values)
@@ -204,6 +194,7 @@ class Reign:
             effects = self._wards.step(event, self.now_s)
             self._perform(effects)
             self._count(event, effects)
+            self._due_s = due_s if (due_s := self._wards.next_deadline_s) is not None else math.inf
             self.levels.heard(event, effects, self.contacts.values())
         except Exception:
             log.exception("bug in a step of the wards; this was not taken: %s", event)
@@ -233,13 +224,20 @@ class Reign:
             now_s = self._loop.time()
             self._ticks += 1
             for contact in list(self.contacts.values()):
-                contact.tick(now_s)
-            self._tick_levels()
+                self._tick_one(contact, now_s)
+            if self._ticks % LEVEL_TICKS == 0:
+                self._tick_levels()
             if self._ticks % SUM_TICKS == 0:
                 self._sum_up()
-            due_s = self._wards.next_deadline_s
-            if due_s is not None and due_s <= self.now_s and now_s >= self._rests_until_s:
+            if self._due_s <= self.now_s and now_s >= self._rests_until_s:
                 self.tell(w.Tick())
+
+    def _tick_one(self, contact: Contact, now_s: float) -> None:
+        """A root too: a bug with one worker is not the others'."""
+        try:
+            contact.tick(now_s)
+        except Exception:
+            log.exception("bug in a tick of %r", contact)
 
     def _tick_levels(self) -> None:
         """A root too: no verdict waits for a bug in levels."""

@@ -19,6 +19,7 @@ from holdfast.health import canary as c
 from holdfast.health import expectations as x
 from holdfast.health import standing as s
 from holdfast.health.records import HealthRecord
+from holdfast.spec.health import HealthSettings
 
 # A record whose worker is not found by then is a dead one's. Longer than workers take to register again with a store
 # that was away, because its streams move.
@@ -41,6 +42,13 @@ class Limits:
     canary: c.Limits = field(default_factory=c.Limits)
     breaker: b.Limits = field(default_factory=b.Limits)
     dead_s: float = 3600.0  # that the record of a dead worker is kept, in seconds: people read it
+
+
+def limits_of(settings: HealthSettings) -> Limits:
+    """As a person set them."""
+    asked = c.Limits(interval_s=settings.canary_interval_s, share=settings.canary_share)
+    failed = b.Limits(settings.breaker_failures, settings.breaker_open_s, settings.breaker_canaries)
+    return Limits(asked, failed)
 
 
 @dataclass(frozen=True, slots=True)
