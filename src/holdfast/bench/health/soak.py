@@ -49,7 +49,7 @@ async def _soak(bench: HealthBench, deployment: Deployment, seconds: float, tell
         ended = [name for name in deployment.worker_names if rig.has_ended(name)]
         page = (await in_thread(deployment.get, "/metrics"))[1].decode()
     seen = judge(asking.result(), [page])
-    figures = ("completed", "clients_starved", "refused_429", "refused_otherwise", "wrong", "lost", "resumed")
+    figures = ("completed", "clients_starved", "refused_429", "refused_otherwise")
     lost = {"streams_lost": seen["lost"], "wrong_answers": seen["wrong"], "streams_moved": seen["resumed"]}
     must = {"false_positives": len(found), "workers_ended": len(ended), **lost}
     missed = [f"{name} {count}" for name, count in must.items() if count] + [f"false: {text}" for text in found]
