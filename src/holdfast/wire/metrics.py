@@ -27,6 +27,8 @@ _unwritten = Counter(
     ["what"],
     registry=_PROCESS,
 )
+for _what in ("log", "record", "journal"):  # shown from the start, for alerts
+    _unwritten.labels(_what)
 
 
 def page(registry: CollectorRegistry) -> bytes:
