@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from holdfast.cli.failovers import cost, headline
 from holdfast.health.shown import Verdict
 from holdfast.spec.jobs import Job
@@ -39,7 +41,7 @@ def test_a_verdict_is_one_incident_from_its_fall_to_its_return(tmp_path: Path) -
     (incident,) = read_incidents(tmp_path)
     assert (incident.unix_s, incident.detected_unix_s, incident.isolated_unix_s) == (100.0, 100.0, 100.02)
     assert incident.back_after_s == 60.0
-    assert headline(incident) == f"worker-1a: its breaker opened: {WHY}"
+    assert headline(incident) == f"worker-1a lost its traffic: {WHY}"
     witness.decided([fell(since_unix_s=300.0, fall=2)])
     assert len(read_incidents(tmp_path)) == 2
 
@@ -66,7 +68,7 @@ def test_engines_that_share_weights_are_quarantined_in_one_incident(tmp_path: Pa
     for _ in range(2):
         witness.decided(pair)
     (incident,) = read_incidents(tmp_path)
-    assert headline(incident) == f"worker-1a (and worker-1b): quarantined: {WHY}"
+    assert headline(incident) == f"worker-1a (and worker-1b) was quarantined: {WHY}"
 
 
 def test_a_stopped_worker_that_is_then_killed_is_one_incident(tmp_path: Path) -> None:
@@ -79,17 +81,17 @@ def test_a_stopped_worker_that_is_then_killed_is_one_incident(tmp_path: Path) ->
     witness.decided([fell(cause="gone", status="DEAD")])
     witness.back(slot)
     (incident,) = read_incidents(tmp_path)
-    assert (incident.verdict, incident.pid, incident.why) == ("not running", 7, "stopped; died: SIGKILL")
+    assert (incident.verdict, incident.pid, incident.why) == ("lost", 7, "stopped; died: SIGKILL")
     assert incident.back_after_s == 2.0
     witness.fell(slot, Fell(8, "SIGKILL", was_ready=True))
     witness.decided([fell(cause="lost", since_unix_s=102.1, fall=2)])
-    assert [one.verdict for one in read_incidents(tmp_path)] == ["not running", ""]
+    assert [one.verdict for one in read_incidents(tmp_path)] == ["lost", ""]
 
 
 def test_streams_that_a_verdict_moved_are_told_with_what_was_replayed() -> None:
     """Of that fall; also those that frontends had moved before they heard of it; not what the worker failed and
     survived before."""
-    incident = Incident(100.0, "w", "worker", 0, WHY, instance="abc", verdict="its breaker opened", fall=2)
+    incident = Incident(100.0, "w", "worker", 0, WHY, instance="abc", verdict="lost", fall=2)
     seam = {"instance": "abc", "epoch": 0, "lost": 0, "worst_gap_ms": 40.0, "streams": 3, "replayed": 90}
     seams = [
         seam | {"fall": 1, "survived": True},
@@ -97,6 +99,9 @@ def test_streams_that_a_verdict_moved_are_told_with_what_was_replayed() -> None:
         seam | {"fall": 2, "survived": True},
         seam | {"fall": 2, "instance": "other"},
     ]
-    told = complete(incident, [Status("frontend", "f", 1, "ready", "", 0, seams=seams)], [])
+    frontends = [Status("frontend", "f", 1, "ready", "", 0, seams=seams)]
+    told = complete(incident, frontends, [])
     assert (told.streams, told.replayed, told.gap_ms) == (6, 180, 900.0)
+    opened = complete(replace(incident, verdict="breaker-open"), frontends, [])
+    assert opened.streams == 9  # those that failed one by one, on a worker that served on, opened it
     assert cost(told) == ["6 streams went on, worst gap 900.0 ms", "180 tokens replayed"]

@@ -10,6 +10,7 @@ from typing import Any
 from holdfast.supervise.incidents import Incident
 from holdfast.supervise.standing import Group, timeline
 
+_TAKEN = {"wrong-answer": "was quarantined", "crawling": "was drained", "device-sick": "was drained"}
 _ZEROS = {"last token": "from its last token", "successor's lock": "from its successor's lock"}
 
 
@@ -40,7 +41,7 @@ def headline(incident: Incident) -> str:
     """Who ended, and why."""
     if incident.verdict:
         also = f" (and {', '.join(incident.also)})" if incident.also else ""
-        return f"{incident.name}{also}: {incident.verdict}: {incident.why}"
+        return f"{incident.name}{also} {_TAKEN.get(incident.verdict, 'lost its traffic')}: {incident.why}"
     part = f" ({incident.part})" if incident.part else ""
     times = f", {incident.times} times in a row" if incident.times > 1 else ""
     how = {"exited with 0": "left by itself", "ended": "ended; nobody saw how"}.get(incident.why)

@@ -51,7 +51,7 @@ class Incident(msgspec.Struct, frozen=True):
     lost: int | None = None  # that did not
     gap_ms: float | None = None  # the worst of them saw, from its last token before to its first after
     failover: dict[str, Any] | None = None  # the successor's timeline
-    verdict: str = ""  # for what control took its traffic, in a word; empty: its process ended
+    verdict: str = ""  # the cause for which control took its traffic (`standing.Cause`); empty: its process ended
     fall: int = 0  # the number of that verdict's fall
     detected_unix_s: float | None = None  # when somebody knew
     isolated_unix_s: float | None = None  # when that was written down for all frontends: it gets no work from then on
@@ -149,5 +149,6 @@ def _is_of(seam: dict[str, Any], incident: Incident) -> bool:
     survived = bool(seam.get("survived"))
     if incident.verdict:
         fall = seam.get("fall", 0)
-        return bool(fall == incident.fall or (fall == incident.fall - 1 and not survived))
+        before = not survived or incident.verdict == "breaker-open"  # those that failed one by one opened it
+        return bool(fall == incident.fall or (fall == incident.fall - 1 and before))
     return seam.get("epoch") == incident.epoch and not survived

@@ -53,25 +53,18 @@ def word(verdict: Verdict) -> str:
     return verdict.status.lower()
 
 
-# What takes a worker's traffic, as an incident is called; the gravest first. A drain that somebody asked for, a first
-# check and a process that ended (which its supervisor tells) are none.
-TAKEN = {
-    "wrong-answer": "quarantined",
-    "device-lost": "its device is lost",
-    "engine-failed": "its engine failed",
-    "lost": "not running",
-    "breaker-open": "its breaker opened",
-    "canary-failing": "failing canaries",
-    "device-sick": "drained: its device is sick",
-    "crawling": "drained: it crawls",
-}
+# Causes (`standing.Cause`) that take a worker's traffic and are incidents, the gravest first. A drain that was asked
+# for, a first check and a process that ended (which its supervisor tells) are none.
+TAKEN = (
+    "wrong-answer", "device-lost", "engine-failed", "lost", "breaker-open", "canary-failing", "device-sick", "crawling",
+)  # fmt: skip
 
 
 def trouble(verdict: Verdict) -> str:
-    """For what it has no traffic, if that is an incident."""
+    """The cause for which it has no traffic, if that is an incident."""
     if verdict.weight > 0.0 or verdict.status == "DEAD":
         return ""
-    return next((words for cause, words in TAKEN.items() if cause in verdict.causes), "")
+    return next((cause for cause in TAKEN if cause in verdict.causes), "")
 
 
 def with_verdicts(statuses: Sequence[Status], verdicts: Sequence[Verdict]) -> list[Status]:
