@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.control.metrics import ControlMetrics
@@ -42,7 +43,7 @@ def test_numbers_are_those_that_dashboards_expect() -> None:
     }
     capacity = Capacity(Rates(2.0, 400.0), Rates(4.0, 800.0), carriers=1, waking=0, unmeasured=0)
     level = LevelRecord(2, "50% of the SLO")
-    groups = (("group-1", True), ("group-1", False), ("group-2", True), ("", True))
+    groups = {"1": ("group-1", True), "2": ("group-1", False), "3": ("group-2", True), "4": ("", True)}
     view = View(name="c", leads=True, records=records, members=groups, level=level, capacity=capacity)
     found = scraped(ControlMetrics(), view)
     assert found["dynamo_worker_status", ("worker-1a", "group-1")] == 1
@@ -81,6 +82,16 @@ def test_a_forgotten_worker_leaves_no_line() -> None:
     assert any("w" in labels for _, labels in scraped(metrics, there))
     assert not any("w" in labels for _, labels in scraped(metrics, View(name="c", leads=True)))
     assert ("holdfast_health_checks_total", ("w", "canary", "passed")) not in scraped(metrics, there)
+
+
+def test_who_sleeps_is_asked_nothing() -> None:
+    """A standby has no time of a last canary, nor has who never passed one: an alert on its age would be wrong."""
+    passed = HealthRecord(name="a", standing=Standing(Status.HEALTHY, 1.0, good_s=50.0))
+    records = {"p/1": passed, "p/2": replace(passed, name="b"), "p/3": record("c")}
+    members = {"p/1": ("g", True), "p/2": ("g", False), "p/3": ("", True)}
+    found = scraped(ControlMetrics(), View(name="c", leads=True, records=records, members=members))
+    times = {labels: value for (name, labels), value in found.items() if "timestamp" in name}
+    assert times == {("a", "a"): 50.0}
 
 
 def test_a_follower_counts_nobody() -> None:

@@ -13,6 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
+from holdfast.cli.app import NOBODY
+from holdfast.cli.start import Up
+from holdfast.settings import read_environment
+
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 ALERTS = PROMETHEUS / "alerts.yaml"
@@ -40,6 +44,19 @@ def test_promtool_takes_the_rules_and_the_example() -> None:
     for words in (("check", "rules", ALERTS), ("check", "config", PROMETHEUS / "prometheus.yml")):
         done = promtool(*words)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_example_scrapes_where_up_listens() -> None:
+    """With the defaults of `holdfast up`: the frontends' port, an engine's and its standby's, and control's."""
+    spec = Up.of(read_environment(NOBODY)).spec
+    told = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
+    ports = {
+        int(target.rpartition(":")[2])
+        for job in told["scrape_configs"]
+        for static in job["static_configs"]
+        for target in static["targets"]
+    }
+    assert ports == {spec.port, spec.status_port_of(1, 0), spec.status_port_of(1, 1), spec.control_port_of(1)}
 
 
 def test_each_alert_fires_when_it_should_and_not_otherwise(tmp_path: Path) -> None:

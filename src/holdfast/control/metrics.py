@@ -69,7 +69,9 @@ class ControlMetrics:
             return shown
         named = ids(view.records)
         records = {path: view.records[path] for path in named}
-        return [*shown, *_workers(named, records), *self._of_checks(named), *_deployment(view), *self._of_corruption()]
+        passed = {path: one.standing.good_s for path, one in records.items() if not view.asleep(path)}
+        shown += _workers(named, records, passed) + self._of_checks(named)
+        return [*shown, *_deployment(view), *self._of_corruption()]
 
     def _of_checks(self, named: Mapping[str, str]) -> list[metrics.Metric]:
         kept = {(named[path], kind): checks for path in named for kind, checks in self._checks.get(path, {}).items()}
@@ -90,14 +92,16 @@ class ControlMetrics:
         ]
 
 
-def _workers(named: Mapping[str, str], records: Mapping[str, HealthRecord]) -> list[metrics.Metric]:
+def _workers(
+    named: Mapping[str, str], records: Mapping[str, HealthRecord], passed: Mapping[str, float]
+) -> list[metrics.Metric]:
     def gauge(name: str, text: str, values: Mapping[str, float]) -> metrics.Metric:
         samples = {(named[path], group_of(records[path])): value for path, value in values.items()}
         return metrics.gauge(name, text, ("worker_id", "tp_group"), samples)
 
     standings = {path: record.standing for path, record in records.items()}
     text = "health: 0 healthy, 1 suspicious, 2 unhealthy, 3 draining, 4 dead"
-    passed = "when the last canary that it passed was sent, unix time; 0: none yet"
+    last = "when the last canary that it passed was sent, unix time; of those that are awake and passed one"
     breakers = {(named[path],): float(record.breaker.state) for path, record in records.items()}
     return [
         gauge("dynamo_worker_status", text, {path: one.status for path, one in standings.items()}),
@@ -116,7 +120,7 @@ def _workers(named: Mapping[str, str], records: Mapping[str, HealthRecord]) -> l
             "1 while it is sound and kept without traffic",
             {path: record.spare for path, record in records.items()},
         ),
-        gauge("holdfast_canary_passed_timestamp_seconds", passed, {p: one.good_s for p, one in standings.items()}),
+        gauge("holdfast_canary_passed_timestamp_seconds", last, {path: at_s for path, at_s in passed.items() if at_s}),
         metrics.gauge(
             "dynamo_circuit_breaker_state", "breaker: 0 closed, 1 open, 2 half-open", ("worker_id",), breakers
         ),

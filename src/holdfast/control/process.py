@@ -125,7 +125,7 @@ class Control:
             name=self._settings.name,
             leads=self.leads,
             records=book.verdicts(),
-            members=reign.members() if reign is not None else (),
+            members=reign.members() if reign is not None else {},
             level=level.get(""),
             capacity=reign.levels.capacity if reign is not None else None,
             store=self._store.state,

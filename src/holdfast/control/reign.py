@@ -87,10 +87,10 @@ class Reign:
         self.contacts: dict[InstanceKey, Contact] = {}
         self.begun = False
 
-    def members(self) -> tuple[tuple[str, bool], ...]:
-        """Of each engine that is in contact: its group, and whether it is active."""
-        known = [contact.facts for contact in self.contacts.values() if contact.facts is not None]
-        return tuple((facts.group, facts.active) for facts in known)
+    def members(self) -> dict[str, tuple[str, bool]]:
+        """Of each engine that is in contact, by path: its group, and whether it is active."""
+        known = {key: contact.facts for key, contact in self.contacts.items() if contact.facts is not None}
+        return {key.path: (facts.group, facts.active) for key, facts in known.items()}
 
     @property
     def now_s(self) -> float:

@@ -25,7 +25,8 @@ class View:
     name: str
     leads: bool
     records: Mapping[str, HealthRecord] = field(default_factory=dict)  # by the worker's path in the store
-    members: tuple[tuple[str, bool], ...] = ()  # of each engine that is there: its group, and whether it is active
+    # Of each engine that is there, by path: its group, and whether it is active.
+    members: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
     level: LevelRecord | None = None
     capacity: Capacity | None = None
     store: str = "connected"
@@ -34,9 +35,13 @@ class View:
     @property
     def groups(self) -> dict[str, int]:
         """How many stand by in each group of engines that take over from each other."""
-        named = [(group, active) for group, active in self.members if group]
+        named = [(group, active) for group, active in self.members.values() if group]
         standbys = Counter(group for group, active in named if not active)
         return {group: standbys[group] for group, _ in named}
+
+    def asleep(self, path: str) -> bool:
+        """Whether it stands by: nobody asks it anything."""
+        return not self.members.get(path, ("", True))[1]
 
 
 def ids(records: Mapping[str, HealthRecord]) -> dict[str, str]:
