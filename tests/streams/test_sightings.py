@@ -103,18 +103,16 @@ def test_tokens_are_counted_as_they_came() -> None:
 
 
 EMPTY: dict[str, Any] = {"tokens": [], "finish": "stop"}
-CUT: dict[str, Any] = {"tokens": [5], "finish": "stop"}
 ODD: dict[str, Any] = {"tokens": [5], "finish": "abort"}
 
 
 @pytest.mark.parametrize(
     ("end", "kind", "shown"),
-    [(EMPTY, "zero tokens", []), (CUT, "truncated", [5]), (ODD, "truncated", [5])],
-    ids=["empty", "cut", "unknown"],
+    [(EMPTY, "zero tokens", []), (ODD, "truncated", [5])],
+    ids=["empty", "unknown"],
 )
 def test_an_end_that_is_none_is_resumed_elsewhere(end: dict[str, Any], kind: str, shown: list[int]) -> None:
-    """An answer without a token, or a stop after a token that stops nothing: its client sees the whole answer, each
-    token once."""
+    """An answer without a token, or an end that nobody knows: its client sees the whole answer, each token once."""
     cluster = Cluster()
     bad = cluster.worker("bad")
     client = cluster.ask("s0")
@@ -138,16 +136,13 @@ def test_a_length_may_be_the_engines_own() -> None:
     assert worker.link.seen.failed == {}
 
 
-def test_a_stop_token_of_the_request_is_an_end_and_an_ignored_one_is_none() -> None:
-    """As the engine decides it: the request's stop tokens, and the model's unless it ignores them."""
-    cluster = Cluster()
-    ledger = cluster.ask("s0").ledger
-    ledger.stop_token_ids = [9]
-    assert ledger.cut_short([9], "stop", [0]) is None
-    assert ledger.cut_short([0], "stop", [0]) is None
-    assert ledger.cut_short([5], "stop", [0]) is not None
+def test_which_token_stops_is_the_engines_to_say() -> None:
+    """An end by any token is one, also if the token came before the word."""
+    ledger = Cluster().ask("s0").ledger
+    assert ledger.cut_short([5], "stop") is None
+    assert ledger.cut_short([], "stop") is not None
     ledger.made += [1, 0]
-    assert ledger.cut_short([], "stop", [0]) is None, "the token came before the word"
+    assert ledger.cut_short([], "stop") is None
 
 
 def test_a_report_has_whom_anything_was_sent_and_for_a_while_whom_it_lost() -> None:

@@ -93,19 +93,15 @@ class Ledger:
         self.made += tokens
         return True
 
-    def cut_short(self, tokens: list[int], finish: str, eos_token_ids: list[int]) -> Failure | None:
-        """Why what a worker calls the end, with these last tokens, is none; None: it may be. A stop has a token that
-        stops; a length may be the engine's own limit, which is not known here."""
+    def cut_short(self, tokens: list[int], finish: str) -> Failure | None:
+        """Why what a worker calls the end, with these last tokens, is none; None: it may be. Which token stopped it is
+        the engine's to say; a length without any may be its own limit, which is not known here."""
         if finish == "length":
             return None
-        last = tokens[-1] if tokens else self.made[-1] if len(self.made) > self.mark else None
-        if last is None:
+        if not tokens and len(self.made) <= self.mark:
             return Failure(Code.EMPTY_ANSWER, f"the worker says {finish} and made no token")
-        if finish == "stop" and (
-            last in self.stop_token_ids or (last in eos_token_ids and not self.sampling.ignore_eos)
-        ):
-            return None
-        return Failure(Code.STREAM_INCOMPLETE, f"the worker says {finish} after a token that ends nothing")
+        known = finish == "stop"
+        return None if known else Failure(Code.STREAM_INCOMPLETE, f"the worker ended it with {finish[:40]!r}")
 
     def end(self) -> bool:
         """End the stream; True only the first time."""

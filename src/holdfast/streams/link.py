@@ -232,7 +232,7 @@ class DataConnection(Framed):
     def _doubt_end(flight: Flight, output: Output) -> None:
         """What is called an end and can be told to be none is a failure like any other."""
         assert output.finish is not None, output
-        why = flight.ledger.cut_short(output.tokens, output.finish, flight.workers.card.eos_token_ids)
+        why = flight.ledger.cut_short(output.tokens, output.finish)
         if why is not None:
             output.finish, output.failure = None, why
 
