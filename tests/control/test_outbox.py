@@ -106,6 +106,30 @@ async def test_what_the_store_forgot_is_written_again(place: Place) -> None:
         assert (await place.store.get("a", 5.0), await place.store.get("b", 5.0)) == (b"1", None)
 
 
+async def test_what_another_wrote_is_written_again_too(place: Place) -> None:
+    """It is gone on from, and was not written here; what was decided since goes before it."""
+    outbox = Outbox(place.store, asyncio.Event())
+    outbox.put("b", b"2")
+    for key in ("a", "b"):
+        outbox.stands(key, b"1")
+    async with beside(outbox.run(), "outbox"):
+        await until(lambda: not len(outbox), "the writing")
+        assert await place.store.get("a", 5.0) is None
+        outbox.check({})
+        await until(lambda: not len(outbox), "the writing anew")
+        assert (await place.store.get("a", 5.0), await place.store.get("b", 5.0)) == (b"1", b"2")
+
+
+async def test_nothing_is_written_where_another_writes(place: Place) -> None:
+    """Whatever waits then would undo what that one wrote."""
+    outbox = Outbox(place.store, asyncio.Event())
+    outbox.put("a", b"1")
+    outbox.close()
+    async with asyncio.timeout(5.0):
+        await outbox.run()
+    assert await place.store.get("a", 5.0) is None
+
+
 async def test_an_act_that_fails_costs_itself(place: Place) -> None:
     """The next is done, and writing goes on."""
     outbox = Outbox(place.store, asyncio.Event())

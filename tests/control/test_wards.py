@@ -222,6 +222,74 @@ def test_who_is_not_found_again_is_dead_and_not_before_its_time() -> None:
     assert made.standings["b"].status is s.Status.DEAD
 
 
+def test_who_stands_in_the_store_is_not_dead_because_control_cannot_reach_it() -> None:
+    """Its frontends may; and when its key is gone, it is."""
+    made = serving("a", "b")
+    del made.workers["b"]
+    made.restart()
+    made.tell(w.Listed("b"))
+    made.wait(10 * FIND_S)
+    assert (made.standings["b"].weight, made.standings["b"].fall) == (1.0, 0)
+    made.tell(w.Lost("b", "it left the store"))
+    assert made.standings["b"].status is s.Status.DEAD
+
+
+def crawler(*others: str) -> WardSet:
+    """`a` was found to crawl beside others, and is drained."""
+    made = serving("a", *others)
+    made.workers["a"].factor = 20.0
+    for _ in range(12):
+        made.tell(w.Paces({"a": 20.0, **dict.fromkeys(others, 1.0)}))
+        made.wait(1.0)
+    assert made.standings["a"].status is s.Status.DRAINING
+    return made
+
+
+def test_the_last_of_a_set_serves_however_slow_it_is() -> None:
+    """Drained beside another, and then alone: slow answers are better than none."""
+    made = crawler("b")
+    made.wait(20.0)
+    assert made.standings["a"].weight == 0.0
+    made.tell(w.Lost("b", "its process ended"))
+    made.wait(10.0)
+    assert made.standings["a"].weight > 0.0
+    made.wait(60.0)
+    assert made.standings["a"].status is s.Status.HEALTHY
+
+
+def test_one_that_crawls_serves_where_the_others_have_no_traffic_either() -> None:
+    """But not while a standby is about to take over from one that died."""
+    made = WardSet({"a": "wa", "b": "wb", "b2": "wb"})
+    for name, group in (("b", "g"), ("b2", "g")):
+        made.workers[name].group = group
+    made.workers["b2"].active = False
+    made.begin(serving=True)
+    made.wait(1.0)
+    made.workers["a"].factor = 20.0
+    for _ in range(12):
+        made.tell(w.Paces({"a": 20.0, "b": 1.0}))
+        made.wait(1.0)
+    made.tell(w.Lost("b", "its process ended"))
+    made.wait(10.0)
+    assert made.standings["a"].weight == 0.0
+    made.workers["b2"].active = True
+    made.begin("b2")
+    made.wait(20.0)
+    assert made.standings["a"].weight == 0.0
+    made.tell(w.Judged("b2", Judged(Verdict.ALIVE, Verdict.WEDGED, "no step")))
+    made.wait(10.0)
+    assert made.standings["a"].weight > 0.0
+
+
+def test_a_worker_that_says_it_is_of_another_kind_is_compared_with_those() -> None:
+    """And can be lost."""
+    made = serving("a", "b")
+    made.tell(w.Found("a", replace(made.facts("a"), dtype="float32")))
+    made.tell(w.Paces({"a": 1.0, "b": 1.0}))
+    made.tell(w.Lost("a", "its process ended"))
+    assert made.standings["a"].status is s.Status.DEAD
+
+
 def test_a_clock_that_goes_back_changes_nothing() -> None:
     """What is written down later is not of an earlier time."""
     made = serving("a", "b")

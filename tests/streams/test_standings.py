@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from holdfast.control.book import decoded
 from holdfast.discovery.keys import CONTROLS, HEALTH, InstanceKey
 from holdfast.health.records import ControlRecord, HealthRecord
 from holdfast.health.standing import UNCHECKED, WEIGHTS, Cause, Standing, Status
@@ -55,6 +56,29 @@ def test_a_share_is_its_records(status: Status) -> None:
     assert (share.weight, share.status, share.reason) == (WEIGHTS[status], status.name, "as decided")
     assert share.drains is (status is Status.DRAINING)
     assert bool(share.objection) is (share.weight == 0.0)
+
+
+JUNK = (
+    b"",
+    b"{}",
+    b'{"name":"\xff"}',
+    b'{"name":"w","more":' + b"[" * 100_000,
+    b'{"name":"w","standing":{"status":9}}',
+    b'{"name":"w","standing":{"status":0,"weight":-1}}',
+    b'{"name":"w","breaker":{"state":9}}',
+)
+
+
+@pytest.mark.parametrize("junk", JUNK)
+def test_junk_changes_nothing_and_ends_nobody(junk: bytes) -> None:
+    """And no frontend ends by it: every one would, and again when it starts."""
+    standings = led()
+    standings.hear(HEALTH, Put(AT, verdict(Status.SUSPICIOUS)))
+    assert standings.hear(HEALTH, Put(AT, junk)) == []
+    assert standings.hear(CONTROLS, Put(LEADER + "2", junk)) == []
+    assert standings.hear(HEALTH, Snapshot({AT: junk})) == []
+    assert share_of(standings).weight == 0.5
+    assert decoded({AT: junk}, HEALTH, HealthRecord) == {}
 
 
 def test_a_spare_is_sound_and_gets_nothing() -> None:

@@ -41,6 +41,9 @@ class Keeper(Protocol):
     def is_sound(self, path: str, since_s: float) -> bool:
         """Whether another worker was heard of since then, or there is no other: it is not we who are cut off."""
 
+    def hears(self, path: str, since_s: float) -> bool:
+        """Whether another worker was heard of since then."""
+
 
 @dataclass(slots=True)
 class _Question:
@@ -91,6 +94,9 @@ class Asker:
         if output.failure is not None and output.failure.code == Code.WORKER_OVERLOADED:
             self._end(output.stream)
             self._keeper.tell(w.NoPlace(self._path, question.number))
+        elif output.failure is not None and output.failure.code == Code.INVALID_REQUEST:
+            # The question's fault, which was ours to choose: of the worker it says nothing.
+            self.unanswered(output.stream, f"it does not take the question: {output.failure.message}", ours=True)
         elif output.failure is not None:
             self.unanswered(output.stream, f"{output.failure.code}: {output.failure.message}")
         elif output.finish is not None:
@@ -100,10 +106,10 @@ class Asker:
             occupancy = max(question.occupancy, self._occupancy(1))
             self._keeper.tell(w.Answer(self._path, question.number, answer, took_s, occupancy))
 
-    def unanswered(self, stream: int, reason: str) -> None:
+    def unanswered(self, stream: int, reason: str, *, ours: bool = False) -> None:
         question = self._end(stream)
         if question is not None:
-            sound = self._keeper.is_sound(self._path, question.asked_s)
+            sound = not ours and self._keeper.is_sound(self._path, question.asked_s)
             self._keeper.tell(w.NoAnswer(self._path, question.number, reason, bool(question.tokens), sound))
 
     def lost(self, reason: str) -> None:

@@ -149,7 +149,7 @@ def decoded(values: Mapping[str, bytes], prefix: str, kind: Any) -> dict[str, An
         if key.startswith(prefix):
             try:
                 read[key.removeprefix(prefix)] = msgspec.json.decode(value, type=kind)
-            except msgspec.DecodeError as error:
+            except (ValueError, RecursionError) as error:
                 log.warning("cannot read %s: %s", key, error)
     return read
 

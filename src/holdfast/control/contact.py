@@ -23,7 +23,7 @@ from holdfast.core.address import parse_address
 from holdfast.core.ports import Network
 from holdfast.core.tasks import beside
 from holdfast.discovery.registry import Instance
-from holdfast.health.liveness import Judged
+from holdfast.health.liveness import Judged, Verdict
 from holdfast.health.watcher import CONNECT_TIMEOUT_S, BeatWatcher, Finding, is_local, probe
 from holdfast.wire.framed import Framed
 from holdfast.wire.frames import FrameError
@@ -44,6 +44,9 @@ log = logging.getLogger("holdfast.control")
 
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 1.0
 ENDED = frozenset("ZXx")
+# Another is heard if it was within this: an idle worker's beats come each second. Shorter than any silence that makes
+# one be gone, so that of several that fall silent together none bears witness against the next.
+WITNESS_S = 1.2
 
 
 class CanaryConnection(Framed):
@@ -87,6 +90,7 @@ class Contact:
         self._network = network
         self._rng = rng
         self._peer = peer
+        self._keeper = keeper
         self._tell = keeper.tell
         self._serving = serving
         self._token = token
@@ -95,6 +99,8 @@ class Contact:
         self._asker = Asker(self.path, keeper, self._send, self._occupancy)
         self._is_lost = False
         self._is_local = False
+        self._is_over = False
+        self._withheld: Judged | None = None  # that it is gone, which nobody else's life bears out yet
         self.welcome: Welcome | None = None
         self.facts: WorkerFacts | None = None  # as last told
         self.withdrawn = False  # its key is gone from the store
@@ -144,6 +150,8 @@ class Contact:
             await self._network.connect(address, lambda: connection, CONNECT_TIMEOUT_S)
             welcome = await connection.welcome(CONNECT_TIMEOUT_S)
             self._check(welcome)
+            if self._is_over:
+                return
             self._connection, self.welcome, self.reason = connection, welcome, "connected"
             self._is_lost, self._is_local = False, is_local(welcome.process)
             self._say(_facts(self.instance, welcome))
@@ -162,7 +170,7 @@ class Contact:
 
     def end(self) -> None:
         """Another record stands at its key: this one's process is over, or somebody else's."""
-        self.withdrawn = True
+        self.withdrawn = self._is_over = True
         if self._connection is not None:
             self._connection.close()
 
@@ -220,13 +228,23 @@ class Contact:
 
     def _found(self, finding: Finding) -> None:
         if isinstance(finding, Judged):
-            self._tell(w.Judged(self.path, finding))
+            self._withheld = finding if finding.after is Verdict.GONE else None
+            if self._withheld is None:
+                self._tell(w.Judged(self.path, finding))
+
+    def _look_for_a_witness(self, now_s: float) -> None:
+        """Silence alone says that it is gone only to one who hears another: who hears nobody may be cut off himself,
+        and those who have streams there judge for themselves."""
+        if self._withheld is not None and self._keeper.hears(self.path, now_s - WITNESS_S):
+            judged, self._withheld = self._withheld, None
+            self._tell(w.Judged(self.path, judged))
 
     def tick(self, now_s: float) -> None:
         """Ten times a second."""
         before = self.beats.last
         streams_open = before is not None and before.running > 0
         self.beats.tick(now_s, streams_open=streams_open)
+        self._look_for_a_witness(now_s)
         beat = self.beats.last
         if beat is not None and beat is not before:
             self.heard_s = now_s

@@ -20,7 +20,7 @@ from holdfast.control.outbox import Outbox
 from holdfast.discovery.keys import LEVELS
 from holdfast.health.records import HealthRecord, Report
 from holdfast.routing.capacity import Capacity
-from holdfast.routing.degradation import LevelRecord
+from holdfast.routing.degradation import Degradation, DegradationError, LevelRecord
 from holdfast.routing.spares import Spared
 from holdfast.spec.levels import LevelSettings
 from holdfast.wire.messages import Beat
@@ -28,6 +28,7 @@ from holdfast.wire.messages import Beat
 log = logging.getLogger("holdfast.control")
 
 FRONTENDS_MAX = 256  # whose last report is remembered
+COUNT_MAX = 2**53  # between two reports: more is nothing that was counted
 
 
 class LevelLoop:
@@ -67,10 +68,15 @@ class LevelLoop:
         record: LevelRecord | None = None
         try:
             record = msgspec.json.decode(values[self._key], type=LevelRecord) if self._key in values else None
-            self._levels = Levels(self._settings, record, judged=judged)
+            if record is not None:
+                Degradation(self._settings.times, record)  # it can be gone on from
             log.info("goes on from level %d", record.level if record is not None else 0)
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError, DegradationError) as error:
             log.warning("cannot read %s: %s; beginning anew", self._key, error)
+            record = None
+        self._levels = Levels(self._settings, record, judged=judged)
+        if record is not None:
+            self._outbox.stands(self._key, values[self._key])
 
     def heard(self, event: w.Event, effects: Sequence[w.Effect], contacts: Iterable[Contact]) -> None:
         """The wards took this, and decided that."""
@@ -100,8 +106,9 @@ class LevelLoop:
         self._ended[frontend] = now
         if len(self._ended) > FRONTENDS_MAX:
             del self._ended[next(iter(self._ended))]
-        if now > before:
-            self._step(Ended(now[0] - before[0], now[1] - before[1], now[2] - before[2]))
+        more = [count - known for count, known in zip(now, before, strict=True)]
+        if more[0] > 0 and min(more) >= 0 and max(more) <= COUNT_MAX:  # what else it says is no count
+            self._step(Ended(*more))
 
     def tick(self, contacts: Iterable[Contact]) -> None:
         """Ten times a second."""

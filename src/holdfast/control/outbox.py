@@ -33,6 +33,7 @@ class Outbox:
         self._wanted: dict[str, bytes | None] = {}  # None: it is to be removed
         self._unwritten: dict[str, list[Act]] = {}  # in the order they are written in, with what waits for it
         self._changed = asyncio.Event()
+        self._closed = False
         self.failing = ""  # why the store does not take what is written
 
     def __len__(self) -> int:
@@ -40,6 +41,14 @@ class Outbox:
 
     def wanted(self, key: str) -> bytes | None:
         return self._wanted.get(key)
+
+    def stands(self, key: str, value: bytes) -> None:
+        """Another wrote this, and it is gone on from: should the store forget it, it is written again."""
+        self._wanted.setdefault(key, value)
+
+    def close(self) -> None:
+        """Nothing more is written: somebody else does."""
+        self._closed = True
 
     def put(self, key: str, value: bytes | None) -> None:
         """Write this down, in place of whatever was to be written there."""
@@ -71,9 +80,9 @@ class Outbox:
                 self._changed.set()
 
     async def run(self) -> None:
-        """Write until cancelled, or until the lock is lost."""
+        """Write until cancelled or closed, or until the lock is lost."""
         retry_s = RETRY_S_MIN
-        while not self._lost.is_set():
+        while not (self._lost.is_set() or self._closed):
             key = next(iter(self._unwritten), None)
             if key is None:
                 self._changed.clear()

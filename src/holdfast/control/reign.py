@@ -66,7 +66,8 @@ class Reign:
         self._metrics = metrics
         self._on_begin = on_begin
         self._loop = asyncio.get_running_loop()
-        self._by = f"{settings.name}/{os.getpid()}"
+        # Of every reign its own: in two containers name and pid may be the same.
+        self._by = f"{settings.name}/{os.getpid()}/{world.rng.getrandbits(32):08x}"
         self._expected = f"{EXPECTED}{settings.deployment}/"
         self._reports = f"{REPORTS}{settings.deployment}/"
         self._disputed = asyncio.Event()
@@ -80,7 +81,8 @@ class Reign:
         self._broken: asyncio.Future[None] = self._loop.create_future()
         self._ticks = 0
         self._rests_until_s = 0.0
-        self._due_s = 0.0  # when the wards want to be told the time; it changes with their steps only
+        # When the wards want to be told the time; None: it may have changed, and all are asked, once a tick at most.
+        self._due_s: float | None = None
         # Wall time that never goes back nor leaps: from this moment on it is the machine's own clock.
         self._ahead_s = world.clock.unix_s() - world.clock.monotonic_s()
         self.book = Book(store, settings.deployment)
@@ -127,8 +129,11 @@ class Reign:
     def _begin(self) -> None:
         values = self.book.values
         records = decoded(values, HEALTH, HealthRecord)
-        self._wards.restore(records, decoded(values, self._expected, expectations.Record), self.now_s)
+        expected = decoded(values, self._expected, expectations.Record)
+        self._wards.restore(records, expected, self.now_s)
         self.levels.begin(values, records, (key.path for key in self.book.registry.instances))
+        for key in (*(HEALTH + path for path in records), *(self._expected + name for name in expected)):
+            self._outbox.stands(key, values[key])
         for name, report in decoded(values, self._reports, Report).items():
             self._report(name, report)
         log.info("goes on from %d verdicts", len(records))
@@ -136,7 +141,8 @@ class Reign:
         self._on_begin()
         self.book.read_by(self)
         for key, instance in self.book.registry.instances.items():
-            self._meet(instance, serving=key.path not in records)
+            # One whose verdict cannot be read has one all the same: it is not let in before a canary passed.
+            self._meet(instance, serving=HEALTH + key.path not in values)
         self._tasks.spawn(self._outbox.run(), "outbox")
         self._tasks.spawn(self._tick(), "ticks")
 
@@ -159,6 +165,7 @@ class Reign:
         world, token = self._world, self._settings.engine_token
         contact = Contact(instance, world.network, world.rng, self._by, self, serving=serving, token=token)
         self.contacts[instance.key] = contact
+        self.tell(w.Listed(contact.path))
         self._tasks.spawn(self._keep(contact), instance.name)
 
     async def _keep(self, contact: Contact) -> None:
@@ -171,15 +178,21 @@ class Reign:
         for name, report in decoded(written, self._reports, Report).items():
             self._report(name, report)
         for path, record in decoded(written, HEALTH, HealthRecord).items():
-            if record.by != self._by:  # of a control that led before, and whose last word came late
+            # Of a control that led before, and whose last word came late; not what stood, and is written again.
+            if record.by != self._by and value != self._outbox.wanted(key):
                 log.warning("%s wrote a verdict on %s meanwhile; beginning anew from what is written", record.by, path)
                 self._disputed.set()
+                self._outbox.close()  # at once: what is written now would be lost
         if value is None:
             self._outbox.check(self.book.values)
 
     def _report(self, frontend: str, report: Report) -> None:
-        self._tally.take(frontend, report)
-        self.levels.reported(frontend, report)
+        """A root too: what one frontend says ends no reign."""
+        try:
+            self._tally.take(frontend, report)
+            self.levels.reported(frontend, report)
+        except Exception:
+            log.exception("bug with the report of %s", frontend)
 
     def reread(self) -> None:
         self._outbox.check(self.book.values)
@@ -194,7 +207,7 @@ class Reign:
             effects = self._wards.step(event, self.now_s)
             self._perform(effects)
             self._count(event, effects)
-            self._due_s = due_s if (due_s := self._wards.next_deadline_s) is not None else math.inf
+            self._due_s = None
             self.levels.heard(event, effects, self.contacts.values())
         except Exception:
             log.exception("bug in a step of the wards; this was not taken: %s", event)
@@ -205,8 +218,11 @@ class Reign:
         self._metrics.checked(path, "ping", "failed" if took_s is None else "passed", took_s)
 
     def is_sound(self, path: str, since_s: float) -> bool:
-        others = [contact for contact in self.contacts.values() if contact.path != path]
-        return not others or any(contact.heard_s >= since_s for contact in others)
+        alone = all(one.path == path for one in self.contacts.values())
+        return alone or self.hears(path, since_s)
+
+    def hears(self, path: str, since_s: float) -> bool:
+        return any(one.heard_s >= since_s for one in self.contacts.values() if one.path != path)
 
     def _count(self, event: w.Event, effects: tuple[w.Effect, ...]) -> None:
         if isinstance(event, w.NoAnswer):
@@ -229,6 +245,8 @@ class Reign:
                 self._tick_levels()
             if self._ticks % SUM_TICKS == 0:
                 self._sum_up()
+            if self._due_s is None:
+                self._due_s = due_s if (due_s := self._wards.next_deadline_s) is not None else math.inf
             if self._due_s <= self.now_s and now_s >= self._rests_until_s:
                 self.tell(w.Tick())
 
@@ -259,7 +277,7 @@ class Reign:
 
     def _perform(self, effects: tuple[w.Effect, ...]) -> None:
         written: list[str] = []
-        by_path = {contact.path: contact for contact in self.contacts.values()}
+        by_path = {contact.path: contact for contact in self.contacts.values()} if effects else {}
         for effect in effects:
             match effect:
                 case w.Write():

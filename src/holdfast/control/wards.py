@@ -39,6 +39,7 @@ from holdfast.control.words import (
     Forget,
     Found,
     Judged,
+    Listed,
     Lost,
     NoAnswer,
     NoPlace,
@@ -156,6 +157,8 @@ class Wards:
     def _take_of(self, ward: Ward, event: Event) -> None:
         """What concerns one worker that is known."""
         match event:
+            case Listed():
+                ward.find_s = None
             case Lost():
                 self._lose(ward, event.reason)
             case Answer():
@@ -194,9 +197,10 @@ class Wards:
         fresh, ward.loaded = loaded != ward.loaded, loaded
         ward.facts, ward.find_s, ward.dead_s = facts, None, None
         load = ward.standing.load + fresh
-        if before is None:
+        if before is None or before.key != facts.key:
             self._outliers.setdefault(facts.key, outliers.Outliers()).restore(ward.path, _pace_held(ward))
-        elif before.key != facts.key:
+        if before is not None and before.key != facts.key:
+            self._outliers[before.key].forget(ward.path)
             self._tell_sets(before.key)
         self._tell_sets(facts.key)
         if fresh and ward.standing.load:
@@ -247,6 +251,8 @@ class Wards:
                 self._tell_canary(ward, c.Tick())
                 self._tell_breaker(ward, b.Tick())
                 self._tell_standing(ward, s.Tick())
+            if ward.repace_s is not None and self._stands_alone(ward):
+                self._forgive(ward)
             if ward.repace_s is not None and ward.repace_s <= self._now_s:
                 ward.paced_s = self._now_s
                 self._tell_canary(ward, c.Asked("is it in pace again?", peer=True))
@@ -301,6 +307,21 @@ class Wards:
             self._tell_standing(self._wards[paced.name], paced)
         for path in paces if only is None else ():
             self._wards[path].paced_s = self._now_s
+
+    def _stands_alone(self, ward: Ward) -> bool:
+        """Whether nobody else of its set can serve, nor is about to: a group that nobody serves for may be waking."""
+        assert ward.facts
+        of_key = [w for w in self._wards.values() if w.facts and w.facts.key == ward.facts.key]
+        served = {w.facts.group for w in of_key if w.facts and w.facts.active}
+        others = [w for w in of_key if w is not ward and not w.standing.quarantined]
+        return not any(w.standing.weight if w.awake else w.facts and w.facts.group not in served for w in others)
+
+    def _forgive(self, ward: Ward) -> None:
+        """Whoever is left alone is slower than nobody: slow answers are better than none."""
+        assert ward.facts
+        self._tell(ward, What.NOTE, "there is no other left to be slower than")
+        self._outliers[ward.facts.key].restore(ward.path, outliers.Pace.NORMAL)
+        self._tell_standing(ward, outliers.Paced(ward.path, outliers.Pace.NORMAL, 1.0))
 
     def _set_of(self, key: x.Key) -> list[Ward]:
         """Who could take each other's place."""

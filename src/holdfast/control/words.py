@@ -30,6 +30,13 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
+class Listed:
+    """It stands in the store, whether or not it can be talked to from here: its record is no dead one's."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class Lost:
     """Its process ended: its key is gone, and so are its connections."""
 
@@ -147,8 +154,8 @@ class Tick:
 
 
 Event = (
-    Found | Lost | Answer | NoAnswer | NoPlace | Doubted | Judged | Reported | Paces | EngineFailed | DeviceFaulted
-    | DeviceCleared | DrainAsked | DrainCalledOff | Spared | Tick
+    Found | Listed | Lost | Answer | NoAnswer | NoPlace | Doubted | Judged | Reported | Paces | EngineFailed
+    | DeviceFaulted | DeviceCleared | DrainAsked | DrainCalledOff | Spared | Tick
 )  # fmt: skip
 
 

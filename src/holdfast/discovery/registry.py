@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import msgspec
-
 from holdfast.discovery.card import ModelCard, decode_card
 from holdfast.discovery.keys import (
     CARDS,
@@ -140,7 +138,7 @@ class Registry:
         try:
             record = decode_record(record_bytes)
             card = decode_card(card_bytes)
-        except (msgspec.DecodeError, ValueError) as error:
+        except (ValueError, RecursionError) as error:
             return NotAdmitted(where, record, f"cannot read its record or card: {error}")
         problem = card.problem()
         if problem is None and card.checksum() != record.checksum:

@@ -63,7 +63,7 @@ class Levels:
             record = _decode(value) if value is not None else _NONE
             if not 0 <= record.level <= LEVEL_MAX:
                 raise ValueError(f"there is no level {record.level}")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             log.warning("the degradation level in the store cannot be read, %d stays: %s", self.record.level, error)
             return
         before, self.record = self.record, record

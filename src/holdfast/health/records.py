@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.health import breaker, canary
-from holdfast.health.standing import Standing
+from holdfast.health.standing import Standing, Status
 
 
 class HealthRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +28,14 @@ class HealthRecord(msgspec.Struct, frozen=True, kw_only=True):
     spare: bool = False  # sound, and kept without traffic until capacity is lost
     at_unix_s: float = 0.0  # when it was written
     by: str = ""  # the control that did
+
+    def __post_init__(self) -> None:
+        """ValueError, where it is read: of a version that knows more, or nobody's. Who reads it takes it for no word
+        at all, instead of failing later where nobody expects that."""
+        breaker.State(self.breaker.state)
+        Status(self.standing.status)
+        if not 0.0 <= self.standing.weight <= 1.0:
+            raise ValueError(f"there is no weight of {self.standing.weight}")
 
     @property
     def weight(self) -> float:

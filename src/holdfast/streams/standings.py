@@ -157,8 +157,8 @@ Otherwise = TypeVar("Otherwise")
 
 
 def _read(decoder: msgspec.json.Decoder[Read], value: bytes, otherwise: Otherwise) -> Read | Otherwise:
-    """A newer version may write what this one cannot read."""
+    """A newer version may write what this one cannot read; and whoever reads it must not end by it."""
     try:
         return decoder.decode(value)
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):
         return otherwise
