@@ -14,6 +14,7 @@ from holdfast.control.outbox import Outbox
 from holdfast.core.address import UnixAddress
 from holdfast.core.tasks import Tasks, beside
 from holdfast.store.client import EmbeddedStore
+from holdfast.store.contract import VALUE_BYTES_MAX
 from holdfast.store.server import serve
 from holdfast.testing.waiting import until
 from holdfast.wire.net import SocketNetwork
@@ -118,6 +119,18 @@ async def test_what_another_wrote_is_written_again_too(place: Place) -> None:
         outbox.check({})
         await until(lambda: not len(outbox), "the writing anew")
         assert (await place.store.get("a", 5.0), await place.store.get("b", 5.0)) == (b"1", b"2")
+
+
+async def test_what_no_store_takes_holds_up_nobody(place: Place) -> None:
+    """A worker may say so much that its verdict is too long for any store."""
+    outbox = Outbox(place.store, asyncio.Event())
+    done: list[str] = []
+    outbox.put("a", b"x" * (VALUE_BYTES_MAX + 1))
+    outbox.after(["a"], lambda: done.append("a"))
+    outbox.put("b", b"1")
+    async with beside(outbox.run(), "outbox"):
+        await until(lambda: not len(outbox), "the writing")
+    assert (await place.store.get("a", 5.0), await place.store.get("b", 5.0), done) == (None, b"1", [])
 
 
 async def test_nothing_is_written_where_another_writes(place: Place) -> None:

@@ -25,6 +25,7 @@ PING_S = 4.0
 PONG_S = 10.0
 # One that takes this long is a reason to ask a question, which shows more: work that does not move is seen in beats.
 DOUBT_S = 1.0
+REASON_CHARS_MAX = 500  # of what a worker says, which is written down
 
 Send = Callable[[msgspec.Struct], bool]  # False: there is no connection
 
@@ -108,6 +109,7 @@ class Asker:
 
     def unanswered(self, stream: int, reason: str, *, ours: bool = False) -> None:
         question = self._end(stream)
+        reason = reason[:REASON_CHARS_MAX]
         if question is not None:
             sound = not ours and self._keeper.is_sound(self._path, question.asked_s)
             self._keeper.tell(w.NoAnswer(self._path, question.number, reason, bool(question.tokens), sound))

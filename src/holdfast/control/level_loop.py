@@ -112,7 +112,10 @@ class LevelLoop:
 
     def tick(self, contacts: Iterable[Contact]) -> None:
         """Ten times a second."""
-        for contact in contacts:
+        here = {contact.path: contact for contact in contacts}
+        if len(self._beats) > len(here):  # of those that are gone one may have come last
+            self._beats = {path: beat for path, beat in self._beats.items() if path in here}
+        for contact in here.values():
             beat = contact.beats.last
             if beat is not None and beat is not self._beats.get(contact.path):
                 self._beats[contact.path] = beat

@@ -50,6 +50,10 @@ class ControlMetrics:
             kept.counts[bisect_left(CHECK_BOUNDS_S, took_s)] += 1
             kept.sum_s += took_s
 
+    def forget(self, path: str) -> None:
+        """Its record is gone; whether anybody scrapes or not."""
+        self._checks.pop(path, None)
+
     def quarantined(self, streams: int) -> None:
         """Weights were found to be wrong; so many answers since they were last right may be wrong too."""
         self._quarantines += 1

@@ -90,6 +90,9 @@ class Outbox:
                 continue
             try:
                 await self._write(key)
+            except ValueError:
+                log.exception("%s cannot be written, whatever the store does; nothing follows from it", key)
+                self._unwritten.pop(key, None)
             except StoreUnavailable as error:
                 if not self.failing:
                     log.warning("cannot write down what is decided: %s; trying again", error)

@@ -26,7 +26,7 @@ from holdfast.core.tasks import Tasks, first
 from holdfast.discovery.keys import CONTROLS, LEVELS
 from holdfast.failover.lock import FailoverLock
 from holdfast.health.records import ControlRecord
-from holdfast.routing.degradation import LevelRecord
+from holdfast.routing.degradation import LEVEL_MAX, LevelRecord
 from holdfast.spec.launch import ControlLaunch
 from holdfast.store.contract import Registration, Store
 from holdfast.wire.http.server import HttpServer
@@ -69,7 +69,8 @@ class Control:
             wished = parse_address(settings.status_address)
             status = str(await server.start(wished, or_any=settings.status_any))
         self._record = msgspec.structs.replace(self._record, status=status)
-        key = f"{CONTROLS}{settings.deployment}/{settings.name}"
+        # A key of its own: on another machine one may have the same name, and would say for both that it follows.
+        key = f"{CONTROLS}{settings.deployment}/{settings.name}-{self._world.rng.getrandbits(32):08x}"
         self._registration = self._store.register(key, msgspec.json.encode(self._record))
         tasks = Tasks("control")
         leading = tasks.spawn(self._lead(), "leading")
@@ -120,13 +121,13 @@ class Control:
         """What is known in this moment: by whoever leads, or by who reads what the leader writes."""
         reign = self._reign
         book = reign.book if reign is not None else self._book
-        level = decoded(book.values, LEVELS + self._settings.deployment, LevelRecord)
+        level = decoded(book.values, LEVELS + self._settings.deployment, LevelRecord).get("")
         return View(
             name=self._settings.name,
             leads=self.leads,
             records=book.verdicts(),
             members=reign.members() if reign is not None else {},
-            level=level.get(""),
+            level=level if level is not None and 0 <= level.level <= LEVEL_MAX else None,
             capacity=reign.levels.capacity if reign is not None else None,
             store=self._store.state,
             reason=reign.reason if reign is not None else "another leads",

@@ -289,6 +289,7 @@ class Reign:
                 case w.Forget():
                     self._outbox.put(HEALTH + effect.path, None)
                     self._tally.forget(effect.path.rpartition("/")[2])
+                    self._metrics.forget(effect.path)
                 case w.Ask() if effect.path in by_path:
                     by_path[effect.path].ask(effect)
                 case w.Ask():

@@ -22,7 +22,7 @@ LEVELS = "v1/level/"  # + deployment: routing.degradation.LevelRecord
 EXPECTED = "v1/expected/"  # + deployment/ + a name of the key: health.expectations.Record
 # Leased.
 REPORTS = "v1/reports/"  # + deployment/ + the frontend's peer name: health.records.Report
-CONTROLS = "v1/controls/"  # + deployment/ + the control's name: health.records.ControlRecord
+CONTROLS = "v1/controls/"  # + deployment/ + the control's name-hex: health.records.ControlRecord
 
 # As `InstanceKey.path` writes it and no other way, so that an instance has one key.
 _HEX = re.compile(r"0|[1-9a-f][0-9a-f]{0,15}")
