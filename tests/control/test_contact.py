@@ -14,6 +14,7 @@ from holdfast.control.contact import WITNESS_S, Contact
 from holdfast.core.errors import Code
 from holdfast.core.ports import Network
 from holdfast.core.requests import Failure, Output
+from holdfast.core.tasks import beside
 from holdfast.discovery.card import ModelCard
 from holdfast.discovery.keys import InstanceKey, InstanceRecord
 from holdfast.discovery.registry import Instance
@@ -73,6 +74,16 @@ async def test_who_is_back_before_another_is_heard_was_never_gone() -> None:
     keeper.others_heard_s = 100.0
     made.tick(100.0)
     assert keeper.events == [w.Judged(made.path, BACK)]
+
+
+@pytest.mark.parametrize("address", ["", "junk", "tcp://h:99999999"])
+async def test_a_beat_address_that_is_none_ends_no_watch(address: str) -> None:
+    """Its record may be written anew."""
+    made = contact(Keeper())
+    made.beats._address = address
+    async with beside(made.beats.keep(), "beats") as watch:
+        await asyncio.sleep(0.01)
+        assert not watch.done()
 
 
 @pytest.mark.parametrize(("code", "sound"), [(Code.INVALID_REQUEST, False), (Code.ENGINE_SHUTDOWN, True)])

@@ -143,7 +143,7 @@ class BeatWatcher:
         while True:
             if due is not None:
                 await due()
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):  # an address may be none
                 if self._beat is None:
                     await self.open()
                 await self._lost()
