@@ -12,13 +12,13 @@ from holdfast.control import words as w
 from holdfast.control.asking import Asker
 from holdfast.control.contact import WITNESS_S, Contact
 from holdfast.core.errors import Code
-from holdfast.core.ports import Network
 from holdfast.core.requests import Failure, Output
 from holdfast.core.tasks import beside
 from holdfast.discovery.card import ModelCard
 from holdfast.discovery.keys import InstanceKey, InstanceRecord
 from holdfast.discovery.registry import Instance
 from holdfast.health.liveness import Judged, Verdict
+from holdfast.wire.net import SocketNetwork
 
 GONE = Judged(Verdict.SUSPECT, Verdict.GONE, "silent")
 BACK = Judged(Verdict.GONE, Verdict.PROBATION, "it beats again")
@@ -47,7 +47,7 @@ class Keeper:
 def contact(keeper: Keeper) -> Contact:
     key = InstanceKey("d-00000000", "worker", "generate", 7)
     instance = Instance(key, InstanceRecord("tcp://h:1", "tcp://h:2", "sum"), cast(ModelCard, None))
-    return Contact(instance, cast(Network, None), random.Random(1), "control", keeper, serving=False)
+    return Contact(instance, SocketNetwork(), random.Random(1), "control", keeper, serving=False)
 
 
 async def test_who_hears_nobody_calls_nobody_gone() -> None:

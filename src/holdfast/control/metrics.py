@@ -8,9 +8,10 @@ has a line from the first scrape on (0, not absent).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from holdfast.control import words as w
 from holdfast.control.showing import View, group_of, ids
 from holdfast.health.records import HealthRecord
 from holdfast.routing.degradation import RULES
@@ -49,6 +50,15 @@ class ControlMetrics:
         if took_s is not None:
             kept.counts[bisect_left(CHECK_BOUNDS_S, took_s)] += 1
             kept.sum_s += took_s
+
+    def heard(self, event: w.Event, effects: Sequence[w.Effect]) -> None:
+        """What the wards took, and made of it: a canary may be over."""
+        if isinstance(event, w.NoAnswer):
+            self.checked(event.path, "canary", "failed")
+        elif isinstance(event, w.Answer):
+            told = {effect.what for effect in effects if isinstance(effect, w.Told) and effect.path == event.path}
+            bad = told & {w.What.FAILED, w.What.ACCUSED}
+            self.checked(event.path, "canary", "failed" if bad else "passed", event.took_s)
 
     def forget(self, path: str) -> None:
         """Its record is gone; whether anybody scrapes or not."""

@@ -66,8 +66,7 @@ class Reign:
         self._metrics = metrics
         self._on_begin = on_begin
         self._loop = asyncio.get_running_loop()
-        # Of every reign its own: in two containers name and pid may be the same.
-        self._by = f"{settings.name}/{os.getpid()}/{world.rng.getrandbits(32):08x}"
+        self._by = f"{settings.name}/{os.getpid()}/{world.rng.getrandbits(32):08x}"  # of every reign its own
         self._expected = f"{EXPECTED}{settings.deployment}/"
         self._reports = f"{REPORTS}{settings.deployment}/"
         self._disputed = asyncio.Event()
@@ -81,8 +80,7 @@ class Reign:
         self._broken: asyncio.Future[None] = self._loop.create_future()
         self._ticks = 0
         self._rests_until_s = 0.0
-        # When the wards want to be told the time; None: it may have changed, and all are asked, once a tick at most.
-        self._due_s: float | None = None
+        self._due_s: float | None = None  # when the wards want to be told the time; None: they are asked, at a tick
         # Wall time that never goes back nor leaps: from this moment on it is the machine's own clock.
         self._ahead_s = world.clock.unix_s() - world.clock.monotonic_s()
         self.book = Book(store, settings.deployment)
@@ -141,8 +139,7 @@ class Reign:
         self._on_begin()
         self.book.read_by(self)
         for key, instance in self.book.registry.instances.items():
-            # One whose verdict cannot be read has one all the same: it is not let in before a canary passed.
-            self._meet(instance, serving=HEALTH + key.path not in values)
+            self._meet(instance, serving=HEALTH + key.path not in values)  # one that cannot be read is a verdict too
         self._tasks.spawn(self._outbox.run(), "outbox")
         self._tasks.spawn(self._tick(), "ticks")
 
@@ -178,7 +175,7 @@ class Reign:
         for name, report in decoded(written, self._reports, Report).items():
             self._report(name, report)
         for path, record in decoded(written, HEALTH, HealthRecord).items():
-            # Of a control that led before, and whose last word came late; not what stood, and is written again.
+            # Of a control that led before, whose last word came late; not what stood, and is written again.
             if record.by != self._by and value != self._outbox.wanted(key):
                 log.warning("%s wrote a verdict on %s meanwhile; beginning anew from what is written", record.by, path)
                 self._disputed.set()
@@ -187,12 +184,8 @@ class Reign:
             self._outbox.check(self.book.values)
 
     def _report(self, frontend: str, report: Report) -> None:
-        """A root too: what one frontend says ends no reign."""
-        try:
-            self._tally.take(frontend, report)
-            self.levels.reported(frontend, report)
-        except Exception:
-            log.exception("bug with the report of %s", frontend)
+        self._tally.take(frontend, report)
+        self.levels.reported(frontend, report)
 
     def reread(self) -> None:
         self._outbox.check(self.book.values)
@@ -206,7 +199,7 @@ class Reign:
         try:
             effects = self._wards.step(event, self.now_s)
             self._perform(effects)
-            self._count(event, effects)
+            self._metrics.heard(event, effects)
             self._due_s = None
             self.levels.heard(event, effects, self.contacts.values())
         except Exception:
@@ -218,19 +211,10 @@ class Reign:
         self._metrics.checked(path, "ping", "failed" if took_s is None else "passed", took_s)
 
     def is_sound(self, path: str, since_s: float) -> bool:
-        alone = all(one.path == path for one in self.contacts.values())
-        return alone or self.hears(path, since_s)
+        return self.hears(path, since_s) or all(one.path == path for one in self.contacts.values())
 
     def hears(self, path: str, since_s: float) -> bool:
         return any(one.heard_s >= since_s for one in self.contacts.values() if one.path != path)
-
-    def _count(self, event: w.Event, effects: tuple[w.Effect, ...]) -> None:
-        if isinstance(event, w.NoAnswer):
-            self._metrics.checked(event.path, "canary", "failed")
-        elif isinstance(event, w.Answer):
-            told = {effect.what for effect in effects if isinstance(effect, w.Told) and effect.path == event.path}
-            bad = told & {w.What.FAILED, w.What.ACCUSED}
-            self._metrics.checked(event.path, "canary", "failed" if bad else "passed", event.took_s)
 
     # -- time
 
