@@ -67,6 +67,7 @@ async def test_who_hears_nobody_calls_nobody_gone() -> None:
 
 
 async def test_who_is_back_before_another_is_heard_was_never_gone() -> None:
+    """What was withheld is not told later."""
     keeper = Keeper()
     made = contact(keeper)
     made._found(GONE)
