@@ -188,7 +188,7 @@ def test_a_worker_that_is_there_disproves_that_there_is_none(world: World) -> No
 def test_what_cannot_be_read_or_is_anothers_changes_nothing(world: World) -> None:
     """As last decided; a deployment whose name begins alike has a level of its own; a lost store keeps the last."""
     world.become(2)
-    for value in (b"", b"{}", b'{"level": 9, "reason": ""}', b'{"level": "4", "reason": ""}'):
+    for value in (b"", b"{}", b'{"level": 9, "reason": ""}', b'{"level": "4", "reason": ""}', b'{"reason": "\xff"}'):
         world.write(value)
     world.write(msgspec.json.encode(LevelRecord(4, "theirs")), "bench-mark")
     world.write(msgspec.json.encode(LevelRecord(3, "ours")))

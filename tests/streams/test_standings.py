@@ -187,3 +187,56 @@ def test_what_cannot_be_read_changes_nothing() -> None:
     for key, value in ((AT, b"{"), (HEALTH + other.path, sound), (f"{HEALTH}x", sound)):
         assert standings.hear(HEALTH, Put(key, value)) == []
     assert weight_of(standings) == 0.0
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b'{"name": "\xff"}',
+        b'{"name": "w", "of_later": ' + b"[" * 100_000,
+        b'{"name": "w", "standing": {"weight": 7.5}}',
+        b'{"name": "w", "standing": {"weight": -1}}',
+    ],
+    ids=["no text", "brackets without end", "more than all", "less than nothing"],
+)
+def test_junk_in_the_store_ends_no_watch(junk: bytes) -> None:
+    """A frontend whose watch ends is over, and so is the next, which reads the same."""
+    standings = led()
+    standings.hear(HEALTH, Put(AT, verdict(Status.UNHEALTHY)))
+    assert standings.hear(HEALTH, Put(AT, junk)) == []
+    assert standings.hear(CONTROLS, Put(f"{LEADER}2", junk)) == []
+    assert weight_of(standings) == 0.0
+
+
+def test_a_status_of_a_newer_version_has_its_weight() -> None:
+    """Whoever only reads a verdict needs no more of it."""
+    standings = led()
+    standing = Standing(status=77, weight=0.5, reason="as decided", causes={"of-later": ""})
+    standings.hear(HEALTH, Put(AT, msgspec.json.encode(HealthRecord(name="w", standing=standing))))
+    assert (share_of(standings).weight, share_of(standings).status) == (0.5, "STATUS_77")
+
+
+@pytest.mark.parametrize("forgotten", [Snapshot({}), Deleted(AT)])
+@pytest.mark.parametrize("status", [Status.HEALTHY, Status.SUSPICIOUS])
+def test_a_fall_that_is_over_moves_nothing_when_it_is_written_again(
+    status: Status, forgotten: Snapshot | Deleted
+) -> None:
+    """A store came back without what was written, and control writes it again: all falls of all workers, long over."""
+    standings = led()
+    standings.hear(HEALTH, Put(AT, verdict(Status.UNHEALTHY, 3)))
+    standings.hear(HEALTH, Put(AT, verdict(status, 3)))
+    standings.hear(HEALTH, forgotten)
+    assert standings.hear(HEALTH, Put(AT, verdict(status, 3))) == [Heard(KEY)]
+    assert standings.hear(HEALTH, Put(AT, verdict(Status.UNHEALTHY, 4))) == [Heard(KEY, "as decided")]
+
+
+@pytest.mark.parametrize("status", [Status.UNHEALTHY, Status.DRAINING])
+def test_a_store_that_forgot_revives_nobody(status: Status) -> None:
+    """Until control writes it again, or removes it."""
+    standings = led()
+    standings.hear(HEALTH, Put(AT, verdict(status, 1)))
+    assert standings.hear(HEALTH, Snapshot({})) == []
+    assert weight_of(standings, trusted=True) == 0.0
+    assert standings.hear(HEALTH, Put(AT, verdict(status, 1))) == []
+    assert standings.hear(HEALTH, Deleted(AT)) == [Heard(KEY)]
+    assert weight_of(standings, trusted=True) == 1.0

@@ -397,6 +397,19 @@ async def test_draining_hands_every_stream_back_and_takes_no_more(rig: Rig) -> N
     assert await rig.sessions.flushed(1.0)
 
 
+async def test_who_is_in_line_stays_there_where_streams_go_back_and_work_is_taken(rig: Rig) -> None:
+    """A lone worker that loads its weights anew: nothing but its word ends a wait for room."""
+    first, second = await rig.connect(), await rig.connect()
+    first.send(generate(1), generate(2))
+    await rig.until_streams(2)
+    second.send(generate(1))
+    assert await turned_away(second) == 1
+    rig.sessions.hand_back("loaded anew", drains=False)
+    assert isinstance(await second.next(), Room)
+    second.send(generate(2))
+    await rig.until_streams(1)
+
+
 async def test_a_stream_the_engine_lost_is_told_closed(rig: Rig) -> None:
     """By the frontend's own number."""
     frontend = await rig.connect()

@@ -121,7 +121,8 @@ class RouteTable:
         self._place(slot)
 
     def turned_away(self, slot: Slot, *, limited: bool = False) -> None:
-        """It took no request of ours: it is full until it says that it has room."""
+        """It took no request of ours: it is full until it says that it has room. `limited`: for those that may not have
+        every place, for it was told the bound that holds for them now."""
         slot.in_line, slot.room, slot.reserved = True, 0, limited and self.rules.batch_multiplier < 1.0
         self._place(slot)
 
@@ -163,7 +164,7 @@ class RouteTable:
 
     def _place(self, slot: Slot) -> None:
         waits = slot.in_line and slot.room == 0
-        shut = waits or slot.inflight >= (self.places_in(slot) or slot.places)
+        shut = waits or slot.inflight >= min(slot.places, self.places_in(slot) or slot.places)
         full = (waits and not slot.reserved) or slot.inflight >= slot.places
         counts = (1, int(shut), slot.capacity * slot.weight) if slot.routable else (0, 0, 0.0)
         if counts != slot.counted:
@@ -187,7 +188,7 @@ class RouteTable:
         """How many streams may be there, whosoever, for a limited one to begin; 0: as many as it has places."""
         if self.rules.batch_multiplier >= 1.0:
             return 0
-        return min(slot.places, self.rules.places(slot.batch, TIER_DEFAULT))
+        return min(slot.capacity, self.rules.places(slot.batch, TIER_DEFAULT))
 
     # -- requests
 

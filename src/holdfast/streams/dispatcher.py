@@ -171,7 +171,9 @@ class Dispatcher:
         assert slot is not None, flight
         self._leave_link(flight, tell_worker=False, drain=False)
         flight.ledger.void_attempt()
-        flight.workers.table.turned_away(slot, limited=flight.limited)
+        table = flight.workers.table
+        if flight.bound in (0, table.places_in(slot)):  # else that was for a bound which is no more: it is asked again
+            table.turned_away(slot, limited=flight.bound > 0)
         if not self._send(flight):
             self._hold(flight)
 
@@ -215,7 +217,10 @@ class Dispatcher:
     def hand_over(self, flight: Flight) -> bool:
         """By plan, onto a worker that has a place; False: nobody has, or others wait for it."""
         workers, ledger = flight.workers, flight.ledger
-        if len(workers.holds) or not workers.table.has_place(standing_of(ledger.resumed + 1, ledger.deaths)):
+        waiting = workers.holds.first()  # who may not have every place waits for none of those that are left
+        if waiting is not None and not waiting.item.limited:
+            return False
+        if not workers.table.has_place(standing_of(ledger.resumed + 1, ledger.deaths)):
             return False
         self._take_back(flight, died=False, tell_worker=True, counted=False)
         return self._send(flight)
@@ -240,11 +245,12 @@ class Dispatcher:
         if slot is None:
             return False
         link = self.links[slot]  # a slot is in a table only while its link is here
+        flight.bound = workers.table.places_in(slot) if limited else 0
         flight.cost = request_cost(ledger.length, ledger.sampling.max_tokens - ledger.emitted)
         flight.attempt = ledger.begin_attempt()
         flight.stream = next(self._numbers)
         try:
-            link.send(Generate(flight.stream, ledger.request(), workers.table.places_in(slot) if limited else 0))
+            link.send(Generate(flight.stream, ledger.request(), flight.bound))
         except FrameError as error:
             workers.holds.drop(flight)
             end = self._patience.refuse if flight.attempt == 1 else self._patience.lose

@@ -51,6 +51,7 @@ class Flight:
 
     __slots__ = (
         "attempt",
+        "bound",
         "consumer",
         "cost",
         "failed_at_s",
@@ -75,6 +76,7 @@ class Flight:
         self.stream = 0  # its number there, fresh for every attempt
         self.attempt = 0
         self.cost = 0
+        self.bound = 0  # of streams there, with which it was sent; 0: none
         self.first_output = False  # the current attempt has yet to make a token
         self.standing = Standing.FRESH  # as it was placed, or is held
         self.failed_at_s = 0.0  # when it first failed since its last token, 0 once the stream moves again

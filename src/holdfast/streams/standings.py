@@ -22,7 +22,7 @@ import msgspec
 
 from holdfast.discovery.keys import CONTROLS, HEALTH, InstanceKey, admits, parse_key
 from holdfast.health.records import ControlRecord, HealthRecord
-from holdfast.health.standing import FALLEN, Cause, Status
+from holdfast.health.standing import FALLEN, Cause, Standing, Status
 from holdfast.store.contract import Deleted, Put, Snapshot, WatchEvent
 
 # Control hears of a worker when a frontend does, and a canary takes a second; but control may hang.
@@ -73,7 +73,7 @@ class Standings:
         """What the store says under `prefix`, HEALTH or CONTROLS: of whom something is known now."""
         match event:
             case Snapshot():
-                known = self._leading if prefix == CONTROLS else {HEALTH + key.path for key in self._records}
+                known = self._leading if prefix == CONTROLS else self._lifted()
                 heard = [one for key in known - event.items.keys() for one in self._delete(prefix, key)]
                 heard += [one for key, value in event.items.items() for one in self._put(prefix, key, value)]
                 first = prefix in self._awaits
@@ -127,9 +127,14 @@ class Standings:
     def _is_news(self, before: HealthRecord | None, record: HealthRecord) -> bool:
         """Whether its streams here are to leave for a fall."""
         standing = record.standing
-        if HEALTH in self._awaits:  # whatever it has here, it got before its verdict was known
+        if before is None:  # whatever it has here, it got before its verdict was known, or after that was forgotten
             return standing.fall > 0 and standing.status in FALLEN
-        return standing.fall > (before.standing.fall if before is not None else 0)
+        return standing.fall > before.standing.fall
+
+    def _lifted(self) -> set[str]:
+        """Keys of records that a store may forget. Not of a living worker that was to have no traffic: a store that
+        lost what was written says nothing of it; control writes it again, or removes it."""
+        return {HEALTH + key.path for key, record in self._records.items() if not _is_out(record.standing)}
 
     def _delete(self, prefix: str, key: str) -> list[Heard]:
         if prefix == CONTROLS:
@@ -142,6 +147,10 @@ class Standings:
         before = bool(self._leading)
         (self._leading.add if leads else self._leading.discard)(key)
         return [Heard(None)] if bool(self._leading) is not before else []
+
+
+def _is_out(standing: Standing) -> bool:
+    return standing.weight == 0.0 and standing.status != Status.DEAD
 
 
 def _wait(then: Share, why: str, until_s: float, now_s: float) -> Share:

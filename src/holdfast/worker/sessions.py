@@ -189,8 +189,10 @@ class Sessions(EngineEvents):
                 session.send(Active(epoch))
 
     def hand_back(self, reason: str, *, drains: bool = True) -> None:
-        """Every stream goes back to its frontend, to be resumed elsewhere; who drains takes no more."""
-        self._shares.clear()
+        """Every stream goes back to its frontend, to be resumed elsewhere; who drains takes no more. Where it does not,
+        those in line stay there: they wait to hear of room, and nothing else would end that."""
+        if drains:
+            self._shares.clear()
         for session in list(self.open):
             streams = list(session.streams)
             if drains:

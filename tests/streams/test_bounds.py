@@ -1,0 +1,74 @@
+"""While capacity is short new requests may not have every place: what a worker that turned them away is to whom."""
+
+from __future__ import annotations
+
+from streams_rig import Cluster, Worker
+
+from holdfast.core.tiers import Tier
+from holdfast.health.standing import Status
+from holdfast.routing.degradation import RULES
+from holdfast.wire.messages import Generate
+
+
+def bounds(worker: Worker) -> list[int]:
+    """Told to a worker with each request."""
+    return [message.places for message in worker.sent if isinstance(message, Generate)]
+
+
+def test_a_probation_is_no_bound_of_other_frontends() -> None:
+    """It bounds what this frontend has there; the worker counts everybody's. Told as a bound it would keep this one
+    in line until the worker was all but empty, long after its probation."""
+    cluster = Cluster()
+    worker = cluster.worker("a", places=8)
+    cluster.directory.degrade(RULES[1])
+    worker.route(routable=True, admit_max=2)
+    for name in "abc":
+        cluster.ask(name)
+    assert bounds(worker) == [6, 6]
+    worker.route(routable=True)
+    assert bounds(worker) == [6, 6, 6]
+
+
+def test_who_was_turned_away_by_a_bound_that_is_no_more_asks_again() -> None:
+    """The level returned while it was on its way: it does not wait for what others would leave free no longer."""
+    cluster = Cluster()
+    worker = cluster.worker("a", places=8)
+    cluster.directory.degrade(RULES[3])
+    cluster.ask("s")
+    cluster.directory.degrade(RULES[0])
+    worker.turn_away("s")
+    assert bounds(worker) == [4, 0]
+    worker.turn_away("s")
+    cluster.ask("premium", tier=Tier.PREMIUM)
+    assert bounds(worker) == [4, 0], "it is full for all"
+    worker.room(1)
+    assert bounds(worker) == [4, 0, 0]
+
+
+def test_a_worker_that_is_full_is_so_for_all_also_when_the_level_has_changed() -> None:
+    """It turned one away that might have had every place."""
+    cluster = Cluster()
+    worker = cluster.worker("a", places=8)
+    cluster.ask("s")
+    cluster.directory.degrade(RULES[1])
+    worker.turn_away("s")
+    cluster.ask("premium", tier=Tier.PREMIUM)
+    assert bounds(worker) == [0]
+
+
+def test_a_drain_goes_on_while_some_wait_who_may_not_have_every_place() -> None:
+    """They wait for none of those that are left; but a premium request does."""
+    cluster = Cluster()
+    slow, other = cluster.worker("a", places=4), cluster.worker("b", places=4)
+    cluster.directory.degrade(RULES[3])
+    for name in "stuvw":
+        cluster.ask(name)
+    moving = [name for name in "stuv" if name in slow.numbers]
+    assert len(moving) == 2, "two each, and one waits"
+    for name in moving:
+        slow.say(name, [1])
+    slow.judged(Status.DRAINING)
+    cluster.wait(0.2)
+    assert not slow.link.streams
+    assert set(moving) < other.numbers.keys()
+    assert "w" not in other.numbers
