@@ -72,3 +72,47 @@ def test_a_drain_goes_on_while_some_wait_who_may_not_have_every_place() -> None:
     assert not slow.link.streams
     assert set(moving) < other.numbers.keys()
     assert "w" not in other.numbers
+
+
+def test_a_stream_that_was_handed_over_in_vain_goes_on_where_it_was() -> None:
+    """Other frontends had the place: it is not lost by a plan; and it leaves when there is one, but not before it has
+    made a token again."""
+    cluster = Cluster()
+    a, b = cluster.worker("a", places=4), cluster.worker("b", places=4)
+    client = cluster.ask("s")
+    slow, other = (a, b) if "s" in a.numbers else (b, a)
+    slow.say("s", [1, 2])
+    slow.judged(Status.DRAINING)
+    cluster.wait(0.1)
+    other.turn_away("s")
+    assert len(slow.link.streams) == 1
+    other.room(1)
+    cluster.wait(31.0)
+    assert len(slow.link.streams) == 1
+    slow.say("s", [3])
+    cluster.wait(0.1)
+    assert not slow.link.streams
+    other.say("s", [4], finish="length")
+    assert client.flight.ledger.made == [1, 2, 3, 4]
+    assert cluster.dispatcher.stats.lost == {}
+
+
+def test_one_that_fell_meanwhile_gets_nothing_back() -> None:
+    """Nor one that left."""
+    for gone in (True, False):
+        cluster = Cluster()
+        a, b = cluster.worker("a", places=4), cluster.worker("b", places=4)
+        cluster.ask("s")
+        slow, other = (a, b) if "s" in a.numbers else (b, a)
+        slow.say("s", [1, 2])
+        slow.judged(Status.DRAINING)
+        cluster.wait(0.1)
+        if gone:
+            slow.die()
+        else:
+            slow.judged(Status.UNHEALTHY, fall=1)
+        other.turn_away("s")
+        assert not slow.link.streams
+        assert len(cluster.set().holds) == 1
+        other.room(1)
+        assert len(other.link.streams) == 1

@@ -120,11 +120,12 @@ class RouteTable:
         slot.in_line, slot.reserved, slot.room = False, False, 0
         self._place(slot)
 
-    def turned_away(self, slot: Slot, *, limited: bool = False) -> None:
-        """It took no request of ours: it is full until it says that it has room. `limited`: for those that may not have
-        every place, for it was told the bound that holds for them now."""
-        slot.in_line, slot.room, slot.reserved = True, 0, limited and self.rules.batch_multiplier < 1.0
-        self._place(slot)
+    def turned_away(self, slot: Slot, bound: int = 0) -> None:
+        """It took no request of ours: it is full until it says that it has room. `bound`: for those whom it was told to
+        take while fewer streams are there; unless that is a bound which is no more, and it is to be asked again."""
+        if bound in (0, self.places_in(slot)):
+            slot.in_line, slot.room, slot.reserved = True, 0, bound > 0
+            self._place(slot)
 
     def has_room(self, slot: Slot, places: int) -> None:
         """It keeps so many places for us."""
@@ -223,7 +224,8 @@ class RouteTable:
             slot.trial = True
             self.trials += 1
         slot.outstanding += cost
-        if slot.in_line and not (slot.reserved and slot.room == 0):
+        # Not where it is only sent back to.
+        if slot.in_line and slot.routable and not (slot.reserved and slot.room == 0):
             slot.room -= 1
             assert slot.room >= 0, slot
         self._place(slot)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from holdfast.core.errors import RESUMABLE, Code
 from holdfast.health.breaker import blame
+from holdfast.routing.slots import Slot
 from holdfast.routing.table import Standing, request_cost
 from holdfast.spec.waits import HoldSettings
 from holdfast.streams.directory import ModelDirectory
@@ -117,7 +118,7 @@ class Dispatcher:
         ledger, slot = flight.ledger, flight.slot
         if ledger.emitted == ledger.mark or slot is None:
             return  # no token in it: nothing is proved yet
-        flight.first_output = False
+        flight.first_output, flight.home = False, None
         flight.workers.table.settle(slot, flight.standing)
         self.stats.serves(slot.name, self.links[slot].epoch)
         if flight.standing is Standing.SUSPECT or flight.workers.holds.suspects:
@@ -171,10 +172,8 @@ class Dispatcher:
         assert slot is not None, flight
         self._leave_link(flight, tell_worker=False, drain=False)
         flight.ledger.void_attempt()
-        table = flight.workers.table
-        if flight.bound in (0, table.places_in(slot)):  # else that was for a bound which is no more: it is asked again
-            table.turned_away(slot, limited=flight.bound > 0)
-        if not self._send(flight):
+        flight.workers.table.turned_away(slot, flight.bound)
+        if not (self._send(flight) or self._send(flight, self.links.home(flight))):
             self._hold(flight)
 
     def has_room(self, link: WorkerLink, places: int) -> None:
@@ -216,12 +215,9 @@ class Dispatcher:
 
     def hand_over(self, flight: Flight) -> bool:
         """By plan, onto a worker that has a place; False: nobody has, or others wait for it."""
-        workers, ledger = flight.workers, flight.ledger
-        waiting = workers.holds.first()  # who may not have every place waits for none of those that are left
-        if waiting is not None and not waiting.item.limited:
+        if not flight.workers.can_move(flight):
             return False
-        if not workers.table.has_place(standing_of(ledger.resumed + 1, ledger.deaths)):
-            return False
+        flight.home = flight.slot
         self._take_back(flight, died=False, tell_worker=True, counted=False)
         return self._send(flight)
 
@@ -238,10 +234,10 @@ class Dispatcher:
             ledger.hand_back()
         flight.standing = standing_of(ledger.resumed, ledger.deaths)
 
-    def _send(self, flight: Flight) -> bool:
-        """Onto a worker; False: none has a place. One that no message can hold is over, and waits for none."""
-        ledger, workers = flight.ledger, flight.workers
-        slot = workers.table.choose(ledger.prompt, flight.standing, limited=(limited := flight.limited))
+    def _send(self, flight: Flight, home: Slot | None = None) -> bool:
+        """Onto a worker, or back; False: none has a place. One that no message can hold is over, and waits for none."""
+        ledger, workers, limited = flight.ledger, flight.workers, flight.limited
+        slot = home or workers.table.choose(ledger.prompt, flight.standing, limited=limited)
         if slot is None:
             return False
         link = self.links[slot]  # a slot is in a table only while its link is here

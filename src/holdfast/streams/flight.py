@@ -17,7 +17,7 @@ from holdfast.discovery.card import ModelCard
 from holdfast.routing.slots import Slot
 from holdfast.routing.table import RouteTable, Standing
 from holdfast.streams.holds import HoldQueue, Pace
-from holdfast.streams.ledger import Ledger
+from holdfast.streams.ledger import Ledger, standing_of
 from holdfast.streams.stats import Seam
 
 
@@ -57,6 +57,7 @@ class Flight:
         "failed_at_s",
         "failed_on",
         "first_output",
+        "home",
         "last_s",
         "ledger",
         "sent_s",
@@ -73,6 +74,7 @@ class Flight:
         self.workers = workers
         self.consumer = consumer
         self.slot: Slot | None = None  # the worker that it runs on
+        self.home: Slot | None = None  # the one that handed it over by plan, until it has a token elsewhere
         self.stream = 0  # its number there, fresh for every attempt
         self.attempt = 0
         self.cost = 0
@@ -168,6 +170,14 @@ class WorkerSet:
     def leave(self, slot: Slot, *, deterministic: bool) -> None:
         self.table.remove(slot)
         self._inexact -= not deterministic
+
+    def can_move(self, flight: Flight) -> bool:
+        """Whether there is a place for one that is to leave its worker by plan, and nobody waits who might have it:
+        those who may not have every place wait for none of the others."""
+        waiting, ledger = self.holds.first(), flight.ledger
+        if waiting is not None and not waiting.item.limited:
+            return False
+        return self.table.has_place(standing_of(ledger.resumed + 1, ledger.deaths))
 
     def note_routable(self, now_s: float) -> None:
         """Keep `empty_since_s` true after any change of its workers."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 
 from holdfast.routing.slots import Slot
+from holdfast.routing.table import Standing
+from holdfast.streams.flight import Flight
 from holdfast.streams.groups import Groups
 from holdfast.streams.link import WorkerLink
 from holdfast.streams.stats import Place
@@ -38,6 +40,17 @@ class Links:
 
     def __getitem__(self, slot: Slot) -> WorkerLink:
         return self._by_slot[slot]
+
+    def home(self, flight: Flight) -> Slot | None:
+        """Where it ran before it was handed over by plan, if that only drains: whoever seemed to have a place had none,
+        and it would wait for longer anywhere else, perhaps in vain. Once."""
+        slot, flight.home = flight.home, None
+        link = self._by_slot.get(slot) if slot is not None else None
+        if link is None or link.workers is not flight.workers or link.data is None or not link.trusted:
+            return None
+        if not (link.active and link.share.drains) or link.draining or link.slot.trial:
+            return None
+        return None if flight.standing is Standing.SUSPECT else slot
 
     def place(self, slot: Slot) -> Place:
         """A worker as its streams leave it, or come to it."""

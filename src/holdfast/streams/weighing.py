@@ -85,7 +85,9 @@ class Weighing:
 
     def _hand_over(self, link: WorkerLink) -> None:
         self._under_way = {flight for flight in self._under_way if flight.first_output and not flight.ledger.ended}
-        for flight in list(link.streams.values())[: HANDED_OVER_AT_ONCE - len(self._under_way)]:
+        # Who came back (`Dispatcher.turned_away`) makes a token first.
+        staying = [flight for flight in link.streams.values() if flight not in self._under_way]
+        for flight in staying[: HANDED_OVER_AT_ONCE - len(self._under_way)]:
             if not self._dispatcher.hand_over(flight):
                 return
             if flight.slot is not None:
