@@ -196,8 +196,9 @@ def test_what_cannot_be_read_changes_nothing() -> None:
         b'{"name": "w", "of_later": ' + b"[" * 100_000,
         b'{"name": "w", "standing": {"weight": 7.5}}',
         b'{"name": "w", "standing": {"weight": -1}}',
+        b'{"name": "w", "standing": {"status": 77}}',
     ],
-    ids=["no text", "brackets without end", "more than all", "less than nothing"],
+    ids=["no text", "brackets without end", "more than all", "less than nothing", "a newer version's status"],
 )
 def test_junk_in_the_store_ends_no_watch(junk: bytes) -> None:
     """A frontend whose watch ends is over, and so is the next, which reads the same."""
@@ -206,14 +207,6 @@ def test_junk_in_the_store_ends_no_watch(junk: bytes) -> None:
     assert standings.hear(HEALTH, Put(AT, junk)) == []
     assert standings.hear(CONTROLS, Put(f"{LEADER}2", junk)) == []
     assert weight_of(standings) == 0.0
-
-
-def test_a_status_of_a_newer_version_has_its_weight() -> None:
-    """Whoever only reads a verdict needs no more of it."""
-    standings = led()
-    standing = Standing(status=77, weight=0.5, reason="as decided", causes={"of-later": ""})
-    standings.hear(HEALTH, Put(AT, msgspec.json.encode(HealthRecord(name="w", standing=standing))))
-    assert (share_of(standings).weight, share_of(standings).status) == (0.5, "STATUS_77")
 
 
 @pytest.mark.parametrize("forgotten", [Snapshot({}), Deleted(AT)])

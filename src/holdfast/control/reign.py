@@ -130,8 +130,8 @@ class Reign:
         expected = decoded(values, self._expected, expectations.Record)
         self._wards.restore(records, expected, self.now_s)
         self.levels.begin(values, records, (key.path for key in self.book.registry.instances))
-        for key in (*(HEALTH + path for path in records), *(self._expected + name for name in expected)):
-            self._outbox.stands(key, values[key])
+        for place in (*(HEALTH + path for path in records), *(self._expected + name for name in expected)):
+            self._outbox.stands(place, values[place])
         for name, report in decoded(values, self._reports, Report).items():
             self._report(name, report)
         log.info("goes on from %d verdicts", len(records))
