@@ -214,6 +214,17 @@ def test_late_beats_are_late_in_order_and_none_is_lost(source: Source) -> None:
         assert counts == list(range(counts[0], counts[0] + len(counts)))
 
 
+def test_what_was_late_goes_out_once_nothing_is(thread: BeatThread) -> None:
+    """However late it was to be: those behind it wait for it."""
+    peer = Peer(thread.address)
+    assert isinstance(peer.next(), Welcome)
+    first = peer.beat()
+    thread.late_s = 600.0
+    time.sleep(1.3)  # one was made
+    thread.late_s = 0.0
+    assert peer.beat().count == first.count + 1
+
+
 def test_stop_is_quick_and_closes_every_connection(thread: BeatThread) -> None:
     """After stop the thread is over, and its observers see the end; stopping again does no harm."""
     peer = Peer(thread.address)

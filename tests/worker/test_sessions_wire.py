@@ -33,6 +33,8 @@ from holdfast.wire.messages import (
     Pong,
     ProcessIdentity,
     Refused,
+    Reload,
+    Reloaded,
     Room,
     Step,
     Welcome,
@@ -85,6 +87,9 @@ class Worker:
         self.artefacts = {SHA: TOKENIZER}
         self.refusing = ""
         self.not_taken = ""
+
+    def asked_to_reload(self, message: Reload, uid: int | None, answer: Callable[[Reloaded], None]) -> None:
+        answer(Reloaded(message.load, f"uid {uid}"))
 
 
 class Frontend:
@@ -331,6 +336,16 @@ async def test_a_pong_is_the_engines(rig: Rig, purpose: str) -> None:
     await rig.until(lambda: len(rig.engine.pings) == 2)
     rig.engine.pings[1]()
     assert await peer.next() == Pong(4)
+
+
+async def test_who_asks_for_a_reload_is_looked_up_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody may ask, as often as he likes; to find out who he is may take long."""
+    looked: list[object] = []
+    monkeypatch.setattr("holdfast.worker.session.peer_uid", lambda sock: looked.append(sock) or 7)
+    peer = await rig.connect(purpose="canary")
+    peer.send(*(Reload(load) for load in range(3)))
+    assert [await peer.next() for _ in range(3)] == [Reloaded(load, "uid 7") for load in range(3)]
+    assert len(looked) == 1
 
 
 async def test_a_frozen_frontend_keeps_no_place(rig: Rig) -> None:

@@ -32,7 +32,8 @@ from holdfast.settings import Environment, Looks
 from holdfast.spec.settings import about
 
 RATE_S = 0.5  # between the two looks of one page, from which rates come
-ENTER, LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # another screen, without a cursor; and back
+# Another screen, without a cursor, on which what is too wide for it is cut and not wrapped; and back.
+ENTER, LEAVE = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
 HOME, TO_LINE_END, TO_SCREEN_END = "\x1b[H", "\x1b[K", "\x1b[J"
 COLOURS = {
     "healthy": "green", "spare": "green", "suspicious": "yellow", "draining": "yellow", "unchecked": "yellow",
@@ -111,7 +112,10 @@ class Live:
                 self._put(LEAVE)
 
     def _typed(self, keyboard: int) -> None:
-        if os.read(keyboard, 64)[:1].lower() in (b"q", b"\x04", b""):
+        typed = b""
+        with contextlib.suppress(OSError):  # the terminal is gone
+            typed = os.read(keyboard, 64)
+        if typed[:1].lower() in (b"q", b"\x04", b""):
             self._over.set()
 
     def _draw(self) -> None:

@@ -36,7 +36,8 @@ def _tcp_uid(local: tuple[str, int], remote: tuple[str, int], version: int) -> i
         for line in (read_text(f"/proc/net/{name}") or "").splitlines()[1:]:
             fields = line.split()
             if (fields[1], fields[2]) == wanted:
-                return int(fields[7])
+                # One that its process has closed is nobody's, and is listed as root's, with no inode.
+                return int(fields[7]) if fields[9] != "0" else None
     return None
 
 

@@ -17,10 +17,11 @@ from pathlib import Path
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import Refused, UserError
 from holdfast.roles.starting import Start, in_words, unfinished
-from holdfast.spec.jobs import Job
+from holdfast.spec.jobs import AT_LEISURE, Job
 from holdfast.supervise.lock import Keeping
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Phase
+from holdfast.supervise.notes import Slot
 from holdfast.supervise.processes import LocalProcesses
 from holdfast.supervise.records import Record
 from holdfast.supervise.watching import Watching
@@ -119,8 +120,13 @@ async def _start(supervisor: Supervisor, start: Start, tied: bool, wait_s: float
         return f"nobody serves after {wait_s:g} s: {in_words(await unfinished(start, logs, network))}"
 
 
+def _needed(supervisor: Supervisor) -> list[Slot]:
+    """Those without whom nobody is served: a control that cannot start is shown by `ps`, and stops nothing."""
+    return [slot for slot in supervisor.slots.values() if slot.job.role not in AT_LEISURE]
+
+
 def _hopeless(supervisor: Supervisor) -> str:
-    for slot in supervisor.slots.values():
+    for slot in _needed(supervisor):
         if slot.life.phase is Phase.REFUSED:
             return f"{slot.job.name} cannot be started: {slot.life.note}"
         if not slot.life.was_ready and slot.life.failures >= START_FAILURES_MAX:
@@ -130,7 +136,7 @@ def _hopeless(supervisor: Supervisor) -> str:
 
 def _is_refused(supervisor: Supervisor) -> bool:
     """Whether a second try would end the same."""
-    return any(slot.life.phase is Phase.REFUSED for slot in supervisor.slots.values())
+    return any(slot.life.phase is Phase.REFUSED for slot in _needed(supervisor))
 
 
 def _guard(adopted: Sequence[Record]) -> None:

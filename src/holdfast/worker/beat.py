@@ -181,7 +181,7 @@ class BeatThread:
         self._send_due(now)
 
     def _send_due(self, now: float) -> None:
-        while self._due and self._due[0][0] <= now:
+        while self._due and (self._due[0][0] <= now or self.late_s == 0.0):  # not late any more: nor is what waits
             beat = self._due.popleft()[1]
             for observer in [o for o in self._observers if o.greeted]:
                 self._send(observer, beat)

@@ -33,6 +33,7 @@ from holdfast.wire.messages import VERSION, ProcessIdentity, Reload, Reloaded, W
 from holdfast.worker.beat import Beats, MakeBeats
 from holdfast.worker.levers import Actions, Levers, refusal
 from holdfast.worker.renewal import Renewal
+from holdfast.worker.session import SHOWN_CHARS_MAX
 from holdfast.worker.sessions import Sessions
 from holdfast.worker.status import StatusPage
 
@@ -214,11 +215,12 @@ class Worker:
     def asked_to_reload(self, message: Reload, uid: int | None, answer: Callable[[Reloaded], None]) -> None:
         """As `POST /engine/verify`, by control."""
         told = _Told(lambda outcome: answer(Reloaded(self.renewal.load, outcome)))
+        reason = message.reason[:SHOWN_CHARS_MAX]  # of anybody, as yet
         if why := refusal(message.token.encode() or None, uid, self.settings.engine_token):
-            log.warning("asked to verify the weights (%s), by one who may not: %s", message.reason, why)
+            log.warning("asked to verify the weights (%s), by one who may not: %s", reason, why)
             told.give(403, "error", why)
             return
-        log.warning("asked to verify the weights: %s", message.reason)
+        log.warning("asked to verify the weights: %s", reason)
         self.levers.pull("verify", lambda: self.renewal.verify(message.load), told)
 
     @property

@@ -107,6 +107,8 @@ class Session(asyncio.Protocol):
         self._artefacts: deque[Iterator[ArtefactPart]] = deque()  # asked for and not sent yet
         self.peer = ""  # set by its Hello
         self.canary = False  # likewise
+        self._uid: int | None = None
+        self._uid_known = False
         self._asked = 0  # the last `Ping`
         self._unanswered = False  # the engine was asked, and has not said anything yet
         self.streams: dict[int, int] = {}  # frontend's number -> engine's
@@ -210,9 +212,12 @@ class Session(asyncio.Protocol):
 
     @property
     def uid(self) -> int | None:
-        """Whose process of this machine is at the other end; None: nobody's that can be told."""
-        sock = self._transport.get_extra_info("socket") if self._transport is not None else None
-        return peer_uid(sock) if sock is not None else None
+        """Whose process of this machine is at the other end; None: nobody's that can be told. Looked up once: of a TCP
+        connection that reads the kernel's list of all sockets, and whoever asks may ask for ever."""
+        if not self._uid_known:
+            sock = self._transport.get_extra_info("socket") if self._transport is not None else None
+            self._uid, self._uid_known = peer_uid(sock) if sock is not None else None, True
+        return self._uid
 
     # -- artefacts, as fast as the frontend reads them: a tokenizer may be larger than what may stay unsent
 

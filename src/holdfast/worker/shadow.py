@@ -240,6 +240,8 @@ class Shadow(EngineEvents):
         await self._lock.release()
         if not for_good:
             await self._stand_by()
+            self._renewing = ""  # nobody's next takeover is to be a load
+            self._renewed.set()
             self._rested.set()
 
     async def _step_aside(self) -> None:
@@ -278,11 +280,14 @@ class Shadow(EngineEvents):
         return "asleep: it takes no part in the election until it is woken"
 
     async def _renew(self, why: str) -> None:
-        """Returns when it leads again."""
-        self._renewed.clear()
-        self._renewing = why
-        self._election.poke()
-        await self._renewed.wait()
+        """Returns when it leads again; refuses if it does not lead, or is put to sleep before."""
+        if self._leading:
+            self._renewed.clear()
+            self._renewing = why
+            self._election.poke()
+            await self._renewed.wait()
+        if not self._leading:
+            raise UserError(f"{why}; they were not loaded anew, because it leads no more")
 
     async def wake_up(self) -> str:
         """Take part again. Who leads is the election's to say."""

@@ -7,6 +7,7 @@ import itertools
 import msgspec
 import pytest
 
+from holdfast.core.requests import CANARY_TIER
 from holdfast.core.tiers import Tier
 from holdfast.engines.paged.scheduler import PASSED_MAX
 from holdfast.engines.paged.settings import SchedulerSettings
@@ -167,3 +168,26 @@ def test_steps_retire_in_order() -> None:
         world.scheduler.retire(second, {1: 1})
     with pytest.raises(AssertionError, match="retire a step first"):
         world.scheduler.plan()
+
+
+def test_a_canary_that_finds_no_room_lets_those_pass_that_come_back() -> None:
+    """After a takeover what is left of the pool is spared for them, so that they may find room where a canary does not:
+    it waits, and they do not wait for it; who has shown nothing stays behind it."""
+    world = World(10)
+    asked = {number: request([number] * 7, 20, ignore_eos=True) for number in (1, 2, 3)}
+    texts = {number: list(each.tokens) for number, each in asked.items()}
+    for number, each in asked.items():
+        world.scheduler.submit(number, each)
+    for _ in range(8):
+        for output in world.step():
+            texts[output.stream] += output.tokens
+    world.die_and_adopt()
+    world.scheduler.submit(1, msgspec.structs.replace(asked[1], tokens=texts[1]))
+    world.step()
+    world.scheduler.submit(9, msgspec.structs.replace(request(range(1, 6), 4, ignore_eos=True), tier=CANARY_TIER))
+    world.scheduler.submit(8, request([8], 2))
+    world.scheduler.submit(2, msgspec.structs.replace(asked[2], tokens=texts[2]))
+    world.step()
+    assert list(world.scheduler.running) == [1, 2]
+    assert [stream.number for stream in world.scheduler.waiting] == [9, 8]
+    assert {output.stream for output in world.drain() if output.finish} == {1, 2, 8, 9}

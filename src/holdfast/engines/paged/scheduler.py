@@ -231,8 +231,11 @@ class Scheduler:
 
     def admit(self) -> None:
         """Let streams run while there is room. `plan` does so too, once those that run have what they need."""
-        while self.waiting:
-            stream, canary = self.waiting[0], self._canary
+        place = 0
+        while place < len(self.waiting):
+            stream, canary = self.waiting[place], self._canary
+            if place and not stream.shown:
+                break
             others = len(self.running) - (canary is not None and canary.runs)
             if others >= self.settings.concurrency and stream is not canary:
                 break
@@ -240,8 +243,11 @@ class Scheduler:
                 break
             known = self.blocks.start(stream)
             if known is None:
+                if stream is canary and not place:  # what is spared is for those that come back, behind it too
+                    place = 1
+                    continue
                 break  # who is first stays so: nobody overtakes a long prompt for ever
-            self.waiting.popleft()
+            del self.waiting[place]
             self.running[stream.number] = stream
             self._prompts[stream] = None
             stream.runs = True

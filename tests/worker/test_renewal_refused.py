@@ -1,0 +1,41 @@
+"""A renewal that can no longer be: the weights were long in reading, and it does not lead any more."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from holdfast.core.errors import UserError
+from holdfast.worker.shadow import Shadow
+
+
+class Election:
+    asleep = False
+
+    def poke(self) -> None: ...
+
+
+def shadow(*, leads: bool) -> Shadow:
+    made = Shadow.__new__(Shadow)
+    made._leading, made._renewing, made._renewed, made._election = leads, "", asyncio.Event(), Election()  # type: ignore[assignment]
+    return made
+
+
+async def test_one_that_does_not_lead_loads_nothing_anew() -> None:
+    """Else its next takeover would be a load, and whoever asked would wait until then."""
+    made = shadow(leads=False)
+    with pytest.raises(UserError, match="leads no more"):
+        await asyncio.wait_for(made._renew("damaged"), 1.0)
+    assert not made._renewing
+
+
+async def test_one_that_is_put_to_sleep_before_says_so() -> None:
+    made = shadow(leads=True)
+    asked = asyncio.ensure_future(made._renew("damaged"))
+    await asyncio.sleep(0)
+    assert made._renewing == "damaged"
+    made._leading = False  # as `_step_back` does
+    made._renewed.set()
+    with pytest.raises(UserError, match="leads no more"):
+        await asyncio.wait_for(asked, 1.0)
