@@ -313,6 +313,8 @@ async def test_a_canary_takes_nobodys_place(rig: Rig) -> None:
     rig.sessions.outputs([Output(key, [5], "length")])
     assert (await control.next()) == Step([Output(7, [5], "length")])
     assert (rig.sessions.streams, rig.sessions.tokens_total) == (2, 0)
+    control.send(Generate(9, GenerateRequest("long", [1] * 200, 200, Sampling(100, 1))))
+    assert await failure_of(control, 9) == Code.INVALID_REQUEST, "it goes ahead of everybody, so it is short"
     other = await rig.connect()
     other.send(Generate(4, msgspec.structs.replace(generate(4).request, tier=CANARY_TIER)))
     assert await failure_of(other, 4) == Code.INVALID_REQUEST
@@ -320,6 +322,15 @@ async def test_a_canary_takes_nobodys_place(rig: Rig) -> None:
     control.writer.transport.abort()
     frontend.writer.transport.abort()
     await rig.until(lambda: not rig.sessions.open)
+
+
+async def test_a_connection_says_hello_once(rig: Rig) -> None:
+    """What it is for cannot change while it has streams."""
+    peer = await rig.connect()
+    peer.send(Hello(VERSION, "canary", "test"))
+    refused = await peer.next()
+    assert isinstance(refused, Refused)
+    assert "once" in refused.reason
 
 
 @pytest.mark.parametrize("purpose", ["data", "canary"])

@@ -187,6 +187,8 @@ class Session(asyncio.Protocol):
         elif hello.purpose not in PURPOSES:
             purpose = hello.purpose[:SHOWN_CHARS_MAX]
             self.refuse(Code.INVALID_REQUEST, f"purpose {purpose!r} on a data socket; 'data' belongs here")
+        elif self.peer:
+            self.refuse(Code.INVALID_REQUEST, "a connection says Hello once")
         elif self._host.welcome is None:
             self.refuse(Code.CANNOT_CONNECT, "the worker is still starting")
         else:

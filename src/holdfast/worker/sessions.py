@@ -22,6 +22,9 @@ from holdfast.worker.failures import exit_now
 from holdfast.worker.session import Host, Session
 from holdfast.worker.shares import Shares
 
+# A canary goes past capacity and ahead of everybody, so it is short: control's have up to 56 tokens.
+CANARY_TOKENS_MAX = 256
+
 
 class Sessions(EngineEvents):
     """All frontends' connections, between them and one engine."""
@@ -60,6 +63,10 @@ class Sessions(EngineEvents):
             return
         request = message.request
         if session.canary:
+            if len(request.tokens) + request.sampling.max_tokens > CANARY_TOKENS_MAX:
+                why = f"a known question has at most {CANARY_TOKENS_MAX} tokens with its answer"
+                session.send_failure(stream, Code.INVALID_REQUEST, why)
+                return
             self._canary = key if self._canary not in self._owners else self._canary
             request = msgspec.structs.replace(request, tier=CANARY_TIER)
         elif not self._admits(session, message):
