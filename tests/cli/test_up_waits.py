@@ -16,6 +16,7 @@ STORE = "tcp://127.0.0.1:{port}"
 SHAPE = ("--engine", "sim", "--standbys", "0")
 
 
+@pytest.mark.long
 @pytest.mark.processes
 def test_it_is_not_up_before_it_serves(place: Place) -> None:
     """Every process is ready but the store is not there: it says so, and is up when the store has come."""

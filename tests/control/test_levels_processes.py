@@ -90,6 +90,7 @@ def deployed(workers: int, **reserve: Any) -> Deployment:
     return Deployment(workers, {"tpot_ms": 20.0}, control={"health": HEALTH_OFTEN, "levels": levels})
 
 
+@pytest.mark.long
 def test_the_level_follows_workers_that_are_lost_outlives_control_and_returns() -> None:
     """Two of four are stopped: level 2. Control is killed, and the next goes on from there. None is left: level 4 when
     the hold has run out. All go on: level 0 again, and nothing is left of it."""

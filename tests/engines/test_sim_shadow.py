@@ -297,6 +297,7 @@ async def deaths(vault: Vault, count: int, epoch: int = 1000) -> None:
             await served(engine, 1)
 
 
+@pytest.mark.long
 async def test_deaths_after_adoptions_empty_the_pool_then_doubt_the_weights(vault: Vault) -> None:
     """The first adopter believes the pool, the second (no canary since) believes nothing, the third verifies the
     weights, which are right and stay; with nothing left to doubt the count begins anew: the next one believes again."""
@@ -312,6 +313,7 @@ async def test_deaths_after_adoptions_empty_the_pool_then_doubt_the_weights(vaul
     assert "generation 2" not in vault.log.read_text()
 
 
+@pytest.mark.long
 async def test_any_number_of_deaths_is_survived_where_two_copies_do_not_fit(tight: Vault) -> None:
     """Nine leaders die one after the other, three times as many as it takes to doubt the weights, in a vault with room
     for one copy of them: every adopter wakes and serves, and a standby that watched it all does so at the end."""
@@ -322,6 +324,7 @@ async def test_any_number_of_deaths_is_survived_where_two_copies_do_not_fit(tigh
     assert "writes generation 2" not in tight.log.read_text()
 
 
+@pytest.mark.long
 async def test_damaged_weights_are_replaced_in_place_where_two_copies_do_not_fit(tight: Vault) -> None:
     """The third adopter finds its weights damaged and no room beside them: standbys are asked to let go, the weights
     are dropped and written anew, everybody maps the new ones, and the next death is one like any other."""

@@ -61,6 +61,7 @@ def pair() -> Iterator[Apart]:
         yield started
 
 
+@pytest.mark.long
 def test_a_worker_that_freezes_under_traffic_is_found_by_an_unanswered_question(pair: Apart) -> None:
     """Its streams go on elsewhere, each token once; and it was neither its silence alone nor a look at its process."""
     streams = [pair.stream(f"count to {number}", 200, seed=7).wait_tokens(3) for number in range(8)]
@@ -97,6 +98,7 @@ def test_an_idle_worker_whose_engine_hangs_is_found_by_its_silence_to_a_question
     pair.wait_until(lambda: pair.shown(victim)["verdict"] in ("alive", "probation"), "it to be trusted again")
 
 
+@pytest.mark.long
 def test_a_slow_worker_that_answers_loses_nothing(pair: Apart) -> None:
     """0.8 s a token, so that it is asked between any two, and answers that come as late: no stream is moved, nobody is
     given up."""

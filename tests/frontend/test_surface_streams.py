@@ -121,6 +121,7 @@ def unread(deployment: Deployment, tokens: int) -> Raw:
     return raw
 
 
+@pytest.mark.long
 def test_a_client_that_pauses_reading_misses_nothing(deployment: Deployment) -> None:
     """While it does not read, others go on at full pace and memory stays small; when it reads, all of it is there."""
     pid, tokens = deployment.pid("frontend"), 500
@@ -193,6 +194,7 @@ def test_sigterm_lets_answers_finish_and_a_second_frontend_take_over(leaving: De
     assert leaving.processes["frontend"].wait(10) == 0
 
 
+@pytest.mark.long
 def test_sigterm_refuses_new_connections_and_sends_what_is_written(leaving: Deployment) -> None:
     """A client that reads slowly has its whole answer although the last token was made long before it read it."""
     with Raw(leaving.port, receive_bytes=4096) as slow:

@@ -40,6 +40,7 @@ async def test_requests_go_to_both_sets() -> None:
         assert deployment.health()["models"] == ["holdfast-sim"]
 
 
+@pytest.mark.long
 async def test_a_set_that_is_gone_is_replaced_and_the_answer_says_so() -> None:
     """Its only worker dead for good, a stream is held, then goes on in the other set, flagged inexact, nothing lost."""
     with Deployment(workers=1, frontend={"holds": {"stand_in_after_s": 1.0}}) as deployment:

@@ -123,6 +123,7 @@ def reports(pair: Deployment, fits: Any) -> list[Report]:
     return found
 
 
+@pytest.mark.long
 def test_a_drained_worker_gives_its_streams_away_by_plan(pair: Deployment) -> None:
     """It ends with none, before they are over; no failure is counted, and every answer is whole."""
     whole = texts(asked(pair, 8))

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.processes
 FRAMES = int(os.environ.get("HOLDFAST_FUZZ_FRAMES", "10000"))
 
 
+@pytest.mark.long
 async def test_fuzzed_frames_neither_crash_nor_leak_nor_hang() -> None:
     """The same vault serves a well-behaved client throughout, in time, and has no more descriptors afterwards."""
     seed = os.environ.get("HOLDFAST_TEST_SEED", "1")

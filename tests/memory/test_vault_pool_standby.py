@@ -298,6 +298,7 @@ async def test_pool_given_back_after_a_total_loss_is_still_the_one_that_standbys
         standby.pool.unmap()
 
 
+@pytest.mark.long
 async def test_acquire_ends_in_time_when_no_vault_comes_back(rig: Rig) -> None:
     """ConnectionError at its own time-out, whether it was asked before or after the loss; and the epoch is not held."""
     async with rig.engine(0) as owner, rig.client(1) as client:

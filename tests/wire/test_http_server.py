@@ -122,6 +122,7 @@ class Pace:
         return self.longest_s < PATIENCE_S / 2
 
 
+@pytest.mark.long
 def test_a_slow_but_steady_reader_gets_all_of_its_answer(port: int) -> None:
     """It takes four times as long as a client may take nothing at all."""
     pace = Pace(100)

@@ -157,6 +157,7 @@ def test_what_cannot_be_served_is_refused_before_its_weights_are_fetched(stand_i
     assert not isinstance(refused.value, Passing)
 
 
+@pytest.mark.long
 def test_a_line_that_brings_nothing_is_given_up(stand_in: StandIn) -> None:
     """Bounded, and with the way to do it by hand; the process that waited is gone."""
     stand_in.models["org/slow"] = {"config.json": json.dumps(CONFIG).encode(), "model.safetensors": weights(CONFIG)}

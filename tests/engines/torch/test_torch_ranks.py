@@ -126,6 +126,7 @@ async def ended(group: Child) -> None:
         await group.ended()
 
 
+@pytest.mark.long
 async def test_two_ranks_say_what_one_says(vaults: Vault, unbroken: Said) -> None:
     """Mixed streams (greedy and not, long and short) get the same tokens from two ranks as from one; a planned
     handover, there and back, leaves all their blocks to the next. A vault that died alone is no matter; one that came
