@@ -31,6 +31,7 @@ async def test_one_that_does_not_lead_loads_nothing_anew() -> None:
 
 
 async def test_one_that_is_put_to_sleep_before_says_so() -> None:
+    """Whoever waits for the renewal hears that it will not be."""
     made = shadow(leads=True)
     asked = asyncio.ensure_future(made._renew("damaged"))
     await asyncio.sleep(0)

@@ -94,7 +94,9 @@ class Shadow(EngineEvents):
                     await self._serve(stop)
                     if not self._renewing or self._done(stop):
                         break
-                    await self._step_aside()
+                    # The lock is kept; streams wait, if there is nobody else; what these weights made is not believed.
+                    await self._hand_over(self._renewing, believed=False)
+                    await self._stand_by()
                 if not woken:
                     break
                 await self._step_back(for_good=stop.is_set())
@@ -244,12 +246,6 @@ class Shadow(EngineEvents):
             self._renewed.set()
             self._rested.set()
 
-    async def _step_aside(self) -> None:
-        """To load the weights anew: streams are handed back and wait, if there is nobody else; the lock is kept, and
-        what was computed with these weights is not believed."""
-        await self._hand_over(self._renewing, believed=False)
-        await self._stand_by()
-
     async def _hand_over(self, why: str, *, believed: bool = True) -> None:
         worker = self._worker
         worker.step(StandDown(why))
@@ -281,8 +277,8 @@ class Shadow(EngineEvents):
 
     async def _renew(self, why: str) -> None:
         """Returns when it leads again; refuses if it does not lead, or is put to sleep before."""
+        self._renewed.clear()
         if self._leading:
-            self._renewed.clear()
             self._renewing = why
             self._election.poke()
             await self._renewed.wait()
@@ -296,8 +292,7 @@ class Shadow(EngineEvents):
 
     def facts(self) -> dict[str, Any]:
         """What a member of a group shows beyond a worker's own facts."""
-        facts: dict[str, Any] = {"asleep": self._election.asleep, "proven": self._engine.proven}
-        facts |= asdict(self._engine.resumes)
+        facts = {"asleep": self._election.asleep, "proven": self._engine.proven, **asdict(self._engine.resumes)}
         if self._election.blocked:
             facts["reason"] = self._election.blocked
         if self._timeline is not None:

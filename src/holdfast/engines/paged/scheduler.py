@@ -234,10 +234,8 @@ class Scheduler:
         place = 0
         while place < len(self.waiting):
             stream, canary = self.waiting[place], self._canary
-            if place and not stream.shown:
-                break
             others = len(self.running) - (canary is not None and canary.runs)
-            if others >= self.settings.concurrency and stream is not canary:
+            if (place and not stream.shown) or (others >= self.settings.concurrency and stream is not canary):
                 break
             if stream.blocks:  # preempted, and a step in flight may still write its old ones
                 break
