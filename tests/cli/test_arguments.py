@@ -14,7 +14,7 @@ from holdfast.cli.app import COMMANDS, NOBODY, run
 from holdfast.cli.arguments import Asked, HelpWanted, UsageError, kind_of, options_of, parse, with_values
 from holdfast.cli.config_file import read_config
 from holdfast.cli.help_text import page, panels_of
-from holdfast.cli.start import Up
+from holdfast.cli.start import Frontend, Up
 from holdfast.core.errors import Refused, UserError
 from holdfast.settings import read_environment
 from holdfast.spec.deployment import DeploymentSpec
@@ -158,6 +158,12 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         return seen[-1]
 
     return ask
+
+
+def test_a_frontends_options_are_its_own() -> None:
+    """It is described by a whole deployment, in which others have a store and a name too."""
+    options = options_of(Frontend.of(read_environment(NOBODY)), "frontend")
+    assert {one.path[1] for one in options.values() if len(one.path) > 2} == {"frontend"}
 
 
 def test_every_option_can_be_in_a_file(tmp_path: Path) -> None:

@@ -89,8 +89,9 @@ class DeploymentSpec(Settings, frozen=True):
     worker: Annotated[WorkerLaunch, about("What every worker is like.")] = WorkerLaunch(
         engine="torch", model="smollm2-135m-instruct"
     )
-    frontend: Annotated[FrontendLaunch, about("What every frontend is like.")] = FrontendLaunch(drain_s=4.0)
     control: Annotated[ControlLaunch, about("What every control is like.")] = ControlLaunch()
+    # After the others: of an option that several have, `holdfast frontend` means its own.
+    frontend: Annotated[FrontendLaunch, about("What every frontend is like.")] = FrontendLaunch(drain_s=4.0)
 
     @property
     def ranks(self) -> int:
