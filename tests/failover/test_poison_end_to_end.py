@@ -132,4 +132,4 @@ def test_a_stream_that_became_poison_ends_with_an_error_event(up: Supervised) ->
     assert POISON in answer.tokens, "it was not poison yet when its engine died"
     assert answer.tokens == answer_to(VICTIM, len(answer.tokens))
     up.wait_until(up.restored, "an active and a standby")
-    assert leaders(up) == before + 4
+    assert leaders(up) - before in (4, 5), "a busy machine may lose one more before its trial"
