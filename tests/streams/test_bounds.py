@@ -56,6 +56,23 @@ def test_a_worker_that_is_full_is_so_for_all_also_when_the_level_has_changed() -
     assert bounds(worker) == [0]
 
 
+def test_who_waits_and_may_have_every_place_asks_again_when_another_was_turned_away_by_its_bound() -> None:
+    """The worker tells of room for what it refused last: not of a place that only the first may have."""
+    cluster = Cluster()
+    worker = cluster.worker("a", places=8)
+    cluster.directory.degrade(RULES[3])
+    cluster.ask("standard")
+    cluster.ask("premium", tier=Tier.PREMIUM)
+    worker.turn_away("premium")
+    assert bounds(worker) == [4, 0], "it is full for all"
+    worker.turn_away("standard")
+    assert bounds(worker) == [4, 0, 0]
+    assert worker.requests[-1].request_id == "premium"
+    worker.turn_away("premium")
+    cluster.wait(1.0)
+    assert bounds(worker) == [4, 0, 0], "and once: now it tells of any place"
+
+
 def test_a_drain_goes_on_while_some_wait_who_may_not_have_every_place() -> None:
     """They wait for none of those that are left; but a premium request does."""
     cluster = Cluster()
