@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 
 class Severity(StrEnum):
@@ -107,8 +108,18 @@ _RECOVERY: dict[str, Severity] = {
     "node reboot required": F,
 }
 
-# Names of NVML's and CUDA's errors and of NVML's recovery actions, as a watcher or a worker itself meets them. Errors
-# that end one process's context only (an illegal address, a failed launch) are not a device's: they are not here.
+# What the driver asks for, by NVML's number of it: until it is done, and nothing any more once it was.
+RECOVERY_ACTIONS = (
+    "NVML_GPU_RECOVERY_ACTION_NONE",
+    "NVML_GPU_RECOVERY_ACTION_GPU_RESET",
+    "NVML_GPU_RECOVERY_ACTION_NODE_REBOOT",
+    "NVML_GPU_RECOVERY_ACTION_DRAIN_P2P",
+    "NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET",
+    "NVML_GPU_RECOVERY_ACTION_GPU_RESET_BUS",
+)
+
+# Names of NVML's errors and recovery actions, as a watcher meets them. Errors that are a call's or a process's own are
+# not a device's: they are not here.
 NAMES: dict[str, tuple[Severity, str]] = {
     "NVML_ERROR_GPU_IS_LOST": (F, "the GPU has fallen off the bus"),
     "NVML_ERROR_GPU_NOT_FOUND": (F, "there is no such GPU any more"),
@@ -119,11 +130,7 @@ NAMES: dict[str, tuple[Severity, str]] = {
     "NVML_GPU_RECOVERY_ACTION_DRAIN_P2P": (R, "its peers' work must leave"),
     "NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET": (R, "its work must leave, and the GPU be reset"),
     "NVML_GPU_RECOVERY_ACTION_NODE_REBOOT": (F, "the machine must be restarted"),
-    "NVML_GPU_RECOVERY_ACTION_BUS_RESET": (R, "the GPU's bus must be reset"),
-    "NVML_GPU_RECOVERY_ACTION_SYSTEM_REBOOT": (F, "the machine must be restarted"),
-    "CUDA_ERROR_ECC_UNCORRECTABLE": (R, "memory error, not corrected"),
-    "CUDA_ERROR_NVLINK_UNCORRECTABLE": (R, "NVLink error, not corrected"),
-    "CUDA_ERROR_HARDWARE_STACK_ERROR": (R, "error in the hardware stack"),
+    "NVML_GPU_RECOVERY_ACTION_GPU_RESET_BUS": (R, "the GPU's bus must be reset"),
 }
 
 # "NVRM: Xid (PCI:0000:3b:00): 79, pid=4242, name=python3, GPU has fallen off the bus." Older drivers leave "PCI:" out;
@@ -144,6 +151,39 @@ class Fault:
     reason: str
     number: int = 0
     pid: int = 0
+
+    @property
+    def recovery(self) -> bool:
+        """Whether the driver itself asks for something to be done, and will say when it was."""
+        return self.reason.partition(":")[0] in RECOVERY_ACTIONS
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """The driver asks for nothing to be done to this device."""
+
+    device: str
+
+
+Heard = Fault | Sound
+
+
+class Source(Protocol):
+    """What tells of devices' faults. The real ones are `kernel_log.KernelLog` and `nvml.NvmlWatch`."""
+
+    name: str
+
+    @property
+    def state(self) -> str:
+        """What it reads, or why it cannot; for people."""
+
+    def start(self) -> None: ...
+
+    def poll(self) -> list[Heard]:
+        """What it heard since the last time, in order; never waits."""
+
+    def stop(self) -> None:
+        """Read no more; never waits either."""
 
 
 def device_address(text: str) -> str | None:
