@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.control.levels import (
+    PLAN_S,
     WAKE_S,
     Beaten,
     Came,
@@ -253,6 +254,81 @@ def test_without_a_word_of_how_many_there_should_be_it_is_the_most_that_were() -
     them.restart(5)
     them.wait(300)
     assert (them.kept.level, them.written.planned) == (2, 4)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_fewer_workers_for_good_are_the_plan_after_a_while(restarts: bool) -> None:
+    """Ten become two on purpose, and nobody says so: level 4 for ten minutes, not for ever, for nobody who is refused
+    could show what two carry. A control that goes on from what is written waits for ten minutes of its own."""
+    them = Deployment()
+    for number in range(10):
+        them.comes(f"w{number}")
+    them.wait(5)
+    for number in range(2, 10):
+        them.goes(f"w{number}")
+    them.wait(PLAN_S / 2)
+    if restarts:
+        them.restart(5)
+        them.wait(PLAN_S / 2)
+    them.wait(PLAN_S / 2 - 10)
+    assert (them.kept.level, them.written.planned) == (4, 10)
+    them.wait(60)
+    assert (them.kept.level, them.written.planned) == (0, 2)
+
+
+def test_who_comes_back_within_ten_minutes_is_missed_until_then() -> None:
+    """A host that restarts leaves the plan as it was; and so do hours without any worker."""
+    them = Deployment()
+    for number in range(4):
+        them.comes(f"w{number}")
+    for _ in range(3):
+        them.goes("w0")
+        them.wait(PLAN_S - 1)
+        assert them.kept.level == 1
+        them.comes("w0")
+        them.wait(60)
+    for number in range(4):
+        them.goes(f"w{number}")
+    them.wait(10 * PLAN_S)
+    them.comes("w1")
+    them.wait(PLAN_S - 60)
+    assert (them.kept.level, them.written.planned) == (3, 4)
+
+
+def test_a_told_number_is_missed_for_ever_but_does_not_refuse_everybody_for_ever() -> None:
+    """Two of ten that were told: level 4, and after ten minutes 3, where traffic shows what they carry."""
+    them = whole(10)
+    for number in range(3, 11):
+        them.goes(f"w{number:02}")
+    them.wait(PLAN_S - 10)
+    assert them.kept.level == 4
+    them.wait(60)
+    assert them.kept.level == 3
+    them.wait(10 * PLAN_S)
+    assert (them.kept.level, them.written.planned) == (3, 10)
+    them.weigh("w01", Status.SUSPICIOUS)
+    them.wait(60)
+    assert them.kept.level == 3
+    them.weigh("w01", Status.HEALTHY)
+    for number in range(3, 11):
+        them.comes(f"w{number:02}")
+    them.wait(60)
+    assert them.kept.level == 0
+
+
+def test_a_set_that_was_made_smaller_keeps_its_spares_again() -> None:
+    """Ten with one spare become four for good: after a while three serve, and one is kept."""
+    them = Deployment(spares="1")
+    for number in range(10):
+        them.comes(f"w{number}")
+    them.wait(5)
+    assert len(them.spares) == 1
+    for number in range(4, 10):
+        them.goes(f"w{number}")
+    them.wait(PLAN_S - 10)
+    assert them.spares == []
+    them.wait(200)
+    assert (len(them.spares), them.kept.level) == (1, 0)
 
 
 # -- standbys

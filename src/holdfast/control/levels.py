@@ -10,6 +10,10 @@ A deployment that *starts* is not short of workers: until it was whole once, or 
 worker, its capacity counts as no less than was promised. It starts if none of its workers had been judged before;
 whoever goes on from another control, whose verdicts on running workers stand, starts nothing.
 
+That workers are *missing* says little of what the rest can carry, and level 4 lets no traffic in that would show it. So
+after `PLAN_S` of it the plan is what was there meanwhile, if nobody said how many there should be; if somebody did,
+those that are left count for no less than a quarter of the promise, which is level 3.
+
 Always true: it goes on from the record that stands; what it says is to be written before anybody acts on it; a worker
 counts by the last verdict that it was told of, and a spare, which has no traffic, counts nothing.
 """
@@ -35,6 +39,11 @@ WINDOW_S = 1.0
 PAUSE_MAX_S = 3.0
 # How long a standby counts as waking: what taking over may take (`Place.wake_s`).
 WAKE_S = 12.0
+# How long fewer than planned are there before that is how many there are: longer than a host takes to come back.
+PLAN_S = 600.0
+# Then those that are left count at least for this share of the promise, whatever was said: level 3, as if all were slow
+# (`capacity.SLOW_SHARE_MIN`).
+LEFT_SHARE_MIN = 0.25
 STARTING = "starting"
 
 
@@ -186,6 +195,8 @@ class Levels:
     _reserves: dict[str, Reserve] = field(default_factory=dict)
     _degradation: Degradation | None = None  # made at the first sample
     _start: _Start | None = None
+    # How many were there within `PLAN_S`, and when last: the most first, and after each those that were there since.
+    _lately: list[tuple[float, int]] = field(default_factory=list)
     _sample_s: float = 0.0  # when the next is due
 
     def __post_init__(self) -> None:
@@ -292,9 +303,8 @@ class Levels:
         self._begin(there, now_s)
         degradation = self._degradation
         assert degradation is not None
-        self._plan()
-        kept = sum(reserve.wanted for reserve in self._reserves.values())
-        capacity = measure(self.settings.slo, self.profile, carriers, max(1, self.planned - kept), now_s)
+        self._plan(now_s)
+        capacity = measure(self.settings.slo, self.profile, carriers, self._keepers(carriers, now_s), now_s)
         self.capacity = capacity
         yield from self._reserve(capacity, now_s)
         ratio, why = capacity.ratio, str(capacity)
@@ -314,6 +324,7 @@ class Levels:
                 self._start.first_s = now_s
             return
         record = self.written
+        self._lately = [(now_s, self.planned)]
         if not self.judged:
             self._start = _Start(now_s if there else None)
             if record is not None and not record.vacant:
@@ -329,11 +340,29 @@ class Levels:
             self._start = None
         return self._start is not None
 
-    def _plan(self) -> None:
-        """Without a word of how many there should be, it is the most that were there at once."""
-        if not self.settings.slo.workers:
-            there = sum(1 for worker in self._workers.values() if worker.facts.active and worker.weight > 0.0)
-            self.planned = max(self.planned, there)
+    def _plan(self, now_s: float) -> None:
+        """Without a word of how many there should be, it is the most that were there at once, not too long ago."""
+        there = sum(1 for worker in self._workers.values() if worker.facts.active and worker.weight > 0.0)
+        if not there:  # nobody at all is held for, and says nothing of how many are enough
+            self._lately = [(now_s, self.planned)]
+            return
+        while self._lately and self._lately[-1][1] <= there:
+            self._lately.pop()
+        self._lately.append((now_s, there))
+        while self._lately[0][0] < now_s - PLAN_S:
+            self._lately.pop(0)
+            for reserve in self._reserves.values():
+                reserve.size = 0  # as many as it sees
+        self.planned = self.settings.slo.workers or self._lately[0][1]
+
+    def _keepers(self, carriers: list[Carrier], now_s: float) -> int:
+        """How many workers like those that are there keep the promise."""
+        kept = sum(reserve.wanted for reserve in self._reserves.values())
+        keepers = max(1, self.planned - kept)
+        if self._lately[0][1] >= self.planned:
+            return keepers
+        weight = sum(one.weight for one in carriers if one.carries(now_s))
+        return max(1, min(keepers, int(weight / LEFT_SHARE_MIN)))
 
     def _carriers(self, now_s: float) -> Iterator[Carrier]:
         for path, worker in self._workers.items():
