@@ -18,7 +18,7 @@ import pytest
 from terminal_rig import OnTerminal
 
 from holdfast.cli.overview import Overview, overview
-from holdfast.cli.ps import Looked
+from holdfast.cli.ps import Looked, level_line
 from holdfast.cli.screen import Screen
 from holdfast.cli.terminal import Terminal, cells
 from holdfast.cli.top import ENTER, LEAVE, glance, show
@@ -121,13 +121,27 @@ def test_nothing_wraps_on_a_live_screen() -> None:
 
 
 def test_without_control_frontends_tell_what_they_go_by() -> None:
-    """With no control the view says so, and shows weights as frontends apply them."""
+    """With no control the view says so, and shows weights, spares and the level as frontends apply them: also that
+    everything is refused, in `ps` too."""
     rows = [{"instance": "1f", "name": "worker-1a", "streams": 3, "weight": 0.5, "standing": "SUSPICIOUS"}]
     rows.append({"instance": "2f", "name": "worker-2a", "streams": 0})
-    lines = shown(seen(looked(None, worker("worker-1a"), worker("worker-2a"), workers=rows)), 100)
-    assert "control: none runs here; standing and weight are as frontends last heard" in lines
+    rows.append(rows[0] | {"instance": "3f", "name": "worker-3a", "weight": 0.0, "standing": "HEALTHY", "spare": True})
+    own = [worker("worker-1a"), worker("worker-2a"), worker("worker-3a")]
+    found = looked(None, *own, workers=rows, level=4)
+    lines = shown(seen(found), 100)
+    assert "control: none runs here; level, standing and weight are as frontends last heard" in lines
+    assert lines[2:4] == ["level 4", "  as frontends last heard"]
+    assert level_line(found.level).startswith("degradation level 4: as frontends last heard")
     assert row(lines, "worker-1a")[2:4] == ["suspicious", "0.5"]
     assert row(lines, "worker-2a")[2:4] == ["–", "–"]
+    assert row(lines, "worker-3a")[2:4] == ["spare", "0"]
+
+
+def test_nobody_who_writes_incidents_down_is_no_good_news(deployment: Deployment) -> None:
+    """Where no supervisor watches what runs, `holdfast incidents` does not say that nothing died."""
+    done = run(deployment.folder, "incidents")
+    assert "nothing has died" not in done.stdout
+    assert "supervisor: none: nothing is written down" in done.stdout
 
 
 def test_who_leads_is_believed() -> None:
@@ -148,19 +162,19 @@ def test_a_deployment_of_real_processes(deployment: Deployment) -> None:
     assert again.workers[0].tokens_per_s is not None
 
 
-def run_top(state_dir: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "holdfast", "top", *words]
+def run(state_dir: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "holdfast", *words]
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(state_dir), "HOLDFAST_STATE_DIR": str(state_dir)}
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_where_nobody_watches_it_is_one_page(tmp_path: Path) -> None:
     """Into a pipe it prints once, without colours or cursor moves, and ends; `--json` is for programs."""
-    done = run_top(tmp_path)
+    done = run(tmp_path, "top")
     assert done.returncode == 0, done.stderr
     assert "nothing runs in ~" in done.stdout
     assert "\x1b" not in done.stdout
-    told = json.loads(run_top(tmp_path, "--json").stdout)
+    told = json.loads(run(tmp_path, "top", "--json").stdout)
     assert (told["workers"], told["control"]) == ([], "")
 
 

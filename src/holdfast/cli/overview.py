@@ -95,7 +95,7 @@ def overview(
         monotonic_s=monotonic_s,
         control="" if control is None else "leads" if control.leads else "follows",
         control_note="" if control is None else control.reason,
-        level=control.level if control is not None else None,
+        level=looked.level,
         capacity=control.capacity if control is not None else None,
         workers=[seen(status, verdicts.get(status.name)) for status in local] + [seen(None, v) for v in elsewhere],
         frontends=[_frontend(status, looked.pages.get(status.name, {})) for status in _of(looked, "frontend")],

@@ -24,7 +24,7 @@ from holdfast.cli.screen import Screen, tilde
 from holdfast.cli.terminal import write_out
 from holdfast.core.procfs import is_frozen, read_process
 from holdfast.failover.journal import Term, read_terms
-from holdfast.health.shown import ControlPage, Verdict
+from holdfast.health.shown import ControlPage, Level, Verdict
 from holdfast.settings import Environment
 from holdfast.spec.settings import about
 from holdfast.supervise.incidents import Incident, complete, read_incidents
@@ -32,7 +32,7 @@ from holdfast.supervise.lock import Holder, heard_unix_s, holder
 from holdfast.supervise.records import journals_dir, read_launch
 from holdfast.supervise.standing import groups_of, with_groups
 from holdfast.supervise.status import Status, look_closely
-from holdfast.supervise.verdicts import decided, remembered, with_verdicts
+from holdfast.supervise.verdicts import decided, followed, remembered, with_verdicts
 from holdfast.wire.net import SocketNetwork
 
 DAY_S = 86_400.0
@@ -71,7 +71,7 @@ def _show(state_dir: Path, looked: Looked) -> int:
     screen.table(statuses)
     incidents = incidents_by_now(state_dir, statuses)
     show_groups(screen, statuses, incidents)
-    if level := level_line(looked.control):
+    if level := level_line(looked.level):
         screen.line(f"\n{level}", style="yellow")
     show_count(screen, incidents, time.time())
     if full := no_room(state_dir):
@@ -102,6 +102,12 @@ class Looked:
     control: ControlPage | None  # what the control that leads says; None: none runs here
     verdicts: list[Verdict]  # its own, or those that frontends go on with
 
+    @property
+    def level(self) -> Level | None:
+        """As control says, or as frontends go on with."""
+        decided_level = self.control.level if self.control is not None else None
+        return decided_level or followed(list(self.pages.values()))
+
 
 async def look_around(state_dir: Path) -> Looked:
     """Every process, engines with the group they belong to, what became of it, and what control decided of them."""
@@ -120,11 +126,11 @@ async def look_at_all(state_dir: Path) -> list[Status]:
     return (await look_around(state_dir)).statuses
 
 
-def level_line(control: ControlPage | None) -> str:
+def level_line(level: Level | None) -> str:
     """That service is degraded, if it is."""
-    if control is None or control.level is None or not control.level.level:
+    if level is None or not level.level:
         return ""
-    return f"degradation level {control.level.level}: {control.level.reason}; `holdfast top` shows more"
+    return f"degradation level {level.level}: {level.reason}; `holdfast top` shows more"
 
 
 def _group_of(state_dir: Path, name: str) -> str:
@@ -182,6 +188,8 @@ class Incidents(Asked, frozen=True):
 def _show_incidents(state_dir: Path, incidents: list[Incident], statuses: list[Status]) -> int:
     screen = Screen()
     trouble = [status.note for status in statuses if status.role == "supervisor"]
+    if not trouble and statuses and holder(state_dir) is None:
+        trouble = [f"none: {RESTARTED} until `holdfast up` adopts these"]
     if not incidents:
         why = "" if trouble else ": nothing has died unasked"
         screen.line(f"no incidents in {tilde(state_dir)}{why}")

@@ -190,9 +190,6 @@ def _summary(found: Overview) -> list[tuple[str, str]]:
     held = sum(frontend.held for frontend in found.frontends)
     rate = f"{found.tokens_per_s:.0f}" if found.tokens_per_s is not None else "–"
     lines = [(f"streams {streams}   waiting {held}   tokens/s {rate}", "")]
-    if not found.control:
-        lines.append(("control: none runs here; standing and weight are as frontends last heard", "yellow"))
-        return lines
     level = found.level.level if found.level is not None else 0
     words = [f"level {level}" if found.level is not None else "level –"]
     if found.capacity is not None:
@@ -200,6 +197,9 @@ def _summary(found: Overview) -> list[tuple[str, str]]:
     lines.append(("   ".join(words), "red" if level > 1 else "yellow" if level else ""))
     if found.level is not None and level:
         lines.append((f"  {found.level.reason}", "yellow"))
+    if not found.control:
+        lines.append(("control: none runs here; level, standing and weight are as frontends last heard", "yellow"))
+        return lines
     if found.control != "leads" or found.control_note:
         lines.append((f"control {found.control}: {found.control_note or 'another leads'}", "yellow"))
     return lines

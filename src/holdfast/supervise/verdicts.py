@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import structs
 
-from holdfast.health.shown import ControlPage, Verdict, control_page
+from holdfast.health.shown import ControlPage, Level, Verdict, control_page
 from holdfast.supervise.status import Status
 
 HEALTHY = "HEALTHY"
@@ -37,9 +37,17 @@ def remembered(pages: Sequence[Mapping[str, Any]]) -> list[Verdict]:
             status=str(row["standing"]).upper(),
             weight=float(row["weight"]),
             reason=str(row.get("standing_reason") or ""),
+            spare=row.get("spare") is True,
         )
         for instance, row in told.items()
     ]
+
+
+def followed(pages: Sequence[Mapping[str, Any]]) -> Level | None:
+    """The worst level that a frontend goes by; None: none says."""
+    levels = [facts.get("level") for facts in pages if facts.get("role") == "frontend"]
+    worst = max((level for level in levels if isinstance(level, int)), default=None)
+    return None if worst is None else Level(level=worst, reason="as frontends last heard")
 
 
 def word(verdict: Verdict) -> str:
