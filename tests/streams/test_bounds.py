@@ -73,6 +73,25 @@ def test_who_waits_and_may_have_every_place_asks_again_when_another_was_turned_a
     assert bounds(worker) == [4, 0, 0], "and once: now it tells of any place"
 
 
+def test_who_is_to_be_tried_alone_has_the_worker_that_another_was_turned_away_from() -> None:
+    """Whoever was turned away by its bound went elsewhere; that worker is full for those only who have one."""
+    cluster = Cluster()
+    cluster.directory.degrade(RULES[3])
+    first = cluster.worker("first")
+    cluster.ask("suspect")
+    second = cluster.worker("second")
+    first.die()
+    worker = cluster.worker("worker")
+    cluster.ask("standard")
+    second.die()
+    cluster.wait(2.0)
+    other = cluster.worker("other")
+    assert [request.request_id for request in worker.requests] == ["standard"], "nobody is tried beside another"
+    worker.turn_away("standard")
+    assert [request.request_id for request in other.requests] == ["standard"]
+    assert [request.request_id for request in worker.requests] == ["standard", "suspect"]
+
+
 def test_a_drain_goes_on_while_some_wait_who_may_not_have_every_place() -> None:
     """They wait for none of those that are left; but a premium request does."""
     cluster = Cluster()

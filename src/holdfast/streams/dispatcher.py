@@ -175,7 +175,7 @@ class Dispatcher:
         flight.workers.table.turned_away(slot, flight.bound)
         if not (self._send(flight) or self._send(flight, self.links.home(flight))):
             self._hold(flight)
-            self._fill(flight.workers)  # by its bound: then those who wait and have none are to ask again
+        self._fill(flight.workers)  # by its bound: then those who wait and have none are to ask again
 
     def has_room(self, link: WorkerLink, places: int) -> None:
         """A worker that was full keeps places for us: what waits takes them, and what is left it may give to others."""
