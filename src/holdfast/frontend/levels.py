@@ -4,12 +4,14 @@ Theory. Whoever decides writes a record down (`routing.degradation`); every fron
 looked up by the level, never edited, so that leaving a level undoes all of it.
 
 Always true: without a record the level is 0; a store that is lost, a control that is dead and a record that cannot be
-read change nothing; that there is no worker at all is not believed while one is there.
+read change nothing, but for one thing: level 4, which ends by a control's word alone, is 3 for a frontend that has a
+worker and has heard of no control for `STALE_S`. That there is no worker at all is not believed while one is there.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import msgspec
 
@@ -23,26 +25,48 @@ from holdfast.streams.stats import DispatchStats
 
 log = logging.getLogger("holdfast.frontend")
 
+# Longer than it takes to start another control, or than a store is away that is started anew; what nobody has renewed
+# since then is no reason to refuse everybody.
+STALE_S = 60.0
+
 _NONE = LevelRecord(0, "")
 _decode = msgspec.json.Decoder(LevelRecord).decode
 
 
 class Levels:
-    """Follows the level of one deployment."""
+    """Follows the level of one deployment. `clock`: any that never goes back, in seconds."""
 
-    def __init__(self, deployment: str, directory: ModelDirectory, stats: DispatchStats, retry_after_s: float) -> None:
+    def __init__(
+        self,
+        deployment: str,
+        directory: ModelDirectory,
+        stats: DispatchStats,
+        retry_after_s: float,
+        clock: Callable[[], float],
+    ) -> None:
         self._key = LEVELS + deployment
         self._directory = directory
         self._stats = stats
         self._retry_after_s = retry_after_s
+        self._clock = clock
+        self._silent_since_s: float | None = clock()  # None: a control leads, as far as is known
         self.record = _NONE
 
     @property
     def level(self) -> int:
-        if not self.record.vacant:
+        if self.record.level < LEVEL_MAX:
             return self.record.level
         sets = self._directory.sets.values()
-        return self.record.level_for(has_worker=any(workers.table.routable_count for workers in sets))
+        has_worker = any(workers.table.routable_count for workers in sets)
+        silent_s = self._clock() - self._silent_since_s if self._silent_since_s is not None else 0.0
+        return self.record.level_for(has_worker=has_worker, stale=silent_s >= STALE_S)
+
+    def led(self, leads: bool) -> None:
+        """Whether some control leads, as the store says; False: none does, or the store is lost."""
+        if leads:
+            self._silent_since_s = None
+        elif self._silent_since_s is None:
+            self._silent_since_s = self._clock()
 
     async def follow(self, store: Store) -> None:
         """Runs for ever."""

@@ -65,7 +65,7 @@ async def run_frontend(
     accounts = Accounts(directory, shown, access)
     large = LargeBodies(admission.settings.prompt_chars_max, shown.reader_lost)
     waits_s = settings.holds.hold_s
-    levels = Levels(settings.deployment, directory, dispatcher.stats, settings.holds.shed_retry_s)
+    levels = Levels(settings.deployment, directory, dispatcher.stats, settings.holds.shed_retry_s, loop.time)
     app = App(gate, waits_s, directory, admission, pages, RequestNames(rng), accounts, large, levels)
     pages.level = lambda: levels.level
     pages.streams = lambda: accounts.inflight
@@ -83,8 +83,8 @@ async def run_frontend(
     prefixes = (CARDS, INSTANCES, STANDBYS)
     tasks = Tasks("frontend")
     watches = [tasks.spawn(_watch(store, prefix, registry, roster, refusals), f"watch {prefix}") for prefix in prefixes]
-    decided = ((HEALTH, HEALTH), (CONTROLS, f"{CONTROLS}{settings.deployment}/"))
-    watches += [tasks.spawn(_hear(store, kind, prefix, roster), f"watch {prefix}") for kind, prefix in decided]
+    watches.append(tasks.spawn(_hear(store, roster), f"watch {HEALTH}"))
+    watches.append(tasks.spawn(_hear_controls(store, settings.deployment, roster, standings, levels), "watch controls"))
     watches.append(tasks.spawn(levels.follow(store), f"watch {LEVELS}"))
     reporting = Reporting(store, settings.deployment, roster, directory, accounts, unix_s)
     watches.append(tasks.spawn(reporting.run(), "report"))
@@ -137,10 +137,17 @@ async def _watch(store: Store, prefix: str, registry: Registry, roster: Roster, 
         await refusals.show()
 
 
-async def _hear(store: Store, kind: str, prefix: str, roster: Roster) -> None:
+async def _hear(store: Store, roster: Roster) -> None:
     """What control decides."""
-    async for event in store.watch(prefix):
-        roster.weighing.hear(kind, event)
+    async for event in store.watch(HEALTH):
+        roster.weighing.hear(HEALTH, event)
+
+
+async def _hear_controls(store: Store, deployment: str, roster: Roster, standings: Standings, levels: Levels) -> None:
+    """Whether there is one that does."""
+    async for event in store.watch(f"{CONTROLS}{deployment}/"):
+        roster.weighing.hear(CONTROLS, event)
+        levels.led(standings.is_led and not isinstance(event, Lost))
 
 
 async def _drain(app: App, server: HttpServer, drain_s: float) -> None:

@@ -104,10 +104,11 @@ class LevelRecord:
     planned: int = 0  # workers that keep the promise, as far as whoever wrote it knew; 0: none was there yet
     since_unix_s: float = 0.0  # when it was written
 
-    def level_for(self, *, has_worker: bool) -> int:
-        """The level for one who sees the workers itself: a worker that is there disproves that there is none, also
-        while nobody is there to write so."""
-        return LEVEL_MAX - 1 if self.vacant and has_worker else self.level
+    def level_for(self, *, has_worker: bool, stale: bool = False) -> int:
+        """The level for one who sees the workers itself. One that is there disproves that there is none, also while
+        nobody is there to write so; and where nobody has been there to decide for long (`stale`), nobody is refused
+        whom it could serve."""
+        return min(self.level, LEVEL_MAX - 1) if has_worker and (self.vacant or stale) else self.level
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,11 @@ class Standings:
         self._records: dict[InstanceKey, HealthRecord] = {}
         self._leading: set[str] = set()  # keys of controls that lead
 
+    @property
+    def is_led(self) -> bool:
+        """Whether some control leads, as far as was told."""
+        return bool(self._leading)
+
     def hear(self, prefix: str, event: WatchEvent) -> list[Heard]:
         """What the store says under `prefix`, HEALTH or CONTROLS: of whom something is known now."""
         match event:
