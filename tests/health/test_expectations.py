@@ -382,6 +382,25 @@ def test_a_fresh_worker_alone_is_not_held_to_what_nobody_there_ever_answered() -
     assert made.standings["a"].weight == 1.0
 
 
+def test_a_load_alone_is_asked_all_that_is_known_while_it_is_fresh() -> None:
+    """What was learnt from an earlier load is asked of the next at once, not one question at each check: so its own
+    answers are there to convict it when it rots, and nothing that is known is withdrawn for it."""
+    learnt = expectations("a", verified=True)
+    for question in range(len(QUESTIONS)):
+        learnt.step(Heard("a", question, answer(question)), 0.0)
+    made = Expectations(KEY, QUESTIONS)
+    assert made.restore(learnt.record())
+    made.step(Sets({"b": True}), 1.0)
+    to_ask = [len(QUESTIONS) - 1]
+    for question in to_ask:
+        effects = made.step(Heard("b", question, answer(question)), 1.0)
+        to_ask += [effect.question for effect in effects if isinstance(effect, AskSet)]
+    assert sorted(to_ask) == list(range(len(QUESTIONS)))
+    assert hear(made, b=0) == []
+    hear(made, b=7)
+    assert convicted(accuse(made, "b")) == ["b"]
+
+
 def test_a_convicted_set_is_no_witness() -> None:
     """Of two sets, one convicted, the other cannot be: what is expected is doubted first."""
     made = expectations("a", "b")

@@ -360,10 +360,14 @@ class Expectations:
         return tuple(effects)
 
     def _unasked(self, weights: str, first: bool) -> int | None:
-        """The next question that is to be learnt and that these weights were not asked, if it is time: after a load
-        some at once, then one after each check, until enough are known."""
+        """The next question that these weights were not asked, if it is time: after a load some at once, those whose
+        answers are known first, for what the load answers while it is fresh is its witness later; then one that is to
+        be learnt after each check, until enough are known."""
         pinned = sum(entry.state is State.PINNED for entry in self._entries)
         asked = sum(weights in heard for heard in self._heard)
+        for question, entry in enumerate(self._entries if first and asked < ASKED_AT_ONCE else ()):
+            if entry.state is State.PINNED and weights not in (*entry.given, *self._heard[question]):
+                return question
         if pinned >= PINNED_ENOUGH or (first and asked >= (ASKED_AT_ONCE if pinned else ASKED_AT_ONCE_MAX)):
             return None
         for question, entry in enumerate(self._entries):
