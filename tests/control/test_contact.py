@@ -18,6 +18,7 @@ from holdfast.discovery.card import ModelCard
 from holdfast.discovery.keys import InstanceKey, InstanceRecord
 from holdfast.discovery.registry import Instance
 from holdfast.health.liveness import Judged, Verdict
+from holdfast.wire.messages import Cancel, Generate
 from holdfast.wire.net import SocketNetwork
 
 GONE = Judged(Verdict.SUSPECT, Verdict.GONE, "silent")
@@ -98,3 +99,18 @@ async def test_a_question_that_a_worker_does_not_take_says_nothing_of_it(code: C
     assert isinstance(event, w.NoAnswer)
     assert event.sound is sound
     await asyncio.sleep(0)
+
+
+async def test_a_question_takes_the_place_of_the_one_before() -> None:
+    """A worker has a place for one: what it was asked before its fresh load is called off, or the check of that load
+    would be refused, and its streams would wait for the next."""
+    keeper, sent = Keeper(), list[object]()
+    asker = Asker("a", keeper, lambda message: sent.append(message) is None, lambda own: 0.0)
+    asker.ask(w.Ask("a", 1, (1, 2), 4, 15.0))
+    asker.ask(w.Ask("a", 2, (1, 2), 4, 15.0))
+    assert [type(message) for message in sent] == [Generate, Cancel, Generate]
+    assert sent[1] == Cancel([1])
+    asker.take(Output(1, [3], "length"))
+    asker.take(Output(2, [3], "length"))
+    assert [event.number for event in keeper.events if isinstance(event, w.Answer)] == [2]
+    assert len(keeper.events) == 1

@@ -1,7 +1,7 @@
 """Questions and pings to one worker: sent, timed, and ended.
 
-Always true: every question ends in exactly one of an answer, none, or no place, within its time, whatever becomes of
-the connection; of pings one at a time is out.
+Always true: a question ends in exactly one of an answer, none, or no place, within its time, whatever becomes of the
+connection; or the next takes its place, and nothing is told of it. Of either, and of pings, one at a time is out.
 """
 
 from __future__ import annotations
@@ -75,7 +75,10 @@ class Asker:
         self._doubted = False  # the ping that is out was late enough to ask a question
 
     def ask(self, question: w.Ask) -> None:
-        """Its end is told, always."""
+        """Its end is told, unless another is asked before."""
+        for asked in list(self._questions):  # of a load that is gone: a worker has a place for one, and would refuse
+            self._end(asked)
+            self._send(Cancel([asked]))
         self._streams += 1
         stream, number = self._streams, question.number
         timer = self._loop.call_later(question.within_s, self._late, stream, question.within_s)
