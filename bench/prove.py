@@ -1,7 +1,8 @@
 """`python -m bench.prove NAME [ROW…]`, which `make prove-NAME` runs: rows, each with its bound, in a results file.
 
 A proof is a module of this folder: its ROWS are functions that measure, its FIGURES what is shown of what they found.
-Each row has what it is compared with measured in the same run. Exits with 1 if a bound is missed.
+One that has options of its own (`add_options`) makes its rows of what was chosen (`rows`). Each row has what it is
+compared with measured in the same run. Exits with 1 if a bound is missed.
 """
 
 from __future__ import annotations
@@ -33,12 +34,14 @@ def main(argv: list[str]) -> int:
         return 2
     name, *words = argv
     proof = importlib.import_module(f"bench.prove_{name.replace('-', '_')}")
-    rows: Rows = proof.ROWS
     parser = argparse.ArgumentParser(prog=f"prove-{name}", description=proof.__doc__)
-    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"only these: {', '.join(rows)}")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="only these; default: all")
     out = ROOT / "bench" / "results" / f"{name}.json"
     parser.add_argument("--out", type=Path, default=out, help="where to write the results")
-    chosen = parser.parse_args(words)
+    if has_options := hasattr(proof, "add_options"):
+        proof.add_options(parser)
+    chosen = parser.parse_intermixed_args(words)
+    rows: Rows = proof.rows(chosen) if has_options else proof.ROWS
     unknown = [row for row in chosen.rows if row not in rows]
     if unknown:
         parser.error(f"unknown row {unknown[0]}; there are: {', '.join(rows)}")
@@ -70,8 +73,13 @@ def about_run(command: str, machine: str) -> Row:
     return {"command": command, "date": today, "machine": machine}
 
 
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def this_machine() -> str:
-    return f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    return f"{cores()} cores, {platform.machine()}, Python {platform.python_version()}"
 
 
 def tell(text: str) -> None:

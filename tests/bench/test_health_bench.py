@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bench.prove_health import part_shares, together
 from holdfast.bench.health.faults import BY_NAME, FAULTS, MAY_MISS, UNFIT, On, Then, pairs
 from holdfast.bench.health.judging import Answers, Hit, Verdict, Window, alarms, judge_answers, meets, rows
 from holdfast.bench.health.run import HealthBench, run
@@ -150,6 +151,30 @@ def test_the_list_of_faults_is_sound() -> None:
     named = {name for pair in (*UNFIT, *MAY_MISS) for name in pair}
     assert named <= BY_NAME.keys()
     assert len(list(pairs(FAULTS))) == len(FAULTS) * (len(FAULTS) - 1) // 2 - len(UNFIT)
+
+
+@pytest.mark.parametrize("parts", [1, 3, 8, 200])
+def test_parts_are_all_of_it_once(parts: int) -> None:
+    """Whoever runs every part, in whatever processes, has tried every pair, and none twice; parts are about equal."""
+    shares = [HealthBench(in_pairs=True, part=(which, parts)).cases for which in range(1, parts + 1)]
+    tried = [tuple(fault.name for fault in case) for share in shares for case in share]
+    assert sorted(tried) == sorted((one.name, other.name) for one, other in pairs(FAULTS))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_a_part_of_a_part_side_by_side_is_all_of_it_once() -> None:
+    """Several deployments share one part of several: the proof hands each its own, and tells all of it in order."""
+    shares = [share for which in (1, 2, 3) for share in part_shares(which, 3, 4)]
+    assert sorted(shares) == sorted(f"{place}/12" for place in range(1, 13))
+    told = [{"faults": [{"fault": b, "beside": a}, {"fault": a, "beside": b}]} for a, b in (("wedged", "crash"),)]
+    told += [{"faults": [{"fault": "crash", "beside": "stopped"}, {"fault": "stopped", "beside": "crash"}]}]
+    sums = {"false_positives": 0, "streams_lost": 1, "answers": 2, "cases": 1, "cases_meant": 2}
+    about = {"workers": 4, "streams": 16, "canary_interval_s": 5.0, "seed": 1}
+    whole = together([{**one, **sums, **about, "missed": ["x"], "seconds": 3.0} for one in told], ["part 1/2 ended"])
+    assert [(row["fault"], row["beside"]) for row in whole["faults"]] == [
+        ("crash", "stopped"), ("stopped", "crash"), ("crash", "wedged"), ("wedged", "crash"),
+    ]  # fmt: skip
+    assert (whole["cases"], whole["cases_meant"], whole["missed"]) == (2, 4, ["x", "x", "part 1/2 ended"])
 
 
 def test_how_long_a_soak_lasts() -> None:

@@ -158,9 +158,10 @@ COMMANDS = (
     Command(
         "bench degrade",
         "",
-        "Stop workers until none is left, and let them go on, under load of all tiers: levels, and who was refused.\n\n"
-        "Exits with 1 if a level did not follow or return, or premium was refused before level 4. Times are shorter "
-        "than the defaults; bounds and rules are not.",
+        "Stop workers until none is left, and let them go on, under load of all tiers: levels, batches, who was "
+        "refused.\n\n"
+        "Exits with 1 if levels, refusals or batches did not follow and return, premium was refused before level 4, or "
+        "a noisy bound made levels flap. Times are shorter than the defaults; bounds and rules are not.",
         "bench:Degrade",
     ),
     Command(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from typing import Annotated, Any
@@ -12,6 +13,8 @@ from holdfast.cli.terminal import write_out
 from holdfast.core.errors import UserError
 from holdfast.settings import Environment
 from holdfast.spec.settings import about
+
+PART = (r"[1-9]\d{0,3}/[1-9]\d{0,3}", "which of how many, like 2/8")
 
 
 class Frontend(Asked, frozen=True):
@@ -98,6 +101,8 @@ class Health(Asked, frozen=True):
     only: Annotated[str, about("Only these faults, with commas between.")] = ""
     pairs: Annotated[bool, about("Every two faults at once; half an hour.")] = False
     soak: Annotated[str, about("No fault, more work than places and no idle core, for so long; e.g. 10m.")] = ""
+    part: Annotated[str, about("Only one of several equal parts of it; e.g. 2/8.", like=PART)] = "1/1"
+    limit_s: Annotated[float, about("No fault is begun after so long; 0: there is no end.", "s", min=0)] = 0.0
     canary_interval_s: Annotated[float, about("How often each worker is asked.", "s", over=0)] = 5.0
     seed: Annotated[int, about("What is asked, and who is broken.")] = 1
     json: Json = False
@@ -112,7 +117,11 @@ class Health(Asked, frozen=True):
         if unknown := [name for name in names if name not in BY_NAME]:
             raise UserError(f"--only {unknown[0]}: there is {', '.join(BY_NAME)}")
         faults = tuple(BY_NAME[name] for name in names) or FAULTS
-        bench = HealthBench(faults, self.pairs, self.seed, canary_interval_s=self.canary_interval_s)
+        which, parts = map(int, self.part.split("/"))
+        if not 1 <= which <= parts:
+            raise UserError(f"--part {self.part}: the first of eight is 1/8, the last 8/8")
+        some: dict[str, Any] = {"part": (which, parts), "limit_s": self.limit_s or math.inf}
+        bench = HealthBench(faults, self.pairs, self.seed, canary_interval_s=self.canary_interval_s, **some)
         result = soak(bench, seconds("--soak", self.soak), _tell) if self.soak else run(bench, _tell)
         if self.json or self.soak:
             _show(result, self.json)
@@ -129,10 +138,14 @@ class Degrade(Asked, frozen=True):
     json: Json = False
 
     def run(self, env: Environment) -> int:
-        from holdfast.bench.degrade import DegradeBench, run
+        from holdfast.bench.degrade.run import DegradeBench, run
+        from holdfast.bench.degrade.telling import table
 
         result = run(DegradeBench(self.workers, seed=self.seed), _tell)
-        _show(result, self.json)
+        if self.json:
+            _show(result, True)
+        else:
+            write_out(table(result))
         return 1 if result["missed"] else 0
 
 

@@ -158,8 +158,8 @@ class Rig:
                 await self.calm_down()
 
     def take_cores(self, each: int, seconds_max: float) -> None:
-        """So many busy processes for each core, until `calm_down`; or for so long, if that never comes."""
-        count = each * (os.cpu_count() or 1)
+        """So many busy processes for each core that is ours, until `calm_down`; or for so long, if that never comes."""
+        count = each * len(os.sched_getaffinity(0))
         self._burners += [subprocess.Popen([sys.executable, "-c", BURN.format(seconds_max)]) for _ in range(count)]
 
     def _reload(self, name: str) -> None:

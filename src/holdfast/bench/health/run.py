@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -42,6 +43,8 @@ class HealthBench:
     faults: tuple[Fault, ...] = FAULTS
     in_pairs: bool = False
     seed: int = 1
+    part: tuple[int, int] = (1, 1)  # which of so many equal parts of it
+    limit_s: float = math.inf  # no case is begun after that
     workers: int = 4
     streams: int = 16
     tokens: int = 60
@@ -52,7 +55,11 @@ class HealthBench:
 
     @property
     def cases(self) -> list[tuple[Fault, ...]]:
-        return list(pairs(self.faults)) if self.in_pairs else [(fault,) for fault in self.faults]
+        every: list[tuple[Fault, ...]] = [(fault,) for fault in self.faults]
+        if self.in_pairs:
+            every = list(pairs(self.faults))
+        which, parts = self.part
+        return every[which - 1 :: parts]
 
     def deployment(self, **sim: Any) -> Deployment:
         # The share is what would make the interval longer: a canary here takes a fifth of a second.
@@ -63,15 +70,22 @@ class HealthBench:
 
 def run(bench: HealthBench, tell: Tell = lambda text: None) -> dict[str, Any]:
     """All cases; `missed` says what is not as it must be."""
-    began_s = time.monotonic()
+    began_s, windows, missed = time.monotonic(), list[Window](), list[str]()
     with bench.deployment() as deployment:
-        windows = uvloop.run(_run(bench, deployment, tell))
+        try:
+            uvloop.run(_run(bench, deployment, windows, tell))
+        except TimeoutError as error:  # what was found until then is told all the same
+            missed.append(f"after {len(windows)} of {len(bench.cases)} cases: {error}")
     judged = [rows(window) for window in windows]
+    if len(windows) < len(bench.cases):
+        missed.append(f"{len(bench.cases) - len(windows)} of {len(bench.cases)} cases were not tried")
     return {
         "faults": [row for each in judged for row in each],
         # The faults of a pair have one window in common.
         **{name: sum(each[0][name] for each in judged) for name in ("false_positives", "streams_lost", "answers")},
-        "missed": [f"{name_of(row)}: {text}" for each in judged for row in each for text in row["missed"]],
+        "missed": [f"{name_of(row)}: {text}" for each in judged for row in each for text in row["missed"]] + missed,
+        "cases": len(windows),
+        "cases_meant": len(bench.cases),
         "workers": bench.workers,
         "streams": bench.streams,
         "canary_interval_s": bench.canary_interval_s,
@@ -84,7 +98,8 @@ def name_of(row: dict[str, Any]) -> str:
     return f"{row['fault']} + {row['beside']}" if "beside" in row else str(row["fault"])
 
 
-async def _run(bench: HealthBench, deployment: Deployment, tell: Tell) -> list[Window]:
+async def _run(bench: HealthBench, deployment: Deployment, windows: list[Window], tell: Tell) -> None:
+    ends_s = time.monotonic() + bench.limit_s
     async with watched(deployment) as rig:
         tell(f"{bench.workers} workers; a canary every {bench.canary_interval_s:g} s instead of 30")
         await until(rig.is_whole, "every worker's first check", START_S, every_s=LOOK_EVERY_S)
@@ -92,7 +107,9 @@ async def _run(bench: HealthBench, deployment: Deployment, tell: Tell) -> list[W
         expected = [read_answer(one) for one in await asking.once()]
         campaign = Campaign(rig, asking, expected, random.Random(bench.seed), tell)
         async with asking.all_the_time(time.monotonic()):  # what is asked after the last window is of none
-            return [await campaign.window(case) for case in bench.cases]
+            for case in bench.cases:
+                if time.monotonic() < ends_s:
+                    windows.append(await campaign.window(case))
 
 
 @dataclass(slots=True)

@@ -1,0 +1,1 @@
+"""What `make prove-bit-flips` does to an engine's weights, and how it looks for it."""
