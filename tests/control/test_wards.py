@@ -74,6 +74,39 @@ def test_a_process_that_maps_convicted_weights_is_quarantined_before_it_is_asked
     assert made.standings["fresh"].weight == 1.0
 
 
+def stopped_twice(*names: str) -> WardSet:
+    """Of three whose canaries are so dear that they come once in half an hour, these were stopped twice, for a second
+    each, and run again: each owes two canaries, one of them with no traffic."""
+    made = WardSet({name: f"w{name}" for name in ("a", "b", "c")})
+    for each in made.workers.values():
+        each.took_s = 2.0
+    made.begin(serving=True)
+    made.wait(60.0)
+    for again in (False, True):
+        for before, after in ((Verdict.ALIVE, Verdict.STOPPED), (Verdict.STOPPED, Verdict.ALIVE)):
+            for name in names:
+                made.tell(w.Judged(name, Judged(before, after, "by the kernel's word")))
+            made.wait(1.0)
+        made.wait(0.0 if again else 10.0)
+    return made
+
+
+def test_what_a_worker_owes_is_asked_for_however_dear_it_is() -> None:
+    """It has no traffic that a canary could cost: it is back half a minute after its fall, and not before."""
+    made = stopped_twice("a")
+    made.wait(20.0)
+    assert made.standings["a"].owed == 2
+    made.wait(15.0)
+    assert made.standings["a"].weight == 0.5
+
+
+def test_who_owes_is_asked_at_once_where_nobody_else_can_serve() -> None:
+    """A machine that slept twice is not down for as long as canaries are apart."""
+    made = stopped_twice("a", "b", "c")
+    made.wait(5.0)
+    assert {standing.weight for standing in made.standings.values()} == {0.5}
+
+
 def test_a_quarantine_asks_for_a_load_once_and_again_after_its_time() -> None:
     """Not at a restart of whoever asks, nor at another wrong answer; until the load is there."""
     made = rotten("a", "b", "c")

@@ -29,6 +29,10 @@ FIND_S = 60.0
 RELOAD_S = 60.0
 # A worker that is held to be slow and has no traffic to show otherwise is asked this often: within `outliers.GAP_S`.
 REPACE_S = 5.0
+# A worker without traffic, for canaries that it owes, is asked this often whatever they cost: they take nobody's time.
+OWED_S = 30.0
+# And looked at this often: where no other can serve it is asked at once.
+OWED_LOOK_S = 1.0
 # The record of a dead worker whose device has a fault that was not cleared is kept so long: others may come to it.
 DEVICE_S = 86400.0
 SLOWNESS = frozenset({s.Cause.SLOW, s.Cause.CRAWLING})
@@ -80,8 +84,8 @@ class Ward:
     """One worker. Mutable: `Wards` steps its machines."""
 
     __slots__ = (
-        "_dead_kept_s", "asked", "breaker", "canary", "dead_s", "facts", "find_s", "known", "loaded", "moved_s",
-        "pace_s", "paced_s", "path", "reload_s", "spare", "standing",
+        "_dead_kept_s", "asked", "breaker", "canary", "dead_s", "facts", "find_s", "known", "loaded", "look_s",
+        "moved_s", "owed_s", "pace_s", "paced_s", "path", "reload_s", "spare", "standing",
     )  # fmt: skip
 
     def __init__(self, path: str, jitter: Callable[[], float], limits: Limits) -> None:
@@ -99,6 +103,8 @@ class Ward:
         self.moved_s = 0.0  # when its clients last had tokens
         self.pace_s: float | None = None  # seconds per token of its last canary
         self.paced_s = 0.0  # when its pace was last measured, by whatever
+        self.owed_s = 0.0  # when it was last asked for a canary that it owes
+        self.look_s = 0.0  # when it is looked whether it is to be asked for the next
         self.find_s: float | None = None  # it must be found by then
         self.dead_s: float | None = None  # when it was lost
 
@@ -134,6 +140,12 @@ class Ward:
         return self.paced_s + REPACE_S if slow else None
 
     @property
+    def owing(self) -> bool:
+        """Whether it has no traffic only because of canaries that it owes."""
+        held = (s.WEIGHTS[s.TABLE[s.Cause(cause)][0]] for cause in self.standing.causes)
+        return self.awake and self.standing.owed > 1 and all(held)
+
+    @property
     def forget_s(self) -> float | None:
         if self.dead_s is None:
             return None
@@ -145,6 +157,8 @@ class Ward:
         if self.awake:
             due = (self.canary.next_deadline_s, self.breaker.next_deadline_s, s.next_deadline_s(self.standing))
             yield from (each for each in due if each is not None)
+        if self.owing:
+            yield self.look_s
         more = (self.find_s, self.forget_s, self.reload_again_s, self.repace_s)
         yield from (each for each in more if each is not None)
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 
 from holdfast.control.questions import questions_of
-from holdfast.control.ward import RELOAD_S, Limits, Ward, WorkerFacts, name_of
+from holdfast.control.ward import OWED_LOOK_S, OWED_S, RELOAD_S, Limits, Ward, WorkerFacts, name_of
 from holdfast.control.words import (
     Answer,
     Ask,
@@ -251,6 +251,8 @@ class Wards:
                 self._tell_canary(ward, c.Tick())
                 self._tell_breaker(ward, b.Tick())
                 self._tell_standing(ward, s.Tick())
+            if ward.owing and ward.look_s <= self._now_s:
+                self._collect(ward)
             if ward.repace_s is not None and self._stands_alone(ward):
                 self._forgive(ward)
             if ward.repace_s is not None and ward.repace_s <= self._now_s:
@@ -315,6 +317,13 @@ class Wards:
         served = {w.facts.group for w in of_key if w.facts and w.facts.active}
         others = [w for w in of_key if w is not ward and not w.standing.quarantined]
         return not any(w.standing.weight if w.awake else w.facts and w.facts.group not in served for w in others)
+
+    def _collect(self, ward: Ward) -> None:
+        """Ask for the next canary that it owes."""
+        ward.look_s = self._now_s + OWED_LOOK_S
+        if self._now_s >= max(ward.owed_s, ward.standing.fell_s) + OWED_S or self._stands_alone(ward):
+            ward.owed_s = self._now_s
+            self._tell_canary(ward, c.Asked("it owes canaries"))
 
     def _forgive(self, ward: Ward) -> None:
         """Whoever is left alone is slower than nobody: slow answers are better than none."""

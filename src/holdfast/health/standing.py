@@ -40,7 +40,7 @@ PROVING_S = 5.0
 # A fall this soon after the last is flapping: as long as the longest rest of a breaker, so that one is not forgiven for
 # having rested.
 FLAP_S = 600.0
-# Canaries to pass after a fall: 1, and twice as many at each that follows soon. Eight are four minutes of them.
+# Canaries to pass after a fall: 1, and twice as many at each that follows soon. Eight are four minutes (`OWED_S`).
 OWED_MAX = 8
 UNCHECKED = "not checked since it was loaded"
 
