@@ -69,6 +69,7 @@ class WardSet:
         self.effects: list[w.Effect] = []
         self.store: dict[str, bytes] = {}  # health records, by path
         self.expected: dict[str, bytes] = {}
+        self.devices: dict[str, w.DeviceFaulted | w.DeviceCleared] = {}  # what stands of each
         self.wards = self.begin_wards()
         self._queue: list[tuple[float, int, w.Event]] = []
         self._count = 0
@@ -116,7 +117,7 @@ class WardSet:
             build=KEY.build,
             dtype=KEY.dtype,
             kind=KEY.device,
-            device=worker.device,
+            devices=(worker.device,) if worker.device else (),
             weights=worker.weights,
             load=worker.load,
             verified=self.verified,
@@ -153,9 +154,13 @@ class WardSet:
         records = {path: msgspec.json.decode(record, type=HealthRecord) for path, record in self.store.items()}
         expected = {name: msgspec.json.decode(record, type=x.Record) for name, record in self.expected.items()}
         self.wards.restore(records, expected, self.now)
+        for told in self.devices.values():
+            self.tell(told)
         self.begin(serving=serving)
 
     def tell(self, event: w.Event) -> None:
+        if isinstance(event, w.DeviceFaulted | w.DeviceCleared):
+            self.devices[event.device] = event
         for effect in self.wards.step(event, self.now):
             self.effects.append(effect)
             match effect:

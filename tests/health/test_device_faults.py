@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.health.device_faults import (
     NAMES,
+    RECOVERY_ACTIONS,
     RECOVERY_CHANGED,
     XIDS,
+    Fault,
     Severity,
     device_address,
     fault_named,
     fault_of,
     parse_line,
 )
+from holdfast.health.records import DeviceRecord, device_after, device_name
 
 F, R, I = Severity.FATAL, Severity.RESET_NEEDED, Severity.IGNORABLE  # noqa: E741
 
@@ -113,3 +118,69 @@ def test_names_of_errors(name: str) -> None:
 def test_a_device_has_one_address(text: str, address: str | None) -> None:
     """The kernel's log and NVML spell it differently, and mean one device."""
     assert device_address(text) == address
+
+
+def test_the_page_has_the_table() -> None:
+    """docs/health.md lists every number that is grave with what follows and what it says, and those that are not."""
+    page = (Path(__file__).parents[2] / "docs" / "health.md").read_text()
+    grave = {number: row for number, row in XIDS.items() if row[0] is not I}
+    rows = [f"| {number} | {severity.value} | {meaning} |" for number, (severity, meaning) in grave.items()]
+    assert [row for row in rows if row not in page] == []
+    ignorable = ", ".join(str(number) for number in XIDS if number not in grave)
+    assert f"Ignorable: {ignorable};" in page
+
+
+def record(number: int, at_s: float = 1.0) -> DeviceRecord:
+    made = device_after(None, fault_of("0000:01:00", number), at_s, "control")
+    assert made is not None
+    return made
+
+
+def asked(action: int) -> Fault:
+    fault = fault_named("0000:01:00", RECOVERY_ACTIONS[action])
+    assert fault is not None
+    return fault
+
+
+def test_of_a_device_the_gravest_fault_stands() -> None:
+    """The first of those that are equally grave; what is ignorable is written nowhere."""
+    sick, lost = record(48), record(79)
+    assert device_after(None, fault_of("0000:01:00", 31), 2.0, "") is None
+    assert device_after(sick, fault_of("0000:01:00", 62), 2.0, "") is None
+    assert device_after(lost, fault_of("0000:01:00", 48), 2.0, "") is None
+    graver = device_after(sick, fault_of("0000:01:00", 79), 2.0, "")
+    assert graver is not None
+    assert (graver.severity, graver.number, graver.at_unix_s) == (F, 79, 2.0)
+
+
+def test_a_fault_is_over_when_the_driver_asks_for_nothing_any_more() -> None:
+    """Only one that it had asked something about; and the next fault is a new one."""
+    sick = record(48)
+    assert device_after(sick, asked(0), 2.0, "") is None
+    wished = device_after(sick, asked(1), 2.0, "")
+    assert wished is not None
+    assert (wished.recovery, wished.number, wished.at_unix_s) == (True, 48, 1.0)
+    mended = device_after(wished, asked(0), 3.0, "")
+    assert mended is not None
+    assert mended.cleared_unix_s == 3.0
+    assert device_after(mended, asked(0), 4.0, "") is None
+    again = device_after(mended, fault_of("0000:01:00", 48), 5.0, "")
+    assert again is not None
+    assert (again.cleared_unix_s, again.recovery, again.at_unix_s) == (0.0, False, 5.0)
+
+
+def test_the_kernels_log_tells_of_recovery_too() -> None:
+    """Xid 154 with its text is what the driver asks for; without it, as NVML tells it, it says nothing."""
+    head = "NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from"
+    wish = parse_line(f"{head} 0x0 (None) to 0x1 (GPU Reset Required)")
+    done = parse_line(f"{head} 0x1 (GPU Reset Required) to 0x0 (None)")
+    assert wish is not None
+    assert done is not None
+    assert (wish.severity, wish.recovery, done.severity, done.recovery) == (R, True, I, True)
+    bare = fault_of("0000:01:00", RECOVERY_CHANGED)
+    assert (bare.severity, bare.recovery) == (I, False)
+
+
+def test_devices_of_two_machines_and_two_boots_have_names_of_their_own() -> None:
+    """However the address is written."""
+    assert device_name("b1", "00000000:3B:00.0") == device_name("b1", "0000:3b:00") != device_name("b2", "0000:3b:00")

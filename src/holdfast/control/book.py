@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from holdfast.core.tasks import Tasks
-from holdfast.discovery.keys import CARDS, EXPECTED, HEALTH, INSTANCES, LEVELS, REPORTS, STANDBYS, admits
+from holdfast.discovery.keys import CARDS, EXPECTED, FAULTS, HEALTH, INSTANCES, LEVELS, REPORTS, STANDBYS, admits
 from holdfast.discovery.registry import Change, Registry
 from holdfast.health.records import HealthRecord
 from holdfast.store.contract import Deleted, Lost, Put, Snapshot, Store, WatchEvent
@@ -53,6 +53,7 @@ class Book:
             HEALTH,
             LEVELS + deployment,
             f"{EXPECTED}{deployment}/",
+            f"{FAULTS}{deployment}/",
             f"{REPORTS}{deployment}/",
         }
         self._reader: Reader | None = None

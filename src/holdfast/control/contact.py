@@ -24,6 +24,7 @@ from holdfast.core.ports import Network
 from holdfast.core.tasks import beside
 from holdfast.discovery.registry import Instance
 from holdfast.health.liveness import Judged, Verdict
+from holdfast.health.records import device_name
 from holdfast.health.watcher import CONNECT_TIMEOUT_S, BeatWatcher, Finding, is_local, probe
 from holdfast.wire.framed import Framed
 from holdfast.wire.frames import FrameError
@@ -44,6 +45,7 @@ log = logging.getLogger("holdfast.control")
 
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 1.0
 ENDED = frozenset("ZXx")
+DEVICES_MAX = 64  # of one worker: more than any machine has GPUs
 # Another is heard if it was within this: an idle worker's beats come each second. Shorter than any silence that makes
 # one be gone, so that of several that fall silent together none bears witness against the next.
 WITNESS_S = 1.2
@@ -292,4 +294,5 @@ def _facts(instance: Instance, welcome: Welcome) -> WorkerFacts:
         verified=welcome.load > 0,  # engines that say it compare what they load with its source
         vocabulary=welcome.vocabulary,
         active=welcome.active,
+        devices=tuple(device_name(welcome.process.boot_id, pci) for pci, _ in welcome.gpus[:DEVICES_MAX]),
     )

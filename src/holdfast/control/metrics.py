@@ -1,6 +1,7 @@
 """Control in Prometheus' words, under the names that dashboards and alerts for Dynamo look for where they have some.
 
-Always true: only a control that leads shows workers and levels, so that two of them count nobody twice; a worker that
+Always true: only a control that leads shows workers and levels, so that two of them count nobody twice; devices' faults
+each shows that it read on its own machine; a worker that
 is forgotten has no line left, of counters neither, so what is shown is bounded by who is there; what an alert counts up
 has a line from the first scrape on (0, not absent).
 """
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 
 from holdfast.control import words as w
 from holdfast.control.showing import View, group_of, ids
+from holdfast.health.device_faults import Fault
 from holdfast.health.records import HealthRecord
 from holdfast.routing.degradation import RULES
 from holdfast.wire import metrics
@@ -21,6 +23,7 @@ from holdfast.wire import metrics
 CHECK_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0)
 CHECKS = ("canary", "ping")
 RESULTS = ("passed", "failed")
+FAULTS_MAX = 1000  # kinds of faults that are told apart: some tens of numbers on a few GPUs
 
 
 @dataclass(slots=True)
@@ -42,6 +45,7 @@ class ControlMetrics:
         self._checks: dict[str, dict[str, _Checks]] = {}  # by path and kind of check
         self._quarantines = 0
         self._flagged = 0
+        self._faults: dict[tuple[str, str, str, str], int] = {}
 
     def checked(self, path: str, check: str, result: str, took_s: float | None = None) -> None:
         """A check of the worker at that path is over; `took_s` if it was answered."""
@@ -69,6 +73,12 @@ class ControlMetrics:
         self._quarantines += 1
         self._flagged += streams
 
+    def device_fault(self, source: str, fault: Fault) -> None:
+        """A GPU of this machine told of a fault, ignorable ones too; what has no number has its name."""
+        what = (fault.device, str(fault.number or fault.reason.partition(":")[0]), fault.severity.value, source)
+        if what in self._faults or len(self._faults) < FAULTS_MAX:
+            self._faults[what] = self._faults.get(what, 0) + 1
+
     def page(self, view: View) -> bytes:
         """Every line, as of now."""
         self._checks = {path: checks for path, checks in self._checks.items() if path in view.records}
@@ -79,6 +89,8 @@ class ControlMetrics:
         view = self._view
         assert view is not None, "scraped by `page` only"
         shown = [metrics.gauge("holdfast_control_leads", "1 while this control decides", (), {(): view.leads})]
+        text, labels = "faults that GPUs of this machine told of", ("device", "xid", "severity", "source")
+        shown.append(metrics.counter("holdfast_device_faults", text, labels, self._faults))
         if not view.leads:
             return shown
         named = ids(view.records)

@@ -1,8 +1,8 @@
 """The control process: wait for the lock, lead while it is held, and show what is decided.
 
-Always true: only who holds the lock asks workers and writes; who loses it stops at once. It begins with what the store
-says after it got the lock, whole, so that nobody is revived by forgetting; it starts nothing and kills nothing. Whether
-it runs or not, workers serve.
+Always true: only who holds the lock asks workers and writes verdicts; who loses it stops at once. (What GPUs of its own
+machine say, each control writes down.) It begins with what the store says after it got the lock, whole, so that nobody
+is revived by forgetting; it starts nothing and kills nothing. Whether it runs or not, workers serve.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from holdfast.control.book import Book, decoded
+from holdfast.control.device_watch import DeviceWatch
 from holdfast.control.metrics import ControlMetrics
 from holdfast.control.page import StatusPage
 from holdfast.control.reign import Reign
@@ -25,6 +26,7 @@ from holdfast.core.ports import World
 from holdfast.core.tasks import Tasks, first
 from holdfast.discovery.keys import CONTROLS, LEVELS
 from holdfast.failover.lock import FailoverLock
+from holdfast.health.device_faults import Source
 from holdfast.health.records import ControlRecord
 from holdfast.routing.degradation import LEVEL_MAX, LevelRecord
 from holdfast.spec.launch import ControlLaunch
@@ -38,9 +40,11 @@ REST_S = 1.0
 
 
 class Control:
-    """One control of a deployment; several wait for the same lock."""
+    """One control of a deployment; several wait for the same lock. `sources` tell of this machine's GPUs."""
 
-    def __init__(self, settings: ControlLaunch, store: Store, lock: FailoverLock, world: World) -> None:
+    def __init__(
+        self, settings: ControlLaunch, store: Store, lock: FailoverLock, world: World, sources: Sequence[Source] = ()
+    ) -> None:
         self._settings = settings
         self._store = store
         self._lock = lock
@@ -50,6 +54,7 @@ class Control:
         self._record = ControlRecord(name=settings.name, leads=False, pid=os.getpid())
         self._registration: Registration | None = None
         self._metrics = ControlMetrics()
+        self._devices = DeviceWatch(sources, store, settings.deployment, settings.name, world.clock, self._metrics)
         self._page = StatusPage(lambda: page(self.view()), lambda: self._metrics.page(self.view()))
 
     @property
@@ -74,6 +79,7 @@ class Control:
         self._registration = self._store.register(key, msgspec.json.encode(self._record))
         tasks = Tasks("control")
         leading = tasks.spawn(self._lead(), "leading")
+        tasks.spawn(self._devices.run(), "devices")
         try:
             on_ready({"address": status, "status": status})
             await first((stop.wait(),), (leading,))
@@ -131,4 +137,5 @@ class Control:
             capacity=reign.levels.capacity if reign is not None else None,
             store=self._store.state,
             reason=reign.reason if reign is not None else "another leads",
+            fault_sources=self._devices.sources,
         )

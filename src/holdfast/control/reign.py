@@ -13,7 +13,7 @@ import asyncio
 import logging
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import msgspec
@@ -29,11 +29,11 @@ from holdfast.control.ward import limits_of
 from holdfast.control.wards import Wards
 from holdfast.core.ports import World
 from holdfast.core.tasks import Tasks, first
-from holdfast.discovery.keys import EXPECTED, HEALTH, REPORTS, InstanceKey
+from holdfast.discovery.keys import EXPECTED, FAULTS, HEALTH, REPORTS, InstanceKey
 from holdfast.discovery.registry import Appeared, Change, Instance, Withdrawn
 from holdfast.health import expectations
 from holdfast.health.liveness import TICK_S
-from holdfast.health.records import HealthRecord, Report
+from holdfast.health.records import DeviceRecord, HealthRecord, Report
 from holdfast.spec.launch import ControlLaunch
 from holdfast.store.contract import Store
 
@@ -67,8 +67,8 @@ class Reign:
         self._on_begin = on_begin
         self._loop = asyncio.get_running_loop()
         self._by = f"{settings.name}/{os.getpid()}/{world.rng.getrandbits(32):08x}"  # of every reign its own
-        self._expected = f"{EXPECTED}{settings.deployment}/"
-        self._reports = f"{REPORTS}{settings.deployment}/"
+        own = f"{settings.deployment}/"
+        self._expected, self._reports, self._faults = EXPECTED + own, REPORTS + own, FAULTS + own
         self._disputed = asyncio.Event()
         self._outbox = Outbox(store, lost)
         self._tally = Tally()
@@ -132,8 +132,7 @@ class Reign:
         self.levels.begin(values, records, (key.path for key in self.book.registry.instances))
         for place in (*(HEALTH + path for path in records), *(self._expected + name for name in expected)):
             self._outbox.stands(place, values[place])
-        for name, report in decoded(values, self._reports, Report).items():
-            self._report(name, report)
+        self._read(values)
         log.info("goes on from %d verdicts", len(records))
         self.begun = True
         self._on_begin()
@@ -172,8 +171,7 @@ class Reign:
 
     def wrote(self, key: str, value: bytes | None) -> None:
         written = {key: value} if value is not None else {}
-        for name, report in decoded(written, self._reports, Report).items():
-            self._report(name, report)
+        self._read(written)
         for path, record in decoded(written, HEALTH, HealthRecord).items():
             # Of a control that led before, whose last word came late; not what stood, and is written again.
             if record.by != self._by and value != self._outbox.wanted(key):
@@ -183,9 +181,13 @@ class Reign:
         if value is None:
             self._outbox.check(self.book.values)
 
-    def _report(self, frontend: str, report: Report) -> None:
-        self._tally.take(frontend, report)
-        self.levels.reported(frontend, report)
+    def _read(self, written: Mapping[str, bytes]) -> None:
+        """What others wrote: frontends, and controls of what their machines' devices say."""
+        for frontend, report in decoded(written, self._reports, Report).items():
+            self._tally.take(frontend, report)
+            self.levels.reported(frontend, report)
+        for device, record in decoded(written, self._faults, DeviceRecord).items():
+            self.tell(w.device_event(device, record))
 
     def reread(self) -> None:
         self._outbox.check(self.book.values)
@@ -294,7 +296,5 @@ class Reign:
 
     def _say(self, told: w.Told) -> None:
         level = logging.WARNING if told.what in LOUD else logging.DEBUG if told.what in QUIET else logging.INFO
-        log.log(level, "%s: %s", self._named(told.path), told.text)
-
-    def _named(self, path: str) -> str:
-        return next((one.instance.name for one in self.contacts.values() if one.path == path), path) or "all"
+        name = next((one.instance.name for one in self.contacts.values() if one.path == told.path), told.path)
+        log.log(level, "%s: %s", name or "all", told.text)

@@ -31,6 +31,7 @@ class View:
     capacity: Capacity | None = None
     store: str = "connected"
     reason: str = ""  # why it leads nobody, or decides nothing
+    fault_sources: Mapping[str, str] = field(default_factory=dict)  # by name: what it reads, or why it cannot
 
     @property
     def groups(self) -> dict[str, int]:
@@ -77,6 +78,7 @@ def page(view: View) -> ControlPage:
         level=_level(view.level),
         capacity=_capacity(view.capacity),
         standbys=view.groups,
+        fault_sources=dict(view.fault_sources),
         verdicts=[_verdict(path, named[path], view.records[path]) for path in shown],
     )
 

@@ -33,10 +33,7 @@ REPACE_S = 5.0
 OWED_S = 30.0
 # And looked at this often: where no other can serve it is asked at once.
 OWED_LOOK_S = 1.0
-# The record of a dead worker whose device has a fault that was not cleared is kept so long: others may come to it.
-DEVICE_S = 86400.0
 SLOWNESS = frozenset({s.Cause.SLOW, s.Cause.CRAWLING})
-DEVICE = frozenset({s.Cause.DEVICE_LOST, s.Cause.DEVICE_SICK})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +63,7 @@ class WorkerFacts:
     build: str = ""
     dtype: str = ""
     kind: str = ""  # of its device
-    device: str = ""  # which one, as `DeviceFaulted` names it; empty: not known
+    devices: tuple[str, ...] = ()  # the GPUs it is on (`health.records.device_name`); none: not known
     weights: str = ""  # equal for engines that read the same memory; empty: its own
     load: int = 0  # of those weights; 0: it does not say
     verified: bool = False  # its bytes were compared with the source's at that load
@@ -124,9 +121,9 @@ class Ward:
         return self.facts.model if self.facts else self.known.model
 
     @property
-    def device(self) -> str:
-        """Which one it is on, where that is known."""
-        return self.facts.device if self.facts else self.known.device
+    def devices(self) -> tuple[str, ...]:
+        """The GPUs it is on, where that is known."""
+        return self.facts.devices if self.facts else self.known.devices
 
     @property
     def reload_again_s(self) -> float | None:
@@ -147,10 +144,7 @@ class Ward:
 
     @property
     def forget_s(self) -> float | None:
-        if self.dead_s is None:
-            return None
-        sick = not DEVICE.isdisjoint(self.standing.causes)
-        return self.dead_s + (max(DEVICE_S, self._dead_kept_s) if sick else self._dead_kept_s)
+        return None if self.dead_s is None else self.dead_s + self._dead_kept_s
 
     def deadlines_s(self) -> Iterator[float]:
         """When something is due."""
@@ -170,7 +164,7 @@ class Ward:
             model=self.model,
             weights=weights,
             load=int(load or 0),
-            device=self.device,
+            devices=self.devices,
             reload_s=self.reload_s,
             standing=self.standing,
             breaker=self.breaker.record(),

@@ -58,7 +58,7 @@ from holdfast.health import canary as c
 from holdfast.health import expectations as x
 from holdfast.health import outliers
 from holdfast.health import standing as s
-from holdfast.health.device_faults import Fault, Severity
+from holdfast.health.device_faults import Severity
 from holdfast.health.records import HealthRecord
 
 # Dead workers whose records are kept, at most: the oldest go first. A worker that cannot start dies all day.
@@ -104,17 +104,14 @@ class Wards:
         return min(dues, default=None)
 
     def restore(self, records: Mapping[str, HealthRecord], expected: Mapping[str, x.Record], now_s: float) -> None:
-        """Go on from what is written down, before anything else happens. Who is there is to be told by `Found`."""
+        """Go on from what is written down, before anything else happens. Who is there is to be told by `Found`, and
+        what is wrong with devices by `DeviceFaulted`."""
         assert not self._wards, self
         self._now_s = now_s
         self._written = dict(expected)
         for path, record in records.items():
             ward = self._wards[path] = Ward(path, self._jitter, self._limits)
             ward.restore(record, now_s)
-            for cause, severity in _DEVICE.items():
-                if ward.device and cause in ward.standing.causes:
-                    fault = Fault(ward.device, severity, ward.standing.causes[cause])
-                    self._blame(ward.device, s.DeviceFaulted(fault, ward.standing.since_s))
 
     def step(self, event: Event, now_s: float) -> tuple[Effect, ...]:
         """Take what happened; what is to be done, in order."""
@@ -212,7 +209,7 @@ class Wards:
             self._tell_standing(ward, s.CanaryFailed(load, self._now_s, s.Failing.WRONG, CONVICTED))
         if ward.standing.quarantined:
             self._reload(loaded)
-        if (fault := self._faults.get(facts.device)) is not None:
+        for fault in [self._faults[device] for device in facts.devices if device in self._faults]:
             self._tell_standing(ward, fault)
 
     def _lose(self, ward: Ward, reason: str) -> None:
@@ -344,12 +341,12 @@ class Wards:
         """Remember the gravest, for whoever comes to the device."""
         known = self._faults.get(device)
         graver = known is None or known.fault.severity is not Severity.FATAL
-        if device and graver and fault.fault.severity is not Severity.IGNORABLE:
+        if graver and fault.fault.severity is not Severity.IGNORABLE:
             self._faults[device] = fault
 
     def _tell_device(self, device: str, event: s.DeviceFaulted | s.DeviceCleared) -> None:
         for ward in self._wards.values():
-            if device and ward.device == device:
+            if device in ward.devices:
                 self._tell_standing(ward, event)
 
     # -- weights that answer, and those that answer wrongly
@@ -473,9 +470,6 @@ class Wards:
 
     def _tell(self, ward: Ward, what: What, text: str) -> None:
         self._deeds.append(Told(ward.path, what, text))
-
-
-_DEVICE = {s.Cause.DEVICE_LOST: Severity.FATAL, s.Cause.DEVICE_SICK: Severity.RESET_NEEDED}
 
 
 def name_of_key(key: x.Key) -> str:

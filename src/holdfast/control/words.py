@@ -14,7 +14,7 @@ from holdfast.health import breaker as b
 from holdfast.health import expectations as x
 from holdfast.health import liveness
 from holdfast.health.device_faults import Fault
-from holdfast.health.records import HealthRecord
+from holdfast.health.records import DeviceRecord, HealthRecord
 
 # -- what happens
 
@@ -116,7 +116,7 @@ class EngineFailed:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFaulted:
-    """`device`: as in `WorkerFacts`."""
+    """`device`: one of those in `WorkerFacts`."""
 
     device: str
     fault: Fault
@@ -127,6 +127,13 @@ class DeviceFaulted:
 class DeviceCleared:
     device: str
     at_s: float
+
+
+def device_event(device: str, record: DeviceRecord) -> DeviceFaulted | DeviceCleared:
+    """What a device's record says."""
+    if record.cleared_unix_s:
+        return DeviceCleared(device, record.cleared_unix_s)
+    return DeviceFaulted(device, Fault(device, record.severity, record.reason, record.number), record.at_unix_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ REFUSALS = "v1/refused/"
 HEALTH = "v1/health/"  # + an instance's path: health.records.HealthRecord
 LEVELS = "v1/level/"  # + deployment: routing.degradation.LevelRecord
 EXPECTED = "v1/expected/"  # + deployment/ + a name of the key: health.expectations.Record
+# What devices said of themselves. No lease either: it is so until the device was mended.
+FAULTS = "v1/faults/"  # + deployment/ + boot id/PCI address: health.records.DeviceRecord
 # Leased.
 REPORTS = "v1/reports/"  # + deployment/ + the frontend's peer name: health.records.Report
 CONTROLS = "v1/controls/"  # + deployment/ + the control's name-hex: health.records.ControlRecord

@@ -144,28 +144,16 @@ TEXT_CHARS_MAX = 200  # a reason is read by people, in one line
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One report of one device. `number` is 0 where it came by name; `pid` names whom the driver blames, or is 0."""
+    """One report of one device. `number` is 0 where it came by name; `pid` names whom the driver blames, or is 0.
+    `recovery`: the driver says what is to be done to the device, until it says otherwise; if it is IGNORABLE, nothing
+    is, or not any more."""
 
     device: str
     severity: Severity
     reason: str
     number: int = 0
     pid: int = 0
-
-    @property
-    def recovery(self) -> bool:
-        """Whether the driver itself asks for something to be done, and will say when it was."""
-        return self.reason.partition(":")[0] in RECOVERY_ACTIONS
-
-
-@dataclass(frozen=True, slots=True)
-class Sound:
-    """The driver asks for nothing to be done to this device."""
-
-    device: str
-
-
-Heard = Fault | Sound
+    recovery: bool = False
 
 
 class Source(Protocol):
@@ -179,7 +167,7 @@ class Source(Protocol):
 
     def start(self) -> None: ...
 
-    def poll(self) -> list[Heard]:
+    def poll(self) -> list[Fault]:
         """What it heard since the last time, in order; never waits."""
 
     def stop(self) -> None:
@@ -209,10 +197,11 @@ def parse_line(line: str) -> Fault | None:
 def fault_of(device: str, number: int, text: str = "", *, pid: int = 0) -> Fault:
     """The fault of that Xid number, as NVML's events tell it too; `text`: what the driver said besides."""
     if number == RECOVERY_CHANGED:
-        changed = _CHANGED.search(text)
-        action = changed["action"] if changed else "none"
-        severity, meaning = _RECOVERY.get(action.lower(), R), f"recovery asked for: {action}"
-    elif number in LINKS:
+        changed = _CHANGED.search(text)  # NVML tells no text with the number, and is asked for the action instead
+        action = changed["action"] if changed else "not told"
+        severity = _RECOVERY.get(action.lower(), R) if changed else I
+        return Fault(device, severity, f"Xid {number}: recovery asked for: {action}", number, pid, bool(changed))
+    if number in LINKS:
         severity, meaning = (R, "an NVLink connection failed") if _FATAL_LINK.search(text) else (I, "an NVLink error")
     else:
         severity, meaning = XIDS.get(number, (I, "a number that is not known here"))
@@ -223,4 +212,6 @@ def fault_of(device: str, number: int, text: str = "", *, pid: int = 0) -> Fault
 def fault_named(device: str, name: str) -> Fault | None:
     """The fault that an error's name tells of; None: it is not a device's."""
     row = NAMES.get(name)
-    return None if row is None else Fault(device, row[0], f"{name}: {row[1]}")
+    if row is None:
+        return None
+    return Fault(device, row[0], f"{name}: {row[1]}", recovery=name in RECOVERY_ACTIONS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from holdfast.health.device_faults import Heard, parse_line
+from holdfast.health.device_faults import Fault, parse_line
 
 PATH = "/dev/kmsg"
 # One read of the kernel's log is one record, which has at most 8 KiB.
@@ -50,8 +50,8 @@ class KernelLog:
             os.close(self._fd)
             self._fd = -1
 
-    def poll(self) -> list[Heard]:
-        heard: list[Heard] = []
+    def poll(self) -> list[Fault]:
+        heard: list[Fault] = []
         for _ in range(READS_MAX if self._fd >= 0 else 0):
             try:
                 data = os.read(self._fd, READ_BYTES)
@@ -72,7 +72,7 @@ class KernelLog:
         return heard
 
 
-def _fault(line: bytes) -> Heard | None:
+def _fault(line: bytes) -> Fault | None:
     """A record is `priority,number,time,flags;text`. A text that only quotes the driver begins otherwise."""
     text = line.decode(errors="replace")
     head, found, rest = text.partition(";")

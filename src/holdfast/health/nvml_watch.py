@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from ctypes import c_void_p
 
-from holdfast.health.device_faults import RECOVERY_ACTIONS, Heard, Sound, fault_named, fault_of
+from holdfast.health.device_faults import RECOVERY_ACTIONS, Fault, fault_named, fault_of
 from holdfast.health.nvml import LIBRARY, Gpu, Nvml, NvmlError
 
 log = logging.getLogger("holdfast.devices")
@@ -33,7 +33,7 @@ class NvmlWatch:
 
     def __init__(self, library: str = LIBRARY) -> None:
         self._library = library
-        self._heard = deque[Heard](maxlen=HEARD_MAX)
+        self._heard = deque[Fault](maxlen=HEARD_MAX)
         self._stopping = threading.Event()
         self._said: dict[str, str] = {}  # by device, what it was last asked for, or its error
         self.state = "not started"
@@ -46,8 +46,8 @@ class NvmlWatch:
         # A daemon: it may hang in the driver, and no process is to stay for that.
         threading.Thread(target=self._run, name="nvml", daemon=True).start()
 
-    def poll(self) -> list[Heard]:
-        heard: list[Heard] = []
+    def poll(self) -> list[Fault]:
+        heard: list[Fault] = []
         while self._heard:
             heard.append(self._heard.popleft())
         return heard
@@ -111,9 +111,7 @@ class NvmlWatch:
         if self._said.get(gpu.pci) == said:
             return
         self._said[gpu.pci] = said
-        if said == RECOVERY_ACTIONS[0]:
-            self._heard.append(Sound(gpu.pci))
-        elif (fault := fault_named(gpu.pci, said)) is not None:
+        if (fault := fault_named(gpu.pci, said)) is not None:
             self._heard.append(fault)
         else:
             log.info("%s (%s): %s", gpu.pci, gpu.uuid, said)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.health import breaker, canary
+from holdfast.health.device_faults import Fault, Severity, device_address
 from holdfast.health.standing import Standing, Status
 
 
@@ -20,7 +21,7 @@ class HealthRecord(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""  # its card's checksum
     weights: str = ""  # as in its `Welcome`, and so is
     load: int = 0
-    device: str = ""  # which one, where that is known
+    devices: tuple[str, ...] = ()  # the GPUs it is on (`device_name`), where that is known
     reload_s: float = 0.0  # when its weights were last asked to be loaded anew
     standing: Standing = Standing()
     breaker: breaker.Record = breaker.Record()
@@ -41,6 +42,40 @@ class HealthRecord(msgspec.Struct, frozen=True, kw_only=True):
     def weight(self) -> float:
         """The share of traffic that it gets, of what it would."""
         return 0.0 if self.spare else self.standing.weight
+
+
+class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What is wrong with one GPU; of several things the gravest, and the first of those."""
+
+    severity: Severity
+    reason: str
+    number: int = 0  # of the Xid, if it is one
+    at_unix_s: float = 0.0
+    recovery: bool = False  # the driver asked for something to be done, and will say when it was
+    cleared_unix_s: float = 0.0  # when it did; 0: it has not
+    by: str = ""  # the control that read it
+
+
+def device_name(boot_id: str, pci: str) -> str:
+    """One GPU of one machine, until that is restarted: what was wrong with it is forgotten then."""
+    return f"{boot_id}/{device_address(pci) or pci}"
+
+
+def device_after(known: DeviceRecord | None, fault: Fault, unix_s: float, by: str) -> DeviceRecord | None:
+    """The record of a device that told this, to be written; None: it says nothing new."""
+    if known is not None and known.cleared_unix_s:
+        known = None
+    ignorable = fault.severity is Severity.IGNORABLE
+    if known is None or (fault.severity is Severity.FATAL and known.severity is not Severity.FATAL):
+        recovery = fault.recovery or (known is not None and known.recovery)
+        severity, reason, number = fault.severity, fault.reason, fault.number
+        if ignorable:
+            return None
+        return DeviceRecord(severity=severity, reason=reason, number=number, at_unix_s=unix_s, recovery=recovery, by=by)
+    if ignorable:
+        mended = fault.recovery and known.recovery
+        return msgspec.structs.replace(known, cleared_unix_s=unix_s, by=by) if mended else None
+    return msgspec.structs.replace(known, recovery=True, by=by) if fault.recovery and not known.recovery else None
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):

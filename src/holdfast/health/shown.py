@@ -65,6 +65,7 @@ class ControlPage(msgspec.Struct, frozen=True, kw_only=True):
     level: Level | None = None
     capacity: CapacityShown | None = None
     standbys: dict[str, int] = {}  # by group
+    fault_sources: dict[str, str] = {}  # of its machine's GPUs, by name: what is read, or why it cannot be
     verdicts: list[Verdict] = []
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -17,7 +18,10 @@ from pathlib import Path
 
 from holdfast.core.errors import UserError
 from holdfast.memory.finding import device_name, gpu_uuids
+from holdfast.spec.engines import Place
 from holdfast.spec.names import is_host
+
+log = logging.getLogger("holdfast.worker")
 
 AUTO = "auto"
 CPU = "cpu"
@@ -124,6 +128,21 @@ def driver_says() -> Found:
     except DeviceError as error:
         why = str(error)
     return Found(tuple(gpus), why or "the driver shows no GPU")
+
+
+def gpus_of(place: Place) -> tuple[tuple[str, str], ...]:
+    """PCI address and UUID of each GPU that an engine's ranks are on; none where the driver does not say: its faults
+    reach no worker then, and are told in the log."""
+    from holdfast.memory.devices import DeviceError
+    from holdfast.memory.devices.cuda_driver import Driver, pci_and_uuid
+
+    names = [place.device, *(device for _, device in place.more_vaults)]
+    gpus = [name for name in names if not is_host(name)]
+    try:
+        return tuple(pci_and_uuid(driver, name) for driver in ([Driver()] if gpus else []) for name in gpus)
+    except DeviceError as error:
+        log.warning("which GPU this is cannot be told (%s): its faults will not be heard of here", error)
+        return ()
 
 
 if __name__ == "__main__":

@@ -13,10 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from holdfast.core.address import parse_address
 from holdfast.core.errors import UserError, settled
 from holdfast.core.ports import Network
 from holdfast.core.tasks import beside, done_before, first
+from holdfast.spec.health import HealthSettings
 from holdfast.spec.launch import ControlLaunch, FrontendLaunch, Launch, StoreLaunch, VaultLaunch, WorkerLaunch
 from holdfast.supervise.asking import ask_page
 from holdfast.supervise.records import journals_dir, read_record, read_records
@@ -24,6 +27,7 @@ from holdfast.supervise.records import journals_dir, read_record, read_records
 if TYPE_CHECKING:
     from holdfast.core.ports import World
     from holdfast.engines.contract import ShadowEngine
+    from holdfast.health.device_faults import Source
     from holdfast.worker.process import Worker
     from holdfast.worker.shadow import Shadow
 
@@ -83,6 +87,7 @@ async def _run_vault(launch: VaultLaunch, stop: asyncio.Event, on_ready: OnReady
 
 
 async def _run_worker(launch: WorkerLaunch, stop: asyncio.Event, on_ready: OnReady) -> None:
+    from holdfast.roles.devices import gpus_of
     from holdfast.roles.engines import make_engine
     from holdfast.store.opening import open_store
     from holdfast.wire.world import real_world
@@ -94,6 +99,7 @@ async def _run_worker(launch: WorkerLaunch, stop: asyncio.Event, on_ready: OnRea
         launch.check()
         store = open_store(launch.store, world.network, world.rng)
         made = await asyncio.to_thread(make_engine, launch, world.rng)
+    launch = replace(launch, gpus=launch.gpus or await asyncio.to_thread(gpus_of, launch.place))
     await store.start()
     try:
         worker = Worker(made.engine, made.card, made.tokenizer, launch, store=store, world=world, make_beats=BeatThread)
@@ -144,9 +150,18 @@ async def _run_control(launch: ControlLaunch, stop: asyncio.Event, on_ready: OnR
         lock = open_lock(launch.elected_by(), launch.name, world, launch.lock_token)
     await store.start()
     try:
-        await Control(launch, store, lock, world).run(stop, on_ready)
+        await Control(launch, store, lock, world, fault_sources(launch.health)).run(stop, on_ready)
     finally:
         await store.close()
+
+
+def fault_sources(settings: HealthSettings) -> list[Source]:
+    """What tells of the faults of this machine's GPUs."""
+    from holdfast.health.kernel_log import KernelLog
+    from holdfast.health.nvml_watch import NvmlWatch
+
+    nvml = [NvmlWatch(settings.nvml)] if settings.nvml else []
+    return [*nvml, *([KernelLog(settings.kernel_log)] if settings.kernel_log else [])]
 
 
 async def other_pages(state_dir: Path, name: str, network: Network) -> dict[str, bytes | None]:

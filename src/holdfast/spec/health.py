@@ -18,6 +18,14 @@ class HealthSettings(Settings, frozen=True):
     canary_share: Annotated[
         float, about("The share of a worker's time that checks may cost; they come less often then.", over=0, max=1)
     ] = 0.001
+    # Faults of the GPUs of the machine that control runs on.
+    kernel_log: Annotated[
+        str, about("The kernel's log, where drivers tell of GPUs' faults; empty: it is not read.", commands=_BOTH)
+    ] = "/dev/kmsg"
+    nvml: Annotated[
+        str,
+        about("NVIDIA's management library, which tells of them too; empty: it is not asked.", commands=_BOTH),
+    ] = "libnvidia-ml.so.1"
     breaker_failures: Annotated[
         int, about("Failures of a worker in a row that open its breaker.", min=1, max=1000, commands=_BOTH)
     ] = 3

@@ -136,6 +136,9 @@ class WorkerLaunch(StoredLaunch, frozen=True):
     # The memory plan's: who else has memory of its own on the device.
     standbys: Annotated[int, about("Engines that stand by on the same device.", min=0)] = 0
     device_pairs: Annotated[int, about("Workers that share the device.", min=1)] = 1
+    gpus: Annotated[
+        tuple[tuple[str, str], ...], about("PCI address and UUID of each GPU it is on; none: those of its place.")
+    ] = ()
     place: Annotated[Place, about("Its memory and how it waits.", **_FAILOVER)] = Place()
     sim: Annotated[SimSettings, about("The simulator.", prefix="sim-", panel="The sim engine", engine="sim")] = (
         SimSettings()

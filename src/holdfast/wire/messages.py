@@ -56,6 +56,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=2):
     weights: str = ""  # whose they are: equal for engines that read the same memory, and for nobody else
     load: int = 0  # of those weights: grows with every fresh load; 0: an older version, which does not say
     vocabulary: int = 0  # token ids are below it
+    gpus: tuple[tuple[str, str], ...] = ()  # that it computes on: PCI address and UUID of each
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=3):

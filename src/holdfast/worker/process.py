@@ -157,6 +157,7 @@ class Worker:
             weights=said.weights or f"{self.key.instance:x}",
             load=self._engine.progress().load,
             vocabulary=said.vocabulary,
+            gpus=self.settings.gpus,
         )
 
     def delay_beats(self, late_s: float) -> None:

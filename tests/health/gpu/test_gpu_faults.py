@@ -68,7 +68,7 @@ def heard_of_a_fault(source: Source) -> tuple[list[Fault], str | None]:
     faults: list[Fault] = []
 
     def some() -> bool:
-        faults.extend(heard for heard in source.poll() if isinstance(heard, Fault))
+        faults.extend(fault for fault in source.poll() if fault.number)
         return bool(faults)
 
     took_s = until(some, f"word from {source!r}")
@@ -90,6 +90,20 @@ def test_each_gpu_says_who_it_is_and_what_it_needs(nvml: Nvml) -> None:
             actions.append(str(error))
     keep(gpus=[(gpu.pci, gpu.uuid) for gpu in gpus], recovery_actions=actions)
     assert all(action == 0 for action in actions if isinstance(action, int))
+
+
+def test_a_worker_and_nvml_call_a_gpu_the_same(nvml: Nvml) -> None:
+    """What a worker says of where it is has the address and the UUID that faults are told with."""
+    pytest.importorskip("msgspec")
+    pytest.importorskip("cuda.bindings.driver")
+    from holdfast.health.records import device_name
+    from holdfast.roles.devices import gpus_of
+    from holdfast.spec.engines import Place
+
+    said = gpus_of(Place(device="cuda-0"))
+    keep(worker_says=said)
+    ((pci, uuid),) = said
+    assert (device_name("b", pci), uuid) in {(device_name("b", gpu.pci), gpu.uuid) for gpu in nvml.gpus()}
 
 
 def test_nvml_tells_of_a_real_fault(nvml: Nvml) -> None:

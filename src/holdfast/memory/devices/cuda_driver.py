@@ -63,8 +63,7 @@ def find_gpu(driver: Driver, name: str) -> tuple[Any, str]:
     gpus: list[tuple[str, Any, str]] = []
     for number in range(driver("cuDeviceGetCount")):
         gpu = driver("cuDeviceGet", number)
-        bus = bytes(driver("cuDeviceGetPCIBusId", 32, gpu)).split(b"\0")[0].decode()
-        gpus.append((bus, gpu, _uuid_text(bytes(driver("cuDeviceGetUuid", gpu).bytes))))
+        gpus.append((_bus(driver, gpu), gpu, _uuid_text(bytes(driver("cuDeviceGetUuid", gpu).bytes))))
     gpus.sort(key=lambda one: one[0])
     kind, _, rest = name.partition("-")
     for position, (_, gpu, uuid) in enumerate(gpus):
@@ -74,6 +73,16 @@ def find_gpu(driver: Driver, name: str) -> tuple[Any, str]:
             return gpu, name
     found = ", ".join(f"GPU-{uuid}" for _, _, uuid in gpus) or "none"
     raise Unsupported(f"no GPU {name!r} is visible to this process", f"visible are: {found}")
+
+
+def pci_and_uuid(driver: Driver, name: str) -> tuple[str, str]:
+    """What a GPU is called in the kernel's log, and by its own name."""
+    gpu, uuid = find_gpu(driver, name)
+    return _bus(driver, gpu), uuid
+
+
+def _bus(driver: Driver, gpu: Any) -> str:
+    return bytes(driver("cuDeviceGetPCIBusId", 32, gpu)).split(b"\0")[0].decode()
 
 
 def refuse_unfit(driver: Driver, gpu: Any, name: str) -> None:

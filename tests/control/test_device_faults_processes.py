@@ -1,0 +1,166 @@
+"""A GPU's fault, with real processes: read where control runs, it reaches exactly the workers on that GPU, whoever
+comes to it later too, and goes when the driver says so. The GPUs are a libnvidia-ml of our own and a pipe in place of
+the kernel's log."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "health"))
+
+from fault_sources import FIRST, SECOND, FakeNvml, LogPipe
+
+from holdfast.bench.health.judging import Verdict
+from holdfast.bench.health.rig import Rig, watched
+from holdfast.health.standing import Status
+from holdfast.testing.deployment import Deployment
+from holdfast.testing.place import fetch, get_json
+from holdfast.testing.waiting import in_thread, until
+
+pytestmark = [pytest.mark.processes, pytest.mark.alone]
+
+HEALTH = {"canary_interval_s": 0.3, "canary_share": 1.0}
+BOUND_S = 60.0
+STREAMS = 12
+# Two on the first GPU, one on the second, one on none.
+GPUS = {"worker-0": FIRST, "worker-1": FIRST, "worker-2": SECOND, "worker-3": ""}
+
+
+class OnGpus(Deployment):
+    """Workers that say which GPU they are on."""
+
+    def start_worker(self, name: str, **other: Any) -> None:
+        gpu = GPUS.get(name) or other.pop("gpu", "")
+        super().start_worker(name, gpus=[(gpu, f"GPU-of-{gpu}")] if gpu else [], **other)
+
+
+@pytest.fixture
+def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
+    made = FakeNvml(tmp_path)
+    monkeypatch.setenv("FAKE_NVML", str(tmp_path))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[LogPipe]:
+    made = LogPipe(tmp_path)
+    yield made
+    made.close()
+
+
+async def has(rig: Rig, name: str, status: Status) -> Verdict:
+    def found() -> Verdict | None:
+        verdict = rig.verdict(name)
+        return verdict if verdict is not None and verdict.status is status else None
+
+    return await until(found, f"{name} to be {status.name}", BOUND_S)  # type: ignore[no-any-return]
+
+
+def control_page(rig: Rig, path: str) -> bytes:
+    return fetch(rig.deployment.record("control")["status"], path)[1]
+
+
+@contextlib.asynccontextmanager
+async def running(nvml: FakeNvml, log: LogPipe) -> AsyncIterator[Rig]:
+    nvml.asks(0, 0)
+    nvml.asks(1, 0)
+    health = HEALTH | {"kernel_log": str(log.path), "nvml": str(nvml.library)}
+    with OnGpus(len(GPUS), {"ttft_ms": 5, "tpot_ms": 10}, control={"health": health}) as place:
+        async with watched(place) as rig:
+            await until(lambda: not rig.unsound(), "every worker to be found sound", BOUND_S)
+            yield rig
+
+
+async def test_a_fault_reaches_who_is_on_its_gpu_and_nobody_else(nvml: FakeNvml, log: LogPipe) -> None:
+    """An ignorable Xid is counted; a fatal one moves the streams of both workers on its GPU, and none is lost."""
+    async with running(nvml, log) as rig:
+        await _ignorable(rig, log)
+        await _fatal(rig, nvml)
+
+
+@pytest.mark.long
+async def test_a_fault_stands_until_it_is_mended(nvml: FakeNvml, log: LogPipe) -> None:
+    """One that needs a reset drains; a control that comes later, and a worker that comes to the GPU later, know of
+    faults; and when the driver says that the GPU was reset its worker has traffic again."""
+    async with running(nvml, log) as rig:
+        nvml.xid(0, 79)
+        await has(rig, "worker-0", Status.UNHEALTHY)
+        await _reset_needed(rig, nvml, log)
+        await _remembered(rig)
+        await _mended(rig, nvml)
+
+
+async def _ignorable(rig: Rig, log: LogPipe) -> None:
+    log.write(f"NVRM: Xid (PCI:{FIRST}): 31, pid=4242, name=other, MMU fault")
+    told = f'holdfast_device_faults_total{{device="{FIRST}",severity="ignorable",source="kernel log",xid="31"}} 1.0'
+    await until(lambda: in_thread(lambda: told in _lines(rig)), "the fault to be counted", BOUND_S)
+    assert not rig.unsound()
+
+
+def _lines(rig: Rig) -> set[str]:
+    """Of the metrics, each with its labels in order."""
+    lines = control_page(rig, "/metrics").decode().splitlines()
+    return {_sorted(line) for line in lines if line.startswith("holdfast_device_faults_total{")}
+
+
+def _sorted(line: str) -> str:
+    name, _, rest = line.partition("{")
+    labels, _, value = rest.rpartition("}")
+    return f"{name}{{{','.join(sorted(labels.split(',')))}}}{value}"
+
+
+async def _fatal(rig: Rig, nvml: FakeNvml) -> None:
+    place = rig.deployment
+    streams = [await in_thread(lambda: place.stream("hello", 300)) for _ in range(STREAMS)]
+    for stream in streams:
+        await in_thread(stream.wait_tokens)
+    nvml.xid(0, 79)
+    for name in ("worker-0", "worker-1"):
+        verdict = await has(rig, name, Status.UNHEALTHY)
+        assert "Xid 79: the GPU has fallen off the bus" in verdict.record.standing.reason
+        assert verdict.record.standing.fall == 1
+    answers = [await in_thread(stream.answer) for stream in streams]
+    assert {(answer.finish, answer.error) for answer in answers} == {("length", None)}
+    assert any(answer.resumed for answer in answers)
+    assert sorted(rig.unsound()) == ["worker-0", "worker-1"]
+
+
+async def _reset_needed(rig: Rig, nvml: FakeNvml, log: LogPipe) -> None:
+    log.write(f"NVRM: Xid (PCI:{SECOND}): 48, pid=<unknown>, DBE")
+    drained = await has(rig, "worker-2", Status.DRAINING)
+    assert "Xid 48: memory error of two bits" in drained.record.standing.reason
+    nvml.asks(1, 1)
+    nvml.xid(1, 45)  # whereupon it is looked up what the driver asks for
+    await until(lambda: "must be reset" in rig.deployment.log("control"), "the driver's wish to be read", BOUND_S)
+    sound = rig.verdict("worker-3")
+    assert sound is not None
+    assert sound.sound
+
+
+async def _remembered(rig: Rig) -> None:
+    place = rig.deployment
+    place.kill("control")
+    place.start_control()
+    place.start_worker("worker-4", gpu=FIRST)
+    told = lambda: (one := rig.verdict("worker-4")) and "device-lost" in one.record.standing.causes  # noqa: E731
+    await until(told, "the new worker to be told", BOUND_S)
+    reads = lambda: place.log("control").count("must be reset") > 1  # noqa: E731
+    await until(reads, "the driver's wish to be read by the new control", BOUND_S)
+    shown = await in_thread(get_json, place.record("control")["status"], "/health")
+    assert shown["fault_sources"]["NVML"] == "hears 2 of 2 GPUs"
+    assert shown["fault_sources"]["kernel log"].startswith("reads ")
+
+
+async def _mended(rig: Rig, nvml: FakeNvml) -> None:
+    nvml.asks(1, 0)
+    nvml.xid(1, 45)
+    await has(rig, "worker-2", Status.HEALTHY)
+    fallen = {one.name for one in rig.verdicts.history if one.record.standing.fall}
+    assert fallen == {"worker-0", "worker-1", "worker-4"}
