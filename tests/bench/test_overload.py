@@ -30,6 +30,7 @@ def test_frontends_that_ask_too_much_get_the_same_and_refusals_are_429() -> None
         assert seen[never] == 0, (never, seen)
 
 
+@pytest.mark.long
 def test_a_worker_full_of_anothers_streams_is_no_failure_here() -> None:
     """One frontend's long answers have every place: the other's requests are refused with 429 and a time to come back,
     and as soon as a place is free its next one runs, never resumed; no worker was judged or set aside."""

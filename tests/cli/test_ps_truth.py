@@ -95,6 +95,7 @@ def streams(place: Place, count: int) -> Iterator[None]:
             connection.close()
 
 
+@pytest.mark.long
 @processes
 def test_what_ps_shows_of_a_deployment_that_was_up_before(place: Place) -> None:
     """A first start is no failover, whatever journals an earlier deployment left; workers' metrics are where they

@@ -118,6 +118,7 @@ async def test_a_killed_control_goes_on_from_what_is_written() -> None:
         assert after.standing.quarantined or after.load > before.record.load
 
 
+@pytest.mark.long
 async def test_one_of_two_leads_and_the_other_goes_on() -> None:
     """Two at once: one leads, the other shows the same verdicts and writes none; killed, it is followed by the other,
     and nothing is done twice."""

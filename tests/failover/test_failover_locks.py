@@ -129,6 +129,7 @@ async def test_owner(rig: LockRig, locks: list[FailoverLock]) -> None:
         assert await locks[0].owner() is None
 
 
+@pytest.mark.long
 async def test_race_of_eight(rig: LockRig) -> None:
     """Eight processes race, again and again, also after a winner's SIGKILL: exactly one is inside each time."""
     async with contextlib.AsyncExitStack() as stack:
