@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from terminal_rig import OnTerminal
 
 from holdfast.cli.overview import Overview, overview
@@ -87,6 +88,22 @@ def shown(found: Overview, width: int, room: int | None = None) -> list[str]:
 
 def row(lines: list[str], name: str) -> list[str]:
     return next(re.split(r"\s{2,}", line) for line in lines if line.startswith(f"{name} "))
+
+
+def test_a_verdict_is_shown_of_the_process_it_is_of() -> None:
+    """A name that another had before, whose verdict is still written down, shows what was decided of who has it now;
+    one of whom nothing was decided yet shows nothing of the other's."""
+    verdicts = [
+        Verdict(worker="worker-1a-b", name="worker-1a", instance="b", **HEALTHY),
+        Verdict(worker="worker-1a-c", name="worker-1a", instance="c", status="UNHEALTHY", weight=0.0, reason=WRONG),
+    ]
+    control = ControlPage(leads=True, verdicts=verdicts)
+    for instance, health in (("b", "healthy"), ("c", "unhealthy"), ("d", "")):
+        found = looked(control, structs.replace(worker("worker-1a"), instance=instance))
+        assert [one.health for one in found.statuses] == [health, ""]
+        shown = overview(found, [], before=None, unix_s=NOW_S, monotonic_s=1.0)
+        assert [one.health for one in shown.workers] == [health]
+
 
 
 def test_workers_with_what_they_have_earned() -> None:

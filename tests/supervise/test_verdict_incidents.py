@@ -61,6 +61,21 @@ def test_what_is_no_incident(tmp_path: Path) -> None:
     assert read_incidents(tmp_path) == []
 
 
+def test_what_was_over_between_two_looks_is_an_incident_too(tmp_path: Path) -> None:
+    """A pair that was quarantined, loaded anew and is well within half a second: one incident, told once, and not again
+    by the next supervisor; a fall that is no incident is not told."""
+    brief = {"status": "HEALTHY", "weight": 1.0, "causes": {}, "since_unix_s": 100.6, "group": "worker-1"}
+    brief |= {"fell_unix_s": 100.0, "fell_for": {"wrong-answer": WHY}, "quarantined": False, "reason": "sound"}
+    pair = [fell(name, **brief) for name in ("worker-1a", "worker-1b")]
+    witness = Witness(tmp_path, ManualClock(101.0))
+    witness.decided([fell("worker-2a", **brief | {"fell_for": {"gone": "it ended"}, "group": "worker-2"})])
+    for each in (witness, witness, Witness(tmp_path, ManualClock(102.0))):
+        each.decided(pair)
+    (incident,) = read_incidents(tmp_path)
+    assert headline(incident) == f"worker-1a (and worker-1b) was quarantined: {WHY}"
+    assert (incident.unix_s, incident.back_after_s) == (100.0, 0.6)
+
+
 def test_engines_that_share_weights_are_quarantined_in_one_incident(tmp_path: Path) -> None:
     """The active and its standby have one verdict, and one line."""
     witness = Witness(tmp_path, ManualClock(101.0))

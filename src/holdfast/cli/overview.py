@@ -15,7 +15,7 @@ from holdfast.cli.ps import Looked
 from holdfast.health.shown import CapacityShown, Level, Verdict
 from holdfast.supervise.incidents import Incident
 from holdfast.supervise.status import Status, web_address
-from holdfast.supervise.verdicts import HEALTHY, word
+from holdfast.supervise.verdicts import HEALTHY, verdict_on, word
 
 INCIDENTS = 5  # the latest
 
@@ -75,7 +75,6 @@ def overview(
     looked: Looked, incidents: Sequence[Incident], *, before: Overview | None, unix_s: float, monotonic_s: float
 ) -> Overview:
     """What was found; `before`: what was shown the last time."""
-    verdicts = {verdict.name: verdict for verdict in looked.verdicts}
     local = [status for status in looked.statuses if status.role == "worker"]
     counted = {(worker.name, worker.pid): worker.tokens_total for worker in before.workers} if before else {}
     passed_s = monotonic_s - before.monotonic_s if before else 0.0
@@ -97,7 +96,8 @@ def overview(
         control_note="" if control is None else control.reason,
         level=looked.level,
         capacity=control.capacity if control is not None else None,
-        workers=[seen(status, verdicts.get(status.name)) for status in local] + [seen(None, v) for v in elsewhere],
+        workers=[seen(status, verdict_on(status.name, status.instance, looked.verdicts)) for status in local]
+        + [seen(None, verdict) for verdict in elsewhere],
         frontends=[_frontend(status, looked.pages.get(status.name, {})) for status in _of(looked, "frontend")],
         others=_unwell(looked.statuses),
         incidents=list(incidents[-INCIDENTS:]),

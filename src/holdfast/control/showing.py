@@ -100,6 +100,7 @@ def _verdict(path: str, worker: str, record: HealthRecord) -> Verdict:
         causes=dict(standing.causes),
         fall=standing.fall,
         fell_unix_s=standing.fell_s,
+        fell_for=dict(standing.fell_for),
         written_unix_s=record.at_unix_s,
         breaker=breaker.State(record.breaker.state).name.lower(),
         breaker_reason=record.breaker.reason,

@@ -27,6 +27,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     causes: dict[str, str] = {}  # by `standing.Cause`
     fall: int = 0
     fell_unix_s: float = 0.0
+    fell_for: dict[str, str] = {}  # the causes that were held then
     written_unix_s: float = 0.0
     breaker: str = ""  # closed, open, half_open
     breaker_reason: str = ""

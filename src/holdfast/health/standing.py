@@ -278,6 +278,7 @@ class Standing:
     heard_s: float = 0.0  # when the latest canary that was heard of had been sent
     good_s: float = 0.0  # when the latest that passed had been
     fell_s: float = 0.0
+    fell_for: Mapping[str, str] = field(default_factory=dict)  # the causes that were held then
     flaps: int = 0  # falls in a row that came soon after another
     cleared_s: float = 0.0  # when its device was last reset or replaced
 
@@ -481,7 +482,7 @@ def _become_fallen(s: Standing, now_s: float) -> Standing:
     soon = s.fall > 0 and now_s - s.fell_s <= FLAP_S
     flaps = s.flaps + 1 if soon else 0
     owed = min(2 ** min(flaps, OWED_MAX), OWED_MAX)
-    return replace(s, fall=s.fall + 1, fell_s=now_s, flaps=flaps, owed=owed)
+    return replace(s, fall=s.fall + 1, fell_s=now_s, fell_for=s.causes, flaps=flaps, owed=owed)
 
 
 def _derive(s: Standing) -> Standing:

@@ -49,6 +49,7 @@ class Status(msgspec.Struct, frozen=True):
     health: str = ""  # of a worker, as control decided: a word, its share of traffic, and why it is not all
     weight: float | None = None
     health_reason: str = ""
+    instance: str = ""  # of a worker: which of those that had its name it is
 
 
 Page = tuple[Status, dict[str, Any]]  # of one process: its line, and all that its status page says
@@ -97,6 +98,7 @@ async def _look_at(record: Record, network: Network, bound_s: float) -> Page:
         facts.get("failover") or None,
         metrics_address(record),
         facts.get("seams"),
+        instance=record.instance,
     )
     return status, facts
 

@@ -72,13 +72,28 @@ def trouble(verdict: Verdict) -> str:
     """The cause for which it has no traffic, if that is an incident."""
     if verdict.weight > 0.0 or verdict.status == "DEAD":
         return ""
-    return next((cause for cause in TAKEN if cause in verdict.causes), "")
+    return _gravest(verdict.causes)
+
+
+def last_trouble(verdict: Verdict) -> str:
+    """The cause for which it last fell, if that was an incident; it may have its traffic again."""
+    return _gravest(verdict.fell_for)
+
+
+def _gravest(causes: Mapping[str, str]) -> str:
+    return next((cause for cause in TAKEN if cause in causes), "")
+
+
+def verdict_on(name: str, instance: str, verdicts: Sequence[Verdict]) -> Verdict | None:
+    """What was decided of the one that has the name now, not of who had it before or has it elsewhere; of anybody of
+    that name, where nobody says which it is."""
+    named = [verdict for verdict in verdicts if verdict.name == name]
+    return next((verdict for verdict in reversed(named) if instance in ("", verdict.instance)), None)
 
 
 def with_verdicts(statuses: Sequence[Status], verdicts: Sequence[Verdict]) -> list[Status]:
     """Every worker with what was decided of it."""
-    by_name = {verdict.name: verdict for verdict in verdicts}
-    return [_with_verdict(status, by_name.get(status.name)) for status in statuses]
+    return [_with_verdict(status, verdict_on(status.name, status.instance, verdicts)) for status in statuses]
 
 
 def _with_verdict(status: Status, verdict: Verdict | None) -> Status:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -40,7 +41,7 @@ from holdfast.supervise.processes import Processes, exit_words
 from holdfast.supervise.records import journals_dir, read_records
 from holdfast.supervise.standing import with_groups
 from holdfast.supervise.status import look
-from holdfast.supervise.verdicts import decided, trouble
+from holdfast.supervise.verdicts import decided, last_trouble, trouble
 
 LOOK_S = 1.0  # between two rounds of questions while something is not known yet, or not written
 BEAT_S = 1.0  # between two signs that this supervisor looks: as exact as people want to know since when it does not
@@ -113,6 +114,24 @@ class Witness:
                     self._keep(key, replace(self.incidents[key], back_after_s=round(gone_s, 3)))
             elif words and verdict.name not in self._down:
                 self._fell(verdict, words)
+            elif verdict.weight > 0.0 and (words := last_trouble(verdict)):
+                self._fell_briefly(verdict, words)
+
+    def _fell_briefly(self, verdict: Verdict, words: str) -> None:
+        """It lost its traffic and has it again, both between two looks, or that is told already."""
+        at_s, group = verdict.fell_unix_s, verdict.group
+        for key, one in self.incidents.items():
+            mine = verdict.name in (one.name, *one.also)
+            over_s = one.unix_s + (one.back_after_s if one.back_after_s is not None else math.inf)
+            if one.unix_s <= at_s <= over_s and (mine or (group and one.verdict == words and one.group == group)):
+                if not mine:
+                    self._keep(key, replace(one, also=(*one.also, verdict.name)))
+                return
+        if len(self.incidents) >= INCIDENTS_MAX and at_s < next(iter(self.incidents))[0]:
+            return  # it was told, and is forgotten
+        made = Incident(at_s, verdict.name, "worker", 0, verdict.fell_for[words], "", group, verdict.instance)
+        times = {"detected_unix_s": at_s, "back_after_s": round(max(0.0, verdict.since_unix_s - at_s), 3)}
+        self._keep((at_s, verdict.name), replace(made, verdict=words, fall=verdict.fall, **times))
 
     def _fell(self, verdict: Verdict, words: str) -> None:
         began_s = verdict.since_unix_s
@@ -136,15 +155,18 @@ class Witness:
         )
 
     async def listen(self, network: Network) -> None:
-        """Hear what control decides; for ever. It holds what it decided for longer than this takes, so none is missed;
-        and it is told what stands, not what happened, so that a restart of either tells nothing twice."""
+        """Hear what control decides; for ever. What stands is told, and when each last fell and for what: so nothing
+        that was over between two looks is missed, and a restart of either tells nothing twice."""
         while True:
             await asyncio.sleep(LOOK_S)
-            asked = [record for record in read_records(self._state_dir) if record.role == "control" and record.status]
+            records = read_records(self._state_dir)
+            asked = [record for record in records if record.role == "control" and record.status]
             answers = await asyncio.gather(*(ask(parse_address(record.status), network, LOOK_S) for record in asked))
             page = decided([facts for facts in answers if facts is not None])
             if page is not None and page.leads:
-                self.decided(page.verdicts)
+                # A name may be that of one before, or of one elsewhere: of ours the one that has it now is meant.
+                ours = {record.name: record.instance for record in records if record.instance}
+                self.decided([one for one in page.verdicts if one.instance == ours.get(one.name, one.instance)])
 
     async def run(self, network: Network) -> None:
         """Ask around while something is not known; for ever."""
