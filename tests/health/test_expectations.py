@@ -467,6 +467,18 @@ def test_what_is_pinned_is_pinned_by_card_build_dtype_and_device() -> None:
     assert not Expectations(KEY, QUESTIONS[:1]).restore(record)
 
 
+def test_a_record_that_does_not_fit_its_questions_is_not_taken() -> None:
+    """Whatever wrote it: no step would succeed with it, and control would find no worker."""
+    written = expectations("a", "b")
+    hear(written, a=0, b=0)
+    record = written.record()
+    made = Expectations(KEY, QUESTIONS)
+    assert not made.restore(replace(record, entries=record.entries[:-1]))
+    made.step(Sets({"a": True}), 0.0)
+    assert state_of(made) is State.LEARNING
+    assert made.restore(record)
+
+
 def test_a_card_is_not_believed_again_after_a_restart() -> None:
     """What was withdrawn stays withdrawn: the record goes before the card."""
     made = expectations("a", "b", given_shift=5)

@@ -297,8 +297,8 @@ class Expectations:
         return Record(self.key, self.questions, entries, tuple(self._convicted))
 
     def restore(self, record: Record) -> bool:
-        """Go on from what another process wrote down; False: it is about something else, and nothing is taken."""
-        if (record.key, record.questions) != (self.key, self.questions):
+        """Go on from what another process wrote down; False: it is not about these questions, and nothing is taken."""
+        if (record.key, record.questions, len(record.entries)) != (self.key, self.questions, len(self.questions)):
             return False
         self._entries = [replace(entry, given=list(entry.given)) for entry in record.entries]
         self._convicted = dict.fromkeys(record.convicted)
@@ -365,9 +365,9 @@ class Expectations:
         be learnt after each check, until enough are known."""
         pinned = sum(entry.state is State.PINNED for entry in self._entries)
         asked = sum(weights in heard for heard in self._heard)
-        for question, entry in enumerate(self._entries if first and asked < ASKED_AT_ONCE else ()):
-            if entry.state is State.PINNED and weights not in (*entry.given, *self._heard[question]):
-                return question
+        for place, entry in enumerate(self._entries if first and asked < ASKED_AT_ONCE else ()):
+            if entry.state is State.PINNED and weights not in (*entry.given, *self._heard[place]):
+                return place
         if pinned >= PINNED_ENOUGH or (first and asked >= (ASKED_AT_ONCE if pinned else ASKED_AT_ONCE_MAX)):
             return None
         for question, entry in enumerate(self._entries):
