@@ -478,7 +478,7 @@ def play(made: Watched, name: str, step: tuple[str, object], wait_s: float) -> N
     made.wait(wait_s)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(stories)
 def test_no_order_of_events_breaks_its_promises(story: list[tuple[int, tuple[str, object], float]]) -> None:
     """Nothing is done before it is written, a verdict on a load is one for all who read it and for ever, falls only

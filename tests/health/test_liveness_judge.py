@@ -168,7 +168,7 @@ class Observer:
             assert after is Verdict.MUTE or self.mute_s - self.asked_s > DEAF_TICKS * TICK_S - 0.15
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(events, max_size=60), st.booleans(), st.booleans())
 def test_no_verdict_without_its_evidence(story: list[tuple[str, object]], local: bool, answers: bool) -> None:
     """In whatever order things happen, STOPPED, WEDGED, GONE, MUTE and DEAF rest on what was seen; streams move once
@@ -181,7 +181,7 @@ def test_no_verdict_without_its_evidence(story: list[tuple[str, object]], local:
         assert observer.judge.routable == (observer.judge.admit_max != 0)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([0.1, 0.15, 0.25, 0.7, 2.0]), st.integers(0, 3)), max_size=120))
 def test_slow_and_starved_is_never_dead(story: list[tuple[float, int]]) -> None:
     """Late beats, late ticks and a beat thread that is runnable never move a stream, short of 10 s of silence."""
@@ -214,7 +214,7 @@ def test_a_starved_observer_accuses_nobody(gaps: list[float], local: bool) -> No
     assert judge.verdict is Verdict.ALIVE
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 20)), max_size=40), st.sampled_from([20.0, 2000.0]))
 def test_slow_but_answering_is_never_confirmed(story: list[tuple[bool, int]], p99: float) -> None:
     """On another host, however long its tokens take: a worker that answers a question within two seconds, the latest

@@ -246,7 +246,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestPool.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 
 
 FENCED: tuple[Any, ...] = ("dies", True, [], ["fence"])

@@ -289,7 +289,7 @@ class PoolModel(RuleBasedStateMachine):
 
 
 TestPoolModel = PoolModel.TestCase
-TestPoolModel.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestPoolModel.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
 
 
 OWNS_A_POOL = (machine.MapperJoined(1, None, 7), machine.Acquire(1, 100, "g1", 9.0), machine.PoolMade(1, 100))

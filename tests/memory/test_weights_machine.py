@@ -270,7 +270,7 @@ class WeightsModel(RuleBasedStateMachine):
 
 
 TestWeightsModel = WeightsModel.TestCase
-TestWeightsModel.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestWeightsModel.settings = settings(max_examples=75, stateful_step_count=50, deadline=None)
 
 
 def test_every_wish_has_an_answer_in_every_situation() -> None:

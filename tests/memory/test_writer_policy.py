@@ -180,7 +180,9 @@ def test_with_roles_and_lock_every_order_ends_well(grace_s: float) -> None:
     assert not lost
 
 
-@pytest.mark.parametrize("grace_s", [0.0, 5.0], ids=["racing", "with grace"])
+@pytest.mark.parametrize(
+    "grace_s", [pytest.param(0.0, id="racing", marks=pytest.mark.long), pytest.param(5.0, id="with grace")]
+)
 def test_kills_at_any_point_of_any_order_end_well(grace_s: float) -> None:
     """Either engine may be killed at any moment, twice in all, also between two commits: everybody finishes."""
     states, lost = explore(guarded, grace_s, kills=2)

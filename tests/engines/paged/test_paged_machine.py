@@ -124,7 +124,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.world.check_books()
 
 
-SchedulerMachine.TestCase.settings = settings(max_examples=250, stateful_step_count=40, deadline=None)
+SchedulerMachine.TestCase.settings = settings(max_examples=125, stateful_step_count=40, deadline=None)
 
 
 class TestScheduler(SchedulerMachine.TestCase):
