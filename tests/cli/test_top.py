@@ -161,6 +161,13 @@ def test_nobody_who_writes_incidents_down_is_no_good_news(deployment: Deployment
     assert "supervisor: none: nothing is written down" in done.stdout
 
 
+def test_no_share_of_a_promise_that_nobody_made() -> None:
+    """Without a promised rate there is no percentage of one."""
+    capacity = CapacityShown(promised=False, words="no rate is promised (1 worker)")
+    found = seen(looked(ControlPage(leads=True, level=Level(), capacity=capacity), worker("worker-1a")))
+    assert "level 0   no rate is promised (1 worker)" in shown(found, 100)
+
+
 def test_who_leads_is_believed() -> None:
     """Of two controls the one that leads tells; one that follows says so."""
     pages = [{"role": "control", "leads": False}, {"role": "control", "leads": True, "reason": "x"}, {"role": "worker"}]

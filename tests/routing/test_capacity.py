@@ -62,6 +62,13 @@ def test_no_mixed_units_each_rate_is_compared_with_its_own_promise() -> None:
     assert str(capacity) == "400 of 1000 tokens/s (1 worker, 0 waking, 0 not measured)"
 
 
+def test_capacity_is_told_in_what_was_promised() -> None:
+    """Of a promise in tokens nobody is told requests, which only follow from it."""
+    carrier = Carrier("w", 1.0, places=3)
+    assert "400 of 400 tokens/s" in str(measure(Slo(tokens_per_s=400.0), ANSWERS, [carrier], 1, 0.0))
+    assert "4 of 4 requests/s" in str(measure(SLO, ANSWERS, [carrier], 1, 0.0))
+
+
 @given(st.floats(0.01, 100.0), st.floats(0.01, 100.0), st.floats(0.1, 1000.0))
 def test_no_mixed_units_a_ratio_does_not_know_its_unit(requests: float, tokens: float, factor: float) -> None:
     """Counting requests by the minute, in what is there and in what is promised, changes nothing."""

@@ -193,7 +193,8 @@ def _summary(found: Overview) -> list[tuple[str, str]]:
     level = found.level.level if found.level is not None else 0
     words = [f"level {level}" if found.level is not None else "level –"]
     if found.capacity is not None:
-        words.append(f"capacity {found.capacity.ratio:.0%} of the SLO: {found.capacity.words}")
+        share = f"capacity {found.capacity.ratio:.0%} of the SLO: " if found.capacity.promised else ""
+        words.append(share + found.capacity.words)
     lines.append(("   ".join(words), "red" if level > 1 else "yellow" if level else ""))
     if found.level is not None and level:
         lines.append((f"  {found.level.reason}", "yellow"))

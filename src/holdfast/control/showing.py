@@ -119,6 +119,7 @@ def _capacity(capacity: Capacity | None) -> CapacityShown | None:
     requests, tokens = round(capacity.rates.requests_per_s, 3), round(capacity.rates.tokens_per_s, 3)
     return CapacityShown(
         ratio=capacity.ratio,
+        promised=capacity.promised is not None,
         words=str(capacity),
         requests_per_s=requests,
         tokens_per_s=tokens,

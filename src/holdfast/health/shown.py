@@ -46,7 +46,8 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
 class CapacityShown(msgspec.Struct, frozen=True, kw_only=True):
     """What the workers carry, of what is promised."""
 
-    ratio: float = 1.0
+    ratio: float = 1.0  # without a promise: 1 while anybody carries anything
+    promised: bool = True
     words: str = ""
     requests_per_s: float = 0.0
     tokens_per_s: float = 0.0

@@ -203,6 +203,7 @@ class Capacity:
     waking: int
     unmeasured: int  # that count as what is assumed of them
     by_carrier: Mapping[str, Rates] = field(default_factory=dict)
+    in_tokens: bool = False  # tokens alone were promised: the requests follow from them
 
     @property
     def ratios(self) -> dict[str, float]:
@@ -232,7 +233,7 @@ class Capacity:
         if self.promised is None:
             return f"no rate is promised ({counts})"
         have, want = self.rates, self.promised
-        least = min(self.ratios, key=self.ratios.__getitem__)
+        least = "tokens/s" if self.in_tokens else min(self.ratios, key=self.ratios.__getitem__)
         figures = {
             "requests/s": f"{have.requests_per_s:.4g} of {want.requests_per_s:.4g} requests/s",
             "tokens/s": f"{have.tokens_per_s:.4g} of {want.tokens_per_s:.4g} tokens/s",
@@ -269,6 +270,7 @@ def measure(slo: SloSettings, profile: Profile, carriers: Sequence[Carrier], pla
         waking=sum(1 for carrier in there if carrier.waking_until_s is not None),
         unmeasured=unmeasured,
         by_carrier=by_carrier,
+        in_tokens=not slo.requests_per_s,
     )
 
 
