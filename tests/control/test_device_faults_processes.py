@@ -83,6 +83,7 @@ async def test_a_fault_reaches_who_is_on_its_gpu_and_nobody_else(nvml: FakeNvml,
     async with running(nvml, log) as rig:
         await _ignorable(rig, log)
         await _fatal(rig, nvml)
+        await _own_report(rig)
 
 
 @pytest.mark.long
@@ -130,6 +131,18 @@ async def _fatal(rig: Rig, nvml: FakeNvml) -> None:
     assert {(answer.finish, answer.error) for answer in answers} == {("length", None)}
     assert any(answer.resumed for answer in answers)
     assert sorted(rig.unsound()) == ["worker-0", "worker-1"]
+
+
+async def _own_report(rig: Rig) -> None:
+    """A worker that meets an error which stays says so, and exits."""
+    name = "worker-3"
+    await in_thread(lambda: rig.deployment.chaos(name, "device_error"))
+
+    def told() -> bool:
+        causes = [one.record.standing.causes for one in rig.verdicts.history if one.name == name]
+        return any("device error that stays" in one.get("engine-failed", "") and "gone" in one for one in causes)
+
+    await until(told, "its own word, and its end", BOUND_S)
 
 
 async def _reset_needed(rig: Rig, nvml: FakeNvml, log: LogPipe) -> None:

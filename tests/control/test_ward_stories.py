@@ -126,10 +126,8 @@ class WardStory:
             case "stopped" | "probation" | "alive":
                 judged = Judged(Verdict.SUSPECT, Verdict(word), "as its judge says")
                 self.set.tell(w.Judged(name, judged))
-            case "drain":
-                self.set.tell(w.DrainAsked(name, "somebody asked for it"))
-            case "back":
-                self.set.tell(w.DrainCalledOff(name))
+            case "fails":
+                self.set.tell(w.EngineFailed(name, " ".join(rest)))
             case _:
                 worker.how = word
                 worker.moving, worker.cut_off = "moving" in rest, "cut-off" in rest

@@ -433,7 +433,7 @@ steps = st.one_of(
     st.tuples(st.just("attempts"), st.sampled_from([0, 1, 3])),
     st.tuples(st.just("judged"), st.sampled_from([Verdict.STOPPED, Verdict.WEDGED, Verdict.PROBATION, Verdict.ALIVE])),
     st.tuples(st.just("fault"), st.sampled_from([31, 46, 79, 0])),
-    st.tuples(st.sampled_from(["reload", "restart", "die", "wake", "drain", "spare"]), st.booleans()),
+    st.tuples(st.sampled_from(["reload", "restart", "die", "wake", "fail", "spare"]), st.booleans()),
 )
 stories = st.lists(st.tuples(st.integers(0, 4), steps, st.sampled_from([0.0, 1.0, 20.0, 70.0])), max_size=25)
 PAIRS = {"a": "w1", "a2": "w1", "b": "w2", "c": "w3", "d": "w4"}
@@ -471,8 +471,8 @@ def play(made: Watched, name: str, step: tuple[str, object], wait_s: float) -> N
         case "wake":
             worker.active = not worker.active
             made.begin(name)
-        case "drain":
-            made.tell(w.DrainAsked(name, "so") if value else w.DrainCalledOff(name))
+        case "fail":
+            made.tell(w.EngineFailed(name, "so"))
         case "spare":
             made.tell(w.Spared(name, bool(value)))
     made.wait(wait_s)
@@ -492,7 +492,6 @@ def test_no_order_of_events_breaks_its_promises(story: list[tuple[int, tuple[str
     made.begin()
     made.tell(w.DeviceCleared("d", made.now))
     for name in PAIRS:
-        made.tell(w.DrainCalledOff(name))
         made.tell(w.Judged(name, Judged(Verdict.PROBATION, Verdict.ALIVE, "so")))
         made.tell(w.Spared(name, False))
     made.wait(200.0)

@@ -146,9 +146,6 @@ class WorkerStory:
     def do_gone(self, rest: str) -> None:
         self.tell(s.Gone(self.standing.load, rest))
 
-    def do_drain(self, rest: str) -> None:
-        self.tell(s.DrainCalledOff() if rest == "called off" else s.DrainAsked(rest))
-
     def do_restart(self, rest: str) -> None:
         """Whoever keeps them dies, and another goes on from what was written down, in its own time."""
         written = msgspec.json.encode((self.breaker.record(), self.standing))

@@ -100,7 +100,7 @@ def test_a_further_failure_starts_no_second_migration() -> None:
     for _ in range(5):
         worker.fails()
     worker.fails(Failing.WRONG)
-    worker.feed(Opened("3 in a row", 60.0), WEDGED, s.DrainAsked("rollout"), s.Gone(1, "SIGKILL"))
+    worker.feed(Opened("3 in a row", 60.0), WEDGED, s.Gone(1, "SIGKILL"))
     worker.feed(s.DeviceFaulted(fault_of("0000:01:00", 79), worker.now))
     assert worker.count(MoveStreams) == 1
     assert worker.status is Status.DEAD
@@ -187,7 +187,7 @@ def test_a_wrong_answer_quarantines_and_only_a_fresh_load_lifts_it() -> None:
     assert given[1] == Quarantine("canary wrong: told", good_s)
     for _ in range(20):
         worker.passes(after_s=100.0)
-        worker.feed(ALIVE, Closed("it passed"), s.Present(1), s.DrainCalledOff(), s.DeviceCleared(worker.now), s.Tick())
+        worker.feed(ALIVE, Closed("it passed"), s.Present(1), s.DeviceCleared(worker.now), s.Tick())
     assert (worker.standing.quarantined, worker.standing.weight) == (True, 0.0)
     assert TABLE[Cause.WRONG][1] == {Lift.LOADED}
     worker.feed(s.Present(2, serving=True))
@@ -340,7 +340,7 @@ events = st.one_of(
     st.tuples(st.sampled_from(Failing), loads, ago_s),
     st.tuples(st.sampled_from([13, 48, 79]), ago_s),
     st.tuples(st.just("cleared"), ago_s),
-    st.sampled_from([Opened("3 in a row", 60.0), Closed("it passed"), s.DrainAsked("rollout"), s.DrainCalledOff()]),
+    st.sampled_from([Opened("3 in a row", 60.0), Closed("it passed")]),
     st.builds(lambda verdict: Judged(Verdict.ALIVE, verdict, "seen"), st.sampled_from(Verdict)),
     st.builds(lambda pace: Paced("w", pace, 5.0), st.sampled_from(Pace)),
     st.just(s.Tick()),
@@ -366,7 +366,7 @@ class Model:
 
     def __init__(self) -> None:
         self.load = 0
-        self.wrong = self.open = self.lost = self.gone = self.drain = self.engine = False
+        self.wrong = self.open = self.lost = self.gone = self.engine = False
 
     def feed(self, event: Event) -> None:
         match event:
@@ -380,8 +380,6 @@ class Model:
                 self.wrong |= isinstance(event, s.CanaryFailed) and event.failing is Failing.WRONG
             case Opened() | Closed():
                 self.open = isinstance(event, Opened)
-            case s.DrainAsked() | s.DrainCalledOff():
-                self.drain = isinstance(event, s.DrainAsked)
             case Judged():
                 self.lost |= event.after in s.LOST
                 self.lost &= event.after not in (Verdict.ALIVE, Verdict.PROBATION)
@@ -391,8 +389,6 @@ class Model:
         assert (standing.status == Status.DEAD) == self.gone
         if self.wrong or self.open or self.lost or self.gone or self.engine:
             assert standing.status in (Status.UNHEALTHY, Status.DEAD)
-        if self.drain:
-            assert standing.weight == 0.0
 
 
 @settings(max_examples=400, deadline=None)
@@ -441,7 +437,7 @@ def check_step(before: Standing, after: Standing, effects: tuple[Effect, ...]) -
 def heal(standing: Standing, now_s: float) -> None:
     """Every witness says that all is well, and then canaries pass."""
     load = standing.load + 1 if standing.quarantined or Cause.ENGINE in standing.causes else max(standing.load, 1)
-    words = (s.Present(load), ALIVE, Closed("it passed"), s.DrainCalledOff(), Paced("w", Pace.NORMAL, 1.0))
+    words = (s.Present(load), ALIVE, Closed("it passed"), Paced("w", Pace.NORMAL, 1.0))
     for event in (*words, s.DeviceCleared(now_s)):
         standing, _ = s.step(standing, event, now_s)
     for _ in range(OWED_MAX + 3):

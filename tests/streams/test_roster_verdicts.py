@@ -10,8 +10,8 @@ import msgspec
 from roster_rig import roster_rig, until
 
 from holdfast.health.liveness import Verdict
+from holdfast.health.watcher import own_identity
 from holdfast.wire.messages import Beat, Cancel
-from holdfast.worker.beat import own_identity
 
 
 async def test_a_silent_host_loses_its_streams_and_returns_on_probation(tmp_path: Path) -> None:

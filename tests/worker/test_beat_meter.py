@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.core.procfs import ThreadTimes, read_process, read_thread
 from holdfast.engines.contract import Progress
-from holdfast.worker.beat import own_identity
+from holdfast.health.watcher import own_identity
 from holdfast.worker.stuck import StuckMeter
 
 MS = 1_000_000

@@ -18,13 +18,12 @@ import msgspec
 
 from holdfast.control import words as w
 from holdfast.control.asking import Asker, Keeper
-from holdfast.control.ward import WorkerFacts
+from holdfast.control.ward import WorkerFacts, facts_of
 from holdfast.core.address import parse_address
 from holdfast.core.ports import Network
 from holdfast.core.tasks import beside
 from holdfast.discovery.registry import Instance
 from holdfast.health.liveness import Judged, Verdict
-from holdfast.health.records import device_name
 from holdfast.health.watcher import CONNECT_TIMEOUT_S, BeatWatcher, Finding, is_local, probe
 from holdfast.wire.framed import Framed
 from holdfast.wire.frames import FrameError
@@ -45,7 +44,6 @@ log = logging.getLogger("holdfast.control")
 
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 1.0
 ENDED = frozenset("ZXx")
-DEVICES_MAX = 64  # of one worker: more than any machine has GPUs
 # Another is heard if it was within this: an idle worker's beats come each second. Shorter than any silence that makes
 # one be gone, so that of several that fall silent together none bears witness against the next.
 WITNESS_S = 1.2
@@ -102,6 +100,7 @@ class Contact:
         self._is_lost = False
         self._is_local = False
         self._is_over = False
+        self._last_words = ""  # why it exits, by its own word
         self._withheld: Judged | None = None  # that it is gone, which nobody else's life bears out yet
         self.welcome: Welcome | None = None
         self.facts: WorkerFacts | None = None  # as last told
@@ -115,6 +114,7 @@ class Contact:
             peer=peer,
             check=self._check,
             on_finding=self._found,
+            on_failing=self._fails,
         )
 
     def __repr__(self) -> str:
@@ -156,7 +156,7 @@ class Contact:
                 return
             self._connection, self.welcome, self.reason = connection, welcome, "connected"
             self._is_lost, self._is_local = False, is_local(welcome.process)
-            self._say(_facts(self.instance, welcome))
+            self._say(facts_of(self.instance.name, welcome))
             self.reason = await asyncio.shield(connection.lost)
         finally:
             self._connection = None
@@ -188,6 +188,7 @@ class Contact:
         if self.withdrawn or ended:
             self._is_lost = True
             how = "its process ended" if ended else "it left the store, and its connection is down"
+            how = f"{how}; it said: {self._last_words}" if self._last_words else how
             self.facts = None
             self._tell(w.Lost(self.path, how))
 
@@ -227,6 +228,10 @@ class Contact:
             serving, self._serving = self._serving, False
             self.facts = facts
             self._tell(w.Found(self.path, facts, serving))
+
+    def _fails(self, reason: str) -> None:
+        self._last_words = reason
+        self._tell(w.EngineFailed(self.path, reason))
 
     def _found(self, finding: Finding) -> None:
         if isinstance(finding, Judged):
@@ -279,20 +284,3 @@ class Contact:
         if beat is None or welcome is None:
             return 0.0
         return max(0, beat.running + beat.waiting - own) / max(1, welcome.concurrency)
-
-
-def _facts(instance: Instance, welcome: Welcome) -> WorkerFacts:
-    return WorkerFacts(
-        name=instance.name,
-        model=welcome.checksum,
-        group=welcome.group,
-        build=welcome.build,
-        dtype=welcome.dtype,
-        kind=welcome.device,
-        weights=welcome.weights,
-        load=welcome.load,
-        verified=welcome.load > 0,  # engines that say it compare what they load with its source
-        vocabulary=welcome.vocabulary,
-        active=welcome.active,
-        devices=tuple(device_name(welcome.process.boot_id, pci) for pci, _ in welcome.gpus[:DEVICES_MAX]),
-    )

@@ -18,8 +18,9 @@ from holdfast.health import breaker as b
 from holdfast.health import canary as c
 from holdfast.health import expectations as x
 from holdfast.health import standing as s
-from holdfast.health.records import HealthRecord
+from holdfast.health.records import HealthRecord, device_name
 from holdfast.spec.health import HealthSettings
+from holdfast.wire.messages import Welcome
 
 # A record whose worker is not found by then is a dead one's. Longer than workers take to register again with a store
 # that was away, because its streams move.
@@ -33,6 +34,7 @@ REPACE_S = 5.0
 OWED_S = 30.0
 # And looked at this often: where no other can serve it is asked at once.
 OWED_LOOK_S = 1.0
+DEVICES_MAX = 64  # of one worker: more than any machine has GPUs
 SLOWNESS = frozenset({s.Cause.SLOW, s.Cause.CRAWLING})
 
 
@@ -75,6 +77,24 @@ class WorkerFacts:
     def key(self) -> x.Key:
         """What must be the same for answers, and paces, to be compared."""
         return x.Key(self.model, self.build, self.dtype, self.kind)
+
+
+def facts_of(name: str, welcome: Welcome) -> WorkerFacts:
+    """What a worker said when it was connected to; `name`: from its record."""
+    return WorkerFacts(
+        name=name,
+        model=welcome.checksum,
+        group=welcome.group,
+        build=welcome.build,
+        dtype=welcome.dtype,
+        kind=welcome.device,
+        weights=welcome.weights,
+        load=welcome.load,
+        verified=welcome.load > 0,  # engines that say it compare what they load with its source
+        vocabulary=welcome.vocabulary,
+        active=welcome.active,
+        devices=tuple(device_name(welcome.process.boot_id, pci) for pci, _ in welcome.gpus[:DEVICES_MAX]),
+    )
 
 
 class Ward:

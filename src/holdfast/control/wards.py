@@ -30,8 +30,6 @@ from holdfast.control.words import (
     DeviceCleared,
     DeviceFaulted,
     Doubted,
-    DrainAsked,
-    DrainCalledOff,
     Effect,
     EngineFailed,
     Event,
@@ -174,10 +172,6 @@ class Wards:
                 self._tell_breaker(ward, event.attempts)
             case EngineFailed():
                 self._tell_standing(ward, s.ReportedFatal(ward.standing.load, event.reason))
-            case DrainAsked():
-                self._tell_standing(ward, s.DrainAsked(event.reason))
-            case DrainCalledOff():
-                self._tell_standing(ward, s.DrainCalledOff())
             case Spared():
                 ward.spare = event.spare
                 self._dirty[ward.path] = None

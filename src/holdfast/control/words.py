@@ -137,17 +137,6 @@ def device_event(device: str, record: DeviceRecord) -> DeviceFaulted | DeviceCle
 
 
 @dataclass(frozen=True, slots=True)
-class DrainAsked:
-    path: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class DrainCalledOff:
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
 class Spared:
     """It is to be kept without traffic, as a spare, or not any more."""
 
@@ -162,7 +151,7 @@ class Tick:
 
 Event = (
     Found | Listed | Lost | Answer | NoAnswer | NoPlace | Doubted | Judged | Reported | Paces | EngineFailed
-    | DeviceFaulted | DeviceCleared | DrainAsked | DrainCalledOff | Spared | Tick
+    | DeviceFaulted | DeviceCleared | Spared | Tick
 )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 `now_s` is passed in and never goes back; it is wall time, for what is written down outlives whoever wrote it.
 
 Theory (facts 14, 24). Many witnesses speak of a worker (canaries, its breaker, the judge of its beats, the device, its
-pace, people), late, twice and in any order, and none may undo what another said. So what is kept are the *causes* that
+pace, itself), late, twice and in any order, and none may undo what another said. So what is kept are the *causes* that
 are held against it, each with its reason. A cause is held until its own kind of evidence lifts it, and the status is
 the most urgent of those that are held: when the last grave one is lifted the way back is open, by construction.
 
@@ -71,7 +71,6 @@ class Lift(StrEnum):
     BACK = "its judge tries it again"
     CLOSED = "its breaker closed"
     IN_PACE = "it is in pace with its set"
-    CALLED_OFF = "the drain was called off"
     CLEARED = "its device was reset or replaced"
 
 
@@ -88,7 +87,6 @@ class Cause(StrEnum):
     PROBATION = "probation"
     SLOW = "slow"
     CRAWLING = "crawling"
-    DRAIN = "drain"  # somebody asked for it
     DEVICE_SICK = "device-sick"  # it needs a reset
     DEVICE_LOST = "device-lost"
     ENGINE = "engine-failed"  # it says so itself
@@ -109,7 +107,6 @@ TABLE: dict[Cause, tuple[Status, frozenset[Lift]]] = {
     Cause.PROBATION: (S.SUSPICIOUS, frozenset({L.ALIVE})),
     Cause.SLOW: (S.SUSPICIOUS, frozenset({L.IN_PACE})),
     Cause.CRAWLING: (S.DRAINING, frozenset({L.IN_PACE})),
-    Cause.DRAIN: (S.DRAINING, frozenset({L.CALLED_OFF})),
     Cause.DEVICE_SICK: (S.DRAINING, frozenset({L.CLEARED})),
     Cause.DEVICE_LOST: (S.UNHEALTHY, frozenset({L.CLEARED})),
     Cause.ENGINE: (S.UNHEALTHY, frozenset({L.LOADED})),
@@ -183,24 +180,14 @@ class DeviceCleared:
 
 
 @dataclass(frozen=True, slots=True)
-class DrainAsked:
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class DrainCalledOff:
-    """Whoever asked for the drain wants the worker back."""
-
-
-@dataclass(frozen=True, slots=True)
 class Tick:
     """`next_deadline_s` has come."""
 
 
 # Three machines' effects are events here as they are: of its breaker, its judge, and what compares its set.
 Event = (
-    Present | Gone | CanaryPassed | CanaryFailed | ReportedFatal | DeviceFaulted | DeviceCleared | DrainAsked
-    | DrainCalledOff | Opened | Closed | Judged | Paced | Tick
+    Present | Gone | CanaryPassed | CanaryFailed | ReportedFatal | DeviceFaulted | DeviceCleared | Opened | Closed
+    | Judged | Paced | Tick
 )  # fmt: skip
 
 
@@ -342,10 +329,6 @@ def _take(s: Standing, event: Event, now_s: float) -> Outcome:
             return _hear_judge(s, event), ()
         case Paced():
             return _hear_pace(s, event), ()
-        case DrainAsked():
-            return _hold(s, Cause.DRAIN, event.reason), ()
-        case DrainCalledOff():
-            return _lift(s, Lift.CALLED_OFF), ()
         case Tick():
             due_s = next_deadline_s(s)
             if due_s is None or now_s < due_s:

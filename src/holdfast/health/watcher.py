@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Awaitable, Callable
 
 from holdfast.core.address import parse_address
@@ -33,13 +34,14 @@ from holdfast.health.liveness import (
 )
 from holdfast.wire.framed import Framed
 from holdfast.wire.frames import FrameError
-from holdfast.wire.messages import Beat, ProcessIdentity, Welcome, decode_to_frontend
+from holdfast.wire.messages import Beat, Failing, ProcessIdentity, Welcome, decode_to_frontend
 
 CONNECT_TIMEOUT_S = 2.0  # a beat thread answers at once; one that does not is tried again
 # Between tries to open a beat connection: the judge's first doubt comes later than two of them.
 REOPEN_S = 0.2
 # Beats come ten times a second at most, and are taken as often.
 BEATS_MAX = 64
+REASON_CHARS_MAX = 200  # of a worker's last words: people read them in one line
 
 Finding = Judged | MoveStreams
 
@@ -53,6 +55,13 @@ def is_local(identity: ProcessIdentity) -> bool:
     # Hidden by hidepid, or already dead and its pid someone else's: neither may be judged by what we see.
     stat = read_process(identity.pid)
     return stat is not None and stat.start_ticks == identity.start_ticks
+
+
+def own_identity(beat_thread: int) -> ProcessIdentity:
+    """Where an observer on this machine can look at this process. `beat_thread` is a native thread id."""
+    stat = read_process(os.getpid())
+    assert stat is not None, "/proc is not mounted, or does not show this process"
+    return ProcessIdentity(boot_id(), pid_namespace(), os.getpid(), stat.start_ticks, beat_thread)
 
 
 def probe(identity: ProcessIdentity) -> ProbeResult:
@@ -79,8 +88,9 @@ class BeatConnection(Framed):
 
     purpose = "beat"
 
-    def __init__(self, peer: str) -> None:
+    def __init__(self, peer: str, on_failing: Callable[[str], None]) -> None:
         super().__init__(peer)
+        self._on_failing = on_failing
         self.beats: list[Beat] = []  # since the last tick
 
     def data_received(self, data: bytes) -> None:
@@ -90,6 +100,8 @@ class BeatConnection(Framed):
                 if isinstance(message, Beat):
                     self.beats.append(message)
                     del self.beats[:-BEATS_MAX]
+                elif isinstance(message, Failing) and self.welcomed.done():
+                    self._on_failing(message.reason[:REASON_CHARS_MAX])
                 else:
                     self._first(message)
         except FrameError as error:
@@ -98,7 +110,7 @@ class BeatConnection(Framed):
 
 class BeatWatcher:
     """One process under watch. `check` raises ConnectionError for a welcome of anybody else; `ask` sends it a `Ping`,
-    if there is a data connection to it."""
+    if there is a data connection to it; `on_failing` hears why it exits, if it says so."""
 
     def __init__(
         self,
@@ -110,9 +122,11 @@ class BeatWatcher:
         check: Callable[[Welcome], None],
         on_finding: Callable[[Finding], None],
         ask: Callable[[], None] | None = None,
+        on_failing: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self.judge = Judge(name)
         self._ask = ask
+        self._on_failing = on_failing
         self._address = address
         self._network = network
         self._peer = peer
@@ -126,7 +140,7 @@ class BeatWatcher:
 
     async def open(self) -> None:
         """Connect to the process's beat thread; OSError or TimeoutError if it does not answer."""
-        beat = BeatConnection(self._peer)
+        beat = BeatConnection(self._peer, self._on_failing)
         try:
             await self._network.connect(parse_address(self._address), lambda: beat, CONNECT_TIMEOUT_S)
             welcome = await beat.welcome(CONNECT_TIMEOUT_S)

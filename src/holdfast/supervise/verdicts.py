@@ -61,8 +61,8 @@ def word(verdict: Verdict) -> str:
     return verdict.status.lower()
 
 
-# Causes (`standing.Cause`) that take a worker's traffic and are incidents, the gravest first. A drain that was asked
-# for, a first check and a process that ended (which its supervisor tells) are none.
+# Causes (`standing.Cause`) that take a worker's traffic and are incidents, the gravest first. A first check
+# and a process that ended (which its supervisor tells) are none.
 TAKEN = (
     "wrong-answer", "device-lost", "engine-failed", "lost", "breaker-open", "canary-failing", "device-sick", "crawling",
 )  # fmt: skip

@@ -177,8 +177,17 @@ class Reloaded(msgspec.Struct, frozen=True, array_like=True, tag=19):
     outcome: str
 
 
+class Failing(msgspec.Struct, frozen=True, array_like=True, tag=20):
+    """On a beat connection, and the last on it: the worker met what no step can mend (a device error that stays, a lost
+    rank), and exits now."""
+
+    reason: str
+
+
 ToWorker = Hello | Generate | Cancel | GetArtefact | NotTaken | Pass | Ping | Reload
-ToFrontend = Welcome | Refused | Step | Closed | Draining | Beat | ArtefactPart | Active | Room | Pong | Reloaded
+ToFrontend = (
+    Welcome | Refused | Step | Closed | Draining | Beat | ArtefactPart | Active | Room | Pong | Reloaded | Failing
+)
 Message = ToWorker | ToFrontend
 
 decode_to_worker: Callable[[memoryview], ToWorker] = reader(ToWorker)

@@ -23,11 +23,12 @@ from typing import Protocol
 
 from holdfast.core.address import Address, TcpAddress, UnixAddress
 from holdfast.core.errors import Code
-from holdfast.core.procfs import boot_id, pid_namespace, read_process, read_thread
+from holdfast.core.procfs import read_thread
 from holdfast.engines.contract import Progress
+from holdfast.health.watcher import own_identity
 from holdfast.wire.accepting import SHARE_OF_PAGES, places
 from holdfast.wire.frames import FrameError, FrameSplitter, encode
-from holdfast.wire.messages import VERSION, Beat, Hello, ProcessIdentity, Refused, Welcome, decode_to_worker
+from holdfast.wire.messages import VERSION, Beat, Failing, Hello, ProcessIdentity, Refused, Welcome, decode_to_worker
 from holdfast.wire.net import CannotListenError, tune_socket
 from holdfast.worker.stuck import BEAT_S, StuckMeter
 
@@ -63,6 +64,9 @@ class Beats(Protocol):
     def set_welcome(self, welcome: Welcome) -> None:
         """Who this worker is; observers that come before this is known are asked to come again."""
 
+    def say_last(self, why: str) -> None:
+        """Tell everybody why this process exits now; from any thread, and without waiting for anybody."""
+
     def stop(self) -> bool:
         """Close every connection; False if it did not end in time."""
 
@@ -77,13 +81,6 @@ class _Observer:
     splitter: FrameSplitter = field(default_factory=FrameSplitter)
     received_bytes: int = 0
     greeted: bool = False
-
-
-def own_identity(beat_thread: int) -> ProcessIdentity:
-    """Where an observer on this machine can look at this process. `beat_thread` is a native thread id."""
-    stat = read_process(os.getpid())
-    assert stat is not None, "/proc is not mounted, or does not show this process"
-    return ProcessIdentity(boot_id(), pid_namespace(), os.getpid(), stat.start_ticks, beat_thread)
 
 
 class BeatThread:
@@ -127,6 +124,11 @@ class BeatThread:
 
     def set_welcome(self, welcome: Welcome) -> None:
         self._welcome = encode(welcome)
+
+    def say_last(self, why: str) -> None:
+        for observer in [o for o in list(self._observers) if o.greeted]:
+            with contextlib.suppress(OSError):
+                observer.sock.send(encode(Failing(why)))  # a frame this small goes whole, whoever else sends
 
     def stop(self) -> bool:
         self._stopping = True
@@ -283,7 +285,8 @@ def _listen(address: Address) -> tuple[socket.socket, Address]:
 
 def _bind(address: Address) -> tuple[socket.socket, Address]:
     if isinstance(address, TcpAddress):
-        sock = socket.create_server((address.host, address.port), family=_family(address.host), backlog=OBSERVERS_MAX)
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        sock = socket.create_server((address.host, address.port), family=family, backlog=OBSERVERS_MAX)
         bound: Address = TcpAddress(address.host, sock.getsockname()[1])
     else:
         sock, bound = socket.socket(socket.AF_UNIX), address
@@ -294,7 +297,3 @@ def _bind(address: Address) -> tuple[socket.socket, Address]:
         sock.listen(OBSERVERS_MAX)
     sock.setblocking(False)
     return sock, bound
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

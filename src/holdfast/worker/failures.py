@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 
 from holdfast.memory.devices import DeviceError
 from holdfast.memory.errors import StaleMemoryLayoutError, VaultRefused
@@ -18,7 +19,11 @@ def in_words(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def exit_now(why: str) -> None:
-    """A sticky device error, or a lost rank: nothing here can be trusted to end in order, and a fence waits for us."""
+def exit_now(why: str, say_last: Callable[[str], None]) -> None:
+    """A sticky device error, or a lost rank: nothing here can be trusted to end in order, and a fence waits for us. Who
+    watches is told why; nobody is waited for."""
     log.critical("%s: exiting at once", why)
-    os._exit(1)
+    try:
+        say_last(why)
+    finally:
+        os._exit(1)

@@ -134,6 +134,7 @@ class Worker:
         if self._beats is None:
             self._beats = self._make_beats(parse_address(self.settings.beat_address), self._progress)
             self._beats.start()
+            self.sessions.say_last = self._beats.say_last
         if self.welcome is None or self.welcome.load != self._engine.progress().load:
             self.welcome = self._introduction(self._beats.identity)
         self.welcome = msgspec.structs.replace(self.welcome, active=active, epoch=epoch)

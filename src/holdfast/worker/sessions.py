@@ -41,6 +41,7 @@ class Sessions(EngineEvents):
         self.open: set[Session] = set()
         self.requests_total = 0
         self.tokens_total = 0
+        self.say_last: Callable[[str], None] = lambda why: None  # to who watches, as the process exits
 
     def connection(self) -> Session:
         return Session(self, self._host)
@@ -185,7 +186,7 @@ class Sessions(EngineEvents):
         self._offer()
 
     def fatal(self, why: str) -> None:
-        exit_now(why)
+        exit_now(why, self.say_last)
 
     # -- the beginning and the end
 

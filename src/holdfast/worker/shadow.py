@@ -38,7 +38,7 @@ from holdfast.failover.lifecycle import (
 )
 from holdfast.failover.lock import FailoverLock
 from holdfast.worker.election import Election
-from holdfast.worker.failures import FAILURES, exit_now, in_words
+from holdfast.worker.failures import FAILURES, in_words
 from holdfast.worker.process import Worker
 from holdfast.worker.timeline import Timeline
 
@@ -218,7 +218,7 @@ class Shadow(EngineEvents):
         self._worker.sessions.closed(streams)
 
     def fatal(self, why: str) -> None:
-        exit_now(why)
+        self._worker.sessions.fatal(why)
 
     def disproved(self, why: str) -> None:
         self._end_at_once(why)
