@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from streams_rig import Cluster, Worker
 
 from holdfast.health.standing import Status
@@ -52,6 +53,16 @@ def test_streams_of_a_quarantined_worker_leave_for_its_wrong_answers() -> None:
     other.say("s", [4])
     assert cluster.dispatcher.stats.moved == {(on.link.instance.name, other.link.instance.name, "token_mismatch"): 1}
     assert [seam.place.fall for seam in cluster.dispatcher.stats.seams] == [1]
+
+
+@pytest.mark.parametrize("quarantined", [True, False])
+def test_what_a_quarantined_worker_showed_is_not_called_exact(quarantined: bool) -> None:
+    """Its tokens stay in the answer, so the answer does not say that it is the one that would have been."""
+    cluster = Cluster()
+    on, other = one_stream(cluster, cluster.worker("a", places=1), cluster.worker("b", places=1))
+    on.judged(Status.UNHEALTHY, fall=1, why="why", quarantined=quarantined)
+    other.say("s", [4])
+    assert cluster.clients["s"].flight.ledger.exact is not quarantined
 
 
 def test_streams_that_leave_by_plan_are_no_failure() -> None:

@@ -89,7 +89,9 @@ class Flight:
         self.wait_mark = -1  # and how many tokens it had then: the time begins anew only when there are more
 
     def fell(self, seam: Seam, now_s: float) -> None:
-        """An attempt ended because its worker failed."""
+        """An attempt ended because its worker failed. What it showed of one whose answers are wrong stays in it."""
+        if seam.place.wrong and self.ledger.emitted:
+            self.ledger.exact = False
         before = self.failed_on if self.failed_at_s else ()
         self.failed_at_s = self.failed_at_s or now_s
         self.failed_on = before if seam in before else (*before, seam)
