@@ -23,6 +23,7 @@ class SharesMachine(RuleBasedStateMachine):
         self.streams = dict.fromkeys("ABCD", 0)
         self.room = dict.fromkeys("ABCD", 0)  # what each has been offered and not answered
         self.leaves = dict.fromkeys("ABCD", 0)  # what was left free by the request each was turned away with
+        self.kept_for = dict.fromkeys("ABCD", 0)  # and that, when it was offered what it has
         self.now_s = 0.0
 
     @property
@@ -33,15 +34,15 @@ class SharesMachine(RuleBasedStateMachine):
         for who, places in self.shares.offer(self.free, self.streams.__getitem__, self.now_s).items():
             assert places > 0
             assert self.room[who] == 0
-            self.room[who] = places
+            self.room[who], self.kept_for[who] = places, self.leaves[who]
 
     @rule(who=WHO, leaves=st.sampled_from([0, 0, 2, 6]))
     def ask(self, who: str, leaves: int) -> None:
         """For a request that may have every place, or leaves some to others."""
-        others = self.shares.kept - self.room[who]
-        promised = self.room[who] > 0 and leaves <= self.leaves[who]
+        rest = self.shares.kept - (self.room[who] > 0)  # what is kept for itself is kept too, but for the one it uses
+        promised = self.room[who] > 0 and leaves <= self.kept_for[who]
         taken = self.shares.take(who, self.free, leaves)
-        assert taken is (self.free - (0 if promised else leaves) > others)
+        assert taken is (self.free - (0 if promised else leaves) > rest)
         assert taken or not promised, "what is kept for one is kept"
         self.room[who] = max(0, self.room[who] - 1)
         if taken:
@@ -91,6 +92,19 @@ class SharesMachine(RuleBasedStateMachine):
 
 SharesMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestSharesMachine = SharesMachine.TestCase
+
+
+def test_what_is_kept_for_a_frontend_is_not_for_its_requests_that_leave_places() -> None:
+    """It was turned away with one that may have every place: two that leave two free do not have them, neither the
+    first nor, because that was turned away, the next."""
+    shares: Shares[str] = Shares()
+    shares.turn_away("A")
+    assert shares.offer(3, lambda who: 5, 0.0) == {"A": 3}
+    for _ in range(2):
+        assert not shares.take("A", 3, leaves=2)
+        shares.turn_away("A", leaves=2)
+    assert shares.kept == 1
+    assert shares.take("A", 3)
 
 
 def served(demand: dict[str, int], rounds: int, life: int) -> dict[str, int]:

@@ -7,7 +7,8 @@ it passes and leaves the line. So a frontend that wants little always gets it, t
 what nobody in line wants is anybody's.
 
 While capacity is short, some requests may not have every place (`routing.degradation`). They *leave* so many free, for
-those that may; nothing is kept for whoever was turned away with one while there are no more.
+those that may; nothing is kept for whoever was turned away with one while there are no more; and what is kept for one
+that may have every place is not for them.
 
 Always true: kept places are free places; whoever is not in line gets no kept place; a kept place is given up after
 `KEEP_S`, for a frozen frontend must not hold one.
@@ -31,6 +32,7 @@ class _Turn:
     kept: int = 0
     until_s: float = 0.0  # meant only while places are kept
     leaves: int = 0  # free places that are not for it
+    kept_for: int = 0  # what `leaves` was when they were kept: for requests that leave no more
 
 
 class Shares(Generic[Who]):
@@ -56,7 +58,7 @@ class Shares(Generic[Who]):
         if turn is not None and turn.kept:
             turn.kept -= 1
             self.kept -= 1
-            if leaves <= turn.leaves:
+            if leaves <= turn.kept_for:
                 leaves = 0  # it was kept for such a one
         return free - leaves > self.kept
 
@@ -89,8 +91,8 @@ class Shares(Generic[Who]):
             offers[who] = offers.get(who, 0) + 1
             spare -= 1
         for who, places in offers.items():
-            self._line[who] = self._line.pop(who)
-            self._line[who].kept, self._line[who].until_s = places, now_s + KEEP_S
+            turn = self._line[who] = self._line.pop(who)
+            turn.kept, turn.until_s, turn.kept_for = places, now_s + KEEP_S, turn.leaves
             self.kept += places
         return offers
 
