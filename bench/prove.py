@@ -8,6 +8,7 @@ compared with measured in the same run. Exits with 1 if a bound is missed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import importlib
 import json
@@ -74,8 +75,12 @@ def about_run(command: str, machine: str) -> Row:
 
 
 def cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0))
+    """That this process may use: those it may run on, or as many as its container's quota is worth."""
+    seen = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(seen, int(quota) // int(period)))
+    return seen
 
 
 def this_machine() -> str:

@@ -27,7 +27,10 @@ from holdfast.bench.health.faults import BY_NAME, pairs
 from holdfast.bench.health.run import HealthBench, run
 from holdfast.bench.health.soak import soak
 
-FIGURES = ("cases", "false_positives", "streams_lost", "answers", "completed", "refused_429", "seconds", "missed")
+FIGURES = (
+    "cases", "false_positives", "streams_lost", "answers", "completed", "refused_429", "levels", "finished", "lost",
+    "seconds", "missed",
+)  # fmt: skip
 BOUND = "all found as expected, nothing lost, nothing found that was not there, everybody back"
 LEVELS = "levels, shedding and batches follow capacity and return; premium is refused at level 4 only; no flapping"
 SOAK_S = 600.0
@@ -46,12 +49,19 @@ def rows(chosen: argparse.Namespace) -> Rows:
         "faults": lambda: _judged(run(HealthBench(), tell), BOUND),
         "pairs": partial(_pairs, chosen),
         "soak": lambda: _judged(soak(HealthBench(), SOAK_S, tell), "nobody accused, nothing lost, wrong or moved"),
-        "degrade": lambda: _judged(degrade(DegradeBench(), tell), LEVELS),
+        "degrade": _degrade,
     }
 
 
 def _judged(result: dict[str, Any], bound: str) -> Row:
     return result | {"bound": bound, "met": not result["missed"]}
+
+
+def _degrade() -> Row:
+    result = degrade(DegradeBench(), tell)
+    # A line of the file for each second.
+    result["timeline"] = [" ".join("-" if one is None else str(one) for one in second) for second in result["timeline"]]
+    return _judged(result, LEVELS) | {"cores": cores()}
 
 
 def part_shares(which: int, parts: int, count: int) -> list[str]:
@@ -84,7 +94,8 @@ def _pairs(chosen: argparse.Namespace) -> Row:
 def _part(share: str, limit_s: float, place: int, count: int) -> Iterator[subprocess.Popen[bytes]]:
     """One part, on its share of the cores; it and what it started ends with the block."""
     command = [sys.executable, "-m", "holdfast", "bench", "health", "--pairs", "--json"]
-    ours = sorted(os.sched_getaffinity(0))
+    all_of_them = sorted(os.sched_getaffinity(0))
+    ours = all_of_them[: cores()]
     own = ours[place * len(ours) // count : (place + 1) * len(ours) // count] or [ours[place % len(ours)]]
     os.sched_setaffinity(0, own)  # who is started now inherits it
     try:
@@ -92,7 +103,7 @@ def _part(share: str, limit_s: float, place: int, count: int) -> Iterator[subpro
             [*command, "--part", share, "--limit-s", f"{limit_s:g}"], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL
         )
     finally:
-        os.sched_setaffinity(0, ours)
+        os.sched_setaffinity(0, all_of_them)
     try:
         yield process
     finally:

@@ -144,7 +144,9 @@ def test_on_a_noisy_bound_each_change_waits_for_its_while(changes: list[Change],
 def test_levels_follow_what_is_there_and_return() -> None:
     """Five workers, three, one, and five again, real processes under load of every tier: levels, refusals and batches
     follow, premium is refused at level 4 only, and all of it returns."""
-    result = run(DegradeBench(5, shares=(0.6, 0.2), noise_s=0.0, seed=SEED), print)
+    # Three of five are far below a bound with more room too, which is what a busy machine may take.
+    bench = DegradeBench(5, shares=(0.6, 0.2), room=1.12, tokens=15, stay_s=8.0, noise_s=0.0, seed=SEED)
+    result = run(bench, print)
     assert result["missed"] == [], result
     assert [row["level"] for row in result["steps"]] == [0, 2, 4, 0]
     assert result["refused"]["best_effort"]["2"]["tier_shed"]

@@ -160,6 +160,15 @@ def test_a_smaller_batch_does_not_look_like_less_capacity(multiplier: float) -> 
         assert ratio(*carriers, now_s=float(window)) >= before
 
 
+@pytest.mark.parametrize("streams", [6.0, 6.8, 7.5])
+def test_a_batch_that_its_level_keeps_small_is_no_measured_limit(streams: float) -> None:
+    """Whoever begins to measure at level 1 never sees a full batch: three quarters of the places, and premium in some
+    of the rest. What they could carry is not known from that, so they count as promised, and the level can return."""
+    slo = Slo(ttft_ms=500.0, tpot_ms=50.0, requests_per_s=8.0)  # what four workers of 8 streams at 40 ms make
+    carriers = [Carrier(f"w{number}", 1.0, 8, metered(streams, pace_ms=40.0)) for number in range(4)]
+    assert ratio(*carriers, slo=slo) == 1.0
+
+
 def test_more_streams_are_never_faster_so_the_older_sight_gives_way() -> None:
     """A worker that has become slow shows it with the few streams it still gets; and shows with many that it mended."""
     meter = metered(8.0, pace_ms=40.0)

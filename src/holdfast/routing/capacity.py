@@ -33,8 +33,9 @@ WEIGHT = 0.1
 PROFILE_WEIGHT = 0.01
 # A batch size is known when it was seen in so many windows: one may have been all prefill.
 WINDOWS_MIN = 5
-# The bounds of a worker meet when the lower is this share of the upper: within what one window differs from the next.
-MEASURED_SHARE = 0.8
+# The bounds of a worker meet when the lower is this share of the upper. It is more than a level leaves of a batch, with
+# premium in some of the rest (0.75 to 0.9): else a level's own small batches would be taken for a limit, and it stayed.
+MEASURED_SHARE = 0.95
 # What was seen longer ago says no more how slow a worker is. Under load each batch size is seen again much sooner.
 FRESH_S = 300.0
 # What a worker that is there counts for at least, of what is assumed of it: all of them slow is level 3, not 4.
