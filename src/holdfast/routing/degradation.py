@@ -149,7 +149,7 @@ def level_at(ratio: float) -> int:
 class Degradation:
     """One deployment's level."""
 
-    __slots__ = ("_none_since_s", "_record", "_returned_s", "_settings", "_since_s")
+    __slots__ = ("_begun", "_none_since_s", "_record", "_returned_s", "_settings", "_since_s")
 
     def __init__(self, settings: DegradationSettings, record: LevelRecord | None = None, now_s: float = 0.0) -> None:
         """Begin whole, or as it was written down: the level stays until enough is seen anew."""
@@ -159,6 +159,7 @@ class Degradation:
         self._record = record if record is not None else LevelRecord(0, "nothing measured yet")
         self._since_s: dict[tuple[int, _Side], float] = {}  # by level and side of its bound, where the ratio is now
         self._none_since_s: float | None = None
+        self._begun = record is not None  # there was a worker once
         # When it last got better, if it has not got worse since.
         self._returned_s: float | None = now_s if self._record.patience > 1 and self.level == 0 else None
 
@@ -212,7 +213,7 @@ class Degradation:
             if self._none_since_s is None:
                 self._none_since_s = now_s
             return
-        self._none_since_s = None
+        self._none_since_s, self._begun = None, True
         far = self._settings.band - ROUNDING
         for level, bound in enumerate(BOUNDS, start=1):
             sides = {
@@ -231,7 +232,8 @@ class Degradation:
         assert self._none_since_s is not None
         if self._record.vacant or now_s < self._none_since_s + self._settings.hold_s:
             return ()
-        return self._become(LEVEL_MAX, now_s, f"no worker for {self._settings.hold_s:g} s", vacant=True)
+        why = f"no worker for {self._settings.hold_s:g} s" if self._begun else "no worker yet: the first may be loading"
+        return self._become(LEVEL_MAX, now_s, why, vacant=True)
 
     def _weigh(self, now_s: float, why: str) -> tuple[LevelChanged, ...]:
         level = LEVEL_MAX
