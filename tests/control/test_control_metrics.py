@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
@@ -121,3 +123,14 @@ def test_the_page_for_people_and_programs() -> None:
     told = msgspec.json.decode(msgspec.json.encode(shown))
     assert control_page(told) == shown
     assert control_page({"role": "worker"}) is None
+
+
+def test_the_page_says_how_often_weights_were_to_be_loaded_anew_and_when_next() -> None:
+    """From the second time on; the first follows from the verdict. Nothing of one that is well again."""
+    convicted = Standing(quarantined=True, reason="wrong")
+    told = "wrong; asked to load anew 3 times, next in 4 min"
+    for reloads, quarantined, words in ((1, True, "wrong"), (3, False, "wrong"), (3, True, told)):
+        standing = dataclasses.replace(convicted, quarantined=quarantined)
+        one = HealthRecord(name="w", standing=standing, reloads=reloads, reload_next_s=1240.0)
+        (verdict,) = page(View(name="c", leads=True, records={"p/1": one}, unix_s=1000.0)).verdicts
+        assert verdict.reason == words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import msgspec
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from holdfast.control import words as w
 from holdfast.control.questions import COUNT, TOKENS, questions_of
-from holdfast.control.ward import FIND_S, RELOAD_S
+from holdfast.control.ward import FIND_S, RELOAD_S, RELOAD_S_MAX
 from holdfast.control.wards import DEAD_MAX
 from holdfast.health import breaker as b
 from holdfast.health import standing as s
@@ -115,13 +116,35 @@ def test_a_quarantine_asks_for_a_load_once_and_again_after_its_time() -> None:
         made.restart()
     made.wait(RELOAD_S - 10.0)
     assert len(made.of(w.Reload)) == 1
-    made.wait(10.0)
+    made.wait(10.0 + 0.2 * RELOAD_S)
     assert len(made.of(w.Reload)) == 2
     made.workers["a"].shift = 0
     made.reload("a")
     made.wait(10 * RELOAD_S)
     assert len(made.of(w.Reload)) == 2
     assert made.standings["a"].weight == 1.0
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_loads_that_do_not_help_are_asked_for_ever_more_seldom(loads: bool) -> None:
+    """Whether none comes, or each is as wrong as the last: after a minute, two, four, up to half an hour and a fifth,
+    also over restarts."""
+    made = rotten("a", "b", "c")
+    times: list[float] = []
+    while made.now < 2 * 3600.0:
+        if len(made.of(w.Reload)) > len(times):
+            times.append(made.now)
+            if loads:
+                made.reload("a")  # as wrong as before: its shift stays
+            made.restart()
+        made.wait(20.0)
+    pauses = [after - before for before, after in itertools.pairwise(times)]
+    for place, pause_s in enumerate(pauses):
+        least_s = min(RELOAD_S * 2**place, RELOAD_S_MAX)
+        # What was loaded anew and is wrong again is found out by its next checks, after its time has come.
+        assert least_s - 20.0 <= pause_s <= 1.2 * least_s + (150.0 if loads else 40.0), pauses
+    assert len(pauses) >= 6
+    assert made.record("a").reloads == len(times)
 
 
 def test_who_takes_over_from_one_that_was_to_load_is_asked_at_once() -> None:

@@ -138,4 +138,5 @@ class Control:
             store=self._store.state,
             reason=reign.reason if reign is not None else "another leads",
             fault_sources=self._devices.sources,
+            unix_s=self._world.clock.unix_s(),
         )

@@ -32,6 +32,7 @@ class View:
     store: str = "connected"
     reason: str = ""  # why it leads nobody, or decides nothing
     fault_sources: Mapping[str, str] = field(default_factory=dict)  # by name: what it reads, or why it cannot
+    unix_s: float = 0.0  # when that was
 
     @property
     def groups(self) -> dict[str, int]:
@@ -79,11 +80,11 @@ def page(view: View) -> ControlPage:
         capacity=_capacity(view.capacity),
         standbys=view.groups,
         fault_sources=dict(view.fault_sources),
-        verdicts=[_verdict(path, named[path], view.records[path]) for path in shown],
+        verdicts=[_verdict(path, named[path], view.records[path], view.unix_s) for path in shown],
     )
 
 
-def _verdict(path: str, worker: str, record: HealthRecord) -> Verdict:
+def _verdict(path: str, worker: str, record: HealthRecord, unix_s: float) -> Verdict:
     standing = record.standing
     return Verdict(
         worker=worker,
@@ -95,7 +96,7 @@ def _verdict(path: str, worker: str, record: HealthRecord) -> Verdict:
         weight=record.weight,
         spare=record.spare,
         quarantined=standing.quarantined,
-        reason=standing.reason,
+        reason=standing.reason + _reloads(record, unix_s),
         since_unix_s=standing.since_s,
         causes=dict(standing.causes),
         fall=standing.fall,
@@ -107,6 +108,15 @@ def _verdict(path: str, worker: str, record: HealthRecord) -> Verdict:
         canary_unix_s=standing.heard_s,
         canary_passed_unix_s=standing.good_s,
     )
+
+
+def _reloads(record: HealthRecord, unix_s: float) -> str:
+    """How often it was asked to load its weights anew and is not right yet, and when it is asked again."""
+    if not record.standing.quarantined or record.reloads < 2:  # the first follows from the verdict
+        return ""
+    left_s = max(0.0, record.reload_next_s - unix_s)
+    soon = f"{left_s:.0f} s" if left_s < 120.0 else f"{left_s / 60.0:.0f} min"
+    return f"; asked to load anew {record.reloads} times, next in {soon}"
 
 
 def _level(record: LevelRecord | None) -> Level | None:

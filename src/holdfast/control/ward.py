@@ -18,6 +18,7 @@ from holdfast.health import breaker as b
 from holdfast.health import canary as c
 from holdfast.health import expectations as x
 from holdfast.health import standing as s
+from holdfast.health.outliers import Pace
 from holdfast.health.records import HealthRecord, device_name
 from holdfast.spec.health import HealthSettings
 from holdfast.wire.messages import Welcome
@@ -26,8 +27,11 @@ from holdfast.wire.messages import Welcome
 # that was away, because its streams move.
 FIND_S = 60.0
 # Weights that were asked to be loaded anew and are not by then are asked again: whoever does it knows by the load's
-# number that it has, or is about to. Also between loads that fail one after the other.
+# number that it has, or is about to. Also between loads that fail one after the other; twice as long each time, and up
+# to a fifth more by chance: a device that computes wrongly is not mended by loads, and each costs its host minutes.
 RELOAD_S = 60.0
+RELOAD_S_MAX = 1800.0
+RELOAD_JITTER = 0.2
 # A worker that is held to be slow and has no traffic to show otherwise is asked this often: within `outliers.GAP_S`.
 REPACE_S = 5.0
 # A worker without traffic, for canaries that it owes, is asked this often whatever they cost: they take nobody's time.
@@ -102,7 +106,7 @@ class Ward:
 
     __slots__ = (
         "_dead_kept_s", "asked", "breaker", "canary", "dead_s", "facts", "find_s", "known", "loaded", "look_s",
-        "moved_s", "owed_s", "pace_s", "paced_s", "path", "reload_s", "spare", "standing",
+        "moved_s", "owed_s", "pace_s", "paced_s", "path", "reload_next_s", "reloads", "spare", "standing",
     )  # fmt: skip
 
     def __init__(self, path: str, jitter: Callable[[], float], limits: Limits) -> None:
@@ -115,7 +119,8 @@ class Ward:
         self.breaker = b.Breaker(path, jitter, limits.breaker)
         self.canary = c.Canary(path, jitter, limits.canary)
         self.spare = False
-        self.reload_s = 0.0
+        self.reloads = 0  # in a row, also of loads that followed each other soon
+        self.reload_next_s = 0.0
         self.asked: tuple[int, int] | None = None  # the number of the try that is out, and its question
         self.moved_s = 0.0  # when its clients last had tokens
         self.pace_s: float | None = None  # seconds per token of its last canary
@@ -148,7 +153,19 @@ class Ward:
     @property
     def reload_again_s(self) -> float | None:
         """When its weights are asked to be loaded anew, if they are not by then."""
-        return self.reload_s + RELOAD_S if self.awake and self.standing.quarantined else None
+        return self.reload_next_s if self.awake and self.in_doubt else None
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether its weights are to be compared with what was written."""
+        return self.standing.quarantined or s.Cause.DISPUTED in self.standing.causes
+
+    @property
+    def pace(self) -> Pace:
+        """As its standing has it."""
+        if s.Cause.CRAWLING in self.standing.causes:
+            return Pace.CRAWLING
+        return Pace.SLOW if s.Cause.SLOW in self.standing.causes else Pace.NORMAL
 
     @property
     def repace_s(self) -> float | None:
@@ -185,7 +202,8 @@ class Ward:
             weights=weights,
             load=int(load or 0),
             devices=self.devices,
-            reload_s=self.reload_s,
+            reloads=self.reloads,
+            reload_next_s=self.reload_next_s,
             standing=self.standing,
             breaker=self.breaker.record(),
             # A check that is under way is not in it.
@@ -202,7 +220,8 @@ class Ward:
         self.standing = s.restore(record.standing, now_s)
         self.breaker.restore(record.breaker, now_s)
         self.canary.restore(record.canary)
-        self.spare, self.reload_s = record.spare, min(record.reload_s, now_s)
+        self.spare, self.reloads = record.spare, record.reloads
+        self.reload_next_s = min(record.reload_next_s, now_s + RELOAD_S_MAX * (1 + RELOAD_JITTER))
         if s.Cause.GONE in self.standing.causes:
             self.dead_s = self.standing.since_s
         else:
@@ -212,6 +231,14 @@ class Ward:
         """Whether facts are of an earlier load of the same weights than is known: they come late."""
         weights, _, load = self.loaded.rpartition("@")
         return bool(load) and weights == (facts.weights or self.path) and (facts.load or 1) < int(load)
+
+
+def next_reload(due_s: float, reloads: int, now_s: float, jitter: float) -> tuple[float, int]:
+    """A load is asked for that was due then, after so many in a row: when the next is due, and how many it is now.
+    `jitter` is from [0, 1). Where none was needed for long, it is the first again."""
+    count = 1 if now_s > due_s + RELOAD_S_MAX else reloads + 1
+    pause_s = min(RELOAD_S_MAX, RELOAD_S * 2.0 ** min(count - 1, 16))
+    return now_s + pause_s * (1 + RELOAD_JITTER * jitter), count
 
 
 def name_of(weights: str, load: int) -> str:

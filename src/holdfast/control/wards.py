@@ -14,7 +14,7 @@ under a number (a fall, a canary, a load) is not done again.
 
 Always true: the effects of a step are its records first, then deeds; every worker with weights of one name is
 quarantined or none is; at most one question is out to a worker; a worker that is asleep is asked nothing; a name is
-asked to be loaded anew at most once in `RELOAD_S`; a record is forgotten only of a worker that is lost.
+asked to be loaded anew at most once in `RELOAD_S`, and ever more seldom; only who is lost is forgotten.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 
 from holdfast.control.questions import questions_of
-from holdfast.control.ward import OWED_LOOK_S, OWED_S, RELOAD_S, Limits, Ward, WorkerFacts, name_of
+from holdfast.control.ward import OWED_LOOK_S, OWED_S, RELOAD_S, Limits, Ward, WorkerFacts, name_of, next_reload
 from holdfast.control.words import (
     Answer,
     Ask,
@@ -61,6 +61,7 @@ from holdfast.health.records import HealthRecord
 
 # Dead workers whose records are kept, at most: the oldest go first. A worker that cannot start dies all day.
 DEAD_MAX = 256
+DISPUTED = "others answer otherwise, and it is not known who is right; the weights of all of them are verified"
 CONVICTED = "its weights were found to answer wrongly before"
 
 
@@ -90,13 +91,11 @@ class Wards:
         return f"<Wards {[repr(ward) for ward in self._wards.values()]}>"
 
     @property
-    def standings(self) -> dict[str, s.Standing]:
-        """By path; the lost too, while they are remembered."""
+    def standings(self) -> dict[str, s.Standing]:  # by path; the lost too, while they are remembered
         return {path: ward.standing for path, ward in self._wards.items()}
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When a `Tick` is due, if nothing else happens before."""
         dues = [due for ward in self._wards.values() for due in ward.deadlines_s()]
         dues += [due for each in self._expectations.values() if (due := each.next_deadline_s) is not None]
         return min(dues, default=None)
@@ -189,7 +188,7 @@ class Wards:
         ward.facts, ward.find_s, ward.dead_s = facts, None, None
         load = ward.standing.load + fresh
         if before is None or before.key != facts.key:
-            self._outliers.setdefault(facts.key, outliers.Outliers()).restore(ward.path, _pace_held(ward))
+            self._outliers.setdefault(facts.key, outliers.Outliers()).restore(ward.path, ward.pace)
         if before is not None and before.key != facts.key:
             self._outliers[before.key].forget(ward.path)
             self._tell_sets(before.key)
@@ -361,13 +360,25 @@ class Wards:
                 self._tell_standing(ward, failed)
         self._reload(event.weights)
 
+    def _dispute(self, key: x.Key) -> None:
+        """Tell those who are in dispute, or not any more. Their weights are verified, one set after the other."""
+        disputed = sorted(self._expectations[key].disputed)
+        for ward in [w for w in self._wards.values() if w.facts and w.facts.key == key]:
+            if (ward.loaded in disputed) is (s.Cause.DISPUTED in ward.standing.causes):
+                continue
+            if ward.loaded in disputed:
+                ward.reload_next_s = max(ward.reload_next_s, self._now_s + disputed.index(ward.loaded) * RELOAD_S)
+            self._tell_standing(ward, s.Disputed(DISPUTED if ward.loaded in disputed else ""))
+
     def _reload(self, loaded: str) -> None:
-        """Have convicted weights loaded anew, by one that has them and is awake."""
-        holders = [w for w in self._wards.values() if w.awake and w.loaded == loaded and w.standing.quarantined]
-        asked_s = max((w.reload_s for w in holders), default=0.0)
-        again = not asked_s or self._now_s >= asked_s + RELOAD_S
+        """Have weights in doubt verified, and loaded anew where they are wrong, by one that has them and is awake."""
+        holders = [w for w in self._wards.values() if w.awake and w.loaded == loaded and w.in_doubt]
+        next_s, reloads = max(((w.reload_next_s, w.reloads) for w in holders), default=(0.0, 0))
+        again = not reloads or self._now_s >= next_s
+        if again:
+            next_s, reloads = next_reload(next_s, reloads, self._now_s, self._jitter())
         for ward in holders:
-            ward.reload_s = self._now_s if again else asked_s
+            ward.reload_next_s, ward.reloads = next_s, reloads
             self._dirty[ward.path] = None
         if not holders or not again:
             return
@@ -375,7 +386,9 @@ class Wards:
         others = [w for w in self._wards.values() if w.awake and w.model == first.model and w.loaded != loaded]
         in_place = not any(w.standing.weight for w in others)
         assert first.facts
-        self._tell(first, What.RELOADED, "its weights are to be loaded anew" + ", in place" * in_place)
+        often = f" ({reloads} times by now, next in {next_s - self._now_s:.0f} s)" if reloads > 1 else ""
+        what = ("loaded anew" if first.standing.quarantined else "verified") + ", in place" * in_place + often
+        self._tell(first, What.RELOADED, f"its weights are to be {what}")
         self._deeds.append(Reload(first.path, first.facts.load, in_place, first.standing.reason))
 
     # -- the machines, coupled
@@ -432,6 +445,8 @@ class Wards:
                     self._convict(effect)
                 case x.Note():
                     self._deeds.append(Told("", What.NOTE, effect.reason))
+        if not isinstance(event, x.Sets):  # at a beginning they are found one by one
+            self._dispute(key)
 
     def _tell_breaker(self, ward: Ward, event: b.Event) -> None:
         self._dirty[ward.path] = None
@@ -477,10 +492,3 @@ def _expectations_of(key: x.Key, facts: Sequence[WorkerFacts]) -> x.Expectations
     given = {place: answer for place, (_, answer) in enumerate(known) if answer is not None}
     questions = [question for question, _ in known] or questions_of(key.card, max(each.vocabulary for each in facts))
     return x.Expectations(key, questions, given)
-
-
-def _pace_held(ward: Ward) -> outliers.Pace:
-    """As its standing has it."""
-    if s.Cause.CRAWLING in ward.standing.causes:
-        return outliers.Pace.CRAWLING
-    return outliers.Pace.SLOW if s.Cause.SLOW in ward.standing.causes else outliers.Pace.NORMAL

@@ -9,43 +9,39 @@ logprobs have a band: half that lead for any one of them, a fifth of the band fo
 and rot pushes. What moves neither a token nor a logprob of any question is not found here.
 
 What is expected comes with the card, or is learnt: it is what more than half of the sets of weights answer alike, two
-at least. A worker alone is believed if its load was verified. Votes count per set of weights, not per worker, for an
-active and its standby share theirs and rot together. Everything is held per `Key`: another build, dtype or device
-rounds otherwise, and learns its own.
+at least. A worker alone is believed if its load was verified. Votes count per set of weights, for an active and its
+standby share theirs and rot together. All is held per `Key`: another build, dtype or device rounds otherwise.
 
-An expectation can be wrong too (a bad card, a build that changed under its old name, an asker that asks wrongly), and
-then everybody differs from it at once. So a difference is only an accusation: the other sets are asked the same
-question. Who gives the expected answer speaks against the accused, who gives the accused's own speaks for it, and
-without more of the first nobody is convicted: the expectation is withdrawn, told, and learnt anew. Where there is one
-set of weights and no other, its own earlier answer is the witness: the same load once gave it and does not now.
+An expectation can be wrong too (a bad card, a build that changed under its old name), and then everybody differs from
+it at once. So a difference is only an accusation: the other sets are asked the same question. Who gives the expected
+answer speaks against the accused, who gives the accused's own speaks for it, and without more of the first nobody is
+convicted: the expectation is withdrawn, told, and learnt anew. Where there is one set and no other, its own earlier
+answer is the witness: the same load once gave it and does not now. But what one set was believed because it was alone
+is one word against another's, and withdrawn too. Sets that differ, with no majority for any answer, are *disputed*
+until a third speaks, or one goes or is loaded anew.
 
-Always true: `TABLE` is every change of a question's state; nobody is convicted by its vote or without a witness; the
-witness is a set that is not convicted itself, so of several sets one at least never is; a convicted set does not vote;
-a set of weights is convicted once.
+Always true: `TABLE` is every change of a question's state; nobody is convicted by its vote, without a witness or by one
+other's word alone; the witness is not convicted itself, so of several sets one at least never is; a convicted set does
+not vote, and is convicted once.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from holdfast.core.requests import TokenLogprobs
 
-# Below 0 by definition; sums of exponentials round.
-LOGPROB_MAX = 0.01
-# An accusation waits so long for the others: each may have a round of retries before it (`canary.TRY_S`).
-JURY_S = 60.0
-# A question whose expectation was withdrawn so often is not asked for its answer any more.
-WITHDRAWALS_MAX = 3
-# Questions whose answers are known: enough to see other rows of the weights at each turn. The others are not asked.
-PINNED_ENOUGH = 4
-# Questions that a load is asked one after the other; and if none of them was good for anything.
-ASKED_AT_ONCE = 4
+LOGPROB_MAX = 0.01  # below 0 by definition; sums of exponentials round
+JURY_S = 60.0  # that an accusation waits for the others: each may have a round of retries before (`canary.TRY_S`)
+WITHDRAWALS_MAX = 3  # a question whose expectation was withdrawn so often is not asked for its answer any more
+PINNED_ENOUGH = 4  # questions whose answers are known: enough to see other rows of the weights at each turn
+ASKED_AT_ONCE = 4  # questions that a load is asked one after the other; and if none of them was good for anything:
 ASKED_AT_ONCE_MAX = 12
-# Convicted loads that are remembered though nobody has them now: whoever maps them again must hear of it.
-CONVICTED_MAX = 64
+CONVICTED_MAX = 64  # convicted loads that are remembered: whoever maps them again must hear of it
 TOP = 5  # alternatives to ask for at each place: with eight tokens, forty numbers
 
 
@@ -58,8 +54,8 @@ class Band:
     margin: float  # at least twice `one`: two tokens that move towards each other do not change places
 
 
-# Logits of up to 32 in bfloat16 have steps of 1/8; four of them. Busy batches of an 8B model moved them by up to 0.26,
-# an answer's by 0.05 on average (bench/results/engine-gpu.json, canaries-8b).
+# Four steps of bfloat16 logits up to 32. Busy batches of an 8B model moved them by up to 0.26, an answer's by 0.05 on
+# average (bench/results/engine-gpu.json, canaries-8b).
 WIDE = Band(0.5, 0.1, 1.0)
 BANDS = {
     "float32": Band(0.05, 0.01, 1.0),  # or TF32, with steps of 1/64
@@ -168,16 +164,13 @@ TABLE: dict[State, dict[Cause, State]] = {
 
 @dataclass(frozen=True, slots=True)
 class Sets:
-    """All sets of weights of this key that are there, each by a name that no other load has, and whether its load was
-    verified (its bytes compared with the source's)."""
+    """All sets of weights of this key that are there, each by a name that no other load has."""
 
-    present: Mapping[str, bool]
+    present: Mapping[str, bool]  # whether its load was verified: its bytes compared with the source's
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """A worker with these weights gave a whole answer, to whatever purpose it was asked."""
-
+class Heard:  # a worker with these weights gave a whole answer, to whatever purpose it was asked
     weights: str
     question: int
     answer: Answer
@@ -239,6 +232,7 @@ class Entry:
     expected: Answer | None = None
     given: list[str] = field(default_factory=list)  # sets of weights that gave the expected answer
     withdrawals: int = 0
+    disputed: list[str] = field(default_factory=list)  # sets that gave answers of which none has a majority
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,23 +278,25 @@ class Expectations:
                 self._turn(question, Cause.CLOSE)
 
     def __repr__(self) -> str:
-        states = [str(entry.state) for entry in self._entries]
-        return f"{self.key.card}: " + ", ".join(f"{states.count(s)} {s}" for s in State if s in states)
+        return f"{self.key.card}: {Counter(str(entry.state) for entry in self._entries)}"
 
     @property
-    def next_deadline_s(self) -> float | None:
-        """When a `Tick` is due, if nothing else happens before."""
+    def next_deadline_s(self) -> float | None:  # of a `Tick`, if nothing else happens before
         return min((jury.until_s for jury in self._juries.values()), default=None)
 
-    def record(self) -> Record:
-        entries = tuple(replace(entry, given=list(entry.given)) for entry in self._entries)
-        return Record(self.key, self.questions, entries, tuple(self._convicted))
+    @property
+    def disputed(self) -> set[str]:  # sets of which nobody knows whether they are right: others answer otherwise
+        there = self._sets.keys() - self._convicted.keys()
+        return {each for entry in self._entries if len(apart := there & set(entry.disputed)) > 1 for each in apart}
 
-    def restore(self, record: Record) -> bool:
-        """Go on from what another process wrote down; False: it is not about these questions, and nothing is taken."""
+    def record(self) -> Record:
+        entries = (replace(e, given=list(e.given), disputed=list(e.disputed)) for e in self._entries)
+        return Record(self.key, self.questions, tuple(entries), tuple(self._convicted))
+
+    def restore(self, record: Record) -> bool:  # False: it is not about these questions, and nothing is taken
         if (record.key, record.questions, len(record.entries)) != (self.key, self.questions, len(self.questions)):
             return False
-        self._entries = [replace(entry, given=list(entry.given)) for entry in record.entries]
+        self._entries = [replace(e, given=list(e.given), disputed=list(e.disputed)) for e in record.entries]
         self._convicted = dict.fromkeys(record.convicted)
         return True
 
@@ -344,12 +340,11 @@ class Expectations:
         question, weights = event.question, event.weights
         if len(event.answer.tokens) < self.questions[question].tokens:
             return ()  # cut short: that is no answer, and says nothing of the weights
-        entry = self._entries[question]
-        first = weights not in self._heard[question]
+        entry, first = self._entries[question], weights not in self._heard[question]
         self._heard[question][weights] = event.answer
-        wrong = self.judge(question, event.answer)
-        if entry.state is State.PINNED and not wrong and weights not in entry.given:
+        if not (wrong := self.judge(question, event.answer)) and entry.expected and weights not in entry.given:
             entry.given.append(weights)
+            entry.why = str(Cause.AGREED) if entry.why == Cause.VERIFIED and entry.given[1:] else entry.why
         for (asked, accused), jury in self._juries.items():
             if asked == question and accused != weights:
                 self._testify(jury, event, wrong)
@@ -360,9 +355,8 @@ class Expectations:
         return tuple(effects)
 
     def _unasked(self, weights: str, first: bool) -> int | None:
-        """The next question that these weights were not asked, if it is time: after a load some at once, those whose
-        answers are known first, for what the load answers while it is fresh is its witness later; then one that is to
-        be learnt after each check, until enough are known."""
+        """The next question that these weights were not asked, if it is time: of a fresh load some at once, known ones
+        first (what it answers then is its witness later); then one to learn after each check, until enough are."""
         pinned = sum(entry.state is State.PINNED for entry in self._entries)
         asked = sum(weights in heard for heard in self._heard)
         for place, entry in enumerate(self._entries if first and asked < ASKED_AT_ONCE else ()):
@@ -382,10 +376,9 @@ class Expectations:
             return ()
         sets = self._sets.keys() - self._convicted.keys()
         votes = {each: answer for each, answer in self._heard[question].items() if each in sets}
-        close = [each for each, answer in votes.items() if not is_fit(answer, self._band) and not flaw_of(answer)]
-        if 2 * len(close) > len(sets):
-            self._turn(question, Cause.CLOSE)
-            return (Note(f"question {question} is not asked any more: {Cause.CLOSE}"),)
+        close = sum(not is_fit(answer, self._band) and not flaw_of(answer) for answer in votes.values())
+        if 2 * close > len(sets):
+            return self._drop(question)
         best = self._largest_party(votes)
         if not best or flaw_of(votes[best[0]]):
             return ()
@@ -394,14 +387,16 @@ class Expectations:
         if len(sets) == 1 and self._sets[best[0]]:
             self._pin(question, votes[best[0]], Cause.VERIFIED, best)
             return (Note(f"question {question} is pinned: {Cause.VERIFIED}"),)
-        if len(votes) < len(sets) or question in self._split:
+        entry, apart = self._entries[question], sorted(votes) if len(sets) > 1 else []
+        if len(votes) < len(sets) or (question in self._split and entry.disputed == apart):
             return ()
+        entry.disputed = apart
         self._split.add(question)
         why = "there is no other to compare it with" if len(sets) == 1 else "there is no majority for any answer"
         return (Note(f"nothing is expected of question {question}: {why}"),)
 
     def _largest_party(self, votes: Mapping[str, Answer]) -> list[str]:
-        """The sets that answer alike, by the one with most that are like it; it comes first. The earliest, if equal."""
+        """The sets that answer alike, first the one with most that are like it; the earliest, if equal."""
         parties = [
             [each, *(other for other in votes if other != each and not self._differ(votes[each], votes[other]))]
             for each in votes
@@ -413,8 +408,7 @@ class Expectations:
 
     def _agree(self, question: int, party: list[str], votes: Mapping[str, Answer]) -> tuple[Effect, ...]:
         if not is_fit(votes[party[0]], self._band):
-            self._turn(question, Cause.CLOSE)
-            return (Note(f"question {question} is not asked any more: {Cause.CLOSE}"),)
+            return self._drop(question)
         self._pin(question, votes[party[0]], Cause.AGREED, party)
         told = Note(f"question {question} is pinned: {Cause.AGREED} by {len(party)} of {len(self._sets)}")
         return (told, *(AskSet(each, question, "it was outvoted") for each in votes if each not in party))
@@ -424,10 +418,14 @@ class Expectations:
         self._entries[question].expected = answer
         self._entries[question].given = list(given)
 
+    def _drop(self, question: int) -> tuple[Effect, ...]:
+        self._turn(question, Cause.CLOSE)
+        return (Note(f"question {question} is not asked any more: {Cause.CLOSE}"),)
+
     def _turn(self, question: int, cause: Cause) -> None:
         entry = self._entries[question]
         entry.state = TABLE[entry.state][cause]
-        entry.why, entry.expected, entry.given = str(cause), None, []
+        entry.why, entry.expected, entry.given, entry.disputed = str(cause), None, [], []
         self._split.discard(question)
 
     # -- accusations
@@ -438,9 +436,8 @@ class Expectations:
         if place in self._juries or answer is None or not self.judge(event.question, answer):
             return ()  # it is being looked into, or what it was judged by is not expected any more
         self._juries[place] = _Jury(event, now_s + JURY_S)
-        why = f"{event.weights} answers otherwise"
-        asks = tuple(AskSet(each, event.question, why) for each in self._sets if each != event.weights)
-        return (*asks, *self._decide(now_s))
+        others, why = self._sets.keys() - {event.weights}, f"{event.weights} answers otherwise"
+        return (*(AskSet(each, event.question, why) for each in sorted(others)), *self._decide(now_s))
 
     def _testify(self, jury: _Jury, event: Heard, wrong: str) -> None:
         accused = self._heard[event.question].get(jury.accused.weights)
@@ -465,8 +462,9 @@ class Expectations:
             if 2 * len(right) <= len(others) and len(spoke) < len(others) and now_s < jury.until_s:
                 continue
             del self._juries[place]
-            entry = self._entries[jury.accused.question]
-            if len(right) > len(alike) or (not others and jury.accused.weights in entry.given):
+            given = jury.accused.weights in self._entries[jury.accused.question].given
+            alone = len(right) == 1 and not given and self._is_one_word(jury.accused)
+            if (len(right) > len(alike) and not alone) or (not others and given):
                 effects += self._convict(jury.accused, len(right))
             elif spoke or not others:
                 effects += self._withdraw(jury.accused, len(alike))
@@ -474,21 +472,23 @@ class Expectations:
                 effects.append(Note(f"{jury.accused.weights}: {jury.accused.reason}; and no other set answered"))
         return tuple(effects)
 
+    def _is_one_word(self, accused: Accused) -> bool:
+        """Whether what it is judged by is another set's word, who was believed alone. A flaw needs no witness."""
+        answer = self._heard[accused.question].get(accused.weights)
+        return self._entries[accused.question].why == Cause.VERIFIED and not (answer and flaw_of(answer))
+
     def _convict(self, accused: Accused, witnesses: int) -> tuple[Effect, ...]:
-        self._convicted[accused.weights] = None
-        for oldest in list(self._convicted)[: max(0, len(self._convicted) - CONVICTED_MAX)]:
-            del self._convicted[oldest]
+        self._convicted = dict.fromkeys([*self._convicted, accused.weights][-CONVICTED_MAX:])
         self._juries = {place: jury for place, jury in self._juries.items() if place[1] != accused.weights}
         who = f"other sets that answer as expected: {witnesses}" if witnesses else "this load answered otherwise before"
         return (Convict(accused.weights, accused.asked_s, f"{accused.reason}; {who}"),)
 
     def _withdraw(self, accused: Accused, alike: int) -> tuple[Effect, ...]:
-        question, weights = accused.question, accused.weights
-        entry = self._entries[question]
+        question, weights, entry = accused.question, accused.weights, self._entries[accused.question]
         if entry.state is not State.PINNED:
             return (Note(f"{weights}: {accused.reason}; nobody answers question {question} soundly"),)
         source = entry.why
-        entry.withdrawals += 1
+        entry.withdrawals += alike > 0 or len(self._sets) != 2  # two that differ say nothing of the question
         self._turn(question, Cause.WITHDRAWN if entry.withdrawals < WITHDRAWALS_MAX else Cause.UNSTABLE)
         waiting = [place[1] for place in self._juries if place[0] == question]
         self._juries = {place: jury for place, jury in self._juries.items() if place[0] != question}

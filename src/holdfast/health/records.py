@@ -22,7 +22,8 @@ class HealthRecord(msgspec.Struct, frozen=True, kw_only=True):
     weights: str = ""  # as in its `Welcome`, and so is
     load: int = 0
     devices: tuple[str, ...] = ()  # the GPUs it is on (`device_name`), where that is known
-    reload_s: float = 0.0  # when its weights were last asked to be loaded anew
+    reloads: int = 0  # how often its weights were asked to be loaded anew, without a long while between
+    reload_next_s: float = 0.0  # not before then again
     standing: Standing = Standing()
     breaker: breaker.Record = breaker.Record()
     canary: canary.Record = canary.Record()

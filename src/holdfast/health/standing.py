@@ -7,12 +7,11 @@ are held against it, each with its reason. A cause is held until its own kind of
 the most urgent of those that are held: when the last grave one is lifted the way back is open, by construction.
 
 What is quick to undo comes first: half the traffic at the first doubt, none at proof, and then its streams are moved,
-once per fall. Slowness alone takes streams by plan and never in haste. Nothing here kills or restarts: that is the
-supervisor's, on the kernel's word. A wrong answer is another matter: the weights are not what they were, no later right
-answer makes them so, and only a fresh load does (facts 22, 23).
+once per fall. Slowness alone takes streams by plan. Nothing here kills or restarts: that is the supervisor's. A wrong
+answer is another matter: no later right one makes the weights what they were, only a fresh load does (facts 22, 23).
 
-Who had no traffic returns by way of half of it, and must pass a canary after its customers had time to complain. Who
-falls again soon must pass twice as many as the last time, all but one of them with no traffic.
+Who had no traffic returns by way of half of it, and must pass a canary after its customers had time to complain; who
+falls again soon, twice as many as the last time, all but one of them with no traffic.
 
 Always true: `TABLE` names every cause, what it makes of a worker and what lifts it; weight follows from status; a fall
 (something is found that makes it UNHEALTHY or DEAD, and nothing had been) gives exactly one `MoveStreams`, under a
@@ -32,16 +31,13 @@ from holdfast.health.device_faults import Fault, Severity
 from holdfast.health.liveness import LOST, Judged, Verdict
 from holdfast.health.outliers import Pace, Paced
 
-# One canary may be lost to a hiccup; three in a row, each with its own retries, are not one.
-CANARY_FAILURES_MAX = 3
-# At half its traffic, before the canary that ends this counts: frontends report once a second and a breaker needs three
-# failures, so by then the customers of a worker that only canaries like have been heard.
+CANARY_FAILURES_MAX = 3  # one may be lost to a hiccup; three in a row, each with its own retries, are not one
+# At half its traffic, before the canary that ends this counts: by then customers have been heard, for frontends report
+# once a second and a breaker needs three failures.
 PROVING_S = 5.0
-# A fall this soon after the last is flapping: as long as the longest rest of a breaker, so that one is not forgiven for
-# having rested.
+# A fall this soon after the last is flapping: as long as a breaker rests at most, which is not to be forgiven for it.
 FLAP_S = 600.0
-# Canaries to pass after a fall: 1, and twice as many at each that follows soon. Eight are four minutes (`OWED_S`).
-OWED_MAX = 8
+OWED_MAX = 8  # canaries to pass after a fall: 1, and twice as many at each that follows soon; four minutes (`OWED_S`)
 UNCHECKED = "not checked since it was loaded"
 
 
@@ -66,6 +62,7 @@ class Lift(StrEnum):
     PASSED = "a canary passed"
     ANSWERED = "a canary was answered rightly, if slowly"
     LOADED = "a fresh load"
+    SETTLED = "it is known who is right"
     SEEN = "its process is there"
     ALIVE = "its judge calls it alive"
     BACK = "its judge tries it again"
@@ -82,6 +79,7 @@ class Cause(StrEnum):
     CANARY_FAILING = "canary-failing"  # again and again
     CANARY_SLOW = "canary-slow"
     WRONG = "wrong-answer"  # this is the quarantine
+    DISPUTED = "disputed"  # others answer otherwise, and nobody knows who is right
     BREAKER = "breaker-open"
     LOST = "lost"  # stopped, wedged, or out of reach
     PROBATION = "probation"
@@ -102,6 +100,7 @@ TABLE: dict[Cause, tuple[Status, frozenset[Lift]]] = {
     Cause.CANARY_FAILING: (S.UNHEALTHY, _CANARY),
     Cause.CANARY_SLOW: (S.SUSPICIOUS, frozenset({L.PASSED, L.LOADED})),
     Cause.WRONG: (S.UNHEALTHY, frozenset({L.LOADED})),
+    Cause.DISPUTED: (S.SUSPICIOUS, frozenset({L.SETTLED, L.LOADED})),
     Cause.BREAKER: (S.UNHEALTHY, frozenset({L.CLOSED})),
     Cause.LOST: (S.UNHEALTHY, frozenset({L.BACK, L.ALIVE})),
     Cause.PROBATION: (S.SUSPICIOUS, frozenset({L.ALIVE})),
@@ -127,12 +126,10 @@ class Failing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """The worker is there with weights of this load. `load` is above 0, grows with every fresh load, and belongs to the
-    weights: another process that maps them has the same. `serving`: it has streams already (it took over, or nobody
-    checked before), so that only what is found may take them away."""
+    """The worker is there with weights of this load, a number above 0 that grows with every fresh load of them."""
 
-    load: int
-    serving: bool = False
+    load: int  # of the weights: another process that maps them has the same
+    serving: bool = False  # it has streams already (it took over, or nobody checked before); only findings take them
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +153,11 @@ class CanaryFailed:
     failing: Failing
     reason: str
     moving: bool = False  # clients had tokens of this worker meanwhile: it is busy, not silent
+
+
+@dataclass(frozen=True, slots=True)
+class Disputed:
+    reason: str  # why nobody knows if its answers are right; empty: it is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +188,8 @@ class Tick:
 
 # Three machines' effects are events here as they are: of its breaker, its judge, and what compares its set.
 Event = (
-    Present | Gone | CanaryPassed | CanaryFailed | ReportedFatal | DeviceFaulted | DeviceCleared | Opened | Closed
-    | Judged | Paced | Tick
+    Present | Gone | CanaryPassed | CanaryFailed | Disputed | ReportedFatal | DeviceFaulted | DeviceCleared | Opened
+    | Closed | Judged | Paced | Tick
 )  # fmt: skip
 
 
@@ -205,11 +207,10 @@ class Weigh:
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """Its answers cannot be believed: flag what it made since `good_s`, when it was last known to be right. Workers
-    that share its weights are to hear of the same failure."""
+    """Its answers cannot be believed: flag what it made since then. Who shares its weights is to hear of it too."""
 
     reason: str
-    good_s: float
+    good_s: float  # when it was last known to be right
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +236,7 @@ class AskCanary:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """Something people may want to read; nothing follows from it."""
-
+class Note:  # something people may want to read; nothing follows from it
     reason: str
 
 
@@ -313,6 +312,8 @@ def _take(s: Standing, event: Event, now_s: float) -> Outcome:
             return _hear_pass(s, event.asked_s), ()
         case CanaryFailed():
             return _hear_failure(s, event)
+        case Disputed():
+            return (_hold(s, Cause.DISPUTED, event.reason) if event.reason else _lift(s, Lift.SETTLED)), ()
         case Gone():
             return _hold(s, Cause.GONE, event.reason), ()
         case ReportedFatal():
@@ -422,9 +423,8 @@ def _hear_judge(s: Standing, event: Judged) -> Standing:
 
 
 def _hear_pace(s: Standing, event: Paced) -> Standing:
-    if event.pace is Pace.NORMAL:
-        return _lift(s, Lift.IN_PACE)
-    return _hold(s, Cause.CRAWLING if event.pace is Pace.CRAWLING else Cause.SLOW, event.reason)
+    cause = {Pace.CRAWLING: Cause.CRAWLING, Pace.SLOW: Cause.SLOW}.get(event.pace)
+    return _hold(s, cause, event.reason) if cause else _lift(s, Lift.IN_PACE)
 
 
 def _hear_device(s: Standing, event: DeviceFaulted) -> Outcome:
@@ -469,8 +469,7 @@ def _become_fallen(s: Standing, now_s: float) -> Standing:
 
 
 def _derive(s: Standing) -> Standing:
-    """Status, weight and reason, from what is held and owed. A quarantine's reason goes before all but a death's; of
-    several others that make the status, the first that came."""
+    """Status, weight and reason, from what is held and owed. The first of a status; a quarantine's before others'."""
     owing = Status.HEALTHY if not s.owed else Status.SUSPICIOUS if s.owed == 1 else Status.UNHEALTHY
     status = max(_worst(s), owing, key=URGENCY.index)
     reasons = [why for cause, why in s.causes.items() if TABLE[Cause(cause)][0] is status]
