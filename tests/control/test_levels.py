@@ -316,6 +316,24 @@ def test_a_told_number_is_missed_for_ever_but_does_not_refuse_everybody_for_ever
     assert them.kept.level == 0
 
 
+def test_what_was_measured_refuses_nobody_while_workers_are_there() -> None:
+    """One of four is lost and long answers end: on paper the rest carry next to nothing of the promise, and level 4
+    would keep away all that could show otherwise. It is for want of workers."""
+    them = whole(4)
+    them.goes("w04")
+    them.run(["w01", "w02", "w03"], streams=4, pace_ms=50, seconds=20)
+    them.tell(Ended(6, 600, 60_000))
+    them.wait(60)
+    assert them.kept.capacity is not None
+    assert them.kept.capacity.ratio < 0.2
+    assert them.kept.level == 3
+    them.goes("w02")
+    them.goes("w03")
+    them.weigh("w01", Status.SUSPICIOUS)
+    them.wait(60)
+    assert them.kept.level == 4, "an eighth of them is there"
+
+
 def test_a_set_that_was_made_smaller_keeps_its_spares_again() -> None:
     """Ten with one spare become four for good: after a while three serve, and one is kept."""
     them = Deployment(spares="1")

@@ -10,9 +10,10 @@ A deployment that *starts* is not short of workers: until it was whole once, or 
 worker, its capacity counts as no less than was promised. It starts if none of its workers had been judged before;
 whoever goes on from another control, whose verdicts on running workers stand, starts nothing.
 
-That workers are *missing* says little of what the rest can carry, and level 4 lets no traffic in that would show it. So
-after `PLAN_S` of it the plan is what was there meanwhile, if nobody said how many there should be; if somebody did,
-those that are left count for no less than a quarter of the promise, which is level 3.
+Level 4 lets no traffic in that would show what workers can carry. So it is for want of workers alone, whatever was
+measured of those that are there. And that they are *missing* says little of the rest: after `PLAN_S` of it the plan is
+what was there meanwhile, if nobody said how many there should be; if somebody did, those that are left count for no
+less than a quarter of the promise, which is level 3.
 
 Always true: it goes on from the record that stands; what it says is to be written before anybody acts on it; a worker
 counts by the last verdict that it was told of, and a spare, which has no traffic, counts nothing.
@@ -304,10 +305,12 @@ class Levels:
         degradation = self._degradation
         assert degradation is not None
         self._plan(now_s)
-        capacity = measure(self.settings.slo, self.profile, carriers, self._keepers(carriers, now_s), now_s)
+        weight = sum(one.weight for one in carriers if one.carries(now_s))
+        keepers = self._keepers(weight)
+        capacity = measure(self.settings.slo, self.profile, carriers, keepers, now_s)
         self.capacity = capacity
         yield from self._reserve(capacity, now_s)
-        ratio, why = capacity.ratio, str(capacity)
+        ratio, why = max(capacity.ratio, min(LEFT_SHARE_MIN, weight / keepers)), str(capacity)
         if self._is_starting(capacity, now_s):
             ratio, why = max(1.0, ratio), f"{STARTING}, {why}"
         changes = degradation.step(Sampled(ratio, capacity.carriers, why), now_s)
@@ -355,13 +358,12 @@ class Levels:
                 reserve.size = 0  # as many as it sees
         self.planned = self.settings.slo.workers or self._lately[0][1]
 
-    def _keepers(self, carriers: list[Carrier], now_s: float) -> int:
-        """How many workers like those that are there keep the promise."""
+    def _keepers(self, weight: float) -> int:
+        """How many workers like those that are there, of this weight together, keep the promise."""
         kept = sum(reserve.wanted for reserve in self._reserves.values())
         keepers = max(1, self.planned - kept)
         if self._lately[0][1] >= self.planned:
             return keepers
-        weight = sum(one.weight for one in carriers if one.carries(now_s))
         return max(1, min(keepers, int(weight / LEFT_SHARE_MIN)))
 
     def _carriers(self, now_s: float) -> Iterator[Carrier]:
