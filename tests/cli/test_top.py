@@ -154,6 +154,17 @@ def test_without_control_frontends_tell_what_they_go_by() -> None:
     assert row(lines, "worker-3a")[2:4] == ["spare", "0"]
 
 
+@pytest.mark.parametrize(
+    "workers", [None, 7, [None, 3], [{}], [{"weight": 1.0, "standing": "healthy"}], [{"name": 1, "streams": "x"}]]
+)
+def test_a_frontends_page_of_another_version_is_read_as_far_as_it_goes(workers: Any) -> None:
+    """Whatever stands where its workers should: nothing fails, and who has no name is unknown."""
+    page = {"role": "frontend", "workers": workers}
+    assert {verdict.name for verdict in remembered([page])} <= {"unknown"}
+    looked = Looked([], {"frontend": page}, None, remembered([page]))
+    assert overview(looked, [], before=None, unix_s=1.0, monotonic_s=1.0).workers is not None
+
+
 def test_nobody_who_writes_incidents_down_is_no_good_news(deployment: Deployment) -> None:
     """Where no supervisor watches what runs, `holdfast incidents` does not say that nothing died."""
     done = run(deployment.folder, "incidents")

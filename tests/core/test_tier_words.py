@@ -54,8 +54,8 @@ def test_an_unknown_tier_in_a_header_is_refused_whatever_the_key() -> None:
         ("secret", "secret", None),
         ("c2VjcmV0cw==", "c2VjcmV0cw==", None),
         ("premium", "premium", None),
-        ("name=gold", "name=gold", None),
-        ("name=Premium", "name=Premium", None),
+        ("name=Premium", "name", Tier.PREMIUM),
+        ("name=gold=standard", "name=gold", Tier.STANDARD),
         ("name=premium=standard", "name=premium", Tier.STANDARD),
         ("=premium", "", Tier.PREMIUM),
     ],
@@ -65,6 +65,14 @@ def test_a_key_has_a_tier_only_where_one_of_the_three_words_stands_behind_it(
 ) -> None:
     """Keys that were keys before tiers were still are, also those that end in `=`."""
     assert split_key(written) == (key, tier)
+
+
+@pytest.mark.parametrize("written", ["name=gold", "name=premiun", "a=b=c"])
+def test_a_word_behind_a_key_that_is_no_tier_is_refused(written: str) -> None:
+    """A mistyped tier must not become part of the key. The three are named, and what to write instead; not the key."""
+    with pytest.raises(UnknownTier, match=r"premium, standard, best_effort.*KEY=standard") as refused:
+        split_key(written)
+    assert written not in str(refused.value)
 
 
 def test_where_some_key_has_a_tier_the_others_are_standard() -> None:

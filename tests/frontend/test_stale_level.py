@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,9 +12,9 @@ import pytest
 from holdfast.core.tiers import Tier
 from holdfast.discovery.card import ModelCard, WeightsIdentity
 from holdfast.discovery.keys import LEVELS
-from holdfast.frontend.api.errors import ApiError
+from holdfast.frontend.api.errors import REASONS, ApiError
 from holdfast.frontend.levels import STALE_S, Levels
-from holdfast.routing.degradation import LevelRecord
+from holdfast.routing.degradation import SHED_REASONS, LevelRecord
 from holdfast.routing.slots import Slot
 from holdfast.store.contract import Put
 from holdfast.streams.directory import ModelDirectory
@@ -82,3 +84,10 @@ def test_a_worker_disproves_at_once_that_there_is_none() -> None:
     assert one.after(0) == 3
     one.has_worker(False)
     assert one.after(100 * STALE_S) == 4
+
+
+def test_every_reason_is_in_the_documents_table() -> None:
+    """docs/degradation.md lists each word of x-holdfast-reason that the code can send, and no other."""
+    page = (Path(__file__).parents[2] / "docs" / "degradation.md").read_text()
+    rows = re.findall(r"^  \| `(\w+)` \| (?:429|503) \|", page, re.MULTILINE)
+    assert sorted(rows) == sorted({*SHED_REASONS, *REASONS.values()})

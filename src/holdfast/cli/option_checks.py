@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from holdfast.cli.arguments import Options
 from holdfast.core.errors import Refused
-from holdfast.core.tiers import split_key
+from holdfast.core.tiers import UnknownTier, split_key
 from holdfast.spec.engines import refuse_idle
 from holdfast.spec.names import check_deployment_name, check_process_name
 
@@ -46,7 +46,11 @@ def _check(flag: str, value: Any) -> None:
 
 def _check_keys(keys: Iterable[str]) -> None:
     """A key that is empty is a variable that was not set: it must not open the server."""
-    for key in (split_key(written)[0] for written in keys):
+    try:
+        sent = [split_key(written)[0] for written in keys]
+    except UnknownTier as error:
+        raise Refused(f"--api-key: {error}") from error
+    for key in sent:
         if not key.strip():
             raise Refused("--api-key is empty; is a variable unset? Leave the option out to let everyone ask")
         if key != key.strip() or not key.isprintable():

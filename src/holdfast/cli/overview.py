@@ -15,7 +15,7 @@ from holdfast.cli.ps import Looked
 from holdfast.health.shown import CapacityShown, Level, Verdict
 from holdfast.supervise.incidents import Incident
 from holdfast.supervise.status import Status, web_address
-from holdfast.supervise.verdicts import HEALTHY, verdict_on, word
+from holdfast.supervise.verdicts import HEALTHY, rows_of, verdict_on, word
 
 INCIDENTS = 5  # the latest
 
@@ -112,8 +112,10 @@ def _streams(pages: Mapping[str, dict[str, Any]]) -> dict[str, int]:
     """Streams of all frontends, by worker."""
     served: dict[str, int] = {}
     for page in pages.values():
-        for row in page.get("workers", ()) if page.get("role") == "frontend" else ():
-            served[row["name"]] = served.get(row["name"], 0) + int(row["streams"])
+        for row in rows_of(page):
+            name, streams = row.get("name"), row.get("streams")
+            if isinstance(name, str) and isinstance(streams, int):  # what it does not say is not known
+                served[name] = served.get(name, 0) + streams
     return served
 
 

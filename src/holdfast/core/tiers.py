@@ -52,11 +52,19 @@ def tier_of(header: str | None, key_tier: Tier | None) -> Tier:
 
 
 def split_key(written: str) -> tuple[str, Tier | None]:
-    """An API key as a setting has it, KEY or KEY=TIER: what clients send, and its tier if it says one. Anything but one
-    of the three words behind the last `=` is part of the key, so that keys in base64 are what they are."""
+    """An API key as a setting has it, KEY or KEY=TIER (in any case): what clients send, and its tier if it says one.
+    `=` at its end is part of it, so that keys in base64 are what they are; `UnknownTier` for any other word behind the
+    last one, which is a tier mistyped sooner than a key. The text does not tell the key."""
     key, equals, word = written.rpartition("=")
-    tier = _BY_WORD.get(word) if equals else None
-    return (written, None) if tier is None else (key, tier)
+    if not equals or not word.strip():
+        return written, None
+    tier = _BY_WORD.get(word.strip().lower())
+    if tier is None:
+        raise UnknownTier(
+            f"an API key ends in =WORD, and WORD is no tier; use one of {', '.join(TIER_WORDS)}, "
+            "or write a key that has = within it as KEY=standard"
+        )
+    return key, tier
 
 
 def key_tiers(written: Iterable[str]) -> dict[str, Tier | None]:

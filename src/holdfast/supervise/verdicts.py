@@ -15,6 +15,7 @@ from holdfast.health.shown import ControlPage, Level, Verdict, control_page
 from holdfast.supervise.status import Status
 
 HEALTHY = "HEALTHY"
+UNKNOWN = "unknown"
 UNCHECKED = "unchecked"  # `standing.Cause`; alone it is a beginning, not a failure
 
 
@@ -24,14 +25,24 @@ def decided(pages: Sequence[Mapping[str, Any]]) -> ControlPage | None:
     return max(found, key=lambda page: page.leads, default=None)
 
 
+def rows_of(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """A frontend's rows of its workers; those of another version may be anything."""
+    rows = facts.get("workers") if facts.get("role") == "frontend" else ()
+    return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list | tuple) else []
+
+
 def remembered(pages: Sequence[Mapping[str, Any]]) -> list[Verdict]:
     """What frontends go by, who keep what was last decided."""
-    rows = [row for facts in pages if facts.get("role") == "frontend" for row in facts.get("workers", ())]
-    told = {row["instance"]: row for row in rows if isinstance(row.get("weight"), int | float) and row.get("standing")}
+    rows = [row for facts in pages for row in rows_of(facts)]
+    told = {
+        str(row.get("instance") or UNKNOWN): row
+        for row in rows
+        if isinstance(row.get("weight"), int | float) and row.get("standing")
+    }
     return [
         Verdict(
-            worker=row["name"],
-            name=row["name"],
+            worker=str(row.get("name") or UNKNOWN),
+            name=str(row.get("name") or UNKNOWN),
             instance=instance,
             group=str(row.get("group") or ""),
             status=str(row["standing"]).upper(),

@@ -96,13 +96,13 @@ _OF_CODE: dict[Code, tuple[int, str]] = {
 
 
 # Of a request that could have run, had there been a place for it.
-_REASONS = {Code.WORKER_OVERLOADED: "no_place", Code.PUSHED_OUT: "pushed_out"}
+REASONS = {Code.WORKER_OVERLOADED: "no_place", Code.PUSHED_OUT: "pushed_out"}
 
 
 def of_failure(code: Code, message: str, param: str | None = None, retry_after_s: float | None = None) -> ApiError:
     """A named failure as an answer; what is not listed is a worker's fault, and worth another try later."""
     status, kind = _OF_CODE.get(code, (503, UNAVAILABLE))
-    return ApiError(status, message, kind, param, code.value, retry_after_s, _REASONS.get(code, ""))
+    return ApiError(status, message, kind, param, code.value, retry_after_s, REASONS.get(code, ""))
 
 
 def too_busy(why: str) -> ApiError:
