@@ -11,8 +11,9 @@ from holdfast.control.book import decoded
 from holdfast.discovery.keys import CONTROLS, HEALTH, InstanceKey
 from holdfast.health.records import ControlRecord, HealthRecord
 from holdfast.health.standing import UNCHECKED, WEIGHTS, Cause, Standing, Status
+from holdfast.spec.waits import HoldSettings
 from holdfast.store.contract import Deleted, Lost, Put, Snapshot
-from holdfast.streams.standings import CHECKING_S, FIRST_CHECK_S, Heard, Share, Standings
+from holdfast.streams.standings import CHECKING_ALONE_S, CHECKING_S, FIRST_CHECK_S, Heard, Share, Standings
 
 KEY = InstanceKey("d-00000000", "worker", "generate", 7)
 AT = HEALTH + KEY.path
@@ -233,3 +234,17 @@ def test_a_store_that_forgot_revives_nobody(status: Status) -> None:
     assert standings.hear(HEALTH, Put(AT, verdict(status, 1))) == []
     assert standings.hear(HEALTH, Deleted(AT)) == [Heard(KEY)]
     assert weight_of(standings, trusted=True) == 1.0
+
+
+def test_a_lone_workers_first_check_does_not_outlast_the_hold() -> None:
+    """Where nobody else serves, what is held for it is served before the hold runs out, checked or not."""
+    standings = led()
+    standings.hear(HEALTH, Put(AT, unchecked()))
+
+    def weight(known_s: float, *, alone: bool) -> float:
+        return standings.share(KEY, trusted=False, since_s=100.0, now_s=100.0 + known_s, alone=alone).weight
+
+    assert weight(CHECKING_ALONE_S - 0.1, alone=True) == 0.0
+    assert weight(CHECKING_ALONE_S, alone=True) == 1.0
+    assert weight(CHECKING_S - 0.1, alone=False) == 0.0
+    assert HoldSettings().hold_s / 2 >= CHECKING_ALONE_S

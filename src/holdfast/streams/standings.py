@@ -29,6 +29,9 @@ from holdfast.store.contract import Deleted, Put, Snapshot, WatchEvent
 FIRST_CHECK_S = 5.0
 # It wrote down that it checks: a canary and its retries are over by then (`health.breaker.CANARY_S`).
 CHECKING_S = 60.0
+# Where nobody else of its set serves, streams and requests are held for it meanwhile, for 30 s (`HoldSettings.hold_s`):
+# it serves before they are lost, checked or not.
+CHECKING_ALONE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +94,11 @@ class Standings:
             case _:
                 return []  # lost: as last decided
 
-    def share(self, key: InstanceKey, *, trusted: bool, since_s: float, now_s: float) -> Share:
-        """What a worker gets that has been known since then; `trusted`: an engine of a group, or one that serves."""
+    def share(
+        self, key: InstanceKey, *, trusted: bool, since_s: float, now_s: float, alone: bool = False
+    ) -> Share:
+        """What a worker gets that has been known since then; `trusted`: an engine of a group, or one that serves;
+        `alone`: no other of its set does."""
         record = self._records.get(key)
         if record is None:
             if not self._awaits and (trusted or not self._leading):
@@ -111,7 +117,8 @@ class Standings:
         )
         if set(standing.causes) != {Cause.UNCHECKED} or standing.fall or standing.owed:
             return told
-        bound_s = 0.0 if trusted else CHECKING_S if self._leading else FIRST_CHECK_S
+        checking_s = CHECKING_ALONE_S if alone else CHECKING_S
+        bound_s = 0.0 if trusted else checking_s if self._leading else FIRST_CHECK_S
         return _wait(replace(told, weight=1.0), told.reason, since_s + bound_s, now_s)
 
     # -- what is known

@@ -52,7 +52,9 @@ class Weighing:
     def weigh(self, link: WorkerLink) -> None:
         """Look up what it gets now, and route by it."""
         key, trusted = link.instance.key, bool(link.group) or link.let_in
-        share = self._standings.share(key, trusted=trusted, since_s=link.since_s, now_s=self._clock())
+        alone = link.workers is not None and not link.workers.table.routable_count
+        now_s = self._clock()
+        share = self._standings.share(key, trusted=trusted, since_s=link.since_s, now_s=now_s, alone=alone)
         before, link.share = link.share, share
         link.let_in |= share.weight > 0.0
         if share == before:
