@@ -93,7 +93,7 @@ class PoolMachine(RuleBasedStateMachine):
         spared = len(self.awaited()) if sparing and self.awaiting else 0
         got = self.pool.allocate(count, sparing=sparing)
         if count > max(free, free + len(order) - spared):
-            assert got == NoRoom(count, free, len(order), len(self.shut), spared)
+            assert got == NoRoom(count, free, len(self.shut), spared)
             return None
         assert isinstance(got, list)
         blocks = {block for block, _ in got}

@@ -18,7 +18,6 @@ import msgspec
 from holdfast.control.book import Book, decoded
 from holdfast.control.device_watch import DeviceWatch
 from holdfast.control.metrics import ControlMetrics
-from holdfast.control.page import StatusPage
 from holdfast.control.reign import Reign
 from holdfast.control.showing import View, page
 from holdfast.core.address import parse_address
@@ -32,6 +31,7 @@ from holdfast.routing.degradation import LEVEL_MAX, LevelRecord
 from holdfast.spec.launch import ControlLaunch
 from holdfast.store.contract import Registration, Store
 from holdfast.wire.http.server import HttpServer
+from holdfast.wire.http.status_page import StatusPage
 
 log = logging.getLogger("holdfast.control")
 

@@ -37,7 +37,6 @@ class NoRoom:
 
     asked: int
     free: int
-    evictable: int
     quarantined: int
     spared: int = 0
 
@@ -163,7 +162,7 @@ class Pool:
         if len(self._free) < count:
             spared = self.awaited_count if sparing else 0
             if len(self._free) + len(self._cached) - spared < count:
-                return NoRoom(count, len(self._free), len(self._cached), self.quarantined_count, spared)
+                return NoRoom(count, len(self._free), self.quarantined_count, spared)
         taken = []
         for _ in range(count):
             block = self._free.pop() if self._free else self._evict_one()

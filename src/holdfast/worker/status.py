@@ -16,6 +16,7 @@ from holdfast.spec.launch import WorkerLaunch
 from holdfast.wire import metrics
 from holdfast.wire.http.connection import HttpConnection
 from holdfast.wire.http.request import HttpRequest
+from holdfast.wire.http.status_page import error_body
 from holdfast.worker.levers import Action, Levers, refusal
 from holdfast.worker.metrics import WorkerMetrics
 
@@ -52,14 +53,14 @@ class StatusPage:
         allowed = ("GET", "HEAD") if request.path in self._pages else ("POST",)
         if request.path not in self._pages and request.path not in levers:
             paths = ", ".join((*self._pages, *levers))
-            connection.respond(404, _error(f"unknown path {request.path[:200]!r}; there are {paths}"))
+            connection.respond(404, error_body(f"unknown path {request.path[:200]!r}; there are {paths}"))
         elif request.method not in allowed:
             allow = ((b"allow", ", ".join(allowed).encode()),)
-            connection.respond(405, _error(f"only {allowed[0]} is allowed here"), headers=allow)
+            connection.respond(405, error_body(f"only {allowed[0]} is allowed here"), headers=allow)
         elif request.path in self._pages:
             self._pages[request.path](connection)
         elif why := _refusal(request.headers, connection.peer_uid, self._settings.engine_token):
-            connection.respond(403, _error(why))
+            connection.respond(403, error_body(why))
         else:
             self._levers.pull(request.path, levers[request.path], _Answer(connection))
 
@@ -117,9 +118,3 @@ def _refusal(headers: Mapping[bytes, bytes], uid: int | None, token: str) -> str
 def _outcome(word: str, message: str) -> bytes:
     """In the shape Dynamo's engine routes answer in."""
     return msgspec.json.encode({"status": word, "message": message})
-
-
-def _error(message: str) -> bytes:
-    """In the shape the frontend's errors have."""
-    error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
-    return msgspec.json.encode({"error": error})

@@ -8,13 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
 from holdfast.core.address import parse_address
 from holdfast.wire import metrics
-from holdfast.wire.http.connection import HttpConnection
-from holdfast.wire.http.request import HttpRequest
 from holdfast.wire.http.server import HttpServer
+from holdfast.wire.http.status_page import StatusPage
 from holdfast.wire.net import SocketNetwork
 
 GAUGES = (
@@ -38,8 +35,8 @@ COUNTERS = {
 }
 
 
-class StatusPage:
-    """Answers from `facts`, asked for at that moment."""
+class VaultMetrics:
+    """What is measured of a vault, from `facts`, asked for at that moment."""
 
     def __init__(self, device: str, facts: Callable[[], dict[str, Any]]) -> None:
         self._device = device
@@ -57,18 +54,6 @@ class StatusPage:
             for name, (_, text) in COUNTERS.items()
         }
 
-    def handle(self, connection: HttpConnection, request: HttpRequest) -> None:
-        if request.path not in ("/live", "/health", "/metrics"):
-            connection.respond(404, _error(f"unknown path {request.path[:200]!r}; try /live, /health or /metrics"))
-        elif request.method not in ("GET", "HEAD"):
-            connection.respond(405, _error("only GET is allowed here"), headers=((b"allow", b"GET, HEAD"),))
-        elif request.path == "/live":
-            connection.respond(200, b'{"status":"live"}')
-        elif request.path == "/health":
-            connection.respond(200, msgspec.json.encode(self._facts()))
-        else:
-            connection.respond(200, self.page(), metrics.CONTENT_TYPE)
-
     def page(self) -> bytes:
         facts = self._facts()
         for name, gauge in self._gauges.items():
@@ -83,11 +68,6 @@ class StatusPage:
 
 async def serve_status(address: str, device: str, facts: Callable[[], dict[str, Any]]) -> str:
     """Listen until the loop ends; the address really bound. Raises OSError or ValueError for one that cannot be."""
-    server = HttpServer(StatusPage(device, facts).handle, SocketNetwork())
+    page = StatusPage(facts, VaultMetrics(device, facts).page)
+    server = HttpServer(page.handle, SocketNetwork())
     return str(await server.start(parse_address(address)))
-
-
-def _error(message: str) -> bytes:
-    """In the shape the frontend's errors have."""
-    error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
-    return msgspec.json.encode({"error": error})

@@ -1,7 +1,6 @@
-"""Control's status page over HTTP: `/live`, `/health`, `/metrics`.
+"""A process's status page over HTTP: `/live`, `/health`, `/metrics`.
 
-Always true: a page is made from what is known at that moment and never waits; who asks here can change nothing. A
-control that follows, or has lost the store, is well: it waits for what is not its own.
+Always true: a page is made from what is known at that moment and never waits; who asks here can change nothing.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ PAGES = ("/live", "/health", "/metrics")
 class StatusPage:
     """Answers from facts and metrics asked for at that moment."""
 
-    def __init__(self, facts: Callable[[], msgspec.Struct], scrape: Callable[[], bytes]) -> None:
+    def __init__(self, facts: Callable[[], object], scrape: Callable[[], bytes]) -> None:
         self._facts = facts
         self._scrape = scrape
 
     def handle(self, connection: HttpConnection, request: HttpRequest) -> None:
         if request.path not in PAGES:
-            connection.respond(404, _error(f"unknown path {request.path[:200]!r}; there are {', '.join(PAGES)}"))
+            connection.respond(404, error_body(f"unknown path {request.path[:200]!r}; there are {', '.join(PAGES)}"))
         elif request.method not in ("GET", "HEAD"):
-            connection.respond(405, _error("only GET is allowed here"), headers=((b"allow", b"GET, HEAD"),))
+            connection.respond(405, error_body("only GET is allowed here"), headers=((b"allow", b"GET, HEAD"),))
         elif request.path == "/live":
             connection.respond(200, b'{"status":"live"}')
         elif request.path == "/health":
@@ -37,7 +36,7 @@ class StatusPage:
             connection.respond(200, self._scrape(), metrics.CONTENT_TYPE)
 
 
-def _error(message: str) -> bytes:
+def error_body(message: str) -> bytes:
     """In the shape the frontend's errors have."""
     error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
     return msgspec.json.encode({"error": error})
