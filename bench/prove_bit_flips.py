@@ -135,6 +135,8 @@ def told(campaign: Campaign, patients: list[Patient]) -> Row:
         "silent_share": _share(counts["silent"], len(rows)),
         "found_of_harmful_share": _share(counts["caught"] + counts["ended"], harmful),
         "caught_without_changed_answer": sum(1 for row in caught if not row["answers_changed"]),
+        "unsteady_answers": sum(patient.unsteady for patient in patients),  # of sound weights, so by themselves
+        "steady_asked": sum(patient.steadied for patient in patients),
         "false_alarms": alarms,
         "not_restored": torn,
         "loaded_anew": sum(1 for row in rows if "loaded_anew" in row),  # an ended engine's damage was still there

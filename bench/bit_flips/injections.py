@@ -25,6 +25,7 @@ LOOK_EVERY_S = 0.1  # a look asks every engine
 VERIFY_S = 70.0  # a lever answers within 60
 AS_WRITTEN = "the weights are as they were written"
 PANEL_TOKENS = 12
+SOUND_EVERY = 5  # after so many injections ordinary answers are asked of sound weights: do they differ by themselves?
 # Short of a KV block each, so that nothing of an earlier answer is found and used again.
 PANEL = (
     "The capital of France is",
@@ -45,6 +46,8 @@ class Patient:
     expectations: Expectations | None = None
     pinned: list[int] = field(default_factory=list)
     panel: list[list[int]] = field(default_factory=list)  # what the sound one says
+    unsteady: int = 0  # ordinary answers that differed without any injection, over all the times they were asked so
+    steadied: int = 0  # how many were asked so
     asker: Asker | None = None
     name: str = ""
 
@@ -114,10 +117,13 @@ class Patient:
         """Every check there is, and what clients would have been told."""
         found = [await self._judged(question) for question in self.pinned]
         panel = await self.ordinary()
-        changed = sum(1 for was, now in zip(self.panel, panel, strict=True) if was != now)
+        changed = self._changed(panel)
         check = next((place for place, why in enumerate(found, 1) if why), 0)
         outcome = "caught" if check else "missed" if changed else "silent"
         return {"outcome": outcome, "check": check, "why": next(filter(None, found), ""), "answers_changed": changed}
+
+    def _changed(self, panel: list[list[int]]) -> int:
+        return sum(1 for was, now in zip(self.panel, panel, strict=True) if was != now)
 
     async def _judged(self, question: int) -> str:
         known, asker = self.expectations, await self.find()
@@ -134,6 +140,9 @@ class Patient:
             self.lose()  # its load has another number
             await self.find()
             said = await in_thread(self._doubt)
+        if seed % SOUND_EVERY == 0:
+            self.steadied += len(self.panel)
+            self.unsteady += self._changed(await self.ordinary())
         return row | {"doubt": said, "false_alarm": await self._judged(self.pinned[seed % len(self.pinned)])}
 
     def _doubt(self) -> str:

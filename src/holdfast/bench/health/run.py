@@ -18,7 +18,7 @@ from typing import Any
 
 import uvloop
 
-from holdfast.bench.health.faults import FAULTS, Fault, Then, pairs
+from holdfast.bench.health.faults import FAULTS, Fault, On, Then, Undo, pairs
 from holdfast.bench.health.judging import Answers, Hit, Window, judge_answers, rows
 from holdfast.bench.health.rig import Rig, watched
 from holdfast.testing.answers import Answer
@@ -127,13 +127,14 @@ class Campaign:
         rig, first = self.rig, len(self.rig.verdicts.history)
         falls = {path: verdict.record.standing.fall for path, verdict in rig.verdicts.now.items()}
         hits: list[Hit] = []
-        for fault, names in rig.choose(faults, self.rng):
+        # What all of them are told comes first: one that is stopped hears nothing.
+        for fault, names in sorted(rig.choose(faults, self.rng), key=lambda chosen: chosen[0].on is not On.ALL):
             hits.append(Hit(fault, names, time.perf_counter()))
             await rig.inject(fault, names)
         await asyncio.gather(*(self._hold(hit, first) for hit in hits))
         ended = frozenset(name for hit in hits for name in hit.names if rig.has_ended(name))
-        for hit in hits:
-            await rig.undo(hit.fault, hit.names)
+        for hit in reversed(hits):
+            await rig.undo(hit.fault, [name for name in hit.names if hit.fault.undo is Undo.START or name not in ended])
         recovered_s, restarted = await self._recovered()
         answers = await self._answers()
         history, notes = rig.verdicts.history[first:], await rig.take_notes()
