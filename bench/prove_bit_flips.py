@@ -141,10 +141,19 @@ def told(campaign: Campaign, patients: list[Patient]) -> Row:
         "not_restored": torn,
         "loaded_anew": sum(1 for row in rows if "loaded_anew" in row),  # an ended engine's damage was still there
         "errors": campaign.errors,
-        "by_injection": sorted(rows, key=lambda row: int(row["seed"])),
+        "by_injection": [_line(row) for row in sorted(rows, key=lambda row: int(row["seed"]))],
         "bound": f"at least {wanted} injections, all undone, a sound worker never accused",
         "met": len(rows) >= wanted and not (alarms or torn or campaign.errors),
     }
+
+
+def _line(row: Row) -> str:
+    """A line of the file for each; which bits they were follows from the seed."""
+    found = f"at check {row['check']}: {row['why']}" if row.get("check") else row.get("why", "")
+    changed = f"{row.get('answers_changed', '?')} of {len(PANEL)} answers changed"
+    what = f"seed {row['seed']}: {row['bits']} bits"
+    parts = [what, row["outcome"], found, changed, row["doubt"], row["false_alarm"]]
+    return ", ".join(part for part in parts if part)
 
 
 def _share(count: int, of: int) -> float | None:

@@ -105,6 +105,12 @@ def test_a_new_worker_is_taken_to_be_like_its_peers() -> None:
     assert (known.unmeasured, new.unmeasured) == (0, 1)
 
 
+def test_a_place_that_is_free_between_two_streams_is_carried_too() -> None:
+    """Workers that are all but full, one of 25 places free on average while the next stream comes, are full ones."""
+    carriers = [Carrier(f"w{number}", 1.0, 8, metered(8.0 * 0.96, pace_ms=40.0)) for number in range(4)]
+    assert measure(SLO, ANSWERS, carriers, 4, 0.0).rates.tokens_per_s == pytest.approx(4 * 200.0, rel=0.01)
+
+
 def test_what_is_left_without_one_is_what_the_others_carry() -> None:
     """For whoever wonders whether a worker could be spared; one that carries nothing takes nothing with it."""
     carriers = [Carrier("a", 1.0, 8, metered(8.0, pace_ms=40.0)), Carrier("b", 0.5, 8), Carrier("c", 0.0, 8)]

@@ -254,7 +254,8 @@ def measure(slo: SloSettings, profile: Profile, carriers: Sequence[Carrier], pla
     by_kind: dict[str, list[float]] = {}
     for carrier, one in zip(there, shown, strict=True):
         if one.measured:
-            by_kind.setdefault(carrier.kind, []).append(one.least)
+            # What is left free for a moment between two streams is carried too.
+            by_kind.setdefault(carrier.kind, []).append(one.most)
     total, unmeasured, by_carrier = Rates(), 0, {}
     for carrier, one in zip(there, shown, strict=True):
         peers = by_kind.get(carrier.kind)

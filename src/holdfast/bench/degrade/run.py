@@ -63,7 +63,7 @@ class DegradeBench:
     # waits for its batch's next step is little of it.
     tokens: int = 30
     tpot_ms: float = 200.0
-    room: float = 1.035  # what the workers carry, of what is promised
+    room: float = 1.05  # what the workers carry, of what is promised
     stay_s: float = 14.0  # at each level: longer than an answer takes, so that batches are those of that level
     noise_s: float = 30.0
     seed: int = 1
