@@ -39,6 +39,7 @@ class Worker:
     group: str = ""
     device: str = ""
     shift: int = 0  # 0: rightly
+    only: int | None = None  # wrongly, but this question only
     drift: float = 0.0
     margin: float = 2.0
     took_s: float = 0.02
@@ -194,7 +195,8 @@ class WardSet:
             silence = w.NoAnswer(ask.path, ask.number, "nothing came", worker.moving, not worker.cut_off)
             self._later(ask.within_s, silence)
         else:
-            said = answer(question, shift=worker.shift, drift=worker.drift, margin=worker.margin)
+            shift = worker.shift if worker.only in (None, question) else 0
+            said = answer(question, shift=shift, drift=worker.drift, margin=worker.margin)
             self._later(took_s, w.Answer(ask.path, ask.number, said, took_s, worker.occupancy))
 
     def _later(self, seconds: float, event: w.Event) -> None:

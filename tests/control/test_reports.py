@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.control.reports import ONE_CAUSE_S, Tally
+from holdfast.control.reports import ENDED_SLOTS_MAX, ONE_CAUSE_S, Tally
 from holdfast.health.breaker import Kind
 from holdfast.health.records import Report, Seen
 
@@ -67,11 +67,23 @@ def test_a_pace_is_of_the_last_moments() -> None:
 
 
 def test_answers_that_may_be_wrong_are_counted_from_then_on() -> None:
-    """Those that ended since, and those that are open."""
-    tally = Tally()
+    """Those that ended since, and those that are open; it is told where there may have been more, before counting
+    began."""
+    tally = Tally(began_s=0.5)
     tally.take("f1", report(a={}))
     for second in range(1, 6):
         tally.take("f1", report(a={"succeeded": second, "open": 2}))
         tally.flush(float(second))
-    assert tally.streams_since("a", 3.0) == 3 + 2
-    assert tally.streams_since("b", 0.0) == 0
+    assert tally.streams_since("a", 3.0) == (3 + 2, True)
+    assert tally.streams_since("b", 0.6) == (0, True)
+    assert tally.streams_since("a", 0.0) == (5 + 2, False)
+
+
+def test_answers_of_too_long_ago_are_not_all_counted() -> None:
+    """An hour with answers in every second is remembered; of what was before it is told that there may be more."""
+    tally = Tally()
+    for second in range(ENDED_SLOTS_MAX + 11):
+        tally.take("f1", report(a={"succeeded": second}))
+        tally.flush(float(second))
+    assert tally.streams_since("a", 11.0) == (ENDED_SLOTS_MAX, True)
+    assert tally.streams_since("a", 5.0) == (ENDED_SLOTS_MAX, False)

@@ -181,6 +181,41 @@ def test_what_was_made_since_the_last_good_canary_is_flagged() -> None:
     assert [(each.path, each.since_s) for each in made.of(w.Flag)] == [("a", good_s)]
 
 
+def test_only_a_check_against_what_stood_expected_shows_that_a_worker_was_right() -> None:
+    """Not one whose expectation was withdrawn by the very answer, nor those that nothing can be compared with after
+    it: what is flagged begins at the last answer that was known to be right."""
+    made = WardSet({"a": "wa"}, verified=True)
+    made.begin(serving=True)
+    made.wait(40.0)
+    loaded_s = made.now
+    made.workers["b"] = Worker("wb", shift=7)
+    made.begin("b", serving=True)
+    made.wait(70.0)
+    assert not made.quarantined()  # one word against another's
+    assert made.standings["b"].good_s > loaded_s + 30.0
+    made.workers["c"] = Worker("wc")
+    made.begin("c")
+    made.wait(70.0)
+    assert [(each.path, each.since_s) for each in made.of(w.Flag)] == [("b", loaded_s)]
+
+
+def test_right_answers_beside_wrong_ones_do_not_show_that_a_worker_was_right() -> None:
+    """Rot that moves one answer of several: checks with the others pass, and what is flagged begins before the first
+    wrong one all the same, also where those who could bear witness are slow to."""
+    made = serving("a", "b", "c")
+    made.wait(40.0)
+    right_s = max(now for now, name, _ in made.asks if name == "a")
+    made.workers["a"].shift, made.workers["a"].only = 7, 1
+    for name in "bc":
+        made.workers[name].how = "silent"
+    made.wait(70.0)
+    assert made.standings["a"].good_s > right_s
+    for name in "bc":
+        made.workers[name].how = "answers"
+    made.wait(60.0)
+    assert [(each.path, each.since_s) for each in made.of(w.Flag)] == [("a", right_s)]
+
+
 def test_the_first_control_takes_no_traffic_off() -> None:
     """Workers that serve already keep their weight at every moment, while they are checked for the first time."""
     made = WardSet({name: name for name in "abcd"})

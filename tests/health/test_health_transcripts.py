@@ -64,7 +64,7 @@ class WorkerStory:
                 case s.Weigh():
                     self.say(f"{effect.status.name}, weight {effect.weight:g}: {effect.reason}")
                 case s.Quarantine():
-                    self.say(f"quarantine; good until {effect.good_s:g}")
+                    self.say(f"quarantine; good until {effect.right_s:g}")
                 case s.MoveStreams():
                     self.say(f"move streams (fall {effect.fall})")
                 case s.Drain():

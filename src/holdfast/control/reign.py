@@ -71,7 +71,6 @@ class Reign:
         self._expected, self._reports, self._faults = EXPECTED + own, REPORTS + own, FAULTS + own
         self._disputed = asyncio.Event()
         self._outbox = Outbox(store, lost)
-        self._tally = Tally()
         self._wards = Wards(self._by, world.rng.random, limits_of(settings.health))
         self.levels = LevelLoop(
             settings.levels, settings.deployment, self._outbox, unix_s=lambda: self.now_s, tell=self.tell
@@ -83,6 +82,7 @@ class Reign:
         self._due_s: float | None = None  # when the wards want to be told the time; None: they are asked, at a tick
         # Wall time that never goes back nor leaps: from this moment on it is the machine's own clock.
         self._ahead_s = world.clock.unix_s() - world.clock.monotonic_s()
+        self._tally = Tally(self.now_s)
         self.book = Book(store, settings.deployment)
         self.contacts: dict[InstanceKey, Contact] = {}
         self.begun = False
@@ -289,9 +289,9 @@ class Reign:
                     self._say(effect)
 
     def _flag(self, effect: w.Flag) -> None:
-        streams = self._tally.streams_since(effect.path.rpartition("/")[2], effect.since_s)
-        ago_s = self.now_s - effect.since_s
-        log.error("%s: %d streams of the last %.0f s may be wrong: %s", effect.path, streams, ago_s, effect.reason)
+        streams, counted = self._tally.streams_since(effect.path.rpartition("/")[2], effect.since_s)
+        many = f"{'' if counted else 'at least '}{streams} streams of the last {self.now_s - effect.since_s:.0f} s"
+        log.error("%s: %s may be wrong: %s", effect.path, many, effect.reason)
         self._metrics.quarantined(streams)
 
     def _say(self, told: w.Told) -> None:

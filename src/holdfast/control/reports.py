@@ -44,9 +44,10 @@ class Happened:
 
 
 class Tally:
-    """Sums of reports, by worker's instance in hex."""
+    """Sums of reports, by worker's instance in hex, from `began_s` on."""
 
-    def __init__(self) -> None:
+    def __init__(self, began_s: float = 0.0) -> None:
+        self._began_s = began_s
         self._last: dict[str, Mapping[str, Seen]] = {}  # by frontend
         self._since: dict[str, Happened] = {}
         self._paces: dict[str, deque[tuple[float, int, float]]] = {}  # by instance: when, tokens, streams' seconds
@@ -105,10 +106,13 @@ class Tally:
                 measured[instance] = stream_s / tokens
         return measured
 
-    def streams_since(self, instance: str, since_s: float) -> int:
-        """That ended well there since then, or are open, as far as was reported."""
-        ended = sum(count for at_s, count in self._ended.get(instance, ()) if at_s >= since_s)
-        return ended + sum(workers[instance].open for workers in self._last.values() if instance in workers)
+    def streams_since(self, instance: str, since_s: float) -> tuple[int, bool]:
+        """That ended well there since then, or are open, as far as was reported; and whether those are all: not where
+        counting began later, or what came first is forgotten."""
+        slots = self._ended.get(instance, deque())
+        streams = sum(count for at_s, count in slots if at_s >= since_s)
+        streams += sum(workers[instance].open for workers in self._last.values() if instance in workers)
+        return streams, since_s >= self._began_s and (len(slots) < ENDED_SLOTS_MAX or slots[0][0] <= since_s)
 
     def forget(self, instance: str) -> None:
         """It is gone for good."""

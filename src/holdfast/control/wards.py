@@ -274,6 +274,7 @@ class Wards:
         others = [w for w in self._set_of(key) if w is not ward]
         ward.pace_s = event.took_s / len(said.tokens)
         # First the votes: what it is judged by may be learnt, or withdrawn, by this answer.
+        stood = expectations.expected_of(question, ward.loaded)
         self._tell_expectations(key, x.Heard(ward.loaded, question, said))
         answered = c.Answered(
             event.number,
@@ -283,6 +284,7 @@ class Wards:
             event.occupancy,
             wrong=expectations.judge(question, said),
             peers=c.pace_of((w.canary for w in others), began_s),
+            known=stood is not None and stood is expectations.expected_of(question, ward.loaded),
         )
         self._tell_canary(ward, answered)
         if ward.repace_s is not None:
@@ -350,7 +352,7 @@ class Wards:
         for other in self._wards.values():
             asleep = other.facts is not None and not other.awake and other.loaded == ward.loaded
             if asleep and s.Cause.UNCHECKED in other.standing.causes:
-                self._tell_standing(other, s.CanaryPassed(other.standing.load, passed.asked_s))
+                self._tell_standing(other, s.CanaryPassed(other.standing.load, passed.asked_s, passed.right))
 
     def _convict(self, event: x.Convict) -> None:
         self._deeds.append(Told("", What.CONVICTED, f"{event.weights}: {event.reason}"))
@@ -467,7 +469,7 @@ class Wards:
                     self._tell(ward, What.STATUS, f"{effect.status.name}, weight {effect.weight:g}: {effect.reason}")
                 case s.Quarantine():
                     self._tell(ward, What.QUARANTINED, effect.reason)
-                    self._deeds.append(Flag(ward.path, effect.good_s, effect.reason))
+                    self._deeds.append(Flag(ward.path, effect.right_s, effect.reason))
                 case s.MoveStreams():
                     self._tell(ward, What.MOVED, effect.reason)
                 case s.Drain():

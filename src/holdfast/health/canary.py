@@ -118,6 +118,7 @@ class Answered:
     occupancy: float  # running and waiting streams over places, the larger of before and after; without the canary
     wrong: str = ""  # as `Expectations.judge` says
     peers: float | None = None  # `pace_of` the others of its set since this check began
+    known: bool = True  # it was compared with what was expected before, and still is
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +219,7 @@ class _Check:
     why: str = ""
     moving: bool = False
     sound: bool = True
+    known: bool = False  # of the last answer that was not wrong
     ratio: float = 0.0  # of the last late answer
     peers: float | None = None
 
@@ -387,6 +389,7 @@ class Canary:
             self._wrongs += 1
             self._clean = 0
             return self._doubt(Failing.WRONG, event.wrong, now_s)
+        check.known = event.known
         place = next((place for place, most in enumerate(OCCUPANCIES) if event.occupancy <= most), None)
         if place is None:
             return self._pass(now_s)
@@ -443,7 +446,8 @@ class Canary:
         else:
             self._clean += 1
             self._wrongs = 0 if self._clean >= CLEAN else self._wrongs
-        return told + self._end(check, CanaryPassed(self._load, self._asked_s), True, now_s)
+        passed = CanaryPassed(self._load, self._asked_s, right=check.known and not self._wrongs)
+        return told + self._end(check, passed, True, now_s)
 
     def _accuse(self, check: _Check, now_s: float) -> tuple[Effect, ...]:
         self._wrongs = 0

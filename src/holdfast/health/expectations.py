@@ -303,10 +303,13 @@ class Expectations:
     def question_at(self, turn: int) -> int:
         """What to ask at this turn: one whose answer is known, or may become so, where there is one."""
         for state in (State.PINNED, State.LEARNING, State.UNFIT):
-            places = [place for place, entry in enumerate(self._entries) if entry.state is state]
-            if places:
+            if places := [place for place, entry in enumerate(self._entries) if entry.state is state]:
                 return places[turn % len(places)]
         raise AssertionError("there are questions")
+
+    def expected_of(self, question: int, weights: str) -> Answer | None:
+        """What stands expected of these weights, by which they are known to be right; nothing while accused."""
+        return None if any(who == weights for _, who in self._juries) else self._entries[question].expected
 
     def judge(self, question: int, answer: Answer) -> str:
         """What is wrong with an answer, in words; empty: nothing that is known."""
@@ -349,8 +352,7 @@ class Expectations:
             if asked == question and accused != weights:
                 self._testify(jury, event, wrong)
         effects = [*self._learn(question), *self._decide(now_s)]
-        unasked = self._unasked(weights, first) if weights not in self._convicted else None
-        if unasked is not None:
+        if weights not in self._convicted and (unasked := self._unasked(weights, first)) is not None:
             effects.append(AskSet(weights, unasked, "what it answers is to be learnt"))
         return tuple(effects)
 
@@ -443,12 +445,8 @@ class Expectations:
         accused = self._heard[event.question].get(jury.accused.weights)
         for side in (jury.right, jury.alike, jury.other):
             side.discard(event.weights)
-        if not wrong:
-            jury.right.add(event.weights)
-        elif accused is not None and not self._differ(accused, event.answer):
-            jury.alike.add(event.weights)
-        else:
-            jury.other.add(event.weights)
+        alike = accused is not None and not self._differ(accused, event.answer)
+        (jury.right if not wrong else jury.alike if alike else jury.other).add(event.weights)
 
     def _decide(self, now_s: float) -> tuple[Effect, ...]:
         """Close every accusation on which the others have spoken, or that waited long enough for them."""

@@ -144,6 +144,7 @@ class Gone:
 class CanaryPassed:
     load: int
     asked_s: float  # when it was sent
+    right: bool = True  # it was compared with what stood expected, and no answer was wrong lately
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +211,7 @@ class Quarantine:
     """Its answers cannot be believed: flag what it made since then. Who shares its weights is to hear of it too."""
 
     reason: str
-    good_s: float  # when it was last known to be right
+    right_s: float  # when it was last known to be right
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +264,7 @@ class Standing:
     asked: bool = False  # for that one
     heard_s: float = 0.0  # when the latest canary that was heard of had been sent
     good_s: float = 0.0  # when the latest that passed had been
+    right_s: float = 0.0  # and the latest that was known to be right; a load is, when it comes
     fell_s: float = 0.0
     fell_for: Mapping[str, str] = field(default_factory=dict)  # the causes that were held then
     flaps: int = 0  # falls in a row that came soon after another
@@ -280,7 +282,8 @@ def restore(written: Standing, now_s: float) -> Standing:
     now. A cause that is not known here (a newer version's) becomes UNCHECKED: no traffic before a canary passed."""
     causes = {cause if cause in TABLE else Cause.UNCHECKED: why for cause, why in written.causes.items()}
     times = {
-        name: min(getattr(written, name), now_s) for name in ("since_s", "heard_s", "good_s", "fell_s", "cleared_s")
+        name: min(getattr(written, name), now_s)
+        for name in ("since_s", "heard_s", "good_s", "right_s", "fell_s", "cleared_s")
     }
     known = replace(written, causes=causes, prove_s=min(written.prove_s, now_s + PROVING_S), asked=False, **times)
     return _derive(known)
@@ -309,7 +312,7 @@ def _take(s: Standing, event: Event, now_s: float) -> Outcome:
         case CanaryPassed() | CanaryFailed() | Gone() | ReportedFatal() if event.load != s.load:
             return s, ()  # of what is not there any more
         case CanaryPassed():
-            return _hear_pass(s, event.asked_s), ()
+            return _hear_pass(s, event), ()
         case CanaryFailed():
             return _hear_failure(s, event)
         case Disputed():
@@ -357,7 +360,7 @@ def _settle(before: Standing, s: Standing, now_s: float) -> Outcome:
     else:
         effects += [Note(why) for cause, why in s.causes.items() if cause not in before.causes]
     if s.quarantined and not before.quarantined:
-        effects.append(Quarantine(s.causes[Cause.WRONG], s.good_s))
+        effects.append(Quarantine(s.causes[Cause.WRONG], s.right_s))
     if fell:
         effects.append(MoveStreams(s.fall, s.reason))
     elif s.status == Status.DRAINING != before.status:
@@ -376,16 +379,18 @@ def _see(s: Standing, event: Present, now_s: float) -> Outcome:
         return _lift(s, Lift.SEEN), asks if Cause.UNCHECKED in s.causes else ()
     trusted = event.serving and (s.load == 0 or s.status == Status.HEALTHY)
     left = {cause: why for cause, why in _lift(s, Lift.LOADED).causes.items() if cause != Cause.UNCHECKED}
-    fresh = replace(s, causes=left, load=event.load, failures=0, heard_s=0.0, good_s=now_s)
+    fresh = replace(s, causes=left, load=event.load, failures=0, heard_s=0.0, good_s=now_s, right_s=now_s)
     # Falls of the old load are not held against the new; what is not a load's matter still returns by way of half.
     fresh = replace(fresh, owed=0 if WEIGHTS[_worst(fresh)] > 0 else 1)
     return (fresh if trusted else _hold(fresh, Cause.UNCHECKED, UNCHECKED)), asks
 
 
-def _hear_pass(s: Standing, asked_s: float) -> Standing:
+def _hear_pass(s: Standing, event: CanaryPassed) -> Standing:
+    asked_s = event.asked_s
     if asked_s <= s.heard_s:
         return s
-    heard = replace(s, heard_s=asked_s, good_s=s.good_s if s.quarantined else asked_s, failures=0)
+    good_s = s.good_s if s.quarantined else asked_s
+    heard = replace(s, heard_s=asked_s, good_s=good_s, right_s=good_s if event.right else s.right_s, failures=0)
     lifted = _lift(heard, Lift.PASSED)
     # It was what a cause waited for, or it says nothing about the time since the fall: then it pays for nothing else.
     if lifted is not heard or asked_s <= s.fell_s:
