@@ -8,6 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from holdfast.cli.failovers import cost, headline
+from holdfast.failover.journal import Term
 from holdfast.health.shown import Verdict
 from holdfast.spec.jobs import Job
 from holdfast.supervise.incidents import Incident, complete, read_incidents
@@ -84,6 +85,47 @@ def test_engines_that_share_weights_are_quarantined_in_one_incident(tmp_path: Pa
         witness.decided(pair)
     (incident,) = read_incidents(tmp_path)
     assert headline(incident) == f"worker-1a (and worker-1b) was quarantined: {WHY}"
+
+
+def test_a_quarantined_active_that_is_killed_is_one_incident_with_its_pair(tmp_path: Path) -> None:
+    """Whatever is told meanwhile of its standby, which is quarantined still, of the process that comes after it, and by
+    the next supervisor; until all of them have their traffic again. A standby that is killed is its own incident, and
+    a later quarantine is the next one."""
+    clock = ManualClock(102.0)
+    witness = Witness(tmp_path, clock)
+    told = {"cause": "wrong-answer", "quarantined": True, "group": "worker-1"}
+    standby = fell("worker-1b", **told)
+    witness.decided([fell(**told), standby])
+    slot = Slot.of(Job("worker-1a", "worker", group="worker-1"))
+    witness.fell(slot, Fell(7, "SIGKILL", was_ready=True))
+    witness.decided([fell(**told | {"cause": "gone", "status": "DEAD"}), standby])
+    clock.now_s = 110.0
+    witness.back(slot)
+    witness.decided([standby])
+    again = fell(**told, since_unix_s=110.5)
+    witness.decided([again, standby])
+    Witness(tmp_path, clock).decided([standby])
+    (incident,) = read_incidents(tmp_path)
+    assert headline(incident) == f"worker-1a (and worker-1b) was quarantined: {WHY}; died: SIGKILL"
+    assert (incident.unix_s, incident.process_ended_s, incident.pid) == (100.0, 102.0, 7)
+    slot = Slot.of(Job("worker-1b", "worker", group="worker-1"))
+    witness.fell(slot, Fell(8, "SIGKILL", was_ready=True))
+    witness.back(slot)
+    witness.decided([back(since_s=130.0), back("worker-1b", since_s=140.0)])
+    witness.decided([fell(**told, since_unix_s=200.0), fell("worker-1b", **told | {"since_unix_s": 200.0})])
+    first, _, later = read_incidents(tmp_path)
+    assert (first.back_after_s, later.unix_s, later.also) == (30.0, 200.0, ("worker-1b",))
+
+
+def test_a_failover_after_a_verdict_is_timed_from_its_end() -> None:
+    """Not from the quarantine that came long before; and who led next is looked for from then on."""
+    terms = [Term("worker-1a", 50_000, 7, 1, 0), Term("worker-1b", 400_100, 8, 3, 0)]
+    incident = Incident(100.0, "worker-1a", "worker", 7, WHY, group="worker-1", epoch=50_000, verdict="wrong-answer")
+    timeline = {"unix_s": 400.2, "lock_ms": 190.0, "from_pid": 7, "zero_monotonic_s": 9.0, "zero": "its end"}
+    successor = Status("worker", "worker-1b", 8, "ready", "", 0, group="worker-1", failover=timeline)
+    told = complete(replace(incident, ended_unix_s=400.0), [successor], terms)
+    assert told.failover is not None
+    assert (told.successor, told.failover["lock_ms"]) == ("worker-1b", 200.0)
 
 
 def test_a_stopped_worker_that_is_then_killed_is_one_incident(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def last_failover(group: Group, incidents: Sequence[Incident]) -> Told | None:
     if seen is None or _began_anew(group, seen):
         return None
     timed = seen.failover or {}
-    line = f"last failover {_when(seen.unix_s)}: {headline(seen)}"
+    line = f"last failover {_when(seen.process_ended_s)}: {headline(seen)}"
     return Told(line, [*cost(seen), *_kv(timed)], steps(timed, seen.streams))
 
 
@@ -93,11 +93,11 @@ def _began_anew(group: Group, seen: Incident) -> bool:
     active = group.active
     if active is None or group.failover is not None or active.failover is None:
         return False
-    return float(active.failover.get("unix_s") or 0.0) > seen.unix_s and seen.successor != active.name
+    return float(active.failover.get("unix_s") or 0.0) > seen.process_ended_s and seen.successor != active.name
 
 
 def _is_newer(shown: dict[str, Any], seen: Incident | None) -> bool:
-    return seen is None or float(shown.get("unix_s") or 0.0) > seen.unix_s
+    return seen is None or float(shown.get("unix_s") or 0.0) > seen.process_ended_s
 
 
 def _unseen(failover: dict[str, Any], group: Group) -> str:

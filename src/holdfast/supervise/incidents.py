@@ -57,6 +57,12 @@ class Incident(msgspec.Struct, frozen=True):
     isolated_unix_s: float | None = None  # when that was written down for all frontends: it gets no work from then on
     replayed: int | None = None  # tokens that its streams had shown, and that were sent again
     also: tuple[str, ...] = ()  # engines that share its weights, and its verdict
+    ended_unix_s: float | None = None  # when its process ended, if a verdict was before
+
+    @property
+    def process_ended_s(self) -> float:
+        """What a successor's times are counted from."""
+        return self.unix_s if self.ended_unix_s is None else self.ended_unix_s
 
 
 def read_incidents(state_dir: Path) -> list[Incident]:
@@ -96,7 +102,7 @@ def complete(incident: Incident, statuses: Sequence[Status], terms: Sequence[Ter
     """With what frontends and engines can say of it by now; `terms` are its group's."""
     if incident.epoch:
         # An epoch is a time, too: whoever leads after the next start of everything took nothing over.
-        until = (incident.unix_s + SUCCESSION_S) * 1000
+        until = (incident.process_ended_s + SUCCESSION_S) * 1000
         after = [term.engine for term in terms if incident.epoch < term.epoch < until]
         incident = replace(incident, successor=after[0] if after else "")
         told = [s.failover for s in statuses if s.failover and s.failover.get("from_pid") == incident.pid]
@@ -114,7 +120,7 @@ def from_its_end(failover: dict[str, Any], incident: Incident, terms: Sequence[T
     cannot know of it; nobody ended later than a supervisor saw it, so an earlier zero of the supervisor's is right."""
     if not all(isinstance(failover.get(key), int | float) for key in ("unix_s", "lock_ms", "zero_monotonic_s")):
         return failover
-    late_ms = (failover["unix_s"] - incident.unix_s) * 1000 - failover["lock_ms"]
+    late_ms = (failover["unix_s"] - incident.process_ended_s) * 1000 - failover["lock_ms"]
     if late_ms < SAME_ZERO_MS:
         return failover
     zero = "its end, as seen by the supervisor"

@@ -62,8 +62,8 @@ class Witness:
         self.incidents = {(incident.unix_s, incident.name): incident for incident in read_incidents(state_dir)}
         self._down: dict[str, Key] = {}  # of those whose process is not ready again
         # Of those without traffic, by control's verdict; that outlives us, so what was told of it goes on.
-        told = [(key, incident) for key, incident in self.incidents.items() if incident.verdict]
-        self._unwell = {one.name: key for key, one in told if one.back_after_s is None}
+        told = [(key, one) for key, one in self.incidents.items() if one.verdict and one.back_after_s is None]
+        self._unwell = {name: key for key, one in told for name in (one.name, *one.also)}
         self._open: set[Key] = set()  # about which more may be heard
         self._news = asyncio.Event()
         self._written = True
@@ -73,8 +73,9 @@ class Witness:
     def fell(self, slot: Slot, fell: Fell) -> None:
         """Its process ended unasked, just now."""
         job, key = slot.job, self._down.get(slot.job.name)
-        if (verdict := self._unwell.pop(job.name, None)) in self.incidents:
-            self._ended(verdict, slot, fell)
+        verdict = self.incidents.get(unwell) if (unwell := self._unwell.pop(job.name, None)) else None
+        if unwell and verdict and verdict.name == job.name and not verdict.pid:
+            self._ended(unwell, slot, fell)
             return
         if not fell.was_ready and key in self.incidents:
             same = self.incidents[key]
@@ -101,7 +102,9 @@ class Witness:
         same, terms = self.incidents[key], self._terms(slot.job.group)
         epoch = led(terms, fell.pid, self._looked_ns[0])
         self._down[same.name] = key
-        self._keep(key, replace(same, pid=fell.pid, why=f"{same.why}; died: {fell.how}", epoch=epoch))
+        ended_s = ended_unix_s(terms, epoch, self._clock.unix_s())
+        why = f"{same.why}; died: {fell.how}"
+        self._keep(key, replace(same, pid=fell.pid, why=why, epoch=epoch, ended_unix_s=ended_s))
 
     def decided(self, verdicts: Sequence[Verdict]) -> None:
         """What control holds against workers now."""
@@ -110,8 +113,9 @@ class Witness:
             if key in self.incidents:
                 if verdict.weight > 0.0 and not verdict.spare:
                     del self._unwell[verdict.name]
-                    gone_s = max(0.0, verdict.since_unix_s - key[0])
-                    self._keep(key, replace(self.incidents[key], back_after_s=round(gone_s, 3)))
+                    same = self.incidents[key]
+                    gone_s = max(same.back_after_s or 0.0, verdict.since_unix_s - same.unix_s)
+                    self._keep(key, replace(same, back_after_s=round(gone_s, 3)))
             elif words and verdict.name not in self._down:
                 self._fell(verdict, words)
             elif verdict.weight > 0.0 and (words := last_trouble(verdict)):
@@ -119,40 +123,41 @@ class Witness:
 
     def _fell_briefly(self, verdict: Verdict, words: str) -> None:
         """It lost its traffic and has it again, both between two looks, or that is told already."""
-        at_s, group = verdict.fell_unix_s, verdict.group
-        for key, one in self.incidents.items():
-            mine = verdict.name in (one.name, *one.also)
-            over_s = one.unix_s + (one.back_after_s if one.back_after_s is not None else math.inf)
-            if one.unix_s <= at_s <= over_s and (mine or (group and one.verdict == words and one.group == group)):
-                if not mine:
-                    self._keep(key, replace(one, also=(*one.also, verdict.name)))
-                return
+        at_s = verdict.fell_unix_s
+        if self._joined(verdict, words, at_s) is not None:
+            return
         if len(self.incidents) >= INCIDENTS_MAX and at_s < next(iter(self.incidents))[0]:
             return  # it was told, and is forgotten
-        made = Incident(at_s, verdict.name, "worker", 0, verdict.fell_for[words], "", group, verdict.instance)
+        made = Incident(at_s, verdict.name, "worker", 0, verdict.fell_for[words], "", verdict.group, verdict.instance)
         times = {"detected_unix_s": at_s, "back_after_s": round(max(0.0, verdict.since_unix_s - at_s), 3)}
         self._keep((at_s, verdict.name), replace(made, verdict=words, fall=verdict.fall, **times))
 
     def _fell(self, verdict: Verdict, words: str) -> None:
         began_s = verdict.since_unix_s
-        for name, key in self._unwell.items():
-            same = self.incidents.get(key)
-            shared = same is not None and same.group and (same.group, same.verdict) == (verdict.group, words)
-            if shared and same is not None and verdict.name not in (name, *same.also):
-                self._keep(key, replace(same, also=(*same.also, verdict.name)))
-                return
-            if shared:
-                return
-        key = (began_s, verdict.name)
-        if key in self.incidents:
+        if (same := self._joined(verdict, words, began_s)) is not None:
+            self._unwell[verdict.name] = same
             return
-        self._unwell[verdict.name] = key
+        key = self._unwell[verdict.name] = (began_s, verdict.name)
         made = Incident(began_s, verdict.name, "worker", 0, verdict.reason, "", verdict.group, verdict.instance)
         isolated_s = verdict.written_unix_s or None
         self._keep(
             key,
             replace(made, verdict=words, fall=verdict.fall, detected_unix_s=began_s, isolated_unix_s=isolated_s),
         )
+
+    def _joined(self, verdict: Verdict, words: str, at_s: float) -> Key | None:
+        """The incident that this is of, if that is told: its own, or that of an engine that shares its weights; which
+        lasts as long as one of them has no traffic, whoever ended meanwhile."""
+        lasting = set(self._unwell.values())
+        for key, one in self.incidents.items():
+            mine = bool(one.verdict) and verdict.name in (one.name, *one.also)
+            shared = bool(one.group) and (one.group, one.verdict) == (verdict.group, words)
+            back_s = None if key in lasting else one.back_after_s
+            if (mine or shared) and one.unix_s <= at_s <= one.unix_s + (math.inf if back_s is None else back_s):
+                if not mine:
+                    self._keep(key, replace(one, also=(*one.also, verdict.name)))
+                return key
+        return None
 
     async def listen(self, network: Network) -> None:
         """Hear what control decides; for ever. What stands is told, and when each last fell and for what: so nothing
@@ -197,7 +202,7 @@ class Witness:
                 self._open.discard(key)
 
     def _is_told(self, incident: Incident) -> bool:
-        age_s = self._clock.unix_s() - incident.unix_s
+        age_s = self._clock.unix_s() - incident.process_ended_s
         whole = incident.back_after_s is not None and bool(incident.successor or not incident.epoch)
         return age_s > GIVEN_UP_S or (whole and age_s > HEARD_S)
 
