@@ -191,7 +191,8 @@ def test_a_deployment_of_real_processes(deployment: Deployment) -> None:
     """Its workers and frontends are there with their streams; a rate is known from the second look on."""
     found = asyncio.run(glance(deployment.folder, None))
     assert [one.name for one in found.workers] == ["worker-0"]
-    assert [one.state for one in found.frontends] == ["ready"]
+    # Other tests start and kill more of them.
+    assert [one.state for one in found.frontends if one.name == "frontend"] == ["ready"]
     assert found.workers[0].tokens_per_s is None
     again = asyncio.run(glance(deployment.folder, found))
     assert again.workers[0].tokens_per_s is not None
