@@ -169,6 +169,8 @@ class WardSet:
                     self.store[effect.path] = msgspec.json.encode(effect.record)
                 case w.WriteExpected():
                     self.expected[effect.name] = msgspec.json.encode(effect.record)
+                    if effect.record is None:
+                        del self.expected[effect.name]
                 case w.Forget():
                     del self.store[effect.path]
                     self.say(effect.path, "is forgotten")

@@ -13,14 +13,15 @@ from hypothesis import strategies as st
 from holdfast.control import words as w
 from holdfast.control.questions import COUNT, TOKENS, questions_of
 from holdfast.control.ward import FIND_S, RELOAD_S, RELOAD_S_MAX
-from holdfast.control.wards import DEAD_MAX
+from holdfast.control.wards import DEAD_MAX, LEFT_MAX
 from holdfast.health import breaker as b
+from holdfast.health import expectations as x
 from holdfast.health import standing as s
 from holdfast.health.breaker import Kind
 from holdfast.health.device_faults import fault_of
 from holdfast.health.liveness import Judged, Verdict
 from holdfast.health.records import HealthRecord
-from ward_rig import WardSet, Worker
+from ward_rig import KEY, WardSet, Worker
 
 DEEDS = (w.Ask, w.Reload, w.Flag, w.Forget, w.Told)
 
@@ -284,6 +285,25 @@ def test_a_worker_that_says_little_of_itself_is_kept_too() -> None:
 
 
 # -- records
+
+
+def test_what_is_expected_of_kinds_that_are_gone_is_not_kept_for_ever() -> None:
+    """Of builds that came and went the last few are kept, by when their last worker left, also over restarts; that of
+    workers who are there, or are yet to be found, stays however old it is."""
+    made = serving("a", "b")
+    (own,) = made.expected
+    for count in range(2 * LEFT_MAX):
+        made.workers["x"] = Worker("wx")
+        made.tell(w.Found("x", replace(made.facts("x"), build=f"build-{count}"), serving=True))
+        made.wait(60.0)
+        del made.workers["x"]
+        made.tell(w.Lost("x", "its process ended"))
+        if count % 5 == 0:
+            made.restart()
+    made.wait(60.0)
+    records = [msgspec.json.decode(record, type=x.Record) for record in made.expected.values()]
+    assert own in made.expected
+    assert {one.key.build for one in records} - {KEY.build} == {f"build-{n}" for n in range(LEFT_MAX, 2 * LEFT_MAX)}
 
 
 def test_the_dead_are_forgotten_and_not_too_many_are_kept() -> None:

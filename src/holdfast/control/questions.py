@@ -14,9 +14,11 @@ something to an engine.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import blake2b
 
-from holdfast.health.expectations import Question
+from holdfast.control.ward import WorkerFacts
+from holdfast.health.expectations import Expectations, Key, Question
 
 COUNT = 32
 # Tokens that are repeated, and how often.
@@ -31,6 +33,19 @@ VOCABULARY_MIN = 256
 def questions_of(card: str, vocabulary: int) -> tuple[Question, ...]:
     """The questions for a model of this card's checksum, with so many token ids; neighbours are of different kinds."""
     return tuple(_question(card, place, max(vocabulary, VOCABULARY_MIN)) for place in range(COUNT))
+
+
+def name_of_key(key: Key) -> str:
+    """What answers are expected of this key is written down under that name."""
+    return blake2b("\0".join((key.card, key.build, key.dtype, key.device)).encode(), digest_size=8).hexdigest()
+
+
+def expectations_of(key: Key, facts: Sequence[WorkerFacts]) -> Expectations:
+    """What the card brings is asked; otherwise what is made up for its vocabulary."""
+    known = next((each.known for each in facts if each.known), ())
+    given = {place: answer for place, (_, answer) in enumerate(known) if answer is not None}
+    questions = [question for question, _ in known] or questions_of(key.card, max(each.vocabulary for each in facts))
+    return Expectations(key, questions, given)
 
 
 def _question(card: str, place: int, vocabulary: int) -> Question:

@@ -271,7 +271,7 @@ class Reign:
                     self._outbox.put(written[-1], msgspec.json.encode(effect.record))
                 case w.WriteExpected():
                     written.append(self._expected + effect.name)
-                    self._outbox.put(written[-1], msgspec.json.encode(effect.record))
+                    self._outbox.put(written[-1], None if effect.record is None else msgspec.json.encode(effect.record))
                 case w.Forget():
                     self._outbox.put(HEALTH + effect.path, None)
                     self._tally.forget(effect.path.rpartition("/")[2])

@@ -19,11 +19,11 @@ asked to be loaded anew at most once in `RELOAD_S`, and ever more seldom; only w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from hashlib import blake2b
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
-from holdfast.control.questions import questions_of
-from holdfast.control.ward import OWED_LOOK_S, OWED_S, RELOAD_S, Limits, Ward, WorkerFacts, name_of, next_reload
+from holdfast.control.questions import expectations_of, name_of_key
+from holdfast.control.ward import OWED_LOOK_S, OWED_S, RELOAD_S, Limits, Ward, name_of, next_reload
 from holdfast.control.words import (
     Answer,
     Ask,
@@ -61,6 +61,9 @@ from holdfast.health.records import HealthRecord
 
 # Dead workers whose records are kept, at most: the oldest go first. A worker that cannot start dies all day.
 DEAD_MAX = 256
+# Kinds of workers that are gone (another card, build, dtype or device), of which it is kept what they must answer and
+# which loads were convicted: a deployment's last few versions.
+LEFT_MAX = 16
 DISPUTED = "others answer otherwise, and it is not known who is right; the weights of all of them are verified"
 CONVICTED = "its weights were found to answer wrongly before"
 
@@ -117,9 +120,9 @@ class Wards:
         writes: list[Effect] = []
         for key in self._touched:
             name, record = name_of_key(key), self._expectations[key].record()
-            if self._written.get(name) != record:
-                self._written[name] = record
-                writes.append(WriteExpected(name, record))
+            if (known := self._written.get(name)) is None or replace(known, at_unix_s=0.0) != record:
+                self._written[name] = replace(record, at_unix_s=self._now_s)
+                writes.append(WriteExpected(name, self._written[name]))
         for path in self._dirty:
             ward = self._wards.get(path)
             if ward and ward.record(ward.known.at_unix_s, ward.known.by) != ward.known:
@@ -219,7 +222,7 @@ class Wards:
     def _tell_sets(self, key: x.Key) -> None:
         of_key = [w for w in self._wards.values() if w.facts and w.facts.key == key]
         if key not in self._expectations and of_key:
-            self._expectations[key] = _expectations_of(key, [w.facts for w in of_key if w.facts])
+            self._expectations[key] = expectations_of(key, [w.facts for w in of_key if w.facts])
             if (written := self._written.get(name_of_key(key))) is not None:
                 self._expectations[key].restore(written)
         sets: dict[str, bool] = {}
@@ -257,6 +260,19 @@ class Wards:
             if place < len(dead) - DEAD_MAX or (self._wards[path].forget_s or 0.0) <= self._now_s:
                 del self._wards[path]
                 self._deeds.append(Forget(path))
+        self._prune()
+
+    def _prune(self) -> None:
+        """Forget what was expected of kinds of workers that are gone, but for the latest. A kind whose workers are yet
+        to be found is not gone."""
+        used = {w.facts.key for w in self._wards.values() if w.facts}
+        sought = {w.model for w in self._wards.values() if w.facts is None and w.dead_s is None}
+        left = ((name, one) for name, one in self._written.items() if not (one.key in used or one.key.card in sought))
+        for name, record in sorted(left, key=lambda each: each[1].at_unix_s)[:-LEFT_MAX]:
+            for kept in (self._expectations, self._outliers, self._touched):
+                kept.pop(record.key, None)
+            del self._written[name]
+            self._deeds.append(WriteExpected(name, None))
 
     # -- what they do
 
@@ -481,16 +497,3 @@ class Wards:
 
     def _tell(self, ward: Ward, what: What, text: str) -> None:
         self._deeds.append(Told(ward.path, what, text))
-
-
-def name_of_key(key: x.Key) -> str:
-    """What answers are expected of this key is written down under that name."""
-    return blake2b("\0".join((key.card, key.build, key.dtype, key.device)).encode(), digest_size=8).hexdigest()
-
-
-def _expectations_of(key: x.Key, facts: Sequence[WorkerFacts]) -> x.Expectations:
-    """What the card brings is asked; otherwise what is made up for its vocabulary."""
-    known = next((each.known for each in facts if each.known), ())
-    given = {place: answer for place, (_, answer) in enumerate(known) if answer is not None}
-    questions = [question for question, _ in known] or questions_of(key.card, max(each.vocabulary for each in facts))
-    return x.Expectations(key, questions, given)

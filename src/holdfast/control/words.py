@@ -160,10 +160,10 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class WriteExpected:
-    """To be written down before what follows is done."""
+    """To be written down before what follows is done; None: it may go."""
 
     name: str
-    record: x.Record
+    record: x.Record | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,6 +243,7 @@ class Record:
     questions: tuple[Question, ...]
     entries: tuple[Entry, ...]
     convicted: tuple[str, ...]
+    at_unix_s: float = 0.0  # when it was written: when its last worker left, if none is there
 
 
 @dataclass(slots=True)
