@@ -86,3 +86,20 @@ def test_a_prompt_that_fits_no_message_is_refused_by_name() -> None:
     assert (cluster.dispatcher.stats.refused, cluster.dispatcher.stats.lost) == ({Code.INVALID_REQUEST: 2}, {})
     worker.say("other", [1], "length")
     assert other.finish == "length"
+
+
+def test_a_held_stream_that_breaks_holds_up_nobody_any_more() -> None:
+    """A suspect waits for a worker of its own, and a new request behind it: when the suspect's consumer breaks the
+    other is sent in the same moment, not at a later tick."""
+    cluster = Cluster()
+    first = cluster.worker("first")
+    suspect = cluster.ask("suspect")
+    second = cluster.worker("second")
+    first.die()
+    worker = cluster.worker("worker")
+    cluster.ask("busy")
+    second.die()
+    cluster.ask("other")
+    assert [request.request_id for request in worker.requests] == ["busy"], "nobody is tried beside another"
+    cluster.dispatcher.broke(suspect.flight, AssertionError("a bug of ours"))
+    assert [request.request_id for request in worker.requests] == ["busy", "other"]

@@ -55,7 +55,6 @@ class Dispatcher:
         if flight.ledger.end():
             flight.workers.holds.drop(flight)
             self._leave_link(flight, tell_worker=True)
-            self._fill(flight.workers)  # who was held may have held others up
 
     # -- from the roster
 
@@ -213,6 +212,7 @@ class Dispatcher:
         """Every few seconds: held streams keep their clients' connections warm."""
         for workers in self._directory.sets.values():
             self._patience.remind(workers)
+            self._fill(workers)
 
     def hand_over(self, flight: Flight) -> bool:
         """By plan, onto a worker that has a place; False: nobody has, or others wait for it."""
@@ -277,17 +277,16 @@ class Dispatcher:
         return self.links[flight.slot] if flight.slot is not None else None
 
     def _leave_link(self, flight: Flight, *, tell_worker: bool, drain: bool = True) -> None:
-        if (link := self._link_of(flight)) is None:
-            return
-        flight.slot = None
-        del link.streams[flight.stream]
-        if flight.first_output:
-            flight.first_output = False
-            flight.workers.table.settle(link.slot, flight.standing)
-        flight.workers.table.give_back(link.slot, flight.cost)
-        if tell_worker:
-            link.send(Cancel([flight.stream]))
-        if drain:
+        if (link := self._link_of(flight)) is not None:
+            flight.slot = None
+            del link.streams[flight.stream]
+            if flight.first_output:
+                flight.first_output = False
+                flight.workers.table.settle(link.slot, flight.standing)
+            flight.workers.table.give_back(link.slot, flight.cost)
+            if tell_worker:
+                link.send(Cancel([flight.stream]))
+        if drain:  # also where it was on no worker: who was held may have held others up
             self._fill(flight.workers)
 
     def _move_to_stand_in(self, workers: WorkerSet) -> None:
