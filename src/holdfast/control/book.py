@@ -90,7 +90,8 @@ class Book:
         take = self._take_found if prefix in FOUND else self._take_value
         async for event in self._store.watch(prefix):
             if isinstance(event, Lost):
-                log.warning("store lost: %s; nothing is decided that cannot be written down", event.reason)
+                if prefix == HEALTH:  # every watch is told of it; people are told once
+                    log.warning("store lost: %s; nothing is decided that cannot be written down", event.reason)
                 continue
             take(prefix, event)
             if isinstance(event, Snapshot) and prefix in self._missing:

@@ -132,7 +132,7 @@ async def _watch(store: Store, prefix: str, registry: Registry, roster: Roster, 
             roster.apply(registry.put(event.key, event.value))
         elif isinstance(event, Deleted):
             roster.apply(registry.deleted(event.key))
-        elif isinstance(event, Lost):
+        elif isinstance(event, Lost) and prefix == INSTANCES:  # every watch is told of it; people are told once
             log.warning("store lost: %s; serving goes on with what is known", event.reason)
         await refusals.show()
 
