@@ -242,6 +242,17 @@ def test_a_device_fault_is_told_to_who_comes_later() -> None:
     assert [made.standings[name].weight for name in "acd"] == [1.0, 1.0, 1.0]
 
 
+def test_a_device_that_is_said_to_be_cleared_later_can_fail_before_that() -> None:
+    """Another machine's clock may be years ahead: a fault that comes now is one."""
+    made = serving("a", "b")
+    made.workers["a"].device = "host/1"
+    made.begin("a")
+    made.tell(w.DeviceCleared("host/1", made.now + 1e9))
+    made.wait(1.0)
+    made.tell(w.DeviceFaulted("host/1", fault_of("0000:3b:00", 79), made.now))
+    assert made.standings["a"].weight == 0.0
+
+
 def test_a_worker_is_slow_beside_its_own_set_only() -> None:
     """Another model's, or another device's, workers are no measure; and a set alone of one has none."""
     made = serving("a", "b", "c")

@@ -233,7 +233,15 @@ def test_a_record_is_read_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [LevelRecord(5, ""), LevelRecord(-1, ""), LevelRecord(1, "", patience=0), LevelRecord(1, "", patience=99)]
+    "wrong",
+    [
+        LevelRecord(5, ""),
+        LevelRecord(-1, ""),
+        LevelRecord(1, "", patience=0),
+        LevelRecord(1, "", patience=99),
+        LevelRecord(1, "", planned=-1),
+        LevelRecord(1, "", planned=10**9),
+    ],
 )
 def test_a_record_that_cannot_be_is_refused(wrong: LevelRecord) -> None:
     """Whoever restores from it decides what to do."""

@@ -147,7 +147,7 @@ class Wards:
                 self._tell_device(event.device, fault)
             case DeviceCleared():
                 self._faults.pop(event.device, None)
-                self._tell_device(event.device, s.DeviceCleared(event.at_s))
+                self._tell_device(event.device, s.DeviceCleared(min(event.at_s, self._now_s)))
             case _ if event.path in self._wards:
                 self._take_of(self._wards[event.path], event)
 

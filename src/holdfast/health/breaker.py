@@ -22,8 +22,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from typing import Annotated
+
+from msgspec import Meta
 
 from holdfast.core.errors import Code
+from holdfast.health.bounds import Count, UnixS
 
 # By rate: failures in the last WINDOW_S, at least so many, of at least so many attempts, and at least this share.
 # A healthy worker's share is about 0, because only its own failures count; one that fails every fifth request must be
@@ -184,10 +188,10 @@ class Record:
 
     state: int = State.CLOSED
     reason: str = ""
-    until_s: float = 0.0  # of an open one
-    rest_s: float = 0.0  # the last rest, less its jitter; 0: none yet
-    closed_s: float = 0.0  # when it closed last
-    asked: int = 0  # the last canary's number
+    until_s: UnixS = 0.0  # of an open one
+    rest_s: Annotated[float, Meta(ge=0.0, le=OPEN_S_MAX)] = 0.0  # the last rest, less its jitter; 0: none yet
+    closed_s: UnixS = 0.0  # when it closed last
+    asked: Count = 0  # the last canary's number
 
 
 class Breaker:

@@ -24,7 +24,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import median
+from typing import Annotated
 
+from msgspec import Meta
+
+from holdfast.health.bounds import Count, UnixS
 from holdfast.health.breaker import CanaryAnswered
 from holdfast.health.standing import CanaryFailed, CanaryPassed, Failing
 
@@ -35,6 +39,7 @@ TRY_S = 15.0
 PAUSES_S = (1.0, 2.0)
 # Without a word for so much longer, whoever asked is gone or lost it.
 LOST_S = 5.0
+Took = Annotated[float, Meta(ge=0.0, le=TRY_S + LOST_S)]
 # A worker that had no place for it is asked again then: a refusal costs nothing, and a first check lets traffic in.
 REFUSED_S = 5.0
 JITTER_MAX = 0.2  # longer, never shorter: the cost is a promise
@@ -187,8 +192,8 @@ Effect = Send | Accuse | AskPeers | Note | CanaryPassed | CanaryFailed | CanaryA
 class Baseline:
     """Seconds per token that are usual; plain data."""
 
-    mean_s: float = 0.0
-    samples: int = 0
+    mean_s: Took = 0.0
+    samples: Count = 0
 
     def take(self, pace_s: float) -> None:
         self.samples += 1
@@ -199,13 +204,13 @@ class Baseline:
 class Record:
     """What must outlive the process that keeps the machine; plain data. A check that was under way is not in it."""
 
-    load: int = 0
-    number: int = 0  # of the last try
-    turn: int = 0
-    due_s: float = 0.0
-    cost_s: float = 0.0
-    wrongs: int = 0
-    clean: int = 0
+    load: Count = 0
+    number: Count = 0  # of the last try
+    turn: Count = 0
+    due_s: UnixS = 0.0
+    cost_s: Took = 0.0
+    wrongs: Annotated[int, Meta(ge=0, le=WRONGS_MAX)] = 0
+    clean: Count = 0
     baselines: dict[int, Baseline] = field(default_factory=dict)  # by class of occupancy
 
 

@@ -34,6 +34,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from holdfast.core.requests import TokenLogprobs
+from holdfast.health.bounds import Count, UnixS
 
 LOGPROB_MAX = 0.01  # below 0 by definition; sums of exponentials round
 JURY_S = 60.0  # that an accusation waits for the others: each may have a round of retries before (`canary.TRY_S`)
@@ -231,7 +232,7 @@ class Entry:
     why: str = ""
     expected: Answer | None = None
     given: list[str] = field(default_factory=list)  # sets of weights that gave the expected answer
-    withdrawals: int = 0
+    withdrawals: Count = 0
     disputed: list[str] = field(default_factory=list)  # sets that gave answers of which none has a majority
 
 
@@ -243,7 +244,7 @@ class Record:
     questions: tuple[Question, ...]
     entries: tuple[Entry, ...]
     convicted: tuple[str, ...]
-    at_unix_s: float = 0.0  # when it was written: when its last worker left, if none is there
+    at_unix_s: UnixS = 0.0  # when it was written: when its last worker left, if none is there
 
 
 @dataclass(slots=True)

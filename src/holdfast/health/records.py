@@ -6,11 +6,16 @@ while its frontend lives, so that one that is missed is in the next.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from holdfast.health import breaker, canary
+from holdfast.health.bounds import Count, Seconds, UnixS
 from holdfast.health.device_faults import Fault, Severity, device_address
 from holdfast.health.standing import Standing, Status
+
+STREAMS_MAX = 1_000_000  # of one frontend on one worker: more than it has descriptors
 
 
 class HealthRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,15 +25,15 @@ class HealthRecord(msgspec.Struct, frozen=True, kw_only=True):
     group: str = ""
     model: str = ""  # its card's checksum
     weights: str = ""  # as in its `Welcome`, and so is
-    load: int = 0
+    load: Count = 0
     devices: tuple[str, ...] = ()  # the GPUs it is on (`device_name`), where that is known
-    reloads: int = 0  # how often its weights were asked to be loaded anew, without a long while between
-    reload_next_s: float = 0.0  # not before then again
+    reloads: Count = 0  # how often its weights were asked to be loaded anew, without a long while between
+    reload_next_s: UnixS = 0.0  # not before then again
     standing: Standing = Standing()
     breaker: breaker.Record = breaker.Record()
     canary: canary.Record = canary.Record()
     spare: bool = False  # sound, and kept without traffic until capacity is lost
-    at_unix_s: float = 0.0  # when it was written
+    at_unix_s: UnixS = 0.0  # when it was written
     by: str = ""  # the control that did
 
     def __post_init__(self) -> None:
@@ -36,8 +41,6 @@ class HealthRecord(msgspec.Struct, frozen=True, kw_only=True):
         at all, instead of failing later where nobody expects that."""
         breaker.State(self.breaker.state)
         Status(self.standing.status)
-        if not 0.0 <= self.standing.weight <= 1.0:
-            raise ValueError(f"there is no weight of {self.standing.weight}")
 
     @property
     def weight(self) -> float:
@@ -50,10 +53,10 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     severity: Severity
     reason: str
-    number: int = 0  # of the Xid, if it is one
-    at_unix_s: float = 0.0
+    number: Count = 0  # of the Xid, if it is one
+    at_unix_s: UnixS = 0.0
     recovery: bool = False  # the driver asked for something to be done, and will say when it was
-    cleared_unix_s: float = 0.0  # when it did; 0: it has not
+    cleared_unix_s: UnixS = 0.0  # when it did; 0: it has not
     by: str = ""  # the control that read it
 
 
@@ -82,26 +85,26 @@ def device_after(known: DeviceRecord | None, fault: Fault, unix_s: float, by: st
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """One worker, as one frontend sees it. Counts are since the frontend began."""
 
-    succeeded: int = 0  # attempts
-    failed: dict[str, int] = {}  # by `breaker.Kind`
-    tokens: int = 0
-    stream_s: float = 0.0  # streams' time on it, all together: with `tokens` its pace
-    open: int = 0  # streams that run there now
-    silent_s: float = 0.0  # how long the stream that has waited longest for a token does so
-    fall: int = 0  # the last of which its streams were moved
+    succeeded: Count = 0  # attempts
+    failed: dict[str, Count] = {}  # by `breaker.Kind`
+    tokens: Count = 0
+    stream_s: Seconds = 0.0  # streams' time on it, all together: with `tokens` its pace
+    open: Annotated[int, msgspec.Meta(ge=0, le=STREAMS_MAX)] = 0  # streams that run there now
+    silent_s: Seconds = 0.0  # how long the stream that has waited longest for a token does so
+    fall: Count = 0  # the last of which its streams were moved
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What a frontend saw, of every worker that it has sent anything to; by instance, in hex."""
 
     name: str
-    at_unix_s: float
+    at_unix_s: UnixS
     workers: dict[str, Seen] = {}
-    waiting: int = 0  # requests without a place
+    waiting: Count = 0  # requests without a place
     # Requests that came to their good end since the frontend began, and their tokens: what requests are like.
-    ended: int = 0
-    prompt_tokens: int = 0
-    answer_tokens: int = 0
+    ended: Count = 0
+    prompt_tokens: Count = 0
+    answer_tokens: Count = 0
 
 
 class ControlRecord(msgspec.Struct, frozen=True, kw_only=True):

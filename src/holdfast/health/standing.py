@@ -25,7 +25,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
+from typing import Annotated
 
+from msgspec import Meta
+
+from holdfast.health.bounds import Count, UnixS
 from holdfast.health.breaker import Closed, Opened
 from holdfast.health.device_faults import Fault, Severity
 from holdfast.health.liveness import LOST, Judged, Verdict
@@ -251,24 +255,24 @@ class Standing:
     """The verdict on one worker: first what follows from the rest, for whoever only reads it. It begins unchecked."""
 
     status: int = Status.UNHEALTHY
-    weight: float = 0.0
+    weight: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
     quarantined: bool = False
     reason: str = UNCHECKED
-    since_s: float = 0.0  # of this status
-    fall: int = 0  # how often its streams had to be moved
+    since_s: UnixS = 0.0  # of this status
+    fall: Count = 0  # how often its streams had to be moved
     causes: Mapping[str, str] = field(default_factory=lambda: {Cause.UNCHECKED: UNCHECKED})  # with their reasons
-    load: int = 0  # 0: none yet
-    failures: int = 0  # canaries in a row without an answer
-    owed: int = 0  # canaries to pass before it is HEALTHY again, beside what is held
-    prove_s: float = 0.0  # only one that is sent from then on is the last that it owes
+    load: Count = 0  # 0: none yet
+    failures: Count = 0  # canaries in a row without an answer
+    owed: Annotated[int, Meta(ge=0, le=OWED_MAX)] = 0  # canaries to pass to be HEALTHY again, beside what is held
+    prove_s: UnixS = 0.0  # only one that is sent from then on is the last that it owes
     asked: bool = False  # for that one
-    heard_s: float = 0.0  # when the latest canary that was heard of had been sent
-    good_s: float = 0.0  # when the latest that passed had been
-    right_s: float = 0.0  # and the latest that was known to be right; a load is, when it comes
-    fell_s: float = 0.0
+    heard_s: UnixS = 0.0  # when the latest canary that was heard of had been sent
+    good_s: UnixS = 0.0  # when the latest that passed had been
+    right_s: UnixS = 0.0  # and the latest that was known to be right; a load is, when it comes
+    fell_s: UnixS = 0.0
     fell_for: Mapping[str, str] = field(default_factory=dict)  # the causes that were held then
-    flaps: int = 0  # falls in a row that came soon after another
-    cleared_s: float = 0.0  # when its device was last reset or replaced
+    flaps: Count = 0  # falls in a row that came soon after another
+    cleared_s: UnixS = 0.0  # when its device was last reset or replaced
 
     def __str__(self) -> str:
         return f"{Status(self.status).name} ({self.reason})"

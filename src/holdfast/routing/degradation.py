@@ -31,6 +31,7 @@ ROUNDING = 0.0001
 RETRY_AFTER_S = 30.0
 # Returns that follow each other wait at most so many times as long: eight minutes near a bound.
 PATIENCE_MAX = 16
+PLANNED_MAX = 100_000  # workers: more than any deployment has
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +154,11 @@ class Degradation:
 
     def __init__(self, settings: DegradationSettings, record: LevelRecord | None = None, now_s: float = 0.0) -> None:
         """Begin whole, or as it was written down: the level stays until enough is seen anew."""
-        if record is not None and not (0 <= record.level <= LEVEL_MAX and 1 <= record.patience <= PATIENCE_MAX):
+        if record is not None and not (
+            0 <= record.level <= LEVEL_MAX
+            and 1 <= record.patience <= PATIENCE_MAX
+            and 0 <= record.planned <= PLANNED_MAX
+        ):
             raise DegradationError(f"this record cannot be: {record}")
         self._settings = settings
         self._record = record if record is not None else LevelRecord(0, "nothing measured yet")
