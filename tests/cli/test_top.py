@@ -165,6 +165,17 @@ def test_a_frontends_page_of_another_version_is_read_as_far_as_it_goes(workers: 
     assert overview(looked, [], before=None, unix_s=1.0, monotonic_s=1.0).workers is not None
 
 
+@pytest.mark.parametrize("odd", [None, "many", [1], {"a": 1}, -1, 1.5, True])
+def test_counts_of_another_version_are_not_known(odd: Any) -> None:
+    """A frontend's waiting and resumed streams, and a worker's tokens: a dash, and the rest of the page as ever."""
+    found = looked(quarantine(), worker("worker-1a"), held=odd, resumed_total=odd)
+    found.pages["worker-1a"]["tokens_total"] = odd
+    before = overview(found, (), before=None, unix_s=NOW_S, monotonic_s=1.0)
+    lines = shown(overview(found, (), before=before, unix_s=NOW_S, monotonic_s=3.0), 120)
+    assert "streams 3   waiting 0   tokens/s –" in lines
+    assert row(lines[::-1], "frontend")[2:5] == ["3", "–", "–"]
+
+
 def test_nobody_who_writes_incidents_down_is_no_good_news(deployment: Deployment) -> None:
     """Where no supervisor watches what runs, `holdfast incidents` does not say that nothing died."""
     done = run(deployment.folder, "incidents")

@@ -28,7 +28,7 @@ from holdfast.supervise.notes import Slot
 from holdfast.supervise.processes import Processes
 from holdfast.supervise.records import Record, write_record
 from holdfast.supervise.standing import groups_of, timeline, with_groups
-from holdfast.supervise.status import Status, shown_state
+from holdfast.supervise.status import Status, seams_of, shown_state
 from holdfast.supervise.witness import Parts, Witness
 from holdfast.testing.disks import BALLAST, fill
 from holdfast.wire.net import SocketNetwork
@@ -96,6 +96,15 @@ def test_what_a_worker_survived_is_no_part_of_its_end() -> None:
     assert (told.streams, told.lost, told.gap_ms) == (2, 0, 61.5)
     idle = complete(DIED, [frontend(survived)], TERMS)
     assert (idle.streams, idle.lost, idle.gap_ms) == (0, 0, None)
+
+
+def test_failures_that_cannot_be_counted_are_left_out() -> None:
+    """Whatever a frontend of another version says in their place: an incident has what can be read."""
+    whole = {"instance": "abc", "epoch": FIRST, "streams": 2, "lost": 1, "worst_gap_ms": 7.5}
+    assert [seams_of(odd) for odd in (None, 7, {"a": 1}, "many")] == [None] * 4
+    read = seams_of([None, [], whole | {"streams": "x"}, whole | {"worst_gap_ms": None}, whole, {"instance": "abc"}])
+    told = complete(DIED, [Status("frontend", "f", 1, "ready", "", 0, seams=read)], TERMS)
+    assert (told.streams, told.lost, told.gap_ms) == (2, 1, 7.5)
 
 
 def test_who_led_is_the_journals_word() -> None:

@@ -14,7 +14,7 @@ import msgspec
 from holdfast.cli.ps import Looked
 from holdfast.health.shown import CapacityShown, Level, Verdict
 from holdfast.supervise.incidents import Incident
-from holdfast.supervise.status import Status, web_address
+from holdfast.supervise.status import Status, count, web_address
 from holdfast.supervise.verdicts import HEALTHY, rows_of, verdict_on, word
 
 INCIDENTS = 5  # the latest
@@ -46,8 +46,8 @@ class FrontendSeen(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     address: str
     streams: int = 0
-    held: int = 0  # for want of a worker, or of a place
-    resumed_total: int = 0
+    held: int | None = None  # for want of a worker, or of a place
+    resumed_total: int | None = None
     store: str = ""
 
 
@@ -82,7 +82,7 @@ def overview(
 
     def seen(status: Status | None, verdict: Verdict | None) -> WorkerSeen:
         page = looked.pages.get(status.name, {}) if status is not None else {}
-        total = page.get("tokens_total")
+        total = count(page.get("tokens_total"))
         last = counted.get((status.name, status.pid)) if status is not None else None
         rate = (total - last) / passed_s if total is not None and last is not None and passed_s > 0.0 else None
         return _worker(status, verdict, served, unix_s, total=total, rate=rate)
@@ -155,8 +155,8 @@ def _frontend(status: Status, page: Mapping[str, Any]) -> FrontendSeen:
         state=status.state,
         address=web_address(status.address) if status.address else "",
         streams=status.streams,
-        held=int(page.get("held", 0)),
-        resumed_total=int(page.get("resumed_total", 0)),
+        held=count(page.get("held")),
+        resumed_total=count(page.get("resumed_total")),
         store=str(page.get("store") or ""),
     )
 

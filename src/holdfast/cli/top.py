@@ -187,7 +187,7 @@ def _headline(state_dir: Path, found: Overview) -> str:
 
 def _summary(found: Overview) -> list[tuple[str, str]]:
     streams = sum(frontend.streams for frontend in found.frontends)
-    held = sum(frontend.held for frontend in found.frontends)
+    held = sum(frontend.held or 0 for frontend in found.frontends)
     rate = f"{found.tokens_per_s:.0f}" if found.tokens_per_s is not None else "–"
     lines = [(f"streams {streams}   waiting {held}   tokens/s {rate}", "")]
     level = found.level.level if found.level is not None else 0
@@ -257,8 +257,8 @@ def _frontends(screen: Screen, frontends: list[FrontendSeen]) -> None:
             (one.name, ""),
             (one.state, STATE_COLOURS.get(one.state, "yellow")),
             (str(one.streams), ""),
-            (str(one.held), "yellow" if one.held else ""),
-            (str(one.resumed_total), ""),
+            ("–" if one.held is None else str(one.held), "yellow" if one.held else ""),
+            ("–" if one.resumed_total is None else str(one.resumed_total), ""),
             (one.address, ""),
         ]
         for one in frontends

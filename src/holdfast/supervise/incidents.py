@@ -140,7 +140,7 @@ def _with_streams(incident: Incident, statuses: Sequence[Status]) -> Incident:
     seams = [seam for told in heard for seam in told if _is_of(seam, incident)]
     counts = ("streams", "lost", "replayed")
     streams, lost, replayed = (sum(int(seam.get(name, 0)) for seam in seams) for name in counts)
-    gap_ms = max((float(seam["worst_gap_ms"]) for seam in seams if seam["streams"]), default=0.0) or None
+    gap_ms = max((float(seam.get("worst_gap_ms", 0)) for seam in seams if seam.get("streams")), default=0.0) or None
     # A frontend that has died since takes what it knew with it; what was heard once stands.
     if incident.streams is not None and streams + lost < incident.streams + (incident.lost or 0):
         return incident

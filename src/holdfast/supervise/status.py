@@ -86,7 +86,7 @@ async def _look_at(record: Record, network: Network, bound_s: float) -> Page:
         record.pid,
         state,
         record.address,
-        int(facts.get("streams", 0)),
+        count(facts.get("streams")) or 0,
         _note(record, facts),
         record.failures,
         retry_in_s,
@@ -97,10 +97,27 @@ async def _look_at(record: Record, network: Network, bound_s: float) -> Page:
         facts.get("entered_unix_s"),
         facts.get("failover") or None,
         metrics_address(record),
-        facts.get("seams"),
+        seams_of(facts.get("seams")),
         instance=record.instance,
     )
     return status, facts
+
+
+def count(value: object) -> int | None:
+    """A count, as a page says it; None: it says none, or is of a version that says something else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def seams_of(value: object) -> list[dict[str, Any]] | None:
+    """What a frontend's page says of failures, as far as it can be counted; None: it says nothing."""
+    if not isinstance(value, list):
+        return None
+    numbers = ("streams", "lost", "replayed", "worst_gap_ms")
+    return [
+        row
+        for row in value
+        if isinstance(row, dict) and all(isinstance(row.get(number, 0), int | float) for number in numbers)
+    ]
 
 
 def _note(record: Record, facts: dict[str, Any]) -> str:
