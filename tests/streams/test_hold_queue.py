@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from holdfast.core.tiers import Tier
 from holdfast.routing.table import Standing
-from holdfast.streams.holds import HoldQueue
+from holdfast.streams.holds import HoldQueue, Pace
 
 FRESH_MAX = 3
 Waiting = tuple[int, float, Tier]  # its number, since when, and of which tier
@@ -104,3 +104,26 @@ def test_a_choice_whose_answer_has_begun_is_not_pushed_out() -> None:
     assert queue.hold("high", Tier.PREMIUM, 3.0, Standing.FRESH) == "low"
     assert queue.hold("answering too", Tier.STANDARD, 4.0, Standing.FRESH) == "answering too"
     assert queue.hold("higher", Tier.PREMIUM, 2.0, Standing.FRESH) == "high"
+
+
+def test_where_no_place_came_free_yet_a_client_is_not_asked_back_at_once() -> None:
+    """It is told as long as none has, for each who stands before it, half a minute at most; and a second for each, if
+    that is not known either."""
+    pace = Pace()
+    assert [pace.retry_after_s(waiting, 100.0, 0.0) for waiting in (0, 4, 1000)] == [1.0, 5.0, 30.0]
+    assert [pace.retry_after_s(0, 100.0 + after_s, 100.0) for after_s in (5.0, 12.0, 300.0)] == [5.0, 12.0, 30.0]
+    assert pace.retry_after_s(3, 105.0, 100.0) == 20.0
+
+
+def test_a_client_is_asked_back_as_soon_as_places_came_free_lately() -> None:
+    """The first gap counts in full; what was taken while there were places, and idle hours, are no gaps; and where they
+    stop coming the time since the last one goes before what was usual."""
+    pace = Pace()
+    for _ in range(64):
+        pace.came_free(10.0, 0.0)
+    pace.came_free(3600.0 + 4.0, 3600.0)
+    assert pace.retry_after_s(0, 3604.0, 3600.0) == 4.0
+    for second in range(5, 60):
+        pace.came_free(3600.0 + second, 3600.0)
+    assert 1.0 <= pace.retry_after_s(0, 3660.0, 3600.0) < 1.1
+    assert pace.retry_after_s(0, 3679.0, 3600.0) == 20.0

@@ -39,7 +39,7 @@ class Dispatcher:
         self._numbers = itertools.count(1)
         self.links = Links()
         self.stats = DispatchStats()
-        self._patience = Patience(settings, self.stats)
+        self._patience = Patience(settings, self.stats, clock)
 
     # -- from the frontend
 
@@ -265,7 +265,7 @@ class Dispatcher:
             if not self._send(held.item):
                 return
             workers.holds.drop(held.item)
-            workers.pace.came_free(self.clock())
+            workers.pace.came_free(self.clock(), workers.full_since_s)
 
     def _hold(self, flight: Flight) -> None:
         """Stand in line; where too many new requests do, one who does not stay there hears so."""

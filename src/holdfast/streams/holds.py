@@ -69,20 +69,30 @@ class HoldQueue(Generic[Stream]):
 
 
 class Pace:
-    """How soon a place comes free, from how soon the last ones did: when to tell a refused client to come back."""
+    """How soon a place comes free, from how soon the last ones did: when to tell a refused client to come back.
+    `full_since_s`: when the workers were seen to be full; 0: they are not, and whoever takes a place then waited for
+    nobody's end."""
 
-    __slots__ = ("_gap_s", "_last_s")
+    __slots__ = ("_gap_s", "_last_s", "_seen")
 
     def __init__(self) -> None:
-        self._last_s = -1.0  # before the first
-        self._gap_s = 0.0
+        self._last_s = 0.0
+        self._gap_s = RETRY_AFTER_S_MIN  # until one was seen: a line is told more than one who stands alone
+        self._seen = 0
 
-    def came_free(self, now_s: float) -> None:
-        if self._last_s >= 0.0:
-            gap_s = min(now_s - self._last_s, RETRY_AFTER_S_MAX)
-            self._gap_s += WEIGHT * (gap_s - self._gap_s)
+    def came_free(self, now_s: float, full_since_s: float) -> None:
+        if full_since_s:
+            self._seen += 1  # the first count in full
+            gap_s = min(self._waited_s(now_s, full_since_s), RETRY_AFTER_S_MAX)
+            self._gap_s += max(WEIGHT, 1 / self._seen) * (gap_s - self._gap_s)
         self._last_s = now_s
 
-    def retry_after_s(self, waiting: int) -> float:
-        """When whoever comes now, behind `waiting` others, could have a place."""
-        return min(RETRY_AFTER_S_MAX, max(RETRY_AFTER_S_MIN, self._gap_s * (waiting + 1)))
+    def retry_after_s(self, waiting: int, now_s: float, full_since_s: float) -> float:
+        """When whoever comes now, behind `waiting` others, could have a place. None came free for some time already,
+        and the next may take as long again."""
+        gap_s = max(self._gap_s, self._waited_s(now_s, full_since_s))
+        return min(RETRY_AFTER_S_MAX, max(RETRY_AFTER_S_MIN, gap_s * (waiting + 1)))
+
+    def _waited_s(self, now_s: float, full_since_s: float) -> float:
+        """For how long none has come free."""
+        return now_s - max(self._last_s, full_since_s) if full_since_s else 0.0

@@ -11,6 +11,7 @@ tried, the wait of those who ran before is not over.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from holdfast.core.errors import Code
 from holdfast.routing.degradation import pushed_out
@@ -26,9 +27,10 @@ log = logging.getLogger("holdfast.workers")
 class Patience:
     """Ends the waits of one frontend's streams."""
 
-    def __init__(self, settings: HoldSettings, stats: DispatchStats) -> None:
+    def __init__(self, settings: HoldSettings, stats: DispatchStats, clock: Callable[[], float]) -> None:
         self._settings = settings
         self._stats = stats
+        self._clock = clock
 
     def bound_s(self, held: InLine[Flight]) -> float:
         """How long it may wait in all; for a place it waits since there were workers."""
@@ -69,7 +71,8 @@ class Patience:
 
     def _refuse_full(self, flight: Flight, message: str) -> None:
         workers = flight.workers
-        self.refuse(flight, Code.WORKER_OVERLOADED, message, workers.pace.retry_after_s(len(workers.holds)))
+        again_s = workers.pace.retry_after_s(len(workers.holds), self._clock(), workers.full_since_s)
+        self.refuse(flight, Code.WORKER_OVERLOADED, message, again_s)
 
     def refuse(self, flight: Flight, code: Code, message: str, retry_after_s: float | None = None) -> None:
         """A new request that never ran."""
