@@ -94,6 +94,17 @@ def asker(draw: float = 0.0) -> Asker:
     return made
 
 
+def test_an_asker_that_was_stopped_does_not_make_a_canary_dear() -> None:
+    """What was read an hour late took as long as a try may: the next check comes in hours, not in months, and what is
+    written down can be read."""
+    made = Asker()
+    made.tell(Present(1))
+    made.answer(3600.0)
+    record = msgspec.json.decode(msgspec.json.encode(made.canary.record()), type=Record)
+    assert record.cost_s == TRY_S
+    assert record.baselines[0].mean_s == TRY_S / 8
+
+
 def kinds(effects: tuple[Effect, ...]) -> list[type]:
     return [type(effect) for effect in effects]
 

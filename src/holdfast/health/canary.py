@@ -399,7 +399,7 @@ class Canary:
         if place is None:
             return self._pass(now_s)
         baseline = self._baselines.setdefault(place, Baseline())
-        pace_s = event.took_s / event.tokens
+        pace_s = min(event.took_s, TRY_S) / event.tokens  # longer is its asker's: one that was stopped, say
         if baseline.samples >= SAMPLES_MIN:
             ratio = pace_s / baseline.mean_s if baseline.mean_s > 0.0 else 1.0
             self.measured = (self._asked_s, ratio)
@@ -408,7 +408,7 @@ class Canary:
                 return self._doubt(Failing.SLOW, f"{event.took_s:.2f} s, {ratio:.1f} times what is usual", now_s)
         baseline.take(pace_s)
         # In a full batch a canary's time is others' too: the least occupied class tells best what it costs.
-        self._cost_s = self._baselines[min(self._baselines)].mean_s * event.tokens
+        self._cost_s = min(TRY_S, self._baselines[min(self._baselines)].mean_s * event.tokens)
         return self._pass(now_s)
 
     def _doubt(self, failing: Failing, why: str, now_s: float) -> tuple[Effect, ...]:
