@@ -149,9 +149,9 @@ def told(campaign: Campaign, patients: list[Patient]) -> Row:
 
 def _line(row: Row) -> str:
     """A line of the file for each; which bits they were follows from the seed."""
-    found = f"at check {row['check']}: {row['why']}" if row.get("check") else row.get("why", "")
+    found = f"at check {row['check']}: {row.get('why', '')}" if row.get("check") else row.get("why", "")
     changed = f"{row.get('answers_changed', '?')} of {len(PANEL)} answers changed"
-    what = f"seed {row['seed']}: {row['bits']} bits"
+    what = f"seed {row['seed']}: {row.get('bits', '?')} bits"
     parts = [what, row["outcome"], found, changed, row["doubt"], row["false_alarm"]]
     return ", ".join(part for part in parts if part)
 

@@ -31,7 +31,7 @@ def test_shares_are_of_what_was_made() -> None:
     assert (said["injections"], said["caught_share"], said["silent_share"]) == (5, 0.4, 0.2)
     assert (said["caught_by_check"], said["ended_by_engine"], said["missed"]) == ({"1": 1, "3": 1}, 1, 1)
     assert (said["found_of_harmful_share"], said["caught_without_changed_answer"], said["met"]) == (0.75, 1, True)
-    assert [each["seed"] for each in said["by_injection"]] == [1, 2, 3, 4, 5]
+    assert [line.partition(":")[0] for line in said["by_injection"]] == [f"seed {seed}" for seed in range(1, 6)]
 
 
 def test_too_few_are_told_and_meet_nothing() -> None:

@@ -200,7 +200,8 @@ def _missed(window: Window, hit: Hit, verdict: Verdict | None, others: list[str]
             missed.append(f"its streams were to be moved once; that was said {falls} times")
         if alone and answers.moved_twice:
             missed.append(f"{answers.moved_twice} streams were moved more than once")
-    if fault.then is not Then.DEAD and window.ended & set(hit.names):
+    killed = {name for other in window.hits if other.fault.then is Then.DEAD for name in other.names}
+    if (window.ended - killed) & set(hit.names):
         missed.append("its process ended")
     if alone and answers.moved and fault.then in (Then.HALF, Then.NOTHING):
         missed.append(f"{answers.moved} streams were moved")
