@@ -29,7 +29,7 @@ from holdfast.testing.waiting import in_thread, until
 
 START_S = 60.0  # for everybody's first check
 # A worker that fell several times must pass some canaries in a row; more than that is not coming back.
-RECOVER_S = 60.0
+RECOVER_S = 200.0  # weights that were wrong again after a load are loaded anew after a minute, and then two
 STREAMS_S = 60.0  # for the streams that are open when all is well to end; they take seconds
 LOOK_EVERY_S = 0.05
 
