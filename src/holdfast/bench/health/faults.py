@@ -115,6 +115,7 @@ MAY_MISS: dict[tuple[str, str], str] = {
     ("slow x3", "CPU saturation"): "on taken cores every worker's pace is as late as its",
     ("slow x20", "CPU saturation"): "on taken cores every worker's pace is late",
     ("errors on 1 of 5", "all slow x20"): "too few answers end for a rate",
+    ("zero-token answers", "all slow x20"): "slow answers that end well between them, and too few for a rate",
     ("wrong tokens", "all slow x20"): "three tries and a jury take 20 times as long",
     ("drifted logprobs", "all slow x20"): "three tries and a jury take 20 times as long",
 }
