@@ -29,6 +29,7 @@ def metrics_in(expression: str) -> set[str]:
     """Names of the metrics that an expression asks for."""
     bare = re.sub(r'"[^"]*"|\{[^}]*\}|\[[^\]]*\]', " ", expression)
     bare = re.sub(r"\b(by|on|without|ignoring)\s*\([^)]*\)", " ", bare)
+    bare = re.sub(r"\boffset\s+\w+", " ", bare)
     return set(re.findall(r"\b[a-z][a-z_0-9]*\b(?!\s*\()", bare)) - WORDS
 
 
@@ -45,7 +46,7 @@ def asked() -> dict[str, set[str]]:
 
 def test_metrics_of_an_expression() -> None:
     """What is read out of an expression is its metrics, and nothing else."""
-    text = 'sum by (a, b) (rate(x_total{l="y_z"}[5m])) / count(up_now == 2 or up_now == 4) > 0.05 and on (b) other > 0'
+    text = 'sum by (a, b) (rate(x_total{l="y_z"}[5m])) / count(up_now == 2) and on (b) other offset 15m > 0'
     assert metrics_in(text) == {"x_total", "up_now", "other"}
 
 
