@@ -334,6 +334,22 @@ def test_what_was_measured_refuses_nobody_while_workers_are_there() -> None:
     assert them.kept.level == 4, "an eighth of them is there"
 
 
+def test_who_fell_and_returns_is_measured_anew() -> None:
+    """On their way down they looked slow with full batches, which a level does not let them have again: what they
+    showed then is no reason for it to stay."""
+    them = whole(4)
+    names = ["w01", "w02", "w03", "w04"]
+    them.run(names, streams=8, pace_ms=200, seconds=20)
+    assert them.kept.level > 0
+    for name in names:
+        them.weigh(name, Status.UNHEALTHY)
+    them.wait(60)
+    for name in names:
+        them.weigh(name, Status.HEALTHY)
+    them.run(names, streams=6, pace_ms=10, seconds=60)
+    assert them.kept.level == 0
+
+
 def test_a_set_that_was_made_smaller_keeps_its_spares_again() -> None:
     """Ten with one spare become four for good: after a while three serve, and one is kept."""
     them = Deployment(spares="1")

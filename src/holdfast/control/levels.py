@@ -264,9 +264,15 @@ class Levels:
         worker = self._workers.get(path)
         if worker is None:
             return
+        fell = worker.record is not None and worker.weight == 0.0
         worker.record = record
         if not worker.facts.active:
             return
+        if fell and worker.weight > 0.0:
+            # What it showed before, or on its way down, says nothing of it: a level would keep small the batches that
+            # could show otherwise.
+            self._meters.pop(worker.meter_key, None)
+            worker.window = None
         if worker.lost:
             self._lose(worker.facts.group, now_s)
         elif worker.weight > 0.0:
