@@ -14,7 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "health"))
 
-from fault_sources import FIRST, SECOND, FakeNvml, LogPipe
+from fault_sources import FIRST, SECOND, FakeNvml, LogPipe, fake_nvml
 
 from holdfast.bench.health.judging import Verdict
 from holdfast.bench.health.rig import Rig, watched
@@ -40,12 +40,7 @@ class OnGpus(Deployment):
         super().start_worker(name, gpus=[(gpu, f"GPU-of-{gpu}")] if gpu else [], **other)
 
 
-@pytest.fixture
-def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
-    made = FakeNvml(tmp_path)
-    monkeypatch.setenv("FAKE_NVML", str(tmp_path))
-    yield made
-    made.close()
+nvml = pytest.fixture(fake_nvml)
 
 
 @pytest.fixture

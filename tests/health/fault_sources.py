@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,11 @@ class LogPipe:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def fake_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
+    """For a fixture: one that processes started from here find too."""
+    made = FakeNvml(tmp_path)
+    monkeypatch.setenv("FAKE_NVML", str(tmp_path))
+    yield made
+    made.close()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fault_sources import FIRST, SECOND, FakeNvml, LogPipe
+from fault_sources import FIRST, SECOND, FakeNvml, LogPipe, fake_nvml
 
 from holdfast.health.device_faults import Fault, Severity, Source
 from holdfast.health.kernel_log import LINE_BYTES_MAX, READ_BYTES, KernelLog
@@ -32,12 +32,7 @@ def log(pipe: LogPipe) -> Iterator[KernelLog]:
     source.stop()
 
 
-@pytest.fixture
-def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
-    made = FakeNvml(tmp_path)
-    monkeypatch.setenv("FAKE_NVML", str(tmp_path))
-    yield made
-    made.close()
+nvml = pytest.fixture(fake_nvml)
 
 
 def heard(source: Source, count: int) -> list[Fault]:
