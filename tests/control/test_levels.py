@@ -323,7 +323,7 @@ def test_what_was_measured_refuses_nobody_while_workers_are_there() -> None:
     them.goes("w04")
     them.run(["w01", "w02", "w03"], streams=4, pace_ms=50, seconds=20)
     them.tell(Ended(6, 600, 60_000))
-    them.wait(60)
+    them.wait(30)
     assert them.kept.capacity is not None
     assert them.kept.capacity.ratio < 0.2
     assert them.kept.level == 3

@@ -225,6 +225,28 @@ def test_a_window_of_prefill_is_no_slow_worker() -> None:
     assert ratio(*carriers, now_s=1.0) > 0.85 * before
 
 
+def test_the_first_window_counts_as_any_other() -> None:
+    """Streams that all begin at once make few tokens in their first second; five seconds later that is a fifth of what
+    is known, not most of it, or a deployment that comes back would look slow."""
+    meter = Meter()
+    meter.saw(8.0, 40, 1.0, 0.0)  # of the 200 that follow each second
+    for window in range(1, WINDOWS_MIN):
+        meter.saw(8.0, 200, 1.0, float(window))
+    assert meter.shown(8.0, 1.0, 5.0).most == pytest.approx((40 + 4 * 200) / WINDOWS_MIN)
+
+
+def test_a_batch_that_a_level_does_not_let_come_up_is_tried_again() -> None:
+    """Full batches were slow once. Level 1 lets no new ones come up, and fewer streams are within the targets: a minute
+    later that is what is known, so that the level can return, and fall again if they are slow still."""
+    meter = metered(8.0, pace_ms=60.0)
+    carriers = [Carrier(f"w{number}", 1.0, 8, meter) for number in range(2)]
+    assert ratio(*carriers, planned=2) < 0.7
+    for window in range(1, int(FRESH_S) + 2):
+        meter.saw(6.0, 150, 1.0, float(window))
+    assert ratio(*carriers, planned=2, now_s=FRESH_S) < 0.7
+    assert ratio(*carriers, planned=2, now_s=FRESH_S + 1.0) == 1.0
+
+
 # -- any workers
 
 windows = st.lists(

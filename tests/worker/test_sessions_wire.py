@@ -313,6 +313,7 @@ async def test_a_canary_takes_nobodys_place(rig: Rig) -> None:
     rig.sessions.outputs([Output(key, [5], "length")])
     assert (await control.next()) == Step([Output(7, [5], "length")])
     assert (rig.sessions.streams, rig.sessions.tokens_total) == (2, 0)
+    assert rig.sessions.made_total == 1, "it was one of those that ran: a pace without its tokens would look slow"
     control.send(Generate(9, GenerateRequest("long", [1] * 200, 200, Sampling(100, 1))))
     assert await failure_of(control, 9) == Code.INVALID_REQUEST, "it goes ahead of everybody, so it is short"
     other = await rig.connect()

@@ -53,7 +53,7 @@ class Progress:
     budget_ms: float  # how long the current step may take by its own account (prefill, compilation)
     thread: tuple[int, int] | None  # (pid, tid) of the thread that makes steps, in whichever process; None: not known
     kv: KvUse = field(default_factory=KvUse)  # of the pool it owns
-    tokens: int = 0  # made for clients since the start, as its worker counts them
+    tokens: int = 0  # made since the start by those that ran, canaries too, as its worker counts them
     load: int = 1  # of the weights it reads: grows with every fresh load of them
 
 

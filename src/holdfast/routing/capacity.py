@@ -36,8 +36,9 @@ WINDOWS_MIN = 5
 # The bounds of a worker meet when the lower is this share of the upper. It is more than a level leaves of a batch, with
 # premium in some of the rest (0.75 to 0.9): else a level's own small batches would be taken for a limit, and it stayed.
 MEASURED_SHARE = 0.95
-# What was seen longer ago says no more how slow a worker is. Under load each batch size is seen again much sooner.
-FRESH_S = 300.0
+# What was seen longer ago says no more how slow a worker is. Under load each batch size is seen again much sooner; one
+# that a level does not let come up is tried again then, and where it is slow still, the level's patience grows.
+FRESH_S = 60.0
 # What a worker that is there counts for at least, of what is assumed of it: all of them slow is level 3, not 4.
 SLOW_SHARE_MIN = 0.25
 
@@ -142,9 +143,10 @@ class Meter:
         size = int(streams).bit_length()
         tokens_per_s = tokens / window_s
         seen = self._seen.setdefault(size, _Seen(streams, tokens_per_s, now_s))
-        seen.streams += WEIGHT * (streams - seen.streams)
-        seen.tokens_per_s += WEIGHT * (tokens_per_s - seen.tokens_per_s)
         seen.at_s, seen.windows = now_s, seen.windows + 1
+        weight = max(WEIGHT, 1.0 / seen.windows)  # the first of all, which is often all prefill, counts as any other
+        seen.streams += weight * (streams - seen.streams)
+        seen.tokens_per_s += weight * (tokens_per_s - seen.tokens_per_s)
         # More streams are never faster than fewer; where the numbers say so, the older one is out of date.
         if seen.windows >= WINDOWS_MIN:
             for other, old in self._seen.items():

@@ -107,7 +107,7 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag=9):
     budget_ms: float
     running: int
     waiting: int
-    tokens: int = 0  # made since the start
+    tokens: int = 0  # made since the start by those that ran, canaries too
     load: int = 0  # as in `Welcome`
     blocks: int = 0  # of KV, whole
     blocks_free: int = 0

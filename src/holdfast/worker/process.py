@@ -167,7 +167,7 @@ class Worker:
             self._beats.late_s = late_s
 
     def _progress(self) -> Progress:
-        return replace(self._engine.progress(), tokens=self.sessions.tokens_total)
+        return replace(self._engine.progress(), tokens=self.sessions.made_total)
 
     def register(self, prefix: str) -> None:
         """Stand in the store under `prefix` (an instance, or a standby), with the card."""

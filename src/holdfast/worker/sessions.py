@@ -40,7 +40,8 @@ class Sessions(EngineEvents):
         self._timer: asyncio.TimerHandle | None = None  # to the end of the first kept place
         self.open: set[Session] = set()
         self.requests_total = 0
-        self.tokens_total = 0
+        self.tokens_total = 0  # made for clients
+        self.made_total = 0  # for canaries too: all that the running streams made
         self.say_last: Callable[[str], None] = lambda why: None  # to who watches, as the process exits
 
     def connection(self) -> Session:
@@ -154,6 +155,7 @@ class Sessions(EngineEvents):
             if owner is None:
                 continue
             session, stream = owner
+            self.made_total += len(output.tokens)
             if not session.canary:
                 self.tokens_total += len(output.tokens)
             if output.finish is not None or output.failure is not None:
