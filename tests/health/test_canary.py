@@ -41,6 +41,7 @@ from holdfast.health.canary import (
     State,
     Tick,
     Unanswered,
+    pace_of,
 )
 from holdfast.health.standing import CanaryFailed, CanaryPassed, Failing, Status
 from ward_rig import WardSet
@@ -340,6 +341,20 @@ def test_a_set_that_is_late_as_a_whole_accuses_nobody(peers: float | None) -> No
     made = asker()
     made.learn(0.01)
     assert kinds(made.tries(0.05, 0.05, 0.05, peers=peers)) == [Note, CanaryPassed]
+
+
+def test_a_set_that_was_late_as_a_whole_and_is_well_again_accuses_nobody() -> None:
+    """Others were asked while all were slow, and once more when they no longer were: who had its last try before that
+    was as slow as they."""
+    others = [asker(), asker()]
+    for other in others:
+        other.learn()
+        began_s = other.now
+        other.tries(0.05, 0.05)
+        other.tries(0.01)
+    assert pace_of([other.canary for other in others], began_s) == pytest.approx(5.0)
+    assert pace_of([other.canary for other in others], others[0].now) == pytest.approx(1.0)
+    assert pace_of([other.canary for other in others], others[0].now + 1.0) is None
 
 
 def test_peers_are_asked_once_and_not_by_peers() -> None:

@@ -240,7 +240,7 @@ class Canary:
     def __init__(self, name: str, jitter: Callable[[], float], limits: Limits | None = None) -> None:
         self.name = name
         self.state = State.ABSENT
-        self.measured: tuple[float, float] | None = None  # when it was last asked and answered, and in what ratio
+        self.measured: list[tuple[float, float]] = []  # its last answers: when it was asked, and in what ratio
         self._limits = limits or Limits()
         self._jitter = jitter
         self._load = 0
@@ -325,7 +325,7 @@ class Canary:
             return ()
         self._load = event.load
         self._wrongs = self._clean = 0
-        self._baselines, self._cost_s, self.measured = {}, 0.0, None
+        self._baselines, self._cost_s, self.measured = {}, 0.0, []
         self._due_s = now_s
         return self._tick(now_s)
 
@@ -402,7 +402,7 @@ class Canary:
         pace_s = min(event.took_s, TRY_S) / event.tokens  # longer is its asker's: one that was stopped, say
         if baseline.samples >= SAMPLES_MIN:
             ratio = pace_s / baseline.mean_s if baseline.mean_s > 0.0 else 1.0
-            self.measured = (self._asked_s, ratio)
+            self.measured = [*self.measured[1 - 2 * TRIES :], (self._asked_s, ratio)]
             if ratio > self._limits.slow_ratio:
                 check.ratio = ratio
                 return self._doubt(Failing.SLOW, f"{event.took_s:.2f} s, {ratio:.1f} times what is usual", now_s)
@@ -465,6 +465,11 @@ class Canary:
 
 
 def pace_of(others: Iterable[Canary], since_s: float) -> float | None:
-    """How late the others of a set were when they were asked since then, as the median of them; None: nobody was."""
-    ratios = [each.measured[1] for each in others if each.measured is not None and each.measured[0] >= since_s]
-    return median(ratios) if ratios else None
+    """How late the others of a set were since then, each at its latest, as the median of them; None: nobody was asked.
+
+    At its latest: where all were slow and are well again one of them is asked last, and compared with who was asked
+    after it.
+    """
+    ratios = [[ratio for asked_s, ratio in each.measured if asked_s >= since_s] for each in others]
+    latest = [max(own) for own in ratios if own]
+    return median(latest) if latest else None
