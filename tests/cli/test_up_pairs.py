@@ -90,7 +90,9 @@ def test_the_standby_goes_on_and_a_new_one_stands_by(pair: Place, number: signal
     assert {"died_ms", "lock_ms", "fence_ms", "adopted_ms", "announced_ms", "new_standby_ms"} <= set(failover)
     shown = place.run("ps").stdout
     why = "SIGKILL" if number is signal.SIGKILL else "killed: it is stopped"
-    assert f"{before['active']['name']} (active) died: {why}" in shown
+    # On a busy machine control may take its traffic before the supervisor kills it: one incident, both told.
+    (told,) = [line for line in shown.splitlines() if f"died: {why}" in line]
+    assert f": {before['active']['name']} " in told
     assert f"{after['active']['name']} took over; 1 stream went on, worst gap " in shown
     assert "new standby " in shown
 
