@@ -92,13 +92,16 @@ def test_a_poison_prompt_fails_by_name_and_harms_nobody_else(up: Supervised) -> 
     assert b"[DONE]" not in received.body()
     assert took_s < VERDICT_S
     up.wait_until(up.restored, "an active and a standby")
-    # A busy machine may lose more of them: one that wakes too late, or has its canary answered after the trial.
+    assert "3 engines died while they worked on this request" in str(error), "what it may cost, whatever else died"
+    # A busy machine may lose others: one that wakes too late, or has its canary answered after the trial.
     count, seen = leaders(up), rungs(up)
     assert count >= 4
     assert seen[:2] == ["believed", "believed"]
     assert "empty" in seen
+    if count <= 5:
+        assert seen[2] == "empty", seen
     if count == 4:
-        assert seen[2:] in (["empty", "believed"], ["empty", "verified", "empty"]), seen
+        assert seen[3:] in (["believed"], ["verified", "empty"]), seen
     assert "generation 2" not in (up.folder / "logs" / "vault-1.log").read_text()
     print(f"verdict after {took_s:.2f} s, worst gap of an innocent stream {max(gaps_s):.2f} s")
 
