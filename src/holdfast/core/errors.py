@@ -27,6 +27,7 @@ class Code(StrEnum):
     INVALID_REQUEST = "InvalidRequest"
     RESOURCE_EXHAUSTED = "ResourceExhausted"
     NO_WORKER = "NoWorker"
+    REPLACED = "Replaced"  # a rollout took its workers away for good, and no others may go on with it
     POISONED = "PoisonedRequest"  # engines die of it; never tried again
     INTERNAL = "InternalError"  # a bug of ours, which cost this request
 
@@ -62,6 +63,10 @@ class Refused(UserError):
     """A mistake that no second try mends: a process that meets it exits with `REFUSED`, and is not started again."""
 
 
+class Untold(UserError):
+    """What was asked cannot be told, by a command whose status 1 is an answer: status 2."""
+
+
 class Passing(UserError):
     """Something that is missing now and may be there the next time: a network, a server."""
 
@@ -82,4 +87,6 @@ REFUSED = 78  # the exit status of what was refused; sysexits.h calls it EX_CONF
 
 def exit_status(error: UserError | None) -> int:
     """What a process that ended so tells who started it."""
+    if isinstance(error, Untold):
+        return 2
     return 0 if error is None else REFUSED if isinstance(error, Refused) else 1

@@ -14,6 +14,7 @@ from functools import cache
 _START_TICKS_FIELD = 22 - 3
 _FLAGS_FIELD = 9 - 3
 _ARM_MODEL = ("CPU implementer", "CPU architecture", "CPU variant", "CPU part")
+_LISTEN = "0A"  # a socket's state in /proc/net/tcp
 _PF_EXITING = 0x4  # of the kernel's task flags: it will never run a line of its own again
 
 
@@ -67,6 +68,17 @@ def pid_of(pidfd: int) -> int | None:
     left to look with."""
     lines = (read_text(f"/proc/self/fdinfo/{pidfd}") or "").splitlines()
     return next((int(line[4:]) for line in lines if line.startswith("Pid:")), None)
+
+
+def listens(pid: int, port: int) -> bool:
+    """Whether a process has a socket that TCP connections to this port may come to; who cannot be seen has none."""
+    tables = [read_text(f"/proc/{pid}/net/{name}") or "" for name in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables for line in table.splitlines()[1:]]
+    sockets = {f"socket:[{row[9]}]" for row in rows if row[3] == _LISTEN and int(row[1].rpartition(":")[2], 16) == port}
+    try:
+        return any(os.readlink(entry.path) in sockets for entry in os.scandir(f"/proc/{pid}/fd"))
+    except OSError:
+        return False
 
 
 def is_ending(pid: int) -> bool | None:

@@ -2,7 +2,8 @@
 
 `v1/instances/{namespace}/{component}/{endpoint}/{instance:x}` and `v1/mdc/…`. A namespace is
 `{deployment}-{8 hex}`; a frontend of deployment `foo` admits exactly `foo-` and 8 hex digits, so it never
-captures `foo-bar-…` (facts 19).
+captures `foo-bar-…` (facts 19). A prefix of the store is a string's: whoever watches a key without a `/` behind it
+hears of `foo-bar` where it asked for `foo`, and looks at the whole key.
 """
 
 from __future__ import annotations
@@ -22,12 +23,18 @@ LEVELS = "v1/level/"  # + deployment: routing.degradation.LevelRecord
 EXPECTED = "v1/expected/"  # + deployment/ + a name of the key: health.expectations.Record
 # What devices said of themselves. No lease either: it is so until the device was mended.
 FAULTS = "v1/faults/"  # + deployment/ + boot id/PCI address: health.records.DeviceRecord
+# What should run and what becomes of it (`rollout.records`). No lease.
+DEPLOYMENTS = "v1/deployments/"  # + deployment: what is wanted
+ROLLOUTS = "v1/rollouts/"  # + deployment: the rollout's memory
+HISTORY = "v1/history/"  # + deployment/ + revision: what became of it
 # Leased.
 REPORTS = "v1/reports/"  # + deployment/ + the frontend's peer name: health.records.Report
+STEWARDS = "v1/stewards/"  # + deployment: rollout.steward.Steward
 CONTROLS = "v1/controls/"  # + deployment/ + the control's name-hex: health.records.ControlRecord
 
 # As `InstanceKey.path` writes it and no other way, so that an instance has one key.
 _HEX = re.compile(r"0|[1-9a-f][0-9a-f]{0,15}")
+_SET = re.compile(r"[0-9a-f]{8}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,10 @@ class InstanceKey:
     def path(self) -> str:
         return f"{self.namespace}/{self.component}/{self.endpoint}/{self.instance:x}"
 
+    @property
+    def deployment(self) -> str:
+        return deployment_of(self.namespace)
+
 
 def parse_key(prefix: str, key: str) -> InstanceKey | None:
     """The instance a key under `prefix` speaks of, or None if it is not such a key."""
@@ -52,9 +63,15 @@ def parse_key(prefix: str, key: str) -> InstanceKey | None:
     return InstanceKey(parts[0], parts[1], parts[2], int(parts[3], 16))
 
 
+def deployment_of(namespace: str) -> str:
+    """Whose set stands there; "": nobody's."""
+    deployment, _, set_id = namespace.rpartition("-")
+    return deployment if _SET.fullmatch(set_id) else ""
+
+
 def admits(deployment: str, namespace: str) -> bool:
-    """Whether a frontend of `deployment` serves workers in `namespace`."""
-    return re.fullmatch(re.escape(deployment) + r"-[0-9a-f]{8}", namespace) is not None
+    """Whether a frontend that serves `deployment` serves workers in `namespace`."""
+    return bool(deployment) and deployment_of(namespace) == deployment
 
 
 class InstanceRecord(msgspec.Struct, frozen=True):

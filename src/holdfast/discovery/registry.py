@@ -17,7 +17,6 @@ from holdfast.discovery.keys import (
     STANDBYS,
     InstanceKey,
     InstanceRecord,
-    admits,
     decode_record,
     parse_key,
 )
@@ -62,10 +61,10 @@ Change = Appeared | Withdrawn | NotAdmitted
 
 
 class Registry:
-    """Instances of one deployment, by store key."""
+    """Instances of one deployment, or of several, by store key."""
 
-    def __init__(self, deployment: str) -> None:
-        self._deployment = deployment
+    def __init__(self, *deployments: str) -> None:
+        self._deployments = frozenset(deployments)
         self._values: dict[str, bytes] = {}
         # Records of standbys whose key went while their card stayed: on the way to being instances. The two prefixes
         # are watched apart, so the old key's end may be heard of first. At most one per card.
@@ -106,7 +105,7 @@ class Registry:
     def _ours(self, key: str) -> InstanceKey | None:
         """The instance a key speaks of; None for other deployments' keys, which are not even kept."""
         where = parse_key(INSTANCES, key) or parse_key(STANDBYS, key) or parse_key(CARDS, key)
-        return where if where is not None and admits(self._deployment, where.namespace) else None
+        return where if where is not None and where.deployment in self._deployments else None
 
     def _reconsider(self, where: InstanceKey) -> list[Change]:
         old = self.instances.get(where)

@@ -168,10 +168,11 @@ class Seat:
 
 def seats(gpus: Sequence[str], pairs: int, ranks: int) -> list[list[Seat]]:
     """Every pair's ranks' seats; no GPUs: host memory."""
-    return [[_seat(gpus, pair * ranks + rank) for rank in range(ranks)] for pair in range(pairs)]
+    return [[seat_at(gpus, pair * ranks + rank) for rank in range(ranks)] for pair in range(pairs)]
 
 
-def _seat(gpus: Sequence[str], number: int) -> Seat:
+def seat_at(gpus: Sequence[str], number: int) -> Seat:
+    """The seat with that number, counted from 0: GPUs go round."""
     if not gpus:
         return Seat(f"host-{number + 1}", f"host-{number + 1}")
     turn, place = divmod(number, len(gpus))

@@ -51,6 +51,18 @@ class SimSettings(Settings, frozen=True):
     ranks: Annotated[
         int, about("Processes of one engine.", min=1, max=64, commands=_UP, instead="a real model's is --ranks")
     ] = 1
+    # Another of these is another model: it says other words, or the same ones by other ids.
+    revision: Annotated[int, about("Which revision of its weights it has.", min=1, commands=_WORKER)] = 1
+    quantization: Annotated[
+        str,
+        about(
+            "How its weights are stored, as its card says.", like=(r"[a-z0-9_]{1,16}", "a short word"), commands=_WORKER
+        ),
+    ] = "none"
+    tokenizer: Annotated[int, about("Which of its tokenizers it has.", min=1, max=1000, commands=_WORKER)] = 1
+    fault: Annotated[
+        str, about("A fault it starts with, e.g. error_every:3 (`holdfast chaos`).", commands=_WORKER, hidden=True)
+    ] = ""
     poison_token: Annotated[
         int, about("A prompt with this token kills its engine; -1: none does.", min=-1, commands=_UP, hidden=True)
     ] = -1

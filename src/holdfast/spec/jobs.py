@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import msgspec
+from msgspec.structs import replace
 
-from holdfast.spec.launch import FrontendLaunch, Launch, WorkerLaunch, role_of
+from holdfast.spec.launch import FrontendLaunch, Launch, StoredLaunch, VaultLaunch, WorkerLaunch, role_of
+from holdfast.spec.probes import Probes
 
 # Who is there before the others start: a worker needs its vault's memory, and everyone asks the store.
 START_ORDER = (("store", "vault"), ("worker", "frontend"))
@@ -25,16 +27,6 @@ LOAD_GRACE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Probes:
-    """How a process is asked; the defaults are a kubelet's, but for a startup bound that a large model can keep."""
-
-    period_s: float = 1.0  # between two questions; a second is what people notice
-    failure_threshold: int = 3  # refusals in a row: one may be a moment between two states
-    startup_s: float = 120.0  # from its start until it is ready: a cold 8B engine needs 32 s (facts 9)
-    timeout_s: float = 1.0  # for an answer; past it the question counts as not asked
-
-
-@dataclass(frozen=True, slots=True)
 class Job:
     """One process that should run."""
 
@@ -45,15 +37,19 @@ class Job:
     probes: Probes | None = None  # None: it is never asked, and may take as long as it likes to start
     beat_address: str = ""  # where its beats are heard; empty: it has none
     group: str = ""  # of engines that take over from each other; empty: it is in none
+    deployment: str = ""  # whose it is; empty: nobody's, as a store
 
     @classmethod
     def of(cls, launch: Launch) -> Job:
         """The launch as its supervisor sees it."""
         assert launch.parent == 0, "who the parent is does not belong to the settings"
-        role, settings, probes = role_of(launch), msgspec.json.encode(launch), Probes()
+        role, settings, probes = role_of(launch), msgspec.json.encode(launch), launch.probes
+        startup_s, stop_s, beats, group = Probes().startup_s, STOP_S.get(role, 0.0), "", ""
         if isinstance(launch, WorkerLaunch):
-            probes = Probes(startup_s=launch.place.load_s + LOAD_GRACE_S)
-            beats, group = launch.beat_address, launch.group
-            return cls(launch.name, role, settings, STOP_S[role], probes, beat_address=beats, group=group)
-        bound_s = launch.drain_s + FRONTEND_GRACE_S if isinstance(launch, FrontendLaunch) else STOP_S[role]
-        return cls(launch.name, role, settings, bound_s, probes)
+            startup_s, beats, group = launch.place.load_s + LOAD_GRACE_S, launch.beat_address, launch.group
+        if isinstance(launch, FrontendLaunch):
+            stop_s = launch.drain_s + FRONTEND_GRACE_S
+        probes = replace(probes, startup_s=probes.startup_s or startup_s)
+        own = launch.deployment if isinstance(launch, StoredLaunch | VaultLaunch) else ""
+        stop_s = launch.stop_s or stop_s
+        return cls(launch.name, role, settings, stop_s, probes, beat_address=beats, group=group, deployment=own)

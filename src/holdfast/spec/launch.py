@@ -14,12 +14,12 @@ from holdfast.core.tiers import split_key
 from holdfast.spec.engines import Place, SimSettings, TorchSettings
 from holdfast.spec.health import HealthSettings
 from holdfast.spec.levels import LevelSettings
-from holdfast.spec.names import check_deployment_name, control_lock, is_host, namespace_for
+from holdfast.spec.names import check_deployment_name, control_lock, is_host, namespace_for, namespace_of
+from holdfast.spec.probes import Probes
 from holdfast.spec.settings import Settings, about
 from holdfast.spec.waits import HoldSettings, KnownSettings
 
-_SERVING = {"panel": "Serving"}
-_FAILOVER = {"panel": "Failover"}
+_SERVING, _FAILOVER = {"panel": "Serving"}, {"panel": "Failover"}
 _ALL = ("up", "frontend")
 _ENGINES = ("up", "worker")
 _LONE = ("worker", "frontend", "store", "control")
@@ -28,12 +28,15 @@ _EVERYWHERE = ("0.0.0.0", "::")  # as hosts to listen on
 
 
 class Launch(Settings, frozen=True):
-    """What every process is told."""
+    """What every process is told, and whoever keeps it running."""
 
     state_dir: Annotated[str, about("The directory of its deployment's sockets, logs and records.")] = ""
     name: Annotated[str, about("How `holdfast ps` calls it; default: the next free name.", commands=_LONE)] = ""
     parent: Annotated[int, about("The process that it dies with; 0: it lives on.")] = 0
     log_level: Annotated[str, about("How much it logs.", choices=("debug", "info", "warning", "error"))] = "info"
+    probes: Annotated[Probes, about("How it is asked; a startup bound of 0 is its kind's.")] = Probes(startup_s=0.0)
+    stop_s: Annotated[float, about("SIGTERM to SIGKILL; 0: by its kind.", "s", min=0)] = 0.0
+    env: Annotated[tuple[tuple[str, str], ...], about("Variables that it has besides its starter's.")] = ()
 
 
 class StoreLaunch(Launch, frozen=True):
@@ -46,6 +49,7 @@ class StoreLaunch(Launch, frozen=True):
 class VaultLaunch(Launch, frozen=True):
     """A vault with its keeper, for one device."""
 
+    deployment: Annotated[str, about("Whose replica's memory it keeps; empty: of whoever comes.")] = ""
     device: Annotated[str, about("The device whose memory it keeps: host-1, or a GPU's UUID.")] = ""
     socket_path: Annotated[str, about("Where it listens.")] = ""
     budget_bytes: Annotated[int, about("At most this much, weights and pool; 0: what there is.", "bytes", min=0)] = 0
@@ -124,6 +128,11 @@ class WorkerLaunch(StoredLaunch, frozen=True):
         str, about("The name that this engine and its standbys share.", commands=("worker",), **_FAILOVER)
     ] = ""
     starting_ready: Annotated[bool, about("Whether probes are answered with ready while it loads.")] = False
+    # A manifest's: a set is then what the whole service is told, and not only what decides about answers.
+    set_hash: Annotated[
+        str, about("Which set it is of; empty: by these settings.", like=(r"|[0-9a-f]{8}", "8 hex digits"))
+    ] = ""
+    component: Annotated[str, about("What it is, in addresses: worker, or worker-decode and the like.")] = "worker"
     health_endpoints: Annotated[
         tuple[str, ...], about("What must be healthy for /health, by name; none: all there are.")
     ] = ()
@@ -161,6 +170,8 @@ class WorkerLaunch(StoredLaunch, frozen=True):
 
     def namespace(self) -> str:
         """Where its instances stand: the same for every worker that would answer alike."""
+        if self.set_hash:
+            return namespace_of(self.deployment, self.set_hash)
         settings: dict[str, Any] = {"engine": self.engine, "model": self.model}
         if self.engine == "sim":
             settings |= {"sim": self.sim}
@@ -181,6 +192,7 @@ class WorkerLaunch(StoredLaunch, frozen=True):
 
 
 class FrontendLaunch(StoredLaunch, frozen=True):
+    shares: Annotated[tuple[str, ...], about("Other deployments whose workers it serves as well.")] = ()
     address: Annotated[str, about("Where it answers HTTP.")] = "tcp://127.0.0.1:8000"
     status_address: Annotated[str, about("Its own pages, beside a port that several share; empty: only there.")] = ""
     api_keys: Annotated[
@@ -214,11 +226,17 @@ class FrontendLaunch(StoredLaunch, frozen=True):
     holds: Annotated[HoldSettings, about("Waits of streams and requests.", **_SERVING)] = HoldSettings()
     known: Annotated[KnownSettings, about("Models without a worker.", **_SERVING)] = KnownSettings()
 
+    @property
+    def serves(self) -> tuple[str, ...]:
+        """The deployments whose workers it serves: its own first, and those that it says, no other."""
+        return (self.deployment, *(one for one in self.shares if one != self.deployment))
+
     def check(self) -> None:
         """ValueError names what a process could not start with, of all that can be told without trying."""
         for address in filter(None, (self.address, self.status_address)):
             parse_address(address)
-        check_deployment_name(self.deployment)
+        for deployment in self.serves:
+            check_deployment_name(deployment)
         if any(not split_key(key)[0].strip() for key in self.api_keys):
             raise ValueError("an API key is empty: that would let everyone in who sends none")
 

@@ -38,11 +38,25 @@ def canonical_hash(value: Any) -> str:
     return hashlib.sha256(msgspec.json.encode(value, order="sorted")).hexdigest()
 
 
-def namespace_for(deployment: str, launch_settings: dict[str, Any]) -> str:
-    """The namespace of what these settings launch; how many and on which ports does not matter."""
+def set_hash(settings: dict[str, Any]) -> str:
+    """What tells one set of workers from the next: of all that they are told but how many, and on which ports."""
+    return canonical_hash({key: value for key, value in settings.items() if key not in _PLACEMENT_ONLY})[:8]
+
+
+def namespace_of(deployment: str, hash8: str) -> str:
+    """Where a set of a deployment stands."""
     check_deployment_name(deployment)
-    kept = {key: value for key, value in launch_settings.items() if key not in _PLACEMENT_ONLY}
-    return f"{deployment}-{canonical_hash(kept)[:8]}"
+    return f"{deployment}-{hash8}"
+
+
+def namespace_for(deployment: str, settings: dict[str, Any]) -> str:
+    """Where the set stands that these settings make."""
+    return namespace_of(deployment, set_hash(settings))
+
+
+def pod_name(deployment: str, service: str, hash8: str) -> str:
+    """How the replicas of a set are called, before their number."""
+    return f"{deployment}-{service.lower()}-{hash8}"
 
 
 def group_of(lock: str, host: str) -> str:

@@ -21,8 +21,9 @@ from holdfast.core.errors import Refused
 def about(sentence: str, unit: str = "", **extra: Any) -> msgspec.Meta:
     """A field's description. `extra`: `min`, `max`, `over` (a bound that is itself out), `choices`, `like` (a pattern,
     and in words what matches it); for command lines the `commands` that offer it, its `flag`, its help's `panel`,
-    whether it is `hidden`; for `refuse_idle` the `engine` that reads it, what there is `instead` for another, and
-    whether it is only `with_standbys`. What is said of a struct, with a `prefix` of its flags, holds for every field in
+    whether it is `hidden`, whether it is said only `once`, which other `words` switch it, the `kinds` that may be said
+    before a name; for `refuse_idle` the `engine` that reads it, what there is `instead` for another, and whether it is
+    only `with_standbys`. What is said of a struct, with a `prefix` of its flags, holds for every field in
     it that does not say otherwise."""
     return msgspec.Meta(description=sentence, extra={"unit": unit, **extra})
 
@@ -93,12 +94,12 @@ class Setting:
 @functools.cache
 def own_settings(kind: type[Settings]) -> tuple[Setting, ...]:
     """The fields of one struct that are no structs themselves."""
-    return tuple(setting for setting in _settings(kind, None) if not _is_struct(setting.type))
+    return tuple(setting for setting in fields_of(kind) if not _is_struct(setting.type))
 
 
 def all_settings(pattern: Settings) -> Iterator[Setting]:
     """Every setting in `pattern` and in the structs inside it, with what it is there as its default."""
-    for setting in _settings(type(pattern), pattern):
+    for setting in fields_of(type(pattern), pattern):
         if not _is_struct(setting.type):
             yield setting
             continue
@@ -124,7 +125,8 @@ def _filled(pattern: S, values: Mapping[Path, Any]) -> S:
     return msgspec.structs.replace(pattern, **made)
 
 
-def _settings(kind: type[Settings], pattern: Settings | None) -> Iterator[Setting]:
+def fields_of(kind: type[Settings], pattern: Settings | None = None) -> Iterator[Setting]:
+    """The fields of one struct, also those that are structs; with the defaults of `pattern`, where one is given."""
     hints = get_type_hints(kind, include_extras=True)
     for one in msgspec.structs.fields(kind):
         hint, meta = hints[one.name], msgspec.Meta()

@@ -13,6 +13,10 @@ class HoldSettings(Settings, frozen=True):
     """What happens while a set has no worker, or all are full."""
 
     hold_s: Annotated[float, about("How long streams wait for a worker.", "s", min=0, commands=_ALL)] = 30.0
+    # Longer than a rollout may stand still (`progressDeadlineSeconds`) before it is undone.
+    away_s: Annotated[
+        float, about("How long streams wait whose workers a rollout took away, for its end.", "s", min=0)
+    ] = 900.0
     queue_s: Annotated[
         float, about("How long new requests wait where all workers are full.", "s", min=0, commands=_ALL)
     ] = 5.0

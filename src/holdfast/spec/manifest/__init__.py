@@ -1,0 +1,1 @@
+"""A deployment as a `DynamoGraphDeployment` manifest: read, checked, addressed, planned as pods. All of it is pure."""

@@ -1,0 +1,236 @@
+"""A pod plan carried out on one machine: from a replica of a pod to its processes' launches. Pure.
+
+A container that runs `holdfast worker`, `frontend` or `control` becomes that process, its words and variables read as a
+command line's; the vault before a failover group becomes a vault for each of its devices. Pods here share one network,
+one disk and one user: where the plan sets an address, a port or a path for a pod of its own (`Container.planned`), the
+machine's stands in its place.
+
+Always true: the same replica gives the same launches byte for byte; no two replicas share a socket, a lock or a vault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from holdfast.core.address import UNIX_PATH_BYTES_MAX, TcpAddress
+from holdfast.core.errors import Refused, settled
+from holdfast.settings import Environment, read_environment
+from holdfast.spec.arguments import HelpWanted
+from holdfast.spec.commands import asked, control_by, frontend_by, worker_by
+from holdfast.spec.deployment import Seat
+from holdfast.spec.launch import FrontendLaunch, Launch, VaultLaunch, WorkerLaunch
+from holdfast.spec.manifest.pod import GRACE_S, Container, Pod
+from holdfast.spec.manifest.pods import LOCK, living, starting
+from holdfast.spec.manifest.rules import PLANNED
+from holdfast.spec.manifest.types import FRONTEND, WORKER
+from holdfast.spec.names import check_process_name, own_page, socket_path
+from holdfast.spec.settings import S
+
+# Options that say where a process is, or whose: the plan's, and not a container's.
+PLACED = frozenset({"--name", "--address", "--beat-address", "--status-address", "--advertise", "--store"}) | {
+    *("--deployment", "--lock", "--lock-token-file", "--group", "--vault-socket", "--device", "--engine-id")
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What containers find here in place of a pod's network, disk and devices."""
+
+    state_dir: Path
+    environ: Mapping[str, str]  # of whoever starts them: they have it, too
+    store: str = ""  # empty: our own
+    vault_dir: str = ""  # where vaults listen; empty: `gms` in the state directory
+    host: str = "127.0.0.1"  # where frontends listen that are not told
+    port: int = 8000
+    status_host: str = "127.0.0.1"
+
+    @property
+    def store_url(self) -> str:
+        return self.store or f"unix://{self.state_dir}/run/store.sock"
+
+    @property
+    def vaults(self) -> Path:
+        return Path(self.vault_dir) if self.vault_dir else self.state_dir / "gms"
+
+    def environment(self, container: Container, replica: str) -> Environment:
+        """What a container's variables say; ValueError names a wrong one."""
+        planned = {variable.name: variable.value for variable in container.planned}
+        here = {
+            "DYN_HTTP_HOST": self.host,
+            "DYN_HTTP_PORT": str(self.port),
+            "DYN_SYSTEM_HOST": self.status_host,
+            "DYN_SYSTEM_PORT": "0",
+            "GMS_SOCKET_DIR": str(self.vaults),
+        }
+        said = planned | {name: value for name, value in here.items() if name in planned}
+        if planned.get("FAILOVER_LOCK_PATH") == LOCK:
+            said["FAILOVER_LOCK_PATH"] = f"flock://{self.state_dir}/run/{replica}.lock"
+        starter = {name: value for name, value in self.environ.items() if name not in PLANNED}
+        where = {"HOLDFAST_STATE_DIR": str(self.state_dir)}
+        return read_environment({**starter, **said, **dict(_variables(container)), **where})
+
+
+def replica_launches(pod: Pod, replica: str, seats: Sequence[Seat], machine: Machine) -> list[Launch]:
+    """The processes of one replica, which is called so; Refused says what cannot be. `seats`: the devices of a failover
+    group (`seats_of`), or of a lone worker that is to have one."""
+    with settled():
+        return list(_launches(pod, replica, seats, machine))
+
+
+def _launches(pod: Pod, replica: str, seats: Sequence[Seat], machine: Machine) -> Sequence[Launch]:
+    if pod.component_type == WORKER:
+        return [*_vaults(pod, replica, seats, machine), *_engines(pod, replica, seats, machine)]
+    (container,) = pod.containers
+    _check_name(replica, machine)
+    kept = _kept(pod, container)
+    if pod.component_type == FRONTEND:
+        return [replace(_frontend(container, replica, machine), **kept)]
+    control = _asked(control_by(machine.environment(container, replica)), "control", container)
+    return [replace(control, name=replica, status_any=True, store=machine.store_url, **kept)]
+
+
+def seats_of(pod: Pod, machine: Machine) -> tuple[int, bool]:
+    """How many seats a replica needs, none without failover; and whether on GPUs, where there are any: a simulator
+    has one seat, in host memory."""
+    if not pod.claims:
+        return 0, False
+    return (pod.claims[0].gpus, True) if worker_of(pod, machine).engine == "torch" else (1, False)
+
+
+def worker_of(pod: Pod, machine: Machine) -> WorkerLaunch:
+    """What an engine of a worker's pod is told, wherever it sits; Refused says what cannot be."""
+    with settled():
+        launch = _worker(pod.containers[0], pod.name, machine)
+        gpus = pod.claims[0].gpus if pod.claims and launch.engine == "torch" else 1
+        return replace(launch, torch=replace(launch.torch, ranks=gpus), standbys=len(pod.containers) - 1)
+
+
+def _vaults(pod: Pod, replica: str, seats: Sequence[Seat], machine: Machine) -> Iterator[VaultLaunch]:
+    """One for each device, in place of the plan's one container for all."""
+    if not pod.init:
+        return
+    env = machine.environment(pod.containers[0], replica)
+    for rank, seat in enumerate(seats):
+        yield VaultLaunch(
+            state_dir=str(machine.state_dir),
+            log_level=env.log_level,
+            name=f"{replica}-vault" + (f"-r{rank + 1}" if rank else ""),
+            deployment=env.deployment,
+            device=seat.device,
+            socket_path=socket_path(machine.vaults, seat.socket_name),
+        )
+
+
+def _engines(pod: Pod, replica: str, seats: Sequence[Seat], machine: Machine) -> Iterator[WorkerLaunch]:
+    """The engines that share the vaults' memory, of which the lock makes one the active; or one plain worker."""
+    for container in pod.containers:
+        name = f"{replica}-{container.name}" if pod.init else replica
+        _check_name(name, machine)
+        launch = replace(
+            _worker(container, replica, machine),
+            name=name,
+            address=f"unix://{machine.state_dir}/run/{name}.sock",
+            beat_address=f"unix://{machine.state_dir}/run/{name}.beat",
+            status_any=True,
+            **_kept(pod, container),
+        )
+        if pod.init:
+            yield _seated(launch, replica, seats, machine, len(pod.containers) - 1)
+        else:  # its memory is its own; the device only says whose place it has
+            yield replace(launch, place=replace(launch.place, device=seats[0].device)) if seats else launch
+
+
+def _worker(container: Container, replica: str, machine: Machine) -> WorkerLaunch:
+    launch = _asked(worker_by(machine.environment(container, replica)), "worker", container)
+    if launch.engine == "torch" and not container.claims:
+        raise Refused("the torch engine keeps its memory in a vault; enable failover")
+    return replace(
+        launch,
+        store=machine.store_url,
+        source=_inside(container.working_dir, launch.source),
+        chat_template=_inside(container.working_dir, launch.chat_template, always=True),
+    )
+
+
+def _seated(
+    launch: WorkerLaunch, replica: str, seats: Sequence[Seat], machine: Machine, standbys: int
+) -> WorkerLaunch:
+    sockets = [(socket_path(machine.vaults, seat.socket_name), seat.device) for seat in seats]
+    (socket, device), *others = sockets
+    ranks = len(seats) if launch.engine == "torch" else 1
+    return replace(
+        launch,
+        place=replace(launch.place, vault_socket=socket, device=device, more_vaults=tuple(others)),
+        torch=replace(launch.torch, ranks=ranks),
+        group=replica,
+        standbys=standbys,
+    )
+
+
+def _frontend(container: Container, name: str, machine: Machine) -> FrontendLaunch:
+    spec = _asked(frontend_by(machine.environment(container, name)), "frontend", container)
+    return replace(
+        spec.frontend,
+        name=name,
+        store=machine.store_url,
+        address=str(TcpAddress(spec.host, spec.port)),
+        status_address=own_page(machine.state_dir, name),
+    )
+
+
+def _asked(pattern: S, command: str, container: Container) -> S:
+    """What the container's words say; only our own commands run here."""
+    words = container.words
+    if words[:2] != ("holdfast", command):
+        shown = " ".join(words[:3])
+        raise Refused(f"`{shown}` does not run on this machine; leave command out, or write [holdfast, {command}]")
+    placed = [word for word in words if word.partition("=")[0] in PLACED]
+    if placed:
+        raise Refused(f"{placed[0].partition('=')[0]} is for the plan to say; leave it out")
+    try:
+        return asked(pattern, command, words[2:])
+    except HelpWanted:
+        raise Refused("--help is for a person; leave it out") from None
+
+
+def _kept(pod: Pod, container: Container) -> dict[str, Any]:
+    """How the supervisor asks and stops it: its own way, but for what the manifest says of bounds."""
+    (port,) = container.ports
+    probes, live, start = Launch().probes, container.liveness, container.startup
+    if live is not None and live != living(port):
+        probes = replace(
+            probes, period_s=live.period_s, timeout_s=live.timeout_s, failure_threshold=live.failures_max
+        )
+    if start is not None and start != starting(pod.component_type, port):
+        probes = replace(probes, startup_s=start.bound_s)
+    stop_s = pod.grace_s if pod.grace_s != GRACE_S else 0.0
+    return {"probes": probes, "stop_s": stop_s, "env": _variables(container)}
+
+
+def _variables(container: Container) -> tuple[tuple[str, str], ...]:
+    """What the process has in its environment, besides its starter's; what a secret or a pod would say is there
+    already, or nowhere."""
+    said = [variable for variable in container.env if not (variable.secret or variable.field)]
+    return tuple((variable.name, variable.value) for variable in said)
+
+
+def _inside(folder: str, path: str, *, always: bool = False) -> str:
+    """A path that is relative to the container's directory; a model's name that looks like none is left as it is."""
+    relative = path.startswith(("./", "../")) or (always and path and not path.startswith(("/", "~")))
+    return str(Path(folder) / path) if folder and relative else path
+
+
+def _check_name(name: str, machine: Machine) -> None:
+    check_process_name(name)
+    longest = len(f"{machine.state_dir}/run/{name}.chaos".encode())
+    if longest > UNIX_PATH_BYTES_MAX:
+        room = UNIX_PATH_BYTES_MAX - (longest - len(str(machine.state_dir).encode()))
+        raise Refused(
+            f"{name} is too long a name for sockets in {machine.state_dir}; "
+            f"set HOLDFAST_STATE_DIR to a directory of at most {room} bytes"
+        )

@@ -1,0 +1,151 @@
+"""What a manifest says of containers: variables, probes, commands; and what every part of a manifest is.
+
+Always true: a field is read, accepted and idle, or refused; there is no fourth kind. What is none of these is a
+mistake, and is told so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
+
+from holdfast.spec.manifest.pod import GRACE_S
+from holdfast.spec.settings import Settings, about
+
+NAME = (r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "1 to 63 of a-z, 0-9 and '-', with no '-' at either end")
+_VARIABLE = (r"[A-Za-z_][A-Za-z0-9_.-]{0,254}", "letters, digits, '_', '.' and '-', and begin with no digit")
+_PORT = (r"[1-9][0-9]{0,4}|[a-z]([a-z0-9-]{0,13}[a-z0-9])?", "a port's number or name, e.g. 8000 or system")
+_ABSOLUTE = (r"/.*", "an absolute path")
+POD_FIELDS = (
+    *("metadata.name", "metadata.namespace", "metadata.uid", "spec.nodeName", "status.hostIP", "status.podIP"),
+)
+_LINE = (r"[^\x00-\x1f\x7f]*", "one line without control characters")
+
+Names = Mapping[str, str]
+Refusals = Mapping[str, tuple[str, str]]
+CLUSTER = "only a cluster reads it, and none is run from here"
+
+
+def or_none(like: tuple[str, str]) -> tuple[str, str]:
+    """Where empty means that nobody said it."""
+    return f"|{like[0]}", like[1]
+
+
+class Section(Settings, frozen=True, rename="camel"):
+    """A mapping in a manifest; fields are written there in camelCase."""
+
+    idle: ClassVar[Names] = {}  # accepted, warned about, never looked at: name -> why it does nothing
+    refused: ClassVar[Refusals] = {}  # name -> what is wrong with it, and the mend
+
+
+class SecretKey(Section, frozen=True):
+    name: Annotated[str, about("The secret.", like=NAME)]
+    key: Annotated[str, about("The key in it.", like=_VARIABLE)]
+
+    idle: ClassVar[Names] = {"optional": "a secret that is not there is told when the container starts"}
+
+
+class PodField(Section, frozen=True):
+    field_path: Annotated[str, about("Which of them.", choices=POD_FIELDS)]
+
+    idle: ClassVar[Names] = {"apiVersion": "v1 is meant"}
+
+
+class ValueFrom(Section, frozen=True):
+    secret_key_ref: Annotated[SecretKey | None, about("A secret's key whose value it has.")] = None
+    field_ref: Annotated[PodField | None, about("A fact of its own pod that it has.")] = None
+
+    refused: ClassVar[Refusals] = dict.fromkeys(
+        ("configMapKeyRef", "resourceFieldRef", "fileKeyRef"),
+        ("a variable's value comes from here, a secret or its pod", "write it as value, or use secretKeyRef"),
+    )
+
+
+class EnvVar(Section, frozen=True):
+    name: Annotated[str, about("The variable's name.", like=_VARIABLE)]
+    value: Annotated[str, about("Its value.")] = ""
+    value_from: Annotated[ValueFrom | None, about("Where its value comes from.")] = None
+
+
+class HttpGet(Section, frozen=True):
+    port: Annotated[str, about("The port, by number or by name.", like=_PORT, number=True)]
+    path: Annotated[str, about("The page that is asked for.", like=_ABSOLUTE)] = "/"
+
+    idle: ClassVar[Names] = {"scheme": "probes speak plain HTTP", "host": "a probe asks its own container"}
+    refused: ClassVar[Refusals] = {"httpHeaders": ("probes send no headers", "leave it out")}
+
+
+class Exec(Section, frozen=True):
+    command: Annotated[tuple[str, ...], about("What is run; 0 is well.")]
+
+
+class Probe(Section, frozen=True):
+    """How a container is asked."""
+
+    http_get: Annotated[HttpGet | None, about("A page that must answer 200.")] = None
+    exec: Annotated[Exec | None, about("A command that must succeed.")] = None
+    initial_delay_seconds: Annotated[int, about("Before the first question.", "s", min=0, max=86400)] = 0
+    period_seconds: Annotated[int, about("Between two questions.", "s", min=1, max=3600)] = 10
+    timeout_seconds: Annotated[int, about("For an answer.", "s", min=1, max=3600)] = 1
+    failure_threshold: Annotated[int, about("Failures in a row that count.", min=1, max=10000)] = 3
+
+    idle: ClassVar[Names] = {
+        "successThreshold": "one answer is enough",
+        "terminationGracePeriodSeconds": "extraPodSpec.terminationGracePeriodSeconds is read",
+    }
+    refused: ClassVar[Refusals] = dict.fromkeys(
+        ("tcpSocket", "grpc"), ("an open port proves nothing", "ask with httpGet or exec")
+    )
+
+
+_RESTARTED = ("containers are always started again", "leave it out")
+
+
+class MainContainer(Section, frozen=True):
+    image: Annotated[str, about("The image; on one machine what is installed there runs.", like=_LINE)] = ""
+    command: Annotated[tuple[str, ...], about("What is run; none: `holdfast`, and the component's own command.")] = ()
+    args: Annotated[tuple[str, ...], about("What follows the command.")] = ()
+    env: Annotated[tuple[EnvVar, ...], about("Variables; they win over those of the service.")] = ()
+    working_dir: Annotated[str, about("Where it starts.", like=or_none(_ABSOLUTE))] = ""
+    startup_probe: Annotated[Probe | None, about("Until it succeeds, the others are not asked.")] = None
+    liveness_probe: Annotated[Probe | None, about("A container that fails it is started again.")] = None
+    readiness_probe: Annotated[Probe | None, about("A container that fails it is not ready.")] = None
+
+    idle: ClassVar[Names] = {
+        **dict.fromkeys(("imagePullPolicy", "securityContext", "terminationMessagePath"), CLUSTER),
+        **dict.fromkeys(("terminationMessagePolicy", "volumeMounts", "volumeDevices", "resizePolicy"), CLUSTER),
+        "name": "containers are named by the plan",
+        "ports": "ports are named by the plan: http on a frontend, system on the others",
+        "resources": "the service's resources are read",
+        **dict.fromkeys(("stdin", "stdinOnce", "tty"), "nobody types into it"),
+    }
+    refused: ClassVar[Refusals] = {
+        "envFrom": ("whole sources of variables are not read here", "name the secret in the service's envFromSecret"),
+        "lifecycle": ("hooks are not run", "leave it out; a stop is SIGTERM and a time to finish"),
+        **dict.fromkeys(("restartPolicy", "restartPolicyRules"), _RESTARTED),
+    }
+
+
+_POD_SPEC = """
+activeDeadlineSeconds affinity automountServiceAccountToken dnsConfig dnsPolicy enableServiceLinks hostAliases hostIPC
+hostNetwork hostPID hostUsers hostname hostnameOverride imagePullSecrets nodeName nodeSelector os overhead
+preemptionPolicy priority priorityClassName readinessGates resourceClaims resources runtimeClassName schedulerName
+schedulingGates schedulingGroup securityContext serviceAccount serviceAccountName setHostnameAsFQDN
+shareProcessNamespace subdomain tolerations topologySpreadConstraints volumes
+"""
+
+
+class ExtraPodSpec(Section, frozen=True):
+    main_container: Annotated[MainContainer, about("The component's own container.")] = MainContainer()
+    termination_grace_period_seconds: Annotated[
+        int, about("From SIGTERM to SIGKILL.", "s", min=0, max=86400)
+    ] = GRACE_S
+
+    idle: ClassVar[Names] = dict.fromkeys(_POD_SPEC.split(), CLUSTER)
+    refused: ClassVar[Refusals] = {
+        **dict.fromkeys(
+            ("containers", "initContainers", "ephemeralContainers"),
+            ("a pod's containers are made by the plan", "describe the component's own in mainContainer"),
+        ),
+        "restartPolicy": _RESTARTED,
+    }

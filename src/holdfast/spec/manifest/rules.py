@@ -1,0 +1,249 @@
+"""What must hold between the fields of a manifest, each of which may be right by itself; and what is refused by name.
+
+A rule looks at the whole manifest and gives its findings: where, as steps from the root, and what.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from holdfast.spec.manifest.parts import NAME, EnvVar, Probe
+from holdfast.spec.manifest.types import DECODE, FRONTEND, PREFILL, SERVICES_MAX, WORKER, Manifest, Service
+from holdfast.spec.nearest import nearest
+
+Steps = tuple[str | int, ...]
+
+SERVICE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?")
+NAME_CHARS_MAX = 63  # a pod's
+SUFFIX_CHARS = len("-12345678-255")  # a set's hash and a replica's number
+SHARES_MAX = 16  # a frontend has three watches for each, of the 64 that a client of the store may have
+PORT_MAX = 65525  # so that the last engine of a pod has one, too
+PORT_VARIABLES = ("DYN_SYSTEM_PORT", "DYN_HTTP_PORT")
+# Options, also in a shell's line; and names in a word that is an engine's settings.
+LORA_WORD = re.compile(r"(?<!\S)--(?:enable-lora|lora-|max-lora|lora\b)\S*")
+DRAFT_WORD = re.compile(
+    r"(?<!\S)--(?:speculative|draft-|spec-model|spec-dec|num-speculative)\S*|\"(?:speculative_|draft_model)\w*\""
+)
+# Set by the plan, on every container that needs it.
+PLANNED = {
+    "DYN_NAMESPACE": "it is metadata.name",
+    "DYN_NAMESPACE_WORKER_SUFFIX": "it is the hash of what the worker is",
+    "DYN_COMPONENT": "it is made of componentType and subComponentType",
+    "DYN_SERVED_MODEL_NAME": "it is modelName",
+    "ENGINE_ID": "every engine has its own",
+    "GMS_SOCKET_DIR": "engines find their vault by it",
+    "FAILOVER_LOCK_PATH": "it is failover.lock",
+    "HOLDFAST_SHARES": "it is spec.shares",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    at: Steps
+    what: str
+    nearest: str = ""
+    mend: str = ""
+
+
+Findings = Iterator[Finding]
+
+
+def _names(manifest: Manifest) -> Findings:
+    services = manifest.spec.services
+    if not services:
+        yield Finding(("spec", "services"), "there is no service in it", mend="add a frontend and a worker")
+    if len(services) > SERVICES_MAX:
+        yield Finding(("spec", "services"), f"must be {SERVICES_MAX} or fewer, got {len(services)}")
+    lower = Counter(name.lower() for name in services)
+    room = NAME_CHARS_MAX - SUFFIX_CHARS - len(manifest.name) - 1
+    for name in services:
+        at = ("spec", "services", name)
+        if not SERVICE_NAME.fullmatch(name):
+            yield Finding(at, "a service's name is letters, digits and '-', with no '-' at either end")
+        elif len(name) > room:
+            mend = f"pods are named {manifest.name}-{name.lower()}-HASH-NUMBER, with {NAME_CHARS_MAX} at most"
+            yield Finding(at, f"the name is {len(name) - room} characters too long", mend=mend)
+        if lower[name.lower()] > 1:
+            yield Finding(at, "another service has this name but for its capitals", mend="pods' names have none")
+
+
+def _shares(manifest: Manifest) -> Findings:
+    shares = manifest.spec.shares
+    if shares and not manifest.of_type(FRONTEND):
+        mend = "name this deployment in the shares of the one whose frontend serves it"
+        yield Finding(("spec", "shares"), "there is no frontend here to share", mend=mend)
+    if len(shares) > SHARES_MAX:
+        yield Finding(("spec", "shares"), f"must be {SHARES_MAX} or fewer, got {len(shares)}")
+    for place, other in enumerate(shares):
+        at = ("spec", "shares", place)
+        if not re.fullmatch(NAME[0], other):
+            yield Finding(at, f"must be {NAME[1]}, got {other!r}")
+        elif other == manifest.name:
+            yield Finding(at, "a deployment's frontends serve its own workers anyway", mend="leave it out")
+        elif other in shares[:place]:
+            yield Finding(at, f"{other} is there twice", mend="leave one of them out")
+
+
+def _failover(manifest: Manifest) -> Findings:
+    for name, service in manifest.spec.services.items():
+        at = ("spec", "services", name)
+        nodes = service.multinode.node_count if service.multinode is not None else 0
+        if nodes and service.failover.enabled:
+            what = "failover is not supported with multinode deployments"
+            yield Finding((*at, "failover"), what, mend="leave one of them out")
+        elif nodes:
+            what = f"an engine runs on one machine, and not on {nodes}"
+            yield Finding((*at, "multinode"), what, mend="leave it out; a machine's GPUs are resources.limits.gpu")
+        if service.failover.enabled and service.component_type != WORKER:
+            what = f"only workers have standbys, and this is a {service.component_type}"
+            yield Finding((*at, "failover"), what, mend="leave it out")
+        elif service.failover.enabled and service.gpus < 1:
+            what, mend = "must be 1 or more with failover", 'write resources: {limits: {gpu: "1"}}'
+            yield Finding((*at, "resources", "limits", "gpu"), what, mend=mend)
+        if service.failover.lock and service.replicas > 1:
+            what = f"one lock elects one engine, and there are {service.replicas} replicas"
+            yield Finding((*at, "failover", "lock"), what, mend="leave it out; then every replica has its own")
+
+
+def _models(manifest: Manifest) -> Findings:
+    workers = manifest.of_type(WORKER)
+    for name, service in manifest.spec.services.items():
+        at = ("spec", "services", name)
+        if service.model_name and name not in workers:
+            what = f"a {service.component_type} serves no model of its own"
+            yield Finding((*at, "modelName"), what, mend="leave it out")
+        kinds = {one.sub_component_type for one in workers.values() if one.model_name == service.model_name}
+        if service.sub_component_type == PREFILL and name in workers and DECODE not in kinds:
+            model = f" of {service.model_name}" if service.model_name else ""
+            yield Finding((*at, "subComponentType"), f"there is no decode worker{model} that it could prefill for")
+        if service.sub_component_type == "draft":
+            mend = "leave it out; every model decodes by itself"
+            yield Finding((*at, "subComponentType"), "draft models are not supported", mend=mend)
+
+
+def _refused_words(manifest: Manifest) -> Findings:
+    """Adapters and draft models as other engines are told of them."""
+    for name, service in manifest.spec.services.items():
+        at: Steps = ("spec", "services", name, "extraPodSpec", "mainContainer")
+        for field, words in (("command", service.container.command), ("args", service.container.args)):
+            for place, word in enumerate(words):
+                if found := LORA_WORD.search(word):
+                    mend = "serve the merged model under a name of its own"
+                    yield Finding((*at, field, place), f"LoRA adapters are not supported ({found[0]})", mend=mend)
+                elif found := DRAFT_WORD.search(word):
+                    mend, said = "leave it out; every model decodes by itself", found[0].strip('"')
+                    yield Finding((*at, field, place), f"draft models are not supported ({said})", mend=mend)
+    for at, variable in variables_in(manifest):
+        if variable.name.startswith("DYN_LORA_"):
+            yield Finding((*at, "name"), f"LoRA adapters are not supported ({variable.name})", mend="leave it out")
+
+
+def _environment(manifest: Manifest) -> Findings:
+    seen: set[tuple[Steps, str]] = set()
+    for at, variable in variables_in(manifest):
+        if (at[:-1], variable.name) in seen:
+            yield Finding((*at, "name"), f"{variable.name} is there twice", mend="leave one of them out")
+        seen.add((at[:-1], variable.name))
+        if variable.value_from is not None and variable.value:
+            yield Finding(at, f"{variable.name} has a value and a valueFrom", mend="leave one of them out")
+        elif (source := variable.value_from) and (source.secret_key_ref is None) == (source.field_ref is None):
+            what = "there are two sources of its value" if source.field_ref else "there is no source of its value"
+            yield Finding((*at, "valueFrom"), what, mend="give secretKeyRef or fieldRef")
+        elif variable.name in PORT_VARIABLES and (variable.value_from or not _is_port(variable.value)):
+            what = f"{variable.name} must be a port that probes can ask, got {variable.value!r}"
+            yield Finding((*at, "value"), what, mend=f"1 to {PORT_MAX}, or leave it out")
+        elif variable.name == "DYN_SYSTEM_ENABLED" and variable.value.lower() in ("false", "0", "no", "off"):
+            yield Finding((*at, "value"), "probes ask the status page", mend="leave DYN_SYSTEM_ENABLED out")
+
+
+def _probes(manifest: Manifest) -> Findings:
+    for name, service in manifest.spec.services.items():
+        for at, probe in probes_of(name, service):
+            if (probe.http_get is None) == (probe.exec is None):
+                what = "there are two ways to ask" if probe.exec is not None else "there is no way to ask"
+                yield Finding(at, what, mend="give httpGet or exec")
+            port = probe.http_get.port if probe.http_get is not None else ""
+            known = "http" if service.component_type == FRONTEND else "system"
+            if port and not port.isdigit() and port != known:
+                what = f"there is no port {port!r} on a {service.component_type}"
+                meant = nearest(port, [known])
+                mend = "" if meant else f"it has the port {known}"
+                yield Finding((*at, "httpGet", "port"), what, meant, mend)
+            elif port.isdigit() and service.failover.enabled:
+                mend = "write the port's name, system"
+                yield Finding((*at, "httpGet", "port"), "every engine of a failover group has its own port", mend=mend)
+
+
+def _rollouts(manifest: Manifest) -> Findings:
+    for name, service in manifest.spec.services.items():
+        if {service.rollout.max_surge.strip("0%"), service.rollout.max_unavailable.strip("0%")} == {""}:
+            what = "maxSurge and maxUnavailable are both 0, so that nothing could ever be replaced"
+            yield Finding(("spec", "services", name, "rollout"), what, mend="give one of them 1")
+
+
+Rules = tuple[Callable[[Manifest], Findings], ...]
+OF_EACH: Rules = (_failover, _refused_words, _environment, _probes, _rollouts)  # hold for a service whatever others are
+OF_ALL: Rules = (_names, _shares, _models)
+
+
+# -- what is accepted and does nothing, or less than somebody may think
+
+
+def _idle_variables(manifest: Manifest) -> Findings:
+    for at, variable in variables_in(manifest):
+        if variable.name in PLANNED:
+            yield Finding((*at, "name"), f"{variable.name} does nothing here: {PLANNED[variable.name]}")
+
+
+def _idle_failover(manifest: Manifest) -> Findings:
+    for name, service in manifest.spec.services.items():
+        if not service.failover.enabled and (service.failover.num_shadows > 1 or service.failover.lock):
+            what = "does nothing while it is not enabled"
+            yield Finding(("spec", "services", name, "failover"), what)
+
+
+def _nobody_asks(manifest: Manifest) -> Findings:
+    if manifest.of_type(WORKER) and not manifest.of_type(FRONTEND):
+        what = "there is no frontend: its workers serve only a deployment whose spec.shares names this one"
+        yield Finding(("spec", "services"), what)
+
+
+WARNINGS: Rules = (_idle_variables, _idle_failover, _nobody_asks)
+
+
+# -- parts that several rules look at
+
+
+def variables_in(manifest: Manifest) -> Iterator[tuple[Steps, EnvVar]]:
+    """Every variable that is written, and where."""
+    for place, variable in enumerate(manifest.spec.envs):
+        yield ("spec", "envs", place), variable
+    for name, service in manifest.spec.services.items():
+        at = ("spec", "services", name)
+        for place, variable in enumerate(service.envs):
+            yield (*at, "envs", place), variable
+        for place, variable in enumerate(service.container.env):
+            yield (*at, "extraPodSpec", "mainContainer", "env", place), variable
+
+
+def probes_of(name: str, service: Service) -> Iterator[tuple[Steps, Probe]]:
+    """Every probe that is written, and where."""
+    at: Steps = ("spec", "services", name)
+    main: Steps = (*at, "extraPodSpec", "mainContainer")
+    container = service.container
+    for where, probe in (
+        ((*at, "livenessProbe"), service.liveness_probe),
+        ((*at, "readinessProbe"), service.readiness_probe),
+        ((*main, "startupProbe"), container.startup_probe),
+        ((*main, "livenessProbe"), container.liveness_probe),
+        ((*main, "readinessProbe"), container.readiness_probe),
+    ):
+        if probe is not None:
+            yield where, probe
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= PORT_MAX

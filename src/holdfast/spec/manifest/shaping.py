@@ -1,0 +1,147 @@
+"""From a tree to a manifest's structs, by their fields alone; whatever does not fit is told, all of it at once.
+
+Always true: a struct comes back only if nothing in it was wrong; a field is looked at whatever is wrong beside it.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import NoneType, UnionType
+from typing import Any, TypeVar, get_args, get_origin
+
+import msgspec
+
+from holdfast.spec.manifest.parts import Section
+from holdfast.spec.manifest.problems import SHOWN_MAX, Problem, inside
+from holdfast.spec.manifest.reading import Node
+from holdfast.spec.nearest import nearest
+from holdfast.spec.settings import Setting, fields_of
+
+P = TypeVar("P", bound=Section)
+KINDS = {str: "a string", int: "a whole number", bool: "true or false", tuple: "a list", dict: "a mapping"}
+
+
+class Shaper:
+    """Makes structs, and keeps what it found wrong, or idle, on the way."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+        self.warnings: list[Problem] = []
+
+    def part(self, kind: type[P], node: Node, path: str) -> P | None:
+        """The struct that a mapping is; None if something in it is wrong."""
+        if not isinstance(node.value, dict):
+            self._wrong(node, path, dict)
+            return None
+        before = len(self.problems)
+        fields = fields_by_name(kind)
+        said: dict[str, Any] = {}
+        for name, inner in node.value.items():
+            if name not in fields:
+                self._not_read(kind, name, inner, path)
+        for name, setting in fields.items():
+            own = node.value.get(name)
+            if own is not None and own.value is not None:
+                said[setting.name] = self._value(setting, setting.type, own, inside(path, name))
+            elif setting.default is msgspec.NODEFAULT:
+                self._tell(node, inside(path, name), "is missing", mend=f"it is {_example(setting)}")
+        return kind(**said) if len(self.problems) == before else None
+
+    def _not_read(self, kind: type[Section], name: str, node: Node, path: str) -> None:
+        if name in kind.idle:
+            if node.value not in (None, (), {}):
+                self.warnings.append(Problem(node.line, inside(path, name), f"does nothing here: {kind.idle[name]}"))
+        elif name in kind.refused:
+            what, mend = kind.refused[name]
+            if node.value is not None:  # else it is as if nobody had written it, as of every field
+                self._tell(node, inside(path, name), what, mend=mend)
+        else:
+            known = fields_by_name(kind)
+            is_shown = len(self.problems) <= SHOWN_MAX  # the rest is only counted
+            meant = nearest(name, known) or nearest(name, kind.idle) if is_shown else ""
+            mend = "" if meant else f"there are {', '.join(sorted(known))}"
+            self._tell(node, inside(path, name), "there is no such field", meant=meant, mend=mend)
+
+    def _value(self, setting: Setting, kind: Any, node: Node, path: str) -> Any:
+        if isinstance(kind, UnionType):
+            kind = next(one for one in get_args(kind) if one is not NoneType)
+        if get_origin(kind) is tuple:
+            return self._list(setting, get_args(kind)[0], node, path)
+        if get_origin(kind) is dict:
+            return self._by_name(get_args(kind)[1], node, path)
+        if issubclass(kind, Section):
+            return self.part(kind, node, path)
+        return self._scalar(setting, kind, node, path)
+
+    def _list(self, setting: Setting, kind: Any, node: Node, path: str) -> Any:
+        if not isinstance(node.value, tuple):
+            self._wrong(node, path, tuple)
+            return None
+        return tuple(self._value(setting, kind, one, f"{path}[{place}]") for place, one in enumerate(node.value))
+
+    def _by_name(self, kind: type[Section], node: Node, path: str) -> Any:
+        if not isinstance(node.value, dict):
+            self._wrong(node, path, dict)
+            return None
+        return {name: self.part(kind, one, inside(path, name)) for name, one in node.value.items()}
+
+    def _scalar(self, setting: Setting, kind: type, node: Node, path: str) -> Any:
+        value = node.value
+        if setting.extra.get("number") and isinstance(value, int | float) and not isinstance(value, bool):
+            value = str(value)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            self._wrong(node, path, kind)
+            return None
+        if wrong := setting.wrong(value):
+            choices = setting.extra.get("choices", ())
+            wrong = choices[0] if len(choices) == 1 else wrong
+            mend = setting.extra.get("mends", {}).get(value, "")
+            meant = nearest(str(value), choices) if len(choices) > 1 and not mend else ""
+            self._tell(node, path, f"must be {wrong}, got {shown(node)}", meant=meant, mend=mend)
+        return value
+
+    def _wrong(self, node: Node, path: str, kind: type) -> None:
+        mend = ""
+        if kind is str and isinstance(node.value, int | float):  # also true and false
+            mend = "quote it"
+        elif kind in (int, bool) and isinstance(node.value, str):
+            is_number = node.value.isascii() and node.value.lstrip("-").isdecimal()
+            mend = "write it without quotes" if is_number or kind is bool else ""
+        elif kind is tuple and isinstance(node.value, str):
+            mend = f"write it as [{', '.join(node.value.split())}]" if len(node.value) < 40 else "begin it with '- '"
+        self._tell(node, path, f"must be {KINDS[kind]}, got {shown(node)}", mend=mend)
+
+    def _tell(self, node: Node, path: str, what: str, *, meant: str = "", mend: str = "") -> None:
+        self.problems.append(Problem(node.line, path, what, meant, mend))
+
+
+@functools.cache
+def fields_by_name(kind: type[Section]) -> dict[str, Setting]:
+    """A struct's fields, as they are written in a manifest."""
+    written = (one.encode_name for one in msgspec.structs.fields(kind))
+    return dict(zip(written, fields_of(kind), strict=True))
+
+
+def shown(node: Node) -> str:
+    match node.value:
+        case dict():
+            return "a mapping"
+        case tuple():
+            return "a list"
+        case None:
+            return "nothing"
+        case bool() as value:
+            return str(value).lower()
+        case str() as value:
+            return repr(value if len(value) <= 60 else f"{value[:60]}…")
+        case value:
+            return str(value)
+
+
+def _example(setting: Setting) -> str:
+    """What is to be written where a field is missing."""
+    *others, last = setting.extra.get("choices", ("",))
+    choices = f"{', '.join(others)} or {last}" if others else last
+    if setting.type is bool:
+        return KINDS[bool]
+    return choices or setting.sentence[:1].lower() + setting.sentence[1:-1]

@@ -1,0 +1,211 @@
+"""A manifest as plain data: the deployment, its services, and how each is replaced. Containers are in `parts.py`."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from holdfast.spec.manifest.parts import (
+    CLUSTER,
+    NAME,
+    EnvVar,
+    ExtraPodSpec,
+    MainContainer,
+    Names,
+    Probe,
+    Refusals,
+    Section,
+    or_none,
+)
+from holdfast.spec.settings import about
+
+API_VERSION = "nvidia.com/v1alpha1"
+KIND = "DynamoGraphDeployment"
+FRONTEND, PLANNER, WORKER = COMPONENT_TYPES = ("frontend", "planner", "worker")
+PREFILL, DECODE = "prefill", "decode"
+REPLICAS_MAX = 256
+SERVICES_MAX = 25  # as many as the cluster's own definition allows
+SHADOWS_MAX = 8  # each is a whole engine, and one is enough to outlive one death
+
+_WORD = (r"[a-z0-9]([a-z0-9-]{0,28}[a-z0-9])?", "1 to 30 of a-z, 0-9 and '-', with no '-' at either end")
+_COUNT = (r"[0-9]{1,4}", 'a whole number, e.g. "1"')
+_COUNT_OR_SHARE = (r"[0-9]{1,4}|(100|[0-9]{1,2})%", 'a whole number or a share, e.g. 1 or "25%"')
+_LOCK = (
+    r"/.+|flock:///.+|lock\+unix:///.+|lock\+tcp://[^/]+:[0-9]+|etcd://[^/]+:[0-9]+/.+",
+    "/path, flock:///path, lock+unix:///path, lock+tcp://host:port or etcd://host:port/key",
+)
+_MODEL = (r"[^\x00-\x20\x7f][^\x00-\x1f\x7f]{0,199}", "1 to 200 characters without control characters")
+
+
+class Limits(Section, frozen=True):
+    gpu: Annotated[str, about("GPUs of each replica; all of its engines share them.", like=_COUNT, number=True)] = "0"
+
+    idle: ClassVar[Names] = dict.fromkeys(("cpu", "memory", "gpuType", "custom"), CLUSTER)
+    refused: ClassVar[Refusals] = {"nvidia.com/gpu": ("a service's GPUs are called gpu", "write gpu in its place")}
+
+
+class Resources(Section, frozen=True):
+    limits: Annotated[Limits, about("What a replica may have.")] = Limits()
+
+    idle: ClassVar[Names] = {"requests": "limits are read", "claims": "the plan makes its own claim"}
+
+
+class Failover(Section, frozen=True):
+    enabled: Annotated[bool, about("Whether engines stand by, their memory in a vault.")]
+    num_shadows: Annotated[int, about("How many stand by.", min=1, max=SHADOWS_MAX)] = 1
+    lock: Annotated[
+        str, about("The lock that elects the active; empty: a file that its pod shares.", like=or_none(_LOCK))
+    ] = ""
+
+    idle: ClassVar[Names] = {"mode": "all engines of a failover group are in one pod"}
+
+
+class Multinode(Section, frozen=True):
+    node_count: Annotated[int, about("Machines that share one engine.", min=1, max=1000)]
+
+
+class Rollout(Section, frozen=True):
+    """How one set is replaced by the next; never a reason to replace it."""
+
+    max_surge: Annotated[
+        str, about("Replicas beyond those wanted, while it rolls.", like=_COUNT_OR_SHARE, number=True)
+    ] = "1"
+    max_unavailable: Annotated[
+        str, about("Replicas of those wanted that may be missing.", like=_COUNT_OR_SHARE, number=True)
+    ] = "0"
+    progress_deadline_seconds: Annotated[
+        int, about("Without progress for so long, it is undone.", "s", min=1, max=86400)
+    ] = 600
+    error_percent_max: Annotated[
+        int, about("Of a new set's requests; with more that fail, it is undone.", "%", min=0, max=100)
+    ] = 5
+    inexact: Annotated[bool, about("Whether streams whose set is gone for good may end on another.")] = False
+    paused: Annotated[bool, about("Whether it waits where it is.")] = False
+
+
+_LORA = ("LoRA adapters are not supported", "serve the merged model under a name of its own")
+_DRAFT = ("draft models are not supported", "leave it out; every model decodes by itself")
+
+
+_OTHER_TYPES = {
+    **{kind: f"write componentType: worker and subComponentType: {kind}" for kind in (PREFILL, DECODE)},
+    "epp": "leave it out; frontends choose workers themselves",
+    "main": "say what it is",
+}
+
+
+class Service(Section, frozen=True):
+    component_type: Annotated[str, about("What it is.", choices=COMPONENT_TYPES, mends=_OTHER_TYPES)]
+    sub_component_type: Annotated[str, about("What kind of it, e.g. prefill or decode.", like=or_none(_WORD))] = ""
+    replicas: Annotated[int, about("How many.", min=0, max=REPLICAS_MAX)] = 1
+    model_name: Annotated[str, about("The name that clients ask for; default: the model's.", like=or_none(_MODEL))] = ""
+    resources: Annotated[Resources, about("What each replica has.")] = Resources()
+    failover: Annotated[Failover, about("Whether a worker has standbys.")] = Failover(enabled=False)
+    multinode: Annotated[Multinode | None, about("Whether one engine has several machines.")] = None
+    envs: Annotated[tuple[EnvVar, ...], about("Variables of its containers; they win over the deployment's.")] = ()
+    env_from_secret: Annotated[str, about("A secret whose keys are variables, too.", like=or_none(NAME))] = ""
+    liveness_probe: Annotated[Probe | None, about("As its container's, which wins.")] = None
+    readiness_probe: Annotated[Probe | None, about("As its container's, which wins.")] = None
+    extra_pod_spec: Annotated[ExtraPodSpec, about("Its container.")] = ExtraPodSpec()
+    rollout: Annotated[Rollout, about("How it is replaced.")] = Rollout()
+
+    idle: ClassVar[Names] = {
+        "dynamoNamespace": "its namespace is made of metadata.name and what it is",
+        "annotations": "nobody reads them; surge and the like are in rollout",
+        "labels": "nobody reads them",
+        "serviceName": "its name is its key in spec.services",
+        "gpuMemoryService": "a worker's memory is in a vault wherever failover is enabled",
+        "modelRef": "modelName is read",
+        "autoscaling": "replicas is read",
+        "scalingAdapter": "replicas is read",
+        "checkpoint": "engines start from their model",
+        "minAvailable": "rollout.maxUnavailable is read",
+        "runtimeVersionOverride": "an engine says itself what it is",
+        **dict.fromkeys(("pvc", "volumeMounts"), "no volumes are made"),
+        **dict.fromkeys(("ingress", "sharedMemory", "extraPodMetadata", "topologyConstraint"), CLUSTER),
+        "providerOverride": CLUSTER,
+    }
+    refused: ClassVar[Refusals] = {
+        "globalDynamoNamespace": (
+            "a frontend serves its own deployment",
+            "name the others in the spec.shares of the deployment whose frontend serves them",
+        ),
+        "eppConfig": ("there is no endpoint picker", "leave it out; frontends choose workers themselves"),
+        "frontendSidecar": ("a worker's pod has no frontend in it", "make the frontend a service of its own"),
+        **dict.fromkeys(("lora", "loras", "loraAdapters", "adapters", "loraModules"), _LORA),
+        **dict.fromkeys(("draftModel", "draft", "speculative", "speculativeConfig", "specDec"), _DRAFT),
+    }
+
+    @property
+    def container(self) -> MainContainer:
+        return self.extra_pod_spec.main_container
+
+    @property
+    def gpus(self) -> int:
+        return int(self.resources.limits.gpu)
+
+    @property
+    def component(self) -> str:
+        """As addresses have it."""
+        return self.component_type + (f"-{self.sub_component_type}" if self.sub_component_type else "")
+
+
+# -- the whole
+
+
+class Spec(Section, frozen=True):
+    services: Annotated[dict[str, Service], about("What runs, by name.")]
+    envs: Annotated[tuple[EnvVar, ...], about("Variables of every container.")] = ()
+    shares: Annotated[
+        tuple[str, ...], about("Deployments whose workers this one's frontends serve as well.")
+    ] = ()
+
+    idle: ClassVar[Names] = {
+        "backendFramework": "a container's command says it",
+        "pvcs": "no volumes are made",
+        **dict.fromkeys(("annotations", "labels"), "nobody reads them"),
+        **dict.fromkeys(("priorityClassName", "topologyConstraint", "providerOverride", "experimental"), CLUSTER),
+    }
+    refused: ClassVar[Refusals] = {
+        "restart": ("it is no wish for a state", "change what should run, or use `holdfast rollout`"),
+        "components": ("that is nvidia.com/v1beta1", f"write them as services, as {API_VERSION} has them"),
+    }
+
+
+_SERVERS = "a cluster writes it"
+
+
+class Metadata(Section, frozen=True):
+    name: Annotated[str, about("The deployment's name.", like=NAME)]
+
+    idle: ClassVar[Names] = {
+        **dict.fromkeys(("labels", "annotations"), "nobody reads them"),
+        "namespace": "a deployment is kept apart by its name",
+        **dict.fromkeys(("uid", "resourceVersion", "generation", "creationTimestamp", "managedFields"), _SERVERS),
+        **dict.fromkeys(("ownerReferences", "finalizers", "selfLink", "deletionTimestamp"), _SERVERS),
+    }
+    refused: ClassVar[Refusals] = {"generateName": ("a deployment has a name", "use name")}
+
+
+_OTHER_VERSIONS = {"nvidia.com/v1beta1": "write its components as services, by name"}
+_OTHER_KINDS = {"List": "one file is one manifest; `holdfast get NAME -o yaml` writes one"}
+
+
+class Manifest(Section, frozen=True):
+    api_version: Annotated[str, about("Which manifest it is.", choices=(API_VERSION,), mends=_OTHER_VERSIONS)]
+    kind: Annotated[str, about("What it describes.", choices=(KIND,), mends=_OTHER_KINDS)]
+    metadata: Annotated[Metadata, about("Its name.")]
+    spec: Annotated[Spec, about("What should run.")]
+
+    idle: ClassVar[Names] = {"status": _SERVERS}
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    def __str__(self) -> str:
+        """As kubectl calls it."""
+        return f"{self.kind.lower()}.{self.api_version.partition('/')[0]}/{self.name}"
+
+    def of_type(self, component_type: str) -> dict[str, Service]:
+        """The services of one type, by name."""
+        return {name: one for name, one in self.spec.services.items() if one.component_type == component_type}

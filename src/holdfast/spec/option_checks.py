@@ -1,0 +1,73 @@
+"""Values that somebody gave and that are refused before anything starts, each in one line that names the option."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from holdfast.core.errors import Refused
+from holdfast.core.tiers import UnknownTier, split_key
+from holdfast.spec.arguments import Options
+from holdfast.spec.engines import refuse_idle
+from holdfast.spec.names import check_deployment_name, check_process_name
+
+# What a manifest leaves to whoever starts it (`holdfast up -f`).
+WITH_MANIFEST = frozenset({"--filename", "--config", "--detach", "--untied", "--host", "--port"}) | {
+    *("--status-host", "--store", "--device", "--wait-s")
+}
+
+
+def check_given(options: Options, said: Mapping[str, Any]) -> None:
+    """`said`: by flag, on the command line or in a file. Refused names the first that cannot be, or does nothing."""
+    if "--filename" in said and "--workers" in options:
+        for flag in (flag for flag in said if flag not in WITH_MANIFEST):
+            raise Refused(f"{flag} is for the manifest to say; leave it out, or write it into a container's args")
+    if "--engine" in options:
+        engine, standbys = (said.get(flag, _default(options, flag)) for flag in ("--engine", "--standbys"))
+        refuse_idle(engine, standbys, [options[flag] for flag in said])
+    for flag, value in said.items():
+        _check(flag, value)
+
+
+def _default(options: Options, flag: str) -> Any:
+    return options[flag].default if flag in options else 1
+
+
+def _check(flag: str, value: Any) -> None:
+    match flag, value:
+        case "--deployment", str():  # one that is empty is a variable that was not set
+            try:
+                check_deployment_name(value)
+            except ValueError as error:
+                raise Refused(f"--deployment: {error}") from error
+        case "--name", str():  # files and sockets are called by it
+            try:
+                check_process_name(value)
+            except ValueError as error:
+                raise Refused(f"--name {error}") from error
+        case "--api-key", tuple():
+            _check_keys(value)
+        case "--cors-origin", tuple():
+            _check_origins(value)
+
+
+def _check_keys(keys: Iterable[str]) -> None:
+    """A key that is empty is a variable that was not set: it must not open the server."""
+    try:
+        sent = [split_key(written)[0] for written in keys]
+    except UnknownTier as error:
+        raise Refused(f"--api-key: {error}") from error
+    for key in sent:
+        if not key.strip():
+            raise Refused("--api-key is empty; is a variable unset? Leave the option out to let everyone ask")
+        if key != key.strip() or not key.isprintable():
+            raise Refused("--api-key has spaces at its ends or control characters, which no client can send")
+
+
+def _check_origins(origins: Iterable[str]) -> None:
+    """Origins as a browser names them."""
+    for origin in origins:
+        parts = urlsplit(origin)
+        if origin != "*" and not (parts.netloc and origin == f"{parts.scheme}://{parts.netloc}"):
+            raise Refused(f"--cors-origin {origin!r} is no origin; e.g. https://chat.example.org, or '*' for any")
