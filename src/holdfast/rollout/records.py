@@ -1,0 +1,241 @@
+"""What stands in the store of a deployment's rollouts: what is wanted, what a rollout remembers, what became of each.
+
+Whoever asks for something (a person's command) writes what is wanted; whoever carries it out (one supervisor, or one
+operator) writes the memory, and keeps the history.
+
+Always true: what is wanted is changed only from what was read, so that of two who ask at once the second sees what the
+first asked for; each write has the next serial, so that no two are alike; a revision's number is never used for other
+sets. The memory is written by one: who finds another's where its own should be carries out nothing more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from itertools import chain
+
+import msgspec
+from msgspec import Struct, structs
+
+from holdfast.core.errors import UserError
+from holdfast.discovery.keys import DEPLOYMENTS, HISTORY, ROLLOUTS
+from holdfast.health.bounds import Count, UnixS
+from holdfast.rollout import machine
+from holdfast.rollout.history import Entry
+from holdfast.rollout.machine import Memory
+from holdfast.rollout.replica import COMING, Want
+from holdfast.spec.names import namespace_of, pod_name
+from holdfast.store.contract import VALUE_BYTES_MAX, Store
+
+TIMEOUT_S = 10.0  # of one call: a store that restarts is back in a second or two
+# Each that fails is one by which somebody else has succeeded: more at once than people have hands.
+TRIES_MAX = 64
+UNSURE_MAX = 16  # writes without an answer, of 10 s each: of older ones none can be under way any more
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """What should run of a deployment, as it was last asked for."""
+
+    revision: Count
+    manifest: str
+    digest: str  # of its sets (`Revision.digest`)
+    serial: Count = 1
+    paused: bool = False  # by a person's word, whatever the manifest says
+    deleted: bool = False  # it should be gone, and then this record as well
+    cause: str = "apply"
+    at_unix_s: UnixS = 0.0
+
+    def entry(self) -> Entry:
+        """Its place in the history, as long as nothing came of it."""
+        return Entry(
+            number=self.revision, manifest=self.manifest, digest=self.digest, at_unix_s=self.at_unix_s, cause=self.cause
+        )
+
+
+Change = Callable[[Wanted | None], Wanted]
+
+
+# -- what is asked for, from what was wanted before; all of it is pure
+
+
+def applied(manifest: str, digest: str, at_unix_s: float, *, cause: str = "apply", anew: int = 0) -> Change:
+    """A manifest with these sets. With the sets that are wanted already it keeps their number, unless they were undone
+    (`anew`: the number of those that were): who asks for them again wants them tried again."""
+
+    def change(before: Wanted | None) -> Wanted:
+        if before is None:
+            return Wanted(revision=1, manifest=manifest, digest=digest, cause=cause, at_unix_s=at_unix_s)
+        same = before.digest == digest and not before.deleted and before.revision != anew
+        number = before.revision if same else before.revision + 1
+        said = {"revision": number, "manifest": manifest, "digest": digest, "deleted": False}
+        told = {} if same else {"cause": cause, "at_unix_s": at_unix_s}
+        return structs.replace(before, **said, **told)
+
+    return change
+
+
+def paused(name: str, *, on: bool) -> Change:
+    """The same, to wait where it is, or to go on."""
+
+    def change(before: Wanted | None) -> Wanted:
+        return structs.replace(_there(name, before), paused=on)
+
+    return change
+
+
+def deleted(name: str, at_unix_s: float) -> Change:
+    """Nothing at all; what is there leaves by the manifest's bounds."""
+
+    def change(before: Wanted | None) -> Wanted:
+        there = _there(name, before)
+        if there.deleted:
+            return there
+        said = {"revision": there.revision + 1, "cause": "delete", "at_unix_s": at_unix_s}
+        return structs.replace(there, **said, deleted=True, paused=False)
+
+    return change
+
+
+def _there(name: str, before: Wanted | None) -> Wanted:
+    if before is None:
+        raise UserError(f"there is no deployment {name!r}")
+    return before
+
+
+# -- in the store
+
+
+async def wanted(store: Store, name: str) -> Wanted | None:
+    """UserError, if what stands there cannot be read."""
+    held = await store.get(DEPLOYMENTS + name, TIMEOUT_S)
+    return None if held is None else read_wanted(name, held)
+
+
+def read_wanted(name: str, data: bytes) -> Wanted:
+    """UserError, if it cannot be read."""
+    try:
+        return msgspec.json.decode(data, type=Wanted)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise UserError(f"the store's {DEPLOYMENTS}{name} cannot be read: {error}") from error
+
+
+async def ask(store: Store, name: str, change: Change) -> Wanted:
+    """Change what is wanted, from whatever that is at this moment; what it is then. It is in the history as well."""
+    key = DEPLOYMENTS + name
+    for _ in range(TRIES_MAX):
+        held = await store.get(key, TIMEOUT_S)
+        before = None if held is None else read_wanted(name, held)
+        after = change(before)
+        if after == before:
+            return after
+        after = structs.replace(after, serial=before.serial + 1 if before is not None else 1)
+        if await store.swap(key, _encoded(after), held, TIMEOUT_S):
+            await note_asked(store, name, after)
+            return after
+    raise UserError(f"{name} is changed by others all the time; try again")
+
+
+async def note_asked(store: Store, name: str, asked: Wanted) -> None:
+    """The revision stands in the history; if it does already, with what became of it, nothing changes."""
+    await store.swap(history_key(name, asked.revision), _encoded(asked.entry()), None, TIMEOUT_S)
+
+
+async def note(store: Store, name: str, entry: Entry) -> None:
+    """What became of a revision."""
+    await store.put(history_key(name, entry.number), _encoded(entry), TIMEOUT_S)
+
+
+async def forget(store: Store, name: str, entries: list[Entry]) -> None:
+    """A deployment that was deleted and is gone. What is wanted goes last: as long as it stands there, whoever goes on
+    after this process sees that there is something left to do."""
+    for entry in entries:
+        await store.delete(history_key(name, entry.number), TIMEOUT_S)
+    await store.delete(ROLLOUTS + name, TIMEOUT_S)
+    await store.delete(DEPLOYMENTS + name, TIMEOUT_S)
+
+
+def history_key(name: str, number: int) -> str:
+    return f"{HISTORY}{name}/{number:010d}"  # in the order of their numbers
+
+
+def read_entry(key: str, value: bytes) -> Entry | None:
+    """None: nobody could have written it; what is known of others counts all the same."""
+    try:
+        return msgspec.json.decode(value, type=Entry)
+    except (msgspec.DecodeError, ValueError):
+        return None
+
+
+class Orders(Struct, frozen=True):
+    """What a deployment's written memory tells frontends: pods by name, sets by namespace."""
+
+    idle: tuple[str, ...] = ()  # pods that get no work: they leave, or stand by
+    staying: frozenset[str] = frozenset()  # sets with a replica that has counted and serves, or drains
+    kept: frozenset[str] = frozenset()  # all sets that may have workers, now or again: others are gone for good
+    inexact: frozenset[str] = frozenset()  # sets in which streams of those may end
+
+
+def orders(name: str, data: bytes) -> Orders | None:
+    """`data` b"": nothing is written. None: it cannot be read, and whoever goes by it goes on as before."""
+    try:
+        memory = machine.decode(data) if data else machine.NOTHING
+    except (msgspec.DecodeError, ValueError):
+        return None
+    replicas, parts = memory.replicas, memory.target.parts.values()
+    idle = [(one, which) for which, one in replicas.items() if one.want is not Want.SERVE]
+    there = [one.set_id for one in replicas.values() if one.want is Want.DRAIN or (one.want in COMING and one.counted)]
+    known = [revision.sets.values() for revision in (memory.target, memory.stable) if revision is not None]
+    kept = {*chain(*known), *(one.set_id for one in replicas.values())}
+    return Orders(
+        tuple(f"{pod_name(name, one.service, one.set_id)}-{which.rpartition('-')[2]}" for one, which in idle),
+        frozenset(namespace_of(name, set_id) for set_id in there),
+        frozenset(namespace_of(name, set_id) for set_id in kept),
+        frozenset(namespace_of(name, part.set_id) for part in parts if part.inexact),
+    )
+
+
+class Overtaken(Exception):
+    """Another carries this deployment's rollouts out."""
+
+
+class WrittenMemory:
+    """The memory of one deployment's rollouts, as one who carries them out writes it down."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._store = store
+        self._key = ROLLOUTS + name
+        self._held: bytes | None = None
+        self._sure: bytes | None = None  # on the store's disk, or read as we began: one that dies may fall back to it
+        self._unsure: deque[bytes] = deque(maxlen=UNSURE_MAX)  # sent since, and perhaps there
+
+    async def open(self, now_s: float) -> Memory:
+        """What was written last, to go on from. UserError, if another version wrote it: everything stays as it is."""
+        self._held = self._sure = await self._store.get(self._key, TIMEOUT_S)
+        if self._held is None:
+            return machine.NOTHING
+        try:
+            return machine.restore(machine.decode(self._held), now_s)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise UserError(f"the store's {self._key} cannot be read: {error}") from error
+
+    async def write(self, memory: Memory) -> None:
+        """Returns when it is on disk. Overtaken, if another wrote meanwhile; StoreUnavailable: it may be written yet,
+        and is to be tried again."""
+        value = machine.encode(memory)
+        if value == self._held and not self._unsure:
+            return
+        self._unsure.append(value)
+        while not await self._store.swap(self._key, value, self._held, TIMEOUT_S):
+            found = await self._store.get(self._key, TIMEOUT_S)
+            if found == self._held or (found != self._sure and (found is None or found not in self._unsure)):
+                raise Overtaken(f"{self._key} was written by another")
+            self._held = found  # our own, of which no answer came, or which the store lost before it was on its disk
+        self._held = self._sure = value
+        self._unsure.clear()
+
+
+def _encoded(record: Wanted | Entry) -> bytes:
+    data = msgspec.json.encode(record)
+    if len(data) > VALUE_BYTES_MAX:
+        raise UserError(f"the manifest is too long for the store: {len(data)} of {VALUE_BYTES_MAX} bytes")
+    return data

@@ -1,0 +1,64 @@
+"""From a checked manifest to the revision that a rollout is told. Pure.
+
+Always true: what pods are told is in a part's set and nothing else is, so that a manifest that only counts or replaces
+otherwise has the same sets, and takes over under the same number.
+"""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from holdfast.rollout.records import Wanted
+from holdfast.rollout.revision import Part, Revision
+from holdfast.spec.manifest.addresses import address_of, peers_of
+from holdfast.spec.manifest.types import WORKER, Manifest
+
+
+def revision_of(manifest: Manifest, number: int) -> Revision:
+    """What the manifest asks for, as the deployment's revision of that number."""
+    return Revision(number=number, parts={name: _part(manifest, name) for name in manifest.spec.services})
+
+
+def wish_of(wanted: Wanted, manifest: Manifest) -> Revision:
+    """What is wanted, as its manifest and a person's word have it. Who takes a deployment away waits for no stream's
+    end but a drain's."""
+    wish = revision_of(manifest, wanted.revision)
+    parts = dict(wish.parts)
+    for name, part in wish.parts.items():
+        if wanted.deleted:
+            parts[name] = structs.replace(part, replicas=0, paused=False, last_drain_s=part.drain_s)
+        elif wanted.paused:
+            parts[name] = structs.replace(part, paused=True)
+    return structs.replace(wish, parts=parts)
+
+
+def _part(manifest: Manifest, name: str) -> Part:
+    service = manifest.spec.services[name]
+    rollout, replicas = service.rollout, service.replicas
+    surge = amount(rollout.max_surge, replicas, up=True)
+    unavailable = amount(rollout.max_unavailable, replicas, up=False)
+    # Shares of few replicas may both come to none: then one more is started, and nobody is missed.
+    surge = surge or int(not unavailable)
+    plain = Part(set_id="", replicas=0)
+    return Part(
+        set_id=address_of(manifest, name).hash8,
+        replicas=replicas,
+        # A lock of the manifest's own elects one engine of all that there are: a second replica would wait for ever.
+        surge=0 if service.failover.lock else surge,
+        unavailable=unavailable,
+        deadline_s=rollout.progress_deadline_seconds,
+        errors_percent_max=rollout.error_percent_max,
+        # A frontend's answers cannot be handed over, so none of them ever is its set's last.
+        last_drain_s=plain.last_drain_s if service.component_type == WORKER else plain.drain_s,
+        inexact=rollout.inexact,
+        paused=rollout.paused,
+        mates=tuple(peers_of(manifest, name)),
+    )
+
+
+def amount(text: str, of: int, *, up: bool) -> int:
+    """What a number or a share means for so many replicas; shares are rounded up or down, as a cluster does."""
+    if not text.endswith("%"):
+        return int(text)
+    share = of * int(text[:-1])
+    return -(-share // 100) if up else share // 100

@@ -1,0 +1,140 @@
+"""Rollouts as stories, read as text: what is asked for, what befalls it, what is done, and what people are told.
+
+Run with HOLDFAST_WRITE_TRANSCRIPTS=1 to write the outcomes anew, then read the diff.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+from rollout_world import Driver, World, part
+
+from holdfast.rollout import machine as m
+from holdfast.rollout.revision import Part, Revision
+from holdfast.rollout.status import report
+from holdfast.rollout.trial import Traffic
+from transcript_book import must_go_as_written, transcripts
+
+TRANSCRIPTS = transcripts("rollout")
+
+
+def line_of(act: m.Act) -> str:
+    match act:
+        case m.Tell(text):
+            return text
+        case m.Start(name, _, set_id, beside):
+            return f"(start {name} of {set_id}{f' beside {beside}' if beside else ''})"
+        case m.CallOff(name):
+            return f"(call {name} back)"
+    return f"({type(act).__name__.lower()} {act.name})"
+
+
+class Story:
+    """A deployment in a world where a second is a notch."""
+
+    def __init__(self) -> None:
+        self.driver = Driver(World())
+        self.mates: tuple[str, ...] = ()
+        self.lines: list[str] = []
+
+    def play(self, command: str) -> list[str]:
+        self.lines = []
+        word, _, rest = command.partition(" ")
+        getattr(self, f"do_{word}")(rest)
+        return self.lines
+
+    def _tell(self, acts: tuple[m.Act, ...]) -> None:
+        self.lines += [f"  {self.driver.now_s:6.0f}  {line_of(act)}" for act in acts]
+
+    def do_apply(self, rest: str) -> None:
+        """A number, services as `worker=b*4`, and how all of them are replaced as `surge:2`."""
+        number, *words = rest.split()
+        how = {key: int(value) for key, _, value in (word.partition(":") for word in words if ":" in word)}
+        parts: dict[str, Part] = {}
+        for service, _, text in (word.partition("=") for word in words if "=" in word):
+            others = tuple(one for one in self.mates if one != service) if service in self.mates else ()
+            parts[service] = part(text, mates=others, **how)
+        self.driver.wish = Revision(number=int(number), parts=parts, watch_s=5.0)
+        self._tell(self.driver.step())
+
+    def do_mates(self, rest: str) -> None:
+        self.mates = tuple(rest.split())
+
+    def do_wait(self, rest: str) -> None:
+        for acts in self.driver.seconds(int(rest)):
+            self._tell(acts)
+
+    def do_fate(self, rest: str) -> None:
+        """What becomes of every replica of a set: crashes, refused, canary, early, never, errors, breaker or
+        good."""
+        set_id, fate = rest.split()
+        self.driver.world.fates[set_id] = fate
+        if fate == "good":
+            self.driver.world.traffic.pop(set_id, None)
+
+    def do_refused(self, rest: str) -> None:
+        """Why a set can never be started."""
+        set_id, _, why = rest.partition(" ")
+        self.driver.world.refused[set_id] = why
+
+    def do_places(self, rest: str) -> None:
+        service, _, count = rest.partition("=")
+        self.driver.world.places[service] = int(count)
+
+    def do_roomy(self, rest: str) -> None:
+        """The devices of a service take a second engine."""
+        self.driver.world.roomy.add(rest)
+
+    def do_kill(self, rest: str) -> None:
+        for name in rest.split():
+            self.driver.world.kill(name)
+        self._tell(self.driver.step())
+
+    def do_streams(self, rest: str) -> None:
+        """A replica has so many; one ends each second when it drains."""
+        name, _, count = rest.partition("=")
+        self.driver.world.bodies[name].streams = int(count)
+
+    def do_traffic(self, rest: str) -> None:
+        for word in rest.split():
+            set_id, _, text = word.partition("=")
+            failed, _, attempts = text.partition("/")
+            self.driver.world.traffic[set_id] = Traffic(int(attempts), int(failed))
+
+    def do_pause(self, _: str) -> None:
+        self._pause(True)
+
+    def do_resume(self, _: str) -> None:
+        self._pause(False)
+
+    def _pause(self, paused: bool) -> None:
+        parts = {key: structs.replace(one, paused=paused) for key, one in self.driver.wish.parts.items()}
+        self.driver.wish = structs.replace(self.driver.wish, parts=parts)
+        self._tell(self.driver.step())
+
+    def do_restart(self, rest: str) -> None:
+        """The process that keeps the rollout going dies; the next goes on from what is written, or from nothing."""
+        if rest == "forgetful":
+            self.driver.written = b""
+        wish = self.driver.wish
+        self.driver = self.driver.next_life()
+        self.driver.wish = wish
+        self._tell(self.driver.step())
+
+    def do_status(self, _: str) -> None:
+        told = report(self.driver.memory, self.driver.world.look(self.driver.wish), self.driver.now_s)
+        self.lines.append(f"  {self.driver.now_s:6.0f}  {told.verdict}: {told.headline}")
+        self.lines += [f"          {service}" for service in told.services]
+
+
+@pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
+def test_the_story_goes_as_written(path: Path) -> None:
+    """Replaying what happens gives the same deeds and the same words, line for line."""
+    must_go_as_written(path, Story)
+
+
+def test_the_stories_are_there() -> None:
+    """A folder without stories would pass silently."""
+    assert len(TRANSCRIPTS) >= 25

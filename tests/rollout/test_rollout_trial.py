@@ -1,0 +1,134 @@
+"""A new set by its customers' requests: when it is bad, when it has been tried, and what comes of it."""
+
+from __future__ import annotations
+
+import pytest
+from rollout_world import Driver, World, part, revision
+
+from holdfast.rollout import machine as m
+from holdfast.rollout.machine import Phase
+from holdfast.rollout.replica import Want
+from holdfast.rollout.trial import TRIAL_S, Traffic, Trial
+
+BAD, TRIED, WAITS = (True, False), (False, True), (False, False)
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "becomes"),
+    [
+        ((0, 0), (0, 0), TRIED),
+        ((9, 9), (10, 0), TRIED),
+        ((0, 0), (20, 0), WAITS),
+        ((19, 0), (1, 0), WAITS),
+        ((20, 0), (0, 0), TRIED),
+        ((20, 1), (100, 0), WAITS),
+        ((39, 1), (100, 0), WAITS),
+        ((40, 1), (100, 0), TRIED),
+        ((20, 4), (100, 0), WAITS),
+        ((20, 5), (100, 0), BAD),
+        ((40, 5), (0, 0), BAD),
+        ((99, 5), (100, 0), BAD),
+        ((100, 5), (100, 0), WAITS),
+        ((120, 5), (100, 0), TRIED),
+        ((50, 12), (200, 40), TRIED),
+        ((50, 12), (200, 24), TRIED),
+        ((50, 12), (200, 23), BAD),
+    ],
+)
+def test_what_its_requests_say(own: tuple[int, int], others: tuple[int, int], becomes: tuple[bool, bool]) -> None:
+    """Attempts and failures, its own and the others'. It is tried with so many that one more that failed would not be
+    too many, or as well as the others are; bad with five of twenty or more that failed, if that is too many and more
+    than twice the others' share; and where hardly anybody asks there is nothing to try it with."""
+    trial = Trial.of({"b": Traffic(*own), "a": Traffic(*others)}, "b", 5)
+    assert (trial.is_bad, trial.is_tried) == becomes
+
+
+def tried_by(traffic: dict[str, Traffic], seconds: int = 10) -> Driver:
+    """Revision 1 is in place, and two that serve are to become two others; one of those counts at 15 s."""
+    driver = Driver(World())
+    driver.wish = revision(1, worker=part("a*2"))
+    list(driver.seconds(10))
+    driver.world.traffic |= traffic
+    driver.wish = revision(2, worker=part("b*2"))
+    list(driver.seconds(seconds))
+    return driver
+
+
+def leavers(driver: Driver) -> list[str]:
+    return [name for name, one in driver.memory.replicas.items() if one.want is not Want.SERVE]
+
+
+def test_nobody_asks_and_nothing_is_waited_for() -> None:
+    """The first that counts is enough."""
+    assert leavers(tried_by({}, 6)) == ["worker-1"]
+
+
+def test_who_has_not_listened_does_not_take_it_for_nobody_asking() -> None:
+    """A supervisor that was killed is followed by one that knows of no traffic yet: it waits until it does."""
+    driver = tried_by({"a": Traffic(200, 0)})
+    assert leavers(driver) == []
+    look = m.Look(wish=driver.wish, replicas=driver.world.look(driver.wish).replicas, traffic=None)
+    assert m.step(driver.memory, look, driver.now_s) == (driver.memory, ())
+    driver.world.traffic.clear()
+    driver.step()
+    assert leavers(driver) == ["worker-1"]
+
+
+def test_a_trial_is_no_delay_that_undoes_it() -> None:
+    """A deadline that is shorter than a trial stands still meanwhile, and the trial ends by itself."""
+    driver = Driver(World())
+    driver.wish = revision(1, worker=part("a*2", deadline_s=20.0))
+    list(driver.seconds(10))
+    driver.world.traffic["a"] = Traffic(200, 0)
+    driver.wish = revision(2, worker=part("b*2", deadline_s=20.0))
+    list(driver.seconds(int(TRIAL_S)))
+    assert (leavers(driver), driver.memory.phase) == ([], Phase.ROLLING)
+    list(driver.seconds(30))
+    assert (driver.memory.phase, driver.memory.target.number, driver.memory.undone) == (Phase.STEADY, 2, 0)
+
+
+def test_a_trial_goes_on_after_a_clock_that_was_ahead() -> None:
+    """No longer than a whole one."""
+    driver = tried_by({"a": Traffic(200, 0)})
+    restored = m.restore(m.decode(driver.written), 5.0)
+    assert restored.trials == {"worker": 5.0 + TRIAL_S}
+
+
+def test_a_breaker_that_opens_hides_nothing() -> None:
+    """Control takes the traffic off the new one for the same failures, at the same moment: it is undone all the same,
+    and nobody of the old set was missed."""
+    driver = tried_by({"a": Traffic(200, 0)})
+    driver.world.traffic["b"] = Traffic(40, 5)
+    driver.world.bodies["worker-3"].weight = 0.0
+    driver.step()
+    assert (driver.memory.undone, driver.memory.why) == (2, "5 of 40 requests to the new worker failed")
+    assert leavers(driver) == ["worker-3"]
+
+
+def test_a_breaker_that_opens_early_is_enough() -> None:
+    """Three in a row failed before there were enough for a rate, and without traffic there never will be: it is undone
+    at once. A breaker that opened for less, or where the others fail as much, says nothing."""
+    driver = tried_by({"a": Traffic(200, 0), "b": Traffic(5, 2)})
+    body = driver.world.bodies["worker-3"]
+    body.weight, body.is_shut = 0.0, True
+    driver.step()
+    assert driver.memory.undone == 0
+    driver.world.traffic["b"] = Traffic(5, 3)
+    driver.step()
+    assert (driver.memory.undone, driver.memory.why) == (2, "3 of 5 requests to the new worker failed")
+    assert not Trial(Traffic(5, 3), Traffic(10, 5), 5, is_shut=True).is_bad
+
+
+def test_a_revision_in_place_was_tried() -> None:
+    """Where nobody of the old set is left to try it beside, as in a swap, there is a way back until it was."""
+    driver = Driver(World(places={"worker": 1}))
+    driver.wish = revision(1, worker=part("a*1"))
+    list(driver.seconds(10))
+    driver.world.traffic["a"] = Traffic(200, 0)
+    driver.wish = revision(2, worker=part("b*1"))
+    list(driver.seconds(40))
+    assert set(driver.world.bodies) == {"worker-2"}
+    assert driver.memory.phase is Phase.ROLLING
+    driver.world.traffic["b"] = Traffic(30, 9)
+    list(driver.seconds(30))
+    assert (driver.memory.undone, driver.memory.phase) == (2, Phase.STEADY)
