@@ -27,7 +27,8 @@ class Frontend:
     def __init__(self, level: int, *, vacant: bool = False) -> None:
         self.now_s = 1000.0
         directory = ModelDirectory(random.Random(1), 8)
-        self.table = directory.set_for("d", ModelCard("m", WeightsIdentity("r1"), "tt", "hi", 4096, 16, [0])).table
+        card = ModelCard("m", WeightsIdentity("r1"), "tt", "hi", 4096, 16, [0])
+        self.table = directory.set_for("d-00000000", card).table
         self.slot = Slot(1, 4)
         self.table.add(self.slot)
         self.has_worker(True)

@@ -21,7 +21,12 @@ WHOLE: dict[str, Any] = {
         standing=Standing(owed=OWED_MAX, weight=1.0, since_s=1.8e9),
         canary=canary.Record(wrongs=2, cost_s=canary.TRY_S, baselines={0: canary.Baseline(canary.TRY_S, 9)}),
     ),
-    "report": Report(name="f", at_unix_s=1.8e9, workers={"a": Seen(open=64, stream_s=-1e-12, failed={"stalled": 2})}),
+    "report": Report(
+        name="f",
+        at_unix_s=1.8e9,
+        workers={"a": Seen(open=64, stream_s=-1e-12, failed={"stalled": 2})},
+        admitted=("a", "b"),
+    ),
     "device": DeviceRecord(severity=Severity.FATAL, reason="Xid 79", number=79, at_unix_s=1.8e9),
     "expected": Record(Key("c", "b", "d", "k"), (), (Entry(withdrawals=2),), (), at_unix_s=1.8e9),
 }

@@ -65,6 +65,36 @@ async def test_get_put_delete_prefix(store: Store) -> None:
     assert "connected" in repr(store)
 
 
+async def test_a_swap_changes_what_is_as_expected(rig: Rig, store: Store) -> None:
+    """A key that is another, or there, or not there, is left as it is; asked again, the answer is the same."""
+    assert not await store.swap("s/1", b"new", b"old", 5)
+    assert await store.get("s/1", 5) is None
+    assert await store.swap("s/1", b"one", None, 5)
+    assert not await store.swap("s/1", b"two", None, 5)
+    assert await store.swap("s/1", b"one", None, 5), "it has what was asked for"
+    assert await store.swap("s/1", b"two", b"one", 5)
+    assert not await store.swap("s/1", b"three", b"one", 5)
+    assert await store.swap("s/1", b"", b"two", 5)
+    assert await store.swap("s/1", b"four", b"", 5)
+    async with rig.opened() as other:
+        assert await other.get("s/1", 5) == b"four"
+
+
+async def test_of_swaps_at_once_one_succeeds(rig: Rig, store: Store) -> None:
+    """Whoever writes what it read and changed loses nobody's change, if it tries again when it failed."""
+
+    async def add(client: Store, letter: bytes) -> None:
+        while True:
+            held = await client.get("s/all", 5)
+            if await client.swap("s/all", (held or b"") + letter, held, 5):
+                return
+
+    async with rig.opened() as other, asyncio.TaskGroup() as tasks:
+        for number in range(10):
+            tasks.create_task(add((store, other)[number % 2], bytes([97 + number])))
+    assert sorted(await store.get("s/all", 5) or b"") == list(b"abcdefghij")
+
+
 async def test_large_prefix_comes_whole(store: Store) -> None:
     """More than fits into one frame, or one answer of etcd's gateway, still is one snapshot."""
     items = {f"big/{index}": bytes([index]) * 1024 * 1024 for index in range(10)}

@@ -27,6 +27,7 @@ from holdfast.streams.flight import Flight
 from holdfast.streams.ledger import Ledger
 from holdfast.streams.link import WorkerLink
 from holdfast.streams.roster import Roster
+from holdfast.streams.standings import Standings
 from holdfast.wire.frames import FrameSplitter, encode
 from holdfast.wire.messages import (
     VERSION,
@@ -233,7 +234,8 @@ class RosterRig:
         self.dispatcher = Dispatcher(self.directory, holds, asyncio.get_running_loop().time)
         self.prepared = 0
         self.prepare_error: Exception | None = None
-        self.roster = Roster(self.directory, self.dispatcher, SocketNetwork(), rng, self._prepare, "rig")
+        standings = Standings("d")
+        self.roster = Roster(self.directory, self.dispatcher, SocketNetwork(), rng, self._prepare, "rig", standings)
         self.workers: list[ScriptedWorker] = []
         self.roster.start()
 

@@ -20,7 +20,7 @@ def test_a_probation_is_no_bound_of_other_frontends() -> None:
     in line until the worker was all but empty, long after its probation."""
     cluster = Cluster()
     worker = cluster.worker("a", places=8)
-    cluster.directory.degrade(RULES[1])
+    cluster.directory.degrade("d", RULES[1])
     worker.route(routable=True, admit_max=2)
     for name in "abc":
         cluster.ask(name)
@@ -33,9 +33,9 @@ def test_who_was_turned_away_by_a_bound_that_is_no_more_asks_again() -> None:
     """The level returned while it was on its way: it does not wait for what others would leave free no longer."""
     cluster = Cluster()
     worker = cluster.worker("a", places=8)
-    cluster.directory.degrade(RULES[3])
+    cluster.directory.degrade("d", RULES[3])
     cluster.ask("s")
-    cluster.directory.degrade(RULES[0])
+    cluster.directory.degrade("d", RULES[0])
     worker.turn_away("s")
     assert bounds(worker) == [4, 0]
     worker.turn_away("s")
@@ -50,7 +50,7 @@ def test_a_worker_that_is_full_is_so_for_all_also_when_the_level_has_changed() -
     cluster = Cluster()
     worker = cluster.worker("a", places=8)
     cluster.ask("s")
-    cluster.directory.degrade(RULES[1])
+    cluster.directory.degrade("d", RULES[1])
     worker.turn_away("s")
     cluster.ask("premium", tier=Tier.PREMIUM)
     assert bounds(worker) == [0]
@@ -60,7 +60,7 @@ def test_who_waits_and_may_have_every_place_asks_again_when_another_was_turned_a
     """The worker tells of room for what it refused last: not of a place that only the first may have."""
     cluster = Cluster()
     worker = cluster.worker("a", places=8)
-    cluster.directory.degrade(RULES[3])
+    cluster.directory.degrade("d", RULES[3])
     cluster.ask("standard")
     cluster.ask("premium", tier=Tier.PREMIUM)
     worker.turn_away("premium")
@@ -76,7 +76,7 @@ def test_who_waits_and_may_have_every_place_asks_again_when_another_was_turned_a
 def test_who_is_to_be_tried_alone_has_the_worker_that_another_was_turned_away_from() -> None:
     """Whoever was turned away by its bound went elsewhere; that worker is full for those only who have one."""
     cluster = Cluster()
-    cluster.directory.degrade(RULES[3])
+    cluster.directory.degrade("d", RULES[3])
     first = cluster.worker("first")
     cluster.ask("suspect")
     second = cluster.worker("second")
@@ -96,7 +96,7 @@ def test_a_drain_goes_on_while_some_wait_who_may_not_have_every_place() -> None:
     """They wait for none of those that are left; but a premium request does."""
     cluster = Cluster()
     slow, other = cluster.worker("a", places=4), cluster.worker("b", places=4)
-    cluster.directory.degrade(RULES[3])
+    cluster.directory.degrade("d", RULES[3])
     for name in "stuvw":
         cluster.ask(name)
     moving = [name for name in "stuv" if name in slow.numbers]

@@ -74,7 +74,7 @@ class DispatcherMachine(RuleBasedStateMachine):
     @rule(level=st.integers(0, 4))
     def level_changes(self, level: int) -> None:
         """Those that wait hear of it with the next tick."""
-        self.cluster.directory.degrade(RULES[level])
+        self.cluster.directory.degrade("d", RULES[level])
         self.cluster.wait(0.1)
 
     @rule(long=st.booleans(), tier=st.sampled_from(Tier))

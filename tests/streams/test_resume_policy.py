@@ -32,6 +32,7 @@ RESUMED = {
     "InvalidRequest": False,
     "ResourceExhausted": False,
     "NoWorker": False,
+    "Replaced": False,
     "PoisonedRequest": False,
     "InternalError": False,
 }

@@ -9,6 +9,7 @@ from streams_rig import Cluster, make_card
 
 from holdfast.spec.waits import HoldSettings, KnownSettings
 from holdfast.streams.directory import SEEN_MAX, ModelDirectory
+from holdfast.streams.rulings import Ruling
 
 
 def test_a_model_without_a_text_side_cannot_be_asked_for() -> None:
@@ -111,6 +112,32 @@ def test_a_model_is_known_while_it_is_desired_or_was_seen_lately() -> None:
     directory.forget_empty(1061.0, linger_s=5)
     assert not directory.knows("m")
     assert directory.knows("wanted")
+
+
+def test_a_model_that_a_rollout_took_away_for_good_is_known_no_more() -> None:
+    """Once its last worker went and nobody waits for it: its name is neither listed nor held for, as if there had never
+    been one. A name that another set has stays; so does one whose set may come back."""
+    directory = ModelDirectory(random.Random(1), 10)
+    old, same, new = (
+        directory.set_for(f"d-0000000{n}", make_card(name=name)) for n, name in ((1, "old"), (2, "m"), (3, "m"))
+    )
+    for workers in (old, same, new):
+        workers.sessions = 1
+    both = frozenset({"d-00000001", "d-00000002", "d-00000003"})
+    directory.rule("d", Ruling(both, both))
+    directory.forget_empty(100.0, linger_s=30)
+    old.sessions = same.sessions = 0
+    directory.forget_empty(102.0, linger_s=30)
+    assert directory.knows("old"), "there is a way back to it"
+    directory.rule("d", Ruling(frozenset({"d-00000003"}), frozenset({"d-00000003"})))
+    old.sessions = 1
+    directory.forget_empty(104.0, linger_s=30)
+    assert directory.knows("old"), "somebody drains there"
+    old.sessions = 0
+    directory.forget_empty(106.0, linger_s=30)
+    assert not directory.knows("old")
+    assert directory.knows("m")
+    assert list(directory.sets.values()) == [new]
 
 
 def test_names_that_were_seen_are_bounded() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.settings import read_environment
+from holdfast.spec.commands import frontend_by, worker_by
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,19 @@ def test_what_the_environment_says(given: dict[str, str], expected: tuple[Any, .
     assert (*status, env.engine_id, env.failover_lock) == expected
 
 
+def test_where_a_pods_worker_and_frontend_stand() -> None:
+    """What a manifest's plan sets; empty and unset are by the settings, as without a manifest."""
+    pod = {"DYN_NAMESPACE": "chat", "DYN_NAMESPACE_WORKER_SUFFIX": "0123abcd", "DYN_COMPONENT": "worker-decode"}
+    launch = worker_by(read_environment(pod | {"DYN_SERVED_MODEL_NAME": "m"}))
+    assert (launch.namespace(), launch.component, launch.model) == ("chat-0123abcd", "worker-decode", "m")
+    for unset in ({}, {"DYN_NAMESPACE_WORKER_SUFFIX": "", "DYN_COMPONENT": "", "DYN_HTTP_PORT": ""}):
+        env = read_environment(unset)
+        assert (worker_by(env).set_hash, worker_by(env).component) == ("", "worker")
+        assert (env.http_host, env.http_port) == ("127.0.0.1", 8000)
+    spec = frontend_by(read_environment({"DYN_HTTP_HOST": "0.0.0.0", "DYN_HTTP_PORT": "81"}))
+    assert (spec.host, spec.port) == ("0.0.0.0", 81)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -40,6 +54,9 @@ def test_what_the_environment_says(given: dict[str, str], expected: tuple[Any, .
         ("DYN_SYSTEM_STARTING_HEALTH_STATUS", "healthy"),
         *[("DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS", value) for value in ("generate", '"x"', "[1]", '[""]', "{}")],
         *[("ENGINE_ID", value) for value in ("-1", "primary", "1.5")],
+        *[("DYN_NAMESPACE_WORKER_SUFFIX", value) for value in ("v2", "0123ABCD", "0123abcd\n")],
+        ("DYN_COMPONENT", "a/b"),
+        *[("DYN_HTTP_PORT", value) for value in ("-1", "65536", "http")],
     ],
 )
 def test_a_wrong_variable_is_named(name: str, value: str) -> None:

@@ -23,6 +23,20 @@ PATH_CHARS_MAX = 200  # of a path, in the line
 
 
 @dataclass(slots=True)
+class Ended:
+    """Requests that came to their good end, and their tokens."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+
+    def add(self, reply: Reply) -> None:
+        self.requests += 1
+        self.prompt_tokens += reply.prompt_token_count()
+        self.answer_tokens += reply.completion_token_count()
+
+
+@dataclass(slots=True)
 class Accounts:
     """All requests of a frontend."""
 
@@ -30,9 +44,7 @@ class Accounts:
     metrics: FrontendMetrics
     access: AccessLog | None = None
     inflight: int = 0
-    ended_well: int = 0  # requests that came to their good end, and their tokens
-    prompt_tokens: int = 0
-    answer_tokens: int = 0
+    ended: dict[str, Ended] = field(default_factory=dict)  # by deployment
     _became_idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def begin(self, endpoint: str, tier: Tier) -> Account:
@@ -40,7 +52,7 @@ class Accounts:
         self.inflight += 1
         return Account(self, endpoint, tier, asyncio.get_running_loop().time())
 
-    def ended(self) -> None:
+    def over(self) -> None:
         self.inflight -= 1
         if self.inflight == 0:
             self._became_idle.set()
@@ -62,6 +74,7 @@ class Account:
     began_s: float
     model: str = "unknown"
     kind: str = "unknown"
+    deployment: str = ""  # whose workers serve it, once that is known
     _open: bool = True
 
     def named(self, parsed: ParsedRequest) -> None:
@@ -83,7 +96,7 @@ class Account:
             return
         self._open = False
         metrics = self.accounts.metrics
-        self.accounts.ended()
+        self.accounts.over()
         if self.kind != "unknown":
             metrics.inflight.labels(self.model).dec()
         metrics.requests.labels(self.model, self.endpoint, self.kind, outcome).inc()
@@ -91,9 +104,7 @@ class Account:
             metrics.disconnects.inc()
         if reply is not None:
             if outcome == "success":
-                self.accounts.ended_well += 1
-                self.accounts.prompt_tokens += reply.prompt_token_count()
-                self.accounts.answer_tokens += reply.completion_token_count()
+                self.accounts.ended.setdefault(self.deployment, Ended()).add(reply)
             self._measure(reply, metrics)
             if self.accounts.access is not None:
                 self.accounts.access.measured(reply, self.model)

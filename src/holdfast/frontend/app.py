@@ -18,7 +18,7 @@ from holdfast.frontend.api.request import ParsedRequest
 from holdfast.frontend.body_reader import PARSERS
 from holdfast.frontend.gate import Gate, RequestNames
 from holdfast.frontend.large_bodies import PARSE_NOW_BYTES_MAX, LargeBodies
-from holdfast.frontend.levels import Levels
+from holdfast.frontend.levels import AllLevels
 from holdfast.frontend.model_text import ModelText
 from holdfast.frontend.pages import OPEN_PATHS, Pages
 from holdfast.streams.directory import ModelDirectory
@@ -66,7 +66,7 @@ class App:
     names: RequestNames
     accounts: Accounts
     large: LargeBodies
-    levels: Levels
+    levels: AllLevels
     _tasks: Tasks = field(default_factory=lambda: Tasks("frontend"))
     _models_changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -112,7 +112,7 @@ class App:
     # -- generating
 
     def _generate(self, connection: HttpConnection, request: HttpRequest, endpoint: str, tier: Tier) -> None:
-        if self.pages.draining:
+        if self.pages.draining and not self.pages.replaced:
             connection.closing = True
             raise ApiError(503, "this frontend is shutting down", SERVER, None, "draining", retry_after_s=1.0)
         account = self.accounts.begin(endpoint, tier)
@@ -138,6 +138,7 @@ class App:
         workers = self.admission.find_set(parsed)
         if workers is None:
             return False
+        self._is_served_by(workers, account)
         text = cast(ModelText, workers.text)
         prompts = self.admission.prompt_texts(parsed, text)
         if not self.admission.is_short(prompts):
@@ -145,6 +146,11 @@ class App:
         tokens = self.admission.encode_now(parsed, text, prompts)
         self.admission.launch(connection, parsed, workers, text, tokens, tier=account.tier, over=account.over)
         return True
+
+    def _is_served_by(self, workers: WorkerSet, account: Account) -> None:
+        """ApiError, if the deployment that it asks for sheds it."""
+        self.levels.check_for(workers.deployment, account.tier)
+        account.deployment = workers.deployment
 
     def _prepare_slowly(self, connection: HttpConnection, account: Account, asked: ParsedRequest | bytes) -> None:
         if len(self._tasks) >= PREPARING_MAX:
@@ -159,6 +165,7 @@ class App:
         try:
             parsed = await self._parse_large(account, asked) if isinstance(asked, bytes) else asked
             workers = await self._wait_for_set(parsed)
+            self._is_served_by(workers, account)
             text = cast(ModelText, workers.text)
             prompts = await asyncio.to_thread(self.admission.prompt_texts, parsed, text)
             tokens = await self.admission.encode(parsed, text, prompts)

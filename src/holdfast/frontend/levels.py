@@ -1,7 +1,8 @@
 """The deployment's degradation level as this frontend last heard it: what new requests are told, and what all obey.
 
 Theory. Whoever decides writes a record down (`routing.degradation`); every frontend follows the same one. The rules are
-looked up by the level, never edited, so that leaving a level undoes all of it.
+looked up by the level, never edited, so that leaving a level undoes all of it. A frontend that serves several
+deployments follows the level of each, which holds for that one's workers and requests alone.
 
 Always true: without a record the level is 0; a store that is lost, a control that is dead and a record that cannot be
 read change nothing, but for one thing: level 4, which ends by a control's word alone, is 3 for a frontend that has a
@@ -11,7 +12,7 @@ worker and has heard of no control for `STALE_S`. That there is no worker at all
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -44,6 +45,7 @@ class Levels:
         retry_after_s: float,
         clock: Callable[[], float],
     ) -> None:
+        self._deployment = deployment
         self._key = LEVELS + deployment
         self._directory = directory
         self._stats = stats
@@ -56,7 +58,7 @@ class Levels:
     def level(self) -> int:
         if self.record.level < LEVEL_MAX:
             return self.record.level
-        sets = self._directory.sets.values()
+        sets = self._directory.of_deployment(self._deployment)
         has_worker = any(workers.table.routable_count for workers in sets)
         silent_s = self._clock() - self._silent_since_s if self._silent_since_s is not None else 0.0
         return self.record.level_for(has_worker=has_worker, stale=silent_s >= STALE_S)
@@ -91,9 +93,14 @@ class Levels:
             log.warning("the degradation level in the store cannot be read, %d stays: %s", self.record.level, error)
             return
         before, self.record = self.record, record
-        self._directory.degrade(RULES[record.level])
+        self._directory.degrade(self._deployment, RULES[record.level])
         if record.level != before.level:
-            log.warning("degradation level %d -> %d: %s", before.level, record.level, record.reason or "no record")
+            words = (self._deployment, before.level, record.level, record.reason or "no record")
+            log.warning("%s: degradation level %d -> %d: %s", *words)
+
+    def sheds(self, tier: Tier) -> bool:
+        level = self.level
+        return level > 0 and refusal(level, tier, self._retry_after_s) is not None
 
     def check(self, tier: Tier) -> None:
         """Whether a new request of this tier is taken; ApiError if it is shed."""
@@ -103,3 +110,20 @@ class Levels:
         self._stats.shed[tier.word, shed.reason] += 1
         status, kind = (429, OVERLOADED) if RULES[level].accepts_new else (503, UNAVAILABLE)
         raise ApiError(status, shed.message, kind, None, shed.reason, shed.retry_after_s, shed.reason)
+
+
+class AllLevels:
+    """The levels of all deployments that a frontend serves, by name."""
+
+    def __init__(self, levels: Mapping[str, Levels]) -> None:
+        self._levels = levels
+
+    def check(self, tier: Tier) -> None:
+        """At the door, before anybody knows whom it asks for: ApiError, if every deployment sheds it."""
+        if all(levels.sheds(tier) for levels in self._levels.values()):
+            next(iter(self._levels.values())).check(tier)
+
+    def check_for(self, deployment: str, tier: Tier) -> None:
+        """Once it is known whose workers would serve it. Of one deployment alone it was known at the door."""
+        if len(self._levels) > 1:
+            self._levels[deployment].check(tier)

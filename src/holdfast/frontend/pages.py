@@ -42,6 +42,7 @@ class Pages:
     name: str = "frontend"  # whose the numbers are, on a page of all who share the port
     others: Others = nobody
     draining: bool = False
+    replaced: bool = False  # by a rollout: while it drains, who asks on an open connection is answered
     streams: Callable[[], int] = lambda: 0  # requests under way
     level: Callable[[], int] = lambda: 0  # of degradation
     _scrapes: Tasks = field(default_factory=lambda: Tasks("scrapes"))

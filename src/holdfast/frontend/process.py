@@ -12,24 +12,34 @@ from holdfast.core.address import parse_address
 from holdfast.core.ports import World
 from holdfast.core.tasks import Tasks, first
 from holdfast.core.tiers import key_tiers
-from holdfast.discovery.keys import CARDS, CONTROLS, HEALTH, INSTANCES, LEVELS, REFUSALS, STANDBYS, InstanceKey
+from holdfast.discovery.keys import (
+    CARDS,
+    CONTROLS,
+    HEALTH,
+    INSTANCES,
+    REFUSALS,
+    ROLLOUTS,
+    STANDBYS,
+    InstanceKey,
+)
 from holdfast.discovery.registry import Registry
 from holdfast.frontend.accounts import AccessLog, Accounts
 from holdfast.frontend.admission import Admission, AdmissionSettings
 from holdfast.frontend.app import App
 from holdfast.frontend.gate import Gate, RequestNames
 from holdfast.frontend.large_bodies import LargeBodies
-from holdfast.frontend.levels import Levels
+from holdfast.frontend.levels import AllLevels, Levels
 from holdfast.frontend.metrics import FrontendMetrics, Others, nobody
 from holdfast.frontend.model_text import TextMaker
 from holdfast.frontend.pages import OPEN_PATHS, Pages
 from holdfast.frontend.reporting import Reporting
+from holdfast.rollout.records import orders
 from holdfast.spec.launch import FrontendLaunch
-from holdfast.spec.names import check_deployment_name
 from holdfast.store.contract import Deleted, Lost, Put, Registration, Snapshot, Store
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.dispatcher import Dispatcher
 from holdfast.streams.roster import Roster
+from holdfast.streams.rulings import Ruling
 from holdfast.streams.standings import Standings
 from holdfast.wire.accepting import SHARE
 from holdfast.wire.http.request import HttpBounds
@@ -50,13 +60,13 @@ async def run_frontend(
     others: Others = nobody,
 ) -> None:
     """Serve until `stop` is set, then drain."""
-    check_deployment_name(settings.deployment)
+    settings.check()
     gate = Gate(key_tiers(settings.api_keys), frozenset(settings.cors_origins))
     loop, network, rng, unix_s = asyncio.get_running_loop(), world.network, world.rng, world.clock.unix_s
     directory = ModelDirectory(rng, settings.holds.fresh_max, settings.known)
     dispatcher = Dispatcher(directory, settings.holds, loop.time)
     peer = f"frontend-{rng.getrandbits(32):08x}"
-    standings = Standings(settings.deployment, awaits=(HEALTH, CONTROLS))
+    standings = Standings(*settings.serves, awaits=(HEALTH, *map(_controls, settings.serves)))
     roster = Roster(directory, dispatcher, network, rng, TextMaker(unix_s).prepare, peer, standings)
     admission = Admission(directory, dispatcher, AdmissionSettings(), rng, unix_s)
     shown = FrontendMetrics(dispatcher.stats)
@@ -65,9 +75,10 @@ async def run_frontend(
     accounts = Accounts(directory, shown, access)
     large = LargeBodies(admission.settings.prompt_chars_max, shown.reader_lost)
     waits_s = settings.holds.hold_s
-    levels = Levels(settings.deployment, directory, dispatcher.stats, settings.holds.shed_retry_s, loop.time)
-    app = App(gate, waits_s, directory, admission, pages, RequestNames(rng), accounts, large, levels)
-    pages.level = lambda: levels.level
+    shed_retry_s, stats = settings.holds.shed_retry_s, dispatcher.stats
+    levels = {one: Levels(one, directory, stats, shed_retry_s, loop.time) for one in settings.serves}
+    app = App(gate, waits_s, directory, admission, pages, RequestNames(rng), accounts, large, AllLevels(levels))
+    pages.level = lambda: levels[settings.deployment].level
     pages.streams = lambda: accounts.inflight
     roster.on_models_changed = app.models_changed
     bounds = HttpBounds(
@@ -78,18 +89,21 @@ async def run_frontend(
     status = await own.start(parse_address(settings.status_address)) if settings.status_address else None
     address = await server.start(parse_address(settings.address), share_port=True)
     roster.start()
-    registry = Registry(settings.deployment)
+    registry = Registry(*settings.serves)
     refusals = Refusals(store, registry)
     prefixes = (CARDS, INSTANCES, STANDBYS)
     tasks = Tasks("frontend")
     watches = [tasks.spawn(_watch(store, prefix, registry, roster, refusals), f"watch {prefix}") for prefix in prefixes]
     watches.append(tasks.spawn(_hear(store, roster), f"watch {HEALTH}"))
-    watches.append(tasks.spawn(_hear_controls(store, settings.deployment, roster, standings, levels), "watch controls"))
-    watches.append(tasks.spawn(levels.follow(store), f"watch {LEVELS}"))
-    reporting = Reporting(store, settings.deployment, roster, directory, accounts, unix_s)
-    watches.append(tasks.spawn(reporting.run(), "report"))
+    for one in settings.serves:
+        watches.append(tasks.spawn(_hear_controls(store, one, roster, standings, levels[one]), f"controls of {one}"))
+        watches.append(tasks.spawn(_hear_rollout(store, one, roster, directory, pages, settings), f"rollouts of {one}"))
+        watches.append(tasks.spawn(levels[one].follow(store), f"level of {one}"))
+        reporting = Reporting(store, one, roster, directory, accounts, unix_s, settings.name)
+        watches.append(tasks.spawn(reporting.run(), f"report to {one}"))
     try:
-        on_ready({"address": str(address), "status": str(status or address)})
+        facts = {"address": str(address), "status": str(status or address)}
+        on_ready({**facts, "deployment": settings.deployment})
         await first((stop.wait(),), watches)
         for watch in watches:
             if watch.done():  # our own bug, which ends the process
@@ -145,9 +159,33 @@ async def _hear(store: Store, roster: Roster) -> None:
 
 async def _hear_controls(store: Store, deployment: str, roster: Roster, standings: Standings, levels: Levels) -> None:
     """Whether there is one that does."""
-    async for event in store.watch(f"{CONTROLS}{deployment}/"):
-        roster.weighing.hear(CONTROLS, event)
-        levels.led(standings.is_led and not isinstance(event, Lost))
+    async for event in store.watch(_controls(deployment)):
+        roster.weighing.hear(_controls(deployment), event)
+        levels.led(standings.is_led(deployment) and not isinstance(event, Lost))
+
+
+def _controls(deployment: str) -> str:
+    """The prefix that a deployment's controls stand under."""
+    return f"{CONTROLS}{deployment}/"
+
+
+async def _hear_rollout(
+    store: Store, deployment: str, roster: Roster, directory: ModelDirectory, pages: Pages, settings: FrontendLaunch
+) -> None:
+    """Who is replaced, or stands by, and which sets stay."""
+    key = ROLLOUTS + deployment
+    async for event in store.watch(key):
+        value = event.items.get(key, b"") if isinstance(event, Snapshot) else None
+        if isinstance(event, Put) and event.key == key:
+            value = event.value
+        elif isinstance(event, Deleted) and event.key == key:
+            value = b""
+        said = None if value is None else orders(deployment, value)
+        if said is not None:
+            directory.rule(deployment, Ruling(said.staying, said.kept, said.inexact))
+            roster.weighing.idle(deployment, said.idle)
+            if deployment == settings.deployment:
+                pages.replaced = settings.name in said.idle
 
 
 async def _drain(app: App, server: HttpServer, drain_s: float) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from holdfast.discovery.keys import REPORTS
-from holdfast.frontend.accounts import Accounts
+from holdfast.frontend.accounts import Accounts, Ended
 from holdfast.health.records import Report
 from holdfast.store.contract import Registration, Store
 from holdfast.streams.directory import ModelDirectory
@@ -21,7 +21,7 @@ PERIOD_S = 1.0
 
 
 class Reporting:
-    """One frontend's report."""
+    """One frontend's report to one deployment, of that deployment's workers and requests."""
 
     def __init__(
         self,
@@ -31,8 +31,11 @@ class Reporting:
         directory: ModelDirectory,
         accounts: Accounts,
         unix_s: Callable[[], float],
+        process: str = "",
     ) -> None:
         self._store = store
+        self._deployment = deployment
+        self._process = process
         self._key = f"{REPORTS}{deployment}/{roster.peer}"
         self._roster = roster
         self._directory = directory
@@ -60,13 +63,18 @@ class Reporting:
             self._registration.update(value)
 
     def _report(self) -> Report:
-        accounts = self._accounts
+        own, ended = self._deployment, self._accounts.ended.get(self._deployment, Ended())
+        sets = self._directory.of_deployment(own)
         return Report(
             name=self._roster.peer,
             at_unix_s=self._unix_s(),
-            workers=self._roster.told(),
-            waiting=sum(len(workers.holds) for workers in self._directory.sets.values()),
-            ended=accounts.ended_well,
-            prompt_tokens=accounts.prompt_tokens,
-            answer_tokens=accounts.answer_tokens,
+            process=self._process,
+            workers=self._roster.told(own),
+            admitted=self._roster.admitted(own),
+            refused=self._roster.refused(own),
+            waiting=sum(len(workers.holds) for workers in sets),
+            held={workers.namespace: workers.held for workers in sets if workers.held},
+            ended=ended.requests,
+            prompt_tokens=ended.prompt_tokens,
+            answer_tokens=ended.answer_tokens,
         )

@@ -95,12 +95,18 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a frontend saw, of every worker that it has sent anything to; by instance, in hex."""
+    """What a frontend sees; workers by instance, in hex."""
 
     name: str
     at_unix_s: UnixS
-    workers: dict[str, Seen] = {}
-    waiting: Count = 0  # requests without a place
+    process: str = ""  # as `holdfast ps` calls it
+    workers: dict[str, Seen] = {}  # of every one that it has sent anything to
+    # Those that it is connected to and understands, that lead and are well as far as it can tell: each is sent requests
+    # as soon as control's verdict gives it any weight.
+    admitted: tuple[str, ...] = ()
+    refused: dict[str, str] = {}  # those whose card it cannot use, and why
+    waiting: Count = 0  # requests without a place,
+    held: dict[str, Count] = {}  # and of those, by the namespace of their set, the ones that had begun
     # Requests that came to their good end since the frontend began, and their tokens: what requests are like.
     ended: Count = 0
     prompt_tokens: Count = 0

@@ -111,6 +111,12 @@ class EmbeddedStore:
         check_value(value)
         await self._call(lambda call: m.PutKey(call, key, value, False), f"put {key}", timeout_s)
 
+    async def swap(self, key: str, value: bytes, expected: bytes | None, timeout_s: float) -> bool:
+        check_key(key)
+        check_value(value)
+        answer = await self._call(lambda call: m.SwapKey(call, key, value, expected), f"swap {key}", timeout_s)
+        return isinstance(answer, m.Done)
+
     async def delete(self, key: str, timeout_s: float) -> None:
         check_key(key)
         await self._call(lambda call: m.DeleteKey(call, key, False), f"delete {key}", timeout_s)

@@ -30,6 +30,7 @@ from holdfast.store.etcd_gateway import (
     PutRequest,
     RangeRequest,
     RangeResponse,
+    TxnResponse,
 )
 from holdfast.store.etcd_lease import LeaseKeeper
 from holdfast.store.etcd_watch import WatchTasks
@@ -113,6 +114,20 @@ class EtcdStore:
         check_key(key)
         check_value(value)
         await self._call("kv/put", PutRequest(key.encode(), value), Empty, f"put {key}", timeout_s)
+
+    async def swap(self, key: str, value: bytes, expected: bytes | None, timeout_s: float) -> bool:
+        check_key(key)
+        check_value(value)
+        name, what = key.encode(), f"swap {key}"
+        held = {"target": "VALUE", "value": expected} if expected is not None else {"target": "CREATE"}
+        request = {
+            "compare": [{"key": name, "result": "EQUAL", **held}],
+            "success": [{"request_put": PutRequest(name, value)}],
+            "failure": [{"request_range": RangeRequest(name)}],
+        }
+        answer = await self._call("kv/txn", request, TxnResponse, what, timeout_s)
+        there = [one.value for response in answer.responses for one in response.response_range.kvs]
+        return answer.succeeded or there == [value]
 
     async def delete(self, key: str, timeout_s: float) -> None:
         check_key(key)

@@ -79,6 +79,21 @@ class RangeResponse(msgspec.Struct, frozen=True):
     more: bool = False
 
 
+class Found(msgspec.Struct, frozen=True):
+    """A range's answer within a transaction's."""
+
+    kvs: list[KeyValue] = []
+
+
+class TxnPart(msgspec.Struct, frozen=True):
+    response_range: Found = Found()
+
+
+class TxnResponse(msgspec.Struct, frozen=True):
+    succeeded: bool = False
+    responses: list[TxnPart] = []
+
+
 class PutRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     key: bytes
     value: bytes

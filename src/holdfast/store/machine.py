@@ -158,6 +158,13 @@ class StoreMachine:
         _answer(connection, message.call, effects, save=was_durable or owner is None)
         return effects
 
+    def _swap(self, connection: int, message: m.SwapKey) -> Effects:
+        entry = self._entries.get(message.key)
+        held = entry.value if entry is not None else None
+        if held != message.expected and held != message.value:
+            return Effects([Send(connection, m.Value(message.call, held))])
+        return self._put(connection, m.PutKey(message.call, message.key, message.value, False))
+
     def _delete(self, connection: int, message: m.DeleteKey) -> Effects:
         effects = Effects()
         entry = self._entries.get(message.key)
@@ -209,6 +216,7 @@ _HANDLERS: dict[type, Callable[..., Effects]] = {
     m.Ping: StoreMachine._ping,
     m.Get: StoreMachine._get,
     m.PutKey: StoreMachine._put,
+    m.SwapKey: StoreMachine._swap,
     m.DeleteKey: StoreMachine._delete,
     m.WatchPrefix: StoreMachine._watch,
     m.Unwatch: StoreMachine._unwatch,

@@ -59,6 +59,16 @@ class Unwatch(msgspec.Struct, frozen=True, array_like=True, tag=8):
     watch: int
 
 
+class SwapKey(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """Put it without a lease if it has this value (None: if it is not there), or the new one already. The answer is
+    `Done`, or the `Value` that it has instead."""
+
+    call: int
+    key: str
+    value: bytes
+    expected: bytes | None
+
+
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=32):
     version: int
 
@@ -102,7 +112,7 @@ class Changed(msgspec.Struct, frozen=True, array_like=True, tag=40):
     value: bytes | None
 
 
-ToServer = Hello | Ping | Get | PutKey | DeleteKey | WatchPrefix | Unwatch
+ToServer = Hello | Ping | Get | PutKey | DeleteKey | WatchPrefix | Unwatch | SwapKey
 ToClient = Welcome | Refused | Pong | Value | Done | Failed | WatchItems | Changed
 
 decode_to_server: Callable[[memoryview], ToServer] = reader(ToServer)

@@ -1,20 +1,24 @@
 """All worker sets (the workers of one model in one namespace with one card checksum), and which models are known.
 
-Always true: a model stays known for a while after its last worker went, so that its requests are held, not refused.
+Always true: a model stays known for a while after its last worker went, so that its requests are held, not refused; but
+for one whose sets a rollout took away for good (it was renamed, or deleted), which nobody waits for.
 """
 
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 
 from holdfast.discovery.card import ModelCard
 from holdfast.routing.degradation import RULES, Rules
 from holdfast.routing.table import Standing
 from holdfast.spec.waits import KnownSettings
 from holdfast.streams.flight import Flight, WorkerSet
+from holdfast.streams.rulings import Fate, Ruling, Rulings
 
 # Names without a worker that are remembered at once. A deployment has a handful; the oldest is dropped for a new one.
 SEEN_MAX = 1024
+GONE_S = 1.0  # for what was on its way to a set that is gone for good, and is told so
 
 
 class ModelDirectory:
@@ -26,7 +30,8 @@ class ModelDirectory:
         self._known = known
         self._seen: dict[str, float] = {}  # when a worker of this model was last heard of, the oldest first
         self.sets: dict[tuple[str, str], WorkerSet] = {}
-        self.rules = RULES[0]
+        self._rules: dict[str, Rules] = {}  # by deployment, where they are others than at level 0
+        self._rulings: defaultdict[str, Rulings] = defaultdict(Rulings)  # by deployment
 
     def saw(self, name: str, now_s: float) -> None:
         """A worker of this model is there, or was until now."""
@@ -48,14 +53,24 @@ class ModelDirectory:
         found = self.sets.get(key)
         if found is None:
             found = self.sets[key] = WorkerSet(namespace, card, self._rng, self._fresh_holds_max)
-            found.table.degrade(self.rules)
+            found.table.degrade(self._rules.get(found.deployment, RULES[0]))
         return found
 
-    def degrade(self, rules: Rules) -> None:
-        """What holds at the present level; requests that wait hear of more places with the next tick."""
-        self.rules = rules
-        for workers in self.sets.values():
+    def degrade(self, deployment: str, rules: Rules) -> None:
+        """What holds at its present level; requests that wait hear of more places with the next tick."""
+        self._rules[deployment] = rules
+        for workers in self.of_deployment(deployment):
             workers.table.degrade(rules)
+
+    def of_deployment(self, deployment: str) -> list[WorkerSet]:
+        return [workers for workers in self.sets.values() if workers.deployment == deployment]
+
+    def rule(self, deployment: str, ruling: Ruling) -> None:
+        """What a deployment's rollout says of its sets; it holds from the next tick on."""
+        self._rulings[deployment].hear(ruling, {workers.namespace for workers in self.of_deployment(deployment)})
+
+    def fate(self, workers: WorkerSet) -> Fate:
+        return self._rulings[workers.deployment].fate(workers.namespace)
 
     def current(self, workers: WorkerSet) -> WorkerSet:
         """The set as it is known now; one that was forgotten is known again."""
@@ -75,7 +90,7 @@ class ModelDirectory:
             return sets[0] if sets else None
         weights = [workers.weight for workers in sets]
         if not any(weights):
-            return max(sets, key=lambda workers: workers.empty_since_s)
+            return max(sets, key=lambda workers: (self.fate(workers) is Fate.STAYS, workers.empty_since_s))
         return self._rng.choices(sets, weights)[0]
 
     def stand_ins(self, flight: Flight) -> list[WorkerSet]:
@@ -83,13 +98,21 @@ class ModelDirectory:
         return [
             other
             for other in self.sets.values()
-            if other.can_stand_in_for(flight.workers)
+            if self._may_go(flight, other)
             and not (flight.standing is Standing.FRESH and other.holds.suspects)
             and other.table.has_place(flight.standing, limited=flight.limited)
         ]
 
+    def has_heir(self, flight: Flight) -> bool:
+        """Whether some set could take it, now or when it has a place."""
+        return any(self._may_go(flight, other) for other in self.sets.values())
+
+    def _may_go(self, flight: Flight, other: WorkerSet) -> bool:
+        return self._rulings[flight.workers.deployment].may_go(flight, other)
+
     def forget_empty(self, now_s: float, linger_s: float) -> None:
-        """Drop sets that have had no worker at all for `linger_s` and hold nothing, and names not seen for long."""
+        """Drop sets that have had no worker at all for `linger_s` and hold nothing, and names not seen for long; sets
+        that are gone for good sooner, and the names that only they had."""
         for key, workers in list(self.sets.items()):
             workers.note_routable(now_s)  # also for one whose first worker never got as far as serving
             gone_s = now_s - workers.empty_since_s if workers.empty_since_s else 0.0
@@ -97,5 +120,9 @@ class ModelDirectory:
                 self.saw(workers.card.name, now_s)
             elif not len(workers.holds) and gone_s > linger_s:
                 del self.sets[key]
+            elif not len(workers.holds) and gone_s > GONE_S and self.fate(workers) is Fate.GONE:
+                del self.sets[key]
+                if not any(other.card.name == workers.card.name for other in self.sets.values()):
+                    self._seen.pop(workers.card.name, None)
         while self._seen and now_s - self._seen[oldest := next(iter(self._seen))] > self._known.known_s:
             del self._seen[oldest]

@@ -185,10 +185,10 @@ class Dispatcher:
         if workers.table.passes(link.slot):
             link.send(Pass())
 
-    def workers_changed(self, workers: WorkerSet) -> None:
-        """A worker came, went, or has room: give it what waits."""
+    def workers_changed(self, workers: WorkerSet, home: Slot | None = None) -> None:
+        """A worker came, went, or has room: give it what waits; to `home`, which only drains, what had begun."""
         workers.note_routable(self.clock())
-        self._fill(workers)
+        self._fill(workers, home)
 
     # -- time
 
@@ -201,7 +201,7 @@ class Dispatcher:
             workers.note_trial(now_s)
             if not len(workers.holds):
                 continue
-            if workers.empty_since_s and now_s - workers.empty_since_s > self._settings.stand_in_after_s:
+            if self._patience.is_tired_of(workers, self._directory.fate(workers), now_s):
                 self._move_to_stand_in(workers)
             for held in workers.holds.overdue(now_s, self._patience.bound_s):
                 self._patience.is_over(held)
@@ -259,10 +259,10 @@ class Dispatcher:
         link.streams[flight.stream] = flight
         return True
 
-    def _fill(self, workers: WorkerSet) -> None:
+    def _fill(self, workers: WorkerSet, home: Slot | None = None) -> None:
         """What waits takes the places that are free; who has no place now holds up those behind it."""
         while len(workers.holds) and (held := workers.holds.first()) is not None:
-            if not self._send(held.item):
+            if (home and held.item.standing is not Standing.RESUMED) or not self._send(held.item, home):
                 return
             workers.holds.drop(held.item)
             workers.pace.came_free(self.clock(), workers.full_since_s)
@@ -290,10 +290,11 @@ class Dispatcher:
             self._fill(flight.workers)
 
     def _move_to_stand_in(self, workers: WorkerSet) -> None:
-        while (held := workers.holds.first()) is not None:
-            flight = held.item
-            if not (others := self._directory.stand_ins(flight)):
-                return
-            workers.holds.drop(flight)
-            flight.goes_to(others[0])
-            self._send(flight)  # a stand-in has a place, or it would not be one
+        for flight in [held.item for held in workers.holds]:
+            if others := self._directory.stand_ins(flight):
+                flight.goes_to(others[0])
+                self._send(flight)  # a stand-in has a place, or it would not be one
+            elif self._directory.has_heir(flight):
+                return  # it has no place now, and holds up those behind it
+            else:
+                self._patience.has_no_heir(flight, self._directory.fate(workers))

@@ -14,6 +14,7 @@ from holdfast.core.errors import Code
 from holdfast.core.requests import Output
 from holdfast.core.tiers import Tier
 from holdfast.discovery.card import ModelCard
+from holdfast.discovery.keys import deployment_of
 from holdfast.routing.slots import Slot
 from holdfast.routing.table import RouteTable, Standing
 from holdfast.streams.holds import HoldQueue, Pace
@@ -106,10 +107,16 @@ class Flight:
         return pause_s
 
     def goes_to(self, other: WorkerSet) -> None:
-        """A stand-in for its set takes it up."""
-        if self.ledger.emitted or other.card.chat_template != self.workers.card.chat_template:
+        """A stand-in for its set, in whose line it stands no more, takes it up."""
+        self.workers.holds.drop(self)
+        if self.changes_in(other):
             self.ledger.exact = False
         self.workers = other
+
+    def changes_in(self, other: WorkerSet) -> bool:
+        """Whether its answer would be another in a stand-in than if it had been asked there: it has begun, or its
+        prompt was made by another template."""
+        return bool(self.ledger.emitted) or other.card.chat_template != self.workers.card.chat_template
 
     def ran(self, now_s: float) -> None:
         """It was on a worker until now. A prompt may take longer than anybody may wait: that was no waiting."""
@@ -141,6 +148,7 @@ class WorkerSet:
 
     def __init__(self, namespace: str, card: ModelCard, rng: random.Random, fresh_holds_max: int) -> None:
         self.namespace = namespace
+        self.deployment = deployment_of(namespace)
         self.card = card
         self.checksum = card.checksum()
         self.table = RouteTable(rng)
@@ -152,12 +160,18 @@ class WorkerSet:
         self.empty_since_s = 0.0  # when the last routable worker went, 0 while there is one
         self.full_since_s = 0.0  # when its workers were first seen to be full, 0 while they are not
         self.tried_s = 0.0  # when one of its workers was last seen to be kept for a suspect
+        self.away_s = 0.0  # when a rollout was last seen to have taken all of them away
         self.pace = Pace()  # of the places that came free for those who waited
 
     @property
     def weight(self) -> float:
         """How much of its model's traffic it should get: the places of its routable workers, by their weight."""
         return self.table.places
+
+    @property
+    def held(self) -> int:
+        """Streams that had begun, and wait for one of its workers."""
+        return sum(1 for one in self.holds if one.item.standing is Standing.RESUMED)
 
     @property
     def deterministic(self) -> bool:
@@ -201,9 +215,11 @@ class WorkerSet:
             self.tried_s = now_s
 
     def can_stand_in_for(self, other: WorkerSet) -> bool:
-        """Same model, same tokens, so a stream of `other` may go on here, though not exactly."""
+        """Same model, same tokens, so a stream of `other` may go on here, though not exactly. Never in another
+        deployment: a frontend that serves both mixes nothing of them."""
         return (
             self is not other
+            and self.deployment == other.deployment
             and self.card.name == other.card.name
             and self.card.tokenizer_sha256 == other.card.tokenizer_sha256
             and self.text is not None

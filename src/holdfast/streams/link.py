@@ -77,6 +77,7 @@ class WorkerLink:
         self.since_s = 0.0  # when it was first heard of
         self.share = Share()  # what control's verdict leaves it
         self.let_in = False  # that was something, once
+        self.fit = False  # it would be something, whatever a rollout says
         self.called = False  # a spare that serves, because nobody else does
         self.on_word: Callable[[], None] = lambda: None  # told of a sign of life that cannot wait for the next tick
         self.heard = False  # something came on the data connection since the last tick

@@ -70,6 +70,12 @@ class Links:
 
     def objection(self, link: WorkerLink) -> str:
         """Why a connected worker gets no work whatever its judge says; "" if nothing speaks against it."""
+        return self.bar(link) or link.objection
+
+    def bar(self, link: WorkerLink) -> str:
+        """The same by its own word, its group's and a rollout's, whatever control decided."""
         if not link.active:
             return "standing by"
-        return link.reason if link.draining else self.superseded(link) or link.objection
+        if link.draining:
+            return link.reason
+        return self.superseded(link) or (link.share.reason if link.share.idle else "")

@@ -5,7 +5,8 @@ workers are there and full nobody is coming: a new request waits a little for a 
 to come back. That is an answer, not a failure, and is counted apart; so it is where a line is full, and one of a lower
 tier that waits is *pushed out*. Whoever ran before, or whose client already has part of its answer (another of its
 choices), waits as if held. Suspects are tried one after the other, each for as long as its prompt takes: while one is
-tried, the wait of those who ran before is not over.
+tried, the wait of those who ran before is not over. Nor is it while a rollout has taken their workers away: until that
+is in place or undone nobody knows whether they come back.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from holdfast.routing.table import Standing
 from holdfast.routing.tiers import InLine
 from holdfast.spec.waits import HoldSettings
 from holdfast.streams.flight import Flight, WorkerSet
+from holdfast.streams.rulings import TAKEN_AWAY, Fate
 from holdfast.streams.stats import DispatchStats
 
 log = logging.getLogger("holdfast.workers")
@@ -37,11 +39,20 @@ class Patience:
         flight = held.item
         full_since_s = flight.workers.full_since_s
         if flight.standing is not Standing.FRESH:
-            return self._settings.hold_s + max(0.0, flight.workers.tried_s - held.since_s)
+            away_s = min(flight.workers.away_s - held.since_s, self._settings.away_s)
+            return self._settings.hold_s + max(0.0, flight.workers.tried_s - held.since_s, away_s)
         if flight.consumer.answering or not full_since_s:
             return self._settings.hold_s
         queue_s = self._settings.queue_s * flight.workers.table.rules.latency_factor
         return queue_s + max(0.0, full_since_s - held.since_s)
+
+    def is_tired_of(self, workers: WorkerSet, fate: Fate, now_s: float) -> bool:
+        """Whether others are to stand in for a set. Workers that crashed come back; of those that a rollout took away
+        it is known at once."""
+        if fate in TAKEN_AWAY:
+            workers.away_s = now_s
+        after_s = 0.0 if fate in TAKEN_AWAY else self._settings.stand_in_after_s
+        return workers.empty_since_s > 0.0 and now_s - workers.empty_since_s > after_s
 
     def is_over(self, held: InLine[Flight]) -> None:
         """It waited for as long as it may."""
@@ -52,6 +63,14 @@ class Patience:
         else:
             waited = f"no worker could take it within {self._settings.hold_s:g} s"
             self.lose(flight, Code.NO_WORKER, waited)
+
+    def has_no_heir(self, flight: Flight, fate: Fate) -> None:
+        """No other set may go on with it: where a rollout has taken its own away for good, that is its end."""
+        if fate is not Fate.GONE:
+            return
+        flight.workers.holds.drop(flight)
+        why = "its workers were replaced by others, which would go on with it in another way"
+        self.lose(flight, Code.REPLACED, f"{why}; ask again, or allow it in the manifest (rollout.inexact)")
 
     def line_is_full(self, flight: Flight, *, waited: bool) -> None:
         """A new request that may not wait, or not any more."""

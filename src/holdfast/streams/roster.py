@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -26,17 +27,18 @@ from holdfast.health.watcher import CONNECT_TIMEOUT_S, BeatWatcher, Finding
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.dispatcher import Dispatcher
 from holdfast.streams.flight import WorkerSet
-from holdfast.streams.link import DataConnection, NoticeConnection, WorkerLink
+from holdfast.streams.link import DataConnection, WorkerLink
+from holdfast.streams.notices import Notices
 from holdfast.streams.sightings import Sightings
 from holdfast.streams.standings import Standings
 from holdfast.streams.weighing import Weighing
-from holdfast.wire.messages import NotTaken
 
 log = logging.getLogger("holdfast.workers")
 
 RETRY_S_MIN = 0.05
 RETRY_S_MAX = 1.0
 REMIND_TICKS = 50  # every 5 s
+REASON_CHARS_MAX = 500  # of a refusal, in a report
 
 PrepareText = Callable[[ModelCard, bytes], Awaitable[object]]
 
@@ -63,12 +65,13 @@ class Roster:
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[WorkerLink, asyncio.Task[None]] = {}
         self._running = Tasks("workers")
-        self._notices = Tasks("notices")
+        self._notices = Notices(network, peer)
         self._ticks = 0
         self._ticked_s = self._loop.time()
-        self._sightings = Sightings()
+        self._sightings: defaultdict[str, Sightings] = defaultdict(Sightings)  # by deployment
         self._timer: asyncio.TimerHandle | None = None
         self.watchers: dict[WorkerLink, BeatWatcher] = {}
+        self._unread: dict[InstanceKey, str] = {}  # workers whose card's text side could not be made, and why
         self._by_key: dict[InstanceKey, list[WorkerLink]] = {}  # the same: one now, and those whose record has changed
         self.weighing = Weighing(dispatcher, self._by_key, standings or Standings(), self._loop.time)
         self.verdicts: dict[str, int] = {}  # changes of verdict, by the new one
@@ -88,10 +91,24 @@ class Roster:
         await self._running.stop()
         await self._notices.stop()
 
-    def told(self) -> dict[str, Seen]:
-        """What is seen of each worker, by instance, for a report."""
-        here = {link.slot.name: (link.streams.values(), link.share.fall) for link in self.watchers}
-        return self._sightings.told(here, self._loop.time())
+    def told(self, deployment: str) -> dict[str, Seen]:
+        """What is seen of each worker of a deployment, by instance, for a report to it; and so are the next two."""
+        own = self._links_in(deployment)
+        here = {link.slot.name: (link.streams.values(), link.share.fall) for link in own}
+        return self._sightings[deployment].told(here, self._loop.time())
+
+    def admitted(self, deployment: str) -> tuple[str, ...]:
+        """Who is sent requests as soon as control's verdict allows it."""
+        joined = [link for link in self._links_in(deployment) if link.workers is not None and link.trusted]
+        return tuple(sorted(f"{link.slot.name:x}" for link in joined if not self._dispatcher.links.bar(link)))
+
+    def refused(self, deployment: str) -> dict[str, str]:
+        """Whose card cannot be used here, and why."""
+        unread = sorted(self._unread.items(), key=str)
+        return {f"{key.instance:x}": why[:REASON_CHARS_MAX] for key, why in unread if key.deployment == deployment}
+
+    def _links_in(self, deployment: str) -> list[WorkerLink]:
+        return [link for link in self.watchers if link.instance.key.deployment == deployment]
 
     # -- from discovery
 
@@ -102,7 +119,7 @@ class Roster:
             elif isinstance(change, Withdrawn):
                 self._withdrawn(change.instance)
             elif isinstance(change, NotAdmitted):
-                self._not_admitted(change)
+                self._notices.not_admitted(change)
 
     def _appeared(self, instance: Instance) -> None:
         known = self._by_key.setdefault(instance.key, [])
@@ -113,7 +130,7 @@ class Roster:
         self._directory.saw(instance.card.name, self._loop.time())
         link = WorkerLink(instance, self._dispatcher)
         link.since_s = self._loop.time()
-        link.seen = self._sightings.of(instance.key.instance)
+        link.seen = self._sightings[instance.key.deployment].of(instance.key.instance)
         known.append(link)
         watcher = self.watchers[link] = BeatWatcher(
             name=instance.name,
@@ -142,23 +159,7 @@ class Roster:
         self._by_key[key].remove(link)
         if not self._by_key[key]:
             del self._by_key[key]
-
-    def _not_admitted(self, change: NotAdmitted) -> None:
-        name = change.record.name if change.record is not None else ""
-        log.warning("%s is not admitted: %s", name or f"worker {change.key.instance:x}", change.reason)
-        if change.record is not None:
-            self._notices.spawn(self._tell_not_taken(change.record.address, change.reason), f"to {name}")
-
-    async def _tell_not_taken(self, address: str, reason: str) -> None:
-        """A worker is never a silent zombie: it shows the reason in its health."""
-        connection = NoticeConnection(self.peer)
-        try:
-            transport = await self._network.connect(parse_address(address), lambda: connection, CONNECT_TIMEOUT_S)
-        except (OSError, ValueError) as error:
-            log.warning("cannot tell the worker at %s that it is not admitted: %s", address, error)
-            return
-        connection.send(NotTaken(reason))
-        transport.close()  # not abort: what was written goes out first
+            self._unread.pop(key, None)
 
     # -- one worker's life
 
@@ -217,6 +218,7 @@ class Roster:
 
     def _join(self, link: WorkerLink, workers: WorkerSet) -> None:
         assert link.welcome is not None
+        self._unread.pop(link.instance.key, None)
         older = workers.table.slots.get(link.slot.name)
         if older is not None:  # the same worker, by what its record said before
             self._retire(self._dispatcher.links[older])
@@ -246,7 +248,8 @@ class Roster:
                 workers.text = await self._prepare_text(workers.card, tokenizer)
             except ValueError as error:
                 log.warning("%s is not admitted: %s", link.instance.name, error)
-                await self._tell_not_taken(link.instance.record.address, str(error))
+                self._unread[link.instance.key] = str(error)
+                await self._notices.tell(link.instance.record.address, str(error))
                 raise
 
     # -- time and verdicts

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import msgspec
 
-from holdfast.discovery.keys import CONTROLS, HEALTH, InstanceKey, admits, parse_key
+from holdfast.discovery.keys import CONTROLS, HEALTH, InstanceKey, parse_key
 from holdfast.health.records import ControlRecord, HealthRecord
 from holdfast.health.standing import FALLEN, Cause, Standing, Status
 from holdfast.store.contract import Deleted, Put, Snapshot, WatchEvent
@@ -46,6 +46,7 @@ class Share:
     drains: bool = False  # its streams leave by plan
     fall: int = 0  # the last that is known
     wrong: bool = False  # it is quarantined: what it makes cannot be believed
+    idle: bool = False  # a rollout gives it nothing
 
     @property
     def objection(self) -> str:
@@ -53,6 +54,12 @@ class Share:
         if self.weight > 0.0:
             return "kept as a spare" if self.spare else ""
         return f"{self.status.lower()}: {self.reason}" if self.status else self.reason
+
+
+def idle(share: Share) -> Share:
+    """What a worker gets that a rollout replaces, or keeps in reserve, whatever its verdict: nothing more, and its
+    streams leave by plan."""
+    return replace(share, weight=0.0, status="IDLE", reason="a rollout gives it no work", drains=True, idle=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,24 +71,25 @@ class Heard:
 
 
 class Standings:
-    """The verdicts of one deployment. `awaits`: prefixes of the store that will be told, and have not been yet."""
+    """The verdicts of the deployments that a frontend serves. `awaits`: prefixes of the store that will be told, and
+    have not been yet."""
 
-    def __init__(self, deployment: str = "", awaits: Iterable[str] = ()) -> None:
-        self._deployment = deployment
+    def __init__(self, *deployments: str, awaits: Iterable[str] = ()) -> None:
+        self._deployments = frozenset(deployments)
         self._awaits = set(awaits)
         self._records: dict[InstanceKey, HealthRecord] = {}
         self._leading: set[str] = set()  # keys of controls that lead
 
-    @property
-    def is_led(self) -> bool:
-        """Whether some control leads, as far as was told."""
-        return bool(self._leading)
+    def is_led(self, deployment: str) -> bool:
+        """Whether some control leads there, as far as was told."""
+        return any(key.startswith(f"{CONTROLS}{deployment}/") for key in self._leading)
 
     def hear(self, prefix: str, event: WatchEvent) -> list[Heard]:
-        """What the store says under `prefix`, HEALTH or CONTROLS: of whom something is known now."""
+        """What the store says under `prefix`, HEALTH or some of CONTROLS: of whom something is known now."""
         match event:
             case Snapshot():
-                known = self._leading if prefix == CONTROLS else self._lifted()
+                leading = {key for key in self._leading if key.startswith(prefix)}
+                known = leading if prefix.startswith(CONTROLS) else self._lifted()
                 heard = [one for key in known - event.items.keys() for one in self._delete(prefix, key)]
                 heard += [one for key, value in event.items.items() for one in self._put(prefix, key, value)]
                 first = prefix in self._awaits
@@ -101,7 +109,7 @@ class Standings:
         `alone`: no other of its set does."""
         record = self._records.get(key)
         if record is None:
-            if not self._awaits and (trusted or not self._leading):
+            if not self._awaits and (trusted or not self.is_led(key.deployment)):
                 return Share()
             why = "its verdict is not known yet" if self._awaits else "it waits for its first check"
             return _wait(Share(), why, since_s + FIRST_CHECK_S, now_s)
@@ -118,17 +126,17 @@ class Standings:
         if set(standing.causes) != {Cause.UNCHECKED} or standing.fall or standing.owed:
             return told
         checking_s = CHECKING_ALONE_S if alone else CHECKING_S
-        bound_s = 0.0 if trusted else checking_s if self._leading else FIRST_CHECK_S
+        bound_s = 0.0 if trusted else checking_s if self.is_led(key.deployment) else FIRST_CHECK_S
         return _wait(replace(told, weight=1.0), told.reason, since_s + bound_s, now_s)
 
     # -- what is known
 
     def _put(self, prefix: str, key: str, value: bytes) -> list[Heard]:
-        if prefix == CONTROLS:
+        if prefix.startswith(CONTROLS):
             return self._leads(key, leads=_read(_controls, value, _FOLLOWER).leads)
         where = parse_key(HEALTH, key)
         record = _read(_verdicts, value, None)
-        if where is None or record is None or not admits(self._deployment, where.namespace):
+        if where is None or record is None or where.deployment not in self._deployments:
             return []
         before = self._records.get(where)
         self._records[where] = record
@@ -149,16 +157,17 @@ class Standings:
         return {HEALTH + key.path for key, record in self._records.items() if not _is_out(record.standing)}
 
     def _delete(self, prefix: str, key: str) -> list[Heard]:
-        if prefix == CONTROLS:
+        if prefix.startswith(CONTROLS):
             return self._leads(key, leads=False)
         where = parse_key(HEALTH, key)
         known = where is not None and self._records.pop(where, None) is not None
         return [Heard(where)] if known else []
 
     def _leads(self, key: str, *, leads: bool) -> list[Heard]:
-        before = bool(self._leading)
+        deployment = key.removeprefix(CONTROLS).partition("/")[0]
+        before = self.is_led(deployment)
         (self._leading.add if leads else self._leading.discard)(key)
-        return [Heard(None)] if bool(self._leading) is not before else []
+        return [Heard(None)] if self.is_led(deployment) is not before else []
 
 
 def _is_out(standing: Standing) -> bool:

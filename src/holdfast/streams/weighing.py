@@ -5,13 +5,15 @@ stream or, here, against the worker. One that drains keeps its streams until oth
 time, and the next when those have made a token there, so that whoever takes them is not swamped.
 
 Always true: no verdict is waited for by what takes over (`streams.standings`); nobody is handed over who would have to
-wait, or ahead of those who do; a spare serves only while nobody else of its set can.
+wait, or ahead of those who do; a spare serves only while nobody else of its set can, and so does one that is replaced,
+but only what had begun in its set: it died with its last streams, say, and is back.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 
 from holdfast.core.errors import Code
 from holdfast.discovery.keys import InstanceKey
@@ -19,12 +21,13 @@ from holdfast.store.contract import WatchEvent
 from holdfast.streams.dispatcher import Dispatcher
 from holdfast.streams.flight import Flight
 from holdfast.streams.link import WorkerLink
-from holdfast.streams.standings import Standings
+from holdfast.streams.standings import Standings, idle
 
 log = logging.getLogger("holdfast.workers")
 
 # Each costs a prefill where it goes, beside the work there.
 HANDED_OVER_AT_ONCE = 4
+_ENGINE = re.compile(r"-engine-\d+$")  # of a pod that has several, behind its name
 
 Links = Mapping[InstanceKey, list[WorkerLink]]
 
@@ -37,6 +40,7 @@ class Weighing:
         self._links = links
         self._standings = standings
         self._clock = clock
+        self._idle: dict[str, frozenset[str]] = {}  # by deployment
         self._under_way: set[Flight] = set()  # handed over, and without a token since
 
     def hear(self, prefix: str, event: WatchEvent) -> None:
@@ -49,12 +53,21 @@ class Weighing:
                     log.info("%s: its %d streams are moved: %s", link.instance.name, len(link.streams), heard.fell)
                     link.fail_streams(Code.RESPONSE_TIMEOUT, heard.fell, tell_worker=True, faulty=False)
 
+    def idle(self, deployment: str, names: Collection[str]) -> None:
+        """Replicas that a deployment's rollout gives no work, by their pods' names: all of them, each time."""
+        self._idle[deployment] = frozenset(names)
+        for link in self._all():
+            self.weigh(link)
+
     def weigh(self, link: WorkerLink) -> None:
         """Look up what it gets now, and route by it."""
         key, trusted = link.instance.key, bool(link.group) or link.let_in
         alone = link.workers is not None and not link.workers.table.routable_count
         now_s = self._clock()
         share = self._standings.share(key, trusted=trusted, since_s=link.since_s, now_s=now_s, alone=alone)
+        link.fit = share.weight > 0.0
+        if _ENGINE.sub("", link.instance.name) in self._idle.get(key.deployment, ()):
+            share = idle(share)
         before, link.share = link.share, share
         link.let_in |= share.weight > 0.0
         if share == before:
@@ -72,6 +85,8 @@ class Weighing:
                 self._call(link)
             if link.share.drains and link.streams:
                 self._hand_over(link)
+            if link.share.idle:
+                self._bring_home(link)
 
     def _call(self, link: WorkerLink) -> None:
         """A spare serves where nobody else does: control may be away, or has not seen it yet."""
@@ -84,6 +99,13 @@ class Weighing:
             link.called = called
             log.info("%s: a spare, %s", link.instance.name, "which serves, alone" if called else "needed no more")
             self._dispatcher.reroute(link)
+
+    def _bring_home(self, link: WorkerLink) -> None:
+        """Streams that had begun in its set and wait go to one that is replaced, where nobody else could take them."""
+        workers, sound = link.workers, link.fit and link.trusted and link.active and not link.draining
+        if workers is None or not sound or workers.table.routable_count or self._dispatcher.links.superseded(link):
+            return
+        self._dispatcher.workers_changed(workers, link.slot)
 
     def _hand_over(self, link: WorkerLink) -> None:
         self._under_way = {flight for flight in self._under_way if flight.first_output and not flight.ledger.ended}

@@ -27,6 +27,7 @@ log = logging.getLogger("holdfast.net")
 
 # Well below what is spared: so many are taken in before anybody is turned out for them.
 ACCEPTS_AT_ONCE = 8
+LAST_ACCEPTS_MAX = 4096  # by one that is closed: those the kernel keeps for it
 # Out of descriptors or of the kernel's memory: somebody must leave before another can come.
 REST_S = 0.05
 # Of all descriptors that a process may have: what a server for everyone may use for its connections, and what a page
@@ -68,8 +69,12 @@ class SocketListener:
             self._loop.add_reader(sock.fileno(), self._accept, sock)
 
     def close(self) -> None:
+        """Who is at the door is let in first: whom the kernel has greeted it would reset."""
         for sock in self._sockets:
             self._loop.remove_reader(sock.fileno())
+            with contextlib.suppress(OSError):
+                for _ in range(LAST_ACCEPTS_MAX):
+                    self._taking.spawn(self._connect(sock.accept()[0]), "take in the last")
             sock.close()
         self._sockets = []
         if isinstance(self.address, UnixAddress):

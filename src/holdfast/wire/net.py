@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -68,6 +69,18 @@ class SocketNetwork:
         sockets = await _tcp_sockets(address, share_port)
         port = sockets[0].getsockname()[1]
         return SocketListener(TcpAddress(address.host, port), sockets, factory)
+
+
+def is_free(address: TcpAddress) -> bool:
+    """Whether nobody listens there; what else speaks against listening is told when somebody does."""
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+    except OSError as error:
+        return error.errno != errno.EADDRINUSE
+    return True
 
 
 def _unix_socket(path: str) -> socket.socket:

@@ -39,7 +39,6 @@ from holdfast.worker.status import StatusPage
 
 log = logging.getLogger("holdfast.worker")
 
-COMPONENT = "worker"
 ENDPOINT = "generate"
 
 
@@ -67,7 +66,7 @@ class Worker:
         self._make_beats = make_beats
         self._loop = asyncio.get_running_loop()
         # 48 random bits: unique without coordination, and short enough to read aloud.
-        self.key = InstanceKey(settings.namespace(), COMPONENT, ENDPOINT, world.rng.getrandbits(48))
+        self.key = InstanceKey(settings.namespace(), settings.component, ENDPOINT, world.rng.getrandbits(48))
         self.welcome: Welcome | None = None
         self.artefacts = {hashlib.sha256(tokenizer).hexdigest(): tokenizer}
         self.life = Lifecycle(shadow=bool(self._group), wake_s=settings.place.wake_s, entered_s=self._loop.time())

@@ -30,7 +30,6 @@ LINGER_S = 2.0
 # After a client said that it sends no more, for a reset to come back from one that is gone altogether.
 RESET_S = 0.05
 
-
 Handler = Callable[["HttpConnection", HttpRequest], None]
 Told = Callable[["HttpConnection"], None]
 
@@ -49,7 +48,8 @@ class HttpConnection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.responder: Responder | None = None
         self.paused = False
-        self.closing = False  # the response under way, or the next one, is the last
+        self.closing = False  # the response under way is the last,
+        self.leaving = False  # or the next that begins: one under way may have said that there is another
         self.busy = False  # a request is being answered
         self.outgoing = Outgoing()
         self.request_id = ""  # what the handler calls it; told to the client with the answer
@@ -237,17 +237,11 @@ class HttpConnection(asyncio.Protocol):
         if self.transport is not None:
             self.transport.abort()
 
-    def close_when_idle(self) -> None:
-        """Take no further request than those begun; close now if there is none."""
-        self.closing = True
-        if not (self.at_work or self.receiving) and self.transport is not None:
-            self.transport.close()
-
     def _head(self, status: int, content_type: bytes, headers: Headers) -> bytes:
         request = self._request
         self._status = status
         self.closing |= self._half_closed and not self._waiting
-        keep = request is not None and request.keep_alive and not self.closing
+        keep = request is not None and request.keep_alive and not (self.closing or self.leaving)
         self.closing = not keep
         headers += self.answer_headers
         if self.request_id:

@@ -21,6 +21,8 @@ log = logging.getLogger("holdfast.http")
 RECEIVED_BYTES_PER_S_MIN = 4096
 # Of a server's places: for who comes when all others are taken, to be told so, or to be shown a page for probes.
 SPARED_SHARE = 1 / 8
+# For the next request of a client that was told it may send one, when its server leaves; that one's answer is the last.
+NEXT_S = 1.0
 FULL = "as many clients are being answered as there can be; let it have more descriptors (`ulimit -n`)"
 
 
@@ -46,6 +48,7 @@ class HttpServer:
         self._share = share  # of this process's descriptors, for its clients
         self._probes = probes
         self._listener: Listener | None = None
+        self._leaving = False
         self._sweep_handle: asyncio.TimerHandle | None = None
         self.connections: set[HttpConnection] = set()
         self._excess: set[HttpConnection] = set()  # of those, who came when every place was taken
@@ -78,6 +81,8 @@ class HttpServer:
             if not room:  # all of them are at work
                 connection.refuse(RefusedRequest(429, FULL, headers=RETRY_SOON))
         self.connections.add(connection)
+        if self._leaving:  # it had been taken in before
+            connection.leaving = True
 
     def _left(self, connection: HttpConnection) -> None:
         self.connections.discard(connection)
@@ -105,12 +110,25 @@ class HttpServer:
                 yield connection.active_at_s, transport.close  # the kernel may still have the end of an answer
 
     def stop_accepting(self) -> None:
-        """Close the listening socket and every connection that has no request under way."""
+        """Close the listening socket. Every connection is closed after its next answer, which says so, or soon."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-        for connection in list(self.connections):
-            connection.close_when_idle()
+        for connection in self.connections:
+            connection.leaving = True
+        if not self._leaving:
+            self._leaving = True
+            asyncio.get_running_loop().call_later(NEXT_S, self._let_go)
+
+    def _let_go(self) -> None:
+        """Close connections that have not had their last answer, and ask for nothing any more."""
+        loop = asyncio.get_running_loop()
+        rests = self._idle(lambda one: not (one.receiving or (one.closing and one.outgoing.written)))
+        for active_at_s, close in list(rests):
+            if loop.time() >= active_at_s + NEXT_S:
+                close()
+        if self.connections:
+            loop.call_later(NEXT_S / 4, self._let_go)
 
     def cut_off(self, why: str) -> None:
         """End every answer under way with a named error rather than a silent close."""
