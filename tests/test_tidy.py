@@ -79,6 +79,7 @@ ROOTS = {
 }
 ENVIRONMENT = {
     "settings.py": "the only reader",
+    "roles/__main__.py": "written, unread: the variables that its launch says",
     "testing/place.py": "handed on to what is started, with a state directory of its own",
     "memory/vault/keeper.py": "handed on, unread, to the vault it starts",
     "memory/vault/kept.py": "handed on, unread, to the keeper it starts",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,12 @@ class Environment:
     lock_token: str  # HOLDFAST_LOCK_TOKEN: what a lock server on TCP asks for; default "", none
     log_level: str  # HOLDFAST_LOG: debug, info, warning or error; default info
     cache_dir: Path  # HOLDFAST_CACHE_DIR: fetched models; default ~/.cache/holdfast
+    set_hash: str  # DYN_NAMESPACE_WORKER_SUFFIX: which set of its service a worker is of; default "", by its settings
+    component: str  # DYN_COMPONENT: what a worker is, in addresses; default "worker"
+    served_name: str  # DYN_SERVED_MODEL_NAME: the name clients ask for; default "", the model's
+    http_host: str  # DYN_HTTP_HOST: where a frontend listens; default 127.0.0.1
+    http_port: int  # DYN_HTTP_PORT: its port; default 8000
+    shares: tuple[str, ...]  # HOLDFAST_SHARES: other deployments whose workers a frontend serves; default none
     gms_socket_dir: Path  # GMS_SOCKET_DIR: where vaults listen, one socket per device; default "gms" in the state dir
 
 
@@ -78,8 +85,19 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         lock_token=env.get("HOLDFAST_LOCK_TOKEN", ""),
         log_level=level,
         cache_dir=Path(env.get("HOLDFAST_CACHE_DIR") or cache_dir),
+        set_hash=_like(env, "DYN_NAMESPACE_WORKER_SUFFIX", r"|[0-9a-f]{8}", "8 hex digits"),
+        component=_like(env, "DYN_COMPONENT", r"|[A-Za-z0-9][A-Za-z0-9._-]{0,62}", "letters, digits and -") or "worker",
+        served_name=env.get("DYN_SERVED_MODEL_NAME", ""),
+        http_host=env.get("DYN_HTTP_HOST") or "127.0.0.1",
+        http_port=_whole_number(env, "DYN_HTTP_PORT", "a port number", 0, 65535, "8000"),
+        shares=tuple(one.strip() for one in env.get("HOLDFAST_SHARES", "").split(",") if one.strip()),
         gms_socket_dir=Path(env.get("GMS_SOCKET_DIR") or os.path.join(state_dir, "gms")).absolute(),
     )
+
+
+def handed_on() -> dict[str, str]:
+    """All of it, unread: for processes that a manifest starts here."""
+    return dict(os.environ)
 
 
 def _passwd_home() -> str:
@@ -93,8 +111,17 @@ def _passwd_home() -> str:
 # An empty variable is an unset one: that is how manifests leave one out.
 
 
-def _whole_number(env: Mapping[str, str], name: str, what: str, least: int, most: int) -> int:
-    text = env.get(name) or "0"
+def _like(env: Mapping[str, str], name: str, pattern: str, what: str) -> str:
+    text = env.get(name, "")
+    if not re.fullmatch(pattern, text):
+        raise ValueError(f"{name} must be {what}, got {text!r}")
+    return text
+
+
+def _whole_number(
+    env: Mapping[str, str], name: str, what: str, least: int, most: int, default: str = "0"
+) -> int:
+    text = env.get(name) or default
     digits = text.removeprefix("-")
     # Six digits are more than any of them has; a thousand would be another error of int().
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 6 and least <= int(text) <= most):

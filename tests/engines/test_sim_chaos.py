@@ -18,7 +18,7 @@ import pytest
 
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.engines.sim.chaos_server import LINE_BYTES_MAX, ChaosServer, send_fault
-from holdfast.engines.sim.faults import FIELDS, Fault, Faults, parse_fault
+from holdfast.engines.sim.faults import FIELDS, Fault, Faults, parse_fault, parse_switch
 
 BOUND_S = 20.0
 
@@ -177,3 +177,14 @@ def test_stop_is_answered_and_freezes(process: tuple[str, subprocess.Popen[str]]
         send_fault(path, {"fault": "clear"}, timeout_s=0.2)
     os.kill(child.pid, signal.SIGCONT)
     assert send_fault(path, {"fault": "clear"}, timeout_s=BOUND_S)["ok"] is True
+
+
+def test_an_engine_may_start_with_a_fault() -> None:
+    """A switch by its name, with its value if it has one; others, and what has none, are refused by all there are."""
+    assert Faults.with_one("") == Faults()
+    assert Faults.with_one("wrong_tokens").wrong_tokens
+    assert Faults.with_one("error_every:3").error_every == 3
+    assert parse_switch("slow:2.5") == Fault("slow", 2.5)
+    for text in ("crash", "error_every", "wrong_tokens:1", "wake_fails", "error_every:x", "error_every:0", "nothing"):
+        with pytest.raises(ValueError, match=r"fault must be one of|invalid literal|error_every needs"):
+            parse_switch(text)

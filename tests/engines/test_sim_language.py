@@ -19,7 +19,15 @@ from tokenizers import Tokenizer
 
 from holdfast.core.requests import Sampling, TokenLogprobs
 from holdfast.engines.sim.language import CANDIDATES, Sequence
-from holdfast.engines.sim.vocabulary import CHARACTERS, EOS_TOKEN_ID, Node, chat_template, load, tokenizer_json
+from holdfast.engines.sim.vocabulary import (
+    CHARACTERS,
+    EOS_TOKEN_ID,
+    Node,
+    Tongue,
+    chat_template,
+    load,
+    tokenizer_json,
+)
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train_sim_tokenizer.py"
 VOCABULARY = load()
@@ -223,3 +231,26 @@ def test_training_script_runs_anywhere(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert tokenizer.get_vocab_size() >= 4096
     assert len(tokenizer.encode("世").ids) == 3
+
+
+@pytest.mark.parametrize("tongue", [Tongue(revision=2), Tongue(quantization="int8"), Tongue(2, "int8")])
+def test_another_tongue_says_other_words(tongue: Tongue) -> None:
+    """Weights of another revision, or stored otherwise, go on otherwise from the same text, and always alike."""
+
+    def said(one: Tongue) -> list[int]:
+        sequence = Sequence(load(one), PROMPT, len(PROMPT), sampling_of(temperature=0.0, ignore_eos=True))
+        return [sequence.advance() for _ in range(20)]
+
+    assert said(tongue) == said(tongue)
+    assert said(tongue)[0] != said(Tongue())[0]
+    assert tongue.weights != Tongue().weights
+
+
+def test_another_tokenizer_has_other_ids_for_the_same_words() -> None:
+    """It reads and writes every text, and what one wrote the other would read as something else."""
+    first, second = (Tokenizer.from_str(tokenizer_json(which).decode()) for which in (1, 2))
+    text = "Tell me a story, and then another one."
+    assert second.decode(second.encode(text).ids) == first.decode(first.encode(text).ids) == text
+    assert second.decode(first.encode(text).ids) != text
+    assert load(Tongue(tokenizer=2)).words[0] == VOCABULARY.words[1]
+    assert load(Tongue(tokenizer=2)).size == VOCABULARY.size

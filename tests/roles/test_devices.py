@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.core.errors import UserError
 from holdfast.roles import devices
-from holdfast.roles.devices import Chosen, Found, choose, exact_note
+from holdfast.roles.devices import Chosen, Found, choose, exact_note, sizes_of
 
 GPUS = tuple(f"GPU-{number}{'0' * 7}-0000-0000-0000-000000000000" for number in range(4))
 MIG = "MIG-0f000000-0000-0000-0000-000000000000"
@@ -80,8 +80,8 @@ def test_looking_loads_neither_torch_nor_cuda() -> None:
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        ("""print('{"gpus": ["GPU-a"], "why": ""}')""", Found(("GPU-a",))),
-        ("""print('{"gpus": [], "why": "no luck"}')""", Found(why="no luck")),
+        ("""print('{"gpus": ["GPU-a"], "why": "", "has_bytes": [7]}')""", Found(("GPU-a",), has_bytes=(7,))),
+        ("""print('{"gpus": [], "why": "no luck", "has_bytes": []}')""", Found(why="no luck")),
         ("import sys; sys.exit('the driver broke')", Found(why="asking the driver failed: the driver broke")),
         ("import os; os.abort()", Found(why="asking the driver failed: status -6")),
         ("import time; time.sleep(60)", Found(why="the driver did not answer within 1 s")),
@@ -91,6 +91,13 @@ def test_a_driver_that_breaks_or_hangs_is_none(code: str, expected: Found, monke
     """Whatever becomes of the process that asks the driver, `up` goes on and can say why."""
     monkeypatch.setattr(devices, "LOOK_S", 1.0)
     assert devices._ask_driver([sys.executable, "-S", "-c", code]) == expected
+
+
+def test_sizes_are_those_of_the_gpus_that_are_asked_for() -> None:
+    """In their order; of one that the driver does not show nobody knows it, and for none nobody is asked."""
+    found = Found(("GPU-a", "GPU-b"), has_bytes=(1, 2))
+    assert sizes_of(("GPU-b", "MIG-c"), lambda: found) == (2, 0)
+    assert sizes_of((), lambda: pytest.fail("nobody is to be asked")) == ()
 
 
 def test_a_build_of_torch_for_cpus_sees_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

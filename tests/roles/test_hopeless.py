@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.clock import SystemClock
-from holdfast.roles.running import START_FAILURES_MAX, _hopeless, _is_refused
+from holdfast.roles.planned import START_FAILURES_MAX, hopeless, is_refused, needed
 from holdfast.spec.jobs import Job
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Life, Phase
@@ -28,5 +28,5 @@ async def test_a_control_that_cannot_start_stops_nobody(tmp_path: Path, role: st
         tmp_path, [Job("one", role)], LocalProcesses(tmp_path), lambda *_: (), tell=lambda _: None, clock=SystemClock()
     )
     made.slots["one"].life = life
-    assert _hopeless(made) == ("one cannot be started: its lock cannot be" if stops else "")
-    assert _is_refused(made) == (stops and life.phase is Phase.REFUSED)
+    assert hopeless(needed(made)) == ("one cannot be started: its lock cannot be" if stops else "")
+    assert is_refused(made) == (stops and life.phase is Phase.REFUSED)

@@ -26,7 +26,7 @@ from holdfast.supervise.incidents import (
 from holdfast.supervise.machine import Fell, Life, Phase
 from holdfast.supervise.notes import Slot
 from holdfast.supervise.processes import Processes
-from holdfast.supervise.records import Record, write_record
+from holdfast.supervise.records import Record, read_records, write_record
 from holdfast.supervise.standing import groups_of, timeline, with_groups
 from holdfast.supervise.status import Status, seams_of, shown_state
 from holdfast.supervise.witness import Parts, Witness
@@ -243,6 +243,28 @@ def test_one_whose_successor_is_seen_first_is_back_all_the_same(tmp_path: Path) 
             second.kill()
     (incident,) = witness.incidents.values()
     assert (incident.name, incident.pid, incident.back_after_s) == ("vault-1-keeper", first.pid, 0.0)
+
+
+def test_a_job_that_is_gone_leaves_no_part_behind(tmp_path: Path) -> None:
+    """A vault that left, and had to be killed for it, is neither shown with parts that are dead nor missed for ever;
+    parts that live, and those of a vault that somebody else started, stay as they are."""
+    held, whole = Held(), Slot.of(Job("vault-1", "vault"))
+    slots = {"vault-1": whole}
+    parts = Parts(tmp_path, cast(Processes, held), slots, Witness(tmp_path, ManualClock(50.0)))
+    with subprocess.Popen(["sleep", "60"]) as keeper:
+        write_record(tmp_path, Record.of_process(keeper.pid, "vault-1-keeper", "keeper", part_of="vault-1"))
+        parts.look()
+        del slots["vault-1"]
+        parts.look()
+        assert [record.name for record in read_records(tmp_path)] == ["vault-1-keeper"], "it lives"
+        write_record(tmp_path, Record.of_process(os.getpid(), "other", "vault"))
+        write_record(tmp_path, Record.of_process(keeper.pid, "other-keeper", "keeper", part_of="other"))
+        keeper.kill()
+    held.ends[keeper.pid](None)
+    assert parts.misses_any
+    parts.look()
+    assert not parts.misses_any
+    assert [record.name for record in read_records(tmp_path)] == ["other", "other-keeper"]
 
 
 # -- the words

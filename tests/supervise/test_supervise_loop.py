@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from supervise_rig import World
 
 from holdfast.core.errors import REFUSED
 from holdfast.spec.jobs import Job
@@ -20,6 +19,7 @@ from holdfast.supervise.processes import LocalProcesses, exit_words
 from holdfast.supervise.records import Record, launch_path, read_record, read_records, run_dir, write_record
 from holdfast.supervise.status import look
 from holdfast.wire.net import SocketNetwork
+from supervise_rig import World
 
 pytestmark = pytest.mark.alone
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.spec.jobs import Probes
+from holdfast.spec.probes import Probes
 from holdfast.supervise import machine as m
 from holdfast.supervise.machine import Answer, Asked, Life, Phase, answer_of, step, weigh
 from transcript_book import must_go_as_written, transcripts

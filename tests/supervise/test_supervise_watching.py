@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -11,15 +12,15 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from supervise_rig import World
+from msgspec.structs import replace
 
 from holdfast.core.procfs import read_process
-from holdfast.spec.jobs import Job, Probes
+from holdfast.spec.jobs import Job
+from holdfast.spec.probes import Probes
 from holdfast.supervise import machine
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Answer, Phase
@@ -29,6 +30,7 @@ from holdfast.supervise.status import look
 from holdfast.supervise.watching import STOPPED_TICKS
 from holdfast.testing.waiting import until
 from holdfast.wire.net import SocketNetwork
+from supervise_rig import World
 
 pytestmark = pytest.mark.alone
 
@@ -54,7 +56,7 @@ def fake(world: World, probes: Probes | None = QUICK, beats: bool = True, **sick
 
 async def heard(world: World) -> None:
     """Every worker's beats are heard."""
-    heard = [watch.beats for watch in world.watching.watched if watch.beats is not None]
+    heard = [watch.beats for watch in world.watching.watched.values() if watch.beats is not None]
     await until(lambda: all(beats.judge.routable for beats in heard), "beats")
 
 
@@ -131,7 +133,7 @@ async def test_silence_and_unreadiness_kill_nobody(world: World, sick: dict[str,
     before, asked = slot.life.pid, 0
     expected = Answer.SILENCE if "http" in sick else Answer.NO
     while asked < 10:  # three would be enough for a refusal
-        slot.asked = replace(slot.asked, ready=Answer.YES)
+        slot.asked = dataclasses.replace(slot.asked, ready=Answer.YES)
         await until(lambda: slot.asked.ready is expected, "an answer", 5.0)
         asked += 1
     assert (slot.life.pid, slot.life.phase, slot.asked.refusals) == (before, Phase.READY, 0)

@@ -7,6 +7,7 @@ second.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def main(argv: list[str]) -> int:
     except msgspec.ValidationError as error:
         say(f"holdfast {argv[0]}: its settings cannot be: {error}")
         return REFUSED
+    os.environ.update(launch.env)  # before anything is imported that looks at it
     return run(msgspec.structs.replace(launch, parent=int(argv[2])) if len(argv) == 3 else launch)
 
 

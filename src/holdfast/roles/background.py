@@ -1,4 +1,4 @@
-"""The detached supervisor: `python -m holdfast.roles.background LOCK_FD STATE_DIR WAIT_S`, with its launches on stdin.
+"""The detached supervisor: `python -m holdfast.roles.background LOCK_FD planned|rolled`, with what is kept on stdin.
 
 Started by `holdfast up --detach`, which hands it the lock it already holds. It logs to `STATE_DIR/logs/up.log`. When it
 is killed its processes live on, and the next `up` adopts them.
@@ -10,21 +10,24 @@ import asyncio
 import os
 import sys
 import time
-from pathlib import Path
+
+from msgspec.structs import replace
 
 from holdfast.core.errors import exit_status
 from holdfast.core.log_files import log_path, turn_over
 from holdfast.core.unwritten import say
-from holdfast.roles.running import keep_up, log_dir
-from holdfast.roles.starting import Start
-from holdfast.spec.launch import decode_launches
-from holdfast.supervise.lock import Holder, sign
-from holdfast.supervise.processes import LocalProcesses
+from holdfast.roles.planned import Planned
+from holdfast.roles.rolled import Rolled
+from holdfast.roles.running import keep_up
+from holdfast.supervise.lock import sign, signed
+
+KINDS: dict[str, type[Planned | Rolled]] = {kind.kind: kind for kind in (Planned, Rolled)}
 
 
 def main(argv: list[str]) -> int:
-    lock, state_dir = int(argv[0]), Path(argv[1])
-    sign(lock, Holder(os.getpid(), detached=True))
+    lock, kind = int(argv[0]), KINDS[argv[1]]
+    kept = kind.decoded(sys.stdin.buffer.read())  # by then it is signed, with what only its starter knows
+    mine = replace(signed(lock), pid=os.getpid(), detached=True)
     log = log_path()
 
     def tell(line: str) -> None:
@@ -34,14 +37,12 @@ def main(argv: list[str]) -> int:
 
     async def shown(lack: str) -> None:
         tell(lack or "everything is up")
-        sign(lock, Holder(os.getpid(), detached=True, up=not lack, lack=lack))
+        sign(lock, replace(mine, up=not lack, lack=lack))
 
-    launches = decode_launches(sys.stdin.buffer.read())
-    start = Start.of(state_dir, LocalProcesses(log_dir(state_dir)), launches)
-    trouble = asyncio.run(keep_up(start, lock=lock, tied=False, wait_s=float(argv[2]), tell=tell, shown=shown))
+    trouble = asyncio.run(keep_up(kept, lock=lock, tied=False, tell=tell, shown=shown))
     if trouble:
         say(str(trouble))
-        sign(lock, Holder(os.getpid(), detached=True, trouble=str(trouble)))
+        sign(lock, replace(mine, trouble=str(trouble)))
     return exit_status(trouble)
 
 

@@ -12,8 +12,8 @@ import logging
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from holdfast.core.errors import UserError
@@ -36,6 +36,7 @@ class Found:
 
     gpus: tuple[str, ...] = ()
     why: str = ""
+    has_bytes: tuple[int, ...] = ()  # each of them, all there is of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,13 @@ def choose(engine: str, text: str, needed: int, find: Callable[[], Found] | None
     if set(names) == {CPU}:
         return Chosen()
     return Chosen(tuple(dict.fromkeys(_gpu(name, find) for name in names)))
+
+
+def sizes_of(gpus: Sequence[str], find: Callable[[], Found] | None = None) -> tuple[int, ...]:
+    """The memory of each, bytes; 0: nobody knows."""
+    found = (find or look)() if gpus else Found()
+    known = dict(zip(found.gpus, found.has_bytes, strict=True))
+    return tuple(known.get(gpu, 0) for gpu in gpus)
 
 
 def exact_note(exact: bool, chosen: Chosen) -> str:
@@ -86,9 +94,14 @@ def _gpu(name: str, find: Callable[[], Found]) -> str:
     return device_name(name)
 
 
+def shows_gpus(devices: Path = Path("/dev")) -> bool:
+    """Whether this machine has any, whoever could use them; at once."""
+    return any(devices.glob("nvidia[0-9]*")) or bool(gpu_uuids())
+
+
 def look(devices: Path = Path("/dev")) -> Found:
     """GPUs that the driver shows and torch could use."""
-    if not any(devices.glob("nvidia[0-9]*")) and not gpu_uuids():
+    if not shows_gpus(devices):
         return Found(why="there is no NVIDIA GPU")
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:
@@ -102,7 +115,7 @@ def _ask_driver(command: list[str]) -> Found:
     try:
         done = subprocess.run(command, capture_output=True, timeout=LOOK_S, check=False, stdin=subprocess.DEVNULL)
         answer = json.loads(done.stdout)
-        return Found(tuple(answer["gpus"]), answer["why"])
+        return Found(tuple(answer["gpus"]), answer["why"], tuple(answer["has_bytes"]))
     except subprocess.TimeoutExpired:
         return Found(why=f"the driver did not answer within {LOOK_S:g} s")
     except ValueError:
@@ -115,19 +128,20 @@ def driver_says() -> Found:
     from holdfast.memory.devices import DeviceError
     from holdfast.memory.devices.cuda_driver import Driver, find_gpu, refuse_unfit
 
-    gpus, why = [], ""
+    gpus, sizes, why = [], [], ""
     try:
         driver = Driver()
         for number in range(driver("cuDeviceGetCount")):
             gpu, name = find_gpu(driver, f"cuda-{number}")
             try:
                 refuse_unfit(driver, gpu, name)
+                sizes.append(int(driver("cuDeviceTotalMem", gpu)))
                 gpus.append(name)
             except DeviceError as error:
                 why = str(error)
     except DeviceError as error:
         why = str(error)
-    return Found(tuple(gpus), why or "the driver shows no GPU")
+    return Found(tuple(gpus), why or "the driver shows no GPU", tuple(sizes))
 
 
 def gpus_of(place: Place) -> tuple[tuple[str, str], ...]:
@@ -147,4 +161,4 @@ def gpus_of(place: Place) -> tuple[tuple[str, str], ...]:
 
 if __name__ == "__main__":
     shown = driver_says()
-    print(json.dumps({"gpus": shown.gpus, "why": shown.why}))
+    print(json.dumps(asdict(shown)))

@@ -11,14 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
+from msgspec.structs import replace
+
 from holdfast.core.errors import UserError
 from holdfast.discovery.card import ModelCard, WeightsIdentity
 from holdfast.engines.contract import Engine, ShadowEngine
 from holdfast.engines.sim.chaos_server import ChaosServer
+from holdfast.engines.sim.computer import vault_bytes
 from holdfast.engines.sim.engine import SimEngine
 from holdfast.engines.sim.faults import Fault, Faults
-from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, REVISION, chat_template, tokenizer_json
-from holdfast.roles.examining import Asked, examine
+from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, Tongue, chat_template, tokenizer_json
+from holdfast.roles.examining import Asked, examine, gpu_bytes
+from holdfast.roles.model_names import named
 from holdfast.roles.progress import Lines
 from holdfast.roles.small_files import read_template
 from holdfast.spec.engines import ENGINES
@@ -90,13 +94,21 @@ def make_engine(launch: WorkerLaunch, rng: random.Random) -> MadeEngine:
     return MadeEngine(torch_engine, card, tokenizer, path, WeightFaults(torch_engine.memory))
 
 
+def memory_needed(launch: WorkerLaunch) -> int:
+    """Bytes on each of its devices, of all engines that share them; 0: that is not known before they are loaded."""
+    if launch.engine == "sim":
+        return vault_bytes(launch.sim)
+    source, _ = named(launch.engine, launch.source, launch.model)
+    return gpu_bytes(Asked.of_worker(replace(launch, source=source)))
+
+
 def make_sim(launch: WorkerLaunch, rng: random.Random) -> tuple[Engine, SimEngine, ModelCard, bytes]:
     """The engine, what of it breaks on command, its card and its tokenizer; ValueError names a field that cannot
     be."""
-    settings, tokenizer = launch.sim, tokenizer_json()
+    settings, tokenizer = launch.sim, tokenizer_json(launch.sim.tokenizer)
     card = ModelCard(
         name=launch.model,
-        weights=WeightsIdentity(revision=REVISION),
+        weights=WeightsIdentity(Tongue.of(settings).weights, settings.quantization),
         tokenizer_sha256=hashlib.sha256(tokenizer).hexdigest(),
         chat_template=read_template(launch.chat_template) if launch.chat_template else chat_template(),
         context_tokens_max=min(settings.context_tokens_max, settings.kv_blocks * settings.block_size),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 # Threads beyond the cores only wait for each other; that many are a typing mistake.
 THREADS_PER_CORE = 4
+SETS_MAX = 64  # whose needs are remembered: of all revisions that are kept, and more
 THREADS_MIN = 16  # as many may be asked for anywhere: what was chosen for one machine starts on a smaller one
 
 
@@ -83,3 +85,28 @@ def examine(asked: Asked, progress: Progress) -> Checkpoint:
         plan = host_plan(looked_at.config, settings, host_bytes(), asked.standbys, asked.workers)
         plan.check(settings.kv_gib, asked.free_bytes)
     return looked_at
+
+
+def gpu_bytes(asked: Asked) -> int:
+    """What its engines take together of each GPU that they are on; 0: nobody knows, because no --kv-gib was given, the
+    model is not here yet, or it cannot be."""
+    if not asked.torch.kv_gib:
+        return 0
+    try:
+        return _gpu_bytes(asked)
+    except (UserError, ValueError, OSError):
+        return 0
+
+
+@lru_cache(SETS_MAX)
+def _gpu_bytes(asked: Asked) -> int:
+    """UserError for a model that is not here: it may come, so that this is not remembered."""
+    from holdfast.engines.torch.files.resolve import shape_at_hand
+    from holdfast.engines.torch.gpu.memory_plan import needed_bytes
+    from holdfast.engines.torch.model.parameters import check_ranks
+
+    shape = shape_at_hand(asked.source, Path(asked.cache_dir))
+    if shape is None:
+        raise UserError(f"{asked.source} is not here yet")
+    check_ranks(shape, asked.torch.ranks)
+    return needed_bytes(shape, asked.torch, asked.standbys)

@@ -122,6 +122,7 @@ def _shadow(launch: WorkerLaunch, worker: Worker, engine: ShadowEngine, world: W
 
 async def _run_frontend(launch: FrontendLaunch, stop: asyncio.Event, on_ready: OnReady) -> None:
     from holdfast.frontend.process import run_frontend
+    from holdfast.roles.ports import await_port
     from holdfast.store.opening import open_store
     from holdfast.wire.world import real_world
 
@@ -129,6 +130,7 @@ async def _run_frontend(launch: FrontendLaunch, stop: asyncio.Event, on_ready: O
     with settled():
         launch.check()
         store = open_store(launch.store, world.network, world.rng)
+    await await_port(launch)
     await store.start()
     try:
         others = partial(other_pages, Path(launch.state_dir), launch.name, world.network)

@@ -33,6 +33,8 @@ class Holder(msgspec.Struct, frozen=True):
     up: bool = False  # everything has served once
     lack: str = ""  # what was still missing when the bound for that had passed
     trouble: str = ""  # why it gives up
+    deployment: str = ""  # a manifest's, whose rollouts it carries out; empty: there is no manifest
+    store: str = ""  # where that stands
 
 
 def lock_path(state_dir: Path) -> Path:
@@ -92,6 +94,14 @@ def holder(state_dir: Path) -> Holder | None:
     if text is None:
         text = _removed(path)
     return None if text is None else _decode(text)
+
+
+def last_holder(state_dir: Path) -> Holder | None:
+    """Who supervises, or did last, whether or not it lives; None: nobody knows."""
+    try:
+        return _decode(lock_path(state_dir).read_bytes()[: flock.SIGNATURE_BYTES_MAX])
+    except OSError:
+        return None
 
 
 def keep(descriptor: int, state_dir: Path) -> str:

@@ -75,9 +75,9 @@ class Supervisor:
         """Adopt what runs, start the rest in order, then replace what has other settings. Does not wait for ready."""
         outdated = self._adopt()
         for roles in START_ORDER:
-            for slot in self._of(roles):
+            for slot in self.of(roles):
                 if slot.life.phase is Phase.IDLE:
-                    self._step(slot, machine.Start())
+                    self.step(slot, machine.Start())
             if roles != START_ORDER[-1]:
                 await self.wait(partial(self._are_past_starting, roles), PEERS_WAIT_S)
         for slot in outdated:
@@ -85,9 +85,9 @@ class Supervisor:
 
     def start_late(self) -> None:
         """Start whom serving does not need, so that they take no time from those whom it does."""
-        for slot in self._of(AT_LEISURE):
+        for slot in self.of(AT_LEISURE):
             if slot.life.phase is Phase.IDLE:
-                self._step(slot, machine.Start())
+                self.step(slot, machine.Start())
 
     def adopt_everything(self) -> None:
         """Take over every live process of this state directory, hand-started ones too: to stop them."""
@@ -124,7 +124,7 @@ class Supervisor:
         self.adopted.append(record)
         slot.record = record
         self._hold(slot, process)
-        self._step(slot, machine.Adopted(record.pid, record.state == "ready"))
+        self.step(slot, machine.Adopted(record.pid, record.state == "ready"))
         return True
 
     def _drop_surplus(self, record: Record, supervised: bool) -> None:
@@ -138,12 +138,12 @@ class Supervisor:
             forget(self._state_dir, record.name)
             return
         self.slots[record.name] = slot
-        self._step(slot, machine.Stop(slot.job.stop_bound_s))
+        self.step(slot, machine.Stop(slot.job.stop_bound_s))
 
     async def _replace(self, slot: Slot) -> None:
         """One after the other, each ready before the next leaves (facts 21)."""
         if slot.life.phase in REPLACEABLE:
-            self._step(slot, machine.Replace(slot.job.stop_bound_s))
+            self.step(slot, machine.Replace(slot.job.stop_bound_s))
         await self.wait(lambda: slot.life.phase in (Phase.READY, Phase.OVER), REPLACE_WAIT_S)
 
     # -- waiting
@@ -169,15 +169,15 @@ class Supervisor:
     async def stop(self) -> None:
         """Stop everything, peers last. Bounded by the sum of the stages' bounds."""
         for roles in STOP_ORDER:
-            for slot in self._of(roles):
-                self._step(slot, machine.Stop(slot.job.stop_bound_s))
-            bound_s = max((slot.job.stop_bound_s for slot in self._of(roles)), default=0.0) + KERNEL_S
+            for slot in self.of(roles):
+                self.step(slot, machine.Stop(slot.job.stop_bound_s))
+            bound_s = max((slot.job.stop_bound_s for slot in self.of(roles)), default=0.0) + KERNEL_S
             await self.wait(partial(self._are_over, roles), bound_s)
 
     def kill(self) -> None:
         """Stop everything now."""
         for slot in self.slots.values():
-            self._step(slot, machine.KillNow())
+            self.step(slot, machine.KillNow())
 
     def put_back(self) -> None:
         """Write down again what somebody removed."""
@@ -189,7 +189,7 @@ class Supervisor:
     def condemn(self, slot: Slot, pid: int, why: str) -> None:
         """Kill and replace a process that is not well, if it is still the one that was judged."""
         if slot.life.pid == pid and slot.life.phase in (Phase.STARTING, Phase.READY):
-            self._step(slot, machine.Condemned(why))
+            self.step(slot, machine.Condemned(why))
 
     def status_address(self, slot: Slot) -> str:
         """Where its present process shows its status; "" if it does not."""
@@ -198,23 +198,25 @@ class Supervisor:
 
     # -- one step
 
-    def _of(self, roles: Sequence[str]) -> list[Slot]:
+    def of(self, roles: Sequence[str]) -> list[Slot]:
+        """The jobs of these roles."""
         known = {role for group in STOP_ORDER for role in group}
         return [s for s in self.slots.values() if (s.job.role if s.job.role in known else "worker") in roles]
 
     def _are_past_starting(self, roles: Sequence[str]) -> bool:
-        return all(slot.life.phase is not Phase.STARTING for slot in self._of(roles))
+        return all(slot.life.phase is not Phase.STARTING for slot in self.of(roles))
 
     def _are_over(self, roles: Sequence[str]) -> bool:
-        return all(slot.life.phase is Phase.OVER for slot in self._of(roles))
+        return all(slot.life.phase is Phase.OVER for slot in self.of(roles))
 
-    def _step(self, slot: Slot, event: machine.Event) -> None:
+    def step(self, slot: Slot, event: machine.Event) -> None:
+        """Something happened to a job, or should."""
         loop = asyncio.get_running_loop()
         slot.life, effects = machine.step(slot.life, event, loop.time())
         if slot.timer is not None:
             slot.timer.cancel()
         deadline_s = machine.next_deadline_s(slot.life)
-        slot.timer = loop.call_at(deadline_s, self._step, slot, machine.Tick()) if deadline_s is not None else None
+        slot.timer = loop.call_at(deadline_s, self.step, slot, machine.Tick()) if deadline_s is not None else None
         for effect in effects:
             self._perform(slot, effect)
         self._notes.stands(slot)
@@ -250,14 +252,14 @@ class Supervisor:
             process = self._processes.spawn(job.name, self._command(job, path))
         except OSError as error:
             why = f"could not be started: {error}"
-            asyncio.get_running_loop().call_soon(self._step, slot, machine.Exited(why))
+            asyncio.get_running_loop().call_soon(self.step, slot, machine.Exited(why))
             return
         self._hold(slot, process)
         failures = slot.life.failures
         note = f"failed {failures} times in a row before" if failures >= machine.CRASH_LOOP_FAILURES else ""
         record = Record.of_process(process.pid, job.name, job.role, state="starting", note=note, failures=failures)
         self._notes.started(record)
-        self._step(slot, machine.Spawned(process.pid))
+        self.step(slot, machine.Spawned(process.pid))
 
     def _hold(self, slot: Slot, process: Process) -> None:
         slot.process = process
@@ -270,7 +272,7 @@ class Supervisor:
         set_aside(self._state_dir, slot.job.name, process.pid)
         last_line = self._processes.last_line(slot.job.name) if status else ""
         how = exit_words(status, last_line)
-        self._step(slot, machine.Exited(how, refused=status == REFUSED))
+        self.step(slot, machine.Exited(how, refused=status == REFUSED))
 
     # -- readiness
 
@@ -286,7 +288,7 @@ class Supervisor:
             record = read_record(self._state_dir, slot.job.name)
             if record is not None and record.pid == slot.life.pid and record.state == "ready":
                 slot.record = record
-                self._step(slot, machine.BecameReady())
+                self.step(slot, machine.BecameReady())
                 self.witness.back(slot)
             else:
                 self._poll_soon()

@@ -26,7 +26,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from holdfast.spec.jobs import Probes
+from holdfast.spec.probes import Probes
 
 FIRST_PAUSE_S = 0.1  # after the second failure in a row; the first restart is immediate
 PAUSE_S_MAX = 10.0  # a mended cause is noticed within this

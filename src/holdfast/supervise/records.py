@@ -20,6 +20,8 @@ import msgspec
 
 from holdfast.core.procfs import read_process
 
+LEAVING = "leaving"  # the supervisor writes it as the state of one that was told to leave for good
+
 
 class Record(msgspec.Struct, frozen=True):
     """One process, as it described itself when it was ready."""
@@ -31,10 +33,11 @@ class Record(msgspec.Struct, frozen=True):
     address: str = ""
     status: str = ""  # where its status page is
     instance: str = ""
-    state: str = "ready"  # the supervisor writes "starting", "backing off", "crash loop", "refused" and "unkillable"
+    state: str = "ready"  # the supervisor writes "starting", "backing off", "crash loop", "refused", "unkillable"
     note: str = ""
     failures: int = 0  # in a row, before this life
     retry_s: float = 0.0  # when the next try is, by this machine's monotonic clock; 0: there is none to come
+    deployment: str = ""  # whose it is; empty: it has not said so
     part_of: str = ""  # the process that started it and looks after it: a vault's keeper is no job of a supervisor's
 
     @classmethod
@@ -120,8 +123,12 @@ def is_written(state_dir: Path, name: str) -> bool:
 
 
 def read_record(state_dir: Path, name: str) -> Record | None:
+    return _read(_record_path(state_dir, name))
+
+
+def _read(path: Path) -> Record | None:
     try:
-        return msgspec.json.decode(_record_path(state_dir, name).read_bytes(), type=Record)
+        return msgspec.json.decode(path.read_bytes(), type=Record)
     except (OSError, msgspec.DecodeError):
         return None
 
@@ -149,6 +156,26 @@ def read_launch(state_dir: Path, name: str) -> bytes | None:
         return launch_path(state_dir, name).read_bytes()
     except OSError:
         return None
+
+
+def mark_leaving(state_dir: Path, name: str) -> None:
+    """A supervised process is to leave for good: whoever supervises it next does not take it for a job."""
+    record = read_record(state_dir, name)
+    if record is not None:
+        write_record(state_dir, msgspec.structs.replace(record, state=LEAVING))
+
+
+def read_kept(state_dir: Path) -> list[tuple[Record, bytes]]:
+    """What a supervisor kept running, dead or alive, but for what was to leave: the last record of each, and what each
+    was started with."""
+    kept = []
+    for path in sorted(run_dir(state_dir).glob("*.launch")):
+        name = path.stem
+        record = read_record(state_dir, name) or _read(_aside_path(state_dir, name))
+        settings = read_launch(state_dir, name)
+        if record is not None and settings is not None and record.state != LEAVING:
+            kept.append((record, settings))
+    return kept
 
 
 def forget(state_dir: Path, name: str) -> None:

@@ -18,7 +18,7 @@ from holdfast.core.ports import Network
 from holdfast.core.procfs import boot_id, is_ending, pid_namespace, read_process
 from holdfast.health.liveness import TICK_S, Judged, Verdict, stopped_reason
 from holdfast.health.watcher import BeatWatcher, Finding, probe
-from holdfast.spec.jobs import Probes
+from holdfast.spec.probes import Probes
 from holdfast.supervise.asking import ask_status
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Phase, answer_of, weigh
@@ -36,7 +36,7 @@ class JobWatch:
     """One job's ready process: judged by its beats, or, until any was heard, by the kernel's word alone."""
 
     def __init__(self, slot: Slot, supervisor: Supervisor, network: Network) -> None:
-        self._slot = slot
+        self.slot = slot
         self._supervisor = supervisor
         self._pid = 0
         self._stopped_ticks = 0
@@ -53,25 +53,25 @@ class JobWatch:
 
     async def due(self) -> None:
         """Returns when the job has a ready process, whose beats may be heard from now on."""
-        await self._supervisor.wait(lambda: self._slot.life.phase is Phase.READY)
+        await self._supervisor.wait(lambda: self.slot.life.phase is Phase.READY)
         self._follow()
 
     def _follow(self) -> bool:
         """Whether the job's process is still the one that is watched; if not, another begins with a new judge."""
-        if self._slot.life.pid == self._pid:
+        if self.slot.life.pid == self._pid:
             return True
-        self._pid, self._stopped_ticks = self._slot.life.pid, 0
+        self._pid, self._stopped_ticks = self.slot.life.pid, 0
         if self.beats is not None:
             self.beats.begin_anew()
         return False
 
     def _check(self, welcome: Welcome) -> None:
-        if (welcome.process.pid, self._slot.life.pid) != (self._pid, self._pid):
+        if (welcome.process.pid, self.slot.life.pid) != (self._pid, self._pid):
             raise ConnectionError("another process answers at its address")
 
     def tick(self, now_s: float) -> None:
         """The supervisor's own tick."""
-        if self._slot.life.phase is not Phase.READY:
+        if self.slot.life.phase is not Phase.READY:
             self._stopped_ticks = 0
         elif self._follow():
             if self.beats is not None and self.beats.judge.verdict is not Verdict.NEW:
@@ -83,11 +83,11 @@ class JobWatch:
         why = stopped_reason(probe(_identity_of(self._pid)))
         self._stopped_ticks = self._stopped_ticks + 1 if why and not is_ending(self._pid) else 0
         if self._stopped_ticks >= STOPPED_TICKS:
-            self._supervisor.condemn(self._slot, self._pid, f"is stopped: {why}")
+            self._supervisor.condemn(self.slot, self._pid, f"is stopped: {why}")
 
     def _found(self, finding: Finding) -> None:
         if isinstance(finding, Judged) and finding.after in CONDEMNED and not is_ending(self._pid):
-            self._supervisor.condemn(self._slot, self._pid, f"is {finding.after}: {finding.reason}")
+            self._supervisor.condemn(self.slot, self._pid, f"is {finding.after}: {finding.reason}")
 
 
 def _identity_of(pid: int) -> ProcessIdentity:
@@ -102,30 +102,40 @@ class Watching:
     def __init__(self, supervisor: Supervisor, network: Network) -> None:
         self._supervisor = supervisor
         self._network = network
-        slots = list(supervisor.slots.values())
-        self.watched = [JobWatch(slot, supervisor, network) for slot in slots]
-        self._asked = [(slot, slot.job.probes) for slot in slots if slot.job.probes is not None]
+        self.watched: dict[str, JobWatch] = {}
+        self._tasks: dict[str, list[asyncio.Task[None]]] = {}
 
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            for watch in self.watched:
-                if watch.beats is not None:
-                    tasks.create_task(watch.beats.keep(watch.due))
-            for slot, probes in self._asked:
-                tasks.create_task(self._ask(slot, probes))
-            tasks.create_task(self._tick())
+            tasks.create_task(self._tick(tasks))
             tasks.create_task(self._supervisor.witness.run(self._network))
             tasks.create_task(self._supervisor.witness.listen(self._network))
             tasks.create_task(self._supervisor.witness.look_on())
             tasks.create_task(self._supervisor.parts.run())
 
-    async def _tick(self) -> None:
+    async def _tick(self, tasks: asyncio.TaskGroup) -> None:
         loop = asyncio.get_running_loop()
         while True:
+            self._meet(tasks)
             await asyncio.sleep(TICK_S)
-            for watch in self.watched:
+            for watch in self.watched.values():
                 watch.tick(loop.time())
+
+    def _meet(self, tasks: asyncio.TaskGroup) -> None:
+        """Begin to watch jobs that have come, and end it of those that are gone."""
+        slots = self._supervisor.slots
+        for name in [name for name, watch in self.watched.items() if slots.get(name) is not watch.slot]:
+            del self.watched[name]
+            for task in self._tasks.pop(name):
+                task.cancel()
+        for name in slots.keys() - self.watched.keys():
+            watch = self.watched[name] = JobWatch(slots[name], self._supervisor, self._network)
+            probes, began = watch.slot.job.probes, self._tasks.setdefault(name, [])
+            if watch.beats is not None:
+                began.append(tasks.create_task(watch.beats.keep(watch.due)))
+            if probes is not None:
+                began.append(tasks.create_task(self._ask(watch.slot, probes)))
 
     async def _ask(self, slot: Slot, probes: Probes) -> None:
         while True:

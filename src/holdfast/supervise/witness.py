@@ -35,10 +35,10 @@ from holdfast.supervise.incidents import (
     write_incidents,
 )
 from holdfast.supervise.lock import beat
-from holdfast.supervise.machine import Fell, Phase
+from holdfast.supervise.machine import Fell, Life, Phase
 from holdfast.supervise.notes import Slot
 from holdfast.supervise.processes import Processes, exit_words
-from holdfast.supervise.records import journals_dir, read_records
+from holdfast.supervise.records import Record, forget, journals_dir, read_record, read_records
 from holdfast.supervise.standing import with_groups
 from holdfast.supervise.status import look
 from holdfast.supervise.verdicts import decided, last_trouble, trouble
@@ -254,12 +254,21 @@ class Parts:
         """For ever."""
         while True:
             self.look()
-            await asyncio.sleep(PARTS_LOOK_S if all(self._held.values()) else MISSED_LOOK_S)
+            await asyncio.sleep(MISSED_LOOK_S if self.misses_any else PARTS_LOOK_S)
+
+    @property
+    def misses_any(self) -> bool:
+        """Whether one ended and its job has no other yet."""
+        return not all(self._held.values())
 
     def look(self) -> None:
-        """Hold who is new."""
-        for record in read_records(self._state_dir):
-            if record.part_of not in self._whole or self._held.get(record.name):
+        """Hold who is new; of a job that is gone nobody is missed, and nothing is left."""
+        records = read_records(self._state_dir)
+        ours = {record.name for record in records if record.part_of in self._whole}
+        self._held = {name: pid for name, pid in self._held.items() if pid or name in ours}
+        for record in records:
+            if record.name not in ours or self._held.get(record.name):
+                self._tidy(record)
                 continue  # not ours, or held: one that follows is new once the end of the one before was heard
             if record.name in self._whole:
                 continue  # left behind by a job that is gone, and being stopped
@@ -271,9 +280,15 @@ class Parts:
             process.on_exit(partial(self._gone, slot, record.pid, record.part_of))
             self._witness.back(slot)
 
+    def _tidy(self, record: Record) -> None:
+        """A vault that had to be killed could not do it itself."""
+        known = record.part_of in self._whole or record.name in self._whole
+        if record.part_of and not known and not record.alive and read_record(self._state_dir, record.part_of) is None:
+            forget(self._state_dir, record.name)
+
     def _gone(self, slot: Slot, pid: int, part_of: str, status: int | None) -> None:
         if self._held.get(slot.job.name) == pid:
             self._held[slot.job.name] = 0
-        whole = self._whole[part_of].life
+        whole = self._whole[part_of].life if part_of in self._whole else Life()
         if whole.phase in (Phase.STARTING, Phase.READY) and is_ending(whole.pid) is False:
             self._witness.fell(slot, Fell(pid, exit_words(status, ""), was_ready=True))

@@ -139,6 +139,10 @@ class StreamClient(asyncio.Protocol):
         await self._over
         return self.received
 
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
     def close(self) -> None:
         if self._transport is not None:
             self._transport.abort()

@@ -26,7 +26,7 @@ from holdfast.testing.clients import Stream, chat_body
 from holdfast.testing.processes import kill_all, processes_in
 from holdfast.testing.waiting import wait_until
 
-COMMAND_S = 60.0  # for a command of ours on a loaded machine
+COMMAND_S = 100.0  # for a command of ours on a loaded machine
 WAIT_S = 30.0  # for what a deployment does by itself
 END_S = 10.0
 # What this process was told about deployments of its own is not for this one; fetched models are anybody's.

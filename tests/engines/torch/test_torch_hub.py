@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.models import named
 from holdfast.core.errors import Passing, UserError
 from holdfast.engines.torch.files import hub
 from holdfast.engines.torch.files.hub import fetch_from_hub, is_hub_id
 from holdfast.engines.torch.files.resolve import look_at
+from holdfast.roles.model_names import named
 from small_model import LLAMA, weights
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

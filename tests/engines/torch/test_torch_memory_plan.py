@@ -17,7 +17,7 @@ from holdfast.engines.torch.files.config import ModelConfig
 from holdfast.engines.torch.files.resolve import resolve
 from holdfast.engines.torch.files.tiny import SHAPES, TINY, random_checkpoint, shaped, tiny
 from holdfast.engines.torch.geometry import block_geometry, pool_geometry, settings_on, settle
-from holdfast.engines.torch.gpu.memory_plan import GIB, MIB, MemoryPlan, memory_plan
+from holdfast.engines.torch.gpu.memory_plan import GIB, MIB, MemoryPlan, memory_plan, needed_bytes, usable_bytes
 from holdfast.engines.torch.model.parameters import count
 from holdfast.roles.engine_torch import make_torch
 from holdfast.spec.engines import Place, TorchSettings
@@ -33,6 +33,17 @@ def plan_of(
     settings = TorchSettings(**({"kv_gib": 0, "concurrency": 0, "step_tokens_max": 0} | wishes)).for_device(True)
     one = block_geometry(random_checkpoint(config), settings, torch.bfloat16)
     return memory_plan(config, settings, one, device, standbys=standbys, pairs=pairs)
+
+
+def test_what_is_promised_before_is_what_the_plan_takes() -> None:
+    """A pair that fits by its needs alone is one whose plan allows its pool, and the other way round, to the byte."""
+    wishes = TorchSettings(kv_gib=10.0)
+    for config, standbys in ((SHAPES["8b"], 1), (SHAPES["1b"], 0), (TINY, 3)):
+        needed = needed_bytes(config, wishes, standbys)
+        least = next(size for size in range(needed, 2 * needed, MIB) if usable_bytes(size) >= needed)
+        assert plan_of(config, least, standbys, kv_gib=10.0).pool_bytes >= 10 * GIB
+        assert plan_of(config, least - MIB, standbys, kv_gib=10.0).pool_bytes < 10 * GIB
+    assert needed_bytes(TINY, TorchSettings(), 1) == 0, "its pool takes what is left"
 
 
 # -- the sum

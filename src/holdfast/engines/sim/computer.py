@@ -13,10 +13,13 @@ from holdfast.core.requests import TokenLogprobs
 from holdfast.engines.paged.sequences import Segment, StepPlan
 from holdfast.engines.sim.faults import Faults
 from holdfast.engines.sim.language import Sequence
-from holdfast.engines.sim.vocabulary import load
+from holdfast.engines.sim.vocabulary import Vocabulary
 from holdfast.kv.geometry import Geometry
+from holdfast.kv.index import index_bytes
+from holdfast.spec.engines import GIB, SimSettings
 
 TOKEN_BYTES = 4
+SLAB_BYTES = 2 * 1024 * 1024  # the smallest on any device, and all are multiples of it
 
 
 def geometry(weights: str, block_size: int, kv_blocks: int) -> Geometry:
@@ -26,12 +29,27 @@ def geometry(weights: str, block_size: int, kv_blocks: int) -> Geometry:
     return made
 
 
+def vault_bytes(settings: SimSettings) -> int:
+    """What a sim engine has in its vault: weights, pages and their index, each in whole slabs."""
+    pages = settings.kv_blocks * settings.block_size * TOKEN_BYTES
+    weights = round(settings.vault_gib * GIB) - pages
+    index = index_bytes(geometry("", settings.block_size, settings.kv_blocks))
+    sizes = [-(-size // SLAB_BYTES) * SLAB_BYTES for size in (max(SLAB_BYTES, weights), pages, index)]
+    return sum(sizes) + SLAB_BYTES * (1 + sizes[0] // GIB)  # tensors are aligned, in slabs of a GiB
+
+
 class SimComputer:
     """`weights_right` reads of the weights what a step needs."""
 
     def __init__(
-        self, pages: memoryview, block_size: int, faults: Faults, weights_right: Callable[[], bool] = lambda: True
+        self,
+        vocabulary: Vocabulary,
+        pages: memoryview,
+        block_size: int,
+        faults: Faults,
+        weights_right: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._vocabulary = vocabulary
         self._words = pages.cast("I")
         self._pages = pages
         self._block_size = block_size
@@ -80,4 +98,4 @@ class SimComputer:
             text.frombytes(self._pages[block * block_bytes : (block + 1) * block_bytes])
         del text[start:]
         text.extend(array("I", segment.tokens))
-        return Sequence(load(), text, request.prompt_len, request.sampling, request.stop_token_ids)
+        return Sequence(self._vocabulary, text, request.prompt_len, request.sampling, request.stop_token_ids)

@@ -22,7 +22,7 @@ from holdfast.engines.paged.blocks import Blocks, PrivateBlocks
 from holdfast.engines.sim.computer import TOKEN_BYTES, SimComputer
 from holdfast.engines.sim.faults import SHADOW, Fault, Faults
 from holdfast.engines.sim.serving import Serving
-from holdfast.engines.sim.vocabulary import load
+from holdfast.engines.sim.vocabulary import Tongue, load
 from holdfast.kv.pool import KvUse
 from holdfast.spec.engines import SimSettings
 
@@ -37,7 +37,8 @@ class SimEngine:
 
     def __init__(self, settings: SimSettings, rng: random.Random) -> None:
         self.settings = settings
-        self.faults = Faults()
+        self.vocabulary = load(Tongue.of(settings))
+        self.faults = Faults.with_one(settings.fault)
         self._rng = rng
         self._serving: Serving | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -65,11 +66,12 @@ class SimEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(deterministic=True, build="sim", dtype="exact", vocabulary=load().size)
+        return Capabilities(deterministic=True, build="sim", dtype="exact", vocabulary=self.vocabulary.size)
 
     async def load(self, events: EngineEvents) -> None:
         self._loop, self._events = asyncio.get_running_loop(), events
         self._thread = os.getpid(), threading.get_native_id()
+        await self.faults.while_loading()
         self._serve_alone()
 
     def _serve_alone(self) -> None:
@@ -79,7 +81,7 @@ class SimEngine:
         self._serve(blocks, memoryview(bytearray(settings.kv_blocks * settings.block_size * TOKEN_BYTES)))
 
     def _serve(self, blocks: Blocks, pages: memoryview, weights_right: Callable[[], bool] = lambda: True) -> None:
-        computer = SimComputer(pages, self.settings.block_size, self.faults, weights_right)
+        computer = SimComputer(self.vocabulary, pages, self.settings.block_size, self.faults, weights_right)
         self._serving = Serving(self.settings, blocks, computer, self._prefill_s, self.faults)
 
     def _rest(self) -> list[int]:
@@ -99,6 +101,7 @@ class SimEngine:
         """What it says follows from its words, and what it computed from its pages: both are made anew."""
         self._rest()
         self._load += 1
+        await self.faults.while_loading()
         self._serve_alone()
 
     async def stop(self) -> None:

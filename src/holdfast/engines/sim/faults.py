@@ -5,6 +5,7 @@ Always true: a command is checked whole before anything changes, and a refusal n
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
@@ -26,6 +27,8 @@ FIELDS: dict[str, tuple[str, float, float] | None] = {
     "late_pongs": ("ms", 0, 600_000),  # a ping is answered so much later; tokens go on
     "late_beats": ("ms", 0, 600_000),  # the worker's beats arrive so much later; tokens go on
     "reset": None,  # the worker's connections are reset
+    "load_fails": None,  # loading, at the start or anew, raises
+    "load_hangs": None,  # or never ends
     "wake_fails": None,  # the next wake raises
     "wake_hangs": None,  # the next wake never returns
     "device_error": None,  # as a device whose every call fails from now on: the engine cannot go on
@@ -44,6 +47,8 @@ SWITCHES = {
     "zero_tokens": "zero_tokens",
     "truncate": "truncate_tokens",
     "late_pongs": "late_pongs_ms",
+    "load_fails": "load_fails",
+    "load_hangs": "load_hangs",
     "wake_fails": "wake_fails",
     "wake_hangs": "wake_hangs",
 }
@@ -71,6 +76,8 @@ class Faults:
     slow_factor: float = 1.0
     wrong_tokens: bool = False
     logprob_drift: float = 0.0
+    load_fails: bool = False
+    load_hangs: bool = False
     wake_fails: bool = False
     wake_hangs: bool = False
     error_every: int = 0
@@ -81,8 +88,22 @@ class Faults:
     on_reset: Callable[[], None] | None = None
     on_late_beats: Callable[[float], None] | None = None  # hears by how many seconds
 
+    @classmethod
+    def with_one(cls, text: str) -> Faults:
+        """With the one that it starts with; "": none. ValueError names what is wrong with it."""
+        faults = cls()
+        if text:
+            faults.switch(parse_switch(text))
+        return faults
+
+    async def while_loading(self) -> None:
+        if self.load_fails:
+            raise RuntimeError("the load failed on command (fault load_fails)")
+        if self.load_hangs:
+            await asyncio.Event().wait()
+
     def clear(self) -> None:
-        """Every switch as it was at the start."""
+        """Every switch as if none had been turned on."""
         for part in fields(self):
             if not part.name.startswith("on_"):
                 setattr(self, part.name, part.default)
@@ -125,6 +146,18 @@ def parse_fault(command: Mapping[str, object]) -> Fault:
     if field is None:
         return Fault(kind)
     return Fault(kind, _number(kind, command.get(field[0]), field))
+
+
+def parse_switch(text: str) -> Fault:
+    """A fault that an engine starts with, such as `wrong_tokens` or `error_every:3`; ValueError says what is wrong."""
+    kind, colon, value = text.partition(":")
+    if kind not in SWITCHES or kind in SHADOW or bool(FIELDS[kind]) != bool(colon):
+        known = ", ".join(name + ":VALUE" * bool(FIELDS[name]) for name in SWITCHES if name not in SHADOW)
+        raise ValueError(f"fault must be one of {known}; got {text!r}")
+    field = FIELDS[kind]
+    if field is None:
+        return Fault(kind)
+    return parse_fault({"fault": kind, field[0]: int(value) if isinstance(field[1], int) else float(value)})
 
 
 def _number(kind: str, value: object, field: tuple[str, float, float]) -> float:

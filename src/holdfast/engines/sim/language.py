@@ -82,7 +82,7 @@ class Sequence:
         self.length = len(tokens)
         self.logprobs: TokenLogprobs | None = None  # of the last token, where asked for
         # One update for the whole prompt: at 30k tokens a loop would cost milliseconds.
-        self._hasher = blake2b(array("I", tokens), digest_size=_parts.size, person=b"holdfast-sim")
+        self._hasher = blake2b(array("I", tokens), digest_size=_parts.size, person=vocabulary.person)
         self._node: Node | None = vocabulary.tail(tokens)
         self._key = int.from_bytes(blake2b(str(sampling.seed).encode(), digest_size=8).digest(), "little")
         self._min_until = prompt_len + sampling.min_tokens

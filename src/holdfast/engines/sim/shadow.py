@@ -24,7 +24,7 @@ from holdfast.engines.sim.engine import SimEngine
 from holdfast.engines.sim.faults import Fault
 from holdfast.engines.sim.language import Sequence
 from holdfast.engines.sim.serving import scheduler_settings
-from holdfast.engines.sim.vocabulary import REVISION, load
+from holdfast.engines.sim.vocabulary import Tongue, Vocabulary
 from holdfast.engines.sim.weights import HEAD, SimWeights
 from holdfast.kv.resumes import Resumes
 from holdfast.memory.client.pool_mapping import PoolMapping
@@ -35,9 +35,9 @@ GIB = 1024**3
 PRIVATE_BYTES = 4096
 
 
-def make_canary() -> Canary:
-    request = canary_request(load().size)
-    sequence = Sequence(load(), request.tokens, request.prompt_len, request.sampling)
+def make_canary(vocabulary: Vocabulary) -> Canary:
+    request = canary_request(vocabulary.size)
+    sequence = Sequence(vocabulary, request.tokens, request.prompt_len, request.sampling)
     return Canary(request, tuple(sequence.advance() for _ in range(TOKENS)))
 
 
@@ -46,9 +46,9 @@ class SimTenant(SimEngine, Tenant):
 
     def __init__(self, settings: SimSettings, rng: random.Random) -> None:
         super().__init__(settings, rng)
-        self._canary = make_canary()
+        self._canary = make_canary(self.vocabulary)
         pool_bytes = settings.kv_blocks * settings.block_size * TOKEN_BYTES
-        self.weights: SimWeights = SimWeights(REVISION, round(settings.vault_gib * GIB) - pool_bytes)
+        self.weights: SimWeights = SimWeights(Tongue.of(settings).weights, round(settings.vault_gib * GIB) - pool_bytes)
         self.geometry = geometry(self.weights.identity, settings.block_size, settings.kv_blocks)
         self.private_bytes = max(PRIVATE_BYTES, TOKEN_BYTES * 2 * settings.block_size)
         self._blocks: PoolBlocks | None = None
@@ -84,7 +84,7 @@ class SimTenant(SimEngine, Tenant):
         size = self.settings.block_size
         # Its own limits: an engine too small for its canary is still tried by it.
         settings = replace(scheduler_settings(self.settings), context_tokens_max=len(pages) // TOKEN_BYTES)
-        computer = SimComputer(pages, size, self.faults, self.weights.right)
+        computer = SimComputer(self.vocabulary, pages, size, self.faults, self.weights.right)
         blocks = range(len(pages) // (size * TOKEN_BYTES))
         try:
             return run_canary(self.canary.request, settings, computer.compute, blocks, size)

@@ -12,9 +12,12 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from hashlib import blake2b
 from importlib.resources import files
+from typing import NamedTuple
 
-REVISION = "sim-language-1"  # which language it speaks: another one is another set of weights
+from holdfast.spec.engines import SimSettings
+
 EOS_TOKEN_ID = 2  # <|im_end|>: the chat template closes every turn with it
 
 # Split over 2, 3 and 4 tokens; few enough that a long stream meets each, many enough that the trie branches.
@@ -22,6 +25,31 @@ CHARACTERS = "éüñßøλжя世界你好海風山川森林雨雪春夏秋冬�
 
 # Some twice: the more often listed, the more often said.
 PUNCTUATION = (",", ",", ",", ".", ".", ".", ";", ":", "!", "?", "\n")
+
+
+class Tongue(NamedTuple):
+    """Which language an engine speaks: of another revision, or quantised otherwise, it says other words; by another
+    tokenizer the same words have other ids."""
+
+    revision: int = 1
+    quantization: str = "none"
+    tokenizer: int = 1
+
+    @classmethod
+    def of(cls, settings: SimSettings) -> Tongue:
+        return cls(settings.revision, settings.quantization, settings.tokenizer)
+
+    @property
+    def weights(self) -> str:
+        """As a set of weights is called."""
+        quantised = "" if self.quantization == "none" else f"-{self.quantization}"
+        return f"sim-language-{self.revision}{quantised}"
+
+    @property
+    def person(self) -> bytes:
+        """Of the hash that its words follow from."""
+        first = self.weights == Tongue().weights
+        return b"holdfast-sim" if first else blake2b(self.weights.encode(), digest_size=16).digest()
 
 
 class Node:
@@ -42,6 +70,7 @@ class Vocabulary:
     words: tuple[int, ...]  # a prime number of them: see `language`
     punctuation: tuple[int, ...]
     root: Node  # of the trie of characters
+    person: bytes = Tongue().person
 
     def tail(self, tokens: list[int] | array[int]) -> Node | None:
         """The unfinished character that `tokens` end in, if they do."""
@@ -56,9 +85,25 @@ def asset(name: str) -> bytes:
     return (files("holdfast.engines.sim") / "data" / name).read_bytes()
 
 
-def tokenizer_json() -> bytes:
-    """The engine's tokenizer, in the format of the `tokenizers` library."""
-    return asset("tokenizer.json")
+@cache
+def tokenizer_json(which: int = 1) -> bytes:
+    """An engine's tokenizer, in the format of the `tokenizers` library. Of any but the first the words have each
+    other's ids, some places on."""
+    data = asset("tokenizer.json")
+    if which == 1:
+        return data
+    parsed = json.loads(data)
+    ids: dict[str, int] = parsed["model"]["vocab"]
+    words = _words()
+    moved = words[which - 1 :] + words[: which - 1]
+    ids |= {word: ids[other] for word, other in zip(words, moved, strict=True)}
+    return json.dumps(parsed).encode()
+
+
+def _words() -> list[str]:
+    """As the tokenizer writes them."""
+    space = byte_symbols()[ord(" ")]
+    return [space + word for word in asset("words.txt").decode().split()]
 
 
 def chat_template() -> str:
@@ -67,18 +112,19 @@ def chat_template() -> str:
 
 
 @cache
-def load() -> Vocabulary:
-    """The packaged vocabulary."""
-    parsed = json.loads(tokenizer_json())
+def load(tongue: Tongue = Tongue()) -> Vocabulary:  # noqa: B008 - frozen
+    """The packaged vocabulary, as one tongue has it."""
+    parsed = json.loads(tokenizer_json(tongue.tokenizer))
     ids: dict[str, int] = parsed["model"]["vocab"]
     assert ids["<|im_end|>"] == EOS_TOKEN_ID
     symbols = byte_symbols()
-    words = [ids[symbols[ord(" ")] + word] for word in asset("words.txt").decode().split()]
+    words = [ids[word] for word in _words()]
     return Vocabulary(
         size=len(ids),
         words=tuple(words[: _prime_at_most(len(words))]),
         punctuation=tuple(ids["".join(symbols[byte] for byte in mark.encode())] for mark in PUNCTUATION),
         root=_trie([ids[symbols[byte]] for byte in character.encode()] for character in CHARACTERS),
+        person=tongue.person,
     )
 
 

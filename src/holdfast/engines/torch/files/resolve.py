@@ -6,11 +6,12 @@ from pathlib import Path
 
 from holdfast.core.errors import UserError
 from holdfast.engines.torch.files.checkpoint import Checkpoint, FileCheckpoint, Progress
-from holdfast.engines.torch.files.fetch import SMOLLM2, fetch
+from holdfast.engines.torch.files.config import ModelConfig
+from holdfast.engines.torch.files.fetch import SMOLLM2, fetch, place_of
 from holdfast.engines.torch.files.gguf_model import look_at_gguf
 from holdfast.engines.torch.files.hub import fetch_from_hub, is_hub_id
 from holdfast.engines.torch.files.identity import identified
-from holdfast.engines.torch.files.safetensors_files import look_at_directory
+from holdfast.engines.torch.files.safetensors_files import config_in, look_at_directory
 from holdfast.engines.torch.files.tiny import RANDOM, SHAPES, shaped, tiny
 
 DEFAULT_NAMES = ("default", "smollm2-135m")
@@ -48,3 +49,13 @@ def look_at(model: str, cache: Path, progress: Progress) -> Checkpoint:
         "config.json, tokenizer.json and safetensors, the path of a .gguf file, or, to try what a size costs, "
         f"{' or '.join(RANDOM + shape for shape in SHAPES)}"
     )
+
+
+def shape_at_hand(model: str, cache: Path) -> ModelConfig | None:
+    """What shape a model has, if that can be told at once; None if it has to be fetched first. UserError as above."""
+    path = place_of(SMOLLM2, cache) if model in DEFAULT_NAMES else Path(model).expanduser()
+    if model == "tiny" or model.startswith(RANDOM):
+        return (tiny() if model == "tiny" else shaped(model)).config
+    if path.is_dir():
+        return config_in(path)
+    return look_at_gguf(path).config if path.is_file() else None

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import UserError
 from holdfast.engines.torch.files.checkpoint import FileCheckpoint, needed
-from holdfast.engines.torch.files.config import from_hugging_face, with_end
+from holdfast.engines.torch.files.config import ModelConfig, from_hugging_face, with_end
 from holdfast.engines.torch.files.generation import generation_defaults, token_id, token_text
 from holdfast.engines.torch.files.gguf_tokenizer import with_bos
 from holdfast.engines.torch.files.stored import PLAIN, Stored, bytes_of
@@ -22,13 +23,18 @@ HEADER_BYTES_MAX = 100_000_000  # the format's own bound
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
+def config_in(path: Path, advice: Mapping[str, Any] | None = None) -> ModelConfig:
+    """A directory's model by its shape alone; `advice` is its generation_config.json."""
+    if not (path / "config.json").exists():
+        raise UserError(f"{path} has no config.json; a model's directory has one, with tokenizer.json and safetensors")
+    return from_hugging_face(_json(path / "config.json"), advice)
+
+
 def look_at_directory(path: Path) -> FileCheckpoint:
     """Read everything but the weights, whose identity is left open. Quick, and without torch."""
     generation = path / "generation_config.json"
-    if not (path / "config.json").exists():
-        raise UserError(f"{path} has no config.json; a model's directory has one, with tokenizer.json and safetensors")
     advice = _json(generation) if generation.exists() else {}
-    config = from_hugging_face(_json(path / "config.json"), advice)
+    config = config_in(path, advice)
     tokenizer = path / "tokenizer.json"
     if not tokenizer.exists():
         raise UserError(f"{path} has no tokenizer.json; save the tokenizer there with transformers' save_pretrained")

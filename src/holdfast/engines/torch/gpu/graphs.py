@@ -18,28 +18,12 @@ import torch
 
 from holdfast.engines.paged.sequences import PENDING, Segment
 from holdfast.engines.torch.gpu.graph_inputs import GraphInputs
+from holdfast.engines.torch.gpu.sizes import positions_for, sizes_for
 from holdfast.engines.torch.launched import Latest, row_sums
 from holdfast.engines.torch.model.batch import Batch, Tiles, decode_batch, on_device
 from holdfast.engines.torch.model.bound import Model
 from holdfast.engines.torch.model.decoder import forward, logits
 from holdfast.engines.torch.sampling.sampling import draw
-
-# Steps of up to so many positions are captured: 64 streams that come back with a block to compute each. Beyond it a
-# step computes for longer than the host takes to lay it out.
-POSITIONS_MAX = 1024
-POSITIONS_MIN = 32
-
-
-def sizes_for(rows_max: int) -> list[int]:
-    """Decodes to capture: a batch is filled up to the next size, by seven rows at most, which cost next to nothing."""
-    sizes = [size for size in (1, 2, 4) if size < rows_max]
-    return [*sizes, *range(8, rows_max, 8), rows_max]
-
-
-def positions_for(step_tokens_max: int) -> list[int]:
-    """Positions of captured steps with chunks: powers of two."""
-    powers = [1 << power for power in range(POSITIONS_MIN.bit_length() - 1, POSITIONS_MAX.bit_length())]
-    return [size for size in powers if size <= step_tokens_max]
 
 
 def _smallest(sizes: list[int], count: int) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from holdfast.core.errors import UserError
 from holdfast.engines.torch.canary import private_blocks
 from holdfast.engines.torch.files.config import ModelConfig
-from holdfast.engines.torch.gpu.graphs import sizes_for
+from holdfast.engines.torch.gpu.sizes import sizes_for
 from holdfast.engines.torch.model.parameters import count
 from holdfast.kv.geometry import ITEM_BITS, Geometry
 from holdfast.spec.engines import GIB, TorchSettings
@@ -127,10 +127,28 @@ def memory_plan(
         context_bytes=CONTEXT_BYTES + (COLLECTIVES_BYTES if settings.ranks > 1 else 0),
         graphs_bytes=GRAPH_BYTES * len(sizes_for(settings.rows)),
         workspace_bytes=_workspace_bytes(config, settings, context, item_bytes) + private_bytes,
-        margin_bytes=max(int(MARGIN_SHARE * device_bytes) // pairs, MARGIN_BYTES),
+        margin_bytes=_margin_bytes(device_bytes, pairs),
         context_tokens=context,
         stream_bytes=blocks * one.block_bytes,
     )
+
+
+def usable_bytes(device_bytes: int) -> int:
+    """What pairs together may have of a device."""
+    return device_bytes - _margin_bytes(device_bytes)
+
+
+def needed_bytes(config: ModelConfig, wishes: TorchSettings, standbys: int) -> int:
+    """What a pair takes of each of its devices, however large these are; 0: its pool takes what is left of them."""
+    settings = wishes.for_device(is_gpu=True)
+    shape = (settings.block_tokens, config.layers, config.kv_heads // settings.ranks, config.head_size)
+    plan = memory_plan(config, settings, Geometry("", "bfloat16", *shape, block_count=1), 0, standbys=standbys)
+    pool = int(settings.kv_gib * GIB)
+    return plan.weights_bytes + plan.engines * plan.engine_bytes + pool if pool else 0
+
+
+def _margin_bytes(device_bytes: int, pairs: int = 1) -> int:
+    return max(int(MARGIN_SHARE * device_bytes) // pairs, MARGIN_BYTES)
 
 
 def _workspace_bytes(config: ModelConfig, settings: TorchSettings, context: int, item_bytes: int) -> int:

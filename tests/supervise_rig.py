@@ -54,8 +54,11 @@ class World:
         if watch := self._watches.pop(supervisor, None):
             watch.cancel()
         for slot in supervisor.slots.values():
-            assert isinstance(slot.process, LocalProcess)
-            asyncio.get_running_loop().remove_reader(slot.process.pidfd)
+            if slot.timer is not None:
+                slot.timer.cancel()
+            if slot.process is not None:
+                assert isinstance(slot.process, LocalProcess)
+                asyncio.get_running_loop().remove_reader(slot.process.pidfd)
 
     async def close(self) -> None:
         for watch in self._watches.values():

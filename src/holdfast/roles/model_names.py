@@ -1,0 +1,29 @@
+"""What a person wrote after `--model`, or in a manifest: what is loaded, and what clients call it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from holdfast.engines.torch.files.hub import is_hub_id
+
+SIM_NAME = "holdfast-sim"
+DEFAULT = "default"
+NAMES = {DEFAULT: "smollm2-135m-instruct", "smollm2-135m": "smollm2-135m-instruct", "tiny": "tiny"}
+
+
+def named(engine: str, model: str, served_name: str) -> tuple[str, str]:
+    """What is loaded (a path made absolute: engines stand elsewhere), and the name clients ask for."""
+    if engine == "sim":
+        return DEFAULT, served_name or model or SIM_NAME
+    source = model or DEFAULT
+    if is_made(source):
+        return source, served_name or NAMES.get(source) or source
+    path = Path(source).expanduser().absolute()
+    if not path.exists() and is_hub_id(source):
+        return source, served_name or source.partition("@")[0]
+    return str(path), served_name or path.name.removesuffix(".gguf")
+
+
+def is_made(source: str) -> bool:
+    """Fetched, or made of a seed: there is no path."""
+    return source in NAMES or source.startswith("random:")

@@ -1,0 +1,234 @@
+"""A manifest's deployment kept on this machine: a store and a control, and replicas as its rollouts ask for them.
+
+The manifest that it is begun with is only the first wish: what should run stands in the store, and whoever keeps the
+deployment next goes on with that. So a file that differs from what the store holds changes nothing, and is told of; but
+where no revision was ever in place there is nothing to go on with, and the file is the next one.
+
+Always true: one process carries a deployment out, by the state directory's lock here and by its leased word in the
+store elsewhere; what an earlier one kept running here, dead or alive, is among the first jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from holdfast.core.clock import SystemClock
+from holdfast.core.errors import Refused, UserError
+from holdfast.core.tasks import beside
+from holdfast.roles.engines import memory_needed
+from holdfast.roles.model_names import named
+from holdfast.roles.planned import LOOK_S, hopeless, is_refused
+from holdfast.roles.running import Shown, Tell, begin
+from holdfast.rollout.records import Overtaken, Wanted, WrittenMemory, applied, ask, wanted
+from holdfast.rollout.status import Verdict
+from holdfast.rollout.steward import Steward, steward_of
+from holdfast.rollout.wishes import revision_of
+from holdfast.spec.jobs import Job
+from holdfast.spec.launch import Launch, StoreLaunch
+from holdfast.spec.manifest.checking import check
+from holdfast.spec.manifest.local import Machine
+from holdfast.spec.manifest.types import PLANNER, Manifest
+from holdfast.spec.manifest.whole import control_of
+from holdfast.store.contract import Store, StoreUnavailable
+from holdfast.store.opening import open_store
+from holdfast.supervise.changing import Changing, kept_jobs
+from holdfast.supervise.loop import Supervisor
+from holdfast.supervise.machine import Phase
+from holdfast.supervise.replicas import Ground, whose
+from holdfast.supervise.rolling import Rolling
+from holdfast.wire.net import SocketNetwork
+
+
+class Site(Struct, frozen=True, kw_only=True):
+    """A manifest, and this machine as its containers find it."""
+
+    state_dir: str
+    manifest: str  # its text
+    environ: dict[str, str]  # of whoever starts it: containers have it, too
+    store: str = ""  # empty: our own
+    vault_dir: str = ""  # empty: `gms` in the state directory
+    host: str = "127.0.0.1"
+    port: int = 8000
+    status_host: str = "127.0.0.1"
+    gpus: tuple[str, ...] = ()
+    gpu_bytes: tuple[int, ...] = ()  # of each GPU; 0, or none: nobody knows
+    sharing: int = 1  # workers of one GPU
+    hosts: int = 0  # devices in host memory, which a simulator has in place of GPUs; 0: as many as are asked for
+    host_bytes: int = 0  # of each; 0: what there is
+    wait_s: float = 7200.0  # until it serves
+
+    @property
+    def has_bytes(self) -> dict[str, int]:
+        """What replicas may have together of each device, where that is known."""
+        known = {f"host-{number + 1}": self.host_bytes for number in range(self.hosts) if self.host_bytes}
+        if any(self.gpu_bytes):
+            from holdfast.engines.torch.gpu.memory_plan import usable_bytes  # loads numpy
+
+            sizes = zip(self.gpus, self.gpu_bytes, strict=True)
+            known |= {gpu: usable_bytes(size) for gpu, size in sizes if size}
+        return known
+
+    @property
+    def machine(self) -> Machine:
+        return Machine(
+            Path(self.state_dir), self.environ, self.store, self.vault_dir, self.host, self.port, self.status_host
+        )
+
+
+class Rolled:
+    """One manifest's deployment, for as long as it is kept."""
+
+    kind = "rolled"
+
+    def __init__(self, site: Site) -> None:
+        manifest = check(site.manifest.encode()).manifest
+        assert manifest is not None, "whoever asks for it has checked it"
+        self.site, self.manifest, self.machine = site, manifest, site.machine
+        self.rolling: Rolling | None = None  # once it is begun
+        self._clock = SystemClock()
+        self._place = Steward(pid=os.getpid(), host=os.uname().nodename, state_dir=site.state_dir)
+
+    def encoded(self) -> bytes:
+        return msgspec.json.encode(self.site)
+
+    @classmethod
+    def decoded(cls, data: bytes) -> Rolled:
+        return cls(msgspec.json.decode(data, type=Site))
+
+    @property
+    def state_dir(self) -> Path:
+        return self.machine.state_dir
+
+    def jobs(self) -> list[Job]:
+        """What looks after the others, and every replica that an earlier supervisor kept."""
+        own: list[Launch] = []
+        if not self.site.store:
+            own.append(
+                StoreLaunch(state_dir=self.site.state_dir, name="store", address=self.machine.store_url)
+            )
+        if not self.manifest.of_type(PLANNER):
+            own.append(control_of(self.manifest, self.machine))
+        name = self.manifest.name
+        kept = [job for job in kept_jobs(self.state_dir) if job.deployment == name and whose(job.name, name, ())]
+        return [*map(Job.of, own), *kept]
+
+    async def run(self, supervisor: Supervisor, *, tied: bool, shown: Shown, tell: Tell) -> None:
+        self.machine.vaults.mkdir(parents=True, exist_ok=True, mode=0o700)
+        await begin(supervisor, tied=tied)
+        supervisor.start_late()
+        store = open_store(self.machine.store_url, SocketNetwork(), random.Random())
+        await store.start()
+        try:
+            try:
+                await self._has_store(supervisor)
+                await self._ask(store, tell)
+            except UserError as error:
+                if not supervisor.adopted:
+                    raise
+                await shown(str(error))  # what runs goes on as it is
+                await asyncio.Event().wait()
+            await self._roll(store, supervisor, shown, tell)
+        finally:
+            await store.close()
+
+    # -- what should run
+
+    async def _has_store(self, supervisor: Supervisor) -> None:
+        """Returns when our own store runs, or might yet; UserError says why it never will."""
+        own = [slot for slot in supervisor.slots.values() if slot.job.role == "store"]
+        await supervisor.wait(
+            lambda: all(slot.life.phase is Phase.READY for slot in own) or bool(hopeless(own)), self.site.wait_s
+        )
+        if lack := hopeless(own):
+            raise Refused(lack) if is_refused(supervisor) else UserError(lack)
+
+    async def _ask(self, store: Store, tell: Tell) -> None:
+        """UserError says why nothing can be asked for."""
+        until_s, told = self._clock.monotonic_s() + self.site.wait_s, False
+        while True:
+            try:
+                await self._asked(store, tell)
+            except StoreUnavailable as error:
+                if self._clock.monotonic_s() > until_s:
+                    raise UserError(str(error)) from error
+                if not told:
+                    tell(f"{self.manifest.name}: {error}")
+                told = True
+            else:
+                return
+
+    async def _asked(self, store: Store, tell: Tell) -> None:
+        name, now_s = self.manifest.name, self._clock.unix_s()
+        other = await steward_of(store, name)
+        if other is not None and not other.is_at(self._place):
+            raise UserError(f"{name} is carried out by {other}; change it with `holdfast apply`, or stop that first")
+        memory = await WrittenMemory(store, name).open(now_s)
+        held = await wanted(store, name)
+        if held is None or (memory.stable is None and not held.deleted):
+            digest = revision_of(self.manifest, 1).digest
+            await ask(store, name, applied(self.site.manifest, digest, now_s, cause="up"))
+        elif told := goes_on(held, self.manifest):
+            tell(told)
+
+    # -- its rollouts
+
+    async def _roll(self, store: Store, supervisor: Supervisor, shown: Shown, tell: Tell) -> None:
+        name, site = self.manifest.name, self.site
+        ground = Ground(
+            self.machine, site.gpus, named, site.sharing, site.hosts, has_bytes=site.has_bytes, needs=memory_needed
+        )
+        changing = Changing(supervisor, self.state_dir)
+        rolling = self.rolling = Rolling(name, store, supervisor, changing, ground, place=self._place, tell=tell)
+        async with beside(rolling.run(), "rollouts") as task:
+            lack = await self._until_up(rolling, task)
+            if lack and rolling.memory.stable is None and not supervisor.adopted:
+                raise Refused(lack) if is_refused(supervisor) else UserError(lack)
+            await shown(lack)
+            try:
+                await task
+            except Overtaken as error:
+                raise UserError(f"{name} is carried out by another process now: {error}") from error
+        tell(f"{name} was deleted, and is gone")
+
+    async def _until_up(self, rolling: Rolling, task: asyncio.Task[None]) -> str:
+        """Until it serves, or has ended: ""; or what keeps it from that."""
+        try:
+            async with asyncio.timeout(self.site.wait_s):
+                while not task.done():
+                    if (lack := lacks(rolling)) is not None:
+                        return lack
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError:
+            told = rolling.steward
+            why = told.trouble or (told.report.headline if told.report is not None else "its store does not answer")
+            return f"it does not serve after {self.site.wait_s:g} s: {why}"
+        return ""
+
+
+def lacks(rolling: Rolling) -> str | None:
+    """What keeps it from serving for good, "": nothing; None: that is not known yet. A first revision serves when it is
+    in place; one that follows another when anybody does."""
+    report = rolling.steward.report
+    if report is None:
+        return None
+    if rolling.memory.stable is not None:
+        return "" if report.serves else None
+    if report.verdict is Verdict.STUCK:
+        return report.headline
+    return "" if report.is_done or report.verdict is Verdict.PAUSED else None
+
+
+def goes_on(held: Wanted, manifest: Manifest) -> str:
+    """That the store's wish wins over the file's, where they differ; "": they do not."""
+    if held.deleted:
+        return f"{manifest.name} is being deleted, and that goes on; then it can be begun anew"
+    if check(held.manifest.encode()).manifest == manifest:
+        return ""
+    holds = f"{manifest.name} goes on with revision {held.revision}, which the store holds"
+    return f"{holds}; the file differs, and `holdfast apply -f` changes it"

@@ -1,0 +1,151 @@
+"""Everything at one moment, as a rollout is told it: this machine's replicas, and what the store says of them. Pure.
+
+Always true: a worker is admitted when every frontend says so, and there is one; it drains when it was told to and no
+frontend would send it anything more, so that its count of streams can only fall; it stands by when its canary passed
+and it was not told to serve. A frontend that knows nobody to send requests to does not serve yet, unless there is
+nobody. Where no control leads nobody is checked, by frontends neither, and whoever has no verdict has its whole weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import structs
+
+from holdfast.discovery.keys import CONTROLS, HEALTH, INSTANCES, REFUSALS, REPORTS, InstanceKey, admits, parse_key
+from holdfast.discovery.keys import decode_record as decode_instance
+from holdfast.health.records import ControlRecord, HealthRecord, Report
+from holdfast.rollout.machine import Look
+from holdfast.rollout.replica import Seen, Stage, Want
+from holdfast.rollout.revision import Revision
+from holdfast.rollout.seeing import judged
+from holdfast.rollout.trial import Traffic
+from holdfast.supervise.replicas import Sighted
+
+UNKNOWN = "it is not in the store"
+NOBODY = "it has no worker yet"
+
+
+def prefixes(deployment: str) -> tuple[str, ...]:
+    """What has to be read of the store."""
+    return (INSTANCES, HEALTH, REFUSALS, f"{REPORTS}{deployment}/", f"{CONTROLS}{deployment}/")
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the store says of a deployment's workers."""
+
+    leading: dict[str, InstanceKey] = field(default_factory=dict)  # by name, without those that stand by
+    verdicts: dict[str, HealthRecord] = field(default_factory=dict)  # by path, and so are
+    refused: dict[str, str] = field(default_factory=dict)
+    reports: tuple[Report, ...] = ()
+    is_led: bool = False
+
+    def admits(self, instance: str) -> bool:
+        return bool(self.reports) and all(instance in report.admitted for report in self.reports)
+
+    def can_send(self, frontend: str) -> bool:
+        """Whether a frontend would send requests to anybody, as far as there is somebody."""
+        return not self.leading or any(report.process == frontend and report.admitted for report in self.reports)
+
+    def would_send(self, instance: str) -> bool:
+        return any(instance in report.admitted for report in self.reports)
+
+    def refusal(self, where: InstanceKey) -> str:
+        """Why some frontend refuses its card; "": none does."""
+        instance = f"{where.instance:x}"
+        told = (report.refused[instance] for report in self.reports if instance in report.refused)
+        return self.refused.get(where.path) or next(told, "")
+
+    def streams(self, engines: Collection[str]) -> int:
+        """Those that a replica's engines have, and those that wait for one of its set. Those whose engine is dead and
+        whose frontend has not said so yet may be anybody's, and are everybody's."""
+        own = [self.leading[name] for name in engines if name in self.leading]
+        others = {f"{where.instance:x}" for where in self.leading.values()} - {f"{one.instance:x}" for one in own}
+        found = 0
+        for report in self.reports:
+            found += sum(seen.open for instance, seen in report.workers.items() if instance not in others)
+            found += sum(report.held.get(namespace, 0) for namespace in {one.namespace for one in own})
+        return found
+
+
+def said_by(values: Mapping[str, bytes], deployment: str) -> Said:
+    """From keys and values of `prefixes`; what cannot be read says nothing."""
+    leading: dict[str, InstanceKey] = {}
+    verdicts: dict[str, HealthRecord] = {}
+    refused: dict[str, str] = {}
+    reports: list[Report] = []
+    is_led = False
+    for key, value in values.items():
+        try:
+            if key.startswith(REPORTS):
+                reports.append(msgspec.json.decode(value, type=Report))
+            elif key.startswith(CONTROLS):
+                is_led |= msgspec.json.decode(value, type=ControlRecord).leads
+            elif (where := parse_key(INSTANCES, key)) is not None and admits(deployment, where.namespace):
+                leading[decode_instance(value).name] = where
+            elif (where := parse_key(HEALTH, key)) is not None and admits(deployment, where.namespace):
+                verdicts[where.path] = msgspec.json.decode(value, type=HealthRecord)
+            elif (where := parse_key(REFUSALS, key)) is not None and admits(deployment, where.namespace):
+                refused[where.path] = value.decode(errors="replace")
+        except (ValueError, RecursionError):
+            continue
+    return Said(leading, verdicts, refused, tuple(reports), is_led)
+
+
+def look_of(
+    wish: Revision,
+    here: Mapping[str, Sighted],
+    said: Said,
+    wants: Mapping[str, Want],
+    *,
+    room: dict[str, int] | None = None,
+    roomy: Collection[str] = (),
+    traffic: dict[str, dict[str, Traffic]] | None = None,
+    refused: dict[str, str] | None = None,
+) -> Look:
+    """`wants`: what every replica was last told to do; `roomy`: those beside whom there is memory for one more."""
+    replicas = {name: _seen(one, said, wants.get(name)) for name, one in here.items()}
+    replicas |= {name: structs.replace(replicas[name], fits_beside=True) for name in roomy if name in replicas}
+    return Look(wish=wish, replicas=replicas, room=room or {}, traffic=traffic, refused=refused or {})
+
+
+def instances_of(here: Mapping[str, Sighted], said: Said) -> dict[str, tuple[str, str]]:
+    """The service and the set of every worker that leads, by instance."""
+    return {
+        f"{said.leading[name].instance:x}": (one.seen.service, one.seen.set_id)
+        for one in here.values()
+        for name in one.engines
+        if name in said.leading
+    }
+
+
+def _seen(one: Sighted, said: Said, want: Want | None) -> Seen:
+    """Who stands by does so when it could serve: it is loaded, and its first canary passed."""
+    seen = _found(one, said, want)
+    if one.engines and seen.stage is Stage.SERVING and want is Want.STAND_BY:
+        stage = Stage.STANDBY if seen.weight > 0.0 else Stage.STARTING
+        return structs.replace(seen, stage=stage, admitted=False)
+    return seen
+
+
+def _found(one: Sighted, said: Said, want: Want | None) -> Seen:
+    seen = one.seen
+    if seen.stage is not Stage.SERVING:
+        return seen
+    if one.frontend and not said.can_send(one.frontend):
+        return structs.replace(seen, how=seen.how or NOBODY)
+    if not one.engines:
+        return structs.replace(seen, admitted=True, weight=1.0)
+    where = next((said.leading[name] for name in one.engines if name in said.leading), None)
+    if where is None:
+        return structs.replace(seen, how=seen.how or UNKNOWN)
+    instance, record = f"{where.instance:x}", said.verdicts.get(where.path)
+    stage = Stage.DRAINING if want is Want.DRAIN and not said.would_send(instance) else seen.stage
+    found = structs.replace(seen, stage=stage, admitted=said.admits(instance), streams=said.streams(one.engines))
+    refusal = said.refusal(where)
+    if record is None and not said.is_led and not refusal:
+        return structs.replace(found, weight=1.0)
+    return judged(found, record, refusal)

@@ -1,0 +1,121 @@
+"""The devices that replicas' memory is on: who has a place there, how much is promised, and what still fits. Pure.
+
+A place is a device's, taken by one replica, or by as many as share it. Who stands by beside another has none: it sits
+on that one's device, in what memory is left there, and has the place when the other has gone.
+
+Always true: what is promised on a device together is not more than it has, where that is known; where it is not, or
+what somebody took is not, nothing fits beside anybody.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count, islice
+
+import msgspec
+
+from holdfast.core.errors import Refused
+from holdfast.spec.deployment import Seat
+from holdfast.spec.jobs import Job
+from holdfast.spec.launch import VaultLaunch, WorkerLaunch
+from holdfast.spec.names import is_host
+
+NOWHERE = WorkerLaunch().place.device  # of a worker that was given no device
+Needs = Callable[[WorkerLaunch], int]  # bytes on each of its devices, weights and KV; 0: nobody knows
+
+
+def mib(size: int, *, up: bool = False) -> str:
+    return f"{-(-size // 2**20) if up else size // 2**20:,} MiB"
+
+
+def unknown(_launch: WorkerLaunch) -> int:
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A process's memory on a device."""
+
+    process: str
+    seat: Seat
+    promised_bytes: int = 0  # 0: as much as it likes
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """Those of one kind. Without names: host memory, as many devices as are asked for."""
+
+    names: Sequence[str] = ()
+    sharing: int = 1  # replicas that have a place on one device
+    has_bytes: Mapping[str, int] = field(default_factory=dict)  # where it is known
+
+    def free(self, ranks: int, taken: Collection[Taken]) -> list[Seat]:
+        """The first places that nobody has; Refused, where there are too few."""
+        if not self.names:
+            there = {one.seat.device for one in taken}
+            new = (device for number in count(1) if (device := f"host-{number}") not in there)
+            return [Seat(device, device) for device in islice(new, ranks)]
+        places = self.places(taken)[:ranks]
+        if len(places) < ranks:
+            raise Refused(f"{ranks} {self._word} are needed, and {len(places)} are free")
+        return self.seats(places, taken)
+
+    @property
+    def _word(self) -> str:
+        return "devices" if all(map(is_host, self.names)) else "GPUs"
+
+    def places(self, taken: Collection[Taken]) -> list[str]:
+        """The devices of free places, one after the other before any has a second."""
+        used = Counter(one.seat.device for one in taken)
+        return [device for turn in range(self.sharing) for device in self.names if used[device] <= turn]
+
+    def seats(self, devices: Iterable[str], taken: Collection[Taken]) -> list[Seat]:
+        """Seats on these devices, whoever is there, each with a socket of its own."""
+        sockets = {one.seat.socket_name for one in taken}
+        found = []
+        for device in devices:
+            names = (f"{device}.{turn}" if turn > 1 else device for turn in count(1))
+            seat = Seat(device, next(name for name in names if name not in sockets))
+            sockets.add(seat.socket_name)
+            found.append(seat)
+        return found
+
+    def lack(self, ranks: int, needed_bytes: int) -> str:
+        """Why what needs so much could never sit here, whoever leaves; "": it could."""
+        if not self.names or not ranks:
+            return ""
+        if ranks > len(self.names) * self.sharing:
+            return f"it needs {ranks} {self._word}, and there are {len(self.names)}"
+        large = [device for device in self.names if needed_bytes <= self.has_bytes.get(device, needed_bytes)]
+        if ranks <= len(large) * self.sharing:
+            return ""
+        where = "a device" if ranks == 1 else f"each of {ranks} devices"
+        most = mib(max(self.has_bytes[device] for device in self.names if device not in large))
+        there = f"only {len(large)} has that" if large else f"none has more than {most}"
+        return f"it needs {mib(needed_bytes, up=True)} of memory on {where}, and {there}"
+
+    def fits(self, devices: Collection[str], needed_bytes: int, taken: Collection[Taken]) -> bool:
+        """Whether one more, that needs so much on each of these, finds it there; 0: nobody knows how much it needs."""
+        return needed_bytes > 0 and all(needed_bytes <= self._left_bytes(device, taken) for device in devices)
+
+    def _left_bytes(self, device: str, taken: Collection[Taken]) -> int:
+        promised = [one.promised_bytes for one in taken if one.seat.device == device]
+        return self.has_bytes.get(device, 0) - sum(promised) if all(promised) else 0
+
+
+def taken_by(jobs: Iterable[Job], needs: Needs = unknown) -> list[Taken]:
+    """By vaults, and by workers that were given a device and have no vault."""
+    found = []
+    for job in jobs:
+        if job.role == "vault":
+            vault = msgspec.json.decode(job.settings, type=VaultLaunch)
+            name = vault.socket_path.rpartition("/gms_")[2].removesuffix(".sock")
+            found.append(Taken(job.name, Seat(vault.device, name), vault.budget_bytes))
+        elif job.role == "worker":
+            worker = msgspec.json.decode(job.settings, type=WorkerLaunch)
+            device = worker.place.device
+            if not worker.place.vault_socket and device != NOWHERE:
+                found.append(Taken(job.name, Seat(device, device), needs(worker)))
+    return found

@@ -1,0 +1,133 @@
+"""A manifest's deployment kept on one machine, over tiny processes: how it begins, and what it goes on with."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.errors import UserError
+from holdfast.core.tasks import beside
+from holdfast.discovery.keys import STEWARDS
+from holdfast.roles import rolled
+from holdfast.roles.rolled import Rolled
+from holdfast.rollout.records import ask, deleted, wanted
+from holdfast.rollout.steward import Steward, encode
+from tiny_rollouts import WAIT_S, Site, place, text
+
+pytestmark = pytest.mark.alone
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    async with place(tmp_path) as made:
+        yield made
+
+
+class Run:
+    """One supervisor's life with a manifest."""
+
+    def __init__(self, site: Site, manifest: str, *, own_store: bool = False) -> None:
+        folder = site.world.state_dir
+        store = "" if own_store else f"unix://{folder}/s"
+        where = rolled.Site(
+            state_dir=str(folder), manifest=manifest, environ={"HOME": "/"}, store=store, wait_s=WAIT_S
+        )
+        self.kept = Rolled.decoded(Rolled(where).encoded())
+        self.world = site.world
+        self.told: list[str] = []
+        self.shown: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def begun(self) -> AsyncIterator[asyncio.Task[None]]:
+        """Until the body ends; then it is as if it had been killed."""
+        supervisor = self.world.supervisor(*self.kept.jobs())
+        work = self.kept.run(supervisor, tied=False, shown=self._show, tell=self.told.append)
+        async with beside(work, "kept") as task:
+            yield task
+        self.world.lose(supervisor)
+
+    async def _show(self, lack: str) -> None:
+        self.shown.append(lack)
+
+    async def until_shown(self, task: asyncio.Task[None]) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while not self.shown:
+                assert not task.done(), task
+                await asyncio.sleep(0.02)
+
+
+async def test_what_the_store_holds_goes_on_whatever_the_file_says(site: Site) -> None:
+    """The first file begins it. Another one later changes nothing, and is told of; the same one says nothing."""
+    first = Run(site, text("one"))
+    async with first.begun() as task:
+        await first.until_shown(task)
+    assert first.shown == [""]
+    names = {job.name for job in first.kept.jobs()}
+    assert sum(name.startswith("chat-frontend-") for name in names) == 2, names
+    for manifest, differs in ((text("two"), True), (f"# {text('one')}", False), (text("one", 3), True)):
+        again = Run(site, manifest)
+        assert {job.name for job in again.kept.jobs()} == names
+        async with again.begun() as task:
+            await again.until_shown(task)
+        assert again.shown == [""]
+        goes_on = "chat goes on with revision 1, which the store holds; the file differs"
+        assert any(goes_on in line for line in again.told) is differs, again.told
+        held = await wanted(site.store, "chat")
+        assert held is not None
+        assert (held.revision, held.manifest) == (1, text("one"))
+
+
+async def test_a_first_manifest_that_was_wrong_can_be_mended(site: Site) -> None:
+    """It is given up, and says why; the next file is the next revision, because none was ever in place."""
+    bad = Run(site, text("BAD"))
+    async with bad.begun() as task:
+        with pytest.raises(UserError, match=r"revision 1 is stuck: Frontend-1 crashed \d times in a row"):
+            await asyncio.wait_for(task, WAIT_S)
+    assert bad.shown == []
+    good = Run(site, text("one"))
+    async with good.begun() as task:
+        await good.until_shown(task)
+        held = await wanted(site.store, "chat")
+        assert held is not None
+        assert held.revision == 2
+
+
+async def test_a_store_that_cannot_be_started_is_told(tmp_path: Path) -> None:
+    """Soon, and why: nobody waits for hours for a store whose file is broken."""
+    folder = tmp_path / "BAD"  # where every process ends at once
+    folder.mkdir()
+    async with place(folder) as site:
+        run = Run(site, text("one"), own_store=True)
+        async with run.begun() as task:
+            with pytest.raises(UserError, match="store cannot be started: exited with 7: no such thing"):
+                await asyncio.wait_for(task, WAIT_S)
+        assert run.shown == []
+
+
+async def test_what_another_carries_out_is_left_to_it(site: Site) -> None:
+    """Elsewhere, as the store knows it: nothing is asked for, and it is named."""
+    elsewhere = Steward(pid=7, host="there", state_dir="/there")
+    held = site.another.register(STEWARDS + "chat", encode(elsewhere))
+    while await site.store.get(STEWARDS + "chat", WAIT_S) is None:
+        await asyncio.sleep(0.01)
+    second = Run(site, text("one"))
+    async with second.begun() as task:
+        with pytest.raises(UserError, match="chat is carried out by pid 7 on there, in /there; change it with"):
+            await asyncio.wait_for(task, WAIT_S)
+    assert await wanted(site.store, "chat") is None
+    await held.withdraw()
+
+
+async def test_when_it_was_deleted_there_is_nothing_to_keep(site: Site) -> None:
+    """Its keeper ends by itself, in peace."""
+    run = Run(site, text("one"))
+    async with run.begun() as task:
+        await run.until_shown(task)
+        await ask(site.store, "chat", deleted("chat", 2.0))
+        await asyncio.wait_for(task, WAIT_S)
+    assert run.told[-1] == "chat was deleted, and is gone"
+    assert await wanted(site.store, "chat") is None
