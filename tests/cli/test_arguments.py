@@ -10,31 +10,38 @@ from typing import Annotated, Any
 import pytest
 
 from holdfast.cli import up as ups
-from holdfast.cli.app import COMMANDS, NOBODY, run
-from holdfast.cli.arguments import Asked, HelpWanted, UsageError, kind_of, options_of, parse, with_values
+from holdfast.cli.app import NOBODY, run
+from holdfast.cli.arguments import Asked, with_values
+from holdfast.cli.commands import COMMANDS
 from holdfast.cli.config_file import read_config
 from holdfast.cli.help_text import page, panels_of
 from holdfast.cli.start import Frontend, Up
 from holdfast.core.errors import Refused, UserError
 from holdfast.settings import read_environment
+from holdfast.spec.arguments import HelpWanted, UsageError, kind_of, options_of, parse
 from holdfast.spec.deployment import DeploymentSpec
 from holdfast.spec.settings import Setting, about
 
 # What no command that only looks has a use for; the parser that was here loaded pydantic.
 HEAVY = {"torch", "numpy", "uvloop", "tokenizers", "jinja2", "aiohttp", "prometheus_client", "httptools", "pydantic"}
-LOOKING = ("--version", "--help", "ps", "ps --json", "incidents", "memory status", "down", "up --help", "worker --help")
+LOOKING = (
+    *("--version", "--help", "ps", "ps --json", "incidents", "memory status", "down", "up --help", "worker --help"),
+    *("get", "diff -f /dev/null", "rollout status", "rollout history"),
+)
 
 
 class Some(Asked, frozen=True):
     """A command with one option of each kind."""
 
-    whom: Annotated[str, about("Whom.", positional=True)] = ""
+    whom: Annotated[str, about("Whom.", positional=True, kinds=("dog", "dogs"))] = ""
     count: Annotated[int, about("How many.", min=0, max=9)] = 1
     share: Annotated[float | None, about("Which part.")] = None
     file: Annotated[Path | None, about("From where.", short="-f")] = None
     quiet: Annotated[bool, about("Without a word.", short="-q")] = False
     exact: Annotated[bool, about("Which arithmetic.", flag="--exact/--fast")] = True
     keys: Annotated[tuple[str, ...], about("Which.", flag="--key")] = ()
+    once: Annotated[str, about("Of one alone.", once=True)] = ""
+    dry: Annotated[bool, about("Do nothing.", words={"client": True, "none": False})] = False
 
 
 OPTIONS = options_of(Some(), "some")
@@ -54,11 +61,19 @@ OPTIONS = options_of(Some(), "some")
         ("--key a --key=b --key -c", {"keys": ("a", "b", "-c")}),
         ("-- --count", {"whom": "--count"}),
         ("-", {"whom": "-"}),
+        ("--quiet=true --dry=client", {"quiet": True, "dry": True}),
+        ("--quiet --quiet=false --dry=none", {"quiet": False, "dry": False}),
+        ("--exact=false", {"exact": False}),
+        ("--fast=true", {"exact": False}),
+        ("--fast=false", {"exact": True}),
+        ("dogs", {}),
+        ("dog rex", {"whom": "rex"}),
+        ("Dog dog", {"whom": "dog"}),
     ],
 )
 def test_words_are_read(words: str, read: dict[str, Any]) -> None:
-    """As everywhere: the last of two wins, several are kept where several may be, a value may begin with a dash, and
-    after -- there are no options."""
+    """As everywhere: the last of two wins, several are kept where several may be, a value may begin with a dash, a
+    switch may be told true or false, a kind may be said before a name, and after -- there are no options."""
     assert with_values(Some(), OPTIONS, parse(words.split(), OPTIONS, "some")) == Some(**read)
 
 
@@ -73,7 +88,10 @@ def test_words_are_read(words: str, read: dict[str, Any]) -> None:
         ("--count x", UsageError, "--count must be a whole number, got 'x'"),
         ("--count 10", Refused, "--count must be 0 to 9, got 10"),
         ("--share nan", Refused, "--share must be a finite number, got nan"),
-        ("--quiet=yes", UsageError, "--quiet takes no value"),
+        ("--once a --once b", UsageError, "--once is there twice, and `some` takes one"),
+        ("--dry=server", UsageError, "--dry must be true or false or client or none, got 'server'"),
+        ("dog rex dog", UsageError, "`some` takes no 'dog'"),
+        ("--quiet=yes", UsageError, "--quiet must be true or false, got 'yes'"),
         ("you me", UsageError, "`some` takes no 'me'"),
     ],
 )
@@ -111,7 +129,9 @@ def test_who_only_looks_loads_what_looks(words: str, tmp_path: Path) -> None:
     end = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr))"
     code = f"{end}; sys.argv[1:] = {words.split()!r}; from holdfast.cli.main import main; main()"
     env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "HOLDFAST_STATE_DIR": str(tmp_path / "s")}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True)
+    how = {"env": env, "capture_output": True, "text": True, "timeout": 60, "check": False}
+    done = subprocess.run([sys.executable, "-c", code], **how)
+    assert "Traceback" not in done.stderr, done.stderr
     assert not HEAVY & set(done.stderr.split()), words
 
 

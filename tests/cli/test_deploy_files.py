@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from holdfast.cli.app import NOBODY
-from holdfast.cli.arguments import options_of
 from holdfast.cli.start import Up
 from holdfast.settings import read_environment
+from holdfast.spec.arguments import options_of
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

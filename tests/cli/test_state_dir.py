@@ -7,15 +7,20 @@ import pwd
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from up_rig import Place
 
-from holdfast.cli.checks import made, own, readable
+from holdfast.cli.checks import check_leftovers, made, own, readable
+from holdfast.cli.keeping import _if_full
+from holdfast.cli.ps import adopts
 from holdfast.core.errors import UserError
 from holdfast.settings import read_environment
+from holdfast.supervise.lock import Holder, sign, take_lock
+from holdfast.supervise.records import Record, forget, write_launch, write_record
+from small_disks import small_disk
 
 NOBODY = 65534
 
@@ -117,3 +122,30 @@ def test_ascii_only_output_loses_looks_alone(place: Place) -> None:
     shown = place.run("--help")
     assert (shown.returncode, "holdfast COMMAND ..." in shown.stdout) == (0, True), shown.stderr
     assert "no worker 'Gr??e' runs" in place.run("chaos", "Größe", "stop").stderr
+
+
+def test_what_a_dead_supervisor_left_is_not_replaced(tmp_path: Path) -> None:
+    """Its processes run: only whoever would go on with the same deployment may adopt them, and is named."""
+    write_record(tmp_path, Record.of_process(os.getpid(), "chat-frontend-01234567-1", "frontend"))
+    write_launch(tmp_path, "chat-frontend-01234567-1", b"{}")
+    lock = take_lock(tmp_path)
+    assert lock is not None
+    sign(lock, Holder(1, deployment="chat", store="unix:///s"))
+    os.close(lock)
+    for other in ("", "talk"):
+        with pytest.raises(UserError, match=r"chat runs in .* `holdfast up -f FILE` goes on with it"):
+            check_leftovers(tmp_path, other)
+    check_leftovers(tmp_path, "chat")
+    assert adopts(tmp_path) == "until `holdfast up -f FILE` adopts these"
+    forget(tmp_path, "chat-frontend-01234567-1")
+    check_leftovers(tmp_path, "talk")
+
+
+def test_a_full_disk_is_named_where_nothing_else_can_be_told(tmp_path: Path) -> None:
+    """A supervisor that ends for it can write neither its log nor its word in the lock."""
+    assert _if_full(tmp_path) == ""
+    with small_disk(16_384) as folder:
+        with suppress(OSError), (folder / "all").open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        assert _if_full(folder) == f"; the disk of {folder} is full"

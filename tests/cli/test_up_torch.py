@@ -14,9 +14,9 @@ import pytest
 from terminal_rig import OnTerminal
 from up_rig import Place
 
-from holdfast.cli.models import named
 from holdfast.core.errors import UserError
 from holdfast.engines.torch.files.fetch import SMOLLM2, fetch
+from holdfast.roles.model_names import named
 from holdfast.roles.running import log_dir
 from holdfast.roles.starting import IMPORTING, LOADING, WAITING, WARMING, Start, phase_of
 from holdfast.spec.deployment import DeploymentSpec

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import msgspec
-import pytest
 
-from holdfast.cli.main import main
 from holdfast.cli.ps import look_at_all
 from holdfast.testing import place
 from holdfast.testing.answers import Answer
 from holdfast.testing.clients import Stream
 from holdfast.testing.waiting import wait_until
+from said_here import said_here
 
 START_S = 60.0  # a loaded CI machine
 PAIR = ("--engine", "sim", "--vault-gib", "0.0625")
@@ -60,17 +56,7 @@ class Place(place.Place):
 
     def say(self, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
         """As `run`, in this very process: for commands that end before anything is started."""
-        shown, told = io.StringIO(), io.StringIO()
-        with (
-            mock.patch.dict(os.environ, self.env | environ, clear=True),
-            mock.patch.object(sys, "argv", ["holdfast", *words]),
-            contextlib.redirect_stdout(shown),
-            contextlib.redirect_stderr(told),
-            pytest.raises(SystemExit) as ended,
-        ):
-            main()
-        assert isinstance(ended.value.code, int)
-        return subprocess.CompletedProcess(words, ended.value.code, shown.getvalue(), told.getvalue())
+        return said_here(words, self.env | environ)
 
     def begin(self, *words: str, **environ: str) -> subprocess.Popen[bytes]:
         """One command in a session of its own."""

@@ -19,7 +19,9 @@ from pathlib import Path
 from holdfast.core.address import TcpAddress
 from holdfast.core.errors import UserError
 from holdfast.core.limits import check_descriptor_limit
-from holdfast.supervise.records import read_records
+from holdfast.spec.names import check_url
+from holdfast.supervise.lock import last_holder
+from holdfast.supervise.records import read_launch, read_records
 
 PYTHON_MIN = (3, 11)
 
@@ -35,7 +37,9 @@ def check_machine(platform: str = sys.platform, version: tuple[int, int] = sys.v
 
 
 def check_store(store: str) -> None:
-    """etcd needs a library that is not installed by default."""
+    """One that there can be, "" for our own; etcd needs a library that is not installed by default."""
+    if store:
+        check_url(store)
     if store.startswith("etcd://") and importlib.util.find_spec("aiohttp") is None:
         raise UserError("etcd needs the package aiohttp; install it: pip install 'holdfast-llm[etcd]'")
 
@@ -84,6 +88,20 @@ def _explain(host: str, port: int, error: OSError) -> str:
 
 
 # -- the state directory
+
+
+def check_leftovers(state_dir: Path, deployment: str) -> None:
+    """What an earlier supervisor left running is adopted, not replaced by something else; UserError, if it would be.
+    `deployment`: a manifest's; "": what options ask for."""
+    last = last_holder(state_dir)
+    if last is None or last.deployment == deployment:
+        return
+    if any(record.alive and read_launch(state_dir, record.name) is not None for record in read_records(state_dir)):
+        whose = f"{last.deployment} runs" if last.deployment else "a deployment without a manifest runs"
+        command = "holdfast up -f FILE" if last.deployment else "holdfast up"
+        raise UserError(
+            f"{whose} in {state_dir}, and its supervisor is dead: `{command}` goes on with it, `holdfast down` stops it"
+        )
 
 
 VARIABLE = "HOLDFAST_STATE_DIR"

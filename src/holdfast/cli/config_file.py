@@ -10,9 +10,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from holdfast.cli.arguments import WORDS, Options, kind_of, meant, takes_many
 from holdfast.core.errors import Refused
 from holdfast.roles.small_files import read_small
+from holdfast.spec.arguments import WORDS, Options, kind_of, meant, takes_many
 from holdfast.spec.settings import Setting
 
 OWN = "--config"  # the one option that cannot be in the file

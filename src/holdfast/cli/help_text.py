@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.cli.arguments import Options, kind_of, takes_many
+from holdfast.spec.arguments import Options, kind_of, takes_many
 from holdfast.spec.settings import Setting
 
 WIDTH_MIN, WIDTH_MAX = 40, 120

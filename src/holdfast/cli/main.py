@@ -27,9 +27,9 @@ def main() -> None:
     open_what_is_closed()
     soften_output()
     from holdfast.cli.app import run
-    from holdfast.cli.arguments import UsageError
     from holdfast.cli.terminal import write_out
     from holdfast.core.errors import UserError, exit_status
+    from holdfast.spec.arguments import UsageError
 
     try:
         status = run(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""What a person wrote after `--model`: what is loaded, what it is called, and fetching it with a bar to watch."""
+"""The model of a deployment that is to start: fetched, with a bar to watch, and looked at."""
 
 from __future__ import annotations
 
@@ -11,34 +11,14 @@ from holdfast.cli.progress import works
 from holdfast.core.errors import HoldfastError, UserError
 from holdfast.engines.torch.files.hub import fetch_from_hub, is_hub_id
 from holdfast.roles.examining import Asked, examine, examine_sim
+from holdfast.roles.model_names import is_made
 from holdfast.spec.deployment import DeploymentSpec
 
-SIM_NAME = "holdfast-sim"
-DEFAULT = "default"
 WORKS = {"fetch": "fetching", "check": "checking", "unpack": "unpacking"}
 MODELS = (
     "give a directory with config.json and safetensors, a .gguf file, a Hub id (org/name), tiny (random weights), "
     "or nothing (SmolLM2)"
 )
-NAMES = {DEFAULT: "smollm2-135m-instruct", "smollm2-135m": "smollm2-135m-instruct", "tiny": "tiny"}
-
-
-def named(engine: str, model: str, served_name: str) -> tuple[str, str]:
-    """What is loaded (a path made absolute: engines stand elsewhere), and the name clients ask for."""
-    if engine == "sim":
-        return DEFAULT, served_name or model or SIM_NAME
-    source = model or DEFAULT
-    if _is_made(source):
-        return source, served_name or NAMES.get(source) or source
-    path = Path(source).expanduser().absolute()
-    if not path.exists() and is_hub_id(source):
-        return source, served_name or source.partition("@")[0]
-    return str(path), served_name or path.name.removesuffix(".gguf")
-
-
-def _is_made(source: str) -> bool:
-    """Fetched, or made of a seed: there is no path."""
-    return source in NAMES or source.startswith("random:")
 
 
 def check_text(tokenizer_json: bytes, template: str) -> None:
@@ -72,7 +52,7 @@ def prepare(spec: DeploymentSpec, free_bytes: int | None) -> DeploymentSpec:
         if is_hub_id(source):
             fetched = structs.replace(spec.worker, source=str(fetch_from_hub(source, progress)))
             spec = structs.replace(spec, worker=fetched)
-        elif not _is_made(source) and not Path(source).exists():
+        elif not is_made(source) and not Path(source).exists():
             raise UserError(f"--model {source} is not there; {MODELS}")
         looked_at = examine(Asked.of_deployment(spec, free_bytes), progress)
     check_text(looked_at.tokenizer_json, "" if spec.worker.chat_template else looked_at.chat_template or "")

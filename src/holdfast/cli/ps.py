@@ -28,7 +28,7 @@ from holdfast.health.shown import ControlPage, Level, Verdict
 from holdfast.settings import Environment
 from holdfast.spec.settings import about
 from holdfast.supervise.incidents import Incident, complete, read_incidents
-from holdfast.supervise.lock import Holder, heard_unix_s, holder
+from holdfast.supervise.lock import Holder, heard_unix_s, holder, last_holder
 from holdfast.supervise.records import journals_dir, read_launch
 from holdfast.supervise.standing import groups_of, with_groups
 from holdfast.supervise.status import Status, look_closely
@@ -81,7 +81,7 @@ def _show(state_dir: Path, looked: Looked) -> int:
     if found := holder(state_dir):
         screen.line(f"\nsupervised by pid {found.pid}{', detached' if found.detached else ''}", style="dim")
     else:
-        screen.line("\nno supervisor: nothing is restarted until `holdfast up` adopts these", style="yellow")
+        screen.line(f"\nno supervisor: nothing is restarted {adopts(state_dir)}", style="yellow")
     return 0
 
 
@@ -189,7 +189,7 @@ def _show_incidents(state_dir: Path, incidents: list[Incident], statuses: list[S
     screen = Screen()
     trouble = [status.note for status in statuses if status.role == "supervisor"]
     if not trouble and statuses and holder(state_dir) is None:
-        trouble = [f"none: {RESTARTED} until `holdfast up` adopts these"]
+        trouble = [f"none: {RESTARTED} {adopts(state_dir)}"]
     if not incidents:
         why = "" if trouble else ": nothing has died unasked"
         screen.line(f"no incidents in {tilde(state_dir)}{why}")
@@ -207,6 +207,13 @@ def _show_incidents(state_dir: Path, incidents: list[Incident], statuses: list[S
 # -- whether anybody looks after it
 
 
+def adopts(state_dir: Path) -> str:
+    """Until what: the command that goes on with what a dead supervisor kept."""
+    last = last_holder(state_dir)
+    command = "holdfast up -f FILE" if last is not None and last.deployment else "holdfast up"
+    return f"until `{command}` adopts these"
+
+
 def supervisor_trouble(state_dir: Path, now_unix_s: float) -> Status | None:
     """The supervisor's line, if it does not look after what runs; None: it does, or there never was one."""
     found, heard_s = holder(state_dir), heard_unix_s(state_dir)
@@ -214,7 +221,7 @@ def supervisor_trouble(state_dir: Path, now_unix_s: float) -> Status | None:
         return None
     since = f"since {when(heard_s)}"
     if found is None:
-        return _line(0, "dead", heard_s, f"no supervisor {since}: {RESTARTED} until `holdfast up` adopts these")
+        return _line(0, "dead", heard_s, f"no supervisor {since}: {RESTARTED} {adopts(state_dir)}")
     if found.pid and _is_stopped(found.pid):
         told = f"it is stopped and has not looked {since}: {RESTARTED} until it runs on; `kill -CONT {found.pid}`"
         return _line(found.pid, "stopped", heard_s, told)

@@ -147,9 +147,16 @@ def chat_command(url: str, model: str, api_key: str) -> str:
 
 
 def show_up(
-    screen: Screen, title: str, statuses: Sequence[Status], *, chat: str, state_dir: Path, detached: bool
+    screen: Screen,
+    title: str,
+    statuses: Sequence[Status],
+    *,
+    chat: str,
+    state_dir: Path,
+    detached: bool,
+    more: str = "",
 ) -> None:
-    """The one screen that says what runs, how to talk to it and how to break it."""
+    """The one screen that says what runs, how to talk to it (`chat`, "" where nobody listens) and how to break it."""
     screen.line()
     screen.line(title, style="bold")
     screen.line()
@@ -164,10 +171,13 @@ def show_up(
     if any(status.state not in _GOOD for status in awaited):
         screen.line("Not everything is ready yet; it goes on by itself; `holdfast ps` shows more.", style="yellow")
         screen.line()
-    screen.line("Talk to it, from another terminal, with `holdfast chat` or:", style="bold")
-    screen.line(f"  {chat}")
+    if chat:
+        screen.line("Talk to it, from another terminal, with `holdfast chat` or:", style="bold")
+        screen.line(f"  {chat}")
     _show_what_to_kill(screen, statuses, groups)
     screen.line()
+    if more:
+        screen.line(more)
     end = "`holdfast down` stops it" if detached else "Ctrl-C stops it"
     screen.line(f"Logs are in {tilde(state_dir / 'logs')}. `holdfast ps` shows what runs; {end}.")
 

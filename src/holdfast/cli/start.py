@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 from msgspec.structs import replace
 
-from holdfast.cli.arguments import Asked
+from holdfast.cli.arguments import Asked, Filename
 from holdfast.cli.checks import own
 from holdfast.core.address import TcpAddress, parse_address
 from holdfast.core.errors import Refused, settled
-from holdfast.settings import Environment
+from holdfast.settings import Environment, handed_on
+from holdfast.spec.commands import control_by, frontend_by, own_store, worker_by
 from holdfast.spec.deployment import DeploymentSpec, check_state_dir
-from holdfast.spec.engines import Place
-from holdfast.spec.launch import ControlLaunch, FrontendLaunch, Launch, StoreLaunch, WorkerLaunch
+from holdfast.spec.launch import ControlLaunch, Launch, StoreLaunch, WorkerLaunch
 from holdfast.spec.names import group_of, own_page, socket_path
 from holdfast.spec.settings import S, about
 
@@ -36,6 +36,7 @@ class Up(Asked, frozen=True):
         Path | None,
         about("A TOML file with any of these options, e.g. port = 9000; the command line wins.", short="-c"),
     ] = None
+    file: Filename = None
     detach: Annotated[bool, about("Run in the background.", short="-d")] = False
     untied: Annotated[
         bool, about("If this command is killed the rest goes on, and the next `up` adopts it (systemd).")
@@ -66,8 +67,10 @@ class Up(Asked, frozen=True):
         )
 
     def run(self, env: Environment) -> int:
-        from holdfast.cli.models import named
+        if self.file is not None:
+            return self._run_manifest(env)
         from holdfast.cli.up import choose_and_tell, run_up
+        from holdfast.roles.model_names import named
         from holdfast.roles.small_files import template_path
 
         worker = self.spec.worker
@@ -78,6 +81,26 @@ class Up(Asked, frozen=True):
             needed = self.spec.workers * worker.torch.ranks
             gpus = choose_and_tell(worker.engine, self.device, needed, worker.torch.exact)
         return run_up(env.state_dir, replace(self.spec, worker=worker, gpus=gpus), self.detach, tied=not self.untied)
+
+    def _run_manifest(self, env: Environment) -> int:
+        from holdfast.cli.deployments.files import read_manifest
+        from holdfast.cli.manifest_up import run_manifest
+        from holdfast.roles.rolled import Site
+
+        spec, environ = self.spec, handed_on()
+        written = read_manifest("up", self.file, env.state_dir, environ)
+        site = Site(
+            state_dir=str(env.state_dir),
+            manifest=written.text,
+            environ=environ,
+            store=spec.store,
+            vault_dir=spec.vault_dir,
+            host=spec.host,
+            port=spec.port,
+            status_host=spec.status_host,
+            wait_s=spec.wait_s,
+        )
+        return run_manifest(written, site, self.device, detach=self.detach, tied=not self.untied)
 
 
 class Worker(Asked, frozen=True):
@@ -91,27 +114,11 @@ class Worker(Asked, frozen=True):
 
     @classmethod
     def of(cls, env: Environment) -> Self:
-        return cls(
-            WorkerLaunch(
-                **_told(env),
-                store=own_store(env),
-                deployment=env.deployment,
-                model="",
-                source="",
-                cache_dir=str(env.cache_dir),
-                beat_address="",
-                status_address=_status_address(env),
-                lock=env.failover_lock,
-                starting_ready=env.starting_ready,
-                health_endpoints=env.ready_endpoints,
-                engine_token=env.engine_token,
-                place=Place(engine_id=env.engine_id),
-            )
-        )
+        return cls(worker_by(env))
 
     def run(self, env: Environment) -> int:
         from holdfast.cli.locks import read_token
-        from holdfast.cli.models import named
+        from holdfast.roles.model_names import named
         from holdfast.roles.small_files import template_path
 
         launch = _unless_empty(self.launch, self.of(env).launch, "store", "address", "status_address", "lock")
@@ -136,10 +143,7 @@ class Frontend(Asked, frozen=True):
 
     @classmethod
     def of(cls, env: Environment) -> Self:
-        launch = FrontendLaunch(
-            **_told(env), store=own_store(env), deployment=env.deployment, api_keys=env.api_keys
-        )
-        return cls(DeploymentSpec(env.deployment, frontend=launch))
+        return cls(frontend_by(env))
 
     def run(self, env: Environment) -> int:
         launch = _unless_empty(self.spec.frontend, self.of(env).spec.frontend, "store")
@@ -157,7 +161,7 @@ class Store(Asked, frozen=True):
 
     @classmethod
     def of(cls, env: Environment) -> Self:
-        return cls(StoreLaunch(**_told(env), name="store"))
+        return cls(StoreLaunch(state_dir=str(env.state_dir), log_level=env.log_level, name="store"))
 
     def run(self, env: Environment) -> int:
         name = own_name(env.state_dir, "store", self.launch.name)
@@ -174,15 +178,7 @@ class Control(Asked, frozen=True):
 
     @classmethod
     def of(cls, env: Environment) -> Self:
-        return cls(
-            ControlLaunch(
-                **_told(env),
-                store=own_store(env),
-                deployment=env.deployment,
-                status_address=_status_address(env),
-                engine_token=env.engine_token,
-            )
-        )
+        return cls(control_by(env))
 
     def run(self, env: Environment) -> int:
         from holdfast.cli.locks import read_token
@@ -197,18 +193,9 @@ class Control(Asked, frozen=True):
         )
 
 
-def _told(env: Environment) -> dict[str, Any]:
-    """What only the environment says."""
-    return {"state_dir": str(env.state_dir), "log_level": env.log_level}
-
-
 def _unless_empty(said: S, plain: S, *names: str) -> S:
     """An option that is given and empty is a variable that was not set: it means what nothing said would mean."""
     return replace(said, **{name: getattr(plain, name) for name in names if not getattr(said, name)})
-
-
-def own_store(env: Environment) -> str:
-    return f"unix://{env.state_dir}/run/store.sock"
 
 
 def own_name(state_dir: Path, role: str, name: str) -> str:
@@ -255,8 +242,3 @@ def beside(address: str, state_dir: Path, name: str) -> str:
     if isinstance(own_address, TcpAddress):
         return str(TcpAddress(own_address.host, 0))
     return f"unix://{state_dir}/run/{name}.beat"
-
-
-def _status_address(env: Environment) -> str:
-    """Empty: the environment wants no status server."""
-    return str(TcpAddress(env.status_host, env.status_port)) if env.status_enabled and env.status_port >= 0 else ""

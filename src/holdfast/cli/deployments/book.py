@@ -1,0 +1,214 @@
+"""What the store says of manifests' deployments, as commands read it; and where the store is.
+
+Always true: what is shown is whole as of one moment, and a store that does not answer is said to, within seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from holdfast.cli.checks import check_store, readable
+from holdfast.cli.deployments.names import PROCESSES, bare
+from holdfast.cli.screen import tilde
+from holdfast.core.errors import UserError
+from holdfast.core.tasks import beside
+from holdfast.discovery.keys import DEPLOYMENTS, HISTORY, ROLLOUTS, STEWARDS
+from holdfast.rollout import machine
+from holdfast.rollout.history import Entry
+from holdfast.rollout.machine import Memory
+from holdfast.rollout.records import Change, Wanted, ask, read_entry, read_wanted
+from holdfast.rollout.status import Report
+from holdfast.rollout.steward import Steward, decode
+from holdfast.spec.nearest import nearest
+from holdfast.spec.settings import about
+from holdfast.store.contract import Store, StoreUnavailable
+from holdfast.store.opening import open_store
+from holdfast.supervise.lock import holder, last_holder
+from holdfast.supervise.mirror import Mirror
+from holdfast.supervise.records import read_record
+from holdfast.wire.net import SocketNetwork
+
+PREFIXES = (DEPLOYMENTS, ROLLOUTS, STEWARDS, HISTORY)
+ANSWER_S = 5.0  # a store that runs answers in milliseconds
+FOUND_S = 2.0  # a store that was started again, by everybody who lost it: they try once a second
+NEAR = 0.5
+
+StoreOption = Annotated[str, about("The store that knows it; default: that of what runs here.", flag="--store")]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One deployment, as the store has it."""
+
+    name: str
+    wanted: Wanted
+    memory: Memory
+    steward: Steward | None  # None: nobody carries it out
+    entries: tuple[Entry, ...]
+
+    @property
+    def report(self) -> Report | None:
+        """What its steward tells of what is wanted now; None: nothing yet."""
+        told = self.steward is not None and self.steward.serial >= self.wanted.serial
+        return self.steward.report if told and self.steward is not None else None
+
+    @property
+    def unheard(self) -> str:
+        """Why nothing comes of what is wanted; "": something does."""
+        if self.steward is None:
+            return f"nobody carries {self.name} out: `holdfast up -f FILE` goes on with what the store holds"
+        return self.steward.trouble
+
+
+class Book:
+    """The store, and what it says."""
+
+    def __init__(self, store: Store, mirror: Mirror) -> None:
+        self.store = store
+        self._mirror = mirror
+
+    async def whole(self) -> None:
+        """Returns when all of it was read. UserError, if the store does not answer."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self._mirror.whole.wait()
+        except TimeoutError:
+            raise UserError(f"{self.store!r}: no answer within {ANSWER_S:g} s") from None
+
+    async def heard(self) -> None:
+        """As `whole`; and who carries deployments out has said so, or had the time to: it does as soon as it has found
+        a store that was started again."""
+        await self.whole()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FOUND_S):
+                while not all(STEWARDS + name in self.values for name in self.names):
+                    await self.news(FOUND_S)
+
+    async def news(self, bound_s: float) -> None:
+        """Returns when something was heard, or the time is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(bound_s):
+                await self._mirror.news.wait()
+        self._mirror.news.clear()
+
+    @property
+    def values(self) -> dict[str, bytes]:
+        return self._mirror.values
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(key.removeprefix(DEPLOYMENTS) for key in self._mirror.values if key.startswith(DEPLOYMENTS))
+
+    def seen(self, name: str) -> Seen | None:
+        """None: there is no such deployment. UserError, if what stands there cannot be read."""
+        values = self._mirror.values
+        if (held := values.get(DEPLOYMENTS + name)) is None:
+            return None
+        steward = decode(values.get(STEWARDS + name))
+        read = (read_entry(key, value) for key, value in values.items() if key.startswith(f"{HISTORY}{name}/"))
+        entries = sorted((entry for entry in read if entry is not None), key=lambda entry: entry.number)
+        return Seen(name, read_wanted(name, held), _memory(name, values), steward, tuple(entries))
+
+    def one(self, name: str) -> Seen:
+        """The deployment of that name, or without a name the only one; UserError says which there are."""
+        names, name = self.names, bare(name)
+        if not name and len(names) == 1:
+            name = names[0]
+        found = self.seen(name) if name else None
+        if found is not None:
+            return found
+        if not names:
+            raise UserError("there are no deployments; `holdfast up -f FILE` starts one")
+        if not name:
+            raise UserError(f"which one? There are {', '.join(names)}")
+        if name in PROCESSES:
+            raise UserError(f"there is no deployment {name!r}; `holdfast ps` shows its processes")
+        near = nearest(name, names, NEAR)
+        raise UserError(f"there is no deployment {name!r}; " + (f"did you mean {near}?" if near else _there(names)))
+
+
+def carried(book: Book, name: str) -> Seen:
+    """As `Book.one`, of one that somebody carries out: what is asked for comes true. UserError, if nobody does."""
+    seen = book.one(name)
+    if seen.steward is None:
+        raise UserError(seen.unheard)
+    return seen
+
+
+async def asked_for(book: Book, name: str, change: Change) -> Wanted:
+    """What is wanted from now on. UserError, if the store does not say that it is."""
+    try:
+        return await ask(book.store, name, change)
+    except StoreUnavailable as error:  # no answer is no refusal, and what is not on its disk may be heard all the same
+        unsure = f"whether {name} was changed is not known, and `holdfast get {name}` shows it"
+        raise UserError(f"{unsure}: {error}") from error
+
+
+async def known(book: Book, name: str, wanted: Wanted) -> Seen:
+    """The deployment, once what was asked for is read back."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            while (seen := book.seen(name)) is None or seen.wanted.serial < wanted.serial:
+                await book.news(ANSWER_S)
+    except TimeoutError:
+        raise UserError(f"{book.store!r}: no answer within {ANSWER_S:g} s") from None
+    return seen
+
+
+def _there(names: list[str]) -> str:
+    return f"there {'is' if len(names) == 1 else 'are'} {', '.join(names)}"
+
+
+def _memory(name: str, values: dict[str, bytes]) -> Memory:
+    held = values.get(ROLLOUTS + name)
+    try:
+        return machine.decode(held) if held is not None else machine.NOTHING
+    except (msgspec.DecodeError, ValueError) as error:
+        raise UserError(f"the store's {ROLLOUTS}{name} cannot be read: {error}") from error
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Book]:
+    """Reading it as long as the body runs; before it is `whole` it has what was heard until then."""
+    store = open_store(url, SocketNetwork(), random.Random())
+    mirror = Mirror(store, PREFIXES)
+    await store.start()
+    try:
+        async with beside(mirror.run(), "what the store says"):
+            yield Book(store, mirror)
+    finally:
+        await store.close()
+
+
+def store_of(given: str, state_dir: Path) -> str:
+    """Where the store is that a command means. UserError, where none can be."""
+    if given:
+        check_store(given)
+        return given
+    ours = f"unix://{state_dir}/run/store.sock"
+    alive = holder(readable(state_dir))
+    last = alive or last_holder(state_dir)
+    record = read_record(state_dir, "store")
+    if last is not None and last.store not in ("", ours):
+        return last.store
+    if alive is None and (record is None or not record.alive):
+        here = tilde(state_dir)
+        raise UserError(f"nothing runs in {here}: start it with `holdfast up -f FILE`, or name a store with --store")
+    return ours
+
+
+def answered(work: Coroutine[Any, Any, T]) -> T:
+    """Do it; what the store does not do in time is a line for a person."""
+    try:
+        return asyncio.run(work)
+    except StoreUnavailable as error:
+        raise UserError(str(error)) from error

@@ -1,0 +1,129 @@
+"""`holdfast apply` and `diff`: ask for another state of a deployment, or look what asking would change.
+
+Always true: what nobody would carry out is not asked for; `--dry-run` says what would be, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+import time
+from dataclasses import replace
+
+from msgspec import structs
+
+from holdfast.cli.arguments import Asked, Filename
+from holdfast.cli.deployments.book import Book, Seen, StoreOption, answered, asked_for, carried, known, opened, store_of
+from holdfast.cli.deployments.files import Written, read_manifest, shaped
+from holdfast.cli.deployments.waiting import DryRun, Timeout, Wait, in_place, seconds
+from holdfast.cli.deployments.words import Format, as_object, written
+from holdfast.cli.screen import Screen
+from holdfast.cli.terminal import Terminal, write_out
+from holdfast.core.errors import Refused, Untold, UserError
+from holdfast.rollout.records import Wanted, applied
+from holdfast.rollout.revision import changes
+from holdfast.rollout.wishes import revision_of
+from holdfast.settings import Environment, handed_on
+from holdfast.spec.arguments import UsageError
+from holdfast.spec.manifest.checking import check
+from holdfast.spec.manifest.writing import in_yaml, plain
+
+DIFFERS = 1
+
+
+class Apply(Asked, frozen=True):
+    """`holdfast apply`."""
+
+    file: Filename = None
+    dry_run: DryRun = False
+    wait: Wait = False
+    timeout: Timeout = "0"
+    output: Format = None
+    store: StoreOption = ""
+
+    def run(self, env: Environment) -> int:
+        timeout_s = seconds("--timeout", self.timeout)
+        asked = read_manifest("apply", self.file, env.state_dir, handed_on())
+        return answered(self._apply(asked, store_of(self.store, env.state_dir), timeout_s))
+
+    async def _apply(self, asked: Written, url: str, timeout_s: float | None) -> int:
+        name = asked.manifest.name
+        async with opened(url) as book:
+            await book.heard()
+            before = _kept_here(book, name)
+            change = applied(asked.text, asked.digest, time.time(), anew=before.memory.undone)
+            after = change(before.wanted)
+            if not self.dry_run:
+                after = await asked_for(book, name, change)
+            elif after != before.wanted:
+                after = structs.replace(after, serial=after.serial + 1)  # of it nobody has told anything
+            self._show(asked, before.wanted, after, before)
+            if self.dry_run or not self.wait:
+                return 0
+            seen = await known(book, name, after)
+            return await in_place(book, seen, Screen(Terminal(sys.stderr) if self.output else None), timeout_s)
+
+    def _show(self, asked: Written, before: Wanted, after: Wanted, seen: Seen) -> None:
+        if self.output in ("yaml", "json"):
+            write_out(written([as_object(replace(seen, wanted=after))], self.output, is_list=False))
+        elif self.output:
+            write_out(f"{asked.manifest}\n")
+        else:
+            told = "unchanged" if _asks_the_same(after, before) else "configured"
+            write_out(f"{asked.manifest} {told}{' (dry run)' if self.dry_run else ''}\n")
+
+
+def _asks_the_same(one: Wanted, other: Wanted) -> bool:
+    """Whatever remarks their texts have, and fields that do nothing."""
+    manifests = [check(wanted.manifest.encode()).manifest for wanted in (one, other)]
+    return one.revision == other.revision and manifests[0] == manifests[1]
+
+
+def _kept_here(book: Book, name: str) -> Seen:
+    """What is applied to; UserError, if nobody would carry it out."""
+    if book.seen(name) is None:
+        there = f"there is {', '.join(book.names)}" if book.names else "there is none"
+        raise UserError(
+            f"nobody here keeps a deployment {name!r} ({there}); `holdfast up -f FILE` does, "
+            "in a HOLDFAST_STATE_DIR of its own"
+        )
+    return carried(book, name)
+
+
+class Diff(Asked, frozen=True):
+    """`holdfast diff`: 0 nothing would change, 1 something would, more: it could not be found out."""
+
+    file: Filename = None
+    store: StoreOption = ""
+
+    def run(self, env: Environment) -> int:
+        try:
+            asked = shaped("diff", self.file)
+            return answered(self._diff(asked, store_of(self.store, env.state_dir)))
+        except (Refused, UsageError):
+            raise
+        except UserError as error:
+            raise Untold(str(error)) from error
+
+    async def _diff(self, asked: Written, url: str) -> int:
+        async with opened(url) as book:
+            await book.whole()
+            seen = book.seen(asked.manifest.name)
+        held = None if seen is None or seen.wanted.deleted else seen.wanted
+        return _show_difference(asked, held)
+
+
+def _show_difference(asked: Written, held: Wanted | None) -> int:
+    """As a patch of what the store holds; on the error output, who would be replaced."""
+    before = [] if held is None else in_yaml(plain(held.manifest), in_order_of_names=True).splitlines()
+    after = in_yaml(plain(asked.text), in_order_of_names=True).splitlines()
+    names = (f"{asked.manifest.name}, revision {held.revision}" if held is not None else "nothing", "asked for")
+    lines = list(difflib.unified_diff(before, after, *names, lineterm=""))
+    terminal = Terminal()
+    for line in lines:
+        terminal.line(line, {"+": "green", "-": "red", "@": "dim"}.get(line[:1], ""))
+    known = check(held.manifest.encode()).manifest if held is not None else None
+    old = revision_of(known, 1) if known is not None else None
+    for told in changes(old, revision_of(asked.manifest, 1)):
+        Terminal(sys.stderr).line(told)
+    return DIFFERS if lines else 0

@@ -1,0 +1,72 @@
+"""A manifest that a person names with `-f`: read, and checked for where it is to run.
+
+Always true: every mistake is told, each on a line of its own, before anything is done; so is what does nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from holdfast.cli.terminal import Terminal
+from holdfast.core.errors import Refused, UserError
+from holdfast.roles.devices import shows_gpus
+from holdfast.roles.small_files import read_small
+from holdfast.rollout.wishes import revision_of
+from holdfast.spec.arguments import UsageError
+from holdfast.spec.manifest.checking import check
+from holdfast.spec.manifest.reading import BYTES_MAX
+from holdfast.spec.manifest.rules import Rules
+from holdfast.spec.manifest.types import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A manifest that can be, and its text."""
+
+    text: str
+    manifest: Manifest
+
+    @property
+    def digest(self) -> str:
+        return revision_of(self.manifest, 1).digest
+
+
+def read_manifest(command: str, file: Path | None, state_dir: Path, environ: Mapping[str, str]) -> Written:
+    """One that is to run on this machine. Refused says that it cannot be, after every mistake was told."""
+    from holdfast.spec.manifest.local import Machine
+    from holdfast.spec.manifest.whole import cramped, findings, unheard
+
+    machine = Machine(state_dir, environ)
+    hints: Rules = (unheard, partial(cramped, machine=machine)) if shows_gpus() else (unheard,)
+    return shaped(command, file, (partial(findings, machine=machine),), hints)
+
+
+def shaped(command: str, file: Path | None, more: Rules = (), hints: Rules = ()) -> Written:
+    """One that can be, wherever it runs; who only looks needs no more."""
+    if file is None:
+        raise UsageError(f"`holdfast {command}` needs -f FILE: the manifest, or - for standard input")
+    data = _read(file)
+    name = "standard input" if str(file) == "-" else str(file)
+    checked = check(data, more, hints)
+    terminal = Terminal(sys.stderr)
+    for warning in checked.warnings:
+        terminal.line(f"{name}: warning: {warning}", "yellow")
+    for problem in checked.problems:
+        terminal.line(f"{name}: {problem}", "red")
+    if checked.manifest is None:
+        count = len(checked.problems)
+        raise Refused(f"{name} cannot be used: {count} {'mistake' if count == 1 else 'mistakes'}")
+    return Written(data.decode(), checked.manifest)
+
+
+def _read(file: Path) -> bytes:
+    if str(file) == "-":
+        return sys.stdin.buffer.read(BYTES_MAX + 1)
+    try:
+        return read_small(file)
+    except OSError as error:
+        raise UserError(f"-f {file} cannot be read: {error.strerror}") from error

@@ -1,0 +1,189 @@
+"""`holdfast rollout`: how far a deployment's rollout is, what there was before, and to pause, resume or undo it."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, ClassVar
+
+from msgspec.structs import replace
+
+from holdfast.cli.arguments import Asked
+from holdfast.cli.deployments.book import Seen, StoreOption, answered, asked_for, carried, known, opened, store_of
+from holdfast.cli.deployments.names import Name
+from holdfast.cli.deployments.waiting import DryRun, Timeout, Wait, in_place, seconds
+from holdfast.cli.deployments.words import Format, age, name_of, written
+from holdfast.cli.screen import Screen
+from holdfast.cli.terminal import write_out
+from holdfast.core.errors import UserError
+from holdfast.rollout.history import Entry, way_back
+from holdfast.rollout.records import applied, paused
+from holdfast.rollout.status import Verdict
+from holdfast.settings import Environment
+from holdfast.spec.settings import about
+
+TITLES = ("revision", "age", "cause", "what became of it")
+
+
+class Status(Asked, frozen=True):
+    """`holdfast rollout status`."""
+
+    name: Name = ""
+    watch: Annotated[bool, about("Whether to wait until it is over.", flag="--watch/--no-watch")] = True
+    timeout: Timeout = "0"
+    store: StoreOption = ""
+
+    def run(self, env: Environment) -> int:
+        timeout_s = seconds("--timeout", self.timeout)
+        return answered(self._look(store_of(self.store, env.state_dir), timeout_s))
+
+    async def _look(self, url: str, timeout_s: float | None) -> int:
+        async with opened(url) as book:
+            await book.heard()
+            seen = book.one(self.name)
+            if seen.unheard:
+                raise UserError(seen.unheard)
+            if self.watch and not seen.wanted.deleted:
+                return await in_place(book, seen, Screen(), timeout_s)
+        return _show(seen)
+
+
+def _show(seen: Seen) -> int:
+    """As it is now; 1, if it will not be as it was asked for."""
+    screen, report = Screen(), seen.report
+    if report is None:
+        screen.line(f"{seen.name}: revision {seen.wanted.revision} is to begin")
+        return 0
+    screen.line(f"{seen.name}: {report.headline}")
+    for service in report.services:
+        screen.line(f"  {service}")
+    return int(report.verdict in (Verdict.UNDONE, Verdict.STUCK) or report.is_unwell)
+
+
+class History(Asked, frozen=True):
+    """`holdfast rollout history`."""
+
+    name: Name = ""
+    revision: Annotated[int, about("Show the manifest of this revision.", min=0)] = 0
+    output: Format = None
+    store: StoreOption = ""
+
+    def run(self, env: Environment) -> int:
+        seen = answered(self._look(store_of(self.store, env.state_dir)))
+        if self.revision:
+            write_out(_manifest(seen, self.revision, self.output))
+        elif self.output == "name":
+            write_out("".join(f"{entry.number}\n" for entry in seen.entries))
+        elif self.output:
+            write_out(written([_as_object(entry) for entry in seen.entries], self.output, is_list=True))
+        else:
+            rows = [[(text, "") for text in _row(entry)] for entry in seen.entries]
+            Screen().terminal.table(TITLES, rows, right=("revision",))
+        return 0
+
+    async def _look(self, url: str) -> Seen:
+        async with opened(url) as book:
+            await book.whole()
+            return book.one(self.name)
+
+
+def _manifest(seen: Seen, number: int, form: str | None) -> str:
+    kept = {entry.number: entry for entry in seen.entries}
+    if number not in kept:
+        raise UserError(f"revision {number} is not kept; there are {', '.join(map(str, kept)) or 'none'}")
+    from holdfast.spec.manifest.writing import plain
+
+    text = kept[number].manifest
+    return text if not form else written([plain(text)], form, is_list=False)
+
+
+def _row(entry: Entry) -> tuple[str, ...]:
+    took = f", after {entry.took_s:.1f} s" if entry.took_s is not None else ""
+    why = f": {entry.why}" if entry.why else ""
+    return str(entry.number), age(time.time() - entry.at_unix_s), entry.cause, f"{entry.fate}{took}{why}"
+
+
+def _as_object(entry: Entry) -> dict[str, object]:
+    from holdfast.spec.manifest.writing import plain
+
+    return {
+        "revision": entry.number,
+        "atUnixSeconds": entry.at_unix_s,
+        "cause": entry.cause,
+        "state": str(entry.fate),
+        **({"why": entry.why} if entry.why else {}),
+        **({"tookSeconds": entry.took_s} if entry.took_s is not None else {}),
+        "manifest": plain(entry.manifest),
+    }
+
+
+class Pause(Asked, frozen=True):
+    """`holdfast rollout pause`."""
+
+    name: Name = ""
+    store: StoreOption = ""
+
+    on: ClassVar[bool] = True
+
+    def run(self, env: Environment) -> int:
+        return answered(self._ask(store_of(self.store, env.state_dir)))
+
+    async def _ask(self, url: str) -> int:
+        async with opened(url) as book:
+            await book.heard()
+            seen = carried(book, self.name)
+            if seen.wanted.deleted:
+                raise UserError(f"{seen.name} is being deleted")
+            by = () if self.on else _paused_by_manifest(seen)
+            stays = f"{', '.join(by)} of {seen.name} stays paused by its manifest (rollout.paused): change it there"
+            if seen.wanted.paused is self.on:
+                raise UserError(stays if by else f"{seen.name} is {'already' if self.on else 'not'} paused")
+            await asked_for(book, seen.name, paused(seen.name, on=self.on))
+        write_out(f"{name_of(seen.name)} {'paused' if self.on else 'resumed'}\n")
+        if by:
+            raise UserError(stays)
+        return 0
+
+
+def _paused_by_manifest(seen: Seen) -> list[str]:
+    from holdfast.spec.manifest.checking import check
+
+    manifest = check(seen.wanted.manifest.encode()).manifest
+    services = manifest.spec.services.items() if manifest is not None else ()
+    return [name for name, service in services if service.rollout.paused]
+
+
+class Resume(Pause, frozen=True):
+    """`holdfast rollout resume`."""
+
+    on: ClassVar[bool] = False
+
+
+class Undo(Asked, frozen=True):
+    """`holdfast rollout undo`."""
+
+    name: Name = ""
+    to_revision: Annotated[int, about("Back to this one; 0: to the one before.", min=0)] = 0
+    wait: Wait = False
+    timeout: Timeout = "0"
+    dry_run: DryRun = False
+    store: StoreOption = ""
+
+    def run(self, env: Environment) -> int:
+        timeout_s = seconds("--timeout", self.timeout)
+        return answered(self._ask(store_of(self.store, env.state_dir), timeout_s))
+
+    async def _ask(self, url: str, timeout_s: float | None) -> int:
+        async with opened(url) as book:
+            await book.heard()
+            seen = carried(book, self.name)
+            memory = replace(seen.memory, wanted=seen.wanted.revision)  # it may not have heard of the last one yet
+            back = way_back(seen.entries, memory, self.to_revision)
+            told = f"{name_of(seen.name)} rolled back to revision {back.number}"
+            if self.dry_run:
+                write_out(f"{told} (dry run)\n")
+                return 0
+            cause = f"undo to {back.number}"
+            change = applied(back.manifest, back.digest, time.time(), cause=cause, anew=memory.undone)
+            after = await asked_for(book, seen.name, change)
+            write_out(f"{told}, as revision {after.revision}\n")
+            return await in_place(book, await known(book, seen.name, after), Screen(), timeout_s) if self.wait else 0

@@ -1,0 +1,104 @@
+"""A deployment as `holdfast get` shows it: a row for people, an object for programs. Pure.
+
+A row needs no manifest, so that what reads one is loaded for objects only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from holdfast.cli.deployments.book import Seen
+from holdfast.cli.terminal import Cell
+from holdfast.rollout.status import Verdict, verdict
+from holdfast.spec.settings import about
+
+FORMATS = ("yaml", "json", "name")
+Format = Annotated[str | None, about("How it is written, for programs.", flag="--output", short="-o", choices=FORMATS)]
+TITLES = ("name", "revision", "status", "ready", "age")
+STATES = {
+    Verdict.DONE: "in place",
+    Verdict.UNDER_WAY: "rolling out",
+    Verdict.PAUSED: "paused",
+    Verdict.UNDONE: "undone",
+    Verdict.STUCK: "stuck",
+}
+UNHEARD = "not carried out"
+UNWELL = "unwell"  # in place, and one of its replicas is in trouble
+GOOD, BAD = ("in place",), ("stuck", "undone", UNHEARD, UNWELL)
+
+
+def name_of(name: str) -> str:
+    """As kubectl calls it (`Manifest.__str__`)."""
+    return f"dynamographdeployment.nvidia.com/{name}"
+
+
+def state_of(seen: Seen) -> str:
+    if seen.steward is None:
+        return UNHEARD
+    if seen.wanted.deleted:
+        return "being deleted"
+    if seen.steward.trouble:
+        return "stuck"
+    if seen.report is not None and seen.report.is_unwell:
+        return UNWELL
+    if seen.report is None or (seen.report.verdict is Verdict.DONE and not seen.report.is_done):
+        return STATES[Verdict.UNDER_WAY]
+    return STATES[seen.report.verdict]
+
+
+def row(seen: Seen, now_s: float) -> list[Cell]:
+    state = state_of(seen)
+    colour = "green" if state in GOOD else "red" if state in BAD else "yellow"
+    services = seen.report.services if seen.report is not None else ()
+    ready = f"{sum(one.new for one in services)}/{sum(one.wanted for one in services)}" if services else ""
+    return [
+        (seen.name, ""),
+        (str(seen.wanted.revision), ""),
+        (state, colour),
+        (ready, ""),
+        (age(now_s - seen.wanted.at_unix_s), ""),
+    ]
+
+
+def age(seconds: float) -> str:
+    """In the largest unit of which there are two."""
+    whole = max(0, round(seconds))
+    units = ((86_400, "d"), (3600, "h"), (60, "m"))
+    return next((f"{whole // unit_s}{name}" for unit_s, name in units if whole >= 2 * unit_s), f"{whole}s")
+
+
+def as_object(seen: Seen) -> dict[str, Any]:
+    """The manifest as it was asked for, with what became of it in `status`."""
+    from holdfast.spec.manifest.writing import plain
+
+    status: dict[str, Any] = {"revision": seen.wanted.revision, "state": state_of(seen)}
+    memory = seen.memory
+    if seen.report is not None:
+        status["message"] = seen.report.headline
+        status["services"] = {one.name: _service(one) for one in seen.report.services}
+    elif seen.unheard:
+        status["message"] = seen.unheard
+        status["lastState"] = STATES[verdict(memory)]
+    if memory.stable is not None:
+        status["revisionInPlace"] = memory.stable.number
+    if seen.steward is not None:
+        status["steward"] = str(seen.steward)
+    return {**plain(seen.wanted.manifest), "status": status}
+
+
+def _service(one: Any) -> dict[str, Any]:
+    waits = {"waitsFor": one.waits_for} if one.waits_for else {}
+    return {"replicas": one.wanted, "ready": one.new, "earlier": one.old, "there": one.there, **waits}
+
+
+def written(found: Sequence[dict[str, Any]], form: str, *, is_list: bool) -> str:
+    """As `-o yaml` or `-o json` has them."""
+    from holdfast.spec.manifest.writing import in_yaml
+
+    said: Any = {"apiVersion": "v1", "kind": "List", "items": list(found)} if is_list else found[0]
+    if form == "yaml":
+        return in_yaml(said)
+    return msgspec.json.format(msgspec.json.encode(said), indent=2).decode() + "\n"

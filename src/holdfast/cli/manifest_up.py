@@ -1,0 +1,182 @@
+"""`holdfast up -f FILE`: keep a manifest's deployment on this machine, and change it as `holdfast apply` asks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast import __version__
+from holdfast.cli.checks import check_engine, check_machine, check_store, made, own, settle_port
+from holdfast.cli.deployments.book import Book, opened
+from holdfast.cli.deployments.files import Written
+from holdfast.cli.keeping import keep, taken_lock
+from holdfast.cli.ps import Looked, look_around
+from holdfast.cli.screen import Screen, chat_command, show_up
+from holdfast.cli.up import already, choose_and_tell
+from holdfast.core.address import TcpAddress, parse_address
+from holdfast.core.errors import UserError, settled
+from holdfast.core.tiers import split_key
+from holdfast.discovery.keys import STEWARDS
+from holdfast.roles.devices import choose, sizes_of
+from holdfast.roles.model_names import named
+from holdfast.roles.rolled import Rolled, Site, goes_on
+from holdfast.roles.starting import Doing
+from holdfast.rollout.steward import decode
+from holdfast.spec.deployment import check_state_dir
+from holdfast.spec.launch import FrontendLaunch, Launch, WorkerLaunch
+from holdfast.spec.manifest.whole import whole
+from holdfast.supervise.changing import kept_jobs
+from holdfast.supervise.lock import Holder, holder, sign
+from holdfast.supervise.records import read_launch
+from holdfast.supervise.replicas import whose
+from holdfast.supervise.status import web_address
+
+ALL = 1024  # GPUs: a rollout may need more than the first revision
+LOOK_S = 0.2  # between two looks at how far it is; a person sees it move
+
+
+class _Listening(msgspec.Struct):
+    """What of a frontend's launch says where it listens, whichever version wrote it."""
+
+    address: str
+
+
+def run_manifest(written: Written, site: Site, device: str, *, detach: bool, tied: bool) -> int:
+    """The exit status. UserError before anything is started."""
+    state_dir, name = Path(site.state_dir), written.manifest.name
+    with settled():
+        check_machine()
+        check_store(site.store)
+        check_state_dir(state_dir)
+        own(state_dir)
+        made(site.machine.vaults, "GMS_SOCKET_DIR")
+    lock = taken_lock(state_dir, name, lambda: _already(state_dir, name))
+    try:
+        sign(lock, Holder(os.getpid(), deployment=name, store=site.machine.store_url))
+        with settled():
+            launches, site = _on_devices(written, site, device)
+        screen = Screen()
+        site = _at_its_ports(name, site, launches, screen)
+        return keep(ManifestWish(screen, Rolled(site), detach), lock, detach=detach, tied=tied)
+    finally:
+        os.close(lock)
+
+
+def _already(state_dir: Path, name: str) -> str:
+    found = holder(state_dir)
+    if found is None or found.deployment != name:
+        return already(state_dir)
+    who = f"{name} runs already (pid {found.pid}) in {state_dir}"
+    return f"{who}: change it with `holdfast apply -f FILE`; `holdfast get` shows it, `holdfast down` stops it"
+
+
+def _on_devices(written: Written, site: Site, device: str) -> tuple[list[Launch], Site]:
+    """What the manifest's first processes would be, and the machine with the GPUs that they may have."""
+    launches = whole(written.manifest, site.machine, (), named)
+    if any(isinstance(launch, WorkerLaunch) and launch.engine == "torch" for launch in launches):
+        check_engine("torch")
+        gpus = choose_and_tell("torch", device, ALL, exact=False)
+    else:
+        gpus = choose("torch", device, ALL).gpus  # a later revision may need them
+    site = replace(site, gpus=gpus, gpu_bytes=sizes_of(gpus))
+    launches = whole(written.manifest, site.machine, gpus, named)
+    shared = [launch.device_pairs for launch in launches if isinstance(launch, WorkerLaunch)]
+    return launches, replace(site, sharing=max([1, *shared]))
+
+
+def _at_its_ports(name: str, site: Site, launches: list[Launch], screen: Screen) -> Site:
+    """With the port that its frontends can have, unless their containers say one. Those that were there before go on
+    where they listen, and others join them."""
+    state_dir, before = Path(site.state_dir), site.port
+    ours = [job for job in kept_jobs(state_dir) if job.role == "frontend" and whose(job.name, name, ())]
+    for job in ours[:1]:
+        at = parse_address(msgspec.json.decode(job.settings, type=_Listening).address)
+        if isinstance(at, TcpAddress) and (at.host, at.port) != (site.host, site.port):
+            screen.line(f"its frontends go on at {web_address(str(at))}", style="dim")
+            site = replace(site, host=at.host, port=at.port)
+    site = replace(site, port=settle_port(site.host, site.port, state_dir))
+    for launch in launches:
+        own_at = parse_address(launch.address) if isinstance(launch, FrontendLaunch) else None
+        if isinstance(own_at, TcpAddress) and own_at.port != before:
+            settle_port(own_at.host, own_at.port, state_dir)
+    return site
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestWish:
+    """A manifest's deployment, and what `up` shows of it, in the foreground and detached alike."""
+
+    screen: Screen
+    kept: Rolled
+    detached: bool
+
+    @property
+    def wait_s(self) -> float:
+        return self.kept.site.wait_s
+
+    @property
+    def starting(self) -> str:
+        services = self.kept.manifest.spec.services.items()
+        return f"starting {self.kept.manifest.name}: {', '.join(f'{one.replicas} {name}' for name, one in services)} …"
+
+    async def follow(self, show: Callable[[Doing], None]) -> None:
+        async with opened(self.kept.machine.store_url) as book:
+            while True:
+                show(doing(self.kept.manifest.name, book))
+                await asyncio.sleep(LOOK_S)
+
+    async def show(self, lack: str = "") -> None:
+        name, state_dir = self.kept.manifest.name, self.kept.state_dir
+        looked = await look_around(state_dir)
+        title = f"Holdfast {__version__} runs {name}, but {lack}" if lack else f"Holdfast {__version__} is up: {name}"
+        more = "Change it with `holdfast apply -f FILE`; `holdfast get` and `holdfast rollout status` show how it is."
+        show_up(
+            self.screen,
+            title,
+            looked.statuses,
+            chat=_chat(state_dir, looked),
+            state_dir=state_dir,
+            detached=self.detached,
+            more=more,
+        )
+        if self.detached and not lack:
+            await self._show_what_goes_on()
+
+    async def _show_what_goes_on(self) -> None:
+        """Who is detached has told it in its log only. It is up, whether or not that can be read back."""
+        seen = None
+        with contextlib.suppress(UserError):
+            async with opened(self.kept.machine.store_url) as book:
+                await book.whole()
+                seen = book.seen(self.kept.manifest.name)
+        if seen is not None and (told := goes_on(seen.wanted, self.kept.manifest)):
+            self.screen.line(f"\n{told}", style="yellow")
+
+
+def doing(name: str, book: Book) -> dict[str, str]:
+    """What each service that is not whole is at."""
+    steward = decode(book.values.get(STEWARDS + name))
+    if steward is None:
+        return {name: "waiting for the store"}
+    if steward.trouble or steward.report is None:
+        return {name: steward.trouble or "about to begin"}
+    late = [one for one in steward.report.services if not one.new == one.wanted == one.there]
+    return {one.name: str(one).partition(": ")[2] for one in late}
+
+
+def _chat(state_dir: Path, looked: Looked) -> str:
+    """How to talk to the first frontend; "" without one."""
+    for status in looked.statuses:
+        if status.role == "frontend" and status.address:
+            models = looked.pages.get(status.name, {}).get("models") or ["MODEL"]
+            launch = msgspec.json.decode(read_launch(state_dir, status.name) or b"{}", type=FrontendLaunch)
+            key = split_key(launch.api_keys[0])[0] if launch.api_keys else ""
+            return chat_command(web_address(status.address), models[0], key)
+    return ""
