@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up test test-all lint promtool clean prove-data-path prove-vault prove-failover prove-engine prove-torment prove-health prove-bit-flips prove-install
+.PHONY: help up test test-all lint promtool clean prove-data-path prove-vault prove-failover prove-engine prove-torment prove-health prove-bit-flips prove-rollouts prove-rollouts-gpu prove-apart prove-install
 
 # python3 if it is new enough, else the newest that is. Override: make up PYTHON=/path/to/python3.12
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -29,25 +29,26 @@ up: $(VENV)/.installed ## Install what is needed, then serve on http://127.0.0.1
 	@echo "3/3 starting"
 	@exec $(VENV)/bin/holdfast up $(ARGS)
 
-# Tests marked `alone` kill whole deployments or look at the clock: one after the other. All others two at a time, with
-# one order of sets and dictionaries for both. How tidy the tree is, `make lint` says.
+# Two at a time, with one order of sets and dictionaries for both. Tests marked `alone` kill whole deployments or look at
+# the clock: not beside the others, which take all the CPU there is. How tidy the tree is, `make lint` says.
 ALONE = $(sort $(shell grep -rl --include='test_*.py' 'mark\.alone' tests))
 PYTEST := $(VENV)/bin/python -m pytest --hypothesis-seed=$(SEED)
+PAIRS := PYTHONHASHSEED=0 $(PYTEST) -n 2 --dist
 
 test: export HOLDFAST_TEST_SEED = $(SEED)
 test: $(VENV)/.installed-dev ## Run the tests (ARGS: options of pytest; SEED: repeat a run's random choices).
 	@echo "3/3 testing with seed $(SEED); the same choices again: make test SEED=$(SEED)"
 ifeq ($(strip $(ARGS)),)
-	@PYTHONHASHSEED=0 $(PYTEST) -m "not long and not alone" -n 2 --dist loadfile --ignore tests/test_tidy.py tests
-	@$(PYTEST) -m "alone and not long" $(ALONE)
+	@$(PAIRS) loadfile -m "not long and not alone" --ignore tests/test_tidy.py tests
+	@$(PAIRS) loadfile -m "alone and not long" $(ALONE)
 else
 	@$(PYTEST) $(ARGS)
 endif
 
 test-all: export HOLDFAST_TEST_SEED = $(SEED)
-test-all: $(VENV)/.installed-dev ## Run the long tests, which `make test` leaves out: many kills, one after the other.
+test-all: $(VENV)/.installed-dev ## Run the long tests, which `make test` leaves out: many kills.
 	@echo "3/3 testing with seed $(SEED); the same choices again: make test-all SEED=$(SEED)"
-	@$(PYTEST) -m long tests $(ARGS)
+	@$(PAIRS) worksteal -m long tests $(ARGS)
 
 lint: $(VENV)/.installed-dev ## Check style, types, imports between rooms, and sizes.
 	$(VENV)/bin/ruff check
@@ -85,6 +86,15 @@ prove-health: $(VENV)/.installed-dev ## Break workers in every way, alone and in
 
 prove-bit-flips: $(VENV)/.installed-dev ## Flip random bits in a real model's weights, and show how many canaries find, how soon, and what the others did.
 	@$(VENV)/bin/python -m bench.prove bit-flips $(ARGS)
+
+prove-rollouts: $(VENV)/.installed-dev ## Change a manifest in every way under load, with a kill at each step, and try updates that are bad.
+	@$(VENV)/bin/python -m bench.prove rollouts $(ARGS)
+
+prove-rollouts-gpu: $(VENV)/.installed-dev ## Replace a pair of real engines on one GPU under load (ARGS="--device cpu": without one), and show the figures.
+	@$(VENV)/bin/python -m bench.prove rollouts-gpu $(ARGS)
+
+prove-apart: $(VENV)/.installed-dev ## Ask two deployments with the same components 10,000 times, delete one, and show that nothing of them mixes.
+	@$(VENV)/bin/python -m bench.prove apart $(ARGS)
 
 prove-install: $(VENV)/.installed-dev ## A stranger's first `make up`: plain PyPI, no root, a bare Debian, the wheel; gigabytes are fetched.
 	@$(VENV)/bin/python scripts/install_matrix.py $(ARGS)

@@ -1,7 +1,8 @@
 """`python -m bench.prove NAME [ROW…]`, which `make prove-NAME` runs: rows, each with its bound, in a results file.
 
 A proof is a module of this folder: its ROWS are functions that measure, its FIGURES what is shown of what they found.
-One that has options of its own (`add_options`) makes its rows of what was chosen (`rows`). Each row has what it is
+One that has options of its own (`add_options`) makes its rows of what was chosen (`rows`), and may say where it ran
+(`machine`). Each row has what it is
 compared with measured in the same run. Exits with 1 if a bound is missed.
 """
 
@@ -48,7 +49,8 @@ def main(argv: list[str]) -> int:
         parser.error(f"unknown row {unknown[0]}; there are: {', '.join(rows)}")
     kept: dict[str, Row] = json.loads(chosen.out.read_text())["rows"] if chosen.rows and chosen.out.exists() else {}
     asked = {row: rows[row] for row in chosen.rows or rows}
-    met = run_rows(asked, chosen.out, about_run(f"make prove-{name}", this_machine()), proof.FIGURES, kept)
+    machine = proof.machine(chosen) if hasattr(proof, "machine") else this_machine()
+    met = run_rows(asked, chosen.out, about_run(f"make prove-{name}", machine), proof.FIGURES, kept)
     return 0 if met else 1
 
 
