@@ -8,10 +8,10 @@ import pytest
 from msgspec import structs
 from rollout_world import Driver, World
 
-from holdfast.rollout.machine import Phase
+from holdfast.rollout.machine import NOTHING
 from holdfast.rollout.records import Wanted
-from holdfast.rollout.revision import Part, changes
-from holdfast.rollout.wishes import revision_of, wish_of
+from holdfast.rollout.revision import Part, Revision, changes
+from holdfast.rollout.wishes import is_gone, on_trial, revision_of, wish_of, worked_at
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.pods import pods
 from holdfast.spec.manifest.types import Manifest
@@ -133,7 +133,30 @@ def test_a_deleted_deployment_leaves_by_the_rules() -> None:
     driver.wish = wish_of(wanted, manifest)
     list(driver.seconds(60))
     assert len(driver.world.bodies) == 3
-    driver.wish = wish_of(structs.replace(wanted, revision=2, deleted=True), manifest)
+    deleted = structs.replace(wanted, revision=2, deleted=True)
+    driver.wish = wish_of(deleted, manifest)
+    assert not is_gone(deleted, driver.memory)
     list(driver.seconds(60))
     assert not driver.world.bodies
-    assert driver.memory.phase is Phase.STEADY
+    assert is_gone(deleted, driver.memory)
+    assert not is_gone(structs.replace(deleted, revision=3), driver.memory), "somebody asked once more: not heard yet"
+    assert not is_gone(structs.replace(wanted, revision=2), driver.memory), "scaled to nobody, not deleted"
+
+
+def test_what_is_started_next_is_what_is_wanted_until_that_is_undone() -> None:
+    """A later wish is worked at again, though the one before it was undone."""
+    old, bad, mended = (Revision(number=number, parts={}) for number in (1, 2, 3))
+    undone = structs.replace(NOTHING, target=old, wanted=2, undone=2)
+    assert worked_at(bad, structs.replace(NOTHING, target=bad, wanted=2)) is bad
+    assert worked_at(bad, undone) is old
+    assert worked_at(mended, undone) is mended
+
+
+def test_only_sets_that_a_revision_brings_are_on_trial_since_it_began() -> None:
+    """What failed before it was heard of is not held against it; sets that stay are judged by all that happened."""
+    stable = Revision(number=1, parts={"A": Part(set_id="old", replicas=1), "B": Part(set_id="same", replicas=1)})
+    wish = structs.replace(stable, number=2, parts=stable.parts | {"A": Part(set_id="new", replicas=1)})
+    memory = structs.replace(NOTHING, stable=stable, wanted=1, began_s=50.0)
+    assert on_trial(wish, memory, 99.0) == ({("A", "new")}, 99.0)
+    assert on_trial(wish, structs.replace(memory, wanted=2, began_s=90.0), 99.0) == ({("A", "new")}, 90.0)
+    assert on_trial(stable, memory, 99.0) == (set(), 50.0)

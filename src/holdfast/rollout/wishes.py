@@ -1,4 +1,4 @@
-"""From a checked manifest to the revision that a rollout is told. Pure.
+"""From a checked manifest to the revision that a rollout is told, and what that is beside its memory. Pure.
 
 Always true: what pods are told is in a part's set and nothing else is, so that a manifest that only counts or replaces
 otherwise has the same sets, and takes over under the same number.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
+from holdfast.rollout.machine import Memory, Phase
 from holdfast.rollout.records import Wanted
 from holdfast.rollout.revision import Part, Revision
 from holdfast.spec.manifest.addresses import address_of, peers_of
@@ -30,6 +31,24 @@ def wish_of(wanted: Wanted, manifest: Manifest) -> Revision:
         elif wanted.paused:
             parts[name] = structs.replace(part, paused=True)
     return structs.replace(wish, parts=parts)
+
+
+def worked_at(wish: Revision, memory: Memory) -> Revision:
+    """The revision whose processes are started next: what is wanted, or, once that was undone, what it goes back to."""
+    return memory.target if memory.undone and wish.number == memory.wanted else wish
+
+
+def on_trial(wish: Revision, memory: Memory, now_s: float) -> tuple[set[tuple[str, str]], float]:
+    """The sets that the revision brings, and since when what happens to them is its own doing: one that is only now
+    heard of has done nothing yet."""
+    before = memory.stable.sets.items() if memory.stable is not None else set()
+    return wish.sets.items() - before, memory.began_s if wish.number <= memory.wanted else now_s
+
+
+def is_gone(wanted: Wanted, memory: Memory) -> bool:
+    """Whether a deployment that was deleted has nothing left here."""
+    known = memory.wanted == wanted.revision
+    return wanted.deleted and known and memory.phase is Phase.STEADY and not memory.replicas
 
 
 def _part(manifest: Manifest, name: str) -> Part:

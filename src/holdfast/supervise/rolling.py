@@ -28,12 +28,11 @@ from holdfast.core.tasks import Tasks, beside
 from holdfast.discovery.keys import DEPLOYMENTS, HISTORY, STEWARDS
 from holdfast.rollout import machine, records
 from holdfast.rollout.history import KEPT, Entry, noted, surplus
-from holdfast.rollout.machine import Phase
 from holdfast.rollout.records import Wanted, WrittenMemory, history_key, read_entry
 from holdfast.rollout.replica import COMING, Seen, Stage
 from holdfast.rollout.status import report
 from holdfast.rollout.steward import Steward, encode
-from holdfast.rollout.wishes import wish_of
+from holdfast.rollout.wishes import is_gone, on_trial, wish_of, worked_at
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.types import Manifest
 from holdfast.store.contract import Registration, Store, StoreUnavailable
@@ -138,8 +137,7 @@ class Rolling:
             self._carry_out(acts)
             entries = await self._keep_history(wanted)
             self._say(serial=wanted.serial, report=report(memory, look, now_s), trouble="")
-            gone = wanted.deleted and memory.phase is Phase.STEADY and not memory.replicas
-            if gone and memory.wanted == wanted.revision:
+            if is_gone(wanted, memory):
                 await records.forget(self._store, self.name, [*entries, wanted.entry()])
                 return True
         except (StoreUnavailable, UserError) as error:
@@ -165,13 +163,11 @@ class Rolling:
         said, here, now_s = said_by(self._mirror.values, self.name), self._here(services), self._clock.unix_s()
         self._traffic.take(said.reports, instances_of(here, said), now_s)
         there = Counter(one.service for one in memory.replicas.values())
-        is_undo = bool(memory.undone) and wish.number == memory.wanted
-        next_one, sets = (memory.target, sets_of(self._kept())) if is_undo else (wish, sets_of([manifest]))
-        taken = self._taken()
+        next_one, taken = worked_at(wish, memory), self._taken()
+        sets = sets_of([manifest] if next_one is wish else self._kept())
         room = room_of(next_one, there, sets, self.ground, taken)
         roomy = roomy_of(next_one, sets, self.ground, taken, self._seated(services))
-        brought = wish.sets.items() - (memory.stable.sets.items() if memory.stable is not None else set())
-        traffic = self._traffic.of(now_s, brought, memory.began_s if wish.number <= memory.wanted else now_s)
+        traffic = self._traffic.of(now_s, *on_trial(wish, memory, now_s))
         refused = refused_of(next_one, sets, self.ground)
         return look_of(wish, here, said, wants, room=room, roomy=roomy, traffic=traffic, refused=refused)
 
