@@ -56,7 +56,22 @@ def test_a_request_turned_away_goes_on_as_if_it_had_never_been_there() -> None:
     assert (one.ledger.resumed, two.ledger.resumed) == (0, 0)
     assert cluster.dispatcher.stats.resumed == {}
     assert cluster.set().table.slots[1].aside_until_s == 0.0
-    assert [str(type(message).__name__) for message in worker.sent].count("Pass") == 1
+    assert worker.passes == [2]
+
+
+def test_who_passes_says_how_much_it_has_heard() -> None:
+    """The worker's offer, our pass and its refusal of what was sent before cross: by that number it knows that we wait,
+    and what waits is sent when it tells of room."""
+    cluster = Cluster()
+    worker = cluster.worker("a")
+    cluster.ask("one")
+    cluster.ask("two")
+    worker.room(1)  # one of the two had it: the other was turned away, which we have yet to hear
+    assert worker.passes == [0], "nobody waits"
+    worker.turn_away("two")
+    worker.room(2)
+    assert [request.request_id for request in worker.requests] == ["one", "two", "two"]
+    assert worker.passes == [0, 1]
 
 
 def test_a_choice_of_an_answer_under_way_is_not_told_to_come_back() -> None:

@@ -210,6 +210,11 @@ class Worker:
         return [message.request for message in self.sent if isinstance(message, Generate)]
 
     @property
+    def passes(self) -> list[int | None]:
+        """How often it had turned us away, as we had heard, each time that we passed."""
+        return [message.turned_away for message in self.sent if isinstance(message, Pass)]
+
+    @property
     def cancelled(self) -> list[int]:
         return [stream for message in self.sent if isinstance(message, Cancel) for stream in message.streams]
 

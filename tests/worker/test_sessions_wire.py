@@ -15,6 +15,7 @@ from holdfast.core.address import UnixAddress
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import CANARY_TIER, GenerateRequest, Output, Sampling
 from holdfast.engines.contract import Capabilities, EngineEvents, Limits, Progress
+from holdfast.testing.waiting import until
 from holdfast.wire import net
 from holdfast.wire.frames import FrameSplitter, encode
 from holdfast.wire.messages import (
@@ -41,6 +42,7 @@ from holdfast.wire.messages import (
     decode_to_frontend,
 )
 from holdfast.wire.net import SocketNetwork
+from holdfast.worker import shares
 from holdfast.worker.session import SESSIONS_MAX
 from holdfast.worker.sessions import Sessions
 
@@ -284,6 +286,37 @@ async def test_a_place_that_comes_free_goes_to_the_frontend_that_has_fewest(rig:
     await rig.until_streams(0)
     greedy.send(generate(6), generate(7))
     await rig.until_streams(2)
+
+
+async def test_a_pass_that_crosses_a_refusal_leaves_its_frontend_in_line(rig: Rig) -> None:
+    """It said that it wants no place before it heard that it was turned away: it waits for room, and hears of it."""
+    rig.engine.limits = Limits(1, 0, 1000)
+    one = await rig.connect()
+    one.send(generate(1), generate(2), Pass(0))
+    assert await turned_away(one) == 2
+    (finished,) = rig.engine.streams
+    rig.engine.cancel(finished)
+    rig.sessions.outputs([Output(finished, [5], "stop")])
+    assert isinstance(await one.next(), Step)
+    assert await one.next() == Room(1)
+
+
+async def test_a_frontend_that_was_frozen_hears_of_room_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers an offer when that is given up: it has its place all the same if there is one, and stays in line."""
+    monkeypatch.setattr(shares, "KEEP_S", 0.0)
+    rig.engine.limits = Limits(1, 0, 1000)
+    one = await rig.connect()
+    one.send(generate(1), generate(2))
+    assert await turned_away(one) == 2
+    for number in (3, 4):
+        (finished,) = rig.engine.streams
+        rig.engine.cancel(finished)
+        rig.sessions.outputs([Output(finished, [5], "stop")])
+        assert isinstance(await one.next(), Step)
+        assert await one.next() == Room(1)
+        await until(lambda: rig.sessions._shares.kept == 0, "the offer to be given up")
+        one.send(generate(number))
+        await rig.until_streams(1)
 
 
 async def test_a_stream_that_ran_before_goes_ahead_of_the_line(rig: Rig) -> None:

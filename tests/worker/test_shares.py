@@ -24,6 +24,9 @@ class SharesMachine(RuleBasedStateMachine):
         self.room = dict.fromkeys("ABCD", 0)  # what each has been offered and not answered
         self.leaves = dict.fromkeys("ABCD", 0)  # what was left free by the request each was turned away with
         self.kept_for = dict.fromkeys("ABCD", 0)  # and that, when it was offered what it has
+        self.until_s = dict.fromkeys("ABCD", 0.0)  # when that is given up
+        self.turned_away: set[str] = set()  # and has not passed since: it sends nothing before it hears of room
+        self.silent: set[str] = set()  # was too slow for its last offer, and has said nothing since
         self.now_s = 0.0
 
     @property
@@ -34,7 +37,9 @@ class SharesMachine(RuleBasedStateMachine):
         for who, places in self.shares.offer(self.free, self.streams.__getitem__, self.now_s).items():
             assert places > 0
             assert self.room[who] == 0
+            assert who not in self.silent, "a frozen one would hold a place again and again"
             self.room[who], self.kept_for[who] = places, self.leaves[who]
+            self.until_s[who] = self.now_s + KEEP_S
 
     @rule(who=WHO, leaves=st.sampled_from([0, 0, 2, 6]))
     def ask(self, who: str, leaves: int) -> None:
@@ -42,6 +47,7 @@ class SharesMachine(RuleBasedStateMachine):
         rest = self.shares.kept - (self.room[who] > 0)  # what is kept for itself is kept too, but for the one it uses
         promised = self.room[who] > 0 and leaves <= self.kept_for[who]
         taken = self.shares.take(who, self.free, leaves)
+        self.silent.discard(who)
         assert taken is (self.free - (0 if promised else leaves) > rest)
         assert taken or not promised, "what is kept for one is kept"
         self.room[who] = max(0, self.room[who] - 1)
@@ -50,7 +56,7 @@ class SharesMachine(RuleBasedStateMachine):
         else:
             self.shares.turn_away(who, leaves)
             self.leaves[who] = leaves
-            assert who in self.shares
+            self.turned_away.add(who)
         self.offer()
 
     @rule(who=WHO)
@@ -62,16 +68,25 @@ class SharesMachine(RuleBasedStateMachine):
     def leave(self, who: str) -> None:
         self.shares.leave(who)
         self.room[who] = 0
+        self.turned_away.discard(who)
+        self.silent.discard(who)
+        self.offer()
+
+    @rule(who=WHO)
+    def decline(self, who: str) -> None:
+        self.shares.decline(who)
+        self.room[who] = 0
+        self.silent.discard(who)
         self.offer()
 
     @rule(seconds=st.sampled_from([0.1, KEEP_S]))
     def time_passes(self, seconds: float) -> None:
         self.now_s += seconds
-        before = {who for who in "ABCD" if self.room[who]}
-        self.offer()
-        for who in before:
-            if who not in self.shares:
+        for who, until_s in self.until_s.items():
+            if self.room[who] and until_s <= self.now_s:
                 self.room[who] = 0  # it was too slow
+                self.silent.add(who)
+        self.offer()
 
     @invariant()
     def kept_places_are_free_places(self) -> None:
@@ -80,8 +95,12 @@ class SharesMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_stands_in_line_before_a_free_place(self) -> None:
-        waiting = [who for who in "ABCD" if who in self.shares and not self.room[who]]
+        waiting = [who for who in self.turned_away - self.silent if not self.room[who]]
         assert all(self.free - self.shares.kept <= self.leaves[who] for who in waiting)
+
+    @invariant()
+    def nobody_is_forgotten(self) -> None:
+        assert {who for who in "ABCD" if who in self.shares} == self.turned_away
 
     @invariant()
     def what_is_kept_is_given_up_in_time(self) -> None:

@@ -24,7 +24,7 @@ from holdfast.streams.links import Links
 from holdfast.streams.patience import Patience
 from holdfast.streams.stats import DispatchStats, TokenGaps
 from holdfast.wire.frames import FrameError
-from holdfast.wire.messages import Cancel, Generate, Pass
+from holdfast.wire.messages import Cancel, Generate
 
 log = logging.getLogger("holdfast.workers")
 
@@ -183,7 +183,7 @@ class Dispatcher:
         workers.table.has_room(link.slot, places)
         self._fill(workers)
         if workers.table.passes(link.slot):
-            link.send(Pass())
+            link.leave_line()
 
     def workers_changed(self, workers: WorkerSet, home: Slot | None = None) -> None:
         """A worker came, went, or has room: give it what waits; to `home`, which only drains, what had begun."""

@@ -31,6 +31,7 @@ from holdfast.wire.messages import (
     ArtefactPart,
     Closed,
     Draining,
+    Pass,
     Ping,
     Room,
     Step,
@@ -85,6 +86,11 @@ class WorkerLink:
         self.gaps = TokenGaps()  # its model's, once it has one
         self._asked = 0  # the last `Ping`
         self.seen = Sighting()  # its instance's, once the roster knows it
+
+    def leave_line(self) -> None:
+        """Tell it that we wait for no place there any more."""
+        if self.data is not None:
+            self.data.send(Pass(self.data.turned_away))
 
     def send(self, message: msgspec.Struct) -> None:
         """Queue a message; a connection that cannot take it is broken."""
@@ -142,6 +148,7 @@ class DataConnection(Framed):
         super().__init__(peer)
         self._link = link
         self._now = link.events.clock
+        self.turned_away = 0  # requests
         self.artefacts = Artefacts(self.send)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -196,6 +203,7 @@ class DataConnection(Framed):
             failure = output.failure
             if failure is not None and not tokens:  # nothing for the consumer: it may yet answer with a status
                 seen.tokens -= 1
+                self.turned_away += failure.code == Code.WORKER_OVERLOADED
                 if flight is not None and flight.first_output and failure.code == Code.WORKER_OVERLOADED:
                     events.turned_away(flight)
                 elif flight is not None:

@@ -146,7 +146,10 @@ class Room(msgspec.Struct, frozen=True, array_like=True, tag=14):
 
 
 class Pass(msgspec.Struct, frozen=True, array_like=True, tag=15):
-    """A frontend wants no place in line any more."""
+    """A frontend wants no place in line any more, as far as it has heard: so many of its requests were turned away on
+    this connection. Where there were more, it is in line for those. None: an older version, which does not say."""
+
+    turned_away: int | None = None
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag=16):

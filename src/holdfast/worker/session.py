@@ -83,7 +83,7 @@ class Owner(Protocol):
 
     def cancel(self, session: Session, streams: list[int]) -> None: ...
 
-    def passes(self, session: Session) -> None: ...
+    def passes(self, session: Session, heard: int | None = None) -> None: ...
 
     def ping(self, answer: Callable[[], None]) -> None: ...
 
@@ -112,6 +112,7 @@ class Session(asyncio.Protocol):
         self._asked = 0  # the last `Ping`
         self._unanswered = False  # the engine was asked, and has not said anything yet
         self.streams: dict[int, int] = {}  # frontend's number -> engine's
+        self.turned_away = 0  # requests
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -173,7 +174,7 @@ class Session(asyncio.Protocol):
         elif isinstance(message, Reload) and self.canary:
             self._owner.reload(self, message)
         elif isinstance(message, Pass):
-            self._owner.passes(self)
+            self._owner.passes(self, message.turned_away)
         elif isinstance(message, GetArtefact):
             self._queue_artefact(message.sha256)
         elif isinstance(message, NotTaken):

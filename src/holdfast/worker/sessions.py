@@ -114,9 +114,13 @@ class Sessions(EngineEvents):
                 self._engine.cancel(key)
         self._offer()
 
-    def passes(self, session: Session) -> None:
-        """It wants no place any more, or is gone."""
-        self._shares.leave(session)
+    def passes(self, session: Session, heard: int | None = None) -> None:
+        """It wants no place any more, or is gone. Where it was turned away more often than it had `heard` when it said
+        so, it waits to hear of room: nothing else would end that."""
+        if heard is None or heard >= session.turned_away:
+            self._shares.leave(session)
+        else:
+            self._shares.decline(session)
         self._offer()
 
     # -- places
@@ -129,6 +133,7 @@ class Sessions(EngineEvents):
     def _turn_away(self, session: Session, stream: int, why: str, leaves: int = 0) -> None:
         """Not a failure: it never ran. The next free place, but for those it leaves, may be its frontend's."""
         self._shares.turn_away(session, leaves)
+        session.turned_away += 1
         session.send_failure(stream, Code.WORKER_OVERLOADED, why)
 
     def _offer(self) -> None:

@@ -11,7 +11,9 @@ those that may; nothing is kept for whoever was turned away with one while there
 that may have every place is not for them.
 
 Always true: kept places are free places; whoever is not in line gets no kept place; a kept place is given up after
-`KEEP_S`, for a frozen frontend must not hold one.
+`KEEP_S`, for a frozen frontend must not hold one. Whoever was turned away is in line until it passes or is gone: it
+sends nothing before it hears of room, so the worker may not forget it. One that was too slow is offered nothing before
+it has said something.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ class _Turn:
     until_s: float = 0.0  # meant only while places are kept
     leaves: int = 0  # free places that are not for it
     kept_for: int = 0  # what `leaves` was when they were kept: for requests that leave no more
+    silent: bool = False  # it has not answered its last offer, which is given up
 
 
 class Shares(Generic[Who]):
@@ -55,6 +58,8 @@ class Shares(Generic[Who]):
     def take(self, who: Who, free: int, leaves: int = 0) -> bool:
         """Whether a request of `who` may have one of `free` places; one that was kept for it is used up."""
         turn = self._line.get(who)
+        if turn is not None:
+            turn.silent = False
         if turn is not None and turn.kept:
             turn.kept -= 1
             self.kept -= 1
@@ -68,17 +73,28 @@ class Shares(Generic[Who]):
         if turn is not None:
             self.kept -= turn.kept
 
+    def decline(self, who: Who) -> None:
+        """It does not want what was kept for it, and stays in line."""
+        turn = self._line.get(who)
+        if turn is not None:
+            self.kept -= turn.kept
+            turn.kept, turn.silent = 0, False
+
     def clear(self) -> None:
         self._line.clear()
         self.kept = 0
 
     def offer(self, free: int, streams_of: Callable[[Who], int], now_s: float) -> dict[Who, int]:
         """Keep places for those in line; how many for whom. Who has not answered its last offer gets no other."""
-        for who in [who for who, turn in self._line.items() if turn.kept and turn.until_s <= now_s]:
-            self.leave(who)
+        for turn in self._line.values():
+            if turn.kept and turn.until_s <= now_s:
+                self.kept -= turn.kept
+                turn.kept, turn.silent = 0, True
         spare = free - self.kept
         fewest = [
-            (streams_of(who), place, who) for place, (who, turn) in enumerate(self._line.items()) if not turn.kept
+            (streams_of(who), place, who)
+            for place, (who, turn) in enumerate(self._line.items())
+            if not (turn.kept or turn.silent)
         ]
         offers: dict[Who, int] = {}
         heapq.heapify(fewest)
