@@ -8,6 +8,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import pytest
+
 from holdfast.core.tasks import beside
 from holdfast.rollout.history import Entry
 from holdfast.rollout.machine import Phase
@@ -19,6 +21,7 @@ from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.local import Machine
 from holdfast.store.contract import Snapshot, Store, StoreUnavailable
 from holdfast.supervise import machine as life_machine
+from holdfast.supervise import rolling as rolling_shell
 from holdfast.supervise.changing import Changing, kept_jobs
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.replicas import Ground
@@ -47,6 +50,7 @@ spec:
 """
 HERE = Steward(pid=1, host="here", state_dir="/s")
 FASTER = 20.0  # a rollout's clock: its deadlines are minutes
+LOOK_S = 0.05  # its looks too, and what it leaves a frontend to read that it is replaced: these read nothing
 WAIT_S = 30.0
 
 
@@ -134,9 +138,13 @@ async def place(folder: Path) -> AsyncIterator[Site]:
     def command(job: Job, settings: Path, state_dir: Path) -> list[str]:
         return ["sh", "-c", SCRIPT, "sh", str(state_dir), job.name, str(settings)]
 
-    async with served_store(folder, clients=2) as (client, another):
-        world = World(folder, command)
-        yield Site(world, client, another)
-        last: Supervisor = await world.start()  # stops all that is left
-        assert await last.wait(lambda: all(s.life.phase is life_machine.Phase.OVER for s in last.slots.values()), 20.0)
-        await world.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rolling_shell, "LOOK_S", LOOK_S)
+        patch.setattr(rolling_shell, "HEARD_S", LOOK_S)
+        async with served_store(folder, clients=2) as (client, another):
+            world = World(folder, command)
+            yield Site(world, client, another)
+            last: Supervisor = await world.start()  # stops all that is left
+            over = life_machine.Phase.OVER
+            assert await last.wait(lambda: all(slot.life.phase is over for slot in last.slots.values()), 20.0)
+            await world.close()

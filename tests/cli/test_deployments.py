@@ -121,7 +121,7 @@ async def test_what_is_bad_is_told_by_who_waits(desk: Desk) -> None:
         assert "revision 2 is undone already" in again.stderr
 
 
-async def test_a_difference_is_a_status(desk: Desk) -> None:
+async def test_a_difference_is_a_status(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """0 nothing, 1 something, more where it cannot be told; as a patch, and who would be replaced."""
     async with first_revision(desk):
         same = await desk.say("diff", manifest=f"# the same in other words\n{text('one')}")
@@ -135,6 +135,7 @@ async def test_a_difference_is_a_status(desk: Desk) -> None:
         assert new.returncode == 1
         wrong = await desk.say("diff", manifest="kind: [")
         assert wrong.returncode > 1
+    monkeypatch.setattr(book, "ANSWER_S", 0.1)
     away = await desk.say("diff", "--store", f"unix://{desk.folder}/none", manifest=text("two"))
     assert away.returncode == 2, away
     assert "no answer within" in away.stderr

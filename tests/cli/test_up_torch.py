@@ -41,6 +41,7 @@ def place() -> Iterator[Place]:
 
 @TORCH
 @pytest.mark.processes
+@pytest.mark.long
 def test_the_default_is_a_pair_whose_streams_outlive_a_kill(place: Place) -> None:
     """Without --engine it is a torch pair; the screen told on which device, and what it did; the active dies and the
     stream goes on."""

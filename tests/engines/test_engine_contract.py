@@ -32,6 +32,7 @@ BLOCK = 16
 PLAIN = "sim without a vault"
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 SHADOWS = ["sim", pytest.param("torch", marks=needs_torch), "example"]
+SHADOWS_LATER = ["sim", pytest.param("torch", marks=[needs_torch, pytest.mark.long]), "example"]
 KINDS = [PLAIN, *SHADOWS]
 VOCABULARY = 1_000_000  # beyond any here
 TOKENS = 60
@@ -464,7 +465,7 @@ async def test_streams_go_on_where_the_killed_owner_ended(kind: str, vault: Vaul
         assert ["owner_gone", ""] in facts["told"]
 
 
-@pytest.mark.parametrize("kind", SHADOWS)
+@pytest.mark.parametrize("kind", SHADOWS_LATER)
 async def test_tokens_depend_on_the_pages_that_were_adopted(kind: str, vault: Vault) -> None:
     """Pages that changed under whole entries give other tokens to the engine that adopts them: they are really used."""
     right = await unbroken(kind)
