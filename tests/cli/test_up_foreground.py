@@ -7,7 +7,7 @@ import signal
 import subprocess
 
 import pytest
-from up_rig import PAIR, Place, until
+from up_rig import PAIR, START_S, Place, until
 
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
 SHAPE = PAIR
@@ -68,9 +68,9 @@ def test_asking_twice_kills(place: Place) -> None:
     up = place.up_here("--drain-s", "30")
     answer = place.answering(5000)
     up.send_signal(signal.SIGINT)
-    until(lambda: not place.health() or place.health().get("status") == "draining", "draining", 5.0)
+    until(lambda: not place.health() or place.health().get("status") == "draining", "draining")
     up.send_signal(signal.SIGINT)
-    up.wait(5)
+    up.wait(START_S)
     assert not answer.answer().done
     assert "killing everything" in place.screen()
     assert place.pids() == set()

@@ -150,4 +150,4 @@ def test_answers_finish_also_where_the_supervisor_is_dead(place: Place) -> None:
     done = place.run("down")
     assert done.returncode == 0, done.stderr
     assert answer.answer().wrong == ""
-    place.must_be_gone(10.0)
+    place.must_be_gone()

@@ -55,7 +55,7 @@ def test_a_deployment_from_its_start_to_its_end(place: Place) -> None:
     assert place.chat().wrong == ""
     assert one(place)["status"]["revision"] == 3
     assert place.start("delete", place.command("delete", "upgrade")).wait(ROLLOUT_S) == 0, place.log("delete")
-    place.must_be_gone(30.0)
+    place.must_be_gone()
 
 
 @pytest.mark.alone

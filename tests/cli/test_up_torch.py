@@ -83,7 +83,7 @@ def test_ctrl_c_while_the_weights_load(place: Place) -> None:
         assert time.monotonic() - began_s < STOP_S
         assert "everything has stopped" in up.output
         assert "is up:" not in up.output
-    place.must_be_gone(2.0)
+    place.must_be_gone()
 
 
 @TORCH

@@ -102,10 +102,10 @@ class Place(place.Place):
     def lose_supervisor(self) -> None:
         """SIGKILL, and until it is gone."""
         os.kill(pid := self.lock()["pid"], signal.SIGKILL)
-        until(lambda: pid not in self.pids(), "the supervisor to be gone", 5.0)
+        until(lambda: pid not in self.pids(), "the supervisor to be gone")
 
-    def must_be_gone(self, bound_s: float = 5.0) -> None:
-        until(lambda: not self.pids(), "every process to be gone", bound_s)
+    def must_be_gone(self) -> None:
+        until(lambda: not self.pids(), "every process to be gone")
 
     def lock(self) -> dict[str, Any]:
         with contextlib.suppress(OSError, ValueError):

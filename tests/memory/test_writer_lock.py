@@ -140,7 +140,7 @@ async def test_acquiring_again_does_not_wait_for_oneself(tmp_path: Path) -> None
     lock, other = WriterLock(tmp_path, "engine 0"), WriterLock(tmp_path, "engine 1")
     await lock.acquire(1.0)
     before = open_files()
-    await asyncio.wait_for(lock.acquire(WAIT_S), 1.0)
+    await asyncio.wait_for(lock.acquire(WAIT_S), 10.0)
     assert open_files() == before
     lock.release()
     lock.release()

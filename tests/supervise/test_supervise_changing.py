@@ -130,7 +130,7 @@ async def test_the_next_supervisor_goes_on_with_the_same_jobs(world: World) -> N
     await changing(world, first).add([job("lives"), job("dies"), job("leaves", "trap : TERM; " + READY + "sleep 1000")])
     before = await ready(first, "lives", "dies", "leaves")
     leaving = asyncio.create_task(changing(world, first).remove(["leaves"]))
-    assert await first.wait(lambda: first.slots["leaves"].life.phase is Phase.STOPPING, 5.0)
+    assert await first.wait(lambda: first.slots["leaves"].life.phase is Phase.STOPPING, 20.0)
     leaving.cancel()
     world.lose(first)
     os.kill(before["dies"], signal.SIGKILL)
