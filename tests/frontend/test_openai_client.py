@@ -165,6 +165,7 @@ def test_messages_of_every_kind(client: OpenAI) -> None:
     answer = client.chat.completions.create(
         model=MODEL,
         max_tokens=5,
+        extra_body=LONG,  # the end may be drawn as the first token
         messages=[
             {"role": "system", "content": "be brief"},
             {"role": "developer", "content": "be kind"},
