@@ -29,19 +29,18 @@ up: $(VENV)/.installed ## Install what is needed, then serve on http://127.0.0.1
 	@echo "3/3 starting"
 	@exec $(VENV)/bin/holdfast up $(ARGS)
 
-# Several at a time, with one order of sets and dictionaries for all: three fill two cores, as tests also wait. Those
-# marked `alone` kill whole deployments or look at the clock: two of them at a time, and not beside the others, which take
-# all the CPU there is. How tidy the tree is, `make lint` says.
+# Two at a time, with one order of sets and dictionaries for both. Tests marked `alone` kill whole deployments or look at
+# the clock: not beside the others, which take all the CPU there is. How tidy the tree is, `make lint` says.
 ALONE = $(sort $(shell grep -rl --include='test_*.py' 'mark\.alone' tests))
 PYTEST := $(VENV)/bin/python -m pytest --hypothesis-seed=$(SEED)
-AT_ONCE := PYTHONHASHSEED=0 $(PYTEST) -n
+PAIRS := PYTHONHASHSEED=0 $(PYTEST) -n 2 --dist
 
 test: export HOLDFAST_TEST_SEED = $(SEED)
 test: $(VENV)/.installed-dev ## Run the tests (ARGS: options of pytest; SEED: repeat a run's random choices).
 	@echo "3/3 testing with seed $(SEED); the same choices again: make test SEED=$(SEED)"
 ifeq ($(strip $(ARGS)),)
-	@$(AT_ONCE) 3 --dist loadfile -m "not long and not alone" --ignore tests/test_tidy.py tests
-	@$(AT_ONCE) 2 --dist loadfile -m "alone and not long" $(ALONE)
+	@$(PAIRS) loadfile -m "not long and not alone" --ignore tests/test_tidy.py tests
+	@$(PAIRS) loadfile -m "alone and not long" $(ALONE)
 else
 	@$(PYTEST) $(ARGS)
 endif
@@ -49,7 +48,7 @@ endif
 test-all: export HOLDFAST_TEST_SEED = $(SEED)
 test-all: $(VENV)/.installed-dev ## Run the long tests, which `make test` leaves out: many kills.
 	@echo "3/3 testing with seed $(SEED); the same choices again: make test-all SEED=$(SEED)"
-	@$(AT_ONCE) 2 --dist worksteal -m long tests $(ARGS)
+	@$(PAIRS) worksteal -m long tests $(ARGS)
 
 lint: $(VENV)/.installed-dev ## Check style, types, imports between rooms, and sizes.
 	$(VENV)/bin/ruff check
