@@ -44,7 +44,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.streams: list[tuple[list[int], int | None, int]] = []  # held blocks, an open one last, its generation
         self.holds: Counter[int] = Counter()
         self.twins: dict[int, int] = {}  # an open block, and the one that answers for its key and is held with it
-        self.adopted = set(self.full())  # and not used since
+        self.adopted = set(self.full())  # and not used or found since
+        self.found_at: dict[int, int] = {}  # what this owner knows and the next does not
         self.awaiting, self.fence_awaited = True, bool(self.shut)
         self.asked = self.found = 0
 
@@ -64,7 +65,8 @@ class PoolMachine(RuleBasedStateMachine):
         last the awaited ones; by their last use."""
         awaited = self.awaited()
         cached = [block for block in self.full() if not self.holds[block] and block not in awaited]
-        oldest = sorted(cached, key=lambda block: (block not in self.adopted, self.used_at[block]))
+        age = {block: max(self.used_at[block], self.found_at.get(block, 0)) for block in cached}
+        oldest = sorted(cached, key=lambda block: (block not in self.adopted, age[block]))
         cold = [block for block in oldest if block in self.adopted]
         return oldest + awaited if self.awaiting else cold + awaited + oldest[len(cold) :]
 
@@ -86,6 +88,21 @@ class PoolMachine(RuleBasedStateMachine):
             self.hold(block)
         self.asked, self.found = self.asked + len(keys), self.found + len(found)
         return found
+
+    @rule(start=STARTS, held=st.booleans())
+    def find(self, start: int, held: bool) -> None:
+        """A block that is looked for is neither awaited nor cold any more, held or not."""
+        key = KEYS[start]
+        block = next((at for at, name in self.full().items() if name == key), None)
+        assert self.pool.find(key) == block
+        if block in self.adopted:
+            self.now += 1
+            self.found_at[block] = self.now
+            self.adopted.discard(block)
+        if held and block is not None:
+            self.pool.hold(block)
+            self.hold(block)
+            self.streams.append(([block], None, start))
 
     def allocate(self, count: int, sparing: bool = False) -> list[tuple[int, int]] | None:
         """All or nothing; what is evicted for it is the first in the order, and nobody's."""
@@ -272,6 +289,10 @@ FENCED: tuple[Any, ...] = ("dies", True, [], ["fence"])
             [("serve", 0, 1, True), ("serve", 8, 1, True), FENCED, ("serve", 16, 1, True), FENCED, ("evict", 2)],
             id="the longest unused first, over two owners",
         ),
+        pytest.param(
+            [("serve", 0, 2, False), ("serve", 8, 2, True), FENCED, ("find", 0, False), ("evict", 2), ("evict", 2)],
+            id="found, and so no longer awaited: after what was cold, before what is awaited",
+        ),
     ],
 )
 def test_what_the_model_says_of(acts: list[tuple[Any, ...]]) -> None:
@@ -294,11 +315,17 @@ def test_a_key_damaged_in_the_index_leaves_no_block_findable_after_its_eviction(
 
 
 def test_only_the_owner_has_a_pool() -> None:
-    """An epoch that neither formatted nor adopted the index is refused, and so is giving back what nobody holds."""
+    """An epoch that neither formatted nor adopted the index is refused, and so are giving back what nobody holds and
+    holding what is not whole."""
     pool = Pool(Index(fresh(SHAPE), SHAPE), 10)
     with pytest.raises(Misuse):
         Pool(pool.index, 11)
     with pytest.raises(Misuse):
         pool.release([0])
+    pool.allocate(5)
+    for block in BLOCKS:
+        with pytest.raises(Misuse):
+            pool.hold(block)
+        pool.release([block])
     assert pool.index.state(0) == FREE
     assert repr(pool) == "<kv pool epoch 10: 5 free, 0 held, 0 cached, 0 quarantined>"

@@ -57,6 +57,12 @@ class Cached:
             self._awaited_left.discard(block)
         self._count -= 1
 
+    def found(self, block: int) -> None:
+        """Somebody looks for it, held or not. What was adopted is from now on like what was released here just now."""
+        if self._adopted and self._adopted[block]:
+            self.take(block)
+            self.add(block)
+
     def next_to_go(self) -> int | None:
         """It stays until it is taken."""
         cold, awaited = self._order()

@@ -135,11 +135,32 @@ class Pool:
             block = self._blocks.get(key)
             if block is None:
                 break
-            self._hold(block, key)
+            self.hold(block)
             found.append(block)
         self._asked_blocks += len(keys)
         self._found_blocks += len(found)
         return found
+
+    def find(self, key: bytes) -> int | None:
+        """The whole block of this key, for `hold`. If it was awaited, it is so no more: somebody has come for it."""
+        block = self._blocks.get(key)
+        if block is not None:
+            self._cached.found(block)
+        return block
+
+    def hold(self, block: int) -> None:
+        """One hold more on a whole block, until `release`."""
+        if self._kinds[block] not in (CACHED, HELD):
+            raise Misuse(f"block {block} is not whole")
+        self._refs[block] += 1
+        if self._refs[block] > 1:
+            return
+        self._cached.take(block)
+        self._kinds[block] = HELD
+        if block not in self._keys:
+            self._keys[block] = self._adopted_key(block)
+        self._tick += 1
+        self.index.set_heat(block, self._tick | LIVE)
 
     def fits(self, keys: Sequence[bytes], count: int, *, sparing: bool = False) -> bool:
         """Whether a sequence of `count` blocks, of which `keys` name the leading ones, would get them all from `lookup`
@@ -180,7 +201,7 @@ class Pool:
         other = self._blocks.get(key)
         if other is not None and other != block and self._refs[other]:
             if block not in self._twins:
-                self._hold(other, key)
+                self.hold(other)
                 self._twins[block] = other
             return other
         self._tick += 1
@@ -219,12 +240,9 @@ class Pool:
 
     def gpu_fence_passed(self) -> int:
         """All work of all earlier owners is over: quarantined blocks are free. Says how many those were."""
-        blocks = []
-        block = self._kinds.find(QUARANTINED)
-        while block >= 0:
+        block, blocks = -1, []
+        while (block := self._kinds.find(QUARANTINED, block + 1)) >= 0:
             blocks.append(block)
-            block = self._kinds.find(QUARANTINED, block + 1)
-        for block in blocks:
             if self.index.state(block) != ENTRY_FREE:
                 self.index.free(block)
             self._kinds[block] = FREE
@@ -249,17 +267,6 @@ class Pool:
         self.index.store_owner(Owner(self.epoch, ADOPTIONS_WITHOUT_CANARY_MAX))
 
     # -- inside
-
-    def _hold(self, block: int, key: bytes) -> None:
-        refs = self._refs[block]
-        self._refs[block] = refs + 1
-        if refs:
-            return
-        self._cached.take(block)
-        self._kinds[block] = HELD
-        self._keys[block] = key
-        self._tick += 1
-        self.index.set_heat(block, self._tick | LIVE)
 
     def _let_go(self, block: int, live: int) -> None:
         if self._kinds[block] == OPEN:

@@ -27,7 +27,7 @@ from holdfast.engines.shadow.proving import CANARY, Canary, Proving
 from holdfast.engines.shadow.ranks import HOLD_S, Ranks
 from holdfast.kv.geometry import Geometry
 from holdfast.kv.resumes import Resumes
-from holdfast.memory.client.pool_mapping import PoolMapping
+from holdfast.memory.client.pool_mapping import Home, PoolMapping
 from holdfast.spec.engines import Place
 
 
@@ -37,8 +37,10 @@ class Tenant(Engine, Protocol):
     and to renew."""
 
     weights: WeightsPlan
-    geometry: Geometry  # of the KV pool, with the weights' identity in it: equal ones can adopt each other's blocks
+    # Of the KV pool, with the weights' identity in it: equal ones can adopt each other's blocks. Known after `settle`.
+    geometry: Geometry
     private_bytes: int  # of memory behind the pool's pages that is its own, for canaries
+    home: Home | None = None  # where the pages must be mapped, if its tensors cannot move; it has no `private_bytes`
 
     @property
     def canary(self) -> Canary:
@@ -127,7 +129,7 @@ class VaultEngine(Generic[T]):
         self.tenant, self.place = tenant, place
         self._told = told = _Told(self._passed)
         self.ranks = Ranks(place, told)
-        self.memory = VaultMemory(place, tenant.geometry, tenant.private_bytes, _Inhabitant(self))
+        self.memory = VaultMemory(place, tenant.private_bytes, _Inhabitant(self))
         self.gpu_fence = self.memory.gpu_fence
         self._wrong = "it was never tried"  # the last canary's outcome
         self._tasks = Tasks("shadow engine")
@@ -176,6 +178,7 @@ class VaultEngine(Generic[T]):
         await tenant.load(self._told)
         settling = self._tasks.spawn(tenant.settle(memory, ranks), "settle")
         await asyncio.gather(memory.load(tenant.weights), settling)
+        await memory.stand_by(tenant.geometry, tenant.home)
         if await self.check():
             return  # its caller checks too, and says so
         if self.place.unmapped:

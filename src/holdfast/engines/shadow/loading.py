@@ -44,8 +44,11 @@ class WeightsPlan(Protocol):
     """One set of weights: what it is called, where its tensors go, how they are written and how they are checked."""
 
     identity: str
-    specs: list[TensorSpec]
     meta: dict[str, str]
+
+    @property
+    def specs(self) -> list[TensorSpec]:
+        """What is to be written; may be worked out when it is asked for, in a thread."""
 
     def fill(self, addresses: dict[str, int]) -> None:
         """Write everything; called in a thread. Keep no buffer afterwards (fact 4c)."""
@@ -261,9 +264,10 @@ class Loader:
         """Memory may be on its way back; what two copies need together will not come by waiting."""
         client, loop = self.client, asyncio.get_running_loop()
         deadline_s = loop.time() + ROOM_S
+        specs = await self._in_thread(lambda: self.plan.specs)
         while True:
             try:
-                return await client.allocate(self.plan.specs, self.plan.identity, self.plan.meta)
+                return await client.allocate(specs, self.plan.identity, self.plan.meta)
             except OutOfMemory:
                 beside = json.loads(await client.status())["layout_hash"] is not None
                 if beside or loop.time() >= deadline_s:

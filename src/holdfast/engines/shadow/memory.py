@@ -24,6 +24,7 @@ from holdfast.kv.follow import Follower
 from holdfast.kv.geometry import Geometry
 from holdfast.memory.client.calls import MemoryLost, Notice
 from holdfast.memory.client.pool import PoolClient
+from holdfast.memory.client.pool_mapping import Home
 from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.memory.devices.contract import Device
@@ -38,14 +39,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class VaultMemory:
-    """Weights and pool of one process. `load`, then any number of (`own`, `rest`), then `close`."""
+    """Weights and pool of one process. `load`, `stand_by`, then any number of (`own`, `rest`), then `close`."""
 
     place: Place
-    geometry: Geometry
     private_bytes: int
     inhabitant: Inhabitant
     lock_dir: Path | None = None  # of the writer lock; None: beside the vault's socket
     peers: Peers | None = None
+    geometry: Geometry = field(init=False)  # from `stand_by` on
     device: Device = field(init=False)
     client: MemoryClient = field(init=False)
     pool: PoolClient = field(init=False)
@@ -71,7 +72,7 @@ class VaultMemory:
         self.client.on_lost, self.client.on_notice = self._vault_lost, self._noticed
         self.pool = PoolClient(self.client, open_device("host-0"), self.private_bytes, self._heard, told.fatal)
         self.gpu_fence = self.pool.gpu_fence
-        self._direct = DirectPool(self.device, self.geometry, self.private_bytes)
+        self._direct = DirectPool(self.device, self.private_bytes)
         self._beside = Tasks("engine", lambda error: told.fatal(f"the memory cannot be kept: {error}"))
 
     def __repr__(self) -> str:
@@ -81,11 +82,15 @@ class VaultMemory:
     # -- loading
 
     async def load(self, plan: WeightsPlan) -> None:
-        """Weights mapped and verified, by role; then stand by. A caller that wants it unmapped calls `sleep` next."""
+        """Weights mapped and verified, by role."""
         self._loader = Loader(self.client, plan, self.lock_dir or Path(self.place.vault_socket).parent, self.place.who)
         await self._loader.connect(CONNECT_S)
         await self._loader.load(self.place.load_s)
         self.settled.set()
+
+    async def stand_by(self, geometry: Geometry, home: Home | None = None) -> None:
+        """Beside a pool of this geometry, or ready to make one. Whoever wants it unmapped calls `sleep` next."""
+        self.geometry, self.pool.home = geometry, home
         await self._stand_by()
         self._beside.spawn(self._tend(), "tend")
 
@@ -125,10 +130,10 @@ class VaultMemory:
 
     async def own(self, epoch: int) -> Owned:
         """Past the CPU fence, with everything mapped. TimeoutError, OSError, VaultRefused, StaleMemoryLayoutError."""
-        told = self.inhabitant
         await self._beside.stop()
         try:
-            owned = self.owned = await self._own(epoch)
+            owned, told = await self._own(epoch), self.inhabitant
+            self.owned = owned
             self._beside.spawn(after_takeover(owned.pool, self._fenced, told.books, told.room), "after takeover")
         finally:
             self._beside.spawn(self._tend(), "tend")
@@ -150,7 +155,7 @@ class VaultMemory:
         follower, self._follower = self._follower, None
         if self.place.direct:
             assert not granted.adopt, "a direct pool is never there"
-            owned = await self._direct.take(epoch, self.place.wake_s)
+            owned = await self._direct.take(self.geometry, self.pool.home, epoch, self.place.wake_s)
         else:
             agree = self.peers.agree if self.peers is not None else None
             there = granted.adopt and self.pool.mapped_is(granted.made_epoch)
@@ -202,22 +207,17 @@ class VaultMemory:
     async def _stand_by(self) -> None:
         """Map the pool that is there, and follow it."""
         async with self.still:
-            await self._map_pool()
-
-    async def _map_pool(self) -> None:
-        self._pool_changed = False
-        before = self.pool.mapping
-        if self.place.direct:
-            await self.client.register_mapping(None)
-            mapping = None
-        else:
-            mapping = await self.pool.stand_by()
-        if mapping is None and (self.pool.mapping is None or self.pool.mapping.made_epoch):
-            self._follower = None
-            self.pool.private_only()
-        self._follower = followed(mapping, self.geometry) if mapping is not None else None
-        if self.pool.mapping is not before:
-            self.inhabitant.moved()
+            self._pool_changed, before, mapping = False, self.pool.mapping, None
+            if self.place.direct:
+                await self.client.register_mapping(None)
+            else:
+                mapping = await self.pool.stand_by()
+            if mapping is None and (self.pool.mapping is None or self.pool.mapping.made_epoch):
+                self._follower = None
+                self.pool.private_only()
+            self._follower = followed(mapping, self.geometry) if mapping is not None else None
+            if self.pool.mapping is not before:
+                self.inhabitant.moved()
 
     async def _tend(self) -> None:
         """Until cancelled: what the vault tells, and every now and then a look at what the owner published."""

@@ -16,6 +16,7 @@ from holdfast.kv.geometry import Geometry
 from holdfast.kv.index import HEADER_BYTES, Index, index_bytes
 from holdfast.kv.pool import Pool
 from holdfast.memory.client.pool import PoolClient, PoolMapping
+from holdfast.memory.client.pool_mapping import Home
 from holdfast.memory.devices import view
 from holdfast.memory.devices.contract import Device, OutOfMemory
 from holdfast.memory.fdsocket import close_all
@@ -108,7 +109,8 @@ def _where(mapping: PoolMapping) -> tuple[int, int, int]:
 
 async def _make(client: PoolClient, geometry: Geometry, epoch: int) -> Owned:
     step = client.client.device.granularity
-    left = -(-geometry.block_count * geometry.block_bytes // step) * step
+    needed = client.home.size if client.home is not None else geometry.block_count * geometry.block_bytes
+    left = -(-needed // step) * step
     sizes = [SLAB_BYTES] * (left // SLAB_BYTES) + ([left % SLAB_BYTES] if left % SLAB_BYTES else [])
     mapping = await client.make(index_bytes(geometry), sizes)
     index = index_of(mapping, geometry)
@@ -122,21 +124,24 @@ class DirectPool:
     """KV blocks in memory that ends with this process (`--kv direct`): nothing to adopt, and none before it is free."""
 
     device: Device
-    geometry: Geometry
     private_bytes: int
+    _home: Home | None = None  # where its memory is mapped; None: anywhere
     _address: int = 0
     _size: int = 0
     _fd: int = -1
 
-    async def take(self, epoch: int, timeout_s: float) -> Owned:
+    async def take(self, geometry: Geometry, home: Home | None, epoch: int, timeout_s: float) -> Owned:
         """Wait until the device has room, then take it. TimeoutError names what is missing."""
         step = self.device.granularity
-        pool = self.geometry.block_count * self.geometry.block_bytes
-        size = -(-(pool + self.private_bytes) // step) * step
+        pool, self._home = geometry.block_count * geometry.block_bytes, home
+        size = home.size if home is not None else -(-(pool + self.private_bytes) // step) * step
         fd = await self._create(size, timeout_s)
-        self._address, self._size, self._fd = self.device.reserve(size), size, fd
+        if home is not None:
+            self.device.unmap(home.address, size)
+        at = home.address if home is not None else self.device.reserve(size)
+        self._address, self._size, self._fd = at, size, fd
         self.device.map(self._address, size, fd, writable=True)
-        index = Index(bytearray(index_bytes(self.geometry)), self.geometry)
+        index = Index(bytearray(index_bytes(geometry)), geometry)
         index.format(epoch)
         return Owned(Pool(index, epoch), self._address, size, pool)
 
@@ -157,6 +162,9 @@ class DirectPool:
     def free(self) -> None:
         if self._fd >= 0:
             self.device.unmap(self._address, self._size)
-            self.device.release(self._address, self._size)
+            if self._home is None:
+                self.device.release(self._address, self._size)
+            else:
+                self.device.scratch(self._address, self._size, self._home.own)
             close_all([self._fd])
             self._fd = -1

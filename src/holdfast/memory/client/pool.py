@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from holdfast.memory import protocol
 from holdfast.memory.client.attached import CALL_TIMEOUT_S
 from holdfast.memory.client.calls import Notice, patience_s
-from holdfast.memory.client.pool_mapping import PoolMapper, PoolMapping
+from holdfast.memory.client.pool_mapping import Home, PoolMapper, PoolMapping
 from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices.contract import Device
 from holdfast.memory.errors import VaultRefused
@@ -34,6 +34,7 @@ class PoolClient:
     # A hint, on the event loop; must not raise or block.
     on_news: Callable[[protocol.PoolNews], None] = lambda news: None
     on_deposed: Callable[[str], None] = lambda why: None  # others may write here now: not one more store
+    home: Home | None = None  # where the pages are always mapped
     mapping: PoolMapping | None = None
     cpu_fence: asyncio.Event = field(default_factory=asyncio.Event)
     gpu_fence: asyncio.Event = field(default_factory=asyncio.Event)
@@ -64,7 +65,7 @@ class PoolClient:
 
     @property
     def _mapper(self) -> PoolMapper:
-        return PoolMapper(self.host, self.client.device, self.private_bytes)
+        return PoolMapper(self.host, self.client.device, self.private_bytes, self.home)
 
     # -- standing by
 
@@ -168,6 +169,9 @@ class PoolClient:
         """Map what the vault has, in place of what is mapped; the same pool stays where it is."""
         slabs, fds = await self.client.link().call_for_fds(protocol.FetchPool, CALL_TIMEOUT_S)
         assert isinstance(slabs, protocol.Slabs)
+        if self.home is not None and sum(slabs.sizes[1:]) != self.home.size:
+            close_all(fds)
+            raise VaultRefused("absent", "the pool that is there has pages of another size")
         try:
             if self.mapping is not None and self.mapped_is(slabs.made_epoch):
                 self._mapper.protect(self.mapping, writable=writable)

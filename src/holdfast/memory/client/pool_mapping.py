@@ -1,5 +1,8 @@
 """The KV pool mapped in this process: the index, and one address range of pages that ends in a private slab.
 
+An engine whose tensors cannot move gives the pages a *home*: a range of its own where every pool is mapped, and scratch
+while there is none.
+
 Always true: the private slab is this process's alone, writable, never handed to the vault, and as old as the mapping it
 ends: with another mapping comes another one, at another address. Where there is no pool yet, a range that is nothing
 but the private slab takes its place, so that warm-up and canaries always have somewhere to write.
@@ -10,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.memory.devices.contract import Device
+from holdfast.memory.devices.contract import Device, DeviceError
 from holdfast.memory.fdsocket import close_all
 
 
@@ -33,6 +36,16 @@ class PoolMapping:
         return sum(self.page_sizes) + self.private_size
 
 
+@dataclass(frozen=True, slots=True)
+class Home:
+    """A reserved range, as long as the pool's pages, that they are always mapped at. It has no private slab: `own` are
+    the parts of it (offset and size, in order) that an engine computes with while there is no pool."""
+
+    address: int
+    size: int
+    own: tuple[tuple[int, int], ...] = ()
+
+
 @dataclass(slots=True)
 class PoolMapper:
     """`host` maps the index, `device` the pages."""
@@ -40,6 +53,7 @@ class PoolMapper:
     host: Device
     device: Device
     private_bytes: int = 0
+    home: Home | None = None
 
     def map(self, sizes: Sequence[int], fds: list[int], made_epoch: int, *, writable: bool) -> PoolMapping:
         """All of it or nothing; the descriptors are the mapping's from then on. Without sizes: the private slab."""
@@ -50,7 +64,10 @@ class PoolMapper:
             if index_size:
                 mapping.index_address = self.host.reserve(index_size)
                 self.host.map(mapping.index_address, index_size, fds[0], writable=writable)
-            if mapping.range_size:
+            if self.home is not None:
+                self._make_room(self.home, pages)
+                mapping.pages_address = self.home.address
+            elif mapping.range_size:
                 mapping.pages_address = self.device.reserve(mapping.range_size)
             if pages:
                 self.device.map_many(mapping.pages_address, list(zip(pages, fds[1:], strict=True)), writable=writable)
@@ -61,6 +78,14 @@ class PoolMapper:
             self._drop(mapping)
             raise
         return mapping
+
+    def _make_room(self, home: Home, pages: Sequence[int]) -> None:
+        """For pages of that many bytes, or with scratch where there are none."""
+        if pages and sum(pages) != home.size:
+            raise DeviceError(f"the pool has {sum(pages)} bytes of pages, this engine's are {home.size}")
+        self.device.unmap(home.address, home.size)
+        if not pages:
+            self.device.scratch(home.address, home.size, home.own)
 
     def _map_private(self, address: int, size: int) -> None:
         fd = self.device.create(size)
@@ -84,8 +109,10 @@ class PoolMapper:
 
     def _drop(self, mapping: PoolMapping) -> None:
         if mapping.pages_address:
-            self.device.unmap(mapping.pages_address, mapping.range_size)
-            self.device.release(mapping.pages_address, mapping.range_size)
+            size = self.home.size if self.home is not None else mapping.range_size
+            self.device.unmap(mapping.pages_address, size)
+            if self.home is None:
+                self.device.release(mapping.pages_address, size)
         if mapping.index_address:
             self.host.unmap(mapping.index_address, mapping.index_size)
             self.host.release(mapping.index_address, mapping.index_size)

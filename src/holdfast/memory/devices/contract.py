@@ -61,6 +61,12 @@ class Device(Protocol):
         """
         ...
 
+    def scratch(self, address: int, size: int, own: Sequence[tuple[int, int]] = ()) -> None:
+        """Map memory that nobody keeps over a part of a reserved range, so that whatever runs there may write: in the
+        parts `own` (offset and size, in order) each byte is itself, elsewhere many addresses may be the same few bytes.
+        Costs little more than `own`. `unmap` ends it."""
+        ...
+
     def protect(self, address: int, size: int, *, writable: bool) -> None:
         """Change the access of every slab mapped in the range. Read-only: not in the way of sealing it."""
         ...

@@ -17,10 +17,12 @@ from typing import Any
 from holdfast.memory.devices.contract import DeviceError, OutOfMemory, WrongFd
 from holdfast.memory.devices.cuda_driver import Driver, find_gpu, refuse_unfit
 from holdfast.memory.devices.fds import FdKind, fd_kind
-from holdfast.memory.devices.ranges import Mapping, Ranges
+from holdfast.memory.devices.ranges import Mapping, Ranges, scratch_pieces
 
 # Bytes copied at a time between host and GPU: large enough to hide the call, small beside an engine's host memory.
 _PIECE_BYTES = 64 * 1024 * 1024
+# What scratch is made of: mapping costs by the piece (facts 5), and a standby has it for as long as there is no pool.
+_SCRATCH_BYTES = 128 * 1024 * 1024
 
 
 class CudaDevice:
@@ -123,6 +125,27 @@ class CudaDevice:
             driver("cuMemMap", address, size, 0, handle, 0)
         finally:
             driver("cuMemRelease", handle)  # the mapping keeps the slab
+
+    def scratch(self, address: int, size: int, own: Sequence[tuple[int, int]] = ()) -> None:
+        """One slab again and again, but where bytes must be themselves."""
+        self._ranges.check_free(address, size)
+        with self._current() as driver:
+            again = driver("cuMemCreate", min(size, _SCRATCH_BYTES), self._prop, 0)
+            try:
+                for at, length, alone in scratch_pieces(size, _SCRATCH_BYTES, own):
+                    handle = driver("cuMemCreate", length, self._prop, 0) if alone else again
+                    try:
+                        driver("cuMemMap", address + at, length, 0, handle, 0)
+                    finally:
+                        if alone:
+                            driver("cuMemRelease", handle)
+                    self._ranges.add(Mapping(address + at, length, writable=True))
+                self._set_access(driver, address, size, writable=True)
+            except BaseException:
+                self._drop(driver, self._ranges.within(address, size))
+                raise
+            finally:
+                driver("cuMemRelease", again)
 
     def _set_access(self, driver: Driver, address: int, size: int, writable: bool) -> None:
         api = driver.api

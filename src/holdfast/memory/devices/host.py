@@ -182,6 +182,21 @@ class HostDevice:
             raise _translated(error) from error
         self._ranges.add(Mapping(address, size, writable, own))
 
+    def scratch(self, address: int, size: int, own: Sequence[tuple[int, int]] = ()) -> None:
+        """Pages come as they are touched, each its own."""
+        self._ranges.check_free(address, size)
+        try:
+            fd = os.memfd_create("holdfast-scratch", os.MFD_CLOEXEC)
+            try:
+                os.ftruncate(fd, size)
+                self._overlay(address, size, fd, writable=True)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            pages.clear(address, size)
+            raise _translated(error) from error
+        self._ranges.add(Mapping(address, size, writable=True))
+
     def _overlay(self, address: int, size: int, fd: int, writable: bool) -> None:
         """Map over whatever is there, without an instant in which nothing is."""
         if writable:

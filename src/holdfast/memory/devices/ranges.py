@@ -7,6 +7,7 @@ are not mapped is an error here, instead of a fault in the kernel.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from holdfast.memory.devices.contract import BusyError, DeviceError
@@ -104,3 +105,17 @@ class Ranges:
         last = bisect_left(self._mapped_at, address + size)
         found = [self._mapped[at] for at in self._mapped_at[first:last]]
         return [mapping for mapping in found if mapping.end > address]
+
+
+def scratch_pieces(size: int, piece: int, own: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, bool]]:
+    """Offset and size of what a range of scratch is mapped from, in order; True for those whose bytes are their own.
+    `own` are in order and apart; the others are `piece` long at most."""
+    at = 0
+    for start, length in [*own, (size, 0)]:
+        while at < start:
+            step = min(piece, start - at)
+            yield at, step, False
+            at += step
+        if length:
+            yield start, length, True
+            at = start + length

@@ -25,7 +25,7 @@ from holdfast.memory.torch.modules import ModuleMismatch, Slot, misfits, refuse,
 from holdfast.memory.torch.overlaps import Group, Span, overlapping
 from holdfast.memory.torch.tensors import bytes_of, copy_bytes, dtype_of, storage_at, tensor_in, torch_device
 
-__all__ = ["ModuleMismatch", "materialise", "publish", "specs_of", "stage"]
+__all__ = ["ModuleMismatch", "bind", "materialise", "publish", "specs_of", "stage", "tensors_of"]
 
 # Makes a private tensor of a name, like the one (on the meta device) given.
 Fresh = Callable[[str, torch.Tensor], torch.Tensor]
@@ -52,7 +52,7 @@ async def publish(
     moved = _fresh_private(client, slots, None)
     await _fill(client, mapped, {slot.name: slot.tensor for slot in slots}, on_progress)
     layout_hash = await client.commit()
-    _bind(slots, _kept(client, mapped) | moved)
+    bind(slots, tensors_of(mapped, torch_device(client.device.name), client) | moved)
     return layout_hash
 
 
@@ -69,7 +69,7 @@ async def stage(
     specs = specs_of_slots(slots)
     made = _fresh_private(client, slots, fresh)
     await client.allocate(specs, identity)
-    _bind(slots, _kept(client, _mapped(client)) | made)
+    bind(slots, tensors_of(_mapped(client), torch_device(client.device.name), client) | made)
 
 
 def materialise(
@@ -82,7 +82,7 @@ def materialise(
     slots = slots_of(module, private)
     mapped = _mapped(client)
     refuse(misfits(slots, {place.name: place for place in mapped.layout.tensors}))
-    _bind(slots, _fresh_private(client, slots, fresh) | _kept(client, mapped))
+    bind(slots, _fresh_private(client, slots, fresh) | tensors_of(mapped, torch_device(client.device.name), client))
 
 
 def _mapped(client: MemoryClient) -> Mapped:
@@ -126,14 +126,13 @@ async def _fill(
 # -- tensors
 
 
-def _kept(client: MemoryClient, mapped: Mapped) -> dict[str, torch.Tensor]:
+def tensors_of(mapped: Mapped, device: torch.device, owner: object) -> dict[str, torch.Tensor]:
     """A tensor over the mapping for each name; one storage for each group that shares memory, and no larger."""
-    device = torch_device(client.device.name)
     groups, places = _groups(mapped)
     made: dict[tuple[object, ...], torch.Tensor] = {}
     tensors: dict[str, torch.Tensor] = {}
     for group in groups:
-        storage = storage_at(group.start, group.size, device, client)
+        storage = storage_at(group.start, group.size, device, owner)
         for span in group.spans:
             place = places[span.name]
             key = (span.start, place.dtype, place.shape, place.stride)
@@ -168,7 +167,7 @@ def _fresh_private(client: MemoryClient, slots: list[Slot], fresh: Fresh | None)
     return {slot.name: made[id(slot.tensor)] for slot in slots if slot.private and id(slot.tensor) in made}
 
 
-def _bind(slots: list[Slot], tensors: dict[str, torch.Tensor]) -> None:
+def bind(slots: list[Slot], tensors: dict[str, torch.Tensor]) -> None:
     """Put the tensors under their names. The same tensor under several names becomes the same object under them."""
     bound: dict[tuple[int, bool], torch.Tensor] = {}
     for slot in slots:

@@ -50,7 +50,7 @@ class Rank(Seat):
         lock_dir = Path(place.vault_socket).parent / f"rank-{self._geometry.rank}"
         lock_dir.mkdir(exist_ok=True)
         private_bytes = self._geometry.block_bytes * private_blocks(work.settings.block_tokens)
-        self.memory = VaultMemory(place, self._geometry, private_bytes, SeatInhabitant(orders), lock_dir)
+        self.memory = VaultMemory(place, private_bytes, SeatInhabitant(orders), lock_dir)
         ends_when_emptied(self.memory)
         self._group: Group | None = None
         self._awake: Computer | None = None
@@ -67,6 +67,7 @@ class Rank(Seat):
 
     async def load(self) -> None:
         await self.memory.load(self._weights)
+        await self.memory.stand_by(self._geometry)
 
     async def sleep(self) -> None:
         await self.memory.sleep()
