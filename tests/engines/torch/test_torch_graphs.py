@@ -10,8 +10,8 @@ from torch_graph_rig import by_graphs, counted_by_hand
 from torch_rig import BLOCK_GIB, WANTS, Rig, prompt, request, rig
 
 from holdfast.core.requests import GenerateRequest
+from holdfast.engines.sampling.noise import token_words
 from holdfast.engines.torch.gpu.graph_inputs import GraphInputs
-from holdfast.engines.torch.sampling.noise import token_words
 from paged_rig import SIZE, World
 from paged_rig import request as asked_of
 

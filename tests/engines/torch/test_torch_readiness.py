@@ -20,7 +20,8 @@ from torch_rig import Rig, on_launch, prompt, request, rig
 
 from holdfast.core.errors import UserError
 from holdfast.engines.paged.sequences import StepPlan
-from holdfast.engines.torch.canary import KINDS_MAX, answers_in, code_identity, known_answer
+from holdfast.engines.shadow.answers import KINDS_MAX, answers_in, known_answer
+from holdfast.engines.torch.canary import code_identity
 from holdfast.engines.torch.gpu import warm_up
 from holdfast.engines.torch.readiness import Readiness, Ready
 

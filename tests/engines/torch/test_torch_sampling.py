@@ -11,9 +11,9 @@ import torch
 
 from holdfast.core.requests import GenerateRequest, Sampling
 from holdfast.engines.paged.sequences import Segment, Stream
-from holdfast.engines.torch.sampling.noise import token_words
-from holdfast.engines.torch.sampling.sampling import SamplingRows, draw, rows_for, told_logprobs
-from holdfast.engines.torch.sampling.truncation import truncation
+from holdfast.engines.sampling.noise import token_words
+from holdfast.engines.sampling.truncation import truncation
+from holdfast.engines.torch.sampling import SamplingRows, draw, rows_for, told_logprobs
 
 EOS = 2
 CPU = torch.device("cpu")

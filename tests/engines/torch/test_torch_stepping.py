@@ -12,7 +12,7 @@ from torch_rig import WANTS, on_launch, prompt, request, rig
 
 from holdfast.core.requests import GenerateRequest
 from holdfast.engines.paged.sequences import PENDING, Segment, StepPlan, Stream
-from holdfast.engines.torch.step_budget import LEAST_MS, MARGIN, STEP_MS_MAX, StepBudget, has_chunk
+from holdfast.engines.paged.step_budget import LEAST_MS, MARGIN, STEP_MS_MAX, StepBudget, has_chunk
 
 
 def asked(first: int) -> dict[int, GenerateRequest]:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
+from holdfast.engines.sampling import noise
 from holdfast.engines.torch.gpu import kernels_attention as attention_fast
 from holdfast.engines.torch.gpu import kernels_rows as rows_fast
 from holdfast.engines.torch.gpu import kernels_sampling as sampling_fast
@@ -24,8 +25,7 @@ from holdfast.engines.torch.model.attention import write
 from holdfast.engines.torch.model.batch import Chunk, kernel_batch
 from holdfast.engines.torch.model.rope import rotate
 from holdfast.engines.torch.ranks.words import Piece
-from holdfast.engines.torch.sampling import noise
-from holdfast.engines.torch.sampling.sampling import SamplingRows, draw
+from holdfast.engines.torch.sampling import SamplingRows, draw
 
 LAYERS = 3
 

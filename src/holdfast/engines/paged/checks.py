@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from array import array
+from typing import Protocol
 
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import GenerateRequest
-from holdfast.engines.paged.blocks import Blocks, blocks_for
+from holdfast.engines.paged.blocks import blocks_for
 from holdfast.engines.paged.settings import SchedulerSettings
 
 
-def check(request: GenerateRequest, settings: SchedulerSettings, blocks: Blocks) -> None:
+class Room(Protocol):
+    """How much KV a stream alone can have."""
+
+    @property
+    def count(self) -> int:
+        """Blocks."""
+
+    @property
+    def block_tokens(self) -> int: ...
+
+
+def check(request: GenerateRequest, settings: SchedulerSettings, blocks: Room) -> None:
     """HoldfastError for a request that no engine of these sizes can answer."""
     tokens, prompt_len = request.tokens, request.prompt_len
     if not tokens:
@@ -34,6 +46,12 @@ def check(request: GenerateRequest, settings: SchedulerSettings, blocks: Blocks)
         known = False
     if not known:
         raise invalid(f"tokens has ids outside 0 to {size - 1}")
+
+
+def end_of(request: GenerateRequest, settings: SchedulerSettings, blocks: Room) -> int:
+    """The length at which its text ends with "length"; one that has it already has nothing left to make."""
+    end = min(request.prompt_len + request.sampling.max_tokens, settings.context_tokens_max)
+    return min(end, blocks.count * blocks.block_tokens)
 
 
 def invalid(message: str) -> HoldfastError:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import CANARY_TIER, GenerateRequest, Output, TokenLogprobs
 from holdfast.engines.paged.blocks import Blocks
-from holdfast.engines.paged.checks import check, invalid
+from holdfast.engines.paged.checks import check, end_of, invalid
 from holdfast.engines.paged.sequences import PENDING, Segment, StepPlan, Stream
 from holdfast.engines.paged.settings import SchedulerSettings
 
@@ -84,8 +84,7 @@ class Scheduler:
             raise HoldfastError(
                 Code.WORKER_OVERLOADED, f"{len(self.running)} streams run and {len(self.waiting)} wait here"
             )
-        end = min(request.prompt_len + request.sampling.max_tokens, settings.context_tokens_max)
-        end = min(end, self.blocks.count * self.blocks.block_tokens)
+        end = end_of(request, settings, self.blocks)
         if len(request.tokens) >= end:
             self.early.append(Output(number, [], "length"))
             return

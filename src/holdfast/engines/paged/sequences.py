@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.requests import GenerateRequest
+from holdfast.core.requests import GenerateRequest, Sampling
 
 # In a segment's tokens: the token that the stream drew in the step before, which only the device knows yet.
 PENDING = -1
@@ -76,6 +76,10 @@ class Stream:
     def __repr__(self) -> str:
         held = f"{len(self.blocks)} blocks, {self.published} full"
         return f"<stream {self.number}: {self.planned} of {self.length} positions planned, {held}>"
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.request.sampling
 
     @property
     def length(self) -> int:

@@ -16,14 +16,14 @@ from dataclasses import replace
 import torch
 
 from holdfast.engines.paged.sequences import PENDING, Segment, StepPlan
+from holdfast.engines.sampling.noise import token_words
 from holdfast.engines.torch.gpu.graphs import StepGraphs
 from holdfast.engines.torch.launched import Latest, Launched, Logprobs, Tokens, row_sums
 from holdfast.engines.torch.model.batch import Batch, kernel_batch, on_device, step_batch
 from holdfast.engines.torch.model.batch import Segment as AnySegment
 from holdfast.engines.torch.model.bound import Model
 from holdfast.engines.torch.model.decoder import forward, logits
-from holdfast.engines.torch.sampling.noise import token_words
-from holdfast.engines.torch.sampling.sampling import Drawn, SamplingRows, draw, rows_for
+from holdfast.engines.torch.sampling import Drawn, SamplingRows, draw, rows_for
 
 EVENTS = 4  # over the steps that may be in flight: one is used again only when its step is long over
 

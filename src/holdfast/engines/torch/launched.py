@@ -14,7 +14,7 @@ import torch
 
 from holdfast.core.requests import TokenLogprobs
 from holdfast.engines.torch.model.batch import on_host
-from holdfast.engines.torch.sampling.sampling import Drawn, SamplingRows, told_logprobs
+from holdfast.engines.torch.sampling import Drawn, SamplingRows, told_logprobs
 
 Tokens = dict[int, int]  # by stream number
 Logprobs = dict[int, TokenLogprobs]

@@ -17,8 +17,9 @@ from holdfast.core.procfs import cpu_model
 from holdfast.engines.paged.canary import canary_request, canary_scheduler, run_canary
 from holdfast.engines.paged.scheduler import Scheduler
 from holdfast.engines.paged.settings import SchedulerSettings
+from holdfast.engines.shadow.answers import answers_in, known_answer
 from holdfast.engines.shadow.proving import Canary
-from holdfast.engines.torch.canary import answers_in, code_identity, known_answer
+from holdfast.engines.torch.canary import code_identity
 from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.files.checkpoint import Progress
 from holdfast.engines.torch.gpu.warm_up import warm_up

@@ -26,9 +26,9 @@ import torch
 from holdfast.core.requests import Output
 from holdfast.engines.paged.scheduler import Scheduler
 from holdfast.engines.paged.sequences import StepPlan
+from holdfast.engines.paged.step_budget import ERRAND_MS_MAX, STEP_MS_MAX, StepBudget
 from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.launched import Launched
-from holdfast.engines.torch.step_budget import ERRAND_MS_MAX, STEP_MS_MAX, StepBudget
 
 RECENT_STEPS = 256  # enough for a p99 to mean a few steps
 CONGESTED_S = 0.002  # a congested receiver drains a socket buffer in about this time

@@ -108,7 +108,7 @@ def from_hugging_face(config: Mapping[str, Any], generation: Mapping[str, Any] |
         qk_norm=family == "qwen3",
         o_bias=family != "qwen2" and bias,
         mlp_bias=family == "llama" and bool(config.get("mlp_bias") or False),
-        eos_token_ids=_eos(generation or {}, config),
+        eos_token_ids=ends(generation or {}, config),
         bos_token_id=config.get("bos_token_id"),
     )
 
@@ -181,7 +181,7 @@ def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> i
     return value
 
 
-def _eos(generation: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, ...]:
+def ends(generation: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, ...]:
     """Chat models name their end of turn in one of the two files, or in both: any of them ends a text."""
     found: dict[int, None] = {}
     for value in (generation.get("eos_token_id"), config.get("eos_token_id")):

@@ -43,8 +43,11 @@ def by_hand(text: str) -> str:
     return f"where there is a network: `hf download {repo}{at} --local-dir DIR`; then --model DIR"
 
 
-def fetch_from_hub(text: str, progress: Progress, silent_ticks_max: int = SILENT_TICKS_MAX) -> Path:
-    """The directory of a model's files, fetched if they are not there. Blocks: not for an event loop.
+def fetch_from_hub(
+    text: str, progress: Progress, silent_ticks_max: int = SILENT_TICKS_MAX, *, any_family: bool = False
+) -> Path:
+    """The directory of a model's files, fetched if they are not there; `any_family`: also one that our own engine does
+    not know. Blocks: not for an event loop.
 
     UserError for what cannot be had or served, Passing for a network that did not bring it."""
     if importlib.util.find_spec("huggingface_hub") is None:
@@ -54,7 +57,8 @@ def fetch_from_hub(text: str, progress: Progress, silent_ticks_max: int = SILENT
     assert found is not None
     progress("fetch", 0, None)
     said: dict[str, Any] = {}
-    for said in _listen(found["repo"], found["revision"] or "", silent_ticks_max):
+    asked = [found["repo"], found["revision"] or "", *(["any"] if any_family else [])]
+    for said in _listen(asked, silent_ticks_max):
         if "done" in said:
             progress("fetch", said["done"], said["total"])
     if "path" in said:
@@ -65,10 +69,10 @@ def fetch_from_hub(text: str, progress: Progress, silent_ticks_max: int = SILENT
     raise Passing(f"--model {text}: there is no such path, and fetching it from the Hub failed: {why}; {by_hand(text)}")
 
 
-def _listen(repo: str, revision: str, silent_ticks_max: int) -> Iterator[dict[str, Any]]:
+def _listen(asked: list[str], silent_ticks_max: int) -> Iterator[dict[str, Any]]:
     """What the fetching process says, until it ends, or brings nothing for too long and is ended."""
     quiet = ["HF_HUB_DISABLE_PROGRESS_BARS=1", "HF_HUB_VERBOSITY=error"]
-    command = [sys.executable, "-P", "-m", "holdfast.engines.torch.files.hub_fetch", str(os.getpid()), repo, revision]
+    command = [sys.executable, "-P", "-m", "holdfast.engines.torch.files.hub_fetch", str(os.getpid()), *asked]
     with subprocess.Popen(
         ["env", *quiet, *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:

@@ -1,7 +1,8 @@
-"""The process that fetches a model from the Hub: `python -m …files.hub_fetch PARENT ORG/NAME REVISION`.
+"""The process that fetches a model from the Hub: `python -m …files.hub_fetch PARENT ORG/NAME REVISION [any]`.
 
 It says on standard output, one JSON object a line, how many bytes are there, and at last where the model is, or why it
-cannot be had (`refused`: no second try helps; `failed`: one may). It dies with the process that started it.
+cannot be had (`refused`: no second try helps; `failed`: one may). `any`: also of a family that our own engine does not
+know. It dies with the process that started it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def main(argv: list[str]) -> int:
     if os.getppid() != parent:  # dead already
         return 1
     try:
-        _check(repo, revision)
+        _check(repo, revision, any_family=argv[3:] == ["any"])
         threading.Thread(target=_count, args=(repo, _total(repo, revision)), daemon=True).start()
         path = snapshot_download(repo, revision=revision, allow_patterns=WANTED, ignore_patterns=UNWANTED)
         say(path=path)
@@ -64,7 +65,7 @@ def _cause(error: BaseException) -> str:
     return " ".join(str(error).split())[:WORDS_MAX] or type(error).__name__
 
 
-def _check(repo: str, revision: str | None) -> None:
+def _check(repo: str, revision: str | None, any_family: bool) -> None:
     """UserError for a model that cannot be served, by its smallest file."""
     try:
         config = json.loads(Path(hf_hub_download(repo, "config.json", revision=revision)).read_bytes())
@@ -73,7 +74,8 @@ def _check(repo: str, revision: str | None) -> None:
             raise
         one = f"`hf download {repo} FILE.gguf --local-dir DIR`; then --model DIR/FILE.gguf"
         raise UserError(f"it has no config.json; if it has GGUF files, fetch one: {one}") from error
-    from_hugging_face(config)
+    if not any_family:
+        from_hugging_face(config)
 
 
 def _is_absent(error: Exception) -> bool:

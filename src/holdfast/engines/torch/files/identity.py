@@ -13,12 +13,11 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from holdfast.engines.torch.files.checkpoint import FileCheckpoint, Progress
-from holdfast.engines.torch.files.config import ModelConfig
 from holdfast.engines.torch.files.stored import Stored, read_bytes
 
 CHUNK_BYTES = 16 * 2**20  # of a tensor at a time: small beside any model, large beside a system call
@@ -26,37 +25,56 @@ CHUNK_BYTES = 16 * 2**20  # of a tensor at a time: small beside any model, large
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes of a file, under a name that counts too."""
+
+    name: str
+    path: Path
+    offset: int
+    size: int
+
+
 def identified(looked_at: FileCheckpoint, cache: Path, progress: Progress) -> FileCheckpoint:
     """With its identity, which is known already, remembered under `cache` or found by reading everything."""
     if looked_at.identity:
         return looked_at
-    tensors, config = looked_at.tensors, looked_at.config
-    key = _key(tensors, config)
+    pieces = [_piece(name, stored) for name, stored in sorted(looked_at.tensors.items())]
+    return replace(looked_at, identity=identity_of(pieces, repr(looked_at.config), cache, progress))
+
+
+def identity_of(pieces: Sequence[Piece], config: str, cache: Path, progress: Progress) -> str:
+    """The hash of these in their order, and of a configuration, remembered or found."""
+    key = _key(pieces, config)
     note = cache / "identities" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
     found = _remembered(note, key)
     if not found:
-        found = _hash(tensors, config, progress)
+        found = _hash(pieces, config, progress)
         _remember(note, key, found)
-    return replace(looked_at, identity=found)
+    return found
 
 
-def _key(tensors: Mapping[str, Stored], config: ModelConfig) -> str:
+def _piece(name: str, stored: Stored) -> Piece:
+    named = f"{name} {stored.kind} {list(stored.shape)} {stored.paired_head_size}"
+    return Piece(named, stored.path, stored.offset, stored.size)
+
+
+def _key(pieces: Sequence[Piece], config: str) -> str:
     """Everything that, unchanged, means that the hash would come out the same."""
-    files = sorted({stored.path.resolve() for stored in tensors.values()})
+    files = sorted({piece.path.resolve() for piece in pieces})
     stats = [(str(path), (stat := path.stat()).st_size, stat.st_mtime_ns, stat.st_ino) for path in files]
-    return json.dumps([stats, repr(config)])
+    return json.dumps([stats, config])
 
 
-def _hash(tensors: Mapping[str, Stored], config: ModelConfig, progress: Progress) -> str:
-    total, done = sum(stored.size for stored in tensors.values()), 0
-    digest = hashlib.sha256(repr(config).encode())
+def _hash(pieces: Sequence[Piece], config: str, progress: Progress) -> str:
+    total, done = sum(piece.size for piece in pieces), 0
+    digest = hashlib.sha256(config.encode())
     progress("hash", 0, total)
-    for name in sorted(tensors):
-        stored = tensors[name]
-        digest.update(f"\n{name} {stored.kind} {list(stored.shape)} {stored.paired_head_size}\n".encode())
-        for at in range(0, stored.size, CHUNK_BYTES):
-            size = min(CHUNK_BYTES, stored.size - at)
-            digest.update(read_bytes(stored.path, stored.offset + at, size).data)
+    for piece in pieces:
+        digest.update(f"\n{piece.name}\n".encode())
+        for at in range(0, piece.size, CHUNK_BYTES):
+            size = min(CHUNK_BYTES, piece.size - at)
+            digest.update(read_bytes(piece.path, piece.offset + at, size).data)
             done += size
             progress("hash", done, total)
     return f"sha256:{digest.hexdigest()}"

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 import torch
 
 from holdfast.engines.paged.sequences import Segment, Stream
+from holdfast.engines.sampling.noise import seed_key
+from holdfast.engines.sampling.settings import is_greedy
 from holdfast.engines.torch.model.batch import on_device
-from holdfast.engines.torch.sampling.noise import seed_key
-from holdfast.engines.torch.sampling.sampling import SamplingRows, is_greedy, is_plain
+from holdfast.engines.torch.sampling import SamplingRows, is_plain
 
 Settings = tuple[int, int, int]  # seed, temperature's bits, greedy or not
 

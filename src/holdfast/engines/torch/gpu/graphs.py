@@ -23,7 +23,7 @@ from holdfast.engines.torch.launched import Latest, row_sums
 from holdfast.engines.torch.model.batch import Batch, Tiles, decode_batch, on_device
 from holdfast.engines.torch.model.bound import Model
 from holdfast.engines.torch.model.decoder import forward, logits
-from holdfast.engines.torch.sampling.sampling import draw
+from holdfast.engines.torch.sampling import draw
 
 
 def _smallest(sizes: list[int], count: int) -> int:

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from holdfast.engines.torch.sampling import noise
+from holdfast.engines.sampling import noise
 
 TILE = 1024  # 126 programs for a row of 128,256 tokens: one for each processor
 

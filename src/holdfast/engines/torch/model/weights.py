@@ -14,10 +14,9 @@ from holdfast.engines.torch.files.checkpoint import Checkpoint, Progress
 from holdfast.engines.torch.model.parameters import load, parameters
 from holdfast.memory.client.mapped import Mapped
 from holdfast.memory.packing import TensorSpec
-from holdfast.memory.torch.tensors import dtype_name, storage_at, tensor_in
+from holdfast.memory.torch.tensors import dtype_name, storage_at, tensor_in, word_sum
 
 SUMS = "sums"
-WORD_BYTES = 8
 
 
 class TorchWeights:
@@ -71,15 +70,7 @@ class TorchWeights:
         return views
 
     def _sums(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return torch.stack([_sum(tensors[each.name]).cpu() for each in self._parameters])
-
-
-def _sum(tensor: torch.Tensor) -> torch.Tensor:
-    """Of its 64-bit words: smaller ones would be widened first, in a copy four times as large on a GPU."""
-    flat = tensor.view(-1)
-    whole = flat.numel() * flat.element_size() // WORD_BYTES * WORD_BYTES // flat.element_size()
-    rest = flat[whole:].view(torch.int8).sum(dtype=torch.int64)
-    return flat[:whole].view(torch.int64).sum() + rest if whole else rest
+        return torch.stack([word_sum(tensors[each.name]).cpu() for each in self._parameters])
 
 
 def _spec(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> TensorSpec:
