@@ -48,7 +48,7 @@ class EngineAgent(Said):
 
     def fatal(self, why: str) -> None:
         super().fatal(why)
-        if self.kind == "torch":  # as a worker does: what its ranks still do must not go on
+        if self.kind in ("torch", "vllm"):  # as a worker does: what its ranks still do must not go on
             os._exit(1)
 
     # -- orders

@@ -32,10 +32,14 @@ BOUND_S = 60.0  # far above what anything here takes, on a busy machine too
 LOAD_S = 100.0  # a child's first order waits for its import of torch: ten times as long beside others that import it
 # A block of the tiny model: keys and values of 4 layers, 2 heads of 16, 16 tokens, fp32.
 TINY_BLOCK_GIB = 2 * 4 * 2 * 16 * 16 * 4 / 2**30
+# One of vLLM's tiny ones: 4 layers, 2 heads of 32, 32 tokens, fp32; and those that are not the pool's.
+VLLM_BLOCK_GIB = 2 * 4 * 2 * 32 * 32 * 4 / 2**30
+VLLM_OWN = 17
 SETTINGS: dict[str, dict[str, Any]] = {
     "sim": {"ttft_ms": 0.0, "tpot_ms": 0.0, "vault_gib": 0.004, "kv_blocks": 2048},
     "torch": {"exact": True, "threads": 1, "kv_gib": 512 * TINY_BLOCK_GIB},
     "example": {},
+    "vllm": {"kv_gib": 0.03, "context_tokens_max": 2048, "concurrency": 16, "options": ["--enforce-eager"]},
 }
 
 
@@ -53,6 +57,15 @@ def make_engine(kind: str, settings: dict[str, Any], place: Place, progress: Any
         from holdfast.spec.engines import TorchSettings
 
         return torch_engine(settings.pop("checkpoint", None) or tiny(), TorchSettings(**settings), place, progress)
+    if kind == "vllm":
+        from vllm_models import made
+
+        from holdfast.engines.vllm.tenant import vllm_engine
+        from holdfast.spec.engines import VllmSettings
+
+        family = settings.pop("family", "llama")
+        given = settings | {"options": tuple(settings["options"])}
+        return vllm_engine(str(made(family)), f"tiny {family}", frozenset({1}), VllmSettings(**given), place)
     sys.path.insert(0, str(EXAMPLES))
     from counting_engine import CountingTenant
 

@@ -18,7 +18,18 @@ from typing import Any
 
 import msgspec
 import pytest
-from engine_rig import BOUND_S, EXAMPLES, TINY_BLOCK_GIB, Child, Rig, Vault, make_engine, request
+from engine_rig import (
+    BOUND_S,
+    EXAMPLES,
+    TINY_BLOCK_GIB,
+    VLLM_BLOCK_GIB,
+    VLLM_OWN,
+    Child,
+    Rig,
+    Vault,
+    make_engine,
+    request,
+)
 
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import CANARY_TIER, GenerateRequest, Output
@@ -28,11 +39,14 @@ from holdfast.memory.client.pool import PoolClient
 from holdfast.spec.engines import SimSettings
 from holdfast.testing.processes import VAULT
 
-BLOCK = 16
+BLOCKS = {"vllm": 32}  # tokens in a block; all others have 16
 PLAIN = "sim without a vault"
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
-SHADOWS = ["sim", pytest.param("torch", marks=needs_torch), "example"]
-SHADOWS_LATER = ["sim", pytest.param("torch", marks=[needs_torch, pytest.mark.long]), "example"]
+needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed (make test-vllm)")
+TOGETHER = ["sim", pytest.param("torch", marks=needs_torch), "example"]  # two of them may live in one process
+STOCK_VLLM = pytest.param("vllm", marks=needs_vllm)
+SHADOWS = [*TOGETHER, STOCK_VLLM]
+SHADOWS_LATER = ["sim", pytest.param("torch", marks=[needs_torch, pytest.mark.long]), "example", STOCK_VLLM]
 KINDS = [PLAIN, *SHADOWS]
 VOCABULARY = 1_000_000  # beyond any here
 TOKENS = 60
@@ -44,7 +58,14 @@ def settings(kind: str, blocks: int = 512, **given: int) -> dict[str, Any]:
     """In the words of its kind; concurrency, queue and context_tokens_max are called so by all."""
     if kind == "torch":
         return given | {"kv_gib": blocks * TINY_BLOCK_GIB}
+    if kind == "vllm":  # which refuses a context that its pool cannot hold
+        context = min(given.get("context_tokens_max", 2048), blocks * size_of(kind))
+        return given | {"kv_gib": (blocks + VLLM_OWN) * VLLM_BLOCK_GIB, "context_tokens_max": context}
     return given | {"kv_blocks": blocks} | ({"ttft_ms": 0.0, "tpot_ms": 0.0} if kind == PLAIN else {})
+
+
+def size_of(kind: str) -> int:
+    return BLOCKS.get(kind, 16)
 
 
 def prompt(length: int, number: int = 0) -> list[int]:
@@ -259,7 +280,7 @@ async def test_an_engine_says_what_its_answers_may_be_compared_with(kind: str, v
         assert r.engine.progress().load >= 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [PLAIN, *TOGETHER])
 async def test_weights_are_verified_and_loaded_anew(kind: str, vault: Vault) -> None:
     """What is in a vault compares with what was written; loaded anew, by who stands by, it has a larger load, for its
     standby too, and makes the same tokens; what was computed before is not believed."""
@@ -292,7 +313,7 @@ async def test_weights_are_verified_and_loaded_anew(kind: str, vault: Vault) -> 
 async def test_invalid_requests_name_the_field(kind: str, vault: Vault) -> None:
     """What cannot be run is InvalidRequest, says which field, and leaves no trace; so is a number in use, and a prompt
     that no pool of this size can ever take."""
-    nan = float("nan")
+    nan, context = float("nan"), 6 * size_of(kind)
     cases = [
         (request([], 10), "tokens"),
         (request([-1], 10), "tokens"),
@@ -300,13 +321,13 @@ async def test_invalid_requests_name_the_field(kind: str, vault: Vault) -> None:
         (request([VOCABULARY], 10), "tokens"),
         (request([1, 2], 10, prompt_len=3), "prompt_len"),
         (request([1, 2], 10, prompt_len=0), "prompt_len"),
-        (request([1] * 101, 10), "tokens"),
-        (request([1] * 64, 10), "tokens"),
+        (request([1] * (context + 1), 10), "tokens"),
+        (request([1] * (4 * size_of(kind)), 10), "tokens"),
         (request([1], 10, logit_bias={VOCABULARY: 1.0}), "logit_bias"),
         (request([1], 10, repetition_penalty=0.0), "repetition_penalty"),
         (request([1], 10, repetition_penalty=nan), "repetition_penalty"),
     ]
-    async with awake(kind, vault, blocks=4, context_tokens_max=100) as r:
+    async with awake(kind, vault, blocks=4, context_tokens_max=context) as r:
         for asked, word in cases:
             with pytest.raises(HoldfastError, match=word) as caught:
                 r.engine.submit(1, asked)
@@ -321,8 +342,9 @@ async def test_invalid_requests_name_the_field(kind: str, vault: Vault) -> None:
 async def test_the_largest_prompt_that_fits_ends_where_blocks_end(kind: str, vault: Vault) -> None:
     """An answer that would outgrow the pool ends with "length" where blocks end."""
     async with awake(kind, vault, blocks=4) as r:
-        await r.run({2: request(prompt(40), 100), 3: request(prompt(4 * BLOCK - 1, 1), 100)})
-        assert (len(r.tokens(2)), r.of(2)[-1].finish) == (24, "length")
+        room = 4 * size_of(kind)
+        await r.run({2: request(prompt(40), 100), 3: request(prompt(room - 1, 1), 100)})
+        assert (len(r.tokens(2)), r.of(2)[-1].finish) == (room - 40, "length")
         assert len(r.tokens(3)) == 1
 
 
@@ -363,7 +385,7 @@ async def test_an_engine_that_is_stopped_takes_nothing(kind: str, vault: Vault) 
 # -- engines with their memory in a vault
 
 
-@pytest.mark.parametrize("kind", SHADOWS)
+@pytest.mark.parametrize("kind", TOGETHER)
 async def test_first_writes_and_second_maps(kind: str, vault: Vault) -> None:
     """The first engine writes the weights, the second maps and verifies the same ones, both answer their canary, and
     neither takes work before it is woken."""
@@ -377,7 +399,7 @@ async def test_first_writes_and_second_maps(kind: str, vault: Vault) -> None:
     assert vault.commits() == 1
 
 
-@pytest.mark.parametrize("kind", SHADOWS)
+@pytest.mark.parametrize("kind", TOGETHER)
 async def test_rest_hands_every_stream_back_and_a_wake_finds_its_blocks(kind: str, vault: Vault) -> None:
     """At rest each stream was either told its end or is named as closed, nothing comes after that, and no work is
     taken; what was published is found by another engine, and by the first again after it."""
@@ -398,7 +420,7 @@ async def test_rest_hands_every_stream_back_and_a_wake_finds_its_blocks(kind: st
             rig.engine._passed()
             await rig.run({20: request(prompt(40) + whole[:made], made + 30, prompt_len=40)})
             assert rig.tokens(20) == whole[made : made + 30]
-            assert rig.engine.resumes.recomputed_tokens_max <= BLOCK
+            assert rig.engine.resumes.recomputed_tokens_max <= size_of(kind)
             await rig.engine.rest()
         assert all(output.stream == 20 for batch in first.batches[said:] for output in batch)
 
@@ -452,15 +474,15 @@ async def test_streams_go_on_where_the_killed_owner_ended(kind: str, vault: Vaul
         woken = await adopt(owner, standby)
         await standby.do("prove")
         assert woken["reason"] == ""
-        whole = sum((len(text) + SEEN - 1) // BLOCK for text in PROMPTS.values())
+        whole = sum((len(text) + SEEN - 1) // size_of(kind) for text in PROMPTS.values())
         assert woken["blocks"] >= whole
         assert await resume(owner, standby) == right
         facts = await standby.until_facts(
             lambda facts: facts["gpu_fence"] and not facts["quarantined"] and facts["proven"]
         )
         assert facts["resumed"] == len(PROMPTS)
-        assert facts["recomputed"] <= BLOCK
-        assert facts["found"] >= BLOCK * whole
+        assert facts["recomputed"] <= size_of(kind)
+        assert facts["found"] >= size_of(kind) * whole
         assert facts["last_epoch"] == 1001
         assert ["owner_gone", ""] in facts["told"]
 
@@ -477,7 +499,7 @@ async def test_tokens_depend_on_the_pages_that_were_adopted(kind: str, vault: Va
         assert all(said[number] != right[number] for number in PROMPTS)
 
 
-@pytest.mark.parametrize("kind", SHADOWS)
+@pytest.mark.parametrize("kind", TOGETHER)
 async def test_nothing_is_waited_for_between_the_grant_and_the_first_work(
     kind: str, vault: Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -508,7 +530,7 @@ async def test_nothing_is_waited_for_between_the_grant_and_the_first_work(
         assert turns == ["a turn"]
 
 
-@pytest.mark.parametrize("kind", SHADOWS)
+@pytest.mark.parametrize("kind", TOGETHER)
 async def test_a_pool_of_another_geometry_is_not_adopted(kind: str, vault: Vault) -> None:
     """An heir with other sizes drops what is there, makes its own pool, and says the right tokens."""
     async with awake(kind, vault) as r, standing_by(kind, vault, engine_id=1, blocks=256) as heir:

@@ -1,0 +1,166 @@
+"""vLLM's EngineCore and what Holdfast has beside it, in the step thread.
+
+Always true: everything here but `attach`, `use` and `running` is called in the step thread; a request that
+comes back is counted by what of it is found before vLLM looks.
+"""
+
+from __future__ import annotations
+
+import heapq
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+from holdfast.core.errors import UserError
+from holdfast.core.requests import GenerateRequest
+from holdfast.engines.paged.settings import SchedulerSettings
+from holdfast.engines.vllm.canary import Answer, questions
+from holdfast.engines.vllm.kv_home import KvHome
+from holdfast.engines.vllm.requests import engine_request
+from holdfast.engines.vllm.sampling import bring_back, note_found
+from holdfast.engines.vllm.stepper import Stepper
+from holdfast.engines.vllm.worker import Rooms, let_in
+from holdfast.kv.pool import KvUse, Pool
+from holdfast.kv.resumes import Resumes
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How much KV a stream alone can have."""
+
+    count: int
+    block_tokens: int
+
+
+def make_core(
+    config: Any, rooms: Rooms, scheduling: SchedulerSettings, stepper: Stepper, *, native: bool
+) -> VllmCore:
+    """In the step thread; as long as vLLM takes to load and to warm up."""
+    with let_in(rooms):
+        engine = EngineCore(config, UniProcExecutor, log_stats=False)
+    return VllmCore(engine, scheduling, rooms.kv, stepper, native=native)
+
+
+class VllmCore:
+    """One EngineCore."""
+
+    def __init__(
+        self, engine: Any, scheduling: SchedulerSettings, kv: KvHome, stepper: Stepper, *, native: bool
+    ) -> None:
+        self.engine, self.scheduling, self._native, self._stepper = engine, scheduling, native, stepper
+        self._scheduler = engine.scheduler
+        self._vault = engine.scheduler.vault
+        self._scheduler.on_planned = self._planned
+        self._block_tokens = kv.block_tokens
+        self.room = Room(kv.plan.shared, kv.block_tokens)
+        self._pool: Pool | None = None
+        self._resumes = Resumes()
+        self._asked = self._arrived = 0
+        self._line: list[tuple[int, int, Any, GenerateRequest]] = []  # those who wait for a place, the next one first
+        stepper.after_step = self._admit
+
+    def __repr__(self) -> str:
+        return repr(self._vault)
+
+    @property
+    def books(self) -> AbstractContextManager[object]:
+        books: AbstractContextManager[object] = self._vault.books
+        return books
+
+    @property
+    def running(self) -> int:
+        return len(self._scheduler.running)
+
+    def use(self) -> KvUse:
+        use: KvUse = self._vault.use()
+        return use
+
+    # -- requests
+
+    def attach(self, pool: Pool, resumes: Resumes) -> None:
+        with self.books:
+            self._vault.attach(pool)
+            self._pool, self._resumes = pool, resumes
+
+    def add(self, made: Any, asked: GenerateRequest) -> None:
+        """Give vLLM a request, or have it wait here: vLLM has one place more than streams may have, a canary's."""
+        self._arrived += 1
+        heapq.heappush(self._line, (made.priority, self._arrived, made, asked))
+        self._admit()
+
+    def _admit(self) -> None:
+        """As many of those who wait as there are places for."""
+        requests = self._scheduler.requests
+        streams = sum(request.priority >= 0 for request in requests.values()) if self._line else 0
+        while self._line and (self._line[0][0] < 0 or streams < self.scheduling.concurrency):
+            priority, _, made, asked = heapq.heappop(self._line)
+            streams += priority >= 0
+            self._give(made, asked)
+
+    def _give(self, made: Any, asked: GenerateRequest) -> None:
+        request, _ = self.engine.preprocess_add_request(made)
+        if self._native:
+            bring_back(request, asked)
+        if len(asked.tokens) > asked.prompt_len:
+            self._count_resumed(request, len(asked.tokens))
+        self.engine.add_request(request)
+
+    def _count_resumed(self, request: Any, tokens: int) -> None:
+        if self._pool is None:
+            return
+        with self.books:
+            keys = self._scheduler.keys_of(request)
+            found = self._vault.match(keys)
+            self._resumes.count(self._pool, keys, found, tokens - 1 - found * self._block_tokens)
+
+    def abort(self, name: str) -> None:
+        self._line = [each for each in self._line if each[2].request_id != name]
+        heapq.heapify(self._line)
+        self.engine.abort_requests([name])
+        self._admit()
+
+    def leave(self) -> None:
+        """Nothing of the pool is written any more, and nobody has any of it."""
+        self._line.clear()
+        self.engine.abort_requests(list(self._scheduler.requests))
+        self._stepper.drain()
+        with self.books:
+            self._vault.detach()
+            self._pool = None
+
+    def close(self) -> None:
+        """No step after this; nothing of vLLM's is left in this process but its modules."""
+        self._stepper.serve(None)
+        self.engine.shutdown()
+        cleanup_dist_env_and_memory()
+
+    def answers(self) -> list[Answer]:
+        """To all questions."""
+        return [self.answer(number, request) for number, request in questions(self.scheduling.vocabulary)]
+
+    def answer(self, number: int, request: GenerateRequest) -> Answer:
+        """What it says to a question, alone."""
+        self._asked += 1
+        end = request.prompt_len + request.sampling.max_tokens
+        name = f"canary-{self._asked}"
+        made = engine_request(name, 0, request, self.scheduling, end=end, native=self._native)
+        self.add(made, request)
+        tokens: list[int] = []
+        margin = float("inf")
+        while self._stepper.has_work():
+            for each in self._stepper.step():
+                tokens += each.new_token_ids
+                if each.new_logprobs is not None:
+                    margin = min(margin, *(row[1] - row[2] for row in each.new_logprobs.logprobs.tolist()))
+        if not tokens:
+            raise UserError("vLLM makes no token")
+        return Answer(number, request, tuple(tokens), margin)
+
+    def _planned(self, output: Any) -> None:
+        self._stepper.planned(output.total_num_scheduled_tokens, len(output.num_scheduled_tokens))
+        if self._native:
+            note_found(self._scheduler, output)

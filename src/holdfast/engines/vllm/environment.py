@@ -1,0 +1,34 @@
+"""The variables that vLLM reads as it is imported, as Holdfast needs them. Pure: whoever starts the engine's process
+sets them (`roles.engine_vllm`), before the import.
+
+Always true: no engine of a pair names a block otherwise than the other, because of a variable that only one has.
+"""
+
+from __future__ import annotations
+
+from holdfast.spec.names import is_host
+
+LEVELS = {"debug": "DEBUG", "info": "WARNING", "warning": "WARNING", "error": "ERROR"}  # vLLM tells a lot
+
+
+def needed(device: str) -> dict[str, str | None]:
+    """What must be so, whatever a person has set; None: unset."""
+    own: dict[str, str | None] = {
+        "PYTHONHASHSEED": "0",  # of the names of blocks
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is in this process
+        "VLLM_CPU_KVCACHE_SPACE": None,  # it would win over --kv-gib
+    }
+    # The engine has the first GPU that it sees.
+    return own if is_host(device) else own | {"CUDA_VISIBLE_DEVICES": device}
+
+
+def usual(device: str, cores: int, log_level: str) -> dict[str, str]:
+    """What is so where a person has set nothing else."""
+    own = {
+        "VLLM_LOGGING_LEVEL": LEVELS.get(log_level, "WARNING"),
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",  # the model's files are here by now
+    }
+    if is_host(device):  # engines that bind their threads all bind them to the same cores; one core is the event loop's
+        own |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(max(1, cores - 1))}
+    return own

@@ -1,0 +1,135 @@
+"""Where vLLM's KV cache lies: a range of addresses that never moves, with a pool's pages mapped there or scratch.
+
+vLLM makes its cache once, by `torch.zeros`, and everything it captures knows those addresses. So it is given tensors
+over a range of ours, unwritten: what is there survives. While vLLM warms up, which writes real blocks, scratch is
+mapped; the pool comes once that is over.
+
+Always true: the range is as long as what vLLM asks for, and every byte of its cache is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from holdfast.core.errors import UserError
+from holdfast.engines.vllm.canary import private_blocks
+from holdfast.engines.vllm.ground import Ground
+from holdfast.kv.geometry import Geometry
+from holdfast.memory.client.pool_mapping import Home
+from holdfast.memory.torch.tensors import dtype_name, storage_at, tensor_in
+
+ALIGNMENT = 512
+SLOTS = 8  # engines at one pool that each have private blocks: more than anybody starts beside another
+GROUP_BYTES = 4  # what vLLM appends to a block's hash
+HASH_BYTES = 32  # of sha256
+
+
+def backing_sizes(kv_cache_config: Any) -> list[int]:
+    """Bytes of each tensor that vLLM will ask for, in order."""
+    tensors = kv_cache_config.kv_cache_tensors
+    if all(hasattr(tensor, "layers") or tensor.block_stride for tensor in tensors):  # all views of one
+        return [tensors[0].size]
+    return [tensor.size for tensor in tensors]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which of vLLM's blocks are whose. Block 0 is its own filler; those at the end are for engines that stand by, some
+    for each, where they try themselves; the others are the pool's."""
+
+    shared: int
+    private_first: int
+    private_count: int
+
+    @classmethod
+    def of(cls, blocks: int, each: int, slots: int, slot: int) -> Plan:
+        shared = blocks - 1 - each * slots
+        if shared < 1:
+            taken = 1 + each * slots
+            raise UserError(f"the KV pool has {blocks} blocks, of which {taken} are spoken for: use more --kv-gib")
+        return cls(shared, 1 + shared + each * slot, each)
+
+
+class Backing(TorchFunctionMode):
+    """While it is entered, `torch.zeros` of the cache's sizes gives memory at an address, as it is."""
+
+    def __init__(self, home: Home, sizes: Sequence[int], device: torch.device) -> None:
+        super().__init__()
+        self._sizes, self._device = list(sizes), device
+        self._at = home.address
+
+    @property
+    def left(self) -> list[int]:
+        return self._sizes
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if func is torch.zeros and self._sizes and args[:1] == (self._sizes[0],) and given.get("dtype") is torch.int8:
+            return self._next()
+        return func(*args, **given)
+
+    def _next(self) -> torch.Tensor:
+        size = self._sizes.pop(0)
+        storage = storage_at(self._at, size, self._device, self)
+        self._at += _up(size, ALIGNMENT)
+        return tensor_in(storage, torch.int8, 0, (size,), (1,))
+
+
+@dataclass(slots=True)
+class KvHome:
+    """Made when vLLM knows its cache's shape."""
+
+    device: torch.device
+    ground: Ground
+    slot: int  # which of the engines that may stand by here this one is
+    home: Home | None = None
+    config: Any = None  # vLLM's KVCacheConfig
+    _backing: Backing | None = field(default=None, repr=False)
+
+    def backing(self, kv_cache_config: Any) -> Backing:
+        """To be entered while vLLM makes its cache."""
+        self.config = kv_cache_config
+        sizes = backing_sizes(kv_cache_config)
+        size = _up(sum(_up(size, ALIGNMENT) for size in sizes), self.ground.device.granularity)
+        self.home = Home(self.ground.reserve(size), size)
+        self._backing = Backing(self.home, sizes, self.device)
+        return self._backing
+
+    def check(self) -> None:
+        if self._backing is None or self._backing.left:
+            raise UserError("this vLLM makes its KV cache in another way than is known here; --kv direct works")
+
+    @property
+    def block_tokens(self) -> int:
+        (group,) = self.config.kv_cache_groups
+        return int(group.kv_cache_spec.block_size)
+
+    @property
+    def plan(self) -> Plan:
+        return Plan.of(self.config.num_blocks, private_blocks(self.block_tokens), SLOTS, self.slot % SLOTS)
+
+    def geometry(self, weights: str, how: str) -> Geometry:
+        """Of the pool in it; `how` says all that shapes a page and is not a number here."""
+        assert self.home is not None, "vLLM has made its cache"
+        (group,) = self.config.kv_cache_groups
+        spec = group.kv_cache_spec
+        return Geometry(
+            weights=weights,
+            dtype=dtype_name(spec.dtype),
+            block_tokens=spec.block_size,
+            layers=len(group.layer_names),
+            kv_heads=spec.num_kv_heads,
+            head_size=spec.head_size,
+            block_count=self.plan.shared,
+            layout=f"{how}, {self.config.num_blocks} blocks in {self.home.size} bytes",
+            key_bytes=HASH_BYTES + GROUP_BYTES,
+        )
+
+
+def _up(value: int, step: int) -> int:
+    return -(-value // step) * step

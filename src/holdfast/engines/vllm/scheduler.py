@@ -1,0 +1,149 @@
+"""vLLM's own schedulers over blocks that outlive the engine. Loaded by vLLM, as its `scheduler_cls`.
+
+What is relied on in vLLM (0.26.0 and 0.32.0): `EngineCore` calls `update_from_output` once for every `schedule`, in the
+same order, the empty ones too; by then the device has done all writes of that step and of those before it; with one
+group of full attention the block pool is asked by the methods below and its fields are nobody else's. An exception out
+of either call leaves the step unretired, and the engine has to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+
+from holdfast.engines.vllm.blocks import Block, VaultBlocks
+
+SETTINGS = "holdfast"  # in vLLM's additional_config: {"shared": S, "private_first": id, "private_count": n}
+
+
+class VaultBlockPool(BlockPool):
+    """What vLLM's pool becomes: its questions, answered by `vault`. Its own books are gone: nobody shall read them."""
+
+    vault: VaultBlocks
+
+    def become(self, vault: VaultBlocks) -> None:
+        self.vault = vault
+        del self.free_block_queue, self.cached_block_hash_to_block, self.cached_block_hashes_by_block
+
+    def get_cached_block(self, block_hash: bytes, kv_cache_group_ids: list[int]) -> list[Block] | None:
+        (group,) = kv_cache_group_ids
+        block = self.vault.find(make_block_hash_with_group_id(block_hash, group))
+        return None if block is None else [block]
+
+    def cache_full_blocks(
+        self,
+        request: Any,
+        blocks: Sequence[Block],
+        num_cached_blocks: int,
+        num_full_blocks: int,
+        block_size: int,
+        kv_cache_group_id: int,
+        block_mask: None = None,
+    ) -> None:
+        assert block_mask is None, "full attention keeps every block"
+        for depth in range(num_cached_blocks, num_full_blocks):
+            key = make_block_hash_with_group_id(request.block_hashes[depth], kv_cache_group_id)
+            earlier = (depth + 1) * block_size <= request.num_computed_tokens
+            self.vault.name(blocks[depth], key, depth, earlier=earlier)
+
+    def get_new_blocks(self, num_blocks: int) -> list[Block]:
+        return self.vault.take(num_blocks)
+
+    def touch(self, blocks: Sequence[Block]) -> None:
+        self.vault.touch(blocks)
+
+    def free_blocks(self, ordered_blocks: Iterable[Block]) -> None:
+        self.vault.give_back(ordered_blocks)
+
+    def reset_prefix_cache(self) -> bool:
+        return self.vault.reset()
+
+    def get_num_free_blocks(self) -> int:
+        return self.vault.room
+
+    def get_usage(self) -> float:
+        return self.vault.use().usage
+
+    def _not_here(self, *_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError("asked for KV connectors, partial blocks and other attention only, which are refused")
+
+    evict_blocks = cache_partial_block = move_block_hashes = unpin_blocks = _not_here
+
+
+class VaultScheduler(Scheduler):
+    """`vault` begins without a pool. `vault.books` is held while anything here changes blocks."""
+
+    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(vllm_config, *args, **kwargs)
+        pool = self.kv_cache_manager.block_pool
+        self._size = _block_size(self.kv_cache_manager.coordinator.single_type_managers, pool)
+        said = vllm_config.additional_config[SETTINGS]
+        shared, first = int(said["shared"]), int(said["private_first"])
+        if shared * self._size < self.max_model_len:
+            longest, size = self.max_model_len, shared * self._size
+            raise ValueError(f"the KV pool holds {size} tokens, too few for one text of max_model_len {longest}")
+        private = range(first, first + int(said["private_count"]))
+        self.vault = VaultBlocks(pool.blocks, shared=shared, private=private)
+        self.on_planned: Callable[[Any], None] = lambda output: None  # hears of each step as it is planned
+        pool.__class__ = VaultBlockPool
+        pool.become(self.vault)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        with self.vault.books:
+            self.vault.planning()
+            output = super().schedule(*args, **kwargs)
+            self.vault.planned()
+            for new in output.scheduled_new_reqs:
+                request = self.requests[new.req_id]
+                if not request.skip_reading_prefix_cache:
+                    self.vault.started(self._findable(request) * self._size, new.num_computed_tokens)
+        self.on_planned(output)
+        return output
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        with self.vault.books:
+            outputs = super().update_from_output(*args, **kwargs)
+            self.vault.retired()
+        return outputs
+
+    def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
+        with self.vault.books:
+            return super().finish_requests(*args, **kwargs)
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        with self.vault.books:
+            return bool(super().reset_prefix_cache(*args, **kwargs))
+
+    def _preempt_request(self, *args: Any, **kwargs: Any) -> None:
+        self.vault.preempting = True
+        try:
+            super()._preempt_request(*args, **kwargs)
+        finally:
+            self.vault.preempting = False
+
+    def keys_of(self, request: Any) -> list[bytes]:
+        """The keys of the blocks that a request will look for, for `vault.match` and `kv.resumes`."""
+        return [make_block_hash_with_group_id(key, 0) for key in request.block_hashes[: self._findable(request)]]
+
+    def _findable(self, request: Any) -> int:
+        """Blocks; its last token is computed in any case."""
+        return int(request.num_tokens - 1) // self._size
+
+
+class VaultAsyncScheduler(VaultScheduler, AsyncScheduler):
+    """The same where vLLM plans a step before the one in flight has retired."""
+
+
+def _block_size(managers: Sequence[Any], pool: Any) -> int:
+    """In tokens, if the block pool will be asked what is answered here; `hooks` refuses the rest by name before."""
+    (manager,) = managers
+    size = int(manager.block_size)
+    if type(manager) is not FullAttentionManager or pool.hash_block_size != size or not pool.enable_caching:
+        raise ValueError(f"blocks of one group of full attention, each with one hash, are needed; here is {manager}")
+    return size

@@ -1,0 +1,40 @@
+"""Tiny models of two families, as vLLM reads them: made once, in a folder that stays."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+SHAPE = {
+    "vocab_size": 1024,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 4096,
+    "initializer_range": 0.2,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+
+
+def made(family: str) -> Path:
+    """The folder of a model of this family ("llama" or "qwen3"), with random weights that are always the same."""
+    folder = Path(tempfile.gettempdir()) / f"holdfast-tiny-{family}-1"
+    if folder.exists():
+        return folder
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(7)
+    if family == "llama":
+        model = LlamaForCausalLM(LlamaConfig(tie_word_embeddings=False, **SHAPE))
+    else:
+        model = Qwen3ForCausalLM(Qwen3Config(tie_word_embeddings=True, **SHAPE))
+    with tempfile.TemporaryDirectory() as half:
+        model.save_pretrained(Path(half) / "model")
+        (Path(half) / "model").rename(folder)
+    return folder
