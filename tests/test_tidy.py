@@ -34,6 +34,7 @@ CLOCK = {
     "core/clock.py": "the real clocks behind the port",
     "worker/beat.py": "beats come from a thread of its own, not from the event loop (facts 31)",
     "engines/torch/stepper.py": "steps are timed in their own thread, which has no event loop",
+    "engines/vllm/stepper.py": "likewise",
     "engines/torch/gpu/warm_up.py": "what compiling cost is told, from the same thread",
     "engines/shadow/memory.py": "a takeover's marks, on the one clock all processes share",
     "cli/": OPERATOR,
@@ -66,6 +67,7 @@ ROOTS = {
     "frontend/text/tokenizer.py": "the binding raises bare Exception, and nothing narrower",
     "worker/levers.py": "the root of an operator's action: a bug becomes a 500 and a log line",
     "engines/torch/stepper.py": "the root of the step thread: after any error no step can be believed",
+    "engines/vllm/stepper.py": "the root of vLLM's step thread, likewise",
     "engines/torch/ranks/rank.py": "the root of a rank's step thread, likewise",
     "streams/roster.py": "the root of a worker's task: a bug costs one session",
     "streams/link.py": "the root of one stream's part of a step that many share: a bug costs one stream",
@@ -80,6 +82,7 @@ ROOTS = {
 ENVIRONMENT = {
     "settings.py": "the only reader",
     "roles/__main__.py": "written, unread: the variables that its launch says",
+    "roles/engine_vllm.py": "written, unread: what vLLM reads of it as it is imported",
     "testing/place.py": "handed on to what is started, with a state directory of its own",
     "memory/vault/keeper.py": "handed on, unread, to the vault it starts",
     "memory/vault/kept.py": "handed on, unread, to the keeper it starts",

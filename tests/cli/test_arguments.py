@@ -102,6 +102,36 @@ def test_a_mistake_names_its_option(words: str, error: type[Exception], said: st
     assert str(raised.value).startswith(said) or said in str(raised.value)
 
 
+class Wrapping(Asked, frozen=True):
+    """A command that hands words on to another program."""
+
+    count: Annotated[int, about("How many.")] = 1
+    words: Annotated[tuple[str, ...], about("Its words.", flag="--word", rest=True)] = ()
+
+
+@pytest.mark.parametrize(
+    ("words", "read"),
+    [
+        ("-- --count 3 --help x", {"words": ("--count", "3", "--help", "x")}),
+        ("--count 2 --word -a -- -b -- c", {"count": 2, "words": ("-a", "-b", "--", "c")}),
+        ("--", {}),
+    ],
+)
+def test_what_follows_two_dashes_may_be_another_programs(words: str, read: dict[str, Any]) -> None:
+    """As it was written, whatever it looks like: neither our options nor our help are in it."""
+    options = options_of(Wrapping(), "wrapping")
+    assert with_values(Wrapping(), options, parse(words.split(), options, "wrapping")) == Wrapping(**read)
+
+
+def test_an_option_of_two_engines_is_heard_by_both() -> None:
+    """It is written once, and the settings of each engine that reads it have it."""
+    words = ["--engine", "vllm", "--kv-gib", "2", "--streams-max", "7", "--", "--enforce-eager"]
+    worker = with_values(Up(), UP_OPTIONS, parse(words, UP_OPTIONS, "up")).spec.worker  # type: ignore[attr-defined]
+    assert (worker.vllm.kv_gib, worker.vllm.concurrency, worker.vllm.options) == (2.0, 7, ("--enforce-eager",))
+    assert (worker.torch.kv_gib, worker.torch.concurrency) == (2.0, 7)
+    assert worker.kv_gib == 2.0
+
+
 def test_help_may_be_asked_for_anywhere() -> None:
     """After other options too, and in one word with them."""
     for words in (["-h"], ["--count", "3", "--help"], ["-qh"], ["-hq"]):
@@ -248,5 +278,5 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_a_files_idle_options_are_refused_too(asked: Any) -> None:
     """Nobody is told on the command line only."""
-    with pytest.raises(UserError, match="--kv-gib is for --engine torch and does nothing for sim"):
+    with pytest.raises(UserError, match="--kv-gib is for --engine torch or vllm and does nothing for sim"):
         asked('engine = "sim"\nkv-gib = 1\n')

@@ -123,7 +123,7 @@ def test_config_and_headers_decide_before_torch_is_loaded(refusing: Refusing) ->
     [
         (("--model", "GEMMA"), "GemmaForCausalLM is not supported"),
         (("--model", "WORDLESS"), "the model's tokenizer.json cannot be read"),
-        (("--engine", "vllm"), "there is no such engine; there are sim, torch"),
+        (("--engine", "vlmm"), "there is no such engine; there are sim, torch, vllm"),
         (("--store", "redis://localhost:1"), "there is no such store; a store is etcd://127.0.0.1:2379"),
         (("--model", "tiny", "--ranks", "3"), "3 ranks cannot share the model's 2 KV heads evenly"),
         (("--model", "tiny", "--kv-gib", "1e9"), "--kv-gib 1e+09 does not fit into memory: host "),

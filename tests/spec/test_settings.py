@@ -77,14 +77,14 @@ def test_what_would_do_nothing_is_refused_by_name(setting: Setting) -> None:
     """For every setting: the engine it is not for refuses it, the engine it is for takes it."""
     flag = setting.flag.partition("/")[0]
     for engine in ENGINES:
-        if setting.extra.get("engine", engine) != engine:
-            with pytest.raises(UserError, match=f"{flag} is for --engine .* does nothing for {engine}"):
+        if engine not in setting.extra.get("engines", ENGINES):
+            with pytest.raises(UserError, match=f"{flag} .*is for --engine .* does nothing for {engine}"):
                 refuse_idle(engine, 1, [setting])
         else:
             refuse_idle(engine, 1, [setting])
     if setting.extra.get("with_standbys"):
         with pytest.raises(UserError, match=f"{flag} does nothing without standbys"):
-            refuse_idle(setting.extra.get("engine", "sim"), 0, [setting])
+            refuse_idle(setting.extra.get("engines", ENGINES)[0], 0, [setting])
 
 
 def line(setting: Setting) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
 from holdfast.settings import Environment
-from holdfast.spec.arguments import Options
+from holdfast.spec.arguments import Options, by_path
 from holdfast.spec.settings import Settings, about, filled
 
 Json = Annotated[bool, about("JSON on stdout, for programs.")]
@@ -32,4 +32,4 @@ class Asked(Settings, frozen=True):
 
 def with_values(asked: Asked, options: Options, values: Mapping[str, Any]) -> Asked:
     """`asked` with these values, by flag."""
-    return filled(asked, {options[flag].path: value for flag, value in values.items()})
+    return filled(asked, by_path(options, values))

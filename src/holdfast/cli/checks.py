@@ -19,6 +19,8 @@ from pathlib import Path
 from holdfast.core.address import TcpAddress
 from holdfast.core.errors import UserError
 from holdfast.core.limits import check_descriptor_limit
+from holdfast.roles.examining import has_vllm
+from holdfast.spec.engines import NO_VLLM
 from holdfast.spec.names import check_url
 from holdfast.supervise.lock import last_holder
 from holdfast.supervise.records import read_launch, read_records
@@ -45,12 +47,14 @@ def check_store(store: str) -> None:
 
 
 def check_engine(engine: str) -> None:
-    """Torch is large, so it is not installed by default."""
+    """Torch and vLLM are large, so they are not installed by default."""
     if engine == "torch" and importlib.util.find_spec("torch") is None:
         raise UserError(
             "the torch engine needs the package torch; install it: pip install 'holdfast-llm[torch]' "
             "(in a checkout: make up), or serve the simulator: holdfast up --engine sim"
         )
+    if engine == "vllm" and not has_vllm():
+        raise UserError(NO_VLLM)
 
 
 def settle_port(host: str, port: int, state_dir: Path) -> int:

@@ -15,7 +15,10 @@ from holdfast.spec.settings import Setting
 
 WIDTH_MIN, WIDTH_MAX = 40, 120
 LEFT_MAX = 30  # of the column with the flags; what is longer has a line of its own
-PANELS = ("Arguments", "Options", "Serving", "Failover", "Health", "The torch engine", "The sim engine")
+PANELS = (
+    *("Arguments", "Options", "Serving", "Failover", "Health"),
+    *("The torch and vllm engines", "The torch engine", "The vllm engine", "The sim engine"),
+)
 OWN_PANEL = "Options"
 UNBROKEN = "\u00a0"  # a space where no line ends
 UNITS = {"s": "SECONDS", "ms": "MILLISECONDS"}
@@ -77,7 +80,8 @@ def _written(one: Setting) -> str:
     if kind_of(one) is bool:
         return flags
     choices = "|".join(one.extra.get("choices", ()))
-    return f"{flags} {choices or UNITS.get(one.unit) or one.unit.upper() or KINDS[kind_of(one)]}"
+    rest = ", -- TEXT …" if one.extra.get("rest") else ""
+    return f"{flags} {choices or UNITS.get(one.unit) or one.unit.upper() or KINDS[kind_of(one)]}{rest}"
 
 
 def _meaning(one: Setting) -> str:

@@ -30,6 +30,7 @@ from holdfast.roles.rolled import Rolled, Site, goes_on
 from holdfast.roles.starting import Doing
 from holdfast.rollout.steward import decode
 from holdfast.spec.deployment import check_state_dir
+from holdfast.spec.engines import REAL
 from holdfast.spec.launch import FrontendLaunch, Launch, WorkerLaunch
 from holdfast.spec.manifest.whole import whole
 from holdfast.supervise.changing import kept_jobs
@@ -80,8 +81,10 @@ def _already(state_dir: Path, name: str) -> str:
 def _on_devices(written: Written, site: Site, device: str) -> tuple[list[Launch], Site]:
     """What the manifest's first processes would be, and the machine with the GPUs that they may have."""
     launches = whole(written.manifest, site.machine, (), named)
-    if any(isinstance(launch, WorkerLaunch) and launch.engine == "torch" for launch in launches):
-        check_engine("torch")
+    engines = {launch.engine for launch in launches if isinstance(launch, WorkerLaunch)}
+    for engine in sorted(engines):
+        check_engine(engine)
+    if engines & set(REAL):
         gpus = choose_and_tell("torch", device, ALL, exact=False)
     else:
         gpus = choose("torch", device, ALL).gpus  # a later revision may need them

@@ -10,7 +10,7 @@ from msgspec import structs
 from holdfast.cli.progress import works
 from holdfast.core.errors import HoldfastError, UserError
 from holdfast.engines.torch.files.hub import fetch_from_hub, is_hub_id
-from holdfast.roles.examining import Asked, examine, examine_sim
+from holdfast.roles.examining import Asked, examine, examine_sim, examine_vllm
 from holdfast.roles.model_names import is_made
 from holdfast.spec.deployment import DeploymentSpec
 
@@ -42,6 +42,8 @@ def prepare(spec: DeploymentSpec, free_bytes: int | None) -> DeploymentSpec:
     if spec.worker.engine == "sim":
         examine_sim(spec, free_bytes)
         return spec
+    if spec.worker.engine == "vllm":
+        return _prepare_vllm(spec, free_bytes)
     source = spec.worker.source
     what = source if is_hub_id(source) else "SmolLM2-135M-Instruct"
     with works() as tell:
@@ -57,3 +59,19 @@ def prepare(spec: DeploymentSpec, free_bytes: int | None) -> DeploymentSpec:
         looked_at = examine(Asked.of_deployment(spec, free_bytes), progress)
     check_text(looked_at.tokenizer_json, "" if spec.worker.chat_template else looked_at.chat_template or "")
     return spec
+
+
+def _prepare_vllm(spec: DeploymentSpec, free_bytes: int | None) -> DeploymentSpec:
+    """The same for vLLM, which serves more families than ours."""
+    worker = structs.replace(spec.worker, standbys=spec.standbys)
+    if spec.gpus:
+        worker = structs.replace(worker, place=structs.replace(worker.place, device=spec.gpus[0]))
+    with works() as tell:
+        looked_at = examine_vllm(
+            worker,
+            lambda work, done, total: tell(f"{WORKS[work]} {worker.source}", done, total),
+            spec.workers,
+            free_bytes,
+        )
+    check_text(looked_at.text.tokenizer_json, "" if worker.chat_template else looked_at.text.chat_template or "")
+    return structs.replace(spec, worker=structs.replace(spec.worker, source=str(looked_at.path)))

@@ -46,7 +46,7 @@ class Up(Asked, frozen=True):
         str,
         about(
             "auto (a GPU if there is one), cpu, or GPUs: cuda-0,cuda-1 or their UUIDs; workers take them in turn.",
-            panel="The torch engine",
+            panel="The torch and vllm engines",
         ),
     ] = "auto"
 

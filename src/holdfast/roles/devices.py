@@ -1,4 +1,4 @@
-"""Which devices `holdfast up` gives a torch engine: what a person named, or what this machine has.
+"""Which devices `holdfast up` gives a real engine: what a person named, or what this machine has.
 
 Always true: looking for GPUs loads neither torch nor CUDA into this process (a short-lived one asks the driver), so
 that who only starts others has no context; a name that leaves here is the one that the GPU's vault goes by.
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from holdfast.core.errors import UserError
 from holdfast.memory.finding import device_name, gpu_uuids
-from holdfast.spec.engines import Place
+from holdfast.spec.engines import REAL, Place
 from holdfast.spec.names import is_host
 
 log = logging.getLogger("holdfast.worker")
@@ -49,9 +49,10 @@ def choose(engine: str, text: str, needed: int, find: Callable[[], Found] | None
     """What `--device` means on this machine; `needed` is how many GPUs would be used. UserError names a wrong one."""
     find = find or look
     names = [name.strip() for name in text.split(",")]
-    if engine != "torch":
+    if engine not in REAL:
         if set(names) - {AUTO, CPU}:
-            raise UserError(f"--device {text}: the {engine} engine runs on the CPU; a GPU needs --engine torch")
+            mend = f"a GPU needs --engine {' or '.join(REAL)}"
+            raise UserError(f"--device {text}: the {engine} engine runs on the CPU; {mend}")
         return Chosen()
     if names == [AUTO]:
         found = find()

@@ -9,7 +9,7 @@ import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from msgspec.structs import replace
 
@@ -21,13 +21,16 @@ from holdfast.engines.sim.computer import vault_bytes
 from holdfast.engines.sim.engine import SimEngine
 from holdfast.engines.sim.faults import Fault, Faults
 from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, Tongue, chat_template, tokenizer_json
-from holdfast.roles.examining import Asked, examine, gpu_bytes
+from holdfast.roles.examining import Asked, examine, examine_vllm, gpu_bytes
 from holdfast.roles.model_names import named
 from holdfast.roles.progress import Lines
 from holdfast.roles.small_files import read_template
-from holdfast.spec.engines import ENGINES
+from holdfast.spec.engines import ENGINES, REAL
 from holdfast.spec.launch import WorkerLaunch
 from holdfast.spec.names import chaos_path
+
+if TYPE_CHECKING:
+    from holdfast.engines.shadow.engine import VaultEngine
 
 LOG_SHARES = 10  # lines a load logs: a person who follows the log sees it move
 
@@ -83,21 +86,35 @@ def make_engine(launch: WorkerLaunch, rng: random.Random) -> MadeEngine:
         engine, breakable, card, tokenizer = make_sim(launch, rng)
         return MadeEngine(engine, card, tokenizer, path, breakable)
     progress = Lines(log.info, LOG_SHARES, ": …")  # `starting` reads them
+    make = _make_vllm if launch.engine == "vllm" else _make_torch
+    engine, card, tokenizer = make(launch, progress)
+    from holdfast.engines.shadow.flips import WeightFaults
+
+    return MadeEngine(engine, card, tokenizer, path, WeightFaults(engine.memory))
+
+
+def _make_torch(launch: WorkerLaunch, progress: Lines) -> tuple[VaultEngine[Any], ModelCard, bytes]:
     checkpoint = examine(Asked.of_worker(launch), progress)  # what cannot be is refused before torch is loaded
     try:
         from holdfast.roles.engine_torch import make_torch
     except ModuleNotFoundError as error:
         raise UserError(f"the torch engine needs {error.name}: pip install 'holdfast-llm[torch]'") from error
-    torch_engine, card, tokenizer = make_torch(launch, checkpoint, progress)
-    from holdfast.engines.shadow.flips import WeightFaults
+    return make_torch(launch, checkpoint, progress)
 
-    return MadeEngine(torch_engine, card, tokenizer, path, WeightFaults(torch_engine.memory))
+
+def _make_vllm(launch: WorkerLaunch, progress: Lines) -> tuple[VaultEngine[Any], ModelCard, bytes]:
+    files = examine_vllm(launch, progress)
+    from holdfast.roles.engine_vllm import make_vllm
+
+    return make_vllm(launch, files, progress)
 
 
 def memory_needed(launch: WorkerLaunch) -> int:
     """Bytes on each of its devices, of all engines that share them; 0: that is not known before they are loaded."""
     if launch.engine == "sim":
         return vault_bytes(launch.sim)
+    if launch.engine == "vllm":
+        return 0
     source, _ = named(launch.engine, launch.source, launch.model)
     return gpu_bytes(Asked.of_worker(replace(launch, source=source)))
 
@@ -135,8 +152,9 @@ def _sim(launch: WorkerLaunch, rng: random.Random) -> tuple[Engine, SimEngine]:
 def _check(launch: WorkerLaunch) -> None:
     """What each of the settings allows and together cannot be."""
     vault_socket = launch.place.vault_socket
-    if launch.engine == "torch" and not vault_socket:
-        raise ValueError("vault_socket: a torch engine keeps its memory in a vault; set it, or use `holdfast up`")
+    if launch.engine in REAL and not vault_socket:
+        keeps = f"a {launch.engine} engine keeps its memory in a vault"
+        raise ValueError(f"vault_socket: {keeps}; set it, or use `holdfast up`")
     if launch.lock and not vault_socket:
         raise ValueError("lock: an engine can only stand by with its memory in a vault; set vault_socket")
     if vault_socket and not launch.lock:

@@ -1,4 +1,4 @@
-"""What was asked of a torch engine, held against the model's own files and this machine's memory, before torch loads.
+"""What was asked of a real engine, held against the model's own files and this machine's memory, before torch loads.
 
 Always true: what no second try can mend is found here, in about a second, by `up` and by every engine that starts: a
 model that is not there, not whole or not supported, ranks that cannot share it, memory that is not there.
@@ -6,7 +6,9 @@ model that is not there, not whole or not supported, ranks that cannot share it,
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import platform
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,12 +16,13 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.errors import UserError
 from holdfast.memory.devices.host_room import host_bytes
-from holdfast.spec.engines import GIB, TorchSettings
+from holdfast.spec.engines import GIB, NO_VLLM, TorchSettings
 from holdfast.spec.launch import WorkerLaunch
 from holdfast.spec.names import is_host
 
 if TYPE_CHECKING:
     from holdfast.engines.torch.files.checkpoint import Checkpoint, Progress
+    from holdfast.engines.vllm.files import ModelFiles
     from holdfast.spec.deployment import DeploymentSpec
 
 # Threads beyond the cores only wait for each other; that many are a typing mistake.
@@ -110,3 +113,52 @@ def _gpu_bytes(asked: Asked) -> int:
         raise UserError(f"{asked.source} is not here yet")
     check_ranks(shape, asked.torch.ranks)
     return needed_bytes(shape, asked.torch, asked.standbys)
+
+
+# -- vLLM
+
+# An engine's own beside weights and pool: libraries, and a step's tensors. 0.6 GiB were seen with a tiny model.
+VLLM_BYTES = GIB
+VLLM_MARGIN_BYTES = GIB // 2
+
+
+def has_vllm() -> bool:
+    """Whether the package is installed; a mere folder of that name is not it."""
+    found = importlib.util.find_spec("vllm")
+    return found is not None and found.origin is not None
+
+
+def examine_vllm(
+    launch: WorkerLaunch, progress: Progress, workers: int = 1, free_bytes: int | None = None
+) -> ModelFiles:
+    """The model, looked at but not read, and vLLM's options as far as they can be told without it; UserError says what
+    cannot be. `free_bytes`: as in `Asked`; workers that share this host, if they are on it."""
+    from holdfast.engines.vllm.files import SOURCES, look_at_files
+    from holdfast.engines.vllm.ours import check_words
+    from holdfast.roles.model_names import is_made
+
+    if not has_vllm():
+        raise UserError(NO_VLLM)
+    check_words(launch.vllm.options)
+    if is_made(launch.source):
+        what = "needs --model" if launch.source == "default" else f"cannot serve --model {launch.source}: it takes"
+        raise UserError(f"--engine vllm {what}: {SOURCES}")
+    files = look_at_files(launch.source, progress)
+    if is_host(launch.place.device):
+        _check_vllm_host(launch, files, workers, free_bytes)
+    return files
+
+
+def _check_vllm_host(launch: WorkerLaunch, files: ModelFiles, workers: int, free_bytes: int | None) -> None:
+    pool, weights = launch.vllm.for_device(is_gpu=False).kv_gib * GIB, files.weights_bytes
+    stored = str(files.config.get("dtype") or files.config.get("torch_dtype"))
+    if platform.machine() == "aarch64" and "16" in stored and "--dtype" not in launch.vllm.options:
+        weights *= 2  # they are computed with in fp32
+    wanted = workers * (weights + pool + (1 + launch.standbys) * VLLM_BYTES) + VLLM_MARGIN_BYTES
+    there, what = (host_bytes(), "in all") if free_bytes is None else (free_bytes, "free now")
+    if wanted > there:
+        raise UserError(
+            f"--engine vllm does not fit into memory: {workers} x ({weights / GIB:.2f} GiB weights + "
+            f"{pool / GIB:g} GiB KV pool + {1 + launch.standbys} engines x {VLLM_BYTES / GIB:g} GiB) of "
+            f"{there / GIB:.2f} GiB {what}; use a smaller --kv-gib, fewer --standbys or --workers, or a smaller model"
+        )

@@ -18,6 +18,7 @@ from holdfast.discovery.card import CHAT_TEMPLATE_BYTES_MAX
 
 if TYPE_CHECKING:
     from holdfast.engines.torch.files.checkpoint import Checkpoint
+    from holdfast.engines.torch.files.model_text import ModelText
     from holdfast.spec.launch import WorkerLaunch
 
 BYTES_MAX = 1024 * 1024  # settings, a template, a token: a larger file is another one than was meant
@@ -82,10 +83,10 @@ def read_template(path: str) -> str:
     return source
 
 
-def chat_template(launch: WorkerLaunch, checkpoint: Checkpoint) -> str | None:
+def chat_template(launch: WorkerLaunch, model: Checkpoint | ModelText) -> str | None:
     """The operator's template, or the model's own; None: it does not chat."""
     from holdfast.engines.torch.files.gguf_tokenizer import with_bos
 
     if not launch.chat_template:
-        return checkpoint.chat_template
-    return with_bos(read_template(launch.chat_template), checkpoint.bos_token)
+        return model.chat_template
+    return with_bos(read_template(launch.chat_template), model.bos_token)

@@ -29,6 +29,7 @@ LOOK_S = 0.2  # between two looks; a person sees it move
 LOG_BYTES_MAX = 65_536  # of a log's end; a start logs a few kilobytes
 STARTING = "starting"
 IMPORTING = "loading torch"
+IMPORTS = {"torch": IMPORTING, "vllm": "loading vLLM"}  # seconds, before an engine says anything
 WAITING = "waiting for the weights"
 LOADING = "loading the weights"
 WARMING = "warming up"
@@ -81,9 +82,10 @@ class Start:
         needed = [launch for launch in self.launches if role_of(launch) not in AT_LEISURE]
         late = [launch for launch in needed if not self._is_ready(launch)]
         phases = {launch.name: self._phase(launch, logs) for launch in late}
-        further = {launch.group for launch in _workers(self.launches) if phases.get(launch.name) != IMPORTING}
+        importing = set(IMPORTS.values())
+        further = {launch.group for launch in _workers(self.launches) if phases.get(launch.name) not in importing}
         for launch in _workers(late):
-            if phases[launch.name] == IMPORTING and launch.group in further:
+            if phases[launch.name] in importing and launch.group in further:
                 phases[launch.name] = WAITING  # of the engines of one vault one writes the weights
         return phases
 
@@ -98,7 +100,7 @@ class Start:
         if not isinstance(launch, WorkerLaunch):
             return STARTING
         lines = log_since(logs.path(launch.name), self.marks[launch.name])
-        return phase_of(lines, IMPORTING if launch.engine == "torch" else STARTING)
+        return phase_of(lines, IMPORTS.get(launch.engine, STARTING))
 
 
 async def unfinished(start: Start, logs: LocalProcesses, network: Network) -> Doing:

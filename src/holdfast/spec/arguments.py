@@ -43,6 +43,18 @@ def long_flag(setting: Setting) -> str:
     return setting.flag.partition("/")[0]
 
 
+def by_path(options: Options, said: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
+    """What was said, by the fields that hear it: an option of several engines is in the settings of each."""
+    found = {}
+    for flag, value in said.items():
+        path = options[flag].path
+        engines = options[flag].extra.get("engines", ())
+        for engine in engines if len(engines) > 1 else ():
+            found[(*path[:-2], engine, path[-1])] = value
+        found[path] = value
+    return found
+
+
 # -- what kind of value
 
 
@@ -90,13 +102,17 @@ def parse(words: Sequence[str], options: Options, command: str) -> dict[str, Any
     """What was said, by flag. UsageError says what cannot be read."""
     flags = _flags(options)
     free = deque(flag for flag, one in options.items() if one.extra.get("positional"))
+    others = next((flag for flag, one in options.items() if one.extra.get("rest")), None)  # that has all after --
     said: dict[str, Any] = {}
     rest = deque(words)
     dashes = True  # whether an option may come yet
     said_kind = False  # whether the kind of what is named next was said
     while rest:
         word = rest.popleft()
-        if dashes and word == "--":
+        if dashes and word == "--" and others is not None:
+            said[others] = (*said.get(others, ()), *(_value("--", options[others], one) for one in rest))
+            rest.clear()
+        elif dashes and word == "--":
             dashes = False
         elif dashes and word in HELP:
             raise HelpWanted

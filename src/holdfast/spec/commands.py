@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast.core.address import TcpAddress
 from holdfast.settings import Environment
-from holdfast.spec.arguments import options_of, parse
+from holdfast.spec.arguments import by_path, options_of, parse
 from holdfast.spec.deployment import DeploymentSpec
 from holdfast.spec.engines import Place
 from holdfast.spec.launch import ControlLaunch, FrontendLaunch, WorkerLaunch
@@ -69,7 +69,7 @@ def asked(pattern: S, command: str, words: Sequence[str]) -> S:
     options = options_of(pattern, command, own=False)
     said = parse(words, options, f"holdfast {command}")
     check_given(options, said)
-    return filled(pattern, {options[flag].path: value for flag, value in said.items()})
+    return filled(pattern, by_path(options, said))
 
 
 def _told(env: Environment) -> dict[str, Any]:

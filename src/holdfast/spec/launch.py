@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.core.address import Address, TcpAddress, parse_address
 from holdfast.core.tiers import split_key
-from holdfast.spec.engines import Place, SimSettings, TorchSettings
+from holdfast.spec.engines import Place, SimSettings, TorchSettings, VllmSettings
 from holdfast.spec.health import HealthSettings
 from holdfast.spec.levels import LevelSettings
 from holdfast.spec.names import check_deployment_name, control_lock, is_host, namespace_for, namespace_of
@@ -67,9 +67,7 @@ class StoredLaunch(Launch, frozen=True):
 
 
 class WorkerLaunch(StoredLaunch, frozen=True):
-    engine: Annotated[str, about("Which engine a worker hosts: torch, or sim, the simulator.", commands=_ENGINES)] = (
-        "sim"
-    )
+    engine: Annotated[str, about("What a worker hosts: torch, vllm, or sim, the simulator.", commands=_ENGINES)] = "sim"
     model: Annotated[
         str,
         about("The name clients ask for; default: the model's.", flag="--served-name", commands=_ENGINES, **_SERVING),
@@ -77,7 +75,8 @@ class WorkerLaunch(StoredLaunch, frozen=True):
     source: Annotated[
         str,
         about(
-            "torch: default (SmolLM2-135M), a directory, a .gguf, a Hub id (org/name), tiny, random:8b; sim: a name.",
+            "torch: default (SmolLM2-135M), a directory, a .gguf, a Hub id (org/name), tiny, random:8b; vllm: a "
+            "directory or a Hub id; sim: a name.",
             flag="--model",
             commands=_ENGINES,
             **_SERVING,
@@ -86,11 +85,7 @@ class WorkerLaunch(StoredLaunch, frozen=True):
     cache_dir: Annotated[str, about("Where fetched models are kept.")] = ""
     chat_template: Annotated[
         str,
-        about(
-            "A Jinja file that makes prompts of chats, in place of the model's own template.",
-            commands=_ENGINES,
-            **_SERVING,
-        ),
+        about("A Jinja file that makes prompts of chats, in place of the model's own.", commands=_ENGINES, **_SERVING),
     ] = ""
     address: Annotated[str, about("Where frontends connect; port 0 picks a free one.", commands=("worker",))] = (
         "tcp://127.0.0.1:0"
@@ -149,12 +144,11 @@ class WorkerLaunch(StoredLaunch, frozen=True):
         tuple[tuple[str, str], ...], about("PCI address and UUID of each GPU it is on; none: those of its place.")
     ] = ()
     place: Annotated[Place, about("Its memory and how it waits.", **_FAILOVER)] = Place()
-    sim: Annotated[SimSettings, about("The simulator.", prefix="sim-", panel="The sim engine", engine="sim")] = (
+    sim: Annotated[SimSettings, about("The simulator.", prefix="sim-", panel="The sim engine", engines=("sim",))] = (
         SimSettings()
     )
-    torch: Annotated[TorchSettings, about("The real engine.", panel="The torch engine", engine="torch")] = (
-        TorchSettings()
-    )
+    torch: Annotated[TorchSettings, about("Our own.", panel="The torch engine", engines=("torch",))] = TorchSettings()
+    vllm: Annotated[VllmSettings, about("Stock vLLM.", panel="The vllm engine", engines=("vllm",))] = VllmSettings()
 
     def check(self) -> None:
         """ValueError names what a process could not start with, of all that can be told without trying."""
@@ -163,6 +157,11 @@ class WorkerLaunch(StoredLaunch, frozen=True):
         if self.status_address:
             parse_address(self.status_address)
         self.namespace()
+
+    @property
+    def kv_gib(self) -> float:
+        """Of a real engine's KV pool; 0: left to its device."""
+        return (self.vllm if self.engine == "vllm" else self.torch).kv_gib
 
     def own_place(self) -> Place:
         """Its engine's place, by the worker's own name."""
@@ -173,11 +172,10 @@ class WorkerLaunch(StoredLaunch, frozen=True):
         if self.set_hash:
             return namespace_of(self.deployment, self.set_hash)
         settings: dict[str, Any] = {"engine": self.engine, "model": self.model}
-        if self.engine == "sim":
-            settings |= {"sim": self.sim}
-        else:  # a GPU rounds otherwise
-            on = "cpu" if is_host(self.place.device) else "gpu"
-            settings |= {"torch": self.torch, "source": self.source, "on": on}
+        own: dict[str, Settings] = {"sim": self.sim, "torch": self.torch, "vllm": self.vllm}
+        settings |= {self.engine: own.get(self.engine)}
+        if self.engine != "sim":  # a GPU rounds otherwise
+            settings |= {"source": self.source, "on": "cpu" if is_host(self.place.device) else "gpu"}
         if self.chat_template:
             settings |= {"chat_template": self.chat_template}
         return namespace_for(self.deployment, msgspec.to_builtins(settings))

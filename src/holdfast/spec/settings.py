@@ -22,9 +22,10 @@ def about(sentence: str, unit: str = "", **extra: Any) -> msgspec.Meta:
     """A field's description. `extra`: `min`, `max`, `over` (a bound that is itself out), `choices`, `like` (a pattern,
     and in words what matches it); for command lines the `commands` that offer it, its `flag`, its help's `panel`,
     whether it is `hidden`, whether it is said only `once`, which other `words` switch it, the `kinds` that may be said
-    before a name; for `refuse_idle` the `engine` that reads it, what there is `instead` for another, and whether it is
-    only `with_standbys`. What is said of a struct, with a `prefix` of its flags, holds for every field in
-    it that does not say otherwise."""
+    before a name, whether the `rest` of the words, all after --, is its; for `refuse_idle` the `engines` that read it
+    (each in the field of this name of its own settings), what there is `instead` for which other, and whether it is
+    only `with_standbys`. What is said of a struct, with a `prefix` of its flags, holds for every field in it that does
+    not say otherwise."""
     return msgspec.Meta(description=sentence, extra={"unit": unit, **extra})
 
 

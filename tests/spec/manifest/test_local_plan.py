@@ -85,11 +85,13 @@ def test_a_containers_words_mean_what_they_mean_by_hand(command: str, words: str
         ),
         ("{args: [--enigne, sim]}", "`holdfast worker` has no option --enigne; did you mean --engine?"),
         ("{args: [--sim-ttft-ms, soon]}", "--sim-ttft-ms must be a number, got 'soon'"),
-        ("{args: [--engine, sim, --kv-gib, '1']}", "--kv-gib is for --engine torch and does nothing for sim"),
+        ("{args: [--engine, sim, --kv-gib, '1']}", "--kv-gib is for --engine torch or vllm and does nothing for sim"),
         ("{args: [--name, me]}", "--name is for the plan to say; leave it out"),
         ("{args: [--lock=/there]}", "--lock is for the plan to say; leave it out"),
         ("{args: [--help]}", "--help is for a person; leave it out"),
         ("{args: [--engine, torch]}", "the torch engine keeps its memory in a vault; enable failover"),
+        ("{args: [--engine, vllm]}", "the vllm engine keeps its memory in a vault; enable failover"),
+        ("{args: [--engine, sim, --, --seed, '1']}", "--vllm-option (also as words after --) is for --engine vllm and"),
         ("{env: [{name: HOLDFAST_LOG, value: loud}]}", "HOLDFAST_LOG must be debug, info, warning or error, "),
     ],
 )
@@ -135,6 +137,23 @@ def test_a_pool_that_takes_all_that_is_left_is_warned_about(args: str, warned: b
     text = worker(f"failover: {{enabled: true}}\nextraPodSpec: {{mainContainer: {{args: [--engine, {args}]}}}}")
     found = check(text.encode(), hints=(partial(cramped, machine=MACHINE),)).warnings
     assert ["leave some with --kv-gib" in str(problem) for problem in found] == [True] * warned
+
+
+def test_what_follows_two_dashes_is_vllms() -> None:
+    """Also a word that would be the plan's to say, were it ours."""
+    words = "[--engine, vllm, --model, /m, --kv-gib, '2', --, --seed, '1', --name, x]"
+    text = worker(f"failover: {{enabled: true}}\nextraPodSpec: {{mainContainer: {{args: {words}}}}}")
+    for engine in workers(launches(text)):
+        assert engine.vllm.options == ("--seed", "1", "--name", "x")
+        assert (engine.engine, engine.source, engine.kv_gib) == ("vllm", "/m", 2.0)
+
+
+def test_a_vllm_engine_has_one_gpu() -> None:
+    """So far; what asks for more is told so."""
+    words = "failover: {enabled: true}\nextraPodSpec: {mainContainer: {args: [--engine, vllm, --model, /m]}}"
+    text = worker(words).replace('gpu: "1"', 'gpu: "2"')
+    with pytest.raises(UserError, match="the vllm engine has its model on one GPU, so far, and this asks for 2"):
+        launches(text)
 
 
 def test_bounds_of_probes_and_stops_are_the_supervisors() -> None:

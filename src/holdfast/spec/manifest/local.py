@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from holdfast.settings import Environment, read_environment
 from holdfast.spec.arguments import HelpWanted
 from holdfast.spec.commands import asked, control_by, frontend_by, worker_by
 from holdfast.spec.deployment import Seat
+from holdfast.spec.engines import REAL
 from holdfast.spec.launch import FrontendLaunch, Launch, VaultLaunch, WorkerLaunch
 from holdfast.spec.manifest.pod import GRACE_S, Container, Pod
 from holdfast.spec.manifest.pods import LOCK, living, starting
@@ -99,15 +101,19 @@ def seats_of(pod: Pod, machine: Machine) -> tuple[int, bool]:
     has one seat, in host memory."""
     if not pod.claims:
         return 0, False
-    return (pod.claims[0].gpus, True) if worker_of(pod, machine).engine == "torch" else (1, False)
+    engine = worker_of(pod, machine).engine
+    return (pod.claims[0].gpus if engine == "torch" else 1, engine in REAL)
 
 
 def worker_of(pod: Pod, machine: Machine) -> WorkerLaunch:
     """What an engine of a worker's pod is told, wherever it sits; Refused says what cannot be."""
     with settled():
         launch = _worker(pod.containers[0], pod.name, machine)
-        gpus = pod.claims[0].gpus if pod.claims and launch.engine == "torch" else 1
-        return replace(launch, torch=replace(launch.torch, ranks=gpus), standbys=len(pod.containers) - 1)
+        gpus = pod.claims[0].gpus if pod.claims else 1
+        if launch.engine == "vllm" and gpus > 1:
+            raise Refused(f"the vllm engine has its model on one GPU, so far, and this asks for {gpus}; say gpu: 1")
+        ranks = gpus if launch.engine == "torch" else 1
+        return replace(launch, torch=replace(launch.torch, ranks=ranks), standbys=len(pod.containers) - 1)
 
 
 def _vaults(pod: Pod, replica: str, seats: Sequence[Seat], machine: Machine) -> Iterator[VaultLaunch]:
@@ -147,8 +153,8 @@ def _engines(pod: Pod, replica: str, seats: Sequence[Seat], machine: Machine) ->
 
 def _worker(container: Container, replica: str, machine: Machine) -> WorkerLaunch:
     launch = _asked(worker_by(machine.environment(container, replica)), "worker", container)
-    if launch.engine == "torch" and not container.claims:
-        raise Refused("the torch engine keeps its memory in a vault; enable failover")
+    if launch.engine in REAL and not container.claims:
+        raise Refused(f"the {launch.engine} engine keeps its memory in a vault; enable failover")
     return replace(
         launch,
         store=machine.store_url,
@@ -189,7 +195,8 @@ def _asked(pattern: S, command: str, container: Container) -> S:
     if words[:2] != ("holdfast", command):
         shown = " ".join(words[:3])
         raise Refused(f"`{shown}` does not run on this machine; leave command out, or write [holdfast, {command}]")
-    placed = [word for word in words if word.partition("=")[0] in PLACED]
+    ours = takewhile(lambda word: word != "--", words)  # what follows is another program's
+    placed = [word for word in ours if word.partition("=")[0] in PLACED]
     if placed:
         raise Refused(f"{placed[0].partition('=')[0]} is for the plan to say; leave it out")
     try:

@@ -69,7 +69,7 @@ def cramped(manifest: Manifest, machine: Machine) -> Findings:
     GPUs."""
     for pod in pods(manifest):
         with contextlib.suppress(Refused):  # that is told by itself
-            if seats_of(pod, machine)[1] and not worker_of(pod, machine).torch.kv_gib:
+            if seats_of(pod, machine)[1] and not worker_of(pod, machine).kv_gib:
                 yield Finding(("spec", "services", pod.service, "extraPodSpec", "mainContainer", "args"), LEFT)
 
 
@@ -118,6 +118,6 @@ def settled_launch(launch: Launch, named: Named, sharing: int) -> Launch:
         return launch
     source, model = named(launch.engine, launch.source, launch.model)
     pairs = 1 if is_host(launch.place.device) else sharing
-    if pairs > 1 and not launch.torch.kv_gib:
+    if pairs > 1 and not launch.kv_gib:
         raise Refused(f"{pairs} workers would share a GPU; say with --kv-gib how much each of their KV pools may have")
     return replace(launch, source=source, model=model, device_pairs=pairs)

@@ -1,0 +1,68 @@
+"""Stock vLLM as an engine, from its launch settings. Imported only for it: vLLM takes seconds to load.
+
+Always true: vLLM is imported after its environment was set, and after all was looked at that can be without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.core.errors import UserError
+from holdfast.discovery.card import ModelCard, WeightsIdentity
+from holdfast.engines.vllm.environment import needed, usual
+from holdfast.roles.small_files import chat_template
+from holdfast.spec.names import is_host
+
+if TYPE_CHECKING:
+    from holdfast.engines.shadow.engine import VaultEngine
+    from holdfast.engines.torch.files.checkpoint import Progress
+    from holdfast.engines.vllm.files import ModelFiles
+    from holdfast.spec.launch import WorkerLaunch
+
+
+def make_vllm(
+    launch: WorkerLaunch, looked_at: ModelFiles, progress: Progress
+) -> tuple[VaultEngine[Any], ModelCard, bytes]:
+    """The engine, its card and its tokenizer; UserError for what cannot be had, ValueError for a field."""
+    if launch.place.more_vaults:
+        raise ValueError("more_vaults: a vllm engine has its model on one device, so far")
+    files = looked_at.identified(Path(launch.cache_dir), progress)
+    settings = launch.vllm.for_device(not is_host(launch.place.device))
+    set_environment(launch.place.device, launch.log_level)
+    try:
+        from holdfast.engines.vllm.hooks import check_installed
+
+        check_installed()
+        tenant = importlib.import_module("holdfast.engines.vllm.tenant")
+    except ImportError as error:
+        raise UserError(f"vLLM cannot be loaded here: {error}; see `python -c 'import vllm'`") from error
+    where = str(files.path), files.identity, files.eos_token_ids
+    engine: VaultEngine[Any] = tenant.vllm_engine(*where, settings, launch.own_place())
+    template = chat_template(launch, files.text)
+    card = ModelCard(
+        name=launch.model,
+        weights=WeightsIdentity(revision=files.identity, dtype=engine.tenant.dtype),
+        tokenizer_sha256=hashlib.sha256(files.text.tokenizer_json).hexdigest(),
+        chat_template=template,
+        context_tokens_max=engine.limits.context_tokens_max,
+        block_size=engine.tenant.block_tokens,
+        eos_token_ids=files.eos_token_ids,
+        generation_defaults=dict(files.text.generation_defaults),
+        model_type="chat" if template else "completions",
+        root=launch.source if Path(launch.source).is_absolute() else "",
+    )
+    return engine, card, files.text.tokenizer_json
+
+
+def set_environment(device: str, log_level: str) -> None:
+    """For this whole process, which is one engine's."""
+    for name, value in usual(device, os.cpu_count() or 1, log_level).items():
+        os.environ.setdefault(name, value)
+    must = needed(device)
+    os.environ.update({name: value for name, value in must.items() if value is not None})
+    for name in (name for name, value in must.items() if value is None):
+        os.environ.pop(name, None)
