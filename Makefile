@@ -50,14 +50,15 @@ test-all: $(VENV)/.installed-dev ## Run the long tests, which `make test` leaves
 	@echo "3/3 testing with seed $(SEED); the same choices again: make test-all SEED=$(SEED)"
 	@$(PAIRS) worksteal -m long tests $(ARGS)
 
-# vLLM brings a torch of its own, so it has a venv of its own. Which version: VLLM=0.26.0.
+# vLLM brings a torch of its own, so it has a venv of its own. Which version: VLLM=0.26.0. An engine of it takes half a
+# minute to start, and some tests start several in turn.
 VLLM ?= 0.32.0
 VLLM_VENV := .venv-vllm
 
 test-vllm: export HOLDFAST_TEST_SEED = $(SEED)
 test-vllm: $(VLLM_VENV)/.installed-$(VLLM) ## Run the vllm engine's tests, with vLLM for CPUs in .venv-vllm: 2 GB (VLLM: its version).
 	@echo "3/3 testing with vLLM $(VLLM) and seed $(SEED)"
-	@$(VLLM_VENV)/bin/python -m pytest --hypothesis-seed=$(SEED) -k vllm tests/engines/stock_vllm tests/engines/test_engine_contract.py $(ARGS)
+	@$(VLLM_VENV)/bin/python -m pytest --hypothesis-seed=$(SEED) --timeout=600 -k vllm tests/engines/stock_vllm tests/engines/test_engine_contract.py $(ARGS)
 
 vllm: $(VLLM_VENV)/.installed-$(VLLM) ## Install vLLM for CPUs into .venv-vllm, 2 GB, for `make test-vllm`.
 

@@ -123,6 +123,9 @@ def test_config_and_headers_decide_before_torch_is_loaded(refusing: Refusing) ->
     [
         (("--model", "GEMMA"), "GemmaForCausalLM is not supported"),
         (("--model", "WORDLESS"), "the model's tokenizer.json cannot be read"),
+        (("--engine", "vllm", "--model", "GEMMA", "--", "--seed", "1"), "the vllm engine needs the package vllm"),
+        (("--engine", "vllm", "--torch-threads", "1"), "is for --engine torch and does nothing for vllm"),
+        (("--", "--enforce-eager"), "(also as words after --) is for --engine vllm and does nothing for torch"),
         (("--engine", "vlmm"), "there is no such engine; there are sim, torch, vllm"),
         (("--store", "redis://localhost:1"), "there is no such store; a store is etcd://127.0.0.1:2379"),
         (("--model", "tiny", "--ranks", "3"), "3 ranks cannot share the model's 2 KV heads evenly"),

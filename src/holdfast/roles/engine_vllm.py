@@ -6,7 +6,6 @@ Always true: vLLM is imported after its environment was set, and after all was l
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,11 +36,11 @@ def make_vllm(
         from holdfast.engines.vllm.hooks import check_installed
 
         check_installed()
-        tenant = importlib.import_module("holdfast.engines.vllm.tenant")
+        from holdfast.engines.vllm.tenant import VllmTenant, vllm_engine
     except ImportError as error:
         raise UserError(f"vLLM cannot be loaded here: {error}; see `python -c 'import vllm'`") from error
     where = str(files.path), files.identity, files.eos_token_ids
-    engine: VaultEngine[Any] = tenant.vllm_engine(*where, settings, launch.own_place())
+    engine: VaultEngine[VllmTenant] = vllm_engine(*where, settings, launch.own_place())
     template = chat_template(launch, files.text)
     card = ModelCard(
         name=launch.model,

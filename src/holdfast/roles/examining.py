@@ -141,8 +141,8 @@ def examine_vllm(
         raise UserError(NO_VLLM)
     check_words(launch.vllm.options)
     if is_made(launch.source):
-        what = "needs --model" if launch.source == "default" else f"cannot serve --model {launch.source}: it takes"
-        raise UserError(f"--engine vllm {what}: {SOURCES}")
+        what = "needs --model" if launch.source == "default" else f"cannot serve --model {launch.source}"
+        raise UserError(f"--engine vllm {what}: it takes {SOURCES}")
     files = look_at_files(launch.source, progress)
     if is_host(launch.place.device):
         _check_vllm_host(launch, files, workers, free_bytes)
