@@ -17,7 +17,7 @@ def blocks_of(world: World) -> tuple[list[FakeBlock], VaultBlocks]:
     blocks = [FakeBlock(number) for number in range(1 + world.shared + PRIVATE)]
     blocks[0].is_null = True
     private = range(world.shared + 1, world.shared + 1 + PRIVATE)
-    return blocks, VaultBlocks(blocks, shared=world.shared, private=private)
+    return blocks, VaultBlocks(blocks, shared=world.shared, private=private, text_blocks_max=world.shared)
 
 
 def states(world: World) -> list[int]:
@@ -69,7 +69,7 @@ def test_a_pool_is_attached_once_and_left_only_at_rest() -> None:
     vault.retired()
     vault.detach()
     with pytest.raises(ValueError, match="private"):
-        VaultBlocks([FakeBlock(0)], shared=3, private=range(3, 4))
+        VaultBlocks([FakeBlock(0)], shared=3, private=range(3, 4), text_blocks_max=3)
 
 
 def test_a_lingering_block_is_handed_out_again_without_a_word_to_the_index() -> None:

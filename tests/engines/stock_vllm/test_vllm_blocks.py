@@ -19,9 +19,9 @@ seeds = st.integers(0, 2**32).map(Random)
 class BlocksMachine(RuleBasedStateMachine):
     """After every act the index says no more than what is in the blocks, and no less than what has retired."""
 
-    @initialize(depth=st.integers(1, 2), ahead=st.booleans(), fifo=st.booleans())
-    def begin(self, depth: int, ahead: bool, fifo: bool) -> None:
-        self.desk = Desk(SHARED, SIZE, depth, ahead=ahead, fifo=fifo)
+    @initialize(depth=st.integers(1, 2), ahead=st.booleans(), fifo=st.booleans(), longest=st.sampled_from([2, SHARED]))
+    def begin(self, depth: int, ahead: bool, fifo: bool, longest: int) -> None:
+        self.desk = Desk(SHARED, SIZE, depth, ahead=ahead, fifo=fifo, text_blocks_max=longest)
 
     def work(self, draw: Random) -> None:
         """What goes before every rarer act. By a seed: so many choices are mixed better than if each were drawn."""

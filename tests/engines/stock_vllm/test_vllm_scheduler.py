@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+# Not "vllm": where it is not installed, that is the folder this lies in.
 pytest.importorskip("vllm.version", reason="vLLM is not installed here; `make test-vllm` runs this")
 
 from vllm_scheduler_rig import PRIVATE, SIZE, TOKENS_MAX, Engine, live, make_config, make_scheduler

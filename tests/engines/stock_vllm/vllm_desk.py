@@ -55,8 +55,11 @@ class Desk:
     """`ahead`: plans a step before it knows what the one in flight draws, as vLLM does asynchronously. `fifo`:
     who came last is preempted first; else who came first, even if this very step was to compute for it."""
 
-    def __init__(self, shared: int, size: int, depth: int, *, ahead: bool, fifo: bool) -> None:
+    def __init__(
+        self, shared: int, size: int, depth: int, *, ahead: bool, fifo: bool, text_blocks_max: int | None = None
+    ) -> None:
         self.world = World(shared, size)
+        self.text_blocks_max = text_blocks_max or shared
         self.size, self.depth, self.ahead, self.fifo = size, depth, ahead, fifo
         self.named: dict[int, tuple[bytes, int]] = {}  # block → what it shall contain, and after which step
         self.planned = self.retired = 0
@@ -70,7 +73,7 @@ class Desk:
         blocks = [FakeBlock(block) for block in range(1 + shared + PRIVATE)]
         blocks[0].is_null = True
         private = range(shared + 1, shared + 1 + PRIVATE)
-        self.vault = VaultBlocks(blocks, shared=shared, private=private)
+        self.vault = VaultBlocks(blocks, shared=shared, private=private, text_blocks_max=self.text_blocks_max)
         self.vault.attach(self.world.pool)
         self.named.clear()
         self.planned = self.retired = 0

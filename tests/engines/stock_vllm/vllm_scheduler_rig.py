@@ -81,6 +81,7 @@ class Engine:
         self.hasher = get_request_block_hasher(SIZE, sha256_cbor)
         self.outputs: list[Any] = []  # of steps in flight, with `world.flights`
         self.requests: dict[str, Request] = {}  # all that are not over
+        self.aborts: list[str] = []  # that came while a step ran: vLLM sees to them before it retires that step
         self.stands_by = False  # without a pool, so there is nothing to check
         self.count = self.preemptions = self.found = self.published = 0
         self.wake()
@@ -152,6 +153,10 @@ class Engine:
         numbers = list(output.num_scheduled_tokens)
         places = {number: place for place, number in enumerate(numbers)}
         made = ModelRunnerOutput(req_ids=numbers, req_id_to_index=places, sampled_token_ids=drawn)
+        for number in self.aborts:
+            if number in self.requests:
+                self.abort(number)
+        self.aborts.clear()
         self.scheduler.update_from_output(output, made)
         for request, _, _ in flight.members:
             self.learn(request)
@@ -162,7 +167,6 @@ class Engine:
     def abort(self, number: str) -> None:
         self.scheduler.finish_requests([number], RequestStatus.FINISHED_ABORTED)
         del self.requests[number]
-        self.check()
 
     def reset(self) -> None:
         assert self.scheduler.reset_prefix_cache(reset_running_requests=True)
@@ -175,6 +179,7 @@ class Engine:
         streams = list(self.requests.values())
         self.outputs.clear()
         self.requests.clear()
+        self.aborts.clear()
         self.world.die(canary=True)
         self.wake()
         for stream in streams:
@@ -225,8 +230,11 @@ def live(engine: Engine, draw: Random, steps: int) -> None:
         if chance < 0.25 and len(engine.requests) < 8:
             prompt = [int(draw.random() < 0.1) for _ in range(draw.randint(1, TOKENS_MAX // 2))]
             engine.submit(prompt, draw.randint(1, TOKENS_MAX // 3), priority=draw.randrange(3))
-        elif chance < 0.29 and engine.requests:
+        elif chance < 0.27 and engine.requests:
             engine.abort(draw.choice(list(engine.requests)))
+            engine.check()
+        elif chance < 0.29 and engine.requests:
+            engine.aborts.append(draw.choice(list(engine.requests)))
         elif chance < 0.30:
             engine.reset()
         elif chance < 0.315:

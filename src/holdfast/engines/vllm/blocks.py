@@ -60,13 +60,14 @@ class VaultBlocks:
     no more) is seen by the next question.
     """
 
-    def __init__(self, blocks: Sequence[Block], *, shared: int, private: range) -> None:
+    def __init__(self, blocks: Sequence[Block], *, shared: int, private: range, text_blocks_max: int) -> None:
         if not 0 < shared < private.start <= private.stop <= len(blocks):
             raise ValueError(f"{len(blocks)} blocks are not {shared} shared ones with {private} behind them, private")
         self.books = threading.RLock()
         self.preempting = False  # whoever gives blocks back now only waits for room: awaited, after our death
         self._blocks = blocks
         self._shared = shared
+        self._text_blocks_max = text_blocks_max  # of one text
         self._private_count = len(private)
         self._private = list(reversed(private))  # free ones, taken from the end
         self._pool: Pool | None = None
@@ -131,11 +132,15 @@ class VaultBlocks:
     @property
     def room(self) -> int:
         """Blocks that `take` would give. While the fence is about to bring some back, not those of streams that are
-        awaited: what anybody finds is not awaited any more, so hits count as vLLM counts them."""
+        awaited: what anybody finds is not awaited any more, so hits count as vLLM counts them. To count these takes
+        milliseconds right after a takeover (60,000 blocks: 40), so not where any text fits without."""
         pool = self._pool
         if pool is None:
             return len(self._private)
-        return self._pool_room(pool) + len(self._lingering) + len(self._lingering_named)
+        room = pool.free_count + len(self._lingering) + len(self._lingering_named)
+        if pool.fence_awaited and room >= self._text_blocks_max:
+            return room
+        return room + self._evictable(pool)
 
     def take(self, count: int) -> list[Block]:
         """That many blocks, each held once: first those that linger without a name, last those with one."""
@@ -146,7 +151,8 @@ class VaultBlocks:
             taken = [self._private.pop() for _ in range(count)]
         else:
             taken = [self._lingering.popitem()[0] for _ in range(min(count, len(self._lingering)))]
-            fresh = min(count - len(taken), self._pool_room(pool))
+            left, free = count - len(taken), pool.free_count
+            fresh = left if left <= free else min(left, free + self._evictable(pool))
             opened = pool.allocate(fresh, sparing=pool.fence_awaited)
             assert not isinstance(opened, NoRoom), f"there was room: {opened}"
             for number, generation in opened:
@@ -256,8 +262,8 @@ class VaultBlocks:
         unheld = pool.free_count + pool.cached_count + pool.quarantined_count
         return self._shared - unheld - len(self._lingering) - len(self._lingering_named)
 
-    def _pool_room(self, pool: Pool) -> int:
-        return pool.free_count + pool.cached_count - (pool.awaited_count if pool.fence_awaited else 0)
+    def _evictable(self, pool: Pool) -> int:
+        return pool.cached_count - (pool.awaited_count if pool.fence_awaited else 0)
 
     def _publish(self, pool: Pool, name: Name, given_back: dict[bool, list[int]]) -> None:
         """Its writers have all retired. If another block has the same content and is held, this one stays open."""

@@ -85,11 +85,11 @@ class VaultScheduler(Scheduler):
         self._size = _block_size(self.kv_cache_manager.coordinator.single_type_managers, pool)
         said = vllm_config.additional_config[SETTINGS]
         shared, first = int(said["shared"]), int(said["private_first"])
-        if shared * self._size < self.max_model_len:
-            longest, size = self.max_model_len, shared * self._size
-            raise ValueError(f"the KV pool holds {size} tokens, too few for one text of max_model_len {longest}")
         private = range(first, first + int(said["private_count"]))
-        self.vault = VaultBlocks(pool.blocks, shared=shared, private=private)
+        longest = -(-self.max_model_len // self._size)
+        if shared < longest:
+            raise ValueError(f"a text of max_model_len takes {longest} blocks, and the KV pool has {shared}")
+        self.vault = VaultBlocks(pool.blocks, shared=shared, private=private, text_blocks_max=longest)
         self.on_planned: Callable[[Any], None] = lambda output: None  # hears of each step as it is planned
         pool.__class__ = VaultBlockPool
         pool.become(self.vault)
