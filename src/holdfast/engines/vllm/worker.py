@@ -17,6 +17,7 @@ from torch import nn
 from vllm.platforms import current_platform
 
 from holdfast.engines.vllm.hollow import Scratch, hollow_load, refuse_leftovers
+from holdfast.engines.vllm.hooks import check_config
 from holdfast.engines.vllm.kv_home import KvHome
 from holdfast.engines.vllm.options import ROOM
 from holdfast.engines.vllm.weights import ModelBuild
@@ -78,6 +79,7 @@ class VaultWorker(_base()):  # type: ignore[misc]
         return model
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
+        check_config(self.vllm_config, kv_cache_config)
         self._kv_config = kv_cache_config
         super().initialize_from_config(kv_cache_config)
         self._rooms.kv.check()
