@@ -25,6 +25,7 @@ from holdfast.wire.net import SocketNetwork
 
 # The shortest that etcd grants with its default election timeout.
 ETCD_TTL_S = 2
+BOUND_S = 60.0  # far above what any answer takes, on a busy machine too
 
 
 
@@ -109,21 +110,21 @@ def rig_for(kind: str, directory: Path) -> Rig:
     return EtcdRig(directory) if kind == "etcd" else EmbeddedRig(directory, tcp=kind == "tcp")
 
 
-async def registered(store: Store, key: str, value: bytes, timeout_s: float = 5.0) -> Registration:
+async def registered(store: Store, key: str, value: bytes, timeout_s: float = BOUND_S) -> Registration:
     """A registration that the store has."""
     registration = store.register(key, value)
     await has(store, key, value, timeout_s)
     return registration
 
 
-async def has(store: Store, key: str, value: bytes, timeout_s: float = 5.0) -> None:
+async def has(store: Store, key: str, value: bytes, timeout_s: float = BOUND_S) -> None:
     """Return once the store holds that value."""
     async with asyncio.timeout(timeout_s):
         while await store.get(key, timeout_s) != value:
             await asyncio.sleep(0.005)
 
 
-async def items_under(store: Store, prefix: str, timeout_s: float = 5.0) -> dict[str, bytes]:
+async def items_under(store: Store, prefix: str, timeout_s: float = BOUND_S) -> dict[str, bytes]:
     """What a new watch is told first."""
     async with contextlib.aclosing(store.watch(prefix)) as watch:
         snapshot = await upcoming(watch, timeout_s)
@@ -145,7 +146,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
         process.stdout.close()
 
 
-async def upcoming(watch: Watch, timeout_s: float = 5.0) -> WatchEvent:
+async def upcoming(watch: Watch, timeout_s: float = BOUND_S) -> WatchEvent:
     return await asyncio.wait_for(anext(watch), timeout_s)
 
 

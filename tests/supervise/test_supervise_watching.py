@@ -60,7 +60,7 @@ async def heard(world: World) -> None:
     await until(lambda: all(beats.judge.routable for beats in heard), "beats")
 
 
-async def replaced(supervisor: Supervisor, slot: Slot, before: int, bound_s: float = 20.0) -> None:
+async def replaced(supervisor: Supervisor, slot: Slot, before: int, bound_s: float = 60.0) -> None:
     assert await supervisor.wait(lambda: slot.life.phase is Phase.READY and slot.life.pid != before, bound_s), (
         f"{slot!r}"
     )
@@ -69,7 +69,7 @@ async def replaced(supervisor: Supervisor, slot: Slot, before: int, bound_s: flo
 async def second_life(world: World, supervisor: Supervisor, slot: Slot) -> None:
     """The first one was killed, and the one after it is ready: the first may count as ready until its end is seen."""
     lives = world.state_dir / "a.lives"
-    assert await supervisor.wait(lambda: slot.life.phase is Phase.READY and lives.stat().st_size > 1, 20.0), f"{slot!r}"
+    assert await supervisor.wait(lambda: slot.life.phase is Phase.READY and lives.stat().st_size > 1, 60.0), f"{slot!r}"
     assert lives.stat().st_size == 2
 
 

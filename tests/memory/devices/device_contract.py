@@ -19,6 +19,8 @@ from holdfast.memory.devices import BusyError, Device, DeviceError, OutOfMemory,
 from holdfast.memory.devices.fds import seal_memfd
 from holdfast.spec.names import is_host
 
+FREE_S = 60.0  # for memory to be free again after its last user's end, at any load
+
 
 @dataclass(frozen=True, slots=True)
 class Rig:
@@ -51,12 +53,13 @@ def mapped(rig: Rig, fd: int, *, writable: bool = True) -> Iterator[int]:
 
 
 def until(true: Callable[[], bool]) -> bool:
-    """Whether it comes true within two seconds: a driver may give memory back a moment after the close."""
-    deadline = time.monotonic() + 2.0
-    while time.monotonic() < deadline:
-        if true():
-            return True
-    return False
+    """Whether it comes true in time: a driver may give memory back a moment after the close."""
+    deadline = time.monotonic() + FREE_S
+    while not true():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+    return True
 
 
 def open_fds() -> set[str]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 from device_agent import Peer
+from device_contract import until
 
 from holdfast.memory.devices import BusyError, DeviceError, HostDevice, HostSettings, OutOfMemory, WrongFd, view
 from holdfast.memory.devices.fds import seal_memfd
@@ -65,8 +66,19 @@ def test_a_sealed_slab_cannot_be_written_through_proc(device: HostDevice) -> Non
     os.close(fd)
 
 
+def gets_sealed(fd: int) -> bool:
+    try:
+        seal_memfd(fd)
+    except BusyError:
+        return False
+    return True
+
+
 def test_sealing_waits_for_no_one_and_is_refused_while_somebody_can_write(device: HostDevice) -> None:
-    """A writable mapping here is in its way, and so is one in another process, until that process is over."""
+    """A writable mapping here is in its way, and so is one in another process, until that process's memory is gone.
+
+    That may be after its end: whoever reads /proc/PID/maps or the like just then keeps it for a moment.
+    """
     fd = device.create(SIZE)
     address = device.reserve(SIZE)
     device.map(address, SIZE, fd, writable=True)
@@ -79,7 +91,7 @@ def test_sealing_waits_for_no_one_and_is_refused_while_somebody_can_write(device
         with pytest.raises(BusyError):
             seal_memfd(fd)
         other.kill()
-        seal_memfd(fd)
+        assert until(lambda: gets_sealed(fd))
     os.close(fd)
 
 
