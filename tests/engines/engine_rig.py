@@ -29,7 +29,9 @@ from holdfast.testing.processes import kill_together, vault_processes
 AGENT = Path(__file__).with_name("engine_agent.py")
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 BOUND_S = 60.0  # far above what anything here takes, on a busy machine too
-LOAD_S = 100.0  # a child's first order waits for its import of torch: ten times as long beside others that import it
+# A child's first order waits for its imports: of torch, ten times as long beside others that import it; of vLLM.
+LOAD_S = 100.0
+VLLM_LOAD_S = 400.0
 # A block of the tiny model: keys and values of 4 layers, 2 heads of 16, 16 tokens, fp32.
 TINY_BLOCK_GIB = 2 * 4 * 2 * 16 * 16 * 4 / 2**30
 # One of vLLM's tiny ones: 4 layers, 2 heads of 32, 32 tokens, fp32; and those that are not the pool's.
@@ -58,8 +60,9 @@ def make_engine(kind: str, settings: dict[str, Any], place: Place, progress: Any
 
         return torch_engine(settings.pop("checkpoint", None) or tiny(), TorchSettings(**settings), place, progress)
     if kind == "vllm":
-        from vllm_models import made
+        from vllm_models import made, set_variables
 
+        set_variables()
         from holdfast.engines.vllm.tenant import vllm_engine
         from holdfast.spec.engines import VllmSettings
 
@@ -251,6 +254,7 @@ class Child(Agent):
         launch |= {"ranks_die": ranks_die, "slow": slow}
         launch["place"] = {"engine_id": engine_id, "who": f"engine {engine_id}", **place}
         super().__init__(str(AGENT), json.dumps(launch))
+        self._load_s = VLLM_LOAD_S if kind == "vllm" else LOAD_S
         self.said: dict[int, list[int]] = {}  # tokens by stream
         self.finished: dict[int, str] = {}
         self._changed = asyncio.Event()
@@ -260,7 +264,7 @@ class Child(Agent):
         return self.process.returncode is None
 
     async def do(self, name: str, **arguments: Any) -> Any:
-        async with asyncio.timeout(LOAD_S if name == "load" else BOUND_S):
+        async with asyncio.timeout(self._load_s if name == "load" else BOUND_S):
             return await self.order(name, **arguments)
 
     async def submit(self, stream: int, tokens: list[int], max_tokens: int, **given: Any) -> None:

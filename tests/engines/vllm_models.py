@@ -1,9 +1,12 @@
-"""Tiny models of two families, as vLLM reads them: made once, in a folder that stays."""
+"""What vLLM is given in tests: its variables, and tiny models of two families, made once, in a folder that stays."""
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
+
+from holdfast.engines.vllm.environment import needed, usual
 
 SHAPE = {
     "vocab_size": 1024,
@@ -19,6 +22,14 @@ SHAPE = {
     "eos_token_id": 1,
     "pad_token_id": 0,
 }
+
+
+def set_variables() -> None:
+    """Before the first import of vLLM in this process, which reads them then."""
+    for name, value in needed("host-0").items():
+        os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+    for name, value in usual("host-0", 2, "info").items():
+        os.environ.setdefault(name, value)
 
 
 def made(family: str) -> Path:

@@ -4,12 +4,15 @@ engine says that nobody kills."""
 from __future__ import annotations
 
 import random
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from engine_rig import Child, Vault
 from vllm_models import made
+
+from holdfast.core.tasks import beside
 
 pytest.importorskip("vllm.version", reason="vllm is not installed here: make test-vllm")
 pytestmark = pytest.mark.processes
@@ -33,7 +36,8 @@ class Asked:
         await engine.submit(number, tokens, TOKENS, prompt_len=len(self.prompt), **self.sampling)
 
 
-def streams(rng: random.Random) -> dict[int, Asked]:
+def streams() -> dict[int, Asked]:
+    rng = random.Random(4)
     samplings: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 0.8, "seed": 11, "top_k": 40},
@@ -50,17 +54,14 @@ async def unbroken(family: str, asked: dict[int, Asked]) -> dict[int, list[int]]
     with Vault() as vault:
         async with vault.engine(0, "vllm", family=family) as engine:
             await engine.do("wake", epoch=FIRST_EPOCH)
-            for number, each in asked.items():
-                await each.submit(engine, number)
+            await go_on(engine, asked)
             await engine.until(lambda: engine.finished.keys() >= asked.keys())
             return {number: engine.said[number] for number in asked}
 
 
-async def loaded(vault: Vault, engine_id: int, family: str) -> Child:
-    child = Child(vault, engine_id, "vllm", family=family, slow=True)
-    await child.start()
-    await child.do("load")
-    return child
+async def go_on(engine: Child, asked: dict[int, Asked]) -> None:
+    for number, each in asked.items():
+        await each.submit(engine, number)
 
 
 async def all_said(engine: Child, asked: dict[int, Asked], count: int) -> None:
@@ -72,28 +73,27 @@ async def test_streams_outlive_a_chain_of_engines(family: str, vault: Vault) -> 
     """Each engine is killed in the middle of every stream; its standby adopts what was whole, and less than a block of
     any stream is computed again. Nothing is lost or said twice, and every token is the unbroken run's."""
     made(family)
-    rng = random.Random(5)
-    asked = streams(rng)
-    right = await unbroken(family, asked)
-    active = await loaded(vault, 0, family)
-    await active.do("wake", epoch=FIRST_EPOCH)
-    for kill in range(1, KILLS + 1):
-        standby = await loaded(vault, kill % 2, family)
-        for number, each in asked.items():
-            await each.submit(active, number)
-        await active.do("vouch")
-        await all_said(active, asked, rng.randrange(10, 40))
-        await active.kill()
-        for number, each in asked.items():
-            each.said += active.said[number]
-        woken = await standby.do("wake", epoch=FIRST_EPOCH + kill)
-        assert woken["reason"] == ""
-        active = standby
-    for number, each in asked.items():
-        await each.submit(active, number)
-    await active.until(lambda: active.finished.keys() >= asked.keys())
-    facts = await active.do("facts")
-    await active.kill()
-    assert {number: each.said + active.said[number] for number, each in asked.items()} == right
+    asked, rng = streams(), random.Random(5)
+    async with beside(unbroken(family, streams()), "the unbroken run") as right, AsyncExitStack() as engines:
+        pair = vault.pair("vllm", slow=True, family=family)
+        active, standby = await engines.enter_async_context(pair)
+        await active.do("wake", epoch=FIRST_EPOCH)
+        for kill in range(1, KILLS + 1):
+            await go_on(active, asked)
+            await active.do("vouch")
+            await all_said(active, asked, rng.randrange(10, 40))
+            await active.kill()
+            for number, each in asked.items():
+                each.said += active.said[number]
+            woken = await standby.do("wake", epoch=FIRST_EPOCH + kill)
+            assert woken["reason"] == ""
+            active = standby
+            if kill < KILLS:
+                following = vault.engine((kill + 1) % 2, "vllm", slow=True, family=family)
+                standby = await engines.enter_async_context(following)
+        await go_on(active, asked)
+        await active.until(lambda: active.finished.keys() >= asked.keys())
+        facts = await active.do("facts")
+        assert {number: each.said + active.said[number] for number, each in asked.items()} == await right
     assert facts["resumed"] == len(asked)
     assert facts["recomputed"] <= BLOCK

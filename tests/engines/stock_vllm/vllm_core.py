@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-# Read once, when vLLM is first imported.
-os.environ |= {
-    "HF_HUB_OFFLINE": "1",
-    "PYTHONHASHSEED": "0",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_NO_USAGE_STATS": "1",
-}
 
 from holdfast.core.requests import GenerateRequest, Output
 from holdfast.engines.paged.settings import SchedulerSettings

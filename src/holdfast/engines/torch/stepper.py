@@ -198,8 +198,10 @@ class Stepper:
     def _run(self) -> None:
         try:
             use_threads(self._threads, self._device)
-            while not self._over:
-                self._work.clear()
+            while True:
+                self._work.clear()  # before the look at all that sets it: what comes later sets it again
+                if self._over:
+                    return
                 while self._pings:
                     self._pings.popleft()()
                 if not (self._step() or self._run_errand()):

@@ -115,8 +115,10 @@ class Stepper:
 
     def _run(self) -> None:
         try:
-            while not self._over or self._acts:
-                self._work.clear()
+            while True:
+                self._work.clear()  # before the look at all that sets it: what comes later sets it again
+                if self._over and not self._acts:
+                    return
                 while self._pings:
                     self._pings.popleft()()
                 while self._acts:

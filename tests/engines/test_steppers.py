@@ -1,0 +1,33 @@
+"""The threads that make an engine's steps, apart from any engine."""
+
+from __future__ import annotations
+
+import threading
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+BOUND_S = 60.0
+
+
+@pytest.mark.parametrize("room", ["torch", "vllm"])
+def test_a_stop_is_heard_whenever_it_comes(room: str) -> None:
+    """Told just before the thread forgets that there was something to do, it ends all the same, and does not wait."""
+    failed: list[str] = []
+    module: Any = import_module(f"holdfast.engines.{room}.stepper")
+    stepper = module.Stepper(lambda *_: True, failed.append)
+    work = stepper._work = threading.Event()
+    forget = work.clear
+
+    def stopped_before() -> None:
+        stepper._over = True
+        work.set()
+        forget()
+
+    work.clear = stopped_before  # type: ignore[method-assign]
+    stepper.start()
+    stepper._thread.join(BOUND_S)
+    assert not stepper._thread.is_alive()
+    assert not failed
