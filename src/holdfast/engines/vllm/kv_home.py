@@ -9,8 +9,9 @@ Always true: the range is as long as what vLLM asks for, and every byte of its c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -53,6 +54,28 @@ class Plan:
             taken = 1 + each * slots
             raise UserError(f"the KV pool has {blocks} blocks, of which {taken} are spoken for: use more --kv-gib")
         return cls(shared, 1 + shared + each * slot, each)
+
+
+def parts_of(view: torch.Tensor, blocks: int, first: int, count: int) -> list[tuple[int, int]]:
+    """Where some blocks of a layer's cache lie: address and size of each run of bytes. Blocks are along the outermost
+    dimension that has as many, or a multiple where its kernel takes smaller ones."""
+    dimensions = [(size, stride * view.element_size()) for size, stride in zip(view.shape, view.stride(), strict=True)]
+    size, stride = max((each for each in dimensions if each[0] % blocks == 0), key=lambda each: each[1])
+    block = size // blocks * stride
+    outer = [range(0, many * step, step) for many, step in dimensions if step > stride]
+    return [(view.data_ptr() + sum(steps) + first * block, count * block) for steps in itertools.product(*outer)]
+
+
+def in_granules(parts: Iterable[tuple[int, int]], start: int, granule: int) -> tuple[tuple[int, int], ...]:
+    """The granules that these touch, as offset and size from `start`, in order and apart."""
+    runs: list[tuple[int, int]] = []
+    for address, size in sorted(parts):
+        begin, end = (address - start) // granule * granule, _up(address - start + size, granule)
+        if runs and begin <= runs[-1][1]:
+            runs[-1] = runs[-1][0], max(end, runs[-1][1])
+        else:
+            runs.append((begin, end))
+    return tuple((begin, end - begin) for begin, end in runs)
 
 
 class Backing(TorchFunctionMode):
@@ -100,9 +123,14 @@ class KvHome:
         self._backing = Backing(self.home, sizes, self.device)
         return self._backing
 
-    def check(self) -> None:
-        if self._backing is None or self._backing.left:
+    def made(self, views: Iterable[torch.Tensor]) -> None:
+        """vLLM has its cache, each layer's seen so: this engine's private blocks are its own where there is no pool."""
+        if self.home is None or self._backing is None or self._backing.left:
             raise UserError("this vLLM makes its KV cache in another way than is known here; --kv direct works")
+        plan = self.plan
+        private = plan.private_first, plan.private_count
+        parts = [part for view in views for part in parts_of(view, self.config.num_blocks, *private)]
+        self.home = replace(self.home, own=in_granules(parts, self.home.address, self.ground.device.granularity))
 
     @property
     def block_tokens(self) -> int:

@@ -82,7 +82,9 @@ class VaultWorker(_base()):  # type: ignore[misc]
         check_config(self.vllm_config, kv_cache_config)
         self._kv_config = kv_cache_config
         super().initialize_from_config(kv_cache_config)
-        self._rooms.kv.check()
+        layers = self.vllm_config.compilation_config.static_forward_context
+        (group,) = kv_cache_config.kv_cache_groups
+        self._rooms.kv.made(layers[name].kv_cache for name in group.layer_names)
         # For the scheduler, which vLLM makes next from the same configuration.
         self.vllm_config.additional_config[ROOM] = asdict(self._rooms.kv.plan)
 
