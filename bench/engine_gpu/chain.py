@@ -1,6 +1,6 @@
 """A chain of kills under load: what clients see of each.
 
-`holdfast up` with the torch engine, standbys started ahead, streams with long prompts. First the same requests
+`holdfast up` with a torch or vllm engine, standbys started ahead, streams with long prompts. First the same requests
 unbroken; then, again and again, SIGKILL to the active engine's group. Always true: a kill comes only while a standby is
 ready, every stream decodes and the leader has led for a while; around it nobody is asked anything, so that no question
 delays what is measured; every kill is written down as soon as it is over.
@@ -55,6 +55,7 @@ class ChainBench:
     """What is started, asked and killed."""
 
     model: str = "random:8b"
+    engine: str = "torch"
     device: str = "cuda-0"
     streams: int = 32
     kills: int = 10
@@ -73,7 +74,8 @@ class ChainBench:
         # A canary rides beside the streams after a takeover: without a place of its own one of them would wait for it.
         if self.streams >= (32 if host else 64):
             sizes += ["--streams-max", str(self.streams + 1)]
-        what = ("--engine", "torch", "--model", self.model, "--served-name", NAME, "--fast")
+        what = ["--engine", self.engine, "--model", self.model, "--served-name", NAME]
+        what += ["--fast"] if self.engine == "torch" else []
         return (*what, *device, *sizes, *self.up.split())
 
     def body(self, number: int) -> tuple[str, Row]:
@@ -126,8 +128,8 @@ def run(bench: ChainBench, keep: Keep) -> Row:
     began_s = time.monotonic()
     gpu = gpu_uuid(bench.device)
     with Supervised(*bench.options(), start_s=bench.start_s) as up:
-        head: Row = {"model": bench.model, "streams": bench.streams, "prompt_tokens": bench.prompt}
-        head |= {"answer_tokens": bench.tokens, "standbys": bench.standbys}
+        head: Row = {"engine": bench.engine, "model": bench.model, "streams": bench.streams}
+        head |= {"prompt_tokens": bench.prompt, "answer_tokens": bench.tokens, "standbys": bench.standbys}
         head["start_s"] = round(time.monotonic() - began_s, 1)
         state = _Run(bench, up, Asking(up.port, bench), gpu, keep, began_s + bench.limit_s, head)
         try:

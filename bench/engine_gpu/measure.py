@@ -18,23 +18,28 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.engine_gpu.words import Case, Keep, Row, speed_ratio
+from bench.engine_gpu.words import CONTEXT, SAME_AIM, Case, Keep, Row, speed_ratio
 from bench.gpu.smi import machine
 from bench.prove import about_run, write_rows
 from holdfast.spec.names import is_host
 
 RESULTS = "engine-gpu.json"
-PARTS = ("chain", "speed", "canaries", "vllm")
+PARTS = ("chain", "speed", "canaries", "vllm", "vllm-chain", "vllm-speed")
 
 
 def run_part(part: str, asked: argparse.Namespace, keep: Keep) -> Row:
     """Each loads what it needs alone: vLLM runs where our packages may not be."""
     where = {"model": asked.model, "device": asked.device}
     small: dict[str, Any] = {"kv_gib": 0.25} if is_host(asked.device) else {}  # seconds, for trying
+    if part.startswith("vllm-"):
+        where |= {"engine": "vllm", "model": asked.folder}
+        part = part.removeprefix("vllm-")
     if part == "chain":
         from bench.engine_gpu import chain
 
         small |= {"prompt": 500, "tokens": 1200, "up": "--torch-threads 1"} if small else {}
+        if "engine" in where:
+            small |= {"up": f"--context {CONTEXT}", "start_s": 240.0}
         small |= {"up": asked.up} if asked.up else {}
         many = {"streams": asked.streams, "kills": asked.kills, "standbys": asked.standbys}
         return chain.run(chain.ChainBench(**where, **many, **small), keep)
@@ -63,6 +68,8 @@ def write(out: Path, about: Row) -> dict[str, Row]:
             rows |= json.loads(found.read_text())
     ratio = speed_ratio(rows.get("speed", {}).get("cases", {}), rows.get("vllm", {}).get("cases", {}))
     rows |= {"decode-against-vllm": ratio} if ratio else {}
+    ratio = speed_ratio(rows.get("vllm-speed", {}).get("cases", {}), rows.get("vllm", {}).get("cases", {}), SAME_AIM)
+    rows |= {"vllm-against-stock": ratio} if ratio else {}
     write_rows(path, before["about"] | about, rows)
     return rows
 
@@ -87,6 +94,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--parts", default="chain,speed", help=f"of {', '.join(PARTS)}; merge: none, only put together")
     parser.add_argument("--model", default="", help="default: random:8b, on a host device tiny")
+    parser.add_argument("--folder", default="", help="for vllm-…: a model's directory (bench.engine_gpu.random_model)")
     parser.add_argument("--device", default="cuda-0", help="cuda-0, a GPU's UUID, or host-0 (also: cpu)")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--kills", type=int, default=10)

@@ -1,4 +1,4 @@
-"""How fast our engine decodes, in process.
+"""How fast an engine of ours decodes, in process.
 
 A real vault, a real engine that was woken as a worker wakes it, its steps in a thread of their own and its outputs
 taken by the event loop. Always true: every run has prompts of its own, so none is found in the pool; what is compared
@@ -17,11 +17,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
 from bench.engine_gpu.words import (
     CASES,
+    CONTEXT,
     LONG,
     SHORT,
     WARM_TOKENS,
@@ -36,11 +38,9 @@ from holdfast.core.errors import UserError
 from holdfast.core.requests import GenerateRequest, Output, Sampling
 from holdfast.engines.contract import Engine, EngineEvents
 from holdfast.engines.shadow.engine import VaultEngine
-from holdfast.engines.torch.engine import TorchTenant, torch_engine
-from holdfast.engines.torch.files.resolve import resolve
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
-from holdfast.spec.engines import Place, TorchSettings
+from holdfast.spec.engines import Place, TorchSettings, VllmSettings
 
 CASE_S = 120.0  # for one run; 128,000 prompt tokens and 288 steps of 64 streams take seconds on a GPU
 
@@ -50,16 +50,38 @@ class SpeedBench:
     """Which model, where, and how much of the device it may use."""
 
     model: str = "random:8b"
+    engine: str = "torch"
     device: str = "cuda-0"
     kv_gib: float = 30.0  # 64 streams of 2,300 tokens are 19 GB (facts 8), and nothing is evicted in a run
     step_tokens: int = 2048  # positions of one step, as an engine on a GPU has it
     repeats: int = 2  # of the two runs of a case; the quicker of each counts
     cases: tuple[Case, ...] = CASES
 
-    def settings(self) -> TorchSettings:
-        streams = max(case.batch for case in self.cases)
-        steps = max(self.step_tokens, 2 * streams)
-        return TorchSettings(kv_gib=self.kv_gib, concurrency=streams, step_tokens_max=steps)
+    @property
+    def streams(self) -> int:
+        return max(case.batch for case in self.cases)
+
+    def make(self, place: Place, folder: Path) -> VaultEngine[Any]:
+        """Each loads what it needs alone."""
+        if self.engine == "vllm":
+            return self._vllm(place, folder)
+        from holdfast.engines.torch.engine import torch_engine
+        from holdfast.engines.torch.files.resolve import resolve
+
+        steps = max(self.step_tokens, 2 * self.streams)
+        settings = TorchSettings(kv_gib=self.kv_gib, concurrency=self.streams, step_tokens_max=steps)
+        return torch_engine(resolve(self.model, folder, lambda *_: None), settings, place, lambda *_: None)
+
+    def _vllm(self, place: Place, folder: Path) -> VaultEngine[Any]:
+        from holdfast.engines.vllm.files import look_at_files
+        from holdfast.roles.engine_vllm import set_environment
+
+        set_environment(place.device, "info")
+        from holdfast.engines.vllm.tenant import vllm_engine
+
+        files = look_at_files(self.model, lambda *_: None).identified(folder, lambda *_: None)
+        settings = VllmSettings(kv_gib=self.kv_gib, concurrency=self.streams, context_tokens_max=CONTEXT)
+        return vllm_engine(str(files.path), files.identity, files.eos_token_ids, settings, place)
 
 
 @dataclass(slots=True)
@@ -93,7 +115,7 @@ class _Said(EngineEvents):
 
 
 @asynccontextmanager
-async def _engine(bench: SpeedBench, said: _Said, head: Row) -> AsyncIterator[VaultEngine[TorchTenant]]:
+async def _engine(bench: SpeedBench, said: _Said, head: Row) -> AsyncIterator[VaultEngine[Any]]:
     """An engine that is awake, and its vault; both gone afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="hf-speed-", dir="/tmp"))
     device = gpu_uuid(bench.device)
@@ -102,8 +124,7 @@ async def _engine(bench: SpeedBench, said: _Said, head: Row) -> AsyncIterator[Va
     vault.start()
     try:
         began_s = time.monotonic()
-        checkpoint = resolve(bench.model, folder, lambda *_: None)
-        engine = torch_engine(checkpoint, bench.settings(), Place(socket, device, who="speed"), lambda *_: None)
+        engine = bench.make(Place(socket, device, who="speed"), folder)
         await engine.load(said)
         if wrong := await engine.check():
             raise UserError(f"the canary's answer was wrong: {wrong}")
@@ -138,7 +159,7 @@ async def _batch(engine: Engine, said: _Said, case: Case, tokens: int, run: int)
 
 
 async def _run(bench: SpeedBench, keep: Keep) -> Row:
-    head: Row = {"model": bench.model, "tokens": [SHORT, LONG], "cases": {}}
+    head: Row = {"engine": bench.engine, "model": bench.model, "tokens": [SHORT, LONG], "cases": {}}
     said, runs = _Said(), itertools.count(1)
     async with _engine(bench, said, head) as engine:
         head |= {"dtype": engine.tenant.geometry.dtype, "kv_blocks": engine.tenant.geometry.block_count}

@@ -18,6 +18,7 @@ from typing import Any
 
 from bench.engine_gpu.words import (
     CASES,
+    CONTEXT,
     LLAMA_8B,
     LONG,
     SHORT,
@@ -30,7 +31,6 @@ from bench.engine_gpu.words import (
 )
 from holdfast.core.errors import UserError
 
-CONTEXT = 4096
 REPEATS = 2
 # "stock" is what is measured. The others are for a host where its compiler does not run, and are told as such.
 MODES: dict[str, Row] = {

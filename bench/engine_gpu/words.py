@@ -24,6 +24,7 @@ GAP_MS_MAX = 150.0  # what the issue demands of the worst gap
 GAP_MS_AIM = 50.0
 BLOCK_TOKENS = 16
 RATIO_AIM = 0.7  # of stock vLLM's decode throughput
+SAME_AIM = 0.98  # of it, when the engine is vLLM itself
 
 # `random:8b` in Hugging Face's words, for vLLM. Theta is there twice: versions of transformers look for it elsewhere.
 LLAMA_8B: Row = {
@@ -78,6 +79,7 @@ class Case:
 
 CASES = (Case(1, 128), Case(64, 128), Case(1, 2000), Case(64, 2000))
 SHORT, LONG = 32, 288  # tokens of the two runs of a case; their difference is decode alone
+CONTEXT = 4096  # that vLLM is told
 WARM_TOKENS = 16  # kernels are compiled and graphs captured by the first steps of their size
 
 
@@ -90,7 +92,7 @@ def decode_rate(batch: int, short_s: float, long_s: float) -> Row:
     return {"decode_tps": round(more * batch / longer_s, 1), "step_ms": round(longer_s / more * 1000, 3)}
 
 
-def speed_ratio(ours: Mapping[str, Row], theirs: Mapping[str, Row]) -> Row:
+def speed_ratio(ours: Mapping[str, Row], theirs: Mapping[str, Row], aim: float = RATIO_AIM) -> Row:
     """Our decode throughput by vLLM's, by case, where both were measured."""
     ratios = {
         name: round(ours[name]["decode_tps"] / theirs[name]["decode_tps"], 3)
@@ -99,8 +101,8 @@ def speed_ratio(ours: Mapping[str, Row], theirs: Mapping[str, Row]) -> Row:
     }
     if not ratios:
         return {}
-    worst, bound = min(ratios.values()), f"the ratio is reported; aim {RATIO_AIM}"
-    return {"ratio": ratios, "ratio_min": worst, "bound": bound, "met": worst >= RATIO_AIM}
+    worst, bound = min(ratios.values()), f"the ratio is reported; aim {aim}"
+    return {"ratio": ratios, "ratio_min": worst, "bound": bound, "met": worst >= aim}
 
 
 # -- the chain
