@@ -41,7 +41,7 @@ def run_part(part: str, asked: argparse.Namespace, keep: Keep) -> Row:
         if "engine" in where:
             small |= {"up": f"--context {CONTEXT}", "start_s": 240.0}
         small |= {"up": asked.up} if asked.up else {}
-        many = {"streams": asked.streams, "kills": asked.kills, "standbys": asked.standbys}
+        many = {"streams": asked.streams, "kills": asked.kills, "standbys": asked.standbys, "limit_s": asked.limit_s}
         return chain.run(chain.ChainBench(**where, **many, **small), keep)
     if part == "speed":
         from bench.engine_gpu import speed
@@ -99,6 +99,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--standbys", type=int, default=2)
+    parser.add_argument("--limit-s", type=float, default=480.0, help="for a whole chain")
     parser.add_argument("--up", default="", help="other words for `holdfast up`, in one string: --up='--wake-s 10'")
     parser.add_argument("--mode", default="stock", help="how vLLM runs: stock, graphs or eager")
     asked = parser.parse_args(argv)

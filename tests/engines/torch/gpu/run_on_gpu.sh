@@ -4,6 +4,9 @@
 #   run_on_gpu.sh hardening      preempted, broken and wishing streams; --exact   under 6 minutes
 #   run_on_gpu.sh chain          kills under load                                 under 9 minutes
 #   run_on_gpu.sh vllm           stock vLLM's decode throughput, for the ratio    under 9 minutes
+#   run_on_gpu.sh vllm-speed     the same of vLLM as an engine of ours            under 9 minutes
+#   run_on_gpu.sh vllm-chain     kills under load of that                         under 9 minutes
+# The last two take a model's directory from $MODEL, which is made with random weights if it is not there.
 # Packages that the host lacks are wheels in $WHEELS; vLLM, cut into pieces, lies in $VLLM (part0/vllm, …, deps0/, …).
 # Writes into $OUT: engine-gpu.json (figures, after each part), a file per part, the log, and machine.txt. To put the
 # files of several runs together: python -m bench.engine_gpu.measure --parts merge --out DIR
@@ -15,6 +18,7 @@ PYTHON="${PYTHON:-python3}"
 WHEELS="${WHEELS:-.gpuwheels}"
 VLLM="${VLLM:-.gpuvllm}"
 DEVICE="${DEVICE:-cuda-0}"
+MODEL="${MODEL:-/dev/shm/random-8b}"
 read -ra MORE <<< "${MORE:-}"
 [ $# -gt 0 ] || set -- tests speed
 mkdir -p "$OUT"
@@ -64,12 +68,18 @@ hardening() {
   return $status
 }
 
-bench() { timeout "$1" "$PYTHON" -m bench.engine_gpu.measure --out "$OUT" --device "$DEVICE" --parts "$2" "${MORE[@]}"; }
+bench() {
+  timeout "$1" "$PYTHON" -m bench.engine_gpu.measure --out "$OUT" --device "$DEVICE" --folder "$MODEL" --parts "$2" \
+    "${MORE[@]}"
+}
 
-# No address is asked for anything, nothing is written where it would stay; greedy decoding draws with no such sampler.
-stock_vllm() {
+# No address is asked for anything; greedy decoding draws with no such sampler. What its compiler made is kept for the
+# next engine, as on any machine where it ran before.
+of_vllm() {
+  vllm_wheels || return 1
+  [ "$1" = vllm ] || [ -d "$MODEL" ] || "$PYTHON" -m bench.engine_gpu.random_model "$MODEL" || return 1
   VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 HF_HUB_OFFLINE=1 VLLM_USE_FLASHINFER_SAMPLER=0 \
-    VLLM_CACHE_ROOT="$(mktemp -d)" bench 520 vllm
+    VLLM_CACHE_ROOT="${VLLM_CACHE_ROOT:-/tmp/vllm-cache}" bench 520 "$1"
 }
 
 status=0
@@ -89,8 +99,8 @@ status=0
       hardening) hardening || status=1 ;;
       speed) bench 340 speed || status=1 ;;
       chain) bench 560 chain || status=1 ;;
-      vllm) { vllm_wheels && stock_vllm; } || status=1 ;;
-      *) echo "unknown part $part; there are: tests, hardening, speed, chain, vllm"; status=1 ;;
+      vllm | vllm-speed | vllm-chain) of_vllm "$part" || status=1 ;;
+      *) echo "unknown part $part; there are: tests, hardening, speed, chain, vllm, vllm-speed, vllm-chain"; status=1 ;;
     esac
   done
   echo "== end, $(date +%T), status $status"
