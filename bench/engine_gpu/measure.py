@@ -39,7 +39,7 @@ def run_part(part: str, asked: argparse.Namespace, keep: Keep) -> Row:
 
         small |= {"prompt": 500, "tokens": 1200, "up": "--torch-threads 1"} if small else {}
         if "engine" in where:
-            small |= {"up": f"--context {CONTEXT}", "start_s": 240.0}
+            small |= {"up": f"--context {CONTEXT}", "start_s": asked.start_s}
         small |= {"up": asked.up} if asked.up else {}
         many = {"streams": asked.streams, "kills": asked.kills, "standbys": asked.standbys, "limit_s": asked.limit_s}
         return chain.run(chain.ChainBench(**where, **many, **small), keep)
@@ -100,6 +100,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--standbys", type=int, default=2)
     parser.add_argument("--limit-s", type=float, default=480.0, help="for a whole chain")
+    parser.add_argument("--start-s", type=float, default=240.0, help="for vLLM's engines to be ready")
     parser.add_argument("--up", default="", help="other words for `holdfast up`, in one string: --up='--wake-s 10'")
     parser.add_argument("--mode", default="stock", help="how vLLM runs: stock, graphs or eager")
     asked = parser.parse_args(argv)
