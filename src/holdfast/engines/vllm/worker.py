@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
 from torch import nn
 from vllm.platforms import current_platform
 
@@ -68,6 +69,8 @@ class VaultWorker(_base()):  # type: ignore[misc]
         self._rooms.build.build(lambda hollow: self._load(hollow, options))
         refuse_leftovers(self.model_runner.get_model(), self._rooms.scratch)
         self._rooms.scratch.give_back()
+        if not current_platform.is_cpu():
+            torch.cuda.empty_cache()  # where the weights lay before they were moved
 
     def _load(self, hollow: bool, options: dict[str, Any]) -> nn.Module:
         # A model that was built before has left its layers there under the same names.
