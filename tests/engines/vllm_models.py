@@ -33,18 +33,29 @@ def set_variables() -> None:
 
 
 def made(family: str) -> Path:
-    """The folder of a model of this family ("llama" or "qwen3"), with random weights that are always the same."""
+    """The folder of a model of this family ("llama", "qwen3", or "gemma3", half of
+    whose layers see 64 positions), with random weights that are always the same."""
     folder = Path(tempfile.gettempdir()) / f"holdfast-tiny-{family}-1"
     if folder.exists():
         return folder
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+    from transformers import (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig,
+        LlamaConfig,
+        LlamaForCausalLM,
+        Qwen3Config,
+        Qwen3ForCausalLM,
+    )
 
     torch.manual_seed(7)
     if family == "llama":
         model = LlamaForCausalLM(LlamaConfig(tie_word_embeddings=False, **SHAPE))
-    else:
+    elif family == "qwen3":
         model = Qwen3ForCausalLM(Qwen3Config(tie_word_embeddings=True, **SHAPE))
+    else:
+        kinds = ["sliding_attention", "full_attention"] * (SHAPE["num_hidden_layers"] // 2)
+        model = Gemma3ForCausalLM(Gemma3TextConfig(sliding_window=64, layer_types=kinds, **SHAPE))
     with tempfile.TemporaryDirectory() as half:
         model.save_pretrained(Path(half) / "model")
         (Path(half) / "model").rename(folder)

@@ -139,7 +139,7 @@ def examine_vllm(
 
     if not has_vllm():
         raise UserError(NO_VLLM)
-    check_words(launch.vllm.options)
+    check_words(launch.vllm.options, direct=launch.place.direct)
     if is_made(launch.source):
         what = "needs --model" if launch.source == "default" else f"cannot serve --model {launch.source}"
         raise UserError(f"--engine vllm {what}: it takes {SOURCES}")

@@ -14,7 +14,16 @@ pytest.importorskip("vllm.version", reason="vllm is not installed: `make test-vl
 from vllm.engine.arg_utils import EngineArgs
 
 from holdfast.core.errors import Refused, UserError
-from holdfast.engines.vllm.options import ASYNC_SCHEDULER, SCHEDULER, WORKER, engine_config, given, loaded_as
+from holdfast.engines.vllm.options import (
+    ASYNC_SCHEDULER,
+    DIRECT_ASYNC_SCHEDULER,
+    DIRECT_SCHEDULER,
+    SCHEDULER,
+    WORKER,
+    engine_config,
+    given,
+    loaded_as,
+)
 from holdfast.engines.vllm.ours import OURS, PASSED
 from holdfast.spec.engines import GIB, Place, VllmSettings
 
@@ -91,9 +100,15 @@ def test_what_is_ours_is_set(model: str) -> None:
     assert config.additional_config == {"holdfast": {"shared": 9}}
 
 
-def test_whoever_wants_no_kv_taken_over_has_vllms_scheduler(model: str) -> None:
-    """`--kv direct`."""
-    assert engine_config(model, VllmSettings(), Place(kv="direct")).scheduler_config.scheduler_cls is None
+def test_whoever_wants_no_kv_taken_over_has_vllms_books(model: str) -> None:
+    """`--kv direct`: blocks by any name, of any kind."""
+    settings = VllmSettings(options=("--no-enable-prefix-caching", "--kv-cache-dtype", "fp8"))
+    config = engine_config(model, settings, Place(kv="direct"))
+    ours = DIRECT_ASYNC_SCHEDULER if config.scheduler_config.async_scheduling else DIRECT_SCHEDULER
+    assert config.scheduler_config.scheduler_cls == ours
+    assert (config.cache_config.enable_prefix_caching, config.cache_config.cache_dtype) == (False, "fp8")
+    with pytest.raises(Refused, match="--kv-cache-dtype of vLLM"):
+        engine_config(model, VllmSettings(options=("--kv-cache-dtype", "fp8")), Place())
 
 
 def test_a_persons_additional_config_stays(model: str) -> None:

@@ -65,6 +65,19 @@ def test_what_changes_nothing_of_ours_is_taken(words: str) -> None:
     check_words(words.split())
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["--no-enable-prefix-caching", "--kv-cache-dtype fp8", "--prefix-caching-hash-algo=xxhash", "--mamba-block-size 64"],
+)
+def test_what_is_ours_for_kvs_sake_is_a_persons_where_kv_is_direct(words: str) -> None:
+    """Nobody takes it over; who wants that is told of the other way, but for what only names blocks."""
+    check_words(words.split(), direct=True)
+    with pytest.raises(Refused):
+        check_words(words.split())
+    with pytest.raises(Refused, match="--kv-gib"):
+        check_words([*words.split(), "--num-gpu-blocks-override", "9"], direct=True)
+
+
 def test_every_reason_says_what_to_do() -> None:
     """A person reads it once, and knows."""
     assert not OURS.keys() & PASSED

@@ -72,7 +72,7 @@ class VaultMemory:
         self.client.on_lost, self.client.on_notice = self._vault_lost, self._noticed
         self.pool = PoolClient(self.client, open_device("host-0"), self.private_bytes, self._heard, told.fatal)
         self.gpu_fence = self.pool.gpu_fence
-        self._direct = DirectPool(self.device, self.private_bytes)
+        self._direct = DirectPool(self.device, self.private_bytes, self.still)
         self._beside = Tasks("engine", lambda error: told.fatal(f"the memory cannot be kept: {error}"))
 
     def __repr__(self) -> str:

@@ -125,6 +125,7 @@ class DirectPool:
 
     device: Device
     private_bytes: int
+    still: asyncio.Lock  # held while a home is changed: somebody may compute there
     _home: Home | None = None  # where its memory is mapped; None: anywhere
     _address: int = 0
     _size: int = 0
@@ -136,11 +137,14 @@ class DirectPool:
         pool, self._home = geometry.block_count * geometry.block_bytes, home
         size = home.size if home is not None else -(-(pool + self.private_bytes) // step) * step
         fd = await self._create(size, timeout_s)
-        if home is not None:
-            self.device.unmap(home.address, size)
         at = home.address if home is not None else self.device.reserve(size)
         self._address, self._size, self._fd = at, size, fd
-        self.device.map(self._address, size, fd, writable=True)
+        if home is None:
+            self.device.map(at, size, fd, writable=True)
+        else:
+            async with self.still:
+                self.device.unmap(at, size)
+                self.device.map(at, size, fd, writable=True)
         index = Index(bytearray(index_bytes(geometry)), geometry)
         index.format(epoch)
         return Owned(Pool(index, epoch), self._address, size, pool)

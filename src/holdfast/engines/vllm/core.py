@@ -56,7 +56,7 @@ class VllmCore:
         self._vault = engine.scheduler.vault
         self._scheduler.on_planned = self._planned
         self._block_tokens = kv.block_tokens
-        self.room = Room(kv.plan.shared, kv.block_tokens)
+        self.room = Room(kv.stream_blocks_max(scheduling.context_tokens_max), kv.block_tokens)
         self._pool: Pool | None = None
         self._resumes = Resumes()
         self._asked = self._arrived = 0

@@ -111,7 +111,7 @@ def refuse_leftovers(model: nn.Module, scratch: Scratch) -> None:
     ]
     for name, tensor in kept:
         if tensor.numel() and scratch.holds(tensor):
-            raise UserError(f"{name} of this model is kept by vLLM where it cannot be shared; use --kv direct")
+            raise UserError(f"{name} of this model is kept by vLLM where it cannot be shared: it cannot be served")
 
 
 def _leave_as_it_is(*_: object, **__: object) -> None:

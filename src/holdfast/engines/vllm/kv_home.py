@@ -18,6 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from holdfast.core.errors import UserError
+from holdfast.engines.paged.blocks import blocks_for
 from holdfast.engines.vllm.canary import private_blocks
 from holdfast.engines.vllm.ground import Ground
 from holdfast.kv.geometry import Geometry
@@ -110,6 +111,7 @@ class KvHome:
     device: torch.device
     ground: Ground
     slot: int  # which of the engines that may stand by here this one is
+    direct: bool  # its blocks are nobody else's, and of any kind; its first ones are private until there is a pool
     home: Home | None = None
     config: Any = None  # vLLM's KVCacheConfig
     _backing: Backing | None = field(default=None, repr=False)
@@ -126,7 +128,7 @@ class KvHome:
     def made(self, views: Iterable[torch.Tensor]) -> None:
         """vLLM has its cache, each layer's seen so: this engine's private blocks are its own where there is no pool."""
         if self.home is None or self._backing is None or self._backing.left:
-            raise UserError("this vLLM makes its KV cache in another way than is known here; --kv direct works")
+            raise UserError("this vLLM makes its KV cache in another way than is known here; it cannot be served")
         plan = self.plan
         private = plan.private_first, plan.private_count
         parts = [part for view in views for part in parts_of(view, self.config.num_blocks, *private)]
@@ -134,16 +136,25 @@ class KvHome:
 
     @property
     def block_tokens(self) -> int:
-        (group,) = self.config.kv_cache_groups
-        return int(group.kv_cache_spec.block_size)
+        return int(self.config.kv_cache_groups[0].kv_cache_spec.block_size)
+
+    def stream_blocks_max(self, context_tokens: int) -> int:
+        """That one stream alone can have; where KV is direct, vLLM's scheduler saw to it that any text fits."""
+        return blocks_for(context_tokens, self.block_tokens) if self.direct else self.plan.shared
 
     @property
     def plan(self) -> Plan:
+        if self.direct:
+            sizes = [group.kv_cache_spec.block_size for group in self.config.kv_cache_groups]
+            return Plan(self.config.num_blocks - 1, 1, sum(1 + private_blocks(size) for size in sizes))
         return Plan.of(self.config.num_blocks, private_blocks(self.block_tokens), SLOTS, self.slot % SLOTS)
 
     def geometry(self, weights: str, how: str) -> Geometry:
         """Of the pool in it; `how` says all that shapes a page and is not a number here."""
         assert self.home is not None, "vLLM has made its cache"
+        layout = f"{how}, {self.config.num_blocks} blocks in {self.home.size} bytes"
+        if self.direct:  # nobody adopts it, and its pages are vLLM's to know
+            return Geometry(weights, "uint8", self.block_tokens, 1, 1, 1, self.plan.shared, layout=layout)
         (group,) = self.config.kv_cache_groups
         spec = group.kv_cache_spec
         return Geometry(
@@ -154,7 +165,7 @@ class KvHome:
             kv_heads=spec.num_kv_heads,
             head_size=spec.head_size,
             block_count=self.plan.shared,
-            layout=f"{how}, {self.config.num_blocks} blocks in {self.home.size} bytes",
+            layout=layout,
             key_bytes=HASH_BYTES + GROUP_BYTES,
         )
 

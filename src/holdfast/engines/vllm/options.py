@@ -35,6 +35,8 @@ ROOM = "holdfast"  # our part of vLLM's additional_config
 WORKER = "holdfast.engines.vllm.worker.VaultWorker"
 SCHEDULER = "holdfast.engines.vllm.scheduler.VaultScheduler"
 ASYNC_SCHEDULER = "holdfast.engines.vllm.scheduler.VaultAsyncScheduler"
+DIRECT_SCHEDULER = "holdfast.engines.vllm.direct.DirectScheduler"
+DIRECT_ASYNC_SCHEDULER = "holdfast.engines.vllm.direct.DirectAsyncScheduler"
 # What a resumed stream computes again is up to a block: vLLM's own 128 on a CPU are many, and its kernels want 32s.
 CPU_BLOCK_TOKENS = 32
 # Of the device, that must be free when an engine starts: it is no budget where the pool's size is said, and a standby
@@ -65,17 +67,17 @@ def _parser() -> Any:
     return parser
 
 
-def given(words: Sequence[str]) -> dict[str, Any]:
+def given(words: Sequence[str], *, direct: bool = False) -> dict[str, Any]:
     """What the words say, by the names of EngineArgs' fields, and nothing that they do not say. Refused names a word
-    that vLLM does not take, or that is ours."""
-    check_words(words)
+    that vLLM does not take, or that is ours (some only where KV is not `direct`)."""
+    check_words(words, direct=direct)
     parser = _parser()
     try:
         said: dict[str, Any] = vars(parser.parse_args(list(words)))
     except (ValueError, TypeError, IndexError, OSError) as error:  # it reads some of them before argparse does
         parser.error(f"{_in_words(error)}, in {shlex.join(words)}")
     for name, value in said.items():
-        check_given(name, value)
+        check_given(name, value, direct=direct)
         if name not in PASSED and name not in OURS:
             log.warning("%s is new in vLLM %s: nobody has tried it with Holdfast", flag_of(name), installed())
     return said
@@ -87,7 +89,7 @@ def engine_args(
     """vLLM's arguments for a model that is on this machine. `holdfast`: what our classes inside vLLM are told, which
     they find as `additional_config["holdfast"]`. Refused, or UserError, says what cannot be."""
     is_gpu = not is_host(place.device)
-    settings, said = settings.for_device(is_gpu), given(settings.options)
+    settings, said = settings.for_device(is_gpu), given(settings.options, direct=place.direct)
     if ROOM in (more := dict(said.pop("additional_config", None) or {})):
         raise Refused(f"--additional-config has {ROOM}, which is Holdfast's own; leave it out")
     defaults: dict[str, Any] = {} if is_gpu else {"block_size": CPU_BLOCK_TOKENS}
@@ -100,14 +102,14 @@ def engine_args(
         "max_num_seqs": settings.concurrency + 1,  # and a canary
         "kv_cache_memory_bytes": int(settings.kv_gib * GIB),
         "gpu_memory_utilization": UTILISATION,
-        "enable_prefix_caching": True,
-        "prefix_caching_hash_algo": "sha256_cbor",
         "scheduling_policy": "priority",
         "distributed_executor_backend": "uni",
         "worker_cls": WORKER,
         "disable_log_stats": True,
         "additional_config": {**more, ROOM: dict(holdfast or {})},
     }
+    if not place.direct:
+        owned |= {"enable_prefix_caching": True, "prefix_caching_hash_algo": "sha256_cbor"}
     known = {field.name for field in dataclasses.fields(EngineArgs)}
     if missing := sorted(set(owned) - known):
         raise Refused(f"vLLM {installed()} has no {flag_of(missing[0])}, which Holdfast sets; use a version it knows")
@@ -126,10 +128,10 @@ def engine_config(
         raise Refused(f"vLLM {installed()} cannot serve this: {_in_words(error)}") from error
     backend, scheduler = config.parallel_config.distributed_executor_backend, config.scheduler_config
     assert backend == "uni", f"vLLM chose {backend}: was it imported before its environment was set (`environment`)?"
-    if not place.direct:  # only by now it is settled whether it plans ahead
-        if scheduler.scheduler_cls is not None:
-            raise Refused(f"this model needs vLLM's own scheduler {scheduler.scheduler_cls}; it cannot be served")
-        scheduler.scheduler_cls = ASYNC_SCHEDULER if scheduler.async_scheduling else SCHEDULER
+    if scheduler.scheduler_cls is not None:
+        raise Refused(f"this model needs vLLM's own scheduler {scheduler.scheduler_cls}; it cannot be served")
+    plain, ahead = (DIRECT_SCHEDULER, DIRECT_ASYNC_SCHEDULER) if place.direct else (SCHEDULER, ASYNC_SCHEDULER)
+    scheduler.scheduler_cls = ahead if scheduler.async_scheduling else plain  # which is settled only by now
     return config
 
 

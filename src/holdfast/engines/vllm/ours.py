@@ -16,7 +16,7 @@ _TEXT = "text is the frontends': they read the model's tokenizer.json; {}"
 _HUB = "the model is on this machine by then; {}"
 _POOL = "the KV pool is Holdfast's, and lies in the vault; {}"
 _ONE = "an engine is one process on one device, so far; leave it out"
-_FULL = "KV of full attention is what another engine can go on with; leave it out"
+_FULL = "KV of full attention is what another engine can go on with; leave it out, or use --kv direct"
 _MEDIA = "requests are text; leave it out"
 _LORA = "adapters are not served yet; merge it into the weights, or leave it out"
 _DRAFTS = "drafts are not served yet: a drafter's KV may be unfinished when its step is published; leave it out"
@@ -30,14 +30,16 @@ _OWN = "that is how Holdfast is inside vLLM; leave it out"
 
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """Why an option is refused, and the values that are what it is anyway."""
+    """Why an option is refused, and the values that are what it is anyway. `kept`: only where KV outlives its engine,
+    not with --kv direct."""
 
     why: str
     fine: tuple[object, ...] = ()
+    kept: bool = False
 
 
-def _all(why: str, names: str) -> dict[str, Ours]:
-    return {name: Ours(why) for name in names.split()}
+def _all(why: str, names: str, *, kept: bool = False) -> dict[str, Ours]:
+    return {name: Ours(why, kept=kept) for name in names.split()}
 
 
 # By the option's name as vLLM's EngineArgs has it.
@@ -69,11 +71,19 @@ OURS: dict[str, Ours] = {
     "kv_cache_memory_bytes": Ours(_POOL.format("its size is said before --, with --kv-gib")),
     "gpu_memory_utilization": Ours(_POOL.format("its size is said before --, with --kv-gib")),
     "num_gpu_blocks_override": Ours(_POOL.format("its size is said before --, with --kv-gib")),
-    "enable_prefix_caching": Ours("resumed streams go on with what the pool has of them; leave it out", (True,)),
-    "prefix_caching_hash_algo": Ours("blocks have the same names in every engine; leave it out", ("sha256_cbor",)),
-    "kv_cache_dtype": Ours("a quantised KV cache was not tried; leave it out", ("auto", "bfloat16", "float16")),
+    "enable_prefix_caching": Ours("resumed streams go on with what the pool has of them; leave it out", (True,), True),
+    "prefix_caching_hash_algo": Ours(
+        "blocks have the same names in every engine; leave it out", ("sha256_cbor",), True
+    ),
+    "kv_cache_dtype": Ours(
+        "a quantised KV cache was not taken over yet; leave it out, or use --kv direct",
+        ("auto", "bfloat16", "float16"),
+        True,
+    ),
     **_all(
-        _POOL.format("leave it out"), "prefix_cache_retention_interval prefix_match_unit kv_cache_dtype_skip_layers"
+        _POOL.format("leave it out, or use --kv direct"),
+        "prefix_cache_retention_interval prefix_match_unit kv_cache_dtype_skip_layers",
+        kept=True,
     ),
     "calculate_kv_scales": Ours("scales found while serving are unknown to the next engine; leave it out", (False,)),
     # what is computed where
@@ -130,6 +140,7 @@ OURS: dict[str, Ours] = {
         "mamba_block_size mamba_cache_mode enable_mamba_shared_prefix_checkpoint replayssm_buffer_len use_replayssm "
         "mamba_ssu_algorithm enable_mamba_cache_stochastic_rounding mamba_cache_philox_rounds gdn_prefill_backend "
         "kda_prefill_backend kda_decode_backend engram_config",
+        kept=True,
     ),
     **_all(_DRAFTS, "speculative_config spec_method spec_model spec_tokens diffusion_config"),
     # what is drawn, and told of it
@@ -179,21 +190,23 @@ PASSED = frozenset(
 SHORT = {"-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size", "-dp": "data_parallel_size"}
 
 
-def check_words(words: Sequence[str]) -> None:
+def check_words(words: Sequence[str], *, direct: bool = False) -> None:
     """Refused names the first word that is an option of ours, spelled out. vLLM takes some by other spellings, too:
-    `check_given` is asked again with what it understood."""
+    `check_given` is asked again with what it understood. `direct`: KV ends with its engine."""
     for name, value in _said(words):
         if name in ("help", "h"):
             raise Refused("--help: vLLM's options are shown by `vllm serve --help=all`")
         if name == "config":
             raise Refused("--config: what is in that file is to be said here, word by word, or in `holdfast up -c`")
-        check_given(name, value)
+        check_given(name, value, direct=direct)
 
 
-def check_given(name: str, value: object) -> None:
+def check_given(name: str, value: object, *, direct: bool = False) -> None:
     """Refused says why that value of an option, by its name in EngineArgs, is not a person's to set."""
     ours = OURS.get(name)
-    if ours is not None and str(value).lower() not in {str(fine).lower() for fine in ours.fine}:
+    if ours is None or (direct and ours.kept):
+        return
+    if str(value).lower() not in {str(fine).lower() for fine in ours.fine}:
         raise Refused(f"{flag_of(name, value)} of vLLM is not to be set here: {ours.why}")
 
 

@@ -160,7 +160,7 @@ class VllmTenant(Tenant):
 
     async def settle(self, memory: VaultMemory, ranks: Ranks) -> None:
         ground = Ground(memory.device, asyncio.get_running_loop())
-        kv = KvHome(self._device, ground, self._place.engine_id)
+        kv = KvHome(self._device, ground, self._place.engine_id, self._place.direct)
         rooms = Rooms(self._build, Scratch(self._device, ground), kv)
         self._core = await self._in_step_thread(lambda: self._make(rooms))
         self.geometry = kv.geometry(self.weights.identity, f"vllm {installed()}")

@@ -82,12 +82,13 @@ class VaultWorker(_base()):  # type: ignore[misc]
         return model
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
-        check_config(self.vllm_config, kv_cache_config)
+        check_config(self.vllm_config, kv_cache_config, direct=self._rooms.kv.direct)
         self._kv_config = kv_cache_config
         super().initialize_from_config(kv_cache_config)
         layers = self.vllm_config.compilation_config.static_forward_context
-        (group,) = kv_cache_config.kv_cache_groups
-        self._rooms.kv.made(layers[name].kv_cache for name in group.layer_names)
+        kept = [layers[name].kv_cache for group in kv_cache_config.kv_cache_groups for name in group.layer_names]
+        # A layer with a state has several.
+        self._rooms.kv.made(view for one in kept for view in ([one] if isinstance(one, torch.Tensor) else one))
         # For the scheduler, which vLLM makes next from the same configuration.
         self.vllm_config.additional_config[ROOM] = asdict(self._rooms.kv.plan)
 
