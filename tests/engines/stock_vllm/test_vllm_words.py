@@ -67,7 +67,7 @@ def test_what_changes_nothing_of_ours_is_taken(words: str) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    ["--no-enable-prefix-caching", "--kv-cache-dtype fp8", "--prefix-caching-hash-algo=xxhash", "--mamba-block-size 64"],
+    ["--no-enable-prefix-caching", "--kv-cache-dtype fp8", "--prefix-caching-hash-algo=xxhash", "--mamba-block-size 8"],
 )
 def test_what_is_ours_for_kvs_sake_is_a_persons_where_kv_is_direct(words: str) -> None:
     """Nobody takes it over; who wants that is told of the other way, but for what only names blocks."""

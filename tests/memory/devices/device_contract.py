@@ -151,6 +151,72 @@ def what_is_no_slab_is_refused(rig: Rig) -> None:
     rig.device.release(address, rig.size)
 
 
+def scratch_may_be_written_and_keeps_what_is_ones_own(rig: Rig) -> None:
+    step, size = rig.device.granularity, 64 * rig.size
+    own = ((step, step), (size - 2 * step, 2 * step))
+    places = [start + at for start, length in own for at in range(0, length, step)]
+    before, address = open_fds(), rig.device.reserve(size + rig.size)
+    rig.device.scratch(address, size, own)
+    for place in places:
+        rig.device.write(address + place, place.to_bytes(8, "little"))
+    for at in range(0, size, rig.size):
+        if at not in places:
+            rig.device.write(address + at, b"anything")
+    assert [int.from_bytes(rig.device.read(address + place, 8), "little") for place in places] == places
+    with pytest.raises(DeviceError):
+        rig.device.write(address + size, b"beyond it")
+    rig.device.unmap(address, size)
+    with pytest.raises(DeviceError):
+        rig.device.read(address + places[0], 1)
+    rig.device.release(address, size + rig.size)
+    assert open_fds() == before
+
+
+def scratch_costs_little_and_makes_room_for_a_slab(rig: Rig) -> None:
+    size = 64 * rig.size
+
+    def seen() -> bool:
+        before = rig.device.free_bytes()
+        rig.device.scratch(address, size, ((0, rig.device.granularity),))
+        during = rig.device.free_bytes()
+        rig.device.unmap(address, size)
+        return during > before - size // 2
+
+    address = rig.device.reserve(size)
+    assert any(seen() for _ in range(5))  # others allocate meanwhile
+    with slab(rig) as fd:
+        rig.device.map(address, rig.size, fd, writable=True)
+        with pytest.raises(BusyError):
+            rig.device.scratch(address, size)
+        rig.device.scratch(address + rig.size, size - rig.size)
+        rig.device.write(address, b"a slab's")
+        rig.device.write(address + rig.size, b"nobody's")
+        with pytest.raises(BusyError):
+            rig.device.release(address, size)
+        rig.device.unmap(address + rig.size, size - rig.size)
+        assert rig.device.read(address, 8) == b"a slab's"
+        rig.device.unmap(address, rig.size)
+    rig.device.release(address, size)
+
+
+def scratch_of_a_wrong_shape_is_refused(rig: Rig) -> None:
+    step = rig.device.granularity
+    address = rig.device.reserve(2 * rig.size)
+    wrong_own = [((0, step + 1),), ((1, step),), ((step, 0),), ((rig.size, step),), ((step, step), (0, step))]
+    wrong_own += [((0, 2 * step), (step, step)), ((-step, step),), ((0, rig.size + step),)]
+    for own in wrong_own:
+        with pytest.raises(DeviceError):
+            rig.device.scratch(address, rig.size, own)
+    for at, size in ((address, step + 1), (address, 0), (address + 1, step), (address, 4 * rig.size)):
+        with pytest.raises(DeviceError):
+            rig.device.scratch(at, size)
+    with pytest.raises(DeviceError):
+        rig.device.read(address, 1)
+    rig.device.scratch(address, rig.size, ((0, step), (step, step)))  # side by side is apart
+    rig.device.unmap(address, rig.size)
+    rig.device.release(address, 2 * rig.size)
+
+
 def places_that_are_not_free_are_refused(rig: Rig) -> None:
     with slab(rig) as fd, mapped(rig, fd) as address:
         with pytest.raises(BusyError):
@@ -290,6 +356,9 @@ CHECKS: list[Callable[[Rig], None]] = [
     many_slabs_are_mapped_side_by_side,
     one_bad_slab_among_many_maps_none,
     what_is_no_slab_is_refused,
+    scratch_may_be_written_and_keeps_what_is_ones_own,
+    scratch_costs_little_and_makes_room_for_a_slab,
+    scratch_of_a_wrong_shape_is_refused,
     places_that_are_not_free_are_refused,
     access_can_be_taken_and_given_back,
     a_read_only_mapping_cannot_be_written_past_our_checks,

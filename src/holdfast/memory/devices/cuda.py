@@ -128,7 +128,7 @@ class CudaDevice:
 
     def scratch(self, address: int, size: int, own: Sequence[tuple[int, int]] = ()) -> None:
         """One slab again and again, but where bytes must be themselves."""
-        self._ranges.check_free(address, size)
+        self._ranges.check_scratch(address, size, own)
         with self._current() as driver:
             again = driver("cuMemCreate", min(size, _SCRATCH_BYTES), self._prop, 0)
             try:

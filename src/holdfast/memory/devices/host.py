@@ -184,7 +184,7 @@ class HostDevice:
 
     def scratch(self, address: int, size: int, own: Sequence[tuple[int, int]] = ()) -> None:
         """Pages come as they are touched, each its own."""
-        self._ranges.check_free(address, size)
+        self._ranges.check_scratch(address, size, own)
         try:
             fd = os.memfd_create("holdfast-scratch", os.MFD_CLOEXEC)
             try:

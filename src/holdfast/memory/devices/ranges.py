@@ -69,6 +69,16 @@ class Ranges:
         if self.within(address, size):
             raise BusyError(f"something is mapped in {address:#x}+{size} already", "unmap it first")
 
+    def check_scratch(self, address: int, size: int, own: Sequence[tuple[int, int]]) -> None:
+        """Whether scratch can be mapped here, with these parts of its own."""
+        self.check_free(address, size)
+        reached = 0
+        for start, length in own:
+            self.check_size(length)
+            if start % self.granularity or start < reached or start + length > size:
+                raise DeviceError(f"{start}+{length} in scratch of {size}", "parts are in order, apart and inside")
+            reached = start + length
+
     def add(self, mapping: Mapping) -> None:
         self._mapped[mapping.address] = mapping
         insort(self._mapped_at, mapping.address)
