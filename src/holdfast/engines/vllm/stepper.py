@@ -117,12 +117,13 @@ class Stepper:
         try:
             while True:
                 self._work.clear()  # before the look at all that sets it: what comes later sets it again
-                if self._over and not self._acts:
-                    return
+                over = self._over  # before the acts: those told before the end are done
                 while self._pings:
                     self._pings.popleft()()
                 while self._acts:
                     self._acts.popleft()()
+                if over:
+                    return
                 if self._errands:
                     self._run_errand()
                 elif self.has_work():
