@@ -38,6 +38,8 @@ HITS: dict[str, Callable[[Deployment, str], Any]] = {
 # Worst stall each fault may cause, in milliseconds.
 STALL_MS_MAX = {"kill": 150, "stop": 2000, "wedge": 2000, "reset": 150, "terminate": 150, "error": 150, "cut": 150}
 
+ORPHANS_S = 30.0  # they would run for forty
+
 
 def run_case(fault: str, load: Load | None = None) -> Outcome:
     """One row of the matrix."""
@@ -61,7 +63,7 @@ def run_stop_and_continue(load: Load, continue_after_s: float) -> tuple[Outcome,
     with Deployment(workers=2) as deployment:
         unbroken = uvloop.run(run_streams(deployment.port, load))
         broken = uvloop.run(hit_in_the_middle(deployment, load, hit))
-        deployment.wait_until(lambda: len(deployment.alive_workers()) == 2, "the worker to be trusted again", 20.0)
+        deployment.wait_until(lambda: len(deployment.alive_workers()) == 2, "the worker to be trusted again")
         log = deployment.log("frontend").splitlines()
     verdicts = [line.split(" -> ")[1].split(":")[0] for line in log if " -> " in line]
     return compare("stop", unbroken, broken), verdicts[2:]
@@ -196,10 +198,10 @@ def frontend_killed(streams: int = 32) -> dict[str, Any]:
         async def load() -> float:
             async with beside(run_streams(deployment.port, Load(streams, 2000)), "orphans") as running:
                 busy = lambda: _streams(deployment) == streams  # noqa: E731
-                await in_thread(deployment.wait_until, busy, "streams to be open", 20.0)
+                await in_thread(deployment.wait_until, busy, "streams to be open")
                 await in_thread(deployment.kill, "frontend")
                 idle = lambda: _streams(deployment) == 0  # noqa: E731
-                took_s = float(await in_thread(deployment.wait_until, idle, "orphans to be cancelled", 10.0))
+                took_s = float(await in_thread(deployment.wait_until, idle, "orphans to be cancelled", ORPHANS_S))
                 await running
                 return took_s
 

@@ -17,7 +17,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any, Self
 
-END_S = 30.0  # for a process to be over; tearing down many GiB of mappings takes the kernel a while
+END_S = 60.0  # for a process to be over; tearing down many GiB of mappings takes the kernel a while
 
 
 class ChildFailed(Exception):

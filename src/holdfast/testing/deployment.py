@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import UserError
-from holdfast.testing.place import END_S, Place, free_port, get_json
+from holdfast.testing.place import END_S, WAIT_S, Place, free_port, get_json
 
 
 class Deployment(Place):
@@ -116,7 +116,7 @@ class Deployment(Place):
     def worker_facts(self, name: str) -> dict[str, Any]:
         """A worker's own /health; OSError where it does not answer."""
         status = self.record(name).get("status")
-        facts = get_json(status, "/health") if status else {}
+        facts = get_json(status, "/health", WAIT_S) if status else {}
         if not facts:
             raise ConnectionError(f"{name} does not answer")
         return facts

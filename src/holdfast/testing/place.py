@@ -27,13 +27,14 @@ from holdfast.testing.processes import kill_all, processes_in
 from holdfast.testing.waiting import wait_until
 
 COMMAND_S = 100.0  # for a command of ours on a loaded machine
-WAIT_S = 30.0  # for what a deployment does by itself
-END_S = 10.0
+WAIT_S = 60.0  # for what a deployment does by itself, on such a machine too
+END_S = 60.0
 # What this process was told about deployments of its own is not for this one; fetched models are anybody's.
 UNWANTED = ("HOLDFAST_", "DYN_", "GMS_", "ENGINE_ID", "FAILOVER_")
 WANTED = ("HOLDFAST_CACHE_DIR",)
 FIRST_PORT, PORTS = 20_000, 12_000
 _ports = itertools.count()
+_claims: list[socket.socket] = []  # of the ports that this process was given, for as long as it lives
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +151,11 @@ class Place:
 
     def get(self, path: str, port: int = 0) -> tuple[int, bytes]:
         """Of a frontend."""
-        return fetch(f"127.0.0.1:{port or self.port}", path)
+        return fetch(f"127.0.0.1:{port or self.port}", path, timeout_s=WAIT_S)
 
     def health(self, port: int = 0) -> dict[str, Any]:
         """The frontend's /health, {} while it does not answer."""
-        return get_json(f"127.0.0.1:{port or self.port}", "/health")
+        return get_json(f"127.0.0.1:{port or self.port}", "/health", timeout_s=20.0)
 
     def stream(self, words: str = "hello", max_tokens: int = 20, **more: Any) -> Stream:
         """Ask for a chat answer that runs to its full length."""
@@ -187,20 +188,24 @@ def fetch(
         return response.status, response.read()
 
 
-def get_json(address: str, path: str) -> dict[str, Any]:
+def get_json(address: str, path: str, timeout_s: float = 5.0) -> dict[str, Any]:
     """The answer, whatever its status; {} if there is none."""
     try:
-        return json.loads(fetch(address, path)[1])  # type: ignore[no-any-return]
+        return json.loads(fetch(address, path, timeout_s=timeout_s)[1])  # type: ignore[no-any-return]
     except (OSError, ValueError, http.client.HTTPException):
         return {}
 
 
 def free_port() -> int:
-    """One that nobody listens on, below those the kernel gives to outgoing connections: such a one would be taken again
-    between this look and its use."""
+    """One that nobody listens on and that nobody else who asks here was given: between this look and its use it may be
+    free for long. Below those that the kernel gives to outgoing connections: such a one would be taken meanwhile."""
     for tried in range(PORTS):
         port = FIRST_PORT + (os.getpid() * 97 + next(_ports) + tried) % PORTS
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         with socket.socket() as sock, contextlib.suppress(OSError):
+            claim.bind(f"\0holdfast-port-{port}")  # a name that one process has, and that ends with it
             sock.bind(("127.0.0.1", port))
+            _claims.append(claim)
             return port
+        claim.close()
     raise OSError(f"none of the ports from {FIRST_PORT} to {FIRST_PORT + PORTS} is free")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from holdfast.core.procfs import is_stopped, read_process, read_text
-from holdfast.testing.waiting import wait_until
+from holdfast.testing.waiting import BOUND_S, wait_until
 
 VAULT, KEEPER = "vault", "keeper"
 _MODULES = {"holdfast.memory.vault.server": VAULT, "holdfast.memory.vault.keeper": KEEPER}
@@ -127,7 +127,7 @@ def kill_together(pids: Iterable[int]) -> None:
             os.kill(pid, number)
 
 
-def freeze(pid: int, bound_s: float = 10.0) -> None:
+def freeze(pid: int, bound_s: float = BOUND_S) -> None:
     """SIGSTOP; returns once it has stopped, which takes the signal a moment."""
     os.kill(pid, signal.SIGSTOP)
     wait_until(lambda: is_stopped(pid), f"process {pid} to stop", bound_s)
