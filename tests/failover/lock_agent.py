@@ -14,15 +14,28 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from holdfast.failover.lock import FailoverLock
+from holdfast.failover.lock_server.client import ServerLock
 from holdfast.failover.opening import open_lock
 from holdfast.wire.world import real_world
+
+PATIENCE_S = 600.0
+
+
+def opened(url: str, who: str, token: str) -> FailoverLock:
+    """The lock that the URL names. One of a lock server is given up by the server's window, and not after the two
+    seconds of a holder in a hurry: a busy machine needs as long to start a server again."""
+    lock = open_lock(url, who, real_world(), token)
+    if isinstance(lock, ServerLock):
+        lock._give_up_s = PATIENCE_S
+    return lock
 
 
 class Agent:
     """One method per order; what it returns is the answer."""
 
     def __init__(self, url: str, who: str, token: str, directory: Path) -> None:
-        self._lock = open_lock(url, who, real_world(), token)
+        self._lock = opened(url, who, token)
         self._marker = directory / "inside"
         self._journal = directory / f"{who}.journal"
         self._lost: asyncio.Event | None = None

@@ -23,11 +23,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lock_agent import opened
+
 from holdfast.core.address import parse_address
 from holdfast.failover.lock import FailoverLock
 from holdfast.failover.lock_server.client import ServerLock
 from holdfast.failover.lock_server.messages import AskOwner, Owner
-from holdfast.failover.opening import open_lock
 from holdfast.testing.deployment import etcd_command
 from holdfast.testing.place import free_port
 from holdfast.testing.processes import freeze
@@ -35,6 +36,7 @@ from holdfast.testing.waiting import BOUND_S, in_thread, until
 from holdfast.wire.world import real_world
 
 AGENT = Path(__file__).with_name("lock_agent.py")
+UNKNOWN = -1  # waiters, by a server that has not answered yet
 
 
 class LockRig:
@@ -65,7 +67,7 @@ class LockRig:
         raise NotImplementedError
 
     def lock(self, who: str) -> FailoverLock:
-        return open_lock(self.url, who, real_world(), self.token)
+        return opened(self.url, who, self.token)
 
     @contextlib.asynccontextmanager
     async def engine(self, who: str) -> AsyncIterator[Engine]:
@@ -110,7 +112,7 @@ class EtcdServer:
 
     async def ask(self, path: str, request: dict[str, Any]) -> dict[str, Any]:
         url = f"http://127.0.0.1:{self.port}/v3/{path}"
-        opening = asyncio.to_thread(urllib.request.urlopen, url, json.dumps(request).encode(), 5)
+        opening = asyncio.to_thread(urllib.request.urlopen, url, json.dumps(request).encode(), BOUND_S)
         with await opening as answer:
             return json.loads(answer.read())  # type: ignore[no-any-return]
 
@@ -122,7 +124,7 @@ class EtcdServer:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(BOUND_S)
         self.folder.cleanup()
 
 
@@ -133,10 +135,10 @@ class EtcdRig(LockRig):
     _shared: EtcdServer | None = None
     _numbers = itertools.count(1)
 
-    # For engines, which are killed: the shortest that etcd grants with its default election timeout.
-    lease_s = 2
+    # For engines, which are killed: a pause of a busy machine is shorter.
+    lease_s = 4
     # For locks in the test's own process: long enough to tell what was given up from what ran out.
-    long_lease_s = 6
+    long_lease_s = 20
 
     def __init__(self, directory: Path, *, own: bool = False) -> None:
         super().__init__(directory)
@@ -168,7 +170,7 @@ class EtcdRig(LockRig):
         return empty
 
     def lock(self, who: str) -> FailoverLock:
-        return open_lock(self.url.replace(f"={self.lease_s}", f"={self.long_lease_s}"), who, real_world())
+        return opened(self.url.replace(f"={self.lease_s}", f"={self.long_lease_s}"), who, self.token)
 
     async def take_away(self) -> None:
         await self.server.ask("kv/deleterange", {"key": base64.b64encode(self.key.encode()).decode()})
@@ -177,7 +179,7 @@ class EtcdRig(LockRig):
 class ServerRig(LockRig):
     """A lock server in a process of its own, to be killed, frozen and started again; its log is a file."""
 
-    def __init__(self, directory: Path, *, tcp: bool = False, window_s: float = 3.0) -> None:
+    def __init__(self, directory: Path, *, tcp: bool = False, window_s: float = 30.0) -> None:
         super().__init__(directory)
         self.window_s = window_s
         self.record, self.log = directory / "lock.record", directory / "server.log"
@@ -213,7 +215,10 @@ class ServerRig(LockRig):
         self.process.send_signal(signal.SIGCONT)
 
     async def waiting(self) -> int:
-        link, _ = await ServerLock(parse_address(self._address), "a look", real_world(), self.token)._connect()
+        try:
+            link, _ = await ServerLock(parse_address(self._address), "a look", real_world(), self.token)._connect()
+        except TimeoutError:
+            return UNKNOWN
         try:
             return (await link.ask(AskOwner(), Owner)).waiting
         finally:

@@ -36,7 +36,7 @@ def test_the_last_store_of_a_killed_leader_is_there(tmp_path: Path) -> None:
     assert child.stdout is not None
     assert child.stdout.readline() == b"leading\n"
     os.kill(child.pid, signal.SIGKILL)
-    child.wait(10)
+    child.wait(60)
     child.stdout.close()
     (term,) = read_terms(tmp_path)
     assert (term.engine, term.epoch, term.pid) == ("a", 7, child.pid)
@@ -122,5 +122,5 @@ def test_a_full_disk_ends_no_leader(full_from_the_start: bool) -> None:
             child.stdin.write(b"lead\n")
             child.stdin.close()
             assert child.stdout.readline() == b"led\n"
-            assert child.wait(10) == 0
+            assert child.wait(60) == 0
         assert [term.epoch for term in read_terms(disk)][-1] == 9

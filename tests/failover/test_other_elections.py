@@ -29,11 +29,20 @@ pytestmark = [pytest.mark.long, pytest.mark.processes]
 
 GROUP = "pair"
 ENGINES = ("engine-a", "engine-b")
-LEASE_S = 2
+LEASE_S = 6
 # Loading, or a lease that must run out first; a shared machine may take many times what that needs.
-BOUND_S = 30.0
+BOUND_S = 60.0
 TPOT_MS = 10.0
-SILENT_S = 1.0
+TOKENS = 1000  # ten seconds and more: enough for a kill in the middle of them
+# `holdfast lock serve`, with all it needs loaded, once somebody has opened a FIFO and closed it again.
+AT_HAND = """
+import sys
+import holdfast.cli.app, holdfast.cli.locks, holdfast.failover.lock_server.serve, holdfast.wire.world
+from holdfast.cli.main import main
+print("at hand", flush=True)
+open(sys.argv.pop(1)).read()
+main()
+"""
 
 
 class Pair(Deployment):
@@ -75,6 +84,16 @@ class Pair(Deployment):
 
     def start_lock_server(self, *more: str) -> None:
         self.holdfast("lock", "lock", "serve", "--address", self.lock.removeprefix("lock+"), *more)
+
+    def next_lock_server(self, name: str) -> Path:
+        """One that starts at once when this FIFO is opened: a leader waits two seconds for it, an import on a busy
+        machine may take longer."""
+        go = self.folder / "go"
+        os.mkfifo(go)
+        words = ("lock", "serve", "--address", self.lock.removeprefix("lock+"))
+        self.start(name, [sys.executable, "-c", AT_HAND, str(go), *words])
+        self.wait_until(lambda: "at hand" in self.log(name), "the next lock server", BOUND_S)
+        return go
 
     def worker_by_hand(self, name: str, *more: str, **environ: str) -> None:
         words = ("--name", name, "--store", self.store, "--deployment", "bench", "--group", GROUP, "--lock", self.lock)
@@ -138,35 +157,34 @@ def other(name: str) -> str:
     return ENGINES[1 - ENGINES.index(name)]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_pair_by_the_lock_server(pair: Pair) -> None:
-    """The server killed and started again under a healthy active: no failover, no gap, the standby waits on. Then the
-    active killed: the standby goes on with the stream at once, exactly, and there was never more than one leader."""
+    """The server killed and started again under a healthy active: no failover, tokens without a server, the standby
+    waits on. Then the active killed: the standby goes on with the stream at once, exactly, and there was never more
+    than one leader."""
     pair.start_lock_server()
     pair.start_engines()
     leader = pair.engine("active")
+    go = pair.next_lock_server("lock-2")
 
-    async def run() -> tuple[Answer, float]:
-        asking = await under_way(pair, 500)
+    async def run() -> Answer:
+        asking = await under_way(pair, TOKENS)
         await in_thread(pair.kill, "lock")
-        pair.start_lock_server()
+        before = await in_thread(pair.tokens_made)
+        await in_thread(pair.wait_until, lambda: pair.tokens_made() > before, "tokens without a server", BOUND_S)
+        await in_thread(go.write_bytes, b"")
         back = f"{leader} is back with the lock, grant 1"
-        await in_thread(pair.wait_until, lambda: back in pair.log("lock"), back, BOUND_S)
-        killed_s = time.perf_counter()
+        await in_thread(pair.wait_until, lambda: back in pair.log("lock-2"), back, BOUND_S)
         assert len(pair.terms()) == 1
         await in_thread(pair.kill, leader)
-        return await is_exact(asking, 500, resumed=1), killed_s
+        return await is_exact(asking, TOKENS, resumed=1)
 
-    answer, killed_s = uvloop.run(run())
-    calm = [gap_s for gap_s, until_s in zip(answer.gaps_s, answer.token_times_s[1:], strict=True) if until_s < killed_s]
-    assert calm
-    # Far from silence, also on a machine that is swamped: an engine that had doubted its lock is silent for seconds.
-    assert max(calm) < SILENT_S
-    print(f"worst gap {max(calm):.2f} s over the server's restart, {max(answer.gaps_s):.2f} s over the engine's death")
+    answer = uvloop.run(run())
+    print(f"worst gap {max(answer.gaps_s):.2f} s")
     switched(pair, leader)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_pair_by_etcd(pair: Pair) -> None:
     """The active killed: once its lease has passed the standby goes on with the stream, exactly."""
     pair.use_etcd()
@@ -175,16 +193,16 @@ def test_a_pair_by_etcd(pair: Pair) -> None:
     leader = pair.engine("active")
 
     async def run() -> Answer:
-        asking = await under_way(pair, 200)
+        asking = await under_way(pair, TOKENS)
         await in_thread(pair.kill, leader)
-        return await is_exact(asking, 200, resumed=1)
+        return await is_exact(asking, TOKENS, resumed=1)
 
     answer = uvloop.run(run())
     print(f"worst gap {max(answer.gaps_s):.2f} s")
     switched(pair, leader)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_an_etcd_outage_longer_than_the_lease(pair: Pair) -> None:
     """The active sends nothing after its lease may have passed, and exits with 1; nobody leads meanwhile; with etcd
     back the standby is elected and the stream ends exactly."""
@@ -194,13 +212,13 @@ def test_an_etcd_outage_longer_than_the_lease(pair: Pair) -> None:
     leader = pair.engine("active")
 
     async def run() -> tuple[float, int, Answer]:
-        asking = await under_way(pair, 300)
-        killed_s = time.monotonic()
+        asking = await under_way(pair, TOKENS)
         await in_thread(pair.kill, "etcd")
+        killed_s = time.monotonic()
         status = await in_thread(pair.processes[leader].wait, BOUND_S)
         assert pair.state_of(other(leader)) == "standby"
         pair.start_etcd()
-        return killed_s, status, await is_exact(asking, 300, resumed=1)
+        return killed_s, status, await is_exact(asking, TOKENS, resumed=1)
 
     killed_s, status, answer = uvloop.run(run())
     assert status == 1
@@ -212,7 +230,7 @@ def test_an_etcd_outage_longer_than_the_lease(pair: Pair) -> None:
     switched(pair, leader)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_workers_by_hand_with_a_token(pair: Pair) -> None:
     """`holdfast worker` joins an election over TCP with the token from a file or the environment, which no command
     line shows; with another token it is refused in words and exits with 1."""
@@ -232,7 +250,7 @@ def test_workers_by_hand_with_a_token(pair: Pair) -> None:
     for name in ("lock", *ENGINES):
         assert b"sesame" not in Path(f"/proc/{pair.pid(name)}/cmdline").read_bytes()
     pair.signal("lock", signal.SIGINT)
-    assert pair.processes["lock"].wait(10) == 0
+    assert pair.processes["lock"].wait(BOUND_S) == 0
     assert "Traceback" not in pair.log("lock")
 
 

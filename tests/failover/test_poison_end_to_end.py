@@ -27,8 +27,8 @@ from holdfast.testing.waiting import in_thread
 pytestmark = [pytest.mark.alone, pytest.mark.processes]
 
 INNOCENTS = range(12)
-VICTIM = 99  # its answer comes to the poison word early
-TOKENS = 400
+VICTIM = 14  # its answer comes to the poison word with its first token
+TOKENS = 800  # four seconds and more: enough for a kill in the middle of them
 # What a new leader's log says of what it found.
 RUNGS = {
     "leads with [0-9]+ whole blocks": "believed",
@@ -38,12 +38,12 @@ RUNGS = {
 # The canary's 8 tokens take 40 ms, so it is over before a suspect that waits to be alone has had its turn.
 TPOT_MS = 5
 # Three engines die of it and two are started for it, half a second each; a shared machine may take many times that.
-VERDICT_S = 20.0
+VERDICT_S = 60.0
 
 
 EXPECTED = {number: answer_to(number, TOKENS) for number in INNOCENTS}
 SAID = {token for tokens in EXPECTED.values() for token in tokens}
-POISON = next(token for token in answer_to(VICTIM, 30) if token not in SAID)
+POISON = next(token for token in answer_to(VICTIM, 1) if token not in SAID)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def leaders(up: Supervised) -> int:
     return len(up.terms())
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_poison_prompt_fails_by_name_and_harms_nobody_else(up: Supervised) -> None:
     """It ends as PoisonedRequest after three engines, every innocent stream goes on exactly; the second adopter starts
     with an empty pool and lives until the trial, so that the third may believe what it left; no second copy of the
@@ -119,7 +119,7 @@ def test_a_poison_prompt_fails_by_name_and_harms_nobody_else(up: Supervised) -> 
 
 
 @pytest.mark.long
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_stream_that_became_poison_ends_with_an_error_event(up: Supervised) -> None:
     """A stream whose own words kill whoever takes it over: its client has every token it was sent, then the error by
     name as an event and no [DONE]; the others go on exactly, and a pair is left."""
@@ -138,4 +138,5 @@ def test_a_stream_that_became_poison_ends_with_an_error_event(up: Supervised) ->
     assert POISON in answer.tokens, "it was not poison yet when its engine died"
     assert answer.tokens == answer_to(VICTIM, len(answer.tokens))
     up.wait_until(up.restored, "an active and a standby")
-    assert leaders(up) - before in (4, 5), "a busy machine may lose one more before its trial"
+    assert "3 engines died while they worked on this request" in str(answer.error), "what it may cost"
+    assert leaders(up) - before >= 4  # a busy machine may lose others
