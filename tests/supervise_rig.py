@@ -12,6 +12,7 @@ from holdfast.spec.jobs import Job
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.processes import LocalProcess, LocalProcesses
 from holdfast.supervise.watching import Watching
+from holdfast.testing.waiting import BOUND_S
 from holdfast.wire.net import SocketNetwork
 
 
@@ -45,7 +46,7 @@ class World:
 
     async def up(self, *jobs: Job, watched: bool = False) -> Supervisor:
         made = await self.start(*jobs, watched=watched)
-        assert await made.wait(made.all_ready, 20.0), self.told
+        assert await made.wait(made.all_ready, BOUND_S), self.told
         return made
 
     def lose(self, supervisor: Supervisor) -> None:

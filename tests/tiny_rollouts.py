@@ -51,7 +51,7 @@ spec:
 HERE = Steward(pid=1, host="here", state_dir="/s")
 FASTER = 20.0  # a rollout's clock: its deadlines are minutes
 LOOK_S = 0.05  # its looks too, and what it leaves a frontend to read that it is replaced: these read nothing
-WAIT_S = 30.0
+WAIT_S = 60.0
 
 
 class Fast:
@@ -146,5 +146,5 @@ async def place(folder: Path) -> AsyncIterator[Site]:
             yield Site(world, client, another)
             last: Supervisor = await world.start()  # stops all that is left
             over = life_machine.Phase.OVER
-            assert await last.wait(lambda: all(slot.life.phase is over for slot in last.slots.values()), 20.0)
+            assert await last.wait(lambda: all(slot.life.phase is over for slot in last.slots.values()), WAIT_S)
             await world.close()

@@ -192,7 +192,7 @@ async def test_what_a_full_disk_kept_back_is_written_once_there_is_room() -> Non
         assert read_incidents(disk) == []
         running = asyncio.ensure_future(witness.run(SocketNetwork()))
         (disk / BALLAST).unlink()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not read_incidents(disk):
                 await asyncio.sleep(0.02)
         running.cancel()

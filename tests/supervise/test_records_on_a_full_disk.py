@@ -28,6 +28,7 @@ from holdfast.supervise.records import (
     write_record,
 )
 from holdfast.testing.disks import BALLAST, fill
+from holdfast.testing.waiting import BOUND_S
 from small_disks import small_disk
 
 NEW_FILE = OSError  # what a first record, a first launch raises: their writers decide what that means
@@ -97,7 +98,7 @@ async def test_a_supervisor_starts_and_restarts_without_room(disk: Path) -> None
     """A process is started, seen to end and started again, its records missed and told once; a log that cannot be made
     is done without."""
     told: list[str] = []
-    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
     job = Job("a", "worker", settings=b"settings")
     write_launch(disk, "a", job.settings)
     logs = LocalProcesses(disk / "file" / "logs")
@@ -111,11 +112,11 @@ async def test_a_supervisor_starts_and_restarts_without_room(disk: Path) -> None
     assert first
     assert slot.process is not None
     slot.process.kill()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(BOUND_S):
         while slot.life.pid in (0, first):
             await asyncio.sleep(0.01)
     supervisor.kill()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(BOUND_S):
         while slot.process is not None:
             await asyncio.sleep(0.01)
     assert UNWRITTEN.totals["log"] >= before + 2

