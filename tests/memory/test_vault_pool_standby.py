@@ -8,7 +8,7 @@ import signal
 from typing import Any, cast
 
 import pytest
-from vault_rig import MIB, Rig, back, digest, expected, facts, lost, until, write
+from vault_rig import MIB, SOON_MS, Rig, back, digest, expected, facts, lost, until, write
 
 from holdfast.memory.client.pool import PoolClient
 from holdfast.memory.client.weights import MemoryClient
@@ -19,8 +19,6 @@ from holdfast.testing.waiting import BOUND_S
 
 pytestmark = pytest.mark.processes
 PAGES = [2 * MIB, 2 * MIB]
-# From the loss of vault and keeper to a grant: two interpreters start, one after the other, on a busy machine.
-BACK_MS = 15_000
 
 
 class CountedDevice:
@@ -71,7 +69,7 @@ async def test_standby_that_has_the_pool_mapped_needs_no_call_between_grant_and_
         client.device, standby.pool.host = cast(Device, counted), cast(Device, host)
         await owner.kill()
         await standby.hears("owner_gone", 10)
-        granted = await standby.pool.acquire(11, "g", 2000)
+        granted = await standby.pool.acquire(11, "g", SOON_MS)
         assert (granted.adopt, granted.made_epoch) == (True, 10)
         assert standby.pool.mapped_is(granted.made_epoch)
         assert counted.calls == host.calls == []
@@ -94,7 +92,7 @@ async def test_every_seat_hears_and_the_dead_among_them_are_in_nobodys_way(rig: 
         await standby.pool.stand_by()
         await asyncio.gather(first.kill(), second.kill(), owner.kill())
         await standby.hears("owner_gone", 10)
-        assert (await standby.pool.acquire(11, "g", 2000)).adopt
+        assert (await standby.pool.acquire(11, "g", SOON_MS)).adopt
         assert standby.read() == b"pages"
         standby.pool.unmap()
 
@@ -127,7 +125,7 @@ async def test_pool_is_not_mapped_before_the_keeper_has_it(rig: Rig) -> None:
     async with rig.client(0) as client, rig.client(1) as other, rig.client(2) as third:
         first, second = Standby(client), Standby(other)
         assert await second.pool.stand_by() is None
-        await first.pool.acquire(10, "g", 2000)
+        await first.pool.acquire(10, "g", SOON_MS)
         keeper = rig.pids("keeper")[0]
         os.kill(keeper, signal.SIGSTOP)
         making = asyncio.ensure_future(first.pool.make(MIB, PAGES))
@@ -147,7 +145,7 @@ async def test_owner_that_stepped_back_may_write_again_when_it_owns_again(rig: R
     """Quiesced: it cannot write, though its private slab it can; owning again, or standing by, it can."""
     async with rig.client(0) as client, rig.client(1) as other:
         first, second = Standby(client, private_bytes=1), Standby(other)
-        await first.pool.acquire(10, "g", 2000)
+        await first.pool.acquire(10, "g", SOON_MS)
         mapping = await first.pool.make(MIB, PAGES)
         await second.pool.stand_by()
         await first.pool.quiesce()
@@ -155,7 +153,7 @@ async def test_owner_that_stepped_back_may_write_again_when_it_owns_again(rig: R
         with pytest.raises(DeviceError):
             client.device.write(mapping.pages_address, b"x")
         client.device.write(mapping.private_address, b"x")
-        assert (await first.pool.acquire(11, "g", 2000)).made_epoch == 10
+        assert (await first.pool.acquire(11, "g", SOON_MS)).made_epoch == 10
         client.device.write(mapping.pages_address, b"again")
         assert second.read() == b"again"
         await first.pool.quiesce()
@@ -180,7 +178,7 @@ async def test_pool_that_was_made_anew_is_not_taken_for_the_one_that_was_mapped(
         await standby.hears("dropped", 10)
         await standby.hears("made", 11)
         await other.kill()
-        granted = await standby.pool.acquire(12, "other", 2000)
+        granted = await standby.pool.acquire(12, "other", SOON_MS)
         assert granted.adopt
         assert not standby.pool.mapped_is(granted.made_epoch)
         assert standby.read() == b"pages"  # still mapped, and nobody's pool any more
@@ -205,7 +203,7 @@ async def test_owner_that_died_while_the_vault_was_away_is_heard_of_on_coming_ba
         rig.kill("server")
         await owner.kill()
         await lost(client, link)
-        granted = await standby.pool.acquire(11, "g", BACK_MS)
+        granted = await standby.pool.acquire(11, "g", SOON_MS)
         assert standby.pool.mapped_is(granted.made_epoch)
         assert standby.news[:2] == [PoolNews("made", 10), PoolNews("owner_gone", 10)]
         assert standby.read() == b"pages"
@@ -228,7 +226,7 @@ async def test_vault_killed_before_the_engine_changes_nothing_for_the_failover(r
             await standby.pool.acquire(11, "g", 300)
         await owner.kill()
         await standby.hears("owner_gone", 10)
-        assert standby.pool.mapped_is((await standby.pool.acquire(12, "g", 2000)).made_epoch)
+        assert standby.pool.mapped_is((await standby.pool.acquire(12, "g", SOON_MS)).made_epoch)
         assert standby.read() == b"pages"
         standby.pool.unmap()
 
@@ -241,7 +239,7 @@ async def test_seat_taken_before_there_was_any_pool_outlives_the_vault(rig: Rig)
         link = client.link()
         rig.kill("server")
         await lost(client, link)
-        assert not (await standby.pool.acquire(10, "g", BACK_MS)).adopt
+        assert not (await standby.pool.acquire(10, "g", SOON_MS)).adopt
 
 
 async def test_vault_keeper_and_engine_killed_leave_weights_and_a_fresh_pool(rig: Rig) -> None:
@@ -256,7 +254,7 @@ async def test_vault_keeper_and_engine_killed_leave_weights_and_a_fresh_pool(rig
         rig.kill("keeper", "server")
         await owner.kill()
         await lost(client, link)
-        granted = await standby.pool.acquire(client.last_epoch + 1, "g", BACK_MS)
+        granted = await standby.pool.acquire(client.last_epoch + 1, "g", SOON_MS)
         assert not granted.adopt
         assert not standby.pool.mapped_is(granted.made_epoch)
         assert standby.read() == b"pages"  # what it had mapped stays until it makes its own
@@ -266,21 +264,22 @@ async def test_vault_keeper_and_engine_killed_leave_weights_and_a_fresh_pool(rig
         assert (seen["pool"], seen["weights"]) == ("OWNED(11)", "RO")
         assert digest(client) == expected(1)
         async with rig.client(2) as late:
-            assert await late.acquire("ro", 1000) == "ro"
+            assert await late.acquire("ro", SOON_MS) == "ro"
             assert digest(late) == expected(1)
         standby.pool.unmap()
     watching.cancel()
 
 
-async def test_pool_given_back_after_a_total_loss_is_still_the_one_that_standbys_mapped(rig: Rig) -> None:
+async def test_pool_given_back_after_a_total_loss_is_still_the_one_that_standbys_mapped(patient_rig: Rig) -> None:
     """An adopter lives through the loss: its pool comes back under the epoch it was made, not the one that owns it."""
+    rig = patient_rig
     async with rig.engine(0) as maker, rig.client(1) as client, rig.client(2) as third:
         await maker.owns_the_pool()
         owner, standby = Standby(client), Standby(third)
         mapped = await standby.pool.stand_by()
         await owner.pool.stand_by()
         await maker.kill()
-        assert (await owner.pool.acquire(11, "g", 2000)).adopt
+        assert (await owner.pool.acquire(11, "g", SOON_MS)).adopt
         standby.news.clear()
         links = client.link(), third.link()
         await rig.start_again(client, third)
@@ -290,7 +289,7 @@ async def test_pool_given_back_after_a_total_loss_is_still_the_one_that_standbys
         await standby.hears("granted", 11)
         assert (await facts(third))["pool"] == "OWNED(11)"
         await owner.pool.quiesce()
-        granted = await standby.pool.acquire(12, "g", 2000)
+        granted = await standby.pool.acquire(12, "g", SOON_MS)
         assert standby.pool.mapped_is(granted.made_epoch)
         assert standby.pool.mapping is mapped
         assert standby.read() == b"pages"
@@ -301,19 +300,17 @@ async def test_pool_given_back_after_a_total_loss_is_still_the_one_that_standbys
 @pytest.mark.long
 async def test_acquire_ends_in_time_when_no_vault_comes_back(rig: Rig) -> None:
     """ConnectionError at its own time-out, whether it was asked before or after the loss; and the epoch is not held."""
-    async with rig.engine(0) as owner, rig.client(1) as client:
+    async with asyncio.timeout(BOUND_S), rig.engine(0) as owner, rig.client(1) as client:
         await owner.owns_the_pool()
         standby = Standby(client)
         await standby.pool.stand_by()
         waiting = asyncio.ensure_future(standby.pool.acquire(11, "g", 1000))
         await asyncio.sleep(0)
-        begun_s = asyncio.get_running_loop().time()
         rig.kill("keeper", "server")
         with pytest.raises(ConnectionError):
             await waiting
         with pytest.raises(ConnectionError):
             await standby.pool.acquire(12, "g", 200)
-        assert asyncio.get_running_loop().time() - begun_s < 20.0, "not at its own time-out"
         assert client.epoch is None
         standby.pool.unmap()
 
@@ -324,7 +321,7 @@ async def test_a_standbys_descriptors_do_not_grow(rig: Rig) -> None:
         standby = Standby(client, private_bytes=1)
         counts = []
         for epoch in range(10, 40, 2):
-            assert not (await standby.pool.acquire(epoch, str(epoch), 2000)).adopt
+            assert not (await standby.pool.acquire(epoch, str(epoch), SOON_MS)).adopt
             await standby.pool.make(MIB, PAGES)
             await standby.pool.quiesce()
             assert await standby.pool.stand_by() is standby.pool.mapping

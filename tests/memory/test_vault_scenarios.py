@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from vault_rig import Rig, digest, expected, facts, load, until, write
+from vault_rig import SOON_MS, Rig, digest, expected, facts, load, until, write
 
 from holdfast.memory.errors import VaultRefused
 from holdfast.testing.agents import OrderFailed
 from holdfast.testing.processes import fd_count
+from holdfast.testing.waiting import BOUND_S
 
 pytestmark = pytest.mark.processes
 
@@ -24,7 +25,7 @@ async def test_with_roles_and_lock_two_engines_on_two_devices_both_get_ready(
         async with rig.engine(0) as zero, rig.engine(1) as one:
             engines = [zero, one] if first == 0 else [one, zero]
             ready = [engine.order("become_ready", devices=devices[0 if engine is zero else 1]) for engine in engines]
-            done = await asyncio.wait_for(asyncio.gather(*ready), 20)
+            done = await asyncio.wait_for(asyncio.gather(*ready), BOUND_S)
             assert sorted(done) == ["wrote ", "wrote host-0,host-1"]
             sums = [await engine.do("digest", device=f"host-{n}") for engine in engines for n in (0, 1)]
             assert sums == [expected(7)] * 4
@@ -35,14 +36,14 @@ async def test_writer_killed_between_two_devices_is_restarted_and_all_finish() -
     both = ["host-0", "host-1"]
     with Rig(("host-0", "host-1")) as rig:
         async with rig.engine(1) as one:
-            ready = one.order("become_ready", devices=both, grace_s=30)
+            ready = one.order("become_ready", devices=both, grace_s=2 * BOUND_S)
             async with rig.engine(0) as zero:
                 with pytest.raises(OrderFailed, match="Died"):
                     await zero.do("become_ready", devices=both, die_after="host-0")
             assert not ready.done()
             async with rig.engine(0) as again:
                 assert await again.do("become_ready", devices=both) == "wrote host-1"
-                assert await asyncio.wait_for(ready, 10) == "wrote "
+                assert await asyncio.wait_for(ready, BOUND_S) == "wrote "
                 for device in both:
                     assert await one.do("digest", device=device) == await again.do("digest", device=device)
 
@@ -54,7 +55,7 @@ async def test_writer_killed_before_commit_leaves_nothing(rig: Rig) -> None:
         assert await writer.do("acquire", mode="rw") == "rw"
         await writer.do("load")
         assert (await facts(other))["weights_bytes"] > 0
-        waiting = asyncio.ensure_future(other.acquire("rw_or_ro", 5000))
+        waiting = asyncio.ensure_future(other.acquire("rw_or_ro", SOON_MS))
         await rig.shows(waiting=1)
         await writer.kill()
         assert await waiting == "rw"
@@ -67,9 +68,9 @@ async def test_writer_killed_before_commit_leaves_nothing(rig: Rig) -> None:
 async def test_queued_client_that_is_killed_leaves_the_queue(rig: Rig) -> None:
     """It is granted nothing, and whoever comes after it is not held up by it (facts 17)."""
     async with rig.client(0) as writer, rig.engine(1) as queued:
-        assert await writer.acquire("rw", 1000) == "rw"
+        assert await writer.acquire("rw", SOON_MS) == "rw"
         await queued.do("open")
-        waiting = queued.order("acquire", mode="rw", timeout_ms=60_000)
+        waiting = queued.order("acquire", mode="rw", timeout_ms=SOON_MS)
         await rig.shows(waiting=1)
         await queued.kill()
         with pytest.raises(OrderFailed, match="Died"):
@@ -86,16 +87,16 @@ async def test_replacement_needs_the_hash_and_never_delays_a_reader(rig: Rig) ->
         old = await write(writer)
         for wrong in (None, "0" * 32):
             with pytest.raises(VaultRefused) as refused:
-                await replacer.acquire("rw", 1000, replace=wrong)
+                await replacer.acquire("rw", SOON_MS, replace=wrong)
             assert refused.value.code == ("committed" if wrong is None else "stale")
-        assert await replacer.acquire("rw", 1000, replace=old) == "rw"
+        assert await replacer.acquire("rw", SOON_MS, replace=old) == "rw"
         await load(replacer, 2)
-        assert await reader.acquire("ro", 0) == "ro"
+        assert await reader.acquire("ro", SOON_MS) == "ro"
         assert digest(reader) == expected(1)
         noticed: list[object] = []
         reader.on_notice = noticed.append
         await replacer.commit()
-        assert await late.acquire("ro", 0) == "ro"
+        assert await late.acquire("ro", SOON_MS) == "ro"
         assert digest(late) == expected(2)
         assert digest(reader) == digest(writer) == expected(1)
         await until(lambda: noticed, "the reader is told that newer weights are here")
@@ -109,23 +110,23 @@ async def test_replacement_that_does_not_fit_the_budget_is_refused() -> None:
     with Rig(budget_bytes=3 * 1024 * 1024) as rig:
         async with rig.client(0) as writer, rig.client(1) as replacer:
             old = await write(writer)
-            assert await replacer.acquire("rw", 1000, replace=old) == "rw"
+            assert await replacer.acquire("rw", SOON_MS, replace=old) == "rw"
             with pytest.raises(VaultRefused) as refused:
                 await load(replacer, 2)
             assert refused.value.code == "over_budget"
             await replacer.release()
-            assert await replacer.acquire("ro", 0) == "ro"
+            assert await replacer.acquire("ro", SOON_MS) == "ro"
             assert digest(replacer) == expected(1)
 
 
 async def test_cancelled_waits_leak_nothing(rig: Rig) -> None:
     """Neither descriptors here or there, nor waiters, nor locks: also where the answer crosses the cancellation."""
     async with rig.client(0) as writer, rig.client(1) as waiter:
-        await writer.acquire("rw", 1000)
+        await writer.acquire("rw", SOON_MS)
         vault = rig.pids("server")[0]
         before = (fd_count(), fd_count(vault))
         for _ in range(50):
-            waiting = asyncio.ensure_future(waiter.acquire("ro", 5000))
+            waiting = asyncio.ensure_future(waiter.acquire("ro", SOON_MS))
             await asyncio.sleep(0)
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
@@ -135,7 +136,7 @@ async def test_cancelled_waits_leak_nothing(rig: Rig) -> None:
         await writer.commit()
         held = fd_count()
         for turn in range(60):  # now it is granted at once: the cancellation meets the answer at every place
-            waiting = asyncio.ensure_future(waiter.acquire("ro", 5000))
+            waiting = asyncio.ensure_future(waiter.acquire("ro", SOON_MS))
             for _ in range(turn % 12):
                 await asyncio.sleep(0.0002)
             waiting.cancel()
@@ -144,7 +145,7 @@ async def test_cancelled_waits_leak_nothing(rig: Rig) -> None:
                 await waiter.release()
             await rig.shows(readers=1)
         assert fd_count() == held
-        assert await waiter.acquire("ro", 1000) == "ro"
+        assert await waiter.acquire("ro", SOON_MS) == "ro"
 
 
 async def test_many_connections_leave_nothing_behind(rig: Rig) -> None:
@@ -155,5 +156,5 @@ async def test_many_connections_leave_nothing_behind(rig: Rig) -> None:
         before = (fd_count(vault), fd_count(keeper))
         for _ in range(30):
             async with rig.client(1) as reader:
-                assert await reader.acquire("ro", 1000) == "ro"
+                assert await reader.acquire("ro", SOON_MS) == "ro"
         await until(lambda: (fd_count(vault), fd_count(keeper)) == before, "all is closed")

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from vault_rig import MIB, Rig, digest, expected, facts, load, until, write
+from vault_rig import MIB, SOON_MS, Rig, digest, expected, facts, load, until, write
 
 from holdfast.core.errors import UserError
 from holdfast.memory import protocol
@@ -34,6 +34,7 @@ from holdfast.memory.layout import Layout
 from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
 from holdfast.testing.processes import fd_count
+from holdfast.testing.waiting import BOUND_S
 
 pytestmark = pytest.mark.processes
 NOBODY = 65534
@@ -49,9 +50,9 @@ device = open_device("host-0")
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 async def main():
     client = MemoryClient(sys.argv[1], device, 0)
-    await client.connect(30)
+    await client.connect(60)
     assert WriterLock(Path(sys.argv[1]).parent, "nobody").try_acquire()
-    return await client.acquire("rw", 1000)
+    return await client.acquire("rw", 60_000)
 try:
     print(asyncio.run(main()))
 except VaultRefused as refused:
@@ -132,7 +133,7 @@ async def test_strangers_vault_is_refused_by_who_connects() -> None:
         assert stranger.stdout is not None
         await stranger.stdout.readline()
         with pytest.raises(PermissionError, match="--vault-uid 65534"):
-            await MemoryClient(path, open_device("host-0"), 0).connect(30)
+            await MemoryClient(path, open_device("host-0"), 0).connect(BOUND_S)
         assert (await stranger.communicate())[0] == b"0\n"
 
 
@@ -147,7 +148,7 @@ async def test_strangers_cost_little_before_they_are_known(rig: Rig) -> None:
             sock.setblocking(False)
             await loop.sock_connect(sock, rig.path())
             with contextlib.suppress(ConnectionError, TimeoutError):
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(BOUND_S):
                     await loop.sock_sendall(sock, struct.pack(">IH", 31 * MIB, 0) + bytes(30 * MIB))
         assert resident_kib(vault[0]) - before < 20 * 1024
         for sock in socks:
@@ -164,8 +165,8 @@ async def test_epoch_that_would_keep_everybody_out_is_refused(rig: Rig) -> None:
     async with rig.client(0) as wrong, rig.client(1) as right:
         for epoch in (2**62, time.time_ns() // 1_000_000 + 7 * 24 * 3600 * 1000):
             with pytest.raises(VaultRefused, match="far in the future"):
-                await PoolClient(wrong, open_device("host-0")).acquire(epoch, "g", 1000)
-        await PoolClient(right, open_device("host-0")).acquire(time.time_ns() // 1_000_000, "g", 1000)
+                await PoolClient(wrong, open_device("host-0")).acquire(epoch, "g", SOON_MS)
+        await PoolClient(right, open_device("host-0")).acquire(time.time_ns() // 1_000_000, "g", SOON_MS)
 
 
 # -- without the lock
@@ -201,7 +202,7 @@ async def test_client_that_holds_no_lock_changes_nothing(rig: Rig) -> None:
     async with rig.client(0) as writer, rig.client(0) as owner, rig.client(1) as stranger:
         await write(writer)
         pool = PoolClient(owner, open_device("host-0"))
-        await pool.acquire(10, "g", 1000)
+        await pool.acquire(10, "g", SOON_MS)
         await pool.make(MIB, [2 * MIB])
         before, fds = shown(await facts(writer)), fd_count(rig.pids("server")[0])
         for make, with_fd, code in WITHOUT_RIGHT:
@@ -217,7 +218,7 @@ async def test_client_that_holds_no_lock_changes_nothing(rig: Rig) -> None:
 async def refusal(client: MemoryClient, make: Callable[[int], msgspec.Struct], fds: list[int]) -> str:
     """The code a call is refused with; empty: it was not."""
     try:
-        await client.link().call(make, 5.0, fds)
+        await client.link().call(make, BOUND_S, fds)
     except VaultRefused as refused:
         return refused.code
     return ""
@@ -230,7 +231,7 @@ def shown(seen: dict[str, Any]) -> dict[str, Any]:
 async def test_nobody_else_touches_what_a_writer_writes(rig: Rig) -> None:
     """While one writes, another session neither adds to it, nor commits it, nor sees it."""
     async with rig.client(0) as writer, rig.client(1) as stranger:
-        await writer.acquire("rw", 1000)
+        await writer.acquire("rw", SOON_MS)
         await load(writer)
         assert writer.mapped is not None
         layout = writer.mapped.layout
@@ -240,7 +241,7 @@ async def test_nobody_else_touches_what_a_writer_writes(rig: Rig) -> None:
             lambda n: protocol.AddSlabs(n, []),
         ):
             assert await refusal(stranger, make, [])
-        await stranger.link().call(protocol.ReleaseWeights, 5.0)
+        await stranger.link().call(protocol.ReleaseWeights, BOUND_S)
         assert (await facts(stranger))["weights"] == "RW"
         await writer.commit()
         assert digest(writer) == expected(1)
@@ -266,7 +267,7 @@ async def test_committed_host_slabs_cannot_be_written_by_any_path(rig: Rig) -> N
     """Neither through the descriptors, nor through /proc (the vault's own too), nor by mapping or truncating."""
     async with rig.client(0) as writer, rig.client(1) as reader:
         await write(writer)
-        await reader.acquire("ro", 1000)
+        await reader.acquire("ro", SOON_MS)
         assert reader.mapped is not None
         assert writer.mapped is not None
         paths = [f"/proc/self/fd/{fd}" for fd in (*reader.mapped.fds, *writer.mapped.fds)]
@@ -298,7 +299,7 @@ def try_to_write(path: str) -> None:
 async def test_commit_is_refused_while_a_writable_mapping_lives(rig: Rig) -> None:
     """A writer that keeps a hand in the slab cannot commit it."""
     async with rig.client(0) as writer:
-        await writer.acquire("rw", 1000)
+        await writer.acquire("rw", SOON_MS)
         await load(writer)
         assert writer.mapped is not None
         kept = mmap.mmap(writer.mapped.fds[0], 4096)
@@ -344,9 +345,9 @@ def wrong_fds() -> dict[str, int]:
 async def test_wrong_descriptors_are_refused_by_name(rig: Rig) -> None:
     """As weights and as pool; the vault keeps none of them, and the writer can go on with the right ones."""
     async with rig.client(0) as writer, rig.client(0) as owner:
-        await writer.acquire("rw", 1000)
+        await writer.acquire("rw", SOON_MS)
         await owner.register_mapping(None)
-        await owner.link().call(lambda n: protocol.AcquirePool(n, 10, "g", 1000), 5.0)
+        await owner.link().call(lambda n: protocol.AcquirePool(n, 10, "g", SOON_MS), BOUND_S)
         before = fd_count(rig.pids("server")[0])
         for name, fd in wrong_fds().items():
             for client, make in (
@@ -411,7 +412,7 @@ def speak(path: str, data: bytes, kinds: list[str]) -> bytes:
     """Say something and hear everything until the vault hangs up."""
     made = [os.pidfd_open(os.getpid()) if kind == "pidfd" else os.open("/dev/null", os.O_RDONLY) for kind in kinds]
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(5)
+        sock.settimeout(BOUND_S)
         sock.connect(path)
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", made))] if made else []
         sock.sendmsg([data], rights)
@@ -425,7 +426,7 @@ def speak(path: str, data: bytes, kinds: list[str]) -> bytes:
 async def test_silent_connections_take_nothing_from_those_who_are_here(rig: Rig) -> None:
     """Hundreds that never say hello are bounded; whoever is served already does not notice."""
     async with rig.client(0) as writer:
-        await writer.acquire("rw", 1000)
+        await writer.acquire("rw", SOON_MS)
         silent = [socket.socket(socket.AF_UNIX) for _ in range(300)]
         for sock in silent:
             sock.connect(rig.path())
@@ -436,13 +437,13 @@ async def test_silent_connections_take_nothing_from_those_who_are_here(rig: Rig)
             sock.close()
         late = MemoryClient(rig.path(), open_device("host-0"), 1)
         await until(lambda: _connects(late), "there is room again")
-        assert await late.acquire("ro", 1000) == "ro"
+        assert await late.acquire("ro", SOON_MS) == "ro"
         await late.close()
 
 
 async def _connects(client: MemoryClient) -> bool:
     try:
-        await client.connect(30)
+        await client.connect(BOUND_S)
     except VaultRefused:
         return False
     return True

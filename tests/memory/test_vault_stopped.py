@@ -11,13 +11,14 @@ import sys
 from collections.abc import AsyncIterator
 
 import pytest
-from vault_rig import MIB, Rig, back, digest, expected, facts, until, write
+from vault_rig import MIB, PATIENT, SOON_MS, Rig, back, digest, expected, facts, until, write
 
 from holdfast.memory.client.calls import MemoryLost
 from holdfast.memory.client.pool import PoolClient
 from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import open_device
 from holdfast.testing.processes import state_of
+from holdfast.testing.waiting import BOUND_S
 
 pytestmark = pytest.mark.processes
 
@@ -27,7 +28,7 @@ async def rig() -> AsyncIterator[Rig]:
     """With somebody who looks after vault and keeper, started as with nohup: the kernel's hang-up ends nobody."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with Rig() as started:
+        with Rig(**PATIENT) as started:
             watching = asyncio.create_task(started.vaults["host-0"].watch())
             yield started
             watching.cancel()
@@ -62,7 +63,7 @@ async def test_stopped_vault_or_keeper_is_replaced_and_a_takeover_succeeds(rig: 
         if len(kinds) == 2:  # then the pool is its owner's to give back
             await owner.back()
         await owner.kill()
-        assert await second.do("own", epoch=11, timeout_ms=15_000) is True
+        assert await second.do("own", epoch=11, timeout_ms=SOON_MS) is True
         assert await second.do("map_pool") == "pages"
         await until(lambda: replaced(rig, old), "replaced")
         if "server" in kinds:
@@ -130,10 +131,10 @@ async def test_engines_give_everything_back_after_the_launcher_was_killed() -> N
         await until(lambda: listens(rig), "it listens")
         noticed: list[object] = []
         client = MemoryClient(rig.path(), open_device("host-0"), 0, on_notice=noticed.append)
-        await client.connect(20.0)
+        await client.connect(BOUND_S)
         await write(client)
         pool = PoolClient(client, open_device("host-0"))
-        await pool.acquire(10, "g", 1000)
+        await pool.acquire(10, "g", SOON_MS)
         await pool.make(MIB, [2 * MIB])
         link = client.link()
         first.kill()
@@ -145,7 +146,7 @@ async def test_engines_give_everything_back_after_the_launcher_was_killed() -> N
             assert digest(client) == expected(1)
             assert not [notice for notice in noticed if isinstance(notice, MemoryLost)]
             async with rig.client(1) as late:
-                assert await late.acquire("rw_or_ro", 5000) == "ro"
+                assert await late.acquire("rw_or_ro", SOON_MS) == "ro"
             pool.unmap()
             await client.close()
         assert not list(rig.directory.glob("*.state")), "SIGTERM to who serves is a clean end, after which nobody waits"

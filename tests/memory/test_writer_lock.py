@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.memory.writer_lock import FILE_NAME, WriterLock
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 HOLD = """
 import sys
@@ -140,7 +140,7 @@ async def test_acquiring_again_does_not_wait_for_oneself(tmp_path: Path) -> None
     lock, other = WriterLock(tmp_path, "engine 0"), WriterLock(tmp_path, "engine 1")
     await lock.acquire(1.0)
     before = open_files()
-    await asyncio.wait_for(lock.acquire(WAIT_S), 10.0)
+    await asyncio.wait_for(lock.acquire(2 * WAIT_S), WAIT_S)
     assert open_files() == before
     lock.release()
     lock.release()
@@ -215,7 +215,7 @@ from holdfast.memory.writer_lock import WriterLock
 lock, inside = WriterLock(Path(sys.argv[1]), "x"), Path(sys.argv[1]) / "inside"
 async def main():
     for _ in range(50):
-        await lock.acquire(60)
+        await lock.acquire(100)
         os.close(os.open(inside, os.O_CREAT | os.O_EXCL))
         await asyncio.sleep(0)
         os.unlink(inside)
@@ -225,4 +225,4 @@ asyncio.run(main())
 """
     command = (sys.executable, "-c", code, str(tmp_path))
     takers = [await asyncio.create_subprocess_exec(*command) for _ in range(4)]
-    assert await asyncio.wait_for(asyncio.gather(*(taker.wait() for taker in takers)), 60) == [0, 0, 0, 0]
+    assert await asyncio.wait_for(asyncio.gather(*(taker.wait() for taker in takers)), 100) == [0, 0, 0, 0]

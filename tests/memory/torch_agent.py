@@ -53,19 +53,19 @@ async def serve(path: str, width: int, device: str) -> None:
 
     loop = asyncio.get_running_loop()
     client = MemoryClient(path, open_device(device), 0)
-    await client.connect(30)
+    await client.connect(60)
     model = story.on_meta(width)
 
     async def obey(command: str) -> Any:
         nonlocal model
         if command == "publish":
-            assert await client.acquire("rw", 10_000) == "rw"
+            assert await client.acquire("rw", 60_000) == "rw"
             model = story.loaded(width)
             before = story.answer(model)
             await publish(client, model, "test")
             return before
         if command == "materialise":
-            assert await client.acquire("ro", 10_000, wait_for_writer=True) == "ro"
+            assert await client.acquire("ro", 60_000, wait_for_writer=True) == "ro"
             materialise(client, model, fresh=story.fresh)
         elif command == "sleep":
             await client.unmap()

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vault_rig import MIB, digest, facts, load
+from vault_rig import MIB, SOON_MS, digest, facts, load
 
 from holdfast.memory.client.pool import PoolClient
 from holdfast.memory.client.weights import MemoryClient
@@ -36,7 +36,7 @@ class Agent:
     async def open(self, device: str = "host-0") -> None:
         path = str(self._directory / f"gms_{device}.sock")
         client = MemoryClient(path, open_device(device), self._engine_id, on_lost=self._lost.append)
-        await client.connect(30)
+        await client.connect(BOUND_S)
         self._clients[device] = client
         self._pools[device] = PoolClient(client, open_device("host-0"))
 
@@ -49,7 +49,7 @@ class Agent:
         finally:
             os.pidfd_open = honest
 
-    async def acquire(self, mode: str, timeout_ms: int = 10_000, device: str = "host-0", **options: Any) -> str:
+    async def acquire(self, mode: str, timeout_ms: int = SOON_MS, device: str = "host-0", **options: Any) -> str:
         return await self._clients[device].acquire(mode, timeout_ms, **options)
 
     async def load(self, seed: int = 1, device: str = "host-0") -> None:
@@ -72,7 +72,7 @@ class Agent:
 
     # -- the pool
 
-    async def own(self, epoch: int, geometry: str = "g", timeout_ms: int = 10_000) -> bool:
+    async def own(self, epoch: int, geometry: str = "g", timeout_ms: int = SOON_MS) -> bool:
         return (await self._pools["host-0"].acquire(epoch, geometry, timeout_ms)).adopt
 
     async def make(self, text: str) -> None:

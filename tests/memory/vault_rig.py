@@ -24,10 +24,14 @@ from holdfast.memory.vault.launch import VaultProcesses
 from holdfast.memory.vault.settings import VaultSettings
 from holdfast.testing.agents import Agent
 from holdfast.testing.processes import KEEPER, VAULT, kill_together, vault_processes
-from holdfast.testing.waiting import until
+from holdfast.testing.waiting import BOUND_S, until
 
 MIB = 1024 * 1024
 AGENT = Path(__file__).with_name("vault_agent.py")
+# For what is granted at once, or as soon as others have done their part: far longer than that takes anywhere.
+SOON_MS = int(1000 * BOUND_S)
+# For engines that live to give back what a lost vault had: also on a machine that lets them wait.
+PATIENT = {"weights_donation_s": BOUND_S, "pool_donation_s": BOUND_S}
 
 
 # -- vaults and engines
@@ -100,7 +104,7 @@ class Rig:
     async def client(self, engine_id: int = 0, device: str = "host-0", **options: Any) -> AsyncIterator[MemoryClient]:
         """A connected client in this process."""
         client = MemoryClient(self.path(device), open_device(device), engine_id, **options)
-        await client.connect(30)
+        await client.connect(BOUND_S)
         try:
             yield client
         finally:
@@ -187,7 +191,7 @@ async def load(client: MemoryClient, seed: int = 1, identity: str | None = None,
 
 async def write(client: MemoryClient, seed: int = 1, identity: str | None = None, count: int = 3) -> str:
     """Weights, from the first ask to the commit; their hash."""
-    assert await client.acquire("rw", 5000) == "rw"
+    assert await client.acquire("rw", SOON_MS) == "rw"
     await load(client, seed, identity, count)
     return await client.commit()
 

@@ -21,9 +21,6 @@ from holdfast.memory.vault.weights import TIMEOUT_MS_MAX
 if TYPE_CHECKING:
     from holdfast.memory.vault.sessions import Session
 
-# After a loss of vault and keeper together, how long an owner that lives has to give its pool back before another one
-# is made. It reattaches as soon as the socket answers; and if it died too, its streams stand still for just as long.
-DONATION_S = 1.0
 # An epoch is one more than the last, or unix milliseconds. Past that and a clock that is a day off it is a mistake, and
 # would keep every later leader out for as long.
 EPOCH_AHEAD_MS = 24 * 3600 * 1000
@@ -40,11 +37,11 @@ class VaultPool:
         self._upload = Upload()  # of a pool being made or given back
         self._lost = False  # everything: an owner that lives may give its pool back
 
-    def adopt(self, seats: list[machine.Seat], *, lost: bool) -> None:
+    def adopt(self, seats: list[machine.Seat], *, lost: bool, donation_s: float) -> None:
         """Take over what the keeper had; the owner's seat is among `seats` if its process lives."""
         record = self._kept.load()
         self._lost = lost and record is None
-        refill_from_s = self._shared.now_s() + DONATION_S if self._lost else 0.0
+        refill_from_s = self._shared.now_s() + donation_s if self._lost else 0.0
         record = record or PoolRecord()  # seats there may be all the same
         if not record.made_epoch:
             self._kept.drop_pages()

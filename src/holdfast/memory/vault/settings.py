@@ -22,6 +22,11 @@ class VaultSettings(msgspec.Struct, frozen=True):
     budget_bytes: int = 0  # for weights and pool together; 0: whatever the writers can allocate
     allowed_uids: tuple[int, ...] = ()  # besides the vault's own
     status_address: str = ""  # where /metrics is served; empty: nowhere
+    # After a loss of vault and keeper together, how long mapped engines have to give weights back before others are
+    # written, and how long an owner that lives has to give its pool back before another one is made. It reattaches as
+    # soon as the socket answers; and if it died too, its streams stand still for just as long.
+    weights_donation_s: float = 3.0
+    pool_donation_s: float = 1.0
 
     @property
     def marker(self) -> Path:

@@ -41,8 +41,6 @@ HISTORY_MAX = 1000
 SESSIONS_MAX = 4096
 # Connections that have not said hello; a machine's engines starting at once are some dozens.
 GUESTS_MAX = 256
-# After a loss of vault and keeper together, how long mapped engines have to give their pages back.
-DONATION_S = 3.0
 # Out of descriptors: somebody must leave before another can come.
 ACCEPT_PAUSE_S = 0.1
 # Kept for those who are here: a set of slabs, a pool, a keeper that must be started. Newcomers are refused before.
@@ -80,10 +78,11 @@ class Vault:
         lost = self._settings.marked(LIVE) and not self._kept.whole
         self._settings.mark(LIVE)
         readers, seats = self._expect_clients()
-        self.weights.adopt(readers, self._loop.time() + DONATION_S if lost else None)
-        self.pool.adopt(seats, lost=lost)
+        donation_s = self._settings.weights_donation_s
+        self.weights.adopt(readers, self._loop.time() + donation_s if lost else None)
+        self.pool.adopt(seats, lost=lost, donation_s=self._settings.pool_donation_s)
         if lost:  # and should this vault die before that, the next one must know it too
-            self._loop.call_later(DONATION_S, self._kept.mark_whole)
+            self._loop.call_later(donation_s, self._kept.mark_whole)
         else:
             self._kept.mark_whole()
         records = f"{len(self._kept.records)} records{', the rest was lost' if lost else ''}"
