@@ -31,7 +31,7 @@ def write(log: Path, told: Path, bytes_max: int, first: int = 0, last: int = LIN
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         command = [sys.executable, "-c", WRITER, str(bytes_max), str(first), str(last), str(told)]
-        assert subprocess.run(command, stderr=descriptor, timeout=30, check=False).returncode == 0
+        assert subprocess.run(command, stderr=descriptor, timeout=60, check=False).returncode == 0
     finally:
         os.close(descriptor)
     return told.read_text()
@@ -57,7 +57,7 @@ def test_two_processes_of_one_log_turn_it_over_together(tmp_path: Path) -> None:
     write(log, tmp_path / "told", 4000, 0, 210)
     assert log.with_suffix(".log.1").exists()
     command = [sys.executable, "-c", WRITER, "4000", "210", "220", str(tmp_path / "told")]
-    subprocess.run(command, stderr=old, timeout=30, check=True)
+    subprocess.run(command, stderr=old, timeout=60, check=True)
     os.close(old)
     assert "line 00210" in log.with_suffix(".log.1").read_text()
     assert log.read_text().splitlines()[-9:] == [f"line {number:05d} of a log" for number in range(211, 220)]

@@ -13,7 +13,18 @@ from typing import Any
 
 import aiohttp
 import pytest
-from store_rigs import EtcdRig, end, free_port, items_under, registered, until, until_snapshot, upcoming
+from store_rigs import (
+    BOUND_S,
+    ETCD_TTL_S,
+    EtcdRig,
+    end,
+    free_port,
+    items_under,
+    registered,
+    until,
+    until_snapshot,
+    upcoming,
+)
 
 from holdfast.store.contract import Deleted, Put, Snapshot, StoreUnavailable
 from holdfast.store.etcd_client import EtcdSettings, EtcdStore
@@ -90,16 +101,16 @@ async def test_a_broken_stream_is_taken_up(rig: EtcdRig, store: EtcdStore, compa
     """A watch whose stream breaks goes on with what it missed; if etcd has compacted that away, with a snapshot."""
     proxy = Proxy(rig.port)
     async with proxy as port:
-        client = EtcdStore((f"127.0.0.1:{port}",), random.Random(5), EtcdSettings(lease_ttl_s=2))
+        client = EtcdStore((f"127.0.0.1:{port}",), random.Random(5), EtcdSettings(lease_ttl_s=ETCD_TTL_S))
         await client.start()
         watch = client.watch("c/")
         assert await upcoming(watch) == Snapshot({})
-        await store.put("c/1", b"0", 5)
+        await store.put("c/1", b"0", BOUND_S)
         assert await upcoming(watch) == Put("c/1", b"0")
         proxy.flowing.clear()
         proxy.cut()
         for value in (b"1", b"2", b"3"):
-            await store.put("c/1", value, 5)
+            await store.put("c/1", value, BOUND_S)
         if compacted:
             assert (await post(rig, "kv/compaction", {"revision": "5", "physical": True}))["header"]["revision"] == "5"
         proxy.flowing.set()
@@ -107,7 +118,7 @@ async def test_a_broken_stream_is_taken_up(rig: EtcdRig, store: EtcdStore, compa
             assert await upcoming(watch) == Snapshot({"c/1": b"3"})
         else:
             assert [await upcoming(watch) for _ in range(3)] == [Put("c/1", value) for value in (b"1", b"2", b"3")]
-        await store.put("c/1", b"4", 5)
+        await store.put("c/1", b"4", BOUND_S)
         assert await upcoming(watch) == Put("c/1", b"4")
         await client.close()
 
@@ -136,16 +147,16 @@ async def test_a_lost_lease_is_granted_again(rig: EtcdRig, store: EtcdStore) -> 
 async def test_an_emptied_etcd_is_filled_again(rig: EtcdRig, store: EtcdStore) -> None:
     """An etcd that comes back without its data (a new history, lower revisions) is watched and registered with anew."""
     for index in range(10):
-        await store.put("e/old", str(index).encode(), 5)
+        await store.put("e/old", str(index).encode(), BOUND_S)
     await registered(store, "e/1", b"a")
     watch = store.watch("e/")
     assert await upcoming(watch) == Snapshot({"e/old": b"9", "e/1": b"a"})
     rig.kill()
     shutil.rmtree(rig.directory / "etcd")
     await rig.start()
-    await until_snapshot(watch, {"e/1": b"a"}, 10)
-    await store.put("e/2", b"b", 5)
-    await until(watch, lambda event: event == Put("e/2", b"b"), 5)
+    await until_snapshot(watch, {"e/1": b"a"})
+    await store.put("e/2", b"b", BOUND_S)
+    await until(watch, lambda event: event == Put("e/2", b"b"))
 
 
 async def test_the_next_endpoint_serves(rig: EtcdRig, tmp_path: Path) -> None:
@@ -154,7 +165,7 @@ async def test_the_next_endpoint_serves(rig: EtcdRig, tmp_path: Path) -> None:
     other.directory.mkdir()
     await other.start()
     endpoints = (f"127.0.0.1:{free_port()}", f"127.0.0.1:{rig.port}", f"127.0.0.1:{other.port}")
-    client = EtcdStore(endpoints, random.Random(5), EtcdSettings(lease_ttl_s=2))
+    client = EtcdStore(endpoints, random.Random(5), EtcdSettings(lease_ttl_s=ETCD_TTL_S))
     await client.start()
     try:
         await registered(client, "n/1", b"a")
@@ -164,8 +175,8 @@ async def test_the_next_endpoint_serves(rig: EtcdRig, tmp_path: Path) -> None:
         # The other is no member of the same cluster, only another place to go: it is found and filled.
         reader = other.client()
         await reader.start()
-        await until_snapshot(reader.watch("n/"), {"n/1": b"a"}, 10)
-        await until_snapshot(watch, {"n/1": b"a"}, 10)
+        await until_snapshot(reader.watch("n/"), {"n/1": b"a"})
+        await until_snapshot(watch, {"n/1": b"a"})
         await reader.close()
     finally:
         rig.thaw()
@@ -178,7 +189,7 @@ async def test_another_applications_keys_are_no_trouble(rig: EtcdRig, store: Etc
     watch = store.watch("")
     assert await upcoming(watch) == Snapshot({})
     await post(rig, "kv/put", {"key": base64.b64encode(b"\xff\xfe").decode(), "value": ""})
-    await store.put("k", b"v", 5)
+    await store.put("k", b"v", BOUND_S)
     assert await upcoming(watch) == Put("k", b"v")
     assert await items_under(store, "") == {"k": b"v"}
 
@@ -192,7 +203,7 @@ async def test_a_full_etcd_is_told_once(tmp_path: Path, caplog: pytest.LogCaptur
     try:
         async with rig.opened() as store:
             with pytest.raises(StoreUnavailable, match="space exceeded"):
-                await store.put("k", b"a" * 60_000, 5)
+                await store.put("k", b"a" * 60_000, BOUND_S)
             store.register("r/1", b"here")
             await waiting.until(lambda: "registration r/1 pending: refused: " in caplog.text, "it to be told")
             await asyncio.sleep(1.0)  # several tries

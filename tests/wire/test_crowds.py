@@ -18,6 +18,7 @@ from wire_rig import HELLO, Peer
 from holdfast.core.limits import raise_descriptor_limit
 from holdfast.testing.deployment import Deployment
 from holdfast.testing.place import free_port
+from holdfast.testing.waiting import BOUND_S
 from holdfast.wire.messages import Welcome
 
 LIMIT = 128
@@ -44,7 +45,7 @@ def let_have(pid: int, count: int) -> int:
 
 def connect(sock: socket.socket, address: str | tuple[str, int]) -> None:
     """A Unix socket says at once that its line is full; it moves on."""
-    until_s = time.monotonic() + 30
+    until_s = time.monotonic() + BOUND_S
     while True:
         try:
             return sock.connect(address)
@@ -61,7 +62,7 @@ def strangers(*where: str | tuple[str, int]) -> Iterator[None]:
             family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
             for _ in range(STRANGERS):
                 sock = stack.enter_context(socket.socket(family))
-                sock.settimeout(10)
+                sock.settimeout(BOUND_S)
                 connect(sock, address)
         yield
 
@@ -74,7 +75,7 @@ def page_of(deployment: Deployment, name: str) -> tuple[str, int]:
 
 def ask(deployment: Deployment, tokens: int, name: str = "anybody") -> http.client.HTTPResponse:
     """A streamed answer whose head has come."""
-    connection = http.client.HTTPConnection("127.0.0.1", deployment.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", deployment.port, timeout=BOUND_S)
     body = {"model": "holdfast-sim", "stream": True, "max_tokens": tokens, "ignore_eos": True, "prompt": "hello"}
     headers = {"content-type": "application/json", "x-request-id": name}
     connection.request("POST", "/v1/completions", json.dumps(body), headers)
@@ -103,7 +104,7 @@ def test_idle_clients_of_a_frontend_keep_nobody_out(few: Deployment) -> None:
         assert few.get("/live")[0] == 200
         assert few.get("/live", page_of(few, "frontend")[1])[0] == 200
         assert ask(few, 20).read().endswith(b"[DONE]\n\n")
-        assert len(few.alive_workers()) == 1
+        few.wait_until(lambda: len(few.alive_workers()) == 1, "the worker to be well")
         assert before.read().endswith(b"[DONE]\n\n")
 
 
@@ -137,7 +138,8 @@ def test_whoever_comes_at_once_with_a_request_is_answered(few: Deployment) -> No
         stack.callback(let_have, few.pid("frontend"), had)
         os.kill(few.pid("frontend"), signal.SIGSTOP)
         try:
-            crowd = [stack.enter_context(socket.create_connection(("127.0.0.1", few.port), 30)) for _ in range(LIMIT)]
+            door = ("127.0.0.1", few.port)
+            crowd = [stack.enter_context(socket.create_connection(door, BOUND_S)) for _ in range(LIMIT)]
             for client in crowd:
                 client.sendall(request)
         finally:
@@ -153,7 +155,7 @@ def test_a_listener_without_descriptors_goes_on_once_there_are_some(few: Deploym
     """A client that comes meanwhile waits, and is answered."""
     had = let_have(few.pid("frontend"), 1)
     try:
-        client = http.client.HTTPConnection("127.0.0.1", few.port, timeout=30)
+        client = http.client.HTTPConnection("127.0.0.1", few.port, timeout=BOUND_S)
         client.request("GET", "/live")
         few.wait_until(lambda: "cannot take connections in" in few.log("frontend"), "the frontend to say so")
     finally:

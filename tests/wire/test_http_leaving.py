@@ -13,7 +13,7 @@ from holdfast.wire.http.request import HttpRequest
 from holdfast.wire.http.server import NEXT_S, HttpServer
 from holdfast.wire.net import SocketNetwork
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 ASKS = b"GET /%s HTTP/1.1\r\nhost: x\r\n\r\n"
 
 

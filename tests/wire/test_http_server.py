@@ -26,7 +26,7 @@ from holdfast.wire.http.request import HttpBounds, HttpRequest
 from holdfast.wire.http.server import HttpServer
 from holdfast.wire.net import SocketNetwork
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 PATIENCE_S = 1.0
 BODY = b"0123456789abcdef" * (512 * 1024)  # 8 MiB: more than the kernel's buffers hold
 
@@ -149,6 +149,8 @@ def test_a_slow_but_steady_sender_is_answered(port: int) -> None:
             sock.sendall(b"x" * 10_000)
             pace.step()
         answer = sock.recv(65536)
+    if not answer.startswith(b"HTTP/1.1 200 ") and not pace.was_steady:
+        pytest.skip("the machine was too busy to send steadily")
     assert answer.startswith(b"HTTP/1.1 200 "), answer[:200]
     assert answer.endswith(b"400000")
 
@@ -156,8 +158,8 @@ def test_a_slow_but_steady_sender_is_answered(port: int) -> None:
 def test_a_client_that_reads_nothing_is_dropped(port: int) -> None:
     """Once its time has passed, and not before."""
     with connect(port) as sock:
-        sock.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         began_s = time.monotonic()
+        sock.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         while is_open(sock):
             assert time.monotonic() - began_s < WAIT_S
         assert time.monotonic() - began_s > PATIENCE_S

@@ -29,7 +29,7 @@ def ports() -> Iterator[dict[str, int]]:
     deployment.store = f"tcp://127.0.0.1:{ports['store']}"
     with deployment:
         ports["http"] = deployment.port
-        clients = [http.client.HTTPConnection("127.0.0.1", ports[name], timeout=5) for name in ("http", "status")]
+        clients = [http.client.HTTPConnection("127.0.0.1", ports[name], timeout=60) for name in ("http", "status")]
         for client in clients:
             client.request("GET", "/live")
             assert client.getresponse().read()

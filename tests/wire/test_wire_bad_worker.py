@@ -76,7 +76,7 @@ class Rig:
 
     async def ask(self, **more: Any) -> Received:
         body = {"model": "holdfast-sim", "prompt": "x", "max_tokens": 50, "return_token_ids": True, **more}
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             return await ask(self.deployment.port, "/v1/completions", body)
 
 
@@ -101,7 +101,7 @@ async def rig() -> AsyncIterator[Rig]:
         ]
         stop, ready = asyncio.Event(), asyncio.Event()
         running = asyncio.create_task(worker.run(stop, lambda facts: ready.set()))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await ready.wait()
         await asyncio.to_thread(deployment.wait_until, lambda: bool(deployment.alive_workers()), "the worker to be met")
         yield Rig(deployment, worker, engine)
@@ -161,7 +161,7 @@ async def test_outputs_after_the_end_and_for_nobody_are_dropped(rig: Rig) -> Non
     )
     rig.engine.raw += encode(Closed([1000, -1, 2**63]))
     asking = asyncio.create_task(rig.ask(stream=True))
-    await asyncio.to_thread(rig.deployment.wait_until, lambda: bool(rig.engine.running), "the stream to come", 5)
+    await asyncio.to_thread(rig.deployment.wait_until, lambda: bool(rig.engine.running), "the stream to come")
     (stream,) = rig.engine.running
     rig.worker.sessions.outputs([Output(stream, [300]), Output(stream, [301], "stop"), Output(stream, [302], "stop")])
     answer = read_answer(await asking)

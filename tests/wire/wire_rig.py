@@ -9,6 +9,7 @@ from typing import Any
 from holdfast.core.requests import GenerateRequest, Output, Sampling
 from holdfast.testing.deployment import Deployment
 from holdfast.testing.processes import fd_count, rss_bytes, thread_count
+from holdfast.testing.waiting import BOUND_S
 from holdfast.wire.frames import FrameSplitter, encode
 from holdfast.wire.messages import VERSION, Hello, Message, Refused, Step, Welcome, decode_to_frontend
 
@@ -20,7 +21,7 @@ class Peer:
 
     def __init__(self, path: str) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(10)
+        self.sock.settimeout(BOUND_S)
         self.sock.connect(path)
         self._splitter = FrameSplitter()
         self._pending: list[Message] = []
@@ -89,16 +90,19 @@ class Target:
         assert isinstance(peer.next(), Welcome)
         return peer
 
+    def is_idle(self) -> bool:
+        facts = self.deployment.worker_facts("worker-0")
+        return (facts["status"], facts["running"], facts["waiting"]) == ("ready", 0, 0)
+
     def judge(self) -> None:
         """Everything is as it was."""
         deployment = self.deployment
         assert deployment.processes["worker-0"].poll() is None
         deployment.wait_until(lambda: self.count() <= self.held, f"descriptors and threads to be {self.held} again")
         deployment.wait_until(lambda: deployment.worker_facts("worker-0")["streams"] == 0, "no stream to be left")
-        facts = deployment.worker_facts("worker-0")
-        assert (facts["status"], facts["running"], facts["waiting"]) == ("ready", 0, 0)
+        deployment.wait_until(self.is_idle, "the worker to be idle")
         assert self.rss_bytes() < self.rss + 96 * 1024 * 1024
-        assert len(deployment.alive_workers()) == 1
+        deployment.wait_until(lambda: len(deployment.alive_workers()) == 1, "the worker to be well")
         assert "Traceback" not in deployment.log("worker-0")
 
 
