@@ -32,6 +32,9 @@ BOUND_S = 60.0  # far above what anything here takes, on a busy machine too
 # A child's first order waits for its imports: of torch, ten times as long beside others that import it; of vLLM.
 LOAD_S = 100.0
 VLLM_LOAD_S = 400.0
+WAKE_S = BOUND_S  # with a vault that has to start again, on a busy machine
+# For engines that live to give back what a lost vault had: also on a machine that lets them wait.
+PATIENT = {"weights_donation_s": BOUND_S, "pool_donation_s": BOUND_S}
 # A block of the tiny model: keys and values of 4 layers, 2 heads of 16, 16 tokens, fp32.
 TINY_BLOCK_GIB = 2 * 4 * 2 * 16 * 16 * 4 / 2**30
 # One of vLLM's tiny ones: 4 layers, 2 heads of 32, 32 tokens, fp32; and those that are not the pool's.
@@ -84,13 +87,13 @@ def request(tokens: list[int], max_tokens: int = 24, *, prompt_len: int | None =
 class Vault:
     """A vault for each of some devices, host-0 and on, in a folder of their own."""
 
-    def __init__(self, devices: int = 1, budget_bytes: int = 0) -> None:
+    def __init__(self, devices: int = 1, **settings: Any) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="engines-"))
         self.places = [(str(self.folder / f"gms_host-{at}.sock"), f"host-{at}") for at in range(devices)]
         self.socket = self.places[0][0]
         self.logs = [self.folder / f"log-{at}" for at in range(devices)]
         self.processes = [
-            VaultProcesses(VaultSettings(device, path, budget_bytes), log)
+            VaultProcesses(VaultSettings(device, path, **settings), log)
             for (path, device), log in zip(self.places, self.logs, strict=True)
         ]
 
@@ -127,7 +130,8 @@ class Vault:
 
     def place(self, engine_id: int = 0, **given: Any) -> Place:
         (socket, device), *more = self.places
-        return Place(socket, device, engine_id, f"engine {engine_id}", more_vaults=tuple(more), **given)
+        given = {"wake_s": WAKE_S, "more_vaults": tuple(more)} | given
+        return Place(socket, device, engine_id, f"engine {engine_id}", **given)
 
     @contextlib.asynccontextmanager
     async def children(self, *children: Child) -> AsyncIterator[tuple[Child, ...]]:
@@ -249,7 +253,7 @@ class Child(Agent):
         slow: bool = False,  # who takes its outputs does not keep up: a step takes a millisecond at least
         **given: Any,
     ) -> None:
-        place = {name: given.pop(name) for name in ("standby", "kv", "wake_s") if name in given}
+        place = {"wake_s": WAKE_S} | {name: given.pop(name) for name in ("standby", "kv", "wake_s") if name in given}
         launch = {"kind": kind, "settings": SETTINGS[kind] | given, "vaults": vault.places}
         launch |= {"ranks_die": ranks_die, "slow": slow}
         launch["place"] = {"engine_id": engine_id, "who": f"engine {engine_id}", **place}

@@ -445,7 +445,7 @@ async def adopt(owner: Child, standby: Child) -> dict[str, Any]:
     await standby.follows()
     waking = standby.order("wake", epoch=1001)
     await owner.kill()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(BOUND_S):
         return await waking
 
 

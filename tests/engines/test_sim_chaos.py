@@ -20,7 +20,7 @@ from holdfast.core.errors import Code, HoldfastError
 from holdfast.engines.sim.chaos_server import LINE_BYTES_MAX, ChaosServer, send_fault
 from holdfast.engines.sim.faults import FIELDS, Fault, Faults, parse_fault, parse_switch
 
-BOUND_S = 20.0
+BOUND_S = 60.0
 
 PROCESS = """
 import asyncio, random, sys

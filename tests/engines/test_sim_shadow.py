@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_rig import SETTINGS, Child, Vault, request
+from engine_rig import BOUND_S, PATIENT, SETTINGS, Child, Vault, request
 from sim_rig import expected
 
 from holdfast.testing.agents import OrderFailed
@@ -78,7 +78,7 @@ async def test_direct_memory_waits_for_the_gpu_fence(vault: Vault) -> None:
         await asyncio.wait([waking], timeout=0.3)
         assert not waking.done()
         await owner.kill()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(BOUND_S):
             assert (await waking)["blocks"] == 0
         assert (await direct.do("facts"))["gpu_fence"]
         await served(direct, 2)
@@ -102,7 +102,7 @@ async def test_unmapped_standby_maps_again_when_it_wakes(vault: Vault) -> None:
             await sleeper.do("fault", fault="memory_flip")
         waking = sleeper.order("wake", epoch=1001)
         await owner.kill()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(BOUND_S):
             assert (await waking)["blocks"] == 5
         assert (await sleeper.do("facts"))["address"] == before["address"]
         await served(sleeper, 2)
@@ -132,13 +132,18 @@ async def test_vault_and_owner_killed_together(vault: Vault) -> None:
         vault.kill(VAULT)
         waking = standby.order("wake", epoch=1001)
         await owner.kill()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(BOUND_S):
             assert (await waking)["blocks"] == 5
         await served(standby, 2)
 
 
-async def test_everything_of_the_vault_lost_then_the_owner(vault: Vault) -> None:
+async def test_everything_of_the_vault_lost_then_the_owner() -> None:
     """Vault and keeper die: what is mapped is given back, and a standby goes on from it after the owner's death."""
+    with Vault(**PATIENT) as vault:
+        await everything_is_given_back(vault)
+
+
+async def everything_is_given_back(vault: Vault) -> None:
     async with vault.engine(0) as owner, vault.engine(1) as standby:
         await owner.do("wake", epoch=1000)
         await served(owner, 1)
@@ -157,7 +162,7 @@ async def test_everything_of_the_vault_lost_then_the_owner(vault: Vault) -> None
 async def test_rank_that_outlives_its_parent_keeps_lock_and_fence_closed(vault: Vault, tmp_path: Path) -> None:
     """A rank that is left behind holds the election lock and the CPU fence; once it is gone both are open."""
     lock = tmp_path / "lock"
-    async with vault.engine(0, ranks=2, ranks_die=False) as owner, vault.engine(1, wake_s=0.5) as standby:
+    async with vault.engine(0, ranks=2, ranks_die=False) as owner, vault.engine(1, wake_s=5.0) as standby:
         fd = await owner.do("open_lock", path=str(lock))
         await owner.do("wake", epoch=1000, fds=[fd])
         (rank,) = (await owner.do("facts"))["ranks"]
@@ -193,7 +198,7 @@ async def test_ranks_die_with_their_engine_and_it_with_them(vault: Vault, tmp_pa
         await owner.do("wake", epoch=1002, fds=[fd])
         await owner.kill()
     with lock.open() as file:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(BOUND_S):
             while not _free(file.fileno()):
                 await asyncio.sleep(0.01)
 
@@ -227,7 +232,7 @@ async def test_a_poisoned_request_kills_whoever_runs_it(vault: Vault) -> None:
         await engine.do("wake", epoch=1000)
         await served(engine, 1)
         await engine.submit(2, [5, 77], 5)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(BOUND_S):
             await engine.process.wait()
         assert engine.process.returncode == -signal.SIGKILL
 

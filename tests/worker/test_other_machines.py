@@ -19,12 +19,12 @@ import pytest
 
 from holdfast.testing.waiting import wait_until
 
-START_S = 60.0
+START_S = 90.0
 ENDLESS = "20000"  # tokens: of such an answer only the beginning is read
 ASK = f"""
 import http.client, json, sys
 host, port, path, *tokens = sys.argv[1:]
-connection = http.client.HTTPConnection(host, int(port), timeout=30)
+connection = http.client.HTTPConnection(host, int(port), timeout=60)
 endless = tokens == ["{ENDLESS}"]
 if tokens:
     body = {{"model": "holdfast-sim", "prompt": "Once", "max_tokens": int(tokens[0]), "ignore_eos": True}}
@@ -93,7 +93,7 @@ class Machines:
         for process in self.processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
+            process.wait(60)
         for space in self.spaces.values():
             subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
         shutil.rmtree(self.folder, ignore_errors=True)

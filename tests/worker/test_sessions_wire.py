@@ -106,7 +106,7 @@ class Frontend:
         self.writer.write(b"".join(map(encode, messages)))
 
     async def next(self) -> Message | None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not self._pending:
                 data = await self._reader.read(1 << 20)
                 if not data:
@@ -132,7 +132,7 @@ class Rig:
 
     async def until(self, true: Callable[[], bool]) -> None:
         """Sessions tell nobody of their changes: look, often."""
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(60):
             while not true():
                 await asyncio.sleep(0.005)
 

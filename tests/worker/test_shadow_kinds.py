@@ -9,7 +9,7 @@ from bench.prove_failover import run_case
 from holdfast.testing.load import Load, run_streams
 from holdfast.testing.supervised import Supervised
 
-pytestmark = [pytest.mark.long, pytest.mark.processes, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.long, pytest.mark.processes, pytest.mark.timeout(300)]
 
 LOAD = Load(streams=8, tokens=100)
 

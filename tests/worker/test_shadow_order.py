@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from shadow_worker_rig import DataPeer, Stage, ask, connect, stored_keys, until
+from shadow_worker_rig import BOUND_S, DataPeer, Stage, ask, connect, stored_keys, until
 
 from holdfast.core.errors import Code
 from holdfast.discovery.keys import CARDS, INSTANCES, STANDBYS
@@ -36,7 +36,7 @@ from holdfast.worker.beat import BeatThread
 from holdfast.worker.process import Worker
 from holdfast.worker.shadow import Shadow
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 SIM = SimSettings(ttft_ms=5.0, tpot_ms=2.0, vault_gib=0.004, kv_blocks=2048)
 
@@ -97,7 +97,7 @@ class Rig:
 
     async def close(self) -> None:
         self.stop.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(BOUND_S):
             await asyncio.gather(self.running, return_exceptions=True)
         self._tasks[0].cancel()
         for store in (self._store, self._watcher):
@@ -270,7 +270,7 @@ async def test_the_whole_life_in_order(stage: Stage) -> None:
         peer.generate(3)
         await until(lambda: any(output.finish for output in peer.outputs(3)), "an answer")
         rig.stop.set()
-        await asyncio.wait_for(rig.running, 5)
+        await asyncio.wait_for(rig.running, BOUND_S)
         assert rig.story == UP_TO_THE_LOCK + WON + WOKEN + STEPS_BACK
         assert isinstance(peer.heard[-1], Draining)
         await until(lambda: len(rig.told) == len(keys) + 2, "its keys to go")
@@ -283,13 +283,13 @@ async def test_a_standby_is_ready_again_only_once_it_has_verified(stage: Stage) 
     stage.start_vault()
     stage.hold_lock()
     async with started(stage) as rig:
-        await asyncio.wait_for(rig.ready.wait(), 20)
+        await asyncio.wait_for(rig.ready.wait(), BOUND_S)
         gate, verify = threading.Event(), rig.engine.tenant.weights.verify
         begun = threading.Event()
 
         def held(mapped: Any) -> str:
             begun.set()
-            assert gate.wait(20)
+            assert gate.wait(BOUND_S)
             return verify(mapped)
 
         rig.engine.tenant.weights.verify = held  # type: ignore[method-assign]

@@ -63,7 +63,7 @@ Reply = tuple[int, bytes, http.client.HTTPMessage]
 
 
 def ask_for(port: int, path: str, method: str = "GET", **headers: str) -> Reply:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request(method, path, headers=headers)
         response = connection.getresponse()
@@ -258,7 +258,7 @@ async def test_a_lever_answers_when_its_work_is_done(rig: Rig) -> None:
     """Probes are answered meanwhile, a second lever is refused, and then the sentence comes."""
     await rig.start()
     asked = asyncio.create_task(rig.get("/engine/sleep", "POST"))
-    await asyncio.wait_for(rig.begun.wait(), 10)
+    await asyncio.wait_for(rig.begun.wait(), 60)
     assert (await rig.get("/health"))[0] == 503
     status, body, _ = await rig.get("/engine/wake_up", "POST")
     assert (status, json.loads(body)["message"]) == (409, "/engine/sleep is still under way")
@@ -299,13 +299,13 @@ async def test_a_lever_is_not_undone_by_its_client_leaving(rig: Rig) -> None:
     await rig.start()
     _, writer = await asyncio.open_connection("127.0.0.1", rig.port)
     writer.write(b"POST /engine/sleep HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
-    await asyncio.wait_for(rig.begun.wait(), 10)
+    await asyncio.wait_for(rig.begun.wait(), 60)
     writer.transport.abort()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while rig.server.connections:
             await asyncio.sleep(0.001)
     rig.released.set()
-    await asyncio.wait_for(rig.finished.wait(), 10)
+    await asyncio.wait_for(rig.finished.wait(), 60)
     assert (await rig.get("/engine/wake_up", "POST"))[0] == 200
 
 
@@ -315,15 +315,15 @@ async def test_a_worker_that_ends_answers_its_operator(rig: Rig, end: str) -> No
     await rig.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
     writer.write(b"POST /engine/sleep HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
-    await asyncio.wait_for(rig.begun.wait(), 10)
+    await asyncio.wait_for(rig.begun.wait(), 60)
     if end == "cut off":
         rig.server.cut_off("the worker stops")
         rig.released.set()
-        await asyncio.wait_for(rig.finished.wait(), 10)
+        await asyncio.wait_for(rig.finished.wait(), 60)
     else:
         await rig.levers.close()
     rig.server.stop_accepting()
-    answers = await asyncio.wait_for(reader.read(), 10)
+    answers = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     assert answers.startswith(b"HTTP/1.1 503 ")
     assert answers.endswith(b'{"status":"error","message":"the worker stops"}')
@@ -343,7 +343,7 @@ async def test_levers_may_come_later(rig: Rig) -> None:
 
 AS_NOBODY = """
 import encodings.idna, http.client, os, sys
-connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]), timeout=10)
+connection = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]), timeout=60)
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 connection.request("POST", "/engine/sleep")
 print(connection.getresponse().status)
@@ -392,7 +392,7 @@ def test_owner_of_a_tcp_peer_is_told_by_the_kernel(listen: str, connect: str) ->
     family = socket.AF_INET6 if ":" in listen else socket.AF_INET
     with (
         socket.create_server((listen, 0), family=family, dualstack_ipv6=listen == "::") as server,
-        socket.create_connection((connect, server.getsockname()[1]), timeout=10),
+        socket.create_connection((connect, server.getsockname()[1]), timeout=60),
         server.accept()[0] as accepted,
     ):
         assert peer_uid(accepted) == os.getuid()

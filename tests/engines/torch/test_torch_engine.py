@@ -91,14 +91,14 @@ async def test_a_stream_that_ends_as_the_engine_rests_is_told(vault: Vault, monk
         def gate(plan: StepPlan) -> None:
             if next(steps, None) is None:
                 at_last.set()
-                assert go_on.wait(20)
+                assert go_on.wait(60)
 
         on_launch(monkeypatch, gate)
         r.submit({1: request(prompt(3), 5), 2: request(prompt(3, 1), 50)})
-        await asyncio.to_thread(at_last.wait, 20)
+        await asyncio.to_thread(at_last.wait, 60)
         r.engine.submit(3, request(prompt(3), 0))
         resting = asyncio.create_task(r.engine.rest())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while r.tenant._stepper.scheduler is not None:
                 await asyncio.sleep(0)
         go_on.set()
@@ -118,7 +118,7 @@ async def test_an_idle_engine_makes_no_step(vault: Vault) -> None:
         r.engine.submit(2, request(prompt(3), 3000))
         await r.until(lambda: len(r.tokens(2)) >= 1)
         r.engine.cancel(2)
-        await asyncio.to_thread(r.tenant._stepper._idle.wait, 10)  # for the step under way at the cancel
+        await asyncio.to_thread(r.tenant._stepper._idle.wait, 60)  # for the step under way at the cancel
         await asyncio.sleep(0.01)
         settled = r.engine.progress().steps
         await asyncio.sleep(0.05)

@@ -55,7 +55,7 @@ def generated(checkpoint: Checkpoint, asked: list[list[int]]) -> list[list[int]]
 
 
 @pytest.mark.long
-@pytest.mark.timeout(180)  # fetching, once, apart: about 30 s of two cores
+@pytest.mark.timeout(300)  # fetching, once, apart: about 30 s of two cores
 async def test_greedy_text_is_that_of_transformers(vault: Vault, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Ten chat prompts, greedy, all at once: the first tokens of each answer, or all of them, are transformers'."""
     smollm2_path()
@@ -68,7 +68,7 @@ async def test_greedy_text_is_that_of_transformers(vault: Vault, tmp_path_factor
 
 
 @pytest.mark.long
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 async def test_it_is_sure_of_enough_known_questions(vault: Vault) -> None:
     """Of those that control makes up for any model, as many as it keeps have the margin at every place."""
     smollm2_path()

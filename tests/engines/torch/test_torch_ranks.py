@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_rig import BOUND_S, Child, Vault
+from engine_rig import BOUND_S, PATIENT, Child, Vault
 from torch_rig import BLOCK, BLOCK_GIB, SETTINGS, prompt, request, rig
 
 from holdfast.engines.shadow.pool import index_of
@@ -31,7 +31,6 @@ LENGTHS = (3, 49, 90, 177)  # with TOKENS, the longest's last step fills a block
 ROUNDS = 3
 TOKENS = 48
 SEEN = 8  # tokens of every stream that clients had for certain when something ended
-ENDS_S = 5.0  # an engine that lost a rank is gone in milliseconds; the machine may be busy
 
 NAN_BYTE = 0xFF  # four of them are a float that is not a number
 
@@ -49,7 +48,7 @@ def sampling(number: int) -> dict[str, float]:
 
 @pytest.fixture
 def vaults() -> Iterator[Vault]:
-    with Vault(devices=2) as started:
+    with Vault(devices=2, **PATIENT) as started:
         yield started
 
 
@@ -122,7 +121,7 @@ def whole(owner: Child, *turns: int) -> int:
 
 
 async def ended(group: Child) -> None:
-    async with asyncio.timeout(ENDS_S):
+    async with asyncio.timeout(BOUND_S):
         await group.ended()
 
 
