@@ -21,10 +21,10 @@ settings.load_profile("holdfast")
 
 @pytest.fixture(scope="session")
 def deployment() -> Iterator[Deployment]:
-    """A store, one quick worker and a frontend with small bounds, so that they can be reached."""
+    """A store, one quick worker and a frontend with small bounds, which can be reached, but not by a pause."""
     with Deployment(
         workers=1,
         sim={"ttft_ms": 5, "tpot_ms": 1},
-        frontend={"body_bytes_max": 1024 * 1024, "request_s": 2.0, "unread_s": 4.0},
+        frontend={"body_bytes_max": 1024 * 1024, "request_s": 6.0, "unread_s": 12.0},
     ) as started:
         yield started

@@ -29,7 +29,7 @@ async def test_a_lost_store_is_logged_once(tmp_path: Path, caplog: pytest.LogCap
         break
     server = StoreServer(address, network, DurableFile(tmp_path / "durable"), ServerSettings())
     await server.start()
-    await asyncio.wait_for(book.whole.wait(), 30.0)
+    await asyncio.wait_for(book.whole.wait(), 60.0)
     await book.close()
     await store.close()
     server.close()

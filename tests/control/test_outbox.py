@@ -73,7 +73,7 @@ async def test_what_follows_waits_for_the_writing(place: Place) -> None:
         await place.begin()
         await until(lambda: len(done) == 3, "the rest")
         assert set(done) == {"first", "second", "both"}
-        assert (await place.store.get("a", 5.0), await place.store.get("b", 5.0)) == (b"3", b"1")
+        assert (await place.store.get("a", 60.0), await place.store.get("b", 60.0)) == (b"3", b"1")
         assert not outbox.failing
 
 
@@ -85,11 +85,11 @@ async def test_nothing_is_written_once_the_lock_is_lost(place: Place) -> None:
     outbox.put("a", b"1")
     outbox.after(["a"], lambda: done.append("a"))
     lost.set()
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(60.0):
         await outbox.run()
     outbox.after(["b"], lambda: done.append("b"))
     assert done == []
-    assert await place.store.get("a", 5.0) is None
+    assert await place.store.get("a", 60.0) is None
 
 
 async def test_what_the_store_forgot_is_written_again(place: Place) -> None:
@@ -101,10 +101,10 @@ async def test_what_the_store_forgot_is_written_again(place: Place) -> None:
         await until(lambda: not len(outbox), "the writing")
         outbox.put("b", None)
         await until(lambda: not len(outbox), "the removing")
-        await place.store.delete("a", 5.0)
+        await place.store.delete("a", 60.0)
         outbox.check({})
         await until(lambda: not len(outbox), "the writing anew")
-        assert (await place.store.get("a", 5.0), await place.store.get("b", 5.0)) == (b"1", None)
+        assert (await place.store.get("a", 60.0), await place.store.get("b", 60.0)) == (b"1", None)
 
 
 async def test_what_another_wrote_is_written_again_too(place: Place) -> None:
@@ -115,10 +115,10 @@ async def test_what_another_wrote_is_written_again_too(place: Place) -> None:
         outbox.stands(key, b"1")
     async with beside(outbox.run(), "outbox"):
         await until(lambda: not len(outbox), "the writing")
-        assert await place.store.get("a", 5.0) is None
+        assert await place.store.get("a", 60.0) is None
         outbox.check({})
         await until(lambda: not len(outbox), "the writing anew")
-        assert (await place.store.get("a", 5.0), await place.store.get("b", 5.0)) == (b"1", b"2")
+        assert (await place.store.get("a", 60.0), await place.store.get("b", 60.0)) == (b"1", b"2")
 
 
 async def test_what_no_store_takes_holds_up_nobody(place: Place) -> None:
@@ -130,7 +130,7 @@ async def test_what_no_store_takes_holds_up_nobody(place: Place) -> None:
     outbox.put("b", b"1")
     async with beside(outbox.run(), "outbox"):
         await until(lambda: not len(outbox), "the writing")
-    assert (await place.store.get("a", 5.0), await place.store.get("b", 5.0), done) == (None, b"1", [])
+    assert (await place.store.get("a", 60.0), await place.store.get("b", 60.0), done) == (None, b"1", [])
 
 
 async def test_nothing_is_written_where_another_writes(place: Place) -> None:
@@ -138,9 +138,9 @@ async def test_nothing_is_written_where_another_writes(place: Place) -> None:
     outbox = Outbox(place.store, asyncio.Event())
     outbox.put("a", b"1")
     outbox.close()
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(60.0):
         await outbox.run()
-    assert await place.store.get("a", 5.0) is None
+    assert await place.store.get("a", 60.0) is None
 
 
 async def test_an_act_that_fails_costs_itself(place: Place) -> None:

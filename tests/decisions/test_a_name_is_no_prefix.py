@@ -127,7 +127,7 @@ async def test_watches(store: Store, own: str, other: str) -> None:
     book = Book(store, own)
     book.open()
     try:
-        await asyncio.wait_for(book.whole.wait(), 10.0)
+        await asyncio.wait_for(book.whole.wait(), 60.0)
         kinds = (HEALTH, LEVELS, EXPECTED, FAULTS, REPORTS)
         assert set(book.values) == {key for key in written_by(own) if key.startswith(kinds)}
         assert set(book.registry.instances) == {key_of(own)}

@@ -13,7 +13,7 @@ from holdfast.testing.children import Child
 from holdfast.testing.processes import freeze
 
 pytestmark = pytest.mark.processes
-BOUND_S = 20.0
+BOUND_S = 60.0
 
 # An engine that is elected by the file, asks the vault for the pool, and leaves when it hears that the lock is lost.
 ENGINE = """
@@ -28,7 +28,7 @@ from holdfast.memory.client.pool import PoolClient
 async def main(number, path, socket):
     lock = FileLock(Path(path), f"engine {number}", SystemClock())
     client = MemoryClient(socket, open_device("host-0"), int(number))
-    await client.connect()
+    await client.connect(60)
     pool = PoolClient(client, open_device("host-0"))
     lost = await lock.acquire()
     print('"elected"', flush=True)
@@ -39,10 +39,10 @@ async def main(number, path, socket):
         order = asyncio.create_task(orders.readline())
         await asyncio.wait([order, leaving], return_when=asyncio.FIRST_COMPLETED)
         if order.done():
-            if not (epoch := order.result()):
+            if not (words := order.result().split()):
                 return
             try:
-                await pool.acquire(int(epoch), "geometry", 300)
+                await pool.acquire(int(words[0]), "geometry", int(words[1]))
                 print('"leads"', flush=True)
             except TimeoutError:
                 print('"refused"', flush=True)
@@ -61,15 +61,15 @@ def test_recreated_lock_file_does_not_make_two_leaders(tmp_path: Path) -> None:
     try:
         with Child("-c", ENGINE, "0", str(path), vault) as first:
             assert first.next(BOUND_S) == "elected"
-            assert first.ask("10", BOUND_S) == "leads"
+            assert first.ask("10 60000", BOUND_S) == "leads"
             freeze(first.process.pid)  # it cannot notice anything now
             path.unlink()
             with Child("-c", ENGINE, "1", str(path), vault) as second:
                 assert second.next(BOUND_S) == "elected", "the file alone would have made a second leader"
-                assert second.ask("11", BOUND_S) == "refused"
+                assert second.ask("11 300", BOUND_S) == "refused"
                 first.process.send_signal(signal.SIGCONT)
                 assert first.next(BOUND_S) == "lost"
                 first.process.wait(BOUND_S)
-                assert second.ask("12", BOUND_S) == "leads"
+                assert second.ask("12 60000", BOUND_S) == "leads"
     finally:
         processes.stop()

@@ -14,7 +14,7 @@ from holdfast.testing.deployment import Deployment
 
 @pytest.fixture(scope="session")
 def client(deployment: Deployment) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"http://127.0.0.1:{deployment.port}/v1", api_key="none", max_retries=0, timeout=20) as made:
+    with OpenAI(base_url=f"http://127.0.0.1:{deployment.port}/v1", api_key="none", max_retries=0, timeout=60) as made:
         yield made
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast.testing.deployment import Deployment
 
-WAIT_S = 20.0  # a loaded machine; nothing is expected to take a tenth of it
+WAIT_S = 60.0  # a loaded machine; nothing is expected to take a tenth of it
 
 
 @dataclass(frozen=True)

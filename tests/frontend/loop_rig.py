@@ -17,7 +17,7 @@ from holdfast.testing.deployment import Deployment
 from holdfast.testing.place import free_port
 from holdfast.wire.world import real_world
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class MeteredFrontend:

@@ -40,9 +40,9 @@ class World:
             store = open_store(self.deployment.store, SocketNetwork(), random.Random(1))
             await store.start()
             if value is None:
-                await store.delete(LEVELS + deployment, 10.0)
+                await store.delete(LEVELS + deployment, 60.0)
             else:
-                await store.put(LEVELS + deployment, value, 10.0)
+                await store.put(LEVELS + deployment, value, 60.0)
             await store.close()
 
         asyncio.run(put())
@@ -53,7 +53,7 @@ class World:
 
     def heard(self, level: int) -> None:
         for port in self.ports:
-            self.deployment.wait_until(lambda port=port: self.deployment.health(port)["level"] == level, f"{level}")
+            self.deployment.wait_until(lambda port=port: self.deployment.health(port).get("level") == level, f"{level}")
 
     def ask(self, tier: Tier, port: int = 0) -> Reply:
         with Raw(port or self.ports[0]) as raw:

@@ -207,7 +207,7 @@ def test_a_compressed_body_is_named(deployment: Deployment, encoding: str) -> No
 
 
 def ask(port: int, method: str, headers: dict[str, str], body: Any = None) -> http.client.HTTPResponse:
-    client = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     client.request(method, CHAT, json.dumps(body) if body else None, headers)
     response = client.getresponse()
     response.read()
@@ -250,7 +250,7 @@ def test_both_families_are_served_on_all_addresses(guarded: int) -> None:
         assert raw.get("/live").reply().status == 200
     if not socket.has_ipv6:
         pytest.skip("this machine has no IPv6")
-    client = http.client.HTTPConnection("::1", guarded, timeout=20)
+    client = http.client.HTTPConnection("::1", guarded, timeout=60)
     client.request("GET", "/live")
     assert client.getresponse().status == 200
     client.close()

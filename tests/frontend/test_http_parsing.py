@@ -240,11 +240,11 @@ def test_a_slow_sender_is_told_and_cut(port: int) -> None:
                 raw.until(b"HTTP/1.1 408")
                 break
             except TimeoutError:
-                assert time.monotonic() - began_s < 10
-        raw.sock.settimeout(5)
-        assert b"did not arrive within 2 s" in raw.until(b"}}")
+                assert time.monotonic() - began_s < 60
+        raw.sock.settimeout(60)
+        assert b"did not arrive within 6 s" in raw.until(b"}}")
         assert raw.at_end()
-        assert time.monotonic() - began_s > 1.9
+        assert time.monotonic() - began_s > 5.9
 
 
 def test_many_small_pieces_make_a_request(port: int) -> None:

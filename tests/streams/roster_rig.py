@@ -50,7 +50,7 @@ TOKENIZER = b"a tokenizer" * 100
 NAMESPACE = "d-00000000"
 ELSEWHERE = ProcessIdentity("", "", 0, 0, 0)  # a process that cannot be looked at from here
 BEAT_S = 0.1
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 def make_roster_card(**fields: Any) -> ModelCard:

@@ -14,7 +14,7 @@ from holdfast.wire.frames import FrameSplitter
 from holdfast.wire.messages import Generate, decode_to_worker
 from holdfast.wire.net import SocketNetwork
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 # A prompt of a million tokens is a frame of 5 MB: 20 of them are more than may be unsent for long.
 PROMPT = [70_000] * 1_000_000
 REQUESTS = 20

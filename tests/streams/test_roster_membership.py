@@ -180,7 +180,7 @@ async def test_closing_ends_everything_in_the_middle_of_anything(tmp_path: Path)
         for worker in (silent, other, unreachable):
             rig.appear(worker)
         await until(lambda: silent.connects["data"] and other.received, "both to be under way")
-        await asyncio.wait_for(rig.roster.close(), 20.0)
+        await asyncio.wait_for(rig.roster.close(), 60.0)
         assert not rig.roster.watchers
 
 
