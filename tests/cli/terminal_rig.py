@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Self
 
-WAIT_S = 30.0  # a loaded machine; nothing is expected to take a tenth of it
+WAIT_S = 60.0  # a loaded machine; nothing is expected to take a tenth of it
 COLUMNS = 100
 
 _PIECE = re.compile(r"\x1b\[([?\d;]*)([A-Za-z])|(\r)|(\n)|(\x07)|([^\x1b\r\n\x07])", re.DOTALL)

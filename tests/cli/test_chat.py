@@ -147,7 +147,7 @@ def test_ctrl_c_stops_an_answer(deployment: Deployment) -> None:
         chat.type(CTRL_C)
         chat.until("stopped")
         chat.until("you>", 2)
-        deployment.wait_until(lambda: deployment.worker_facts("worker-0")["running"] == 0, "the engine to be free", 5)
+        deployment.wait_until(lambda: deployment.worker_facts("worker-0")["running"] == 0, "the engine to be free")
         chat.type("/help\n")
         chat.until("same message again.")
         chat.until("you>", 3)
@@ -199,6 +199,7 @@ def test_no_engine_is_up_for_a_while(breakable: Deployment, unbroken: str) -> No
     """With every engine dead, before or in the middle of an answer, it says so and goes on when one is back."""
     with OnTerminal(breakable.folder, "chat", *SEED, *ENOUGH) as chat:
         chat.until("you>")
+        slow_down(breakable)
         chat.type("tell me\n")
         chat.until("\n  ")
         for name in breakable.worker_names:
@@ -225,9 +226,12 @@ def test_the_frontend_dies_under_the_answer(breakable: Deployment, unbroken: str
     """One line says so; Enter alone sends the message again, to a frontend that may still be on its way up."""
     with OnTerminal(breakable.folder, "chat", *SEED, *ENOUGH) as chat:
         chat.until("you>")
+        slow_down(breakable)
         chat.type("tell me\n")
         chat.until("\n  ")
         breakable.kill("frontend")
+        for name in breakable.worker_names:
+            breakable.chaos(name, "clear")
         chat.until("press Enter to send your message again")
         chat.until("you>", 2)
         chat.type("\n")

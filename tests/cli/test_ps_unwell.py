@@ -15,6 +15,7 @@ from up_rig import PAIR, Place, until
 from holdfast.cli.ps import SILENT_S, supervisor_trouble
 from holdfast.supervise.incidents import read_incidents
 from holdfast.supervise.lock import Holder, beat, lock_path, sign, take_lock
+from holdfast.testing.processes import freeze
 
 # -- the supervisor's line, without one
 
@@ -69,7 +70,7 @@ def told(place: Place, name: str, pid: int) -> dict[str, Any]:
 
 @pytest.mark.processes
 @pytest.mark.long
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_whoever_is_unwell_is_told(place: Place) -> None:
     """A keeper and a vault that end alone are incidents; so is an active that died while the supervisor was stopped,
     as the active, at the time it died; until then `ps` says that the supervisor is stopped, and calls no death a
@@ -83,12 +84,12 @@ def test_whoever_is_unwell_is_told(place: Place) -> None:
         assert told(place, name, pid)["role"] == name.removeprefix("vault-1-")
 
     supervisor = place.lock()["pid"]
-    os.kill(supervisor, signal.SIGSTOP)
+    freeze(supervisor)
     try:
         unwell = place.ps()["supervisor"]
         assert (unwell["state"], unwell["pid"]) == ("stopped", supervisor)
         assert f"`kill -CONT {supervisor}`" in unwell["note"]
-        active = place.by_state()["active"]
+        active = place.until_whole()["active"]
         os.kill(active["pid"], signal.SIGKILL)
         died_s = time.time()
         until(lambda: place.by_state().get("active", active)["pid"] != active["pid"], "the standby to lead")

@@ -21,7 +21,7 @@ def test_ctrl_c_stops_all(place: Place) -> None:
     os.kill(worker, signal.SIGKILL)
     until(lambda: "worker-1a is back as pid" in place.screen(), "worker-1a to be back")
     up.send_signal(signal.SIGINT)
-    assert up.wait(15) == 0
+    assert up.wait(START_S) == 0
     out = place.screen()
     assert place.pids() == set()
     assert "worker-1a died (SIGKILL); starting it again" in out
@@ -35,9 +35,9 @@ def test_ctrl_c_stops_all(place: Place) -> None:
 def test_nothing_outlives_a_killed_up(place: Place) -> None:
     """SIGKILL of a foreground `up`: every process is gone, engines, vault and keeper too."""
     up = place.up_here()
-    assert len(place.pids()) == 9
+    until(lambda: len(place.pids()) == 9, "all of them, control too")
     up.kill()
-    up.wait(5)
+    up.wait(START_S)
     place.must_be_gone()
 
 
@@ -49,7 +49,7 @@ def test_what_was_adopted_does_not_outlive_it_either(place: Place) -> None:
     up = place.up_here()
     assert place.pids_of(*NAMES) == pids
     up.kill()
-    up.wait(5)
+    up.wait(START_S)
     place.must_be_gone()
 
 
@@ -58,7 +58,7 @@ def test_answers_finish_before_it_stops(place: Place) -> None:
     up = place.up_here()
     answer = place.answering(200)
     up.send_signal(signal.SIGTERM)
-    assert up.wait(15) == 0
+    assert up.wait(START_S) == 0
     assert answer.answer().wrong == ""
     assert "everything has stopped" in place.screen()
 
@@ -95,12 +95,12 @@ def test_untied_everything_outlives_a_killed_up(place: Place) -> None:
     pids = place.pids_of(*NAMES)
     answer = place.answering(200)
     up.kill()
-    up.wait(5)
+    up.wait(START_S)
     assert answer.answer().wrong == ""
     again = place.up_here("--untied")
     assert place.pids_of(*NAMES) == pids
     again.send_signal(signal.SIGTERM)
-    assert again.wait(15) == 0
+    assert again.wait(START_S) == 0
     assert place.pids() == set()
 
 
@@ -125,5 +125,5 @@ def test_a_reader_that_leaves_takes_nothing_along(place: Place) -> None:
     assert up.poll() is None
     assert place.chat(5).wrong == ""
     up.send_signal(signal.SIGTERM)
-    up.wait(15)
+    up.wait(START_S)
     assert place.pids() == set()

@@ -48,9 +48,9 @@ def pulled_with(token: str, page: str) -> str:
 def test_the_default_is_a_pair(pair: Place) -> None:
     """Store, vault, two engines of which one is active, frontend; the screen says whom to kill."""
     place, screen = pair, pair.first_screen  # type: ignore[attr-defined]
-    processes = place.ps()
-    assert list(processes) == ["store", "vault-1", *PARTS, *ENGINES, "frontend", "control"]
-    assert processes["vault-1"]["state"] == "ready"
+    expected = ["store", "vault-1", *PARTS, *ENGINES, "frontend", "control"]
+    until(lambda: list(place.ps()) == expected, f"{expected}: `up` does not wait for control")
+    until(lambda: place.ps()["vault-1"]["state"] == "ready", "the vault's word")
     engines = place.until_whole()
     active = engines["active"]
     assert f"kill -9 {active['pid']}\n" in screen
@@ -81,10 +81,8 @@ def test_the_standby_goes_on_and_a_new_one_stands_by(pair: Place, number: signal
     before = place.until_whole()
     answer = place.answering(200)
     os.kill(before["active"]["pid"], number)
-    heir = before["standby"]["name"]
-    until(lambda: place.is_whole() and place.by_state()["active"]["name"] == heir, "the roles to have changed")
+    after = place.until_whole(before["standby"]["name"])
     assert answer.answer().wrong == ""
-    after = place.by_state()
     assert after["active"]["epoch"] > before["active"]["epoch"]
     assert after["standby"]["pid"] != before["active"]["pid"]
     failover = after["active"]["failover"]

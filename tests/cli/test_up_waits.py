@@ -34,7 +34,7 @@ def test_it_is_not_up_before_it_serves(place: Place) -> None:
     assert place.health()["status"] == "ready"
     assert place.lock()["up"]
     up.send_signal(signal.SIGINT)
-    assert up.wait(30) == 0
+    assert up.wait(60) == 0
 
 
 @pytest.mark.processes

@@ -50,7 +50,7 @@ def test_wheel_serves_from_an_empty_venv(tmp_path: Path) -> None:
             json.dumps(body).encode(),
             {"content-type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=60) as response:
             answer = json.load(response)
         assert answer["usage"]["completion_tokens"] <= 5
     finally:

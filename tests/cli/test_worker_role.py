@@ -194,7 +194,7 @@ def test_processes_started_at_once_without_a_name_have_one_each(place: Place) ->
     assert "Traceback" not in refused.stderr
 
     os.kill(record["pid"], signal.SIGKILL)
-    next(one for one in workers if one.pid == record["pid"]).wait(10)
+    next(one for one in workers if one.pid == record["pid"]).wait(60)
     place.begin("worker", "--name", "worker-1")
     until(lambda: place.back("worker-1", record["pid"]), "another process of that name")
 

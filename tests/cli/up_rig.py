@@ -86,17 +86,22 @@ class Place(place.Place):
         """The engines of one pair by what they are now; both or fewer."""
         return {status["state"]: status for status in self.ps().values() if status["role"] == "worker"}
 
-    def is_whole(self) -> bool:
-        """An active and a standby, neither in doubt about its memory."""
-        found = self.by_state()
-        return set(found) == {"active", "standby"} and not any(engine["note"] for engine in found.values())
+    def until_whole(self, active: str = "") -> dict[str, dict[str, Any]]:
+        """An active, and it is the one that is named, and a standby, neither in doubt about its memory."""
+        found: dict[str, dict[str, Any]] = {}
 
-    def until_whole(self) -> dict[str, dict[str, Any]]:
-        until(self.is_whole, "an active and a standby")
-        return self.by_state()
+        def is_whole() -> bool:
+            found.clear()
+            found.update(self.by_state())
+            whole = set(found) == {"active", "standby"} and not any(engine["note"] for engine in found.values())
+            return whole and found["active"]["name"] in (active or found["active"]["name"],)
+
+        until(is_whole, f"an active {active} and a standby")
+        return found
 
     def pids_of(self, *names: str) -> dict[str, int]:
-        """By name, as they wrote themselves down."""
+        """By name, as they wrote themselves down; `up` does not wait for control to do so."""
+        until(lambda: all(self.record(name).get("pid") for name in names), f"records of {names}")
         return {name: self.record(name)["pid"] for name in names}
 
     def lose_supervisor(self) -> None:

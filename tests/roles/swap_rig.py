@@ -126,4 +126,4 @@ class Mortal(Place):
 def kill(child: subprocess.Popen[bytes]) -> None:
     """It hears nothing of it."""
     child.send_signal(signal.SIGKILL)
-    child.wait(10)
+    child.wait(60)

@@ -52,4 +52,4 @@ def test_a_process_without_a_record_serves_and_writes_it_once_there_is_room() ->
                 assert record.pid == process.pid
             finally:
                 process.terminate()
-            assert process.wait(10) == 0
+            assert process.wait(60) == 0

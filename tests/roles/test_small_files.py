@@ -118,7 +118,7 @@ def test_prompts_are_made_by_the_file(tmp_path: Path) -> None:
     (tmp_path / "chat.jinja").write_text(SHOUTING)
     with (
         Deployment(workers=1, worker={"chat_template": str(tmp_path / "chat.jinja")}) as deployment,
-        OpenAI(base_url=f"http://127.0.0.1:{deployment.port}/v1", api_key="none", timeout=20) as client,
+        OpenAI(base_url=f"http://127.0.0.1:{deployment.port}/v1", api_key="none", timeout=60) as client,
     ):
         answer = client.chat.completions.create(
             model="holdfast-sim",
