@@ -14,7 +14,7 @@ import pytest
 
 from bench.data_path.latency import first_token, long_prompt
 
-pytestmark = [pytest.mark.alone, pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.alone, pytest.mark.processes, pytest.mark.timeout(300)]
 
 
 def _bench(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -23,6 +23,7 @@ def _bench(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 TRIES = 5
+NOMINAL_S = 0.0005  # what the work of `_slowness` takes on a core of its own
 
 
 def _cost(*arguments: str) -> float:
@@ -35,18 +36,19 @@ def _kept(bound: float, measure: Callable[[], float]) -> bool:
     return any(measure() <= bound for _ in range(TRIES))
 
 
-def _crowding() -> float:
-    """How much CPU time the same work costs now, against what it costs when nobody else uses the caches: 1 or more."""
+def _slowness() -> float:
+    """How much CPU time the same work costs here and now, against what it costs where the bounds are from: another
+    machine's cores are slower, and so are the same ones while others use their caches."""
     took = []
     for _ in range(200):
         began_s = time.process_time()
         sum(len(str(number)) for number in range(4000))
         took.append(time.process_time() - began_s)
-    return sum(took) / len(took) / min(took)
+    return sum(took) / len(took) / NOMINAL_S
 
 
 def _cheap(bound: float, *arguments: str) -> bool:
-    return any(_cost(*arguments) <= bound * _crowding() for _ in range(TRIES))
+    return any(_cost(*arguments) <= bound * _slowness() for _ in range(TRIES))
 
 
 def test_cost_at_full_speed() -> None:

@@ -19,7 +19,7 @@ from holdfast.bench.engine.theirs import TheirModel
 from holdfast.core.errors import UserError
 from holdfast.engines.torch.stepper import use_threads
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 TOKENS = 6
 
 

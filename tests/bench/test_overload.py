@@ -46,7 +46,7 @@ async def _full_of_anothers(deployment: Deployment, port: int, other: int) -> No
     long = json.dumps(chat_body("A long story.", 20_000)).encode()
     holders = [await open_client(port) for _ in range(3)]
     held = [asyncio.ensure_future(holder.request("/v1/chat/completions", long)) for holder in holders]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (await asyncio.to_thread(deployment.worker_facts, "worker-0"))["streams"] < 3:
             await asyncio.sleep(0.02)
     body = chat_body("A short one.", 5)
@@ -70,7 +70,7 @@ async def _full_of_anothers(deployment: Deployment, port: int, other: int) -> No
 async def _until_served(port: int, body: dict[str, object]) -> Answer:
     """A place was given up a moment ago; the worker may hear of it later than of our request."""
     received = Received()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while received.status != 200:
             received = await ask(port, "/v1/chat/completions", body)
     return read_answer(received)

@@ -25,7 +25,7 @@ SHAPE = geometry(16)
 PAGE_BYTES = 512
 ORDER = struct.Struct("=II")  # block, which key
 QUEUE_DEPTH = 6
-WAIT_S = 20.0  # a process that says nothing for so long is stuck
+WAIT_S = 60.0  # a process that says nothing for so long is stuck
 
 
 def content(which: int) -> bytes:
