@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up test test-all test-vllm vllm lint promtool clean prove-data-path prove-vault prove-failover prove-engine prove-torment prove-health prove-bit-flips prove-rollouts prove-rollouts-gpu prove-apart prove-install
+.PHONY: help up test test-all test-vllm vllm lint promtool clean prove-data-path prove-vault prove-failover prove-engine prove-vllm prove-torment prove-health prove-bit-flips prove-rollouts prove-rollouts-gpu prove-apart prove-install
 
 # python3 if it is new enough, else the newest that is. Override: make up PYTHON=/path/to/python3.12
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -95,6 +95,9 @@ prove-failover: $(VENV)/.installed-dev ## End the active engine in every way we 
 
 prove-engine: $(VENV)/.installed-dev ## Kill a real model's engine 460 times under load, compare every token, and show what surviving KV saves.
 	@$(VENV)/bin/python -m bench.prove engine $(ARGS)
+
+prove-vllm: $(VLLM_VENV)/.installed-$(VLLM) ## End a vLLM deployment's engine 20 times under load, over two models, and compare every token, also with stock vLLM's.
+	@$(VLLM_VENV)/bin/python -m bench.prove vllm $(ARGS)
 
 prove-torment: $(VENV)/.installed-dev ## Kill, stop and starve everything of a deployment for ten minutes, and compare every answer.
 	@$(VENV)/bin/python -m bench.prove torment $(ARGS)
