@@ -95,7 +95,7 @@ class EngineAgent(Said):
             "recomputed": engine.resumes.recomputed_tokens_max,
             "recomputed_total": engine.resumes.recomputed_tokens_total,
             "resumed": engine.resumes.resumed_total,
-            "found": pool.use().prefix_hit_tokens if pool else 0,
+            "found": engine.progress().kv.prefix_hit_tokens,
             "gpu_fence": engine.gpu_fence.is_set(),
             "quarantined": pool.quarantined_count if pool else 0,
             "last_epoch": engine.last_epoch,
@@ -131,15 +131,18 @@ class EngineAgent(Said):
         return self.engine.memory.owned.pool
 
     async def damage_pages(self) -> int:
-        """Make every FULL block's first numbers others; says how many blocks those were. Token ids stay token ids."""
+        """Make every FULL block's first numbers others; says how many blocks those were. Token ids stay such. Where
+        vLLM has a block's parts is its own affair: there all numbers become others."""
         memory, index = self.engine.memory, self._pool.index
         blocks = [block for block in range(index.geometry.block_count) if index.state(block) == FULL]
-        size = memory.geometry.block_bytes
-        harm = bytes([0x55] * (size // 2)) if self.kind == "torch" else bytes([1, 0, 0, 0] * (size // 8))
-        for block in blocks:
+        size, harmed = memory.geometry.block_bytes, blocks
+        harm = bytes([1, 0, 0, 0] * (size // 8)) if self.kind in ("sim", "example") else bytes([0x55] * (size // 2))
+        if self.kind == "vllm":
+            harm, harmed = harm * 2, range(self.engine.tenant.home.size // size)
+        for block in harmed:
             at = memory.owned.pages_address + block * size
-            pairs = zip(memory.device.read(at, len(harm)), harm, strict=True)
-            memory.device.write(at, bytes(byte ^ flip for byte, flip in pairs))
+            changed = int.from_bytes(memory.device.read(at, len(harm)), "little") ^ int.from_bytes(harm, "little")
+            memory.device.write(at, changed.to_bytes(len(harm), "little"))
         return len(blocks)
 
 
