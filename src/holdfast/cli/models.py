@@ -8,8 +8,10 @@ from pathlib import Path
 from msgspec import structs
 
 from holdfast.cli.progress import works
+from holdfast.cli.screen import Screen
 from holdfast.core.errors import HoldfastError, UserError
 from holdfast.engines.torch.files.hub import fetch_from_hub, is_hub_id
+from holdfast.roles.devices import sizes_of
 from holdfast.roles.examining import Asked, examine, examine_sim, examine_vllm
 from holdfast.roles.model_names import is_made
 from holdfast.spec.deployment import DeploymentSpec
@@ -64,14 +66,15 @@ def prepare(spec: DeploymentSpec, free_bytes: int | None) -> DeploymentSpec:
 def _prepare_vllm(spec: DeploymentSpec, free_bytes: int | None) -> DeploymentSpec:
     """The same for vLLM, which serves more families than ours."""
     worker = structs.replace(spec.worker, standbys=spec.standbys)
-    if spec.gpus:
-        worker = structs.replace(worker, place=structs.replace(worker.place, device=spec.gpus[0]))
+    where = {"workers": spec.workers}
+    if gpus := spec.gpus:
+        worker = structs.replace(worker, place=structs.replace(worker.place, device=gpus[0]))
+        # The first has as many workers as any.
+        free_bytes, where = None, {"workers": -(-spec.workers // len(gpus)), "gpu_bytes": sizes_of(gpus)[0]}
     with works() as tell:
-        looked_at = examine_vllm(
-            worker,
-            lambda work, done, total: tell(f"{WORKS[work]} {worker.source}", done, total),
-            spec.workers,
-            free_bytes,
+        looked_at, plan = examine_vllm(
+            worker, lambda work, done, total: tell(f"{WORKS[work]} {worker.source}", done, total), free_bytes, **where
         )
+    Screen().line(plan.text(), style="dim")
     check_text(looked_at.text.tokenizer_json, "" if worker.chat_template else looked_at.text.chat_template or "")
     return structs.replace(spec, worker=structs.replace(spec.worker, source=str(looked_at.path)))

@@ -103,7 +103,8 @@ def _make_torch(launch: WorkerLaunch, progress: Lines) -> tuple[VaultEngine[Any]
 
 
 def _make_vllm(launch: WorkerLaunch, progress: Lines) -> tuple[VaultEngine[Any], ModelCard, bytes]:
-    files = examine_vllm(launch, progress)
+    files, plan = examine_vllm(launch, progress)
+    log.info("this worker's memory: %s", plan.text())
     from holdfast.roles.engine_vllm import make_vllm
 
     return make_vllm(launch, files, progress)

@@ -23,6 +23,7 @@ from holdfast.spec.names import is_host
 if TYPE_CHECKING:
     from holdfast.engines.torch.files.checkpoint import Checkpoint, Progress
     from holdfast.engines.vllm.files import ModelFiles
+    from holdfast.engines.vllm.memory_plan import VllmPlan
     from holdfast.spec.deployment import DeploymentSpec
 
 # Threads beyond the cores only wait for each other; that many are a typing mistake.
@@ -117,10 +118,6 @@ def _gpu_bytes(asked: Asked) -> int:
 
 # -- vLLM
 
-# An engine's own beside weights and pool: libraries, and a step's tensors. 0.6 GiB were seen with a tiny model.
-VLLM_BYTES = GIB
-VLLM_MARGIN_BYTES = GIB // 2
-
 
 def has_vllm() -> bool:
     """Whether the package is installed; a mere folder of that name is not it."""
@@ -129,10 +126,10 @@ def has_vllm() -> bool:
 
 
 def examine_vllm(
-    launch: WorkerLaunch, progress: Progress, workers: int = 1, free_bytes: int | None = None
-) -> ModelFiles:
-    """The model, looked at but not read, and vLLM's options as far as they can be told without it; UserError says what
-    cannot be. `free_bytes`: as in `Asked`; workers that share this host, if they are on it."""
+    launch: WorkerLaunch, progress: Progress, free_bytes: int | None = None, **where: int
+) -> tuple[ModelFiles, VllmPlan]:
+    """The model, looked at but not read, what its engines take of memory, and vLLM's options as far as they can be told
+    without it; UserError says what cannot be. `free_bytes`: as in `Asked`; `where`: as `plan_vllm` takes it."""
     from holdfast.engines.vllm.files import SOURCES, look_at_files
     from holdfast.engines.vllm.ours import check_words
     from holdfast.roles.model_names import is_made
@@ -144,21 +141,26 @@ def examine_vllm(
         what = "needs --model" if launch.source == "default" else f"cannot serve --model {launch.source}"
         raise UserError(f"--engine vllm {what}: it takes {SOURCES}")
     files = look_at_files(launch.source, progress)
-    if is_host(launch.place.device):
-        _check_vllm_host(launch, files, workers, free_bytes)
-    return files
+    plan = plan_vllm(launch, files, **where)
+    plan.check(free_bytes)
+    return files, plan
 
 
-def _check_vllm_host(launch: WorkerLaunch, files: ModelFiles, workers: int, free_bytes: int | None) -> None:
-    pool, weights = launch.vllm.for_device(is_gpu=False).kv_gib * GIB, files.weights_bytes
+def plan_vllm(launch: WorkerLaunch, files: ModelFiles, workers: int = 1, gpu_bytes: int = 0) -> VllmPlan:
+    """For so many workers that share the host's memory, or a GPU that has so many bytes (0: nobody knows)."""
+    from holdfast.engines.vllm.memory_plan import vllm_plan
+
+    device, weights = launch.place.device, files.weights_bytes
     stored = str(files.config.get("dtype") or files.config.get("torch_dtype"))
-    if platform.machine() == "aarch64" and "16" in stored and "--dtype" not in launch.vllm.options:
+    if is_host(device) and platform.machine() == "aarch64" and "16" in stored and "--dtype" not in launch.vllm.options:
         weights *= 2  # they are computed with in fp32
-    wanted = workers * (weights + pool + (1 + launch.standbys) * VLLM_BYTES) + VLLM_MARGIN_BYTES
-    there, what = (host_bytes(), "in all") if free_bytes is None else (free_bytes, "free now")
-    if wanted > there:
-        raise UserError(
-            f"--engine vllm does not fit into memory: {workers} x ({weights / GIB:.2f} GiB weights + "
-            f"{pool / GIB:g} GiB KV pool + {1 + launch.standbys} engines x {VLLM_BYTES / GIB:g} GiB) of "
-            f"{there / GIB:.2f} GiB {what}; use a smaller --kv-gib, fewer --standbys or --workers, or a smaller model"
-        )
+    return vllm_plan(
+        files.of_text,
+        weights,
+        launch.vllm,
+        is_gpu=not is_host(device),
+        where="memory" if is_host(device) else device,
+        has_bytes=host_bytes() if is_host(device) else gpu_bytes,
+        workers=workers,
+        engines=1 + launch.standbys,
+    )

@@ -14,7 +14,7 @@ from holdfast.engines.vllm.files import ModelFiles, look_at_files
 from holdfast.roles import examining
 from holdfast.roles.examining import examine_vllm
 from holdfast.roles.small_files import chat_template
-from holdfast.spec.engines import Place, VllmSettings
+from holdfast.spec.engines import GIB, Place, VllmSettings
 from holdfast.spec.launch import WorkerLaunch
 from small_model import LLAMA, weights
 
@@ -112,7 +112,7 @@ def asked(source: str, **settings: Any) -> WorkerLaunch:
         ("/nowhere/at/all", {}, "is not there; --engine vllm takes a directory"),
         ("FILE", {}, "is no directory; --engine vllm takes a directory"),
         ("MODEL", {"options": ("--worker-cls", "x")}, "--worker-cls of vLLM is not to be set here"),
-        ("MODEL", {"kv_gib": 1e6}, "does not fit into memory: 1 x "),
+        ("MODEL", {"kv_gib": 1e6}, "--engine vllm does not fit: weights 0.00 GiB"),
     ],
 )
 def test_what_cannot_be_is_refused_before_vllm_is_loaded(
@@ -127,11 +127,13 @@ def test_what_cannot_be_is_refused_before_vllm_is_loaded(
 
 
 def test_what_can_be_is_taken(installed: None, tmp_path: Path) -> None:
-    """On a GPU no sum of the host's memory is made."""
+    """Of a GPU whose size nobody knows no sum is judged."""
     folder = str(made(tmp_path / "m"))
-    assert examine_vllm(asked(folder), quiet).path == Path(folder)
+    assert examine_vllm(asked(folder), quiet)[0].path == Path(folder)
     on_gpu = WorkerLaunch(engine="vllm", source=folder, place=Place(device="GPU-1"), vllm=VllmSettings(kv_gib=1e6))
-    assert examine_vllm(on_gpu, quiet).path == Path(folder)
+    assert examine_vllm(on_gpu, quiet)[0].path == Path(folder)
+    with pytest.raises(UserError, match=r"80.00 GiB of GPU-1; use a smaller --kv-gib"):
+        examine_vllm(on_gpu, quiet, gpu_bytes=80 * GIB)
 
 
 def test_without_vllm_it_is_told_how_to_have_it(monkeypatch: pytest.MonkeyPatch) -> None:

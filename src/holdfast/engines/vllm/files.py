@@ -43,6 +43,11 @@ class ModelFiles:
         return [end, *(token for token in found if token != end)]
 
     @property
+    def of_text(self) -> Mapping[str, Any]:
+        """The part of its configuration that makes text."""
+        return _inner(self.config)
+
+    @property
     def weights_bytes(self) -> int:
         return sum(file.stat().st_size for file in self.weights)
 

@@ -210,6 +210,11 @@ def check_given(name: str, value: object, *, direct: bool = False) -> None:
         raise Refused(f"{flag_of(name, value)} of vLLM is not to be set here: {ours.why}")
 
 
+def value_of(words: Sequence[str], name: str) -> str:
+    """What the words say of an option, the last of it, as far as that can be told without vLLM; "" is nothing."""
+    return str(dict(_said(words)).get(name, ""))
+
+
 def flag_of(name: str, value: object = None) -> str:
     """As a person writes it."""
     dashed = name.strip("_").replace("_", "-")
