@@ -77,6 +77,27 @@ class EngineAgent(Said):
     async def submit(self, stream: int, tokens: list[int], max_tokens: int, given: dict[str, Any]) -> None:
         self.engine.submit(stream, request(tokens, max_tokens, **given))
 
+    async def verify(self) -> str:
+        return await self.engine.verify()
+
+    async def renew(self) -> None:
+        """As a worker does whose weights were found damaged: what they made is not believed."""
+        await self.engine.rest(believed=False)
+        await self.engine.renew()
+
+    async def mapped(self) -> dict[str, int]:
+        """Bytes of memory that outlives this process in its address space, and what it has in memory at all."""
+        return memory_now()
+
+    async def flip(self, seed: int) -> list[str]:
+        """Bits of the weights that it reads: which."""
+        from holdfast.engines.shadow.flips import WeightFaults
+        from holdfast.engines.sim.faults import Fault
+
+        faults = WeightFaults(self.engine.memory)
+        faults.inject(Fault("flip_bits", seed))
+        return list(faults.faults.flipped)
+
     async def fault(self, **command: Any) -> None:
         from holdfast.engines.sim.faults import parse_fault
 
@@ -103,6 +124,8 @@ class EngineAgent(Said):
             "told": self.told,
             "ranks": engine.ranks.pids,
             "asleep": memory.asleep,
+            "settled": memory.settled.is_set(),
+            "load": engine.progress().load,
             "connected": memory.client.connected,
             "address": memory.client.mapped.address if memory.client.mapped else 0,
             "follower": repr(memory._follower),
@@ -144,6 +167,14 @@ class EngineAgent(Said):
             changed = int.from_bytes(memory.device.read(at, len(harm)), "little") ^ int.from_bytes(harm, "little")
             memory.device.write(at, changed.to_bytes(len(harm), "little"))
         return len(blocks)
+
+
+def memory_now() -> dict[str, int]:
+    with open("/proc/self/maps") as maps:
+        ranges = [line.split()[0].split("-") for line in maps if "/memfd:holdfast " in line]
+    with open("/proc/self/smaps_rollup") as sums:
+        (resident,) = (int(line.split()[1]) * 1024 for line in sums if line.startswith("Rss:"))
+    return {"mapped": sum(int(end, 16) - int(start, 16) for start, end in ranges), "resident": resident}
 
 
 async def main(launch: dict[str, Any]) -> None:

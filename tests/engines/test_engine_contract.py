@@ -43,7 +43,8 @@ BLOCKS = {"vllm": 32}  # tokens in a block; all others have 16
 PLAIN = "sim without a vault"
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 needs_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed (make test-vllm)")
-TOGETHER = ["sim", pytest.param("torch", marks=needs_torch), "example"]  # two of them may live in one process
+# Two of them may live in one process; of vLLM, each in its own, the same is in stock_vllm/test_vllm_pairs.py.
+TOGETHER = ["sim", pytest.param("torch", marks=needs_torch), "example"]
 STOCK_VLLM = pytest.param("vllm", marks=needs_vllm)
 SHADOWS = [*TOGETHER, STOCK_VLLM]
 SHADOWS_LATER = ["sim", pytest.param("torch", marks=[needs_torch, pytest.mark.long]), "example", STOCK_VLLM]
@@ -499,7 +500,17 @@ async def test_tokens_depend_on_the_pages_that_were_adopted(kind: str, vault: Va
         assert all(said[number] != right[number] for number in PROMPTS)
 
 
-@pytest.mark.parametrize("kind", TOGETHER)
+@asynccontextmanager
+async def heir_of(first: Rig, kind: str, vault: Vault) -> AsyncIterator[Rig]:
+    """Another engine; of a kind that is alone in its process the first one, which stands by again."""
+    if kind == "vllm":
+        yield first
+        return
+    async with standing_by(kind, vault, engine_id=1) as heir:
+        yield heir
+
+
+@pytest.mark.parametrize("kind", SHADOWS)
 async def test_nothing_is_waited_for_between_the_grant_and_the_first_work(
     kind: str, vault: Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -513,13 +524,13 @@ async def test_nothing_is_waited_for_between_the_grant_and_the_first_work(
         loop.call_soon(turns.append, "a turn")
         return granted
 
-    async with awake(kind, vault) as first, standing_by(kind, vault, engine_id=1) as heir:
+    async with awake(kind, vault) as first, heir_of(first, kind, vault) as heir:
         right = await alone(first, request(prompt(40), 20))
+        await first.engine.rest()
         async with asyncio.timeout(BOUND_S):
             while heir.engine.memory._follower is None or heir.engine.memory.still.locked():
                 await asyncio.sleep(0.01)
         assert await heir.engine.check() == ""  # where the pool lies now
-        await first.engine.rest()
         monkeypatch.setattr(PoolClient, "acquire", noted)
         woken = await heir.engine.wake(1001)
         heir.engine.prove()

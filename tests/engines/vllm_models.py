@@ -6,6 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from holdfast.engines.sim.vocabulary import asset
 from holdfast.engines.vllm.environment import needed, usual
 
 SHAPE = {
@@ -33,8 +34,8 @@ def set_variables() -> None:
 
 
 def made(family: str) -> Path:
-    """The folder of a model of this family ("llama", "qwen3", or "gemma3", half of
-    whose layers see 64 positions), with random weights that are always the same."""
+    """The folder of a model of this family, with random weights that are always the same: "llama", "qwen3", "gemma3",
+    half of whose layers see 64 positions, or "chat", a llama with the simulator's words."""
     folder = Path(tempfile.gettempdir()) / f"holdfast-tiny-{family}-1"
     if folder.exists():
         return folder
@@ -49,8 +50,9 @@ def made(family: str) -> Path:
     )
 
     torch.manual_seed(7)
-    if family == "llama":
-        model = LlamaForCausalLM(LlamaConfig(tie_word_embeddings=False, **SHAPE))
+    if family in ("llama", "chat"):
+        shape = SHAPE | ({"vocab_size": 6144} if family == "chat" else {})
+        model = LlamaForCausalLM(LlamaConfig(tie_word_embeddings=False, **shape))
     elif family == "qwen3":
         model = Qwen3ForCausalLM(Qwen3Config(tie_word_embeddings=True, **SHAPE))
     else:
@@ -58,5 +60,8 @@ def made(family: str) -> Path:
         model = Gemma3ForCausalLM(Gemma3TextConfig(sliding_window=64, layer_types=kinds, **SHAPE))
     with tempfile.TemporaryDirectory() as half:
         model.save_pretrained(Path(half) / "model")
+        if family == "chat":
+            for name in ("tokenizer.json", "chat_template.jinja"):
+                (Path(half) / "model" / name).write_bytes(asset(name))
         (Path(half) / "model").rename(folder)
     return folder

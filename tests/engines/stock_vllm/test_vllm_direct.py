@@ -3,11 +3,14 @@ are followed by a standby that computes the streams anew, and goes on with the u
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from engine_rig import Child, Vault
 from vllm_models import made
+
+from holdfast.kv.index import Misuse
 
 pytest.importorskip("vllm.version", reason="vllm is not installed here: make test-vllm")
 pytestmark = pytest.mark.processes
@@ -34,6 +37,62 @@ async def to_the_end(engine: Child, said: dict[int, list[int]]) -> dict[int, lis
     await submit(engine, said)
     await engine.until(lambda: engine.finished.keys() >= PROMPTS.keys())
     return {number: said.get(number, []) + engine.said.pop(number) for number in PROMPTS}
+
+
+def own_blocks(count: int = 20, private: int = 3) -> tuple[Any, Any]:
+    from vllm.v1.core.block_pool import BlockPool
+
+    from holdfast.engines.vllm.direct import OwnBlocks
+
+    pool = BlockPool(count, enable_caching=True, hash_block_size=32)
+    return pool, OwnBlocks(pool, private)
+
+
+def test_only_private_blocks_are_handed_out_without_a_pool() -> None:
+    """The first ones, again and again; with a pool all of them, once more after every wake."""
+    pool, blocks = own_blocks()
+    for _ in range(4):
+        taken = pool.get_new_blocks(3)
+        assert sorted(block.block_id for block in taken) == [1, 2, 3]
+        assert (blocks.use().blocks, blocks.use().held, pool.get_num_free_blocks()) == (3, 3, 0)
+        pool.free_blocks(taken)
+        blocks.attach(None)
+        everything = pool.get_new_blocks(19)
+        assert len({block.block_id for block in everything}) == 19
+        assert (blocks.use().blocks, blocks.use().held) == (19, 19)
+        pool.free_blocks(everything[::-1])
+        blocks.detach()
+
+
+def test_what_was_computed_before_a_pool_is_not_found_in_it() -> None:
+    """Nor what was computed in the last one."""
+    pool, blocks = own_blocks()
+    request: Any = SimpleNamespace(block_hashes=[b"a" * 32, b"b" * 32])
+    for change in (lambda: blocks.attach(None), blocks.detach, lambda: blocks.attach(None)):
+        taken = pool.get_new_blocks(2)
+        pool.cache_full_blocks(request, taken, 0, 2, 32, 0)
+        assert pool.get_cached_block(b"a" * 32, [0]) is not None
+        pool.free_blocks(taken)
+        change()
+        assert pool.get_cached_block(b"a" * 32, [0]) is None
+
+
+def test_blocks_in_use_are_not_moved_about() -> None:
+    """Whoever forgot a stream is told, and nothing has changed for it."""
+    pool, blocks = own_blocks()
+    held = pool.get_new_blocks(1)
+    with pytest.raises(Misuse, match="private blocks are in use"):
+        blocks.attach(None)
+    pool.free_blocks(held)
+    _, others = own_blocks()
+    others.attach(None)
+    with pytest.raises(Misuse, match="a pool already"):
+        others.attach(None)
+    held = others._own.get_new_blocks(5)
+    with pytest.raises(Misuse, match="still in use"):
+        others.detach()
+    others._own.free_blocks(held)
+    others.detach()
 
 
 @pytest.mark.parametrize(
