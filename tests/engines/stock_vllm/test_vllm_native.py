@@ -55,7 +55,7 @@ def test_the_runner_is_told_what_is_prompt_and_what_was_generated(core: Core, mo
     scheduled = scheduler.schedule()
     note_found(scheduler, scheduled)
     (new,) = scheduled.scheduled_new_reqs
-    assert (new.prompt_len, new.prefill_token_ids) == (PROMPT, TEXT)
+    assert (len(new.prompt_token_ids), new.prefill_token_ids) == (PROMPT, TEXT)
     assert (new.num_computed_tokens, scheduled.num_scheduled_tokens[new.req_id]) == (3 * BLOCK, 5)
     assert request.prefill_stats.num_cached_tokens == 3 * BLOCK
     params = new.sampling_params
