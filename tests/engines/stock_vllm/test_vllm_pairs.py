@@ -1,5 +1,5 @@
 """Two vLLM engines at one vault, each in a process of its own: what the contract of all engines says of two in one
-process, and a standby that has given its memory back."""
+process, a standby that has given its memory back, and weights that were found damaged."""
 
 from __future__ import annotations
 
@@ -113,3 +113,44 @@ async def test_a_standby_without_its_memory_wakes_by_mapping_it_again(vault: Vau
         print(f"\nbytes mapped and resident: asleep {before}, awake {awake}, asleep again {asleep}")
         assert (await standby.do("wake", epoch=102))["reason"] == ""
         assert await to_the_end(standby, {}) == right
+
+
+async def test_an_engine_with_damaged_weights_ends_and_the_next_one_has_them_right(vault: Vault) -> None:
+    """A flipped bit is found when the weights are compared, and named. The engine cannot load them anew while it lives:
+    it says so, and has to end; what it computed is not believed. Its standby goes on with every stream. An engine that
+    starts and finds them damaged loads them anew beside what the leader reads, and the leader reads the new ones once
+    it has stepped back."""
+    async with vault.pair("vllm", slow=True) as (owner, standby):
+        await owner.do("wake", epoch=100)
+        right = await to_the_end(owner, {})
+        assert await owner.do("verify") == ""
+        said = await begun(owner)
+        flipped = {flip.partition(": ")[0] for flip in await owner.do("flip", seed=3)}
+        assert (await owner.do("verify")).removesuffix(" is not what was written") in flipped
+        with pytest.raises(OrderFailed, match="cannot load its weights anew: it has to be started again"):
+            await owner.do("renew")
+        assert sorted(owner.said[0]) == sorted(PROMPTS), "its streams were given back"
+        await owner.kill()
+        woken = await standby.do("wake", epoch=101)
+        assert (woken["blocks"], bool(woken["reason"])) == (0, True)
+        assert await to_the_end(standby, said) == right
+        await standby.do("vouch")
+        await after_damage(vault, standby, right)
+
+
+async def after_damage(vault: Vault, leader: Child, right: dict[int, list[int]]) -> None:
+    fresh = Child(vault, 0, "vllm")
+    await fresh.start()
+    try:
+        await fresh.do("damage")
+        await fresh.do("load")
+        assert (vault.commits(), await fresh.do("check")) == (2, "")
+        assert await to_the_end(leader, {}) == right
+        load = (await leader.do("facts"))["load"]
+        await leader.do("rest")
+        await leader.until_facts(lambda facts: facts["load"] > load and facts["settled"])
+        assert await leader.do("check") == ""
+        assert (await fresh.do("wake", epoch=102))["reason"] == ""
+        assert await to_the_end(fresh, {}) == right
+    finally:
+        await fresh.kill()
