@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from terminal_rig import OnTerminal
+from terminal_rig import WAIT_S, OnTerminal
 
 from holdfast.cli.overview import Overview, overview
 from holdfast.cli.ps import Looked, level_line
@@ -200,13 +200,19 @@ def test_who_leads_is_believed() -> None:
 
 def test_a_deployment_of_real_processes(deployment: Deployment) -> None:
     """Its workers and frontends are there with their streams; a rate is known from the second look on."""
-    found = asyncio.run(glance(deployment.folder, None))
+    looks = [asyncio.run(glance(deployment.folder, None))]
+
+    def is_ready() -> bool:  # a busy one may miss the second that a look waits
+        looks.append(asyncio.run(glance(deployment.folder, None)))
+        # Other tests start and kill more of them.
+        return [one.state for one in looks[-1].frontends if one.name == "frontend"] == ["ready"]
+
+    deployment.wait_until(is_ready, "the frontend's word")
+    found = looks[-1]
     assert [one.name for one in found.workers] == ["worker-0"]
-    # Other tests start and kill more of them.
-    assert [one.state for one in found.frontends if one.name == "frontend"] == ["ready"]
     assert found.workers[0].tokens_per_s is None
-    again = asyncio.run(glance(deployment.folder, found))
-    assert again.workers[0].tokens_per_s is not None
+    again = lambda: asyncio.run(glance(deployment.folder, found)).workers[0]  # noqa: E731
+    deployment.wait_until(lambda: again().tokens_per_s is not None, "a rate")
 
 
 def run(state_dir: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -229,7 +235,7 @@ def test_where_nobody_watches_it_is_one_page(tmp_path: Path) -> None:
 def test_the_terminal_is_left_as_it_was(tmp_path: Path, end: str) -> None:
     """q, Ctrl-C and SIGTERM end it with status 0, back on the screen there was before, with its cursor."""
     with OnTerminal(tmp_path, "top") as terminal:
-        until_s = time.monotonic() + 30
+        until_s = time.monotonic() + WAIT_S
         while "nothing runs in" not in terminal.output and time.monotonic() < until_s:
             terminal._more(0.1)
         if end == "SIGTERM":

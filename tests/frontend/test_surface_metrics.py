@@ -32,6 +32,7 @@ def moved(before: Samples, after: Samples, name: str, *labels: str) -> float:
 
 def test_counts_follow_what_clients_did(deployment: Deployment) -> None:
     """Answers by kind and outcome, tokens, times, and clients that left."""
+    deployment.wait_until(lambda: deployment.health()["streams"] == 0, "whoever left before to be noticed")
     before = scrape(deployment)
     with Raw(deployment.port) as raw:
         for stream in (True, False):
@@ -58,7 +59,8 @@ def test_counts_follow_what_clients_did(deployment: Deployment) -> None:
     for histogram in ("time_to_first_token_seconds", "request_duration_seconds", "input_sequence_tokens"):
         assert moved(before, after, f"dynamo_frontend_{histogram}_count", model) == 4
     assert after["dynamo_frontend_inflight_requests", (model,)] == 0
-    assert after["holdfast_workers", ("alive",)] == 1
+    alive = ("holdfast_workers", ("alive",))
+    deployment.wait_until(lambda: scrape(deployment).get(alive) == 1, "the worker to be well")
 
 
 def test_every_gap_between_tokens_is_on_the_page(deployment: Deployment) -> None:
