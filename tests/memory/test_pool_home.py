@@ -131,7 +131,7 @@ def test_closing_the_device_while_a_home_is_mapped_leaves_nothing(device: HostDe
 def client_with(client: MemoryClient, size: int = SIZE) -> tuple[PoolClient, Home]:
     assert isinstance(client.device, HostDevice)
     home = home_in(client.device, size)
-    return PoolClient(client, open_device("host-0"), home=home), home
+    return PoolClient(client, open_device("host-0"), home=home, geometry="g"), home
 
 
 @pytest.mark.processes
@@ -179,6 +179,24 @@ async def test_a_pool_of_another_size_is_none(rig: Rig) -> None:
         assert not granted.adopt
         made = await second.make(64, [SIZE, STEP])
         assert (made.pages_address, made.range_size) == (home.address, SIZE + STEP)
+
+
+@pytest.mark.processes
+async def test_a_pool_of_another_geometry_is_none(rig: Rig) -> None:
+    """As many bytes may be other blocks: where a standby has its private ones, an owner of another geometry keeps
+    streams. So that pool is not mapped, and a canary's bytes stay the standby's own."""
+    async with rig.client(0) as one, rig.client(1) as two:
+        (first, home), (second, other) = client_with(one), client_with(two)
+        await first.acquire(10, "of other blocks", 2000)
+        await first.make(64, [SIZE])
+        assert await second.stand_by() is None
+        second.private_only()
+        two.device.write(other.address + STEP, b"canary")
+        assert one.device.read(home.address + STEP, 6) == bytes(6)
+        await first.quiesce()
+        granted = await second.acquire(11, "g", 2000)
+        assert not granted.adopt
+        assert (await second.make(64, [SIZE])).pages_address == other.address
 
 
 # -- memory of the engine's own

@@ -170,11 +170,13 @@ class WeightsEmpty(Call, frozen=True, tag=105):
 
 
 class Slabs(Call, frozen=True, tag=106):
-    """Some of the slabs asked for, in order, one descriptor each; a pool's with the epoch it was made under."""
+    """Some of the slabs asked for, in order, one descriptor each; a pool's with the epoch it was made under, and with
+    its geometry."""
 
     sizes: list[int]
     more: bool
     made_epoch: int = 0
+    geometry: str = ""
 
 
 class PoolGranted(Call, frozen=True, tag=107):

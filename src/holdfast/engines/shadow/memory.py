@@ -91,6 +91,7 @@ class VaultMemory:
     async def stand_by(self, geometry: Geometry, home: Home | None = None) -> None:
         """Beside a pool of this geometry, or ready to make one. Whoever wants it unmapped calls `sleep` next."""
         self.geometry, self.pool.home = geometry, home
+        self.pool.geometry = ("direct " if self.place.direct else "") + geometry.hash.hex()
         await self._stand_by()
         self._beside.spawn(self._tend(), "tend")
 
@@ -149,8 +150,7 @@ class VaultMemory:
             async with self.still:
                 await self._loaded.map_current(self.place.load_s)
             self.settled.set()
-        name = ("direct " if self.place.direct else "") + self.geometry.hash.hex()
-        granted = await self.pool.acquire(epoch, name, round(self.place.wake_s * 1000))
+        granted = await self.pool.acquire(epoch, self.pool.geometry, round(self.place.wake_s * 1000))
         marks["fence"] = time.monotonic()
         follower, self._follower = self._follower, None
         if self.place.direct:

@@ -138,7 +138,7 @@ class VaultConnection:
             if message.more:
                 return
             del self._slabs[message.call]
-            message, fds = protocol.Slabs(message.call, sizes, False, message.made_epoch), gathered
+            message, fds = msgspec.structs.replace(message, sizes=sizes), gathered
         future = self._answers.get(message.call)
         if future is None or future.done():
             close_all(fds)

@@ -38,7 +38,7 @@ class PoolClient:
     mapping: PoolMapping | None = None
     cpu_fence: asyncio.Event = field(default_factory=asyncio.Event)
     gpu_fence: asyncio.Event = field(default_factory=asyncio.Event)
-    geometry: str = ""
+    geometry: str = ""  # of the pool that is owned; with a home, of any that may be mapped there
     granted: protocol.PoolGranted | None = None  # what this process owns
 
     def __post_init__(self) -> None:
@@ -169,9 +169,10 @@ class PoolClient:
         """Map what the vault has, in place of what is mapped; the same pool stays where it is."""
         slabs, fds = await self.client.link().call_for_fds(protocol.FetchPool, CALL_TIMEOUT_S)
         assert isinstance(slabs, protocol.Slabs)
-        if self.home is not None and sum(slabs.sizes[1:]) != self.home.size:
+        if self.home is not None and (sum(slabs.sizes[1:]), slabs.geometry) != (self.home.size, self.geometry):
+            # Private parts of a home would lie among another's blocks.
             close_all(fds)
-            raise VaultRefused("absent", "the pool that is there has pages of another size")
+            raise VaultRefused("absent", "the pool that is there is of another geometry")
         try:
             if self.mapping is not None and self.mapped_is(slabs.made_epoch):
                 self._mapper.protect(self.mapping, writable=writable)

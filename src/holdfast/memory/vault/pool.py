@@ -139,13 +139,14 @@ class VaultPool:
         if not session.maps:
             session.fail(call, "not_registered", "say that this process maps the device first")
             return
-        if self.state.pages is None or not self.state.pages.made:
+        pages = self.state.pages
+        if pages is None or not pages.made:
             session.fail(call, "absent", "there is no pool here")
             return
         # Not before the keeper has the pool: else its owner, not told that it is made, may make another under the
         # same epoch at the next vault, and what was mapped would pass for that one.
         self._kept.put(self.state, session)
-        session.reply_slabs(call, self._kept.sizes, self._kept.fds, self.state.pages.made_epoch)
+        session.reply_slabs(call, self._kept.sizes, self._kept.fds, pages.made_epoch, pages.geometry_hash)
 
     def quiesce(self, session: Session, message: protocol.Quiesced) -> None:
         if self._refused(session, message.call, machine.Quiesced(session.number, message.epoch)):

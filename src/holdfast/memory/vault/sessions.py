@@ -87,11 +87,13 @@ class Session:
         if self.connection is not None:
             self.connection.send(encode(hint))
 
-    def reply_slabs(self, call: int, sizes: list[int], fds: list[int], made_epoch: int = 0) -> None:
+    def reply_slabs(
+        self, call: int, sizes: list[int], fds: list[int], made_epoch: int = 0, geometry: str = ""
+    ) -> None:
         """Descriptors, in as few frames as can be."""
         for start in range(0, max(1, len(sizes)), FDS_PER_FRAME_MAX):
             end = start + FDS_PER_FRAME_MAX
-            self.reply(Slabs(call, sizes[start:end], end < len(sizes), made_epoch), fds[start:end])
+            self.reply(Slabs(call, sizes[start:end], end < len(sizes), made_epoch, geometry), fds[start:end])
 
     def fail(self, call: int, code: str, reason: str) -> None:
         self.reply(Failed(call, code, reason))
