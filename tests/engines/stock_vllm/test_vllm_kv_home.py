@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdfast.engines.vllm.kv_home import Plan, in_granules, parts_of
+from holdfast.engines.vllm.kv_home import Plan, in_granules, layout_of, parts_of
 
 BLOCKS, TOKENS, HEADS, SIZE = 12, 16, 2, 8
 PAGE = 2 * TOKENS * HEADS * SIZE  # numbers in a block of one layer, keys and values
@@ -48,6 +48,16 @@ def test_private_blocks_are_found_in_every_layout(layout: object) -> None:
         inside[start : start + size // 2] = True
     assert bool(inside[raw == 1.0].all())
     assert not bool(inside[raw == 2.0].any())
+
+
+def test_every_layout_has_a_name_of_its_own() -> None:
+    """Pages that are laid out otherwise are noise to who adopts them, be they as many bytes of as many blocks."""
+    raw = torch.zeros(BLOCKS * PAGE, dtype=torch.bfloat16)
+    views = [layout(raw) for layout in (plain, keys_first, heads_first)]
+    names = [layout_of([view], raw.data_ptr()) for view in views]
+    assert len({*names, layout_of(views[:2], raw.data_ptr()), layout_of([views[0]], raw.data_ptr() - 512)}) == 5
+    elsewhere = torch.zeros_like(raw)
+    assert layout_of([plain(elsewhere)], elsewhere.data_ptr()) == names[0]
 
 
 def test_granules_are_in_order_and_apart() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,6 +86,8 @@ def test_stops_are_the_models_and_the_requests() -> None:
     """Ids outside the vocabulary are left out; a request may ignore the model's own."""
     assert fields(ask([1], stop_token_ids=[9, 5, 100, -1]), native=False)["stop_token_ids"] == [EOS, 5, 9]
     assert fields(ask([1], stop_token_ids=[9], ignore_eos=True), native=True)["stop_token_ids"] == [9]
+    beyond = replace(SETTINGS, eos_token_ids=frozenset({EOS, 100, -1}))
+    assert stops_of(ask([1], stop_token_ids=[9]), beyond) == {EOS, 9}
 
 
 def test_what_does_not_fit_natively_is_refused() -> None:
@@ -135,6 +137,9 @@ def test_nothing_left_to_make_ends_at_once() -> None:
     assert book.take_early() == [Output(number, [], "length") for number in (1, 2, 3)]
     assert book.take_early() == []
     assert book.take(4, ask([5] * 15, 20, prompt_len=4)).end == 16
+    assert book.take(5, ask([5, 6], 0)) is None
+    assert sorted(book.clear()) == [4, 5]  # nobody has heard of its end, either
+    assert book.take_early() == []
 
 
 def test_places() -> None:

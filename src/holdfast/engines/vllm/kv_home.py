@@ -9,6 +9,7 @@ Always true: the range is as long as what vLLM asks for, and every byte of its c
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -79,6 +80,13 @@ def in_granules(parts: Iterable[tuple[int, int]], start: int, granule: int) -> t
     return tuple((begin, end - begin) for begin, end in runs)
 
 
+def layout_of(views: Sequence[torch.Tensor], start: int) -> str:
+    """A name for how layers lie in memory from `start` on. Which backend of vLLM's lays them out, and how, is not said
+    by its options alone: its variables and what else is installed say it too."""
+    said = [(str(each.dtype), each.data_ptr() - start, tuple(each.shape), each.stride()) for each in views]
+    return hashlib.blake2b(repr(said).encode(), digest_size=8).hexdigest()
+
+
 class Backing(TorchFunctionMode):
     """While it is entered, `torch.zeros` of the cache's sizes gives memory at an address, as it is."""
 
@@ -114,6 +122,7 @@ class KvHome:
     direct: bool  # its blocks are nobody else's, and of any kind; its first ones are private until there is a pool
     home: Home | None = None
     config: Any = None  # vLLM's KVCacheConfig
+    _layout: str = ""
     _backing: Backing | None = field(default=None, repr=False)
 
     def backing(self, kv_cache_config: Any) -> Backing:
@@ -129,7 +138,8 @@ class KvHome:
         """vLLM has its cache, each layer's seen so: this engine's private blocks are its own where there is no pool."""
         if self.home is None or self._backing is None or self._backing.left:
             raise UserError("this vLLM makes its KV cache in another way than is known here; it cannot be served")
-        plan = self.plan
+        plan, views = self.plan, list(views)
+        self._layout = layout_of(views, self.home.address)
         private = plan.private_first, plan.private_count
         parts = [part for view in views for part in parts_of(view, self.config.num_blocks, *private)]
         self.home = replace(self.home, own=in_granules(parts, self.home.address, self.ground.device.granularity))
@@ -152,7 +162,7 @@ class KvHome:
     def geometry(self, weights: str, how: str) -> Geometry:
         """Of the pool in it; `how` says all that shapes a page and is not a number here."""
         assert self.home is not None, "vLLM has made its cache"
-        layout = f"{how}, {self.config.num_blocks} blocks in {self.home.size} bytes"
+        layout = f"{how}, {self.config.num_blocks} blocks in {self.home.size} bytes, {self._layout}"
         if self.direct:  # nobody adopts it, and its pages are vLLM's to know
             return Geometry(weights, "uint8", self.block_tokens, 1, 1, 1, self.plan.shared, layout=layout)
         (group,) = self.config.kv_cache_groups

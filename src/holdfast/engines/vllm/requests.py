@@ -109,7 +109,7 @@ class Orders:
 
     def clear(self) -> list[int]:
         """Forget everything: which streams that were."""
-        told = list(self._by_stream)
+        told = [*self._by_stream, *(output.stream for output in self._early)]
         self._by_name.clear()
         self._by_stream.clear()
         self._early.clear()
@@ -180,9 +180,9 @@ def _required(kind: type) -> tuple[str, ...]:
 
 
 def stops_of(request: GenerateRequest, settings: SchedulerSettings) -> frozenset[int]:
-    """The tokens that end it. An id that no token has is harmless here, and not to vLLM."""
-    stops = frozenset(token for token in request.stop_token_ids if 0 <= token < settings.vocabulary)
-    return stops if request.sampling.ignore_eos else stops | settings.eos_token_ids
+    """The tokens that end it. An id that no token has, of the model's own too, is harmless here, and not to vLLM."""
+    stops = {*request.stop_token_ids, *(() if request.sampling.ignore_eos else settings.eos_token_ids)}
+    return frozenset(token for token in stops if 0 <= token < settings.vocabulary)
 
 
 def priority_of(request: GenerateRequest, number: int) -> int:
