@@ -223,6 +223,12 @@ class Place(Settings, frozen=True):
     ] = ()
     more_vaults: Annotated[tuple[tuple[str, str], ...], about("Vault's socket and device of ranks 1, 2, …")] = ()
 
+    def of_rank(self, rank: int) -> Place:
+        """Where a further rank of this engine is, 1 or more."""
+        vault_socket, device = self.more_vaults[rank - 1]
+        own = {"vault_socket": vault_socket, "device": device, "who": f"{self.who}, rank {rank}"}
+        return msgspec.structs.replace(self, more_vaults=(), **own)
+
     @property
     def unmapped(self) -> bool:
         return self.standby == "unmapped"

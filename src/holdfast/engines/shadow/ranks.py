@@ -22,7 +22,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from holdfast.engines.shadow.frames import ANSWER_S
 from holdfast.engines.shadow.guest import GuestLaunch
+from holdfast.engines.shadow.rank import RankLaunch
 from holdfast.engines.shadow.seat import ORDER_BYTES_MAX, Tether
 from holdfast.spec.engines import Place
 
@@ -47,6 +49,7 @@ class _Child:
     control: socket.socket
     answers: dict[int, asyncio.Future[Any]] = field(default_factory=dict)
     gone: bool = False
+    why: str = ""  # it is about to end
 
 
 @dataclass(slots=True)
@@ -79,6 +82,24 @@ class Ranks:
         at = place.vault_socket, place.device, place.engine_id, place.vault_uids
         for _ in range(count):
             self.spawn("holdfast.engines.shadow.guest", lambda tether: msgspec.json.encode(GuestLaunch(*at, tether)))
+
+    def seat(self, module: str, work: bytes) -> tuple[socket.socket, socket.socket]:
+        """The next rank with a vault of its own, told `work`: our ends of the sockets for its steps and its table."""
+        ours, theirs = zip(*(socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(2)), strict=True)
+        told = os.memfd_create("rank")
+        try:
+            with os.fdopen(os.dup(told), "wb") as file:
+                file.write(work)
+            fds = theirs[0].fileno(), theirs[1].fileno(), told
+            self.spawn(module, lambda tether: msgspec.json.encode(RankLaunch(tether, *fds)), fds)
+        finally:
+            theirs[0].close()
+            theirs[1].close()
+            os.close(told)
+        steps, table = ours
+        steps.settimeout(ANSWER_S)
+        table.setblocking(False)
+        return steps, table
 
     def spawn(self, module: str, launch: Callable[[Tether], bytes], pass_fds: tuple[int, ...] = ()) -> None:
         """The next rank: `python -m module LAUNCH`. From the main thread: the death signal is bound to it."""
@@ -165,12 +186,14 @@ class Ranks:
         doubts = [f"rank {at}: {doubt}" if at else doubt for at, doubt in self._doubts.items() if doubt]
         self.listener.memory(doubts[0] if doubts else "")
 
-    def _noted(self, rank: int, what: str, words: str) -> None:
+    def _noted(self, child: _Child, what: str, words: str) -> None:
         if what == "loading":
-            self.listener.loading(f"rank {rank}: {words}")
-            return
-        assert what == "memory", what
-        self.doubt(rank, words)
+            self.listener.loading(f"rank {child.rank}: {words}")
+        elif what == "end":
+            child.why = words
+        else:
+            assert what == "memory", what
+            self.doubt(child.rank, words)
 
     def _heard(self, child: _Child) -> None:
         try:
@@ -182,7 +205,7 @@ class Ranks:
             return
         number, *words = json.loads(text)
         if number == 0:
-            self._noted(child.rank, *words)
+            self._noted(child, *words)
         elif number in child.answers and not child.answers[number].done():
             child.answers[number].set_result(words[0])
 
@@ -191,7 +214,7 @@ class Ranks:
         if child.gone:
             return
         child.gone = True
-        why = f"rank process {child.process.pid} is gone"
+        why = f"rank process {child.process.pid} is gone" + (f": {child.why}" if child.why else "")
         for answer in child.answers.values():
             if not answer.done():
                 answer.set_exception(ConnectionError(why))

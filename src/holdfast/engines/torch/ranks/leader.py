@@ -9,7 +9,6 @@ tokens are shown; one rank's end is the engine's. With one rank all of this does
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import socket
 import tempfile
@@ -18,7 +17,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import torch
 
 from holdfast.core.requests import Output, TokenLogprobs
@@ -26,16 +24,17 @@ from holdfast.engines.paged.blocks import Blocks
 from holdfast.engines.paged.scheduler import Scheduler
 from holdfast.engines.paged.sequences import StepPlan
 from holdfast.engines.paged.settings import SchedulerSettings
+from holdfast.engines.shadow.acts import NotedIndex
 from holdfast.engines.shadow.memory import VaultMemory
 from holdfast.engines.shadow.ranks import Ranks
 from holdfast.engines.shadow.seat import ends_when_emptied
+from holdfast.engines.shadow.table import LeadersTable
 from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.launched import Launched
 from holdfast.engines.torch.model.bound import Model
-from holdfast.engines.torch.ranks.group import Group, GroupPeers
-from holdfast.engines.torch.ranks.rank import RankLaunch
+from holdfast.engines.torch.ranks.group import Group
 from holdfast.engines.torch.ranks.share import RankWork, written
-from holdfast.engines.torch.ranks.words import ANSWER, ANSWER_S, Compute, NotedIndex, Piece, Settle, tell
+from holdfast.engines.torch.ranks.words import ANSWER, Compute, Piece, Settle, tell
 from holdfast.kv.pool import Pool
 
 START_S = 120.0  # a process that imports torch on a busy machine takes seconds
@@ -49,6 +48,7 @@ class Leader:
         self.group: Group | None = None
         self._work, self._device = work, device
         self._steps: list[socket.socket] = []
+        self._tables: list[socket.socket] = []
         self._index: NotedIndex | None = None
         self._lock = threading.Lock()  # over a step's words and its sums: their order is every rank's
 
@@ -66,7 +66,7 @@ class Leader:
             self.group, _ = await asyncio.gather(joined, ranks.order("join", START_S, folder=str(folder)))
         finally:
             shutil.rmtree(folder)
-        memory.peers = GroupPeers(self.group, ranks.fenced)
+        memory.peers = LeadersTable(self._tables, self._work.place.wake_s, ranks.fenced)
         await ranks.load()
 
     def rest(self) -> None:
@@ -75,9 +75,10 @@ class Leader:
         self._index = None
 
     def stop(self) -> None:
-        for steps in self._steps:
-            steps.close()
+        for each in (*self._steps, *self._tables):
+            each.close()
         self._steps.clear()
+        self._tables.clear()
 
     def scheduler(self, settings: SchedulerSettings, blocks: Blocks, pool: Pool) -> Scheduler:
         if self.count == 1:
@@ -125,27 +126,11 @@ class Leader:
     # -- inside
 
     def _spawn(self, ranks: Ranks, rank: int) -> None:
-        vault_socket, device = self._work.place.more_vaults[rank - 1]
-        place = self._work.place
-        who = f"{place.who}, rank {rank}"
-        place = msgspec.structs.replace(place, vault_socket=vault_socket, device=device, who=who, more_vaults=())
-        work = replace(self._work, place=place, geometry=replace(self._work.geometry, rank=rank))
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        memory = os.memfd_create("rank")
-        try:
-            with os.fdopen(os.dup(memory), "wb") as file:
-                file.write(written(work))
-            steps = theirs.fileno()
-            ranks.spawn(
-                "holdfast.engines.torch.ranks.rank",
-                lambda tether: msgspec.json.encode(RankLaunch(tether, steps, memory)),
-                (steps, memory),
-            )
-        finally:
-            theirs.close()
-            os.close(memory)
-        ours.settimeout(ANSWER_S)
-        self._steps.append(ours)
+        place, geometry = self._work.place.of_rank(rank), replace(self._work.geometry, rank=rank)
+        work = written(replace(self._work, place=place, geometry=geometry))
+        steps, table = ranks.seat("holdfast.engines.torch.ranks.rank", work)
+        self._steps.append(steps)
+        self._tables.append(table)
 
 
 class _LeadingComputer(Computer):
