@@ -56,6 +56,8 @@ SOCKETS = {
     "engines/shadow/table.py": RANKS,
     "engines/torch/ranks/leader.py": RANKS,
     "engines/torch/ranks/words.py": RANKS,
+    "engines/vllm/ranks/leader.py": RANKS,
+    "engines/vllm/ranks/words.py": RANKS,
     "memory/": "descriptors travel over Unix sockets only, which no simulated network can carry",
     "cli/": "looks whether a port is free before it starts anything",
     "bench/": MEASURES,

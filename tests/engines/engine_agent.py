@@ -129,6 +129,7 @@ class EngineAgent(Said):
             "connected": memory.client.connected,
             "address": memory.client.mapped.address if memory.client.mapped else 0,
             "follower": repr(memory._follower),
+            "geometry": memory.geometry.text.decode(),
         }
 
     async def hang_up(self) -> None:

@@ -30,7 +30,7 @@ AGENT = Path(__file__).with_name("engine_agent.py")
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 BOUND_S = 60.0  # far above what anything here takes, on a busy machine too
 # A child's first order waits for its imports: of torch, ten times as long beside others that import it; of vLLM.
-LOAD_S = 100.0
+LOAD_S = 300.0
 VLLM_LOAD_S = 400.0
 WAKE_S = BOUND_S  # with a vault that has to start again, on a busy machine
 # For engines that live to give back what a lost vault had: also on a machine that lets them wait.

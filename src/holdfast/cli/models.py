@@ -14,7 +14,7 @@ from holdfast.engines.torch.files.hub import fetch_from_hub, is_hub_id
 from holdfast.roles.devices import sizes_of
 from holdfast.roles.examining import Asked, examine, examine_sim, examine_vllm
 from holdfast.roles.model_names import is_made
-from holdfast.spec.deployment import DeploymentSpec
+from holdfast.spec.deployment import DeploymentSpec, pairs_on, seats
 
 WORKS = {"fetch": "fetching", "check": "checking", "unpack": "unpacking"}
 MODELS = (
@@ -70,7 +70,8 @@ def _prepare_vllm(spec: DeploymentSpec, free_bytes: int | None) -> DeploymentSpe
     if gpus := spec.gpus:
         worker = structs.replace(worker, place=structs.replace(worker.place, device=gpus[0]))
         # The first has as many workers as any.
-        free_bytes, where = None, {"workers": -(-spec.workers // len(gpus)), "gpu_bytes": sizes_of(gpus)[0]}
+        pairs = pairs_on(seats(gpus, spec.workers, spec.ranks))
+        free_bytes, where = None, {"workers": pairs, "gpu_bytes": sizes_of(gpus)[0]}
     with works() as tell:
         looked_at, plan = examine_vllm(
             worker, lambda work, done, total: tell(f"{WORKS[work]} {worker.source}", done, total), free_bytes, **where

@@ -21,7 +21,7 @@ from holdfast.core.address import TcpAddress, parse_address
 from holdfast.core.errors import Refused, settled
 from holdfast.settings import Environment, handed_on
 from holdfast.spec.commands import control_by, frontend_by, own_store, worker_by
-from holdfast.spec.deployment import DeploymentSpec, check_state_dir
+from holdfast.spec.deployment import DeploymentSpec, check_state_dir, ranks_of
 from holdfast.spec.launch import ControlLaunch, Launch, StoreLaunch, WorkerLaunch
 from holdfast.spec.names import group_of, own_page, socket_path
 from holdfast.spec.settings import S, about
@@ -78,7 +78,7 @@ class Up(Asked, frozen=True):
             template = template_path(worker.chat_template)
             source, model = named(worker.engine, worker.source, worker.model)
             worker = replace(worker, source=source, model=model, chat_template=template)
-            needed = self.spec.workers * worker.torch.ranks
+            needed = self.spec.workers * ranks_of(worker)
             gpus = choose_and_tell(worker.engine, self.device, needed, worker.torch.exact)
         return run_up(env.state_dir, replace(self.spec, worker=worker, gpus=gpus), self.detach, tied=not self.untied)
 

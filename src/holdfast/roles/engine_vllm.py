@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +28,13 @@ def make_vllm(
     launch: WorkerLaunch, looked_at: ModelFiles, progress: Progress
 ) -> tuple[VaultEngine[Any], ModelCard, bytes]:
     """The engine, its card and its tokenizer; UserError for what cannot be had, ValueError for a field."""
-    if launch.place.more_vaults:
-        raise ValueError("more_vaults: a vllm engine has its model on one device, so far")
+    devices = [launch.place.device, *(device for _, device in launch.place.more_vaults)]
+    if launch.vllm.ranks != len(devices):
+        ranks = f"--tensor-parallel-size {launch.vllm.ranks}"
+        raise ValueError(f"more_vaults: {ranks} needs as many devices, got {len(devices)}")
     files = looked_at.identified(Path(launch.cache_dir), progress)
     settings = launch.vllm.for_device(not is_host(launch.place.device))
-    set_environment(launch.place.device, launch.log_level)
+    set_environment(devices, launch.log_level)
     try:
         from holdfast.engines.vllm.hooks import check_installed
 
@@ -57,11 +60,11 @@ def make_vllm(
     return engine, card, files.text.tokenizer_json
 
 
-def set_environment(device: str, log_level: str) -> None:
-    """For this whole process, which is one engine's."""
-    for name, value in usual(device, os.cpu_count() or 1, log_level).items():
+def set_environment(devices: Sequence[str], log_level: str) -> None:
+    """For this whole process, which is one engine's, and for its further ranks'."""
+    for name, value in usual(devices[0], os.cpu_count() or 1, log_level, len(devices)).items():
         os.environ.setdefault(name, value)
-    must = needed(device)
+    must = needed(*devices)
     os.environ.update({name: value for name, value in must.items() if value is not None})
     for name in (name for name, value in must.items() if value is None):
         os.environ.pop(name, None)

@@ -6,6 +6,7 @@ model that is not there, not whole or not supported, ranks that cannot share it,
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import platform
@@ -130,7 +131,7 @@ def examine_vllm(
 ) -> tuple[ModelFiles, VllmPlan]:
     """The model, looked at but not read, what its engines take of memory, and vLLM's options as far as they can be told
     without it; UserError says what cannot be. `free_bytes`: as in `Asked`; `where`: as `plan_vllm` takes it."""
-    from holdfast.engines.vllm.files import SOURCES, look_at_files
+    from holdfast.engines.vllm.files import SOURCES, check_shares, look_at_files
     from holdfast.engines.vllm.ours import check_words
     from holdfast.roles.model_names import is_made
 
@@ -141,20 +142,22 @@ def examine_vllm(
         what = "needs --model" if launch.source == "default" else f"cannot serve --model {launch.source}"
         raise UserError(f"--engine vllm {what}: it takes {SOURCES}")
     files = look_at_files(launch.source, progress)
+    check_shares(files.config, launch.vllm.ranks)
     plan = plan_vllm(launch, files, **where)
     plan.check(free_bytes)
     return files, plan
 
 
 def plan_vllm(launch: WorkerLaunch, files: ModelFiles, workers: int = 1, gpu_bytes: int = 0) -> VllmPlan:
-    """For so many workers that share the host's memory, or a GPU that has so many bytes (0: nobody knows)."""
+    """For so many workers that share the host's memory, or a GPU that has so many bytes (0: nobody knows). Ranks
+    share the weights out; each has a pool and memory of its own, on one GPU one of them."""
     from holdfast.engines.vllm.memory_plan import vllm_plan
 
     device, weights = launch.place.device, files.weights_bytes
     stored = str(files.config.get("dtype") or files.config.get("torch_dtype"))
     if is_host(device) and platform.machine() == "aarch64" and "16" in stored and "--dtype" not in launch.vllm.options:
         weights *= 2  # they are computed with in fp32
-    return vllm_plan(
+    plan = vllm_plan(
         files.of_text,
         weights,
         launch.vllm,
@@ -164,3 +167,7 @@ def plan_vllm(launch: WorkerLaunch, files: ModelFiles, workers: int = 1, gpu_byt
         workers=workers,
         engines=1 + launch.standbys,
     )
+    ranks = launch.vllm.ranks
+    if is_host(device):
+        return dataclasses.replace(plan, pool_bytes=ranks * plan.pool_bytes, own_bytes=ranks * plan.own_bytes)
+    return dataclasses.replace(plan, weights_bytes=-(-weights // ranks))

@@ -96,7 +96,7 @@ class DeploymentSpec(Settings, frozen=True):
     @property
     def ranks(self) -> int:
         """Devices of one worker; a sim engine's ranks share one."""
-        return self.worker.torch.ranks if self.worker.engine == "torch" else 1
+        return ranks_of(self.worker)
 
     def vaults_in(self, state_dir: Path) -> Path:
         return Path(self.vault_dir) if self.vault_dir else state_dir / "gms"
@@ -120,8 +120,8 @@ class DeploymentSpec(Settings, frozen=True):
         if engine not in ENGINES:
             raise UserError(f"--engine {engine!r}: there is no such engine; there are {', '.join(ENGINES)}")
         if engine != "torch" and self.worker.torch.ranks != 1:
-            other = "; the sim engine's is --sim-ranks" if engine == "sim" else ""
-            raise UserError(f"--ranks is for the torch engine and does nothing for {engine}{other}")
+            others = {"sim": "the sim engine's is --sim-ranks", "vllm": "vLLM's is --tensor-parallel-size, after --"}
+            raise UserError(f"--ranks is for the torch engine and does nothing for {engine}; {others[engine]}")
         if engine != "sim" and not self.standbys:
             mend = "use --standbys 1 or more, or --engine sim"
             raise UserError(f"--engine {engine} keeps its memory in a vault; {mend}")
@@ -131,7 +131,8 @@ class DeploymentSpec(Settings, frozen=True):
             raise UserError(f"--status-port must be {least} to {65535 - (last - first)} for this many workers")
         if self.store:
             check_url(self.store)
-        check_seats(self.gpus, self.workers, self.ranks, self.worker.kv_gib)
+        flag = "--tensor-parallel-size" if engine == "vllm" else "--ranks"
+        check_seats(self.gpus, self.workers, self.ranks, self.worker.kv_gib, flag)
         if engine == "vllm":
             self.worker.vllm.for_device(bool(self.gpus))
         self._check_vault_dir(state_dir)
@@ -169,6 +170,11 @@ class Seat:
     socket_name: str  # as `spec.names.socket_path` takes it: the device's, but for a later vault on the same GPU
 
 
+def ranks_of(worker: WorkerLaunch) -> int:
+    """Devices of one worker; a sim engine's ranks share one."""
+    return {"torch": worker.torch.ranks, "vllm": worker.vllm.ranks}.get(worker.engine, 1)
+
+
 def seats(gpus: Sequence[str], pairs: int, ranks: int) -> list[list[Seat]]:
     """Every pair's ranks' seats; no GPUs: host memory."""
     return [[seat_at(gpus, pair * ranks + rank) for rank in range(ranks)] for pair in range(pairs)]
@@ -187,13 +193,13 @@ def pairs_on(taken: Sequence[Sequence[Seat]]) -> int:
     return max(Counter(seat.device for pair in taken for seat in pair).values(), default=0)
 
 
-def check_seats(gpus: Sequence[str], pairs: int, ranks: int, kv_gib: float) -> None:
+def check_seats(gpus: Sequence[str], pairs: int, ranks: int, kv_gib: float, flag: str = "--ranks") -> None:
     """UserError where there are too few GPUs; host memory is never too few, only too small."""
     if not gpus:
         return
     if ranks > len(gpus):
         raise UserError(
-            f"--ranks {ranks} needs as many GPUs, and there are {len(gpus)} ({', '.join(gpus)}); "
+            f"{flag} {ranks} needs as many GPUs, and there are {len(gpus)} ({', '.join(gpus)}); "
             "name more with --device, or use fewer ranks"
         )
     shared = pairs_on(seats(gpus, pairs, ranks))

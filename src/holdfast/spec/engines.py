@@ -13,6 +13,7 @@ import msgspec
 
 from holdfast.core.errors import Refused, UserError
 from holdfast.spec.settings import Setting, Settings, about
+from holdfast.spec.vllm_words import ranks_in
 
 ENGINES = ("sim", "torch", "vllm")
 REAL = ("torch", "vllm")  # those with a model, whose memory is always in a vault
@@ -128,7 +129,7 @@ class TorchSettings(Settings, frozen=True):
             min=1,
             max=16,  # GPUs that one machine has
             commands=_UP,
-            instead={"sim": "the simulator's is --sim-ranks", "vllm": "its model is on one device, so far"},
+            instead={"sim": "the simulator's is --sim-ranks", "vllm": "vLLM's is --tensor-parallel-size, after --"},
         ),
     ] = 1
 
@@ -168,6 +169,11 @@ class VllmSettings(Settings, frozen=True):
             rest=True,
         ),
     ] = ()
+
+    @property
+    def ranks(self) -> int:
+        """Devices that share one engine's model."""
+        return ranks_in(self.options)
 
     def for_device(self, is_gpu: bool) -> VllmSettings:
         """With what was left to the device; UserError where that cannot be left to it. A GPU's concurrency is vLLM's

@@ -113,6 +113,7 @@ def asked(source: str, **settings: Any) -> WorkerLaunch:
         ("FILE", {}, "is no directory; --engine vllm takes a directory"),
         ("MODEL", {"options": ("--worker-cls", "x")}, "--worker-cls of vLLM is not to be set here"),
         ("MODEL", {"kv_gib": 1e6}, "--engine vllm does not fit: weights 0.00 GiB"),
+        ("MODEL", {"options": ("-tp", "3")}, "--tensor-parallel-size 3 cannot share the model's 4 heads evenly"),
     ],
 )
 def test_what_cannot_be_is_refused_before_vllm_is_loaded(
@@ -144,11 +145,14 @@ def test_without_vllm_it_is_told_how_to_have_it(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_engines_of_a_pair_have_the_same_variables() -> None:
-    """Whatever a person has set: names of blocks hang on one of them. A GPU's engine sees its own GPU alone."""
+    """Whatever a person has set: names of blocks hang on one of them. A GPU's engine sees its own GPU
+    alone, and each of several ranks sees those of all."""
     assert needed("host-1")["PYTHONHASHSEED"] == needed("GPU-1")["PYTHONHASHSEED"] == "0"
     assert "CUDA_VISIBLE_DEVICES" not in needed("host-1")
     assert needed("GPU-1")["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+    assert needed("GPU-1", "GPU-2")["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"
     assert usual("host-1", 1, "info")["OMP_NUM_THREADS"] == "1"
+    assert usual("host-1", 9, "info", ranks=2)["OMP_NUM_THREADS"] == "4"
     assert "OMP_NUM_THREADS" not in usual("GPU-1", 8, "debug")
     assert not needed("host-1").keys() & usual("host-1", 8, "info").keys()
 

@@ -101,7 +101,7 @@ def test_one_group_of_full_attention_is_served() -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"parallel_config": parallel(tensor=2)}, "tensor parallel over 2"),
+        ({"parallel_config": parallel(pipeline=2)}, "pipeline parallel over 2, and only tensor parallel can be"),
         ({"parallel_config": parallel(decode_context=4)}, "decode context parallel over 4"),
         ({"speculative_config": object()}, "speculative decoding is in it"),
         ({"lora_config": object()}, "LoRA adapters is in it"),

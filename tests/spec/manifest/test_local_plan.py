@@ -148,12 +148,17 @@ def test_what_follows_two_dashes_is_vllms() -> None:
         assert (engine.engine, engine.source, engine.kv_gib) == ("vllm", "/m", 2.0)
 
 
-def test_a_vllm_engine_has_one_gpu() -> None:
-    """So far; what asks for more is told so."""
-    words = "failover: {enabled: true}\nextraPodSpec: {mainContainer: {args: [--engine, vllm, --model, /m]}}"
-    text = worker(words).replace('gpu: "1"', 'gpu: "2"')
-    with pytest.raises(UserError, match="the vllm engine has its model on one GPU, so far, and this asks for 2"):
-        launches(text)
+def test_a_vllm_engine_has_a_gpu_for_each_rank() -> None:
+    """Its ranks are vLLM's own word; a vault for each, and a manifest that asks for another number is told so."""
+    words = "--engine, vllm, --model, /m, --kv-gib, '2'"
+    text = worker(f"failover: {{enabled: true}}\nextraPodSpec: {{mainContainer: {{args: [{words}]}}}}")
+    two = text.replace('gpu: "1"', 'gpu: "2"')
+    with pytest.raises(UserError, match=r"--tensor-parallel-size 1 shares the model .* asks for 2; make both the same"):
+        launches(two)
+    for engine in workers(launches(two.replace("'2']", "'2', --, --tensor-parallel-size, '2']"))):
+        assert engine.vllm.ranks == 1 + len(engine.place.more_vaults) == 2
+    with pytest.raises(UserError, match=r"--tensor-parallel-size 2 shares the model .* asks for 1"):
+        launches(text.replace("'2']", "'2', --, -tp, '2']"))
 
 
 def test_bounds_of_probes_and_stops_are_the_supervisors() -> None:

@@ -20,6 +20,8 @@ from holdfast.core.requests import GenerateRequest
 from holdfast.engines.paged.settings import SchedulerSettings
 from holdfast.engines.vllm.canary import Answer, questions
 from holdfast.engines.vllm.kv_home import KvHome
+from holdfast.engines.vllm.ranks.executor import LeadingExecutor
+from holdfast.engines.vllm.ranks.leader import Leader
 from holdfast.engines.vllm.requests import engine_request
 from holdfast.engines.vllm.sampling import bring_back, note_found
 from holdfast.engines.vllm.stepper import Stepper
@@ -37,21 +39,31 @@ class Room:
 
 
 def make_core(
-    config: Any, rooms: Rooms, scheduling: SchedulerSettings, stepper: Stepper, *, native: bool
+    config: Any, rooms: Rooms, scheduling: SchedulerSettings, stepper: Stepper, leader: Leader, *, native: bool
 ) -> VllmCore:
     """In the step thread; as long as vLLM takes to load and to warm up."""
+    executor = UniProcExecutor if leader.count == 1 else LeadingExecutor
     with let_in(rooms):
-        engine = EngineCore(config, UniProcExecutor, log_stats=False)
-    return VllmCore(engine, scheduling, rooms.kv, stepper, native=native)
+        engine = EngineCore(config, executor, log_stats=False)
+    leader.met()
+    return VllmCore(engine, scheduling, rooms.kv, stepper, leader, native=native)
 
 
 class VllmCore:
     """One EngineCore."""
 
     def __init__(
-        self, engine: Any, scheduling: SchedulerSettings, kv: KvHome, stepper: Stepper, *, native: bool
+        self,
+        engine: Any,
+        scheduling: SchedulerSettings,
+        kv: KvHome,
+        stepper: Stepper,
+        leader: Leader,
+        *,
+        native: bool,
     ) -> None:
         self.engine, self.scheduling, self._native, self._stepper = engine, scheduling, native, stepper
+        self._leader = leader
         self._scheduler = engine.scheduler
         self._vault = engine.scheduler.vault
         self._scheduler.on_planned = self._planned
@@ -61,7 +73,7 @@ class VllmCore:
         self._resumes = Resumes()
         self._asked = self._arrived = 0
         self._line: list[tuple[int, int, Any, GenerateRequest]] = []  # those who wait for a place, the next one first
-        stepper.after_step = self._admit
+        stepper.after_step = self._after_step
 
     def __repr__(self) -> str:
         return repr(self._vault)
@@ -83,6 +95,7 @@ class VllmCore:
 
     def attach(self, pool: Pool, resumes: Resumes) -> None:
         with self.books:
+            self._leader.note(pool)
             self._vault.attach(pool)
             self._pool, self._resumes = pool, resumes
 
@@ -90,6 +103,10 @@ class VllmCore:
         """Give vLLM a request, or have it wait here: vLLM has one place more than streams may have, a canary's."""
         self._arrived += 1
         heapq.heappush(self._line, (made.priority, self._arrived, made, asked))
+        self._admit()
+
+    def _after_step(self) -> None:
+        self._leader.published()
         self._admit()
 
     def _admit(self) -> None:
@@ -128,9 +145,11 @@ class VllmCore:
         self._line.clear()
         self.engine.abort_requests(list(self._scheduler.requests))
         self._stepper.drain()
+        self._leader.rest()
         with self.books:
             self._vault.detach()
             self._pool = None
+            self._leader.forget()
 
     def close(self) -> None:
         """No step after this; nothing of vLLM's is left in this process but its modules."""
@@ -156,6 +175,7 @@ class VllmCore:
                 tokens += each.new_token_ids
                 if each.new_logprobs is not None:
                     margin = min(margin, *(row[1] - row[2] for row in each.new_logprobs.logprobs.tolist()))
+        self._leader.rest()
         if not tokens:
             raise UserError("vLLM makes no token")
         return Answer(number, request, tuple(tokens), margin)

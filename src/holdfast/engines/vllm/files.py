@@ -69,6 +69,13 @@ def look_at_files(source: str, progress: Progress) -> ModelFiles:
     return ModelFiles(path, config_json(path), text_in(path), tuple(weights_in(path)))
 
 
+def check_shares(config: Mapping[str, Any], ranks: int) -> None:
+    """UserError where as many ranks cannot have whole heads; what else of a model they cannot share, vLLM says."""
+    heads = _inner(config).get("num_attention_heads")
+    if isinstance(heads, int) and heads % ranks:
+        raise UserError(f"--tensor-parallel-size {ranks} cannot share the model's {heads} heads evenly; use a divisor")
+
+
 def _inner(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Of a model of several kinds of input, the part that makes text."""
     inner = config.get("text_config")

@@ -38,6 +38,7 @@ class Relied:
 
 
 _CORE, _SCHEDULER = "vllm.v1.engine.core:EngineCore", "vllm.v1.core.sched.scheduler:Scheduler"
+_EXECUTOR = "vllm.v1.executor.uniproc_executor:UniProcExecutor"
 _POOL, _REQUEST = "vllm.v1.core.block_pool:BlockPool", "vllm.v1.request:Request"
 _WORKER, _PROCESSOR = "vllm.v1.worker.gpu_worker:Worker", "vllm.v1.sample.logits_processor:LogitsProcessor"
 
@@ -52,7 +53,14 @@ RELIED = (
     Relied(f"{_CORE}.step_with_batch_queue", ""),
     Relied(f"{_CORE}.post_step", "model_executed"),
     Relied(f"{_CORE}.shutdown", ""),
-    Relied("vllm.v1.executor.uniproc_executor:UniProcExecutor", of="vllm.v1.executor.abstract:Executor"),
+    Relied(_EXECUTOR, of="vllm.v1.executor.abstract:Executor"),
+    # its further ranks
+    Relied(f"{_EXECUTOR}._distributed_args", "", overridden=True),
+    Relied(f"{_EXECUTOR}.collective_rpc", "method timeout args kwargs non_block single_value", overridden=True),
+    Relied("vllm.v1.worker.worker_base:WorkerWrapperBase.__init__", "rpc_rank global_rank"),
+    Relied("vllm.v1.worker.worker_base:WorkerWrapperBase.init_worker", "all_kwargs"),
+    Relied("vllm.v1.worker.worker_base:WorkerWrapperBase.init_device", ""),
+    Relied("vllm.v1.serial_utils:run_method", "obj method args kwargs"),
     # requests and what comes of them
     Relied(
         "vllm.v1.engine:EngineCoreRequest",
@@ -153,9 +161,9 @@ def check_config(vllm_config: Any, kv_cache_config: Any, *, direct: bool = False
 
 
 def _wrong_config(config: Any) -> Iterator[str]:
-    for name in ("tensor", "pipeline", "data", "prefill_context", "decode_context"):
+    for name in ("pipeline", "data", "prefill_context", "decode_context"):
         if (size := getattr(config.parallel_config, f"{name}_parallel_size", 1)) != 1:
-            yield f"{name.replace('_', ' ')} parallel over {size}, and an engine is one process, so far"
+            yield f"{name.replace('_', ' ')} parallel over {size}, and only tensor parallel can be"
     features = {
         "speculative_config": "speculative decoding",
         "diffusion_config": "diffusion decoding",

@@ -22,6 +22,7 @@ from holdfast.core.errors import UserError
 from holdfast.engines.paged.blocks import blocks_for
 from holdfast.engines.vllm.canary import private_blocks
 from holdfast.engines.vllm.ground import Ground
+from holdfast.engines.vllm.hooks import installed
 from holdfast.kv.geometry import Geometry
 from holdfast.memory.client.pool_mapping import Home
 from holdfast.memory.torch.tensors import dtype_name, storage_at, tensor_in
@@ -159,12 +160,12 @@ class KvHome:
             return Plan(self.config.num_blocks - 1, 1, sum(1 + private_blocks(size) for size in sizes))
         return Plan.of(self.config.num_blocks, private_blocks(self.block_tokens), SLOTS, self.slot % SLOTS)
 
-    def geometry(self, weights: str, how: str) -> Geometry:
-        """Of the pool in it; `how` says all that shapes a page and is not a number here."""
+    def geometry(self, weights: str, *, rank: int = 0, ranks: int = 1) -> Geometry:
+        """Of the pool in it; its layout says all that shapes a page and is not a number here."""
         assert self.home is not None, "vLLM has made its cache"
-        layout = f"{how}, {self.config.num_blocks} blocks in {self.home.size} bytes, {self._layout}"
+        layout = f"vllm {installed()}, {self.config.num_blocks} blocks in {self.home.size} bytes, {self._layout}"
         if self.direct:  # nobody adopts it, and its pages are vLLM's to know
-            return Geometry(weights, "uint8", self.block_tokens, 1, 1, 1, self.plan.shared, layout=layout)
+            return Geometry(weights, "uint8", self.block_tokens, 1, 1, 1, self.plan.shared, rank, ranks, layout=layout)
         (group,) = self.config.kv_cache_groups
         spec = group.kv_cache_spec
         return Geometry(
@@ -175,6 +176,8 @@ class KvHome:
             kv_heads=spec.num_kv_heads,
             head_size=spec.head_size,
             block_count=self.plan.shared,
+            rank=rank,
+            rank_count=ranks,
             layout=layout,
             key_bytes=HASH_BYTES + GROUP_BYTES,
         )

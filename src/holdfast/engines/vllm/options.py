@@ -135,11 +135,13 @@ def engine_config(
     return config
 
 
-def loaded_as(identity: str, options: Sequence[str]) -> str:
+def loaded_as(identity: str, options: Sequence[str], rank: int | None = None) -> str:
     """The identity of weights as vLLM holds them: of the files, and of all that decides what it makes of them. Options
-    that change nothing of it change it too: that costs a load, never a wrong tensor."""
+    that change nothing of it change it too: that costs a load, never a wrong tensor. `rank`: of one's share of several.
+    """
     made = json.dumps([identity, installed(), platform.machine(), list(options)])
-    return f"sha256:{hashlib.sha256(made.encode()).hexdigest()}"
+    share = f", rank {rank}" if rank is not None else ""
+    return f"sha256:{hashlib.sha256(made.encode()).hexdigest()}{share}"
 
 
 def _in_words(error: BaseException) -> str:

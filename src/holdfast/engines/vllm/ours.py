@@ -7,15 +7,16 @@ is refused before vLLM, which takes seconds to load, is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.core.errors import Refused
+from holdfast.spec.vllm_words import said
 
 _TEXT = "text is the frontends': they read the model's tokenizer.json; {}"
 _HUB = "the model is on this machine by then; {}"
 _POOL = "the KV pool is Holdfast's, and lies in the vault; {}"
-_ONE = "an engine is one process on one device, so far; leave it out"
+_ONE = "of ways to share a model between devices only --tensor-parallel-size is served; leave it out"
 _FULL = "KV of full attention is what another engine can go on with; leave it out, or use --kv direct"
 _MEDIA = "requests are text; leave it out"
 _LORA = "adapters are not served yet; merge it into the weights, or leave it out"
@@ -87,7 +88,6 @@ OURS: dict[str, Ours] = {
     ),
     "calculate_kv_scales": Ours("scales found while serving are unknown to the next engine; leave it out", (False,)),
     # what is computed where
-    "tensor_parallel_size": Ours(_ONE, (1,)),
     "pipeline_parallel_size": Ours(_ONE, (1,)),
     "data_parallel_size": Ours("several engines are --workers, before --", (1,)),
     "nnodes": Ours(_ONE, (1,)),
@@ -105,7 +105,7 @@ OURS: dict[str, Ours] = {
         "enable_batch_sharded_sampling enable_ep_weight_filter all2all_backend enable_elastic_ep "
         "elastic_ep_max_dp_size enable_dbo ubatch_size dbo_decode_token_threshold dbo_prefill_token_threshold "
         "dp_sync_interval disable_nccl_for_dp_synchronization eplb_config enable_eplb expert_placement_strategy "
-        "_api_process_count _api_process_rank max_parallel_loading_workers disable_custom_all_reduce "
+        "_api_process_count _api_process_rank max_parallel_loading_workers "
         "enable_shm_tensor_arena ray_workers_use_nsight enable_nccl_comm_suspend",
     ),
     # how Holdfast is inside
@@ -172,8 +172,8 @@ PASSED = frozenset(
         "",
         "additional_config allow_deprecated_quantization async_scheduling attention_backend attention_config "
         "block_size compilation_config config_format cudagraph_capture_sizes disable_cascade_attn "
-        "disable_hybrid_kv_cache_manager disable_sliding_window dtype enable_bf16x3_router_gemm "
-        "enable_chunked_prefill enable_flashinfer_autotune enable_layerwise_nvtx_tracing "
+        "disable_custom_all_reduce disable_hybrid_kv_cache_manager disable_sliding_window dtype "
+        "enable_bf16x3_router_gemm enable_chunked_prefill enable_flashinfer_autotune enable_layerwise_nvtx_tracing "
         "enable_logging_iteration_details enforce_eager fail_on_environ_validation hf_overrides "
         "ignore_patterns ir_op_priority jit_monitor_mode jit_monitor_verbose kernel_config "
         "language_model_only limit_mm_per_prompt linear_backend log_config_file log_level logging_config "
@@ -184,16 +184,15 @@ PASSED = frozenset(
         "pt_load_map_location quantization quantization_config safetensors_load_strategy "
         "safetensors_prefetch_block_size safetensors_prefetch_num_threads scheduler_reserve_full_isl seed "
         "skip_mm_profiling sparse_indexer_topk_backend trust_remote_code use_fp64_gumbel use_tqdm_on_load "
-        "watermark",
+        "tensor_parallel_size watermark",
     )
 )
-SHORT = {"-tp": "tensor_parallel_size", "-pp": "pipeline_parallel_size", "-dp": "data_parallel_size"}
 
 
 def check_words(words: Sequence[str], *, direct: bool = False) -> None:
     """Refused names the first word that is an option of ours, spelled out. vLLM takes some by other spellings, too:
     `check_given` is asked again with what it understood. `direct`: KV ends with its engine."""
-    for name, value in _said(words):
+    for name, value in said(words):
         if name in ("help", "h"):
             raise Refused("--help: vLLM's options are shown by `vllm serve --help=all`")
         if name == "config":
@@ -212,24 +211,10 @@ def check_given(name: str, value: object, *, direct: bool = False) -> None:
 
 def value_of(words: Sequence[str], name: str) -> str:
     """What the words say of an option, the last of it, as far as that can be told without vLLM; "" is nothing."""
-    return str(dict(_said(words)).get(name, ""))
+    return str(dict(said(words)).get(name, ""))
 
 
 def flag_of(name: str, value: object = None) -> str:
     """As a person writes it."""
     dashed = name.strip("_").replace("_", "-")
     return f"--no-{dashed}" if value is False else f"--{dashed}"
-
-
-def _said(words: Sequence[str]) -> Iterator[tuple[str, object]]:
-    """Name and value of every option among the words, where one can be told from the other without vLLM."""
-    for at, word in enumerate(words):
-        before, equals, text = word.partition("=")
-        if not before.startswith("-"):
-            continue
-        follows = words[at + 1] if at + 1 < len(words) and not words[at + 1].startswith("-") else None
-        value: object = text if equals else follows
-        name = SHORT.get(before) or before.lstrip("-").partition(".")[0].replace("-", "_")
-        if before.startswith("--no-"):
-            name, value = name.removeprefix("no_"), False
-        yield name, True if value is None else value

@@ -38,6 +38,7 @@ from holdfast.engines.vllm.hollow import Scratch
 from holdfast.engines.vllm.hooks import installed
 from holdfast.engines.vllm.kv_home import KvHome
 from holdfast.engines.vllm.options import engine_config, loaded_as
+from holdfast.engines.vllm.ranks.leader import Leader
 from holdfast.engines.vllm.requests import Orders
 from holdfast.engines.vllm.sampling import take_over
 from holdfast.engines.vllm.stepper import Stepper
@@ -69,7 +70,15 @@ class VllmTenant(Tenant):
         self._native = take_over(self.config)
         self._device = torch_device(place.device)
         self._build = ModelBuild()
-        self.weights: VllmWeights = VllmWeights(loaded_as(identity, settings.options), self._device, self._build)
+        self._leader = Leader(place)
+        ranks = self.config.parallel_config.tensor_parallel_size
+        if ranks != self._leader.count:
+            there = f"there are vaults for {self._leader.count}"
+            raise ValueError(f"--tensor-parallel-size is {ranks}, but {there}; give each rank its own")
+        self._loaded_as = loaded_as(identity, settings.options)
+        own = loaded_as(identity, settings.options, rank=0 if self._leader.count > 1 else None)
+        self.weights: VllmWeights = VllmWeights(own, self._device, self._build)
+        self._path, self._identity = path, identity
         self._eos_token_ids, self._place = eos_token_ids, place
         self._answers = answers_in(Path(place.vault_socket).parent)
         self._stepper = Stepper(self._deliver, self._step_failed)
@@ -161,14 +170,17 @@ class VllmTenant(Tenant):
     async def settle(self, memory: VaultMemory, ranks: Ranks) -> None:
         ground = Ground(memory.device, asyncio.get_running_loop())
         kv = KvHome(self._device, ground, self._place.engine_id, self._place.direct)
-        rooms = Rooms(self._build, Scratch(self._device, ground), kv)
-        self._core = await self._in_step_thread(lambda: self._make(rooms))
-        self.geometry = kv.geometry(self.weights.identity, f"vllm {installed()}")
+        rooms = Rooms(self._build, Scratch(self._device, ground), kv, self._leader)
+        await self._leader.seat(memory, ranks, self._path, self._identity, self.settings)
+        self._core, _ = await asyncio.gather(self._in_step_thread(lambda: self._make(rooms)), ranks.load())
+        self.geometry = kv.geometry(self._loaded_as, ranks=self._leader.count)
         self.home = kv.home
+        await ranks.order("settle", self._place.load_s)
 
     def _make(self, rooms: Rooms) -> VllmCore:
         try:
-            core = make_core(self.config, rooms, self._scheduling(), self._stepper, native=self._native)
+            made = rooms, self._scheduling(), self._stepper, self._leader
+            core = make_core(self.config, *made, native=self._native)
         except BaseException as error:
             self._build.fail(error)
             raise
@@ -193,6 +205,7 @@ class VllmTenant(Tenant):
         if core is not None:
             self._stepper.act(core.close)
         await asyncio.to_thread(self._stepper.stop)
+        self._leader.stop()
 
     async def check(self, mapping: PoolMapping) -> str:
         """The canary, alone, in private blocks."""

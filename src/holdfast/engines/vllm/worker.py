@@ -21,6 +21,7 @@ from holdfast.engines.vllm.hollow import Scratch, hollow_load, refuse_leftovers
 from holdfast.engines.vllm.hooks import check_config
 from holdfast.engines.vllm.kv_home import KvHome
 from holdfast.engines.vllm.options import ROOM
+from holdfast.engines.vllm.ranks.leader import Leader
 from holdfast.engines.vllm.weights import ModelBuild
 
 
@@ -31,6 +32,7 @@ class Rooms:
     build: ModelBuild
     scratch: Scratch
     kv: KvHome
+    leader: Leader | None = None  # of several ranks, in the leader's process
 
 
 _rooms: list[Rooms] = []
@@ -44,6 +46,10 @@ def let_in(rooms: Rooms) -> Iterator[None]:
         yield
     finally:
         _rooms.pop()
+
+
+def rooms_here() -> Rooms:
+    return _rooms[-1]
 
 
 def _base() -> Any:
@@ -60,7 +66,7 @@ class VaultWorker(_base()):  # type: ignore[misc]
     """Stock in everything that it computes."""
 
     def load_model(self, **options: Any) -> None:
-        self._rooms = _rooms[-1]
+        self._rooms = rooms_here()
         if current_platform.is_cpu():
             # Else weights vanish into handles of the library, each process's own.
             import vllm._custom_ops as ops

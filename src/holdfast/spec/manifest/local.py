@@ -102,7 +102,7 @@ def seats_of(pod: Pod, machine: Machine) -> tuple[int, bool]:
     if not pod.claims:
         return 0, False
     engine = worker_of(pod, machine).engine
-    return (pod.claims[0].gpus if engine == "torch" else 1, engine in REAL)
+    return (pod.claims[0].gpus if engine in REAL else 1, engine in REAL)
 
 
 def worker_of(pod: Pod, machine: Machine) -> WorkerLaunch:
@@ -110,8 +110,9 @@ def worker_of(pod: Pod, machine: Machine) -> WorkerLaunch:
     with settled():
         launch = _worker(pod.containers[0], pod.name, machine)
         gpus = pod.claims[0].gpus if pod.claims else 1
-        if launch.engine == "vllm" and gpus > 1:
-            raise Refused(f"the vllm engine has its model on one GPU, so far, and this asks for {gpus}; say gpu: 1")
+        if launch.engine == "vllm" and gpus != launch.vllm.ranks:
+            shares = f"--tensor-parallel-size {launch.vllm.ranks} shares the model between as many GPUs"
+            raise Refused(f"{shares}, and this asks for {gpus}; make both the same")
         ranks = gpus if launch.engine == "torch" else 1
         return replace(launch, torch=replace(launch.torch, ranks=ranks), standbys=len(pod.containers) - 1)
 

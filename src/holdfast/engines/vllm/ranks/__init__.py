@@ -1,0 +1,1 @@
+"""The further ranks of a vLLM engine."""
