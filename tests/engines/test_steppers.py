@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from importlib import import_module
 from typing import Any
@@ -35,3 +36,16 @@ def test_a_stop_is_heard_whenever_it_comes(room: str) -> None:
     stepper._thread.join(BOUND_S)
     assert not stepper._thread.is_alive()
     assert (failed, done) == ([], ["the last act"] if room == "vllm" else [])
+
+
+def test_vllm_cannot_end_its_thread_in_silence() -> None:
+    """An exit from within is a failure like any other: whoever waits hears of it, and so does the engine."""
+    module: Any = import_module("holdfast.engines.vllm.stepper")
+    failed: list[str] = []
+    stepper = module.Stepper(lambda *_: True, failed.append)
+    stepper.start()
+    with pytest.raises(SystemExit, match="for a reason"):
+        stepper.run(lambda: sys.exit("for a reason")).result(BOUND_S)
+    stepper.act(lambda: sys.exit("for another"))
+    stepper._thread.join(BOUND_S)
+    assert failed == ["SystemExit: for another"]

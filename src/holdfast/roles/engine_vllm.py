@@ -40,7 +40,7 @@ def make_vllm(
 
         check_installed()
         from holdfast.engines.vllm.tenant import VllmTenant, vllm_engine
-    except ImportError as error:
+    except (ImportError, OSError, RuntimeError) as error:  # a library of its own that does not fit is any of these
         raise UserError(f"vLLM cannot be loaded here: {error}; see `python -c 'import vllm'`") from error
     where = str(files.path), files.identity, files.eos_token_ids
     engine: VaultEngine[VllmTenant] = vllm_engine(*where, settings, launch.own_place())

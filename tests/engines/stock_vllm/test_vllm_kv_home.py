@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from holdfast.core.errors import UserError
 from holdfast.engines.vllm.kv_home import Plan, in_granules, layout_of, parts_of
 
 BLOCKS, TOKENS, HEADS, SIZE = 12, 16, 2, 8
@@ -73,3 +74,5 @@ def test_every_slot_has_blocks_of_its_own() -> None:
     private = [block for plan in plans for block in range(plan.private_first, plan.private_first + plan.private_count)]
     assert {plan.shared for plan in plans} == {59}
     assert sorted(private) == list(range(60, 100))
+    with pytest.raises(UserError, match="ENGINE_ID of 0 to 7, got 8"):
+        Plan.of(100, 5, 8, 8)

@@ -18,6 +18,7 @@ from holdfast.engines.vllm.ours import OURS, PASSED, check_words
         ("--num-gpu-blocks-override 9", "--kv-gib"),
         ("--max-model-len 4096", "with --context"),
         ("--max-num-seqs 4", "with --streams-max"),
+        ("--max-num-active-seqs 4", "with --streams-max"),
         ("--prefix-caching-hash-algo xxhash", "the same names in every engine"),
         ("--no-enable-prefix-caching", "--no-enable-prefix-caching of vLLM"),
         ("--load-format dummy", "--load-format of vLLM"),

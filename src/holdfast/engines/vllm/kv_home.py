@@ -52,6 +52,8 @@ class Plan:
 
     @classmethod
     def of(cls, blocks: int, each: int, slots: int, slot: int) -> Plan:
+        if slot >= slots:
+            raise UserError(f"an engine of vLLM has an ENGINE_ID of 0 to {slots - 1}, got {slot}")
         shared = blocks - 1 - each * slots
         if shared < 1:
             taken = 1 + each * slots
@@ -158,7 +160,7 @@ class KvHome:
         if self.direct:
             sizes = [group.kv_cache_spec.block_size for group in self.config.kv_cache_groups]
             return Plan(self.config.num_blocks - 1, 1, sum(1 + private_blocks(size) for size in sizes))
-        return Plan.of(self.config.num_blocks, private_blocks(self.block_tokens), SLOTS, self.slot % SLOTS)
+        return Plan.of(self.config.num_blocks, private_blocks(self.block_tokens), SLOTS, self.slot)
 
     def geometry(self, weights: str, *, rank: int = 0, ranks: int = 1) -> Geometry:
         """Of the pool in it; its layout says all that shapes a page and is not a number here."""

@@ -124,7 +124,7 @@ def engine_config(
     args = engine_args(model_path, settings, place, holdfast)
     try:
         config = args.create_engine_config()
-    except (ValueError, NotImplementedError, OSError) as error:
+    except (ValueError, RuntimeError, OSError) as error:
         raise Refused(f"vLLM {installed()} cannot serve this: {_in_words(error)}") from error
     backend, scheduler = config.parallel_config.distributed_executor_backend, config.scheduler_config
     assert backend == "uni", f"vLLM chose {backend}: was it imported before its environment was set (`environment`)?"

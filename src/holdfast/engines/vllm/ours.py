@@ -66,7 +66,7 @@ OURS: dict[str, Ours] = {
     "tokens_only": Ours(_OWN),
     # how much, and for how many
     "max_model_len": Ours("the context's length is said before --, with --context"),
-    "max_num_seqs": Ours("how many streams run at once is said before --, with --streams-max"),
+    **_all("how many streams run at once is said before --, with --streams-max", "max_num_seqs max_num_active_seqs"),
     "max_num_queued_reqs": Ours("how many may wait is the worker's to say; leave it out"),
     "max_num_queued_tokens": Ours("how many may wait is the worker's to say; leave it out"),
     "kv_cache_memory_bytes": Ours(_POOL.format("its size is said before --, with --kv-gib")),
@@ -178,7 +178,7 @@ PASSED = frozenset(
         "ignore_patterns ir_op_priority jit_monitor_mode jit_monitor_verbose kernel_config "
         "language_model_only limit_mm_per_prompt linear_backend log_config_file log_level logging_config "
         "long_prefill_token_threshold long_prefill_token_threshold_adaptive max_cudagraph_capture_size "
-        "max_logprobs max_long_partial_prefills max_num_active_seqs max_num_batched_tokens "
+        "max_logprobs max_long_partial_prefills max_num_batched_tokens "
         "max_num_partial_prefills max_num_scheduled_tokens model_class_overrides model_impl moe_backend "
         "optimization_level override_attention_dtype performance_mode prefill_schedule_interval "
         "pt_load_map_location quantization quantization_config safetensors_load_strategy "

@@ -130,7 +130,7 @@ class Stepper:
                     self._serve_step()
                 else:
                     self._work.wait()
-        except Exception as error:  # the thread's root: whatever it was, no step can follow it
+        except (Exception, SystemExit) as error:  # the thread's root: whatever it was, no step can follow it
             self._failed(f"{type(error).__name__}: {error}")
 
     def _serve_step(self) -> None:
@@ -164,7 +164,7 @@ class Stepper:
             self.budget_ms, began_s = ERRAND_MS_MAX, time.perf_counter()
             try:
                 future.set_result(work())
-            except Exception as error:  # whoever asked hears it
+            except (Exception, SystemExit) as error:  # whoever asked hears it
                 future.set_exception(error)
             finally:
                 self.budget_ms = self._budget.errand_took((time.perf_counter() - began_s) * 1000)
