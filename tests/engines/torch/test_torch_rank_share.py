@@ -46,12 +46,18 @@ def test_work_over_other_weights_is_refused() -> None:
         read(changed)
 
 
-def test_nothing_is_unpickled_anywhere() -> None:
+# vLLM's own objects, which vLLM too sends to its ranks so: over a socket pair that one process shares with its child.
+PICKLED = {"engines/vllm/ranks/words.py"}
+
+
+def test_nothing_else_is_unpickled_anywhere() -> None:
     """Data between processes can be read and do nothing else."""
-    unwanted = {"pickle", "marshal", "shelve"}
-    for path in Path(holdfast.__file__).parent.rglob("*.py"):
+    unwanted, root, used = {"pickle", "marshal", "shelve"}, Path(holdfast.__file__).parent, set[str]()
+    for path in root.rglob("*.py"):
         text = path.read_text()
         for node in ast.walk(ast.parse(text)) if any(word in text for word in unwanted) else ():
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert not unwanted & set(names), path
+            if unwanted & set(names):
+                used.add(str(path.relative_to(root)))
+    assert used == PICKLED
