@@ -76,7 +76,7 @@ class SpeedBench:
         from holdfast.engines.vllm.files import look_at_files
         from holdfast.roles.engine_vllm import set_environment
 
-        set_environment(place.device, "info")
+        set_environment([place.device], "info")
         from holdfast.engines.vllm.tenant import vllm_engine
 
         files = look_at_files(self.model, lambda *_: None).identified(folder, lambda *_: None)

@@ -26,7 +26,8 @@ from holdfast.core.procfs import read_process, read_text
 from holdfast.core.unwritten import UNWRITTEN
 from holdfast.supervise.records import Record
 
-TAIL_BYTES = 4096  # enough for the last line of a log
+TAIL_BYTES = 4096  # enough for the last lines of a log
+AFTER_FAREWELL = 3  # lines at the end of a log among which its own last words are looked for
 
 
 class Process(Protocol):
@@ -139,10 +140,9 @@ class LocalProcesses:
         try:
             with self.path(name).open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
-                lines = log.read().decode(errors="replace").strip().splitlines()
+                return farewell(log.read().decode(errors="replace").strip().splitlines())
         except OSError:
             return ""
-        return lines[-1].strip() if lines else ""
 
     def path(self, name: str) -> Path:
         return self.logs / f"{name}.log"
@@ -177,6 +177,12 @@ class _Log:
 
 # What a logger of ours puts before its words: date, time, name, level.
 _LOG_HEAD = re.compile(r"^\d{4}-\d\d-\d\d [\d:,.]+ \S+ [A-Z]+ ")
+
+
+def farewell(lines: Sequence[str]) -> str:
+    """The last line; but a role of ours says why it ends, and a library may still speak as it is unloaded."""
+    said = (line for line in reversed(lines[-AFTER_FAREWELL:]) if line.startswith("holdfast "))
+    return next(said, lines[-1] if lines else "").strip()
 
 
 def exit_words(status: int | None, last_line: str) -> str:

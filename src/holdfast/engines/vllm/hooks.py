@@ -108,7 +108,6 @@ RELIED = (
     Relied(f"{_WORKER}.determine_available_memory", ""),
     Relied(f"{_WORKER}.initialize_from_config", "kv_cache_config"),
     Relied(f"{_WORKER}.compile_or_warm_up_model", ""),
-    Relied("vllm.v1.worker.cpu_worker:CPUWorker", of=_WORKER),
     # draws
     Relied(f"{_PROCESSOR}.__init__", "vllm_config device is_pin_memory", overridden=True),
     Relied(f"{_PROCESSOR}.apply", "logits", overridden=True),
@@ -117,6 +116,9 @@ RELIED = (
     Relied("vllm.v1.sample.logits_processor:BatchUpdate", has="batch_size removed added moved"),
     Relied("vllm.v1.sample.logits_processor.builtin:process_dict_updates", "req_entries batch_update new_state"),
 )
+
+# To load a CPU's worker makes torch another for good: its streams and events are none then.
+RELIED_ON_CPU = (Relied("vllm.v1.worker.cpu_worker:CPUWorker", of=_WORKER),)
 
 # Every question that a block pool answers, of the versions we know: one more would be answered out of books that are
 # not kept.
@@ -138,17 +140,20 @@ def installed() -> str:
 
 def check_installed() -> None:
     """Refused names what this vLLM has otherwise than we need it. Before any engine is made; vLLM is loaded."""
+    from vllm.platforms import current_platform
+
     version = installed()
+    relied = (*RELIED, *RELIED_ON_CPU) if current_platform.is_cpu() else RELIED
     if version not in TESTED:
         log.warning("vLLM %s was never tried with Holdfast; tried are %s", version, " and ".join(TESTED))
-    wrong = [*(sentence for one in RELIED for sentence in found_wrong(one)), *_unknown_questions()]
+    wrong = [*(sentence for one in relied for sentence in found_wrong(one)), *_unknown_questions()]
     if wrong:
         more = f"; and {len(wrong) - WORDS_MAX} more" if len(wrong) > WORDS_MAX else ""
         raise Refused(
             f"vLLM {version} is not as Holdfast needs it: {'; '.join(wrong[:WORDS_MAX])}{more}; "
             f"install one that it knows: {' or '.join(TESTED)}"
         )
-    log.info("vLLM %s has all %d names that Holdfast relies on", version, len(RELIED))
+    log.info("vLLM %s has all %d names that Holdfast relies on", version, len(relied))
 
 
 def check_config(vllm_config: Any, kv_cache_config: Any, *, direct: bool = False) -> None:

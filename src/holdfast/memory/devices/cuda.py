@@ -127,25 +127,30 @@ class CudaDevice:
             driver("cuMemRelease", handle)  # the mapping keeps the slab
 
     def scratch(self, address: int, size: int, own: Sequence[tuple[int, int]] = ()) -> None:
-        """One slab again and again, but where bytes must be themselves."""
+        """A few slabs again and again, but where bytes must be themselves."""
         self._ranges.check_scratch(address, size, own)
+        again: dict[int, Any] = {}  # by their sizes
         with self._current() as driver:
-            again = driver("cuMemCreate", min(size, _SCRATCH_BYTES), self._prop, 0)
             try:
                 for at, length, alone in scratch_pieces(size, _SCRATCH_BYTES, own):
-                    handle = driver("cuMemCreate", length, self._prop, 0) if alone else again
+                    handle = None if alone else again.get(length)
+                    if handle is None:
+                        handle = driver("cuMemCreate", length, self._prop, 0)
                     try:
+                        if not alone:
+                            again[length] = handle
                         driver("cuMemMap", address + at, length, 0, handle, 0)
                     finally:
                         if alone:
-                            driver("cuMemRelease", handle)
+                            driver("cuMemRelease", handle)  # the mapping keeps it
                     self._ranges.add(Mapping(address + at, length, writable=True))
                 self._set_access(driver, address, size, writable=True)
             except BaseException:
                 self._drop(driver, self._ranges.within(address, size))
                 raise
             finally:
-                driver("cuMemRelease", again)
+                for handle in again.values():
+                    driver("cuMemRelease", handle)
 
     def _set_access(self, driver: Driver, address: int, size: int, writable: bool) -> None:
         api = driver.api

@@ -119,11 +119,14 @@ class Ranges:
 
 def scratch_pieces(size: int, piece: int, own: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, bool]]:
     """Offset and size of what a range of scratch is mapped from, in order; True for those whose bytes are their own.
-    `own` are in order and apart; the others are `piece` long at most."""
+    `own` are in order and apart; the others are `piece` long, or its half, or half of that …: a GPU maps a slab only as
+    a whole, and so there are few to be had."""
     at = 0
     for start, length in [*own, (size, 0)]:
         while at < start:
-            step = min(piece, start - at)
+            step = piece
+            while step > start - at:
+                step //= 2
             yield at, step, False
             at += step
         if length:
