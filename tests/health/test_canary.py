@@ -21,6 +21,7 @@ from holdfast.health.canary import (
     REFUSED_S,
     SAMPLES_MIN,
     TABLE,
+    TOOK_OVER_S,
     TRIES,
     TRY_S,
     WRONGS_MAX,
@@ -267,6 +268,23 @@ def test_an_asleep_worker_is_asked_when_it_wakes() -> None:
     assert made.tell(Asked("why", number=3)) == ()
     made.tell(Present(1))
     assert kinds(made.tell(Tick())) == [Send]
+
+
+@pytest.mark.parametrize("load", [1, 2], ids=["same load", "another's load"])
+def test_who_takes_over_is_asked_once_its_streams_run_again(load: int) -> None:
+    """Not beside the first steps, which streams wait for; at once if somebody wants to know."""
+    made = asker()
+    made.tell(Gone())
+    assert made.tell(Present(load, took_over=True)) == ()
+    assert made.tell(Tick()) == ()
+    due_s = made.canary.next_deadline_s
+    assert due_s == made.now + TOOK_OVER_S
+    made.now = due_s
+    assert kinds(made.tell(Tick())) == [Send]
+    made.tell(Gone())
+    made.now += 1.0
+    made.tell(Present(load, took_over=True))
+    assert kinds(made.tell(Asked("a doubt"))) == [Send]
 
 
 # -- the judge

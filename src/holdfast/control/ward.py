@@ -11,7 +11,7 @@ question out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from holdfast.health import breaker as b
@@ -239,6 +239,11 @@ def next_reload(due_s: float, reloads: int, now_s: float, jitter: float) -> tupl
     count = 1 if now_s > due_s + RELOAD_S_MAX else reloads + 1
     pause_s = min(RELOAD_S_MAX, RELOAD_S * 2.0 ** min(count - 1, 16))
     return now_s + pause_s * (1 + RELOAD_JITTER * jitter), count
+
+
+def were_asked(loaded: str, wards: Iterable[Ward]) -> bool:
+    """Whether that load of weights was asked before, whoever had it."""
+    return any(ward.loaded == loaded and ward.standing.heard_s for ward in wards)
 
 
 def name_of(weights: str, load: int) -> str:

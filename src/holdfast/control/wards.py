@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from holdfast.control.questions import expectations_of, name_of_key
-from holdfast.control.ward import OWED_LOOK_S, OWED_S, RELOAD_S, Limits, Ward, name_of, next_reload
+from holdfast.control.ward import OWED_LOOK_S, OWED_S, RELOAD_S, Limits, Ward, name_of, next_reload, were_asked
 from holdfast.control.words import (
     Answer,
     Ask,
@@ -198,7 +198,8 @@ class Wards:
         self._tell_sets(facts.key)
         if fresh and ward.standing.load:
             self._tell_breaker(ward, b.Renewed())
-        self._tell_canary(ward, c.Present(load) if facts.active else c.Gone())
+        took_over = not fresh and before is not None and not before.active and were_asked(loaded, self._wards.values())
+        self._tell_canary(ward, c.Present(load, took_over) if facts.active else c.Gone())
         # Engines of a group check themselves before they serve, and take over with streams.
         self._tell_standing(ward, s.Present(load, event.serving or bool(facts.group)))
         if not ward.standing.quarantined and self._is_convicted(loaded):

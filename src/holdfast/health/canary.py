@@ -4,7 +4,9 @@
 Theory (facts 14, 24). A worker that says it is well proves nothing; one that answers does. Every worker has a machine
 and a time of its own: none waits for another's answer, and a worker with much to do is asked like an idle one, for that
 is where faults hurt. It is asked before it has traffic and after each load, then so seldom that it costs a thousandth
-of its time, and at once when its breaker, its standing or what compares answers (`expectations`) wants to know.
+of its time, and at once when its breaker, its standing or what compares answers (`expectations`) wants to know. Only
+one that takes over is let alone for its first seconds: streams wait for them, and its engine answers a known question
+of its own in them (facts 22).
 
 One bad answer is a hiccup. It is asked the same again, twice, and whatever one sound answer disproves is not held
 against it. Only wrong answers are remembered beyond that, because rot comes and goes: three, with fewer than ten clean
@@ -42,6 +44,8 @@ LOST_S = 5.0
 Took = Annotated[float, Meta(ge=0.0, le=TRY_S + LOST_S)]
 # A worker that had no place for it is asked again then: a refusal costs nothing, and a first check lets traffic in.
 REFUSED_S = 5.0
+# One that took over is asked then: its streams run again, and the standby that is started in its place has loaded.
+TOOK_OVER_S = 10.0
 JITTER_MAX = 0.2  # longer, never shorter: the cost is a promise
 ALPHA = 0.1
 # Answers to learn from before one can be late; the first ones count in full, so that a cold start is forgotten.
@@ -94,6 +98,7 @@ class Present:
     """The worker is there, awake, with weights of this load (as in `standing.Present`)."""
 
     load: int
+    took_over: bool = False  # it slept, and its weights were asked before in another's hands
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,22 +324,23 @@ class Canary:
         elif self.state is not State.RESTING:
             self.state = TABLE[self.state][Cause.OVER]
         self._check = None
-        if event.load == self._load:
-            # Its time may have been another clock's; nobody waits for longer than an interval.
-            self._due_s = min(self._due_s, now_s + self._interval_s())
+        same, self._load = event.load == self._load, event.load
+        if not same:
+            self._wrongs = self._clean = 0
+            self._baselines, self._cost_s, self.measured = {}, 0.0, []
+        if event.took_over:
+            self._due_s = now_s + min(TOOK_OVER_S, self._limits.interval_s)
             return ()
-        self._load = event.load
-        self._wrongs = self._clean = 0
-        self._baselines, self._cost_s, self.measured = {}, 0.0, []
-        self._due_s = now_s
-        return self._tick(now_s)
+        # Its time may have been another clock's; nobody waits for longer than an interval.
+        self._due_s = min(self._due_s, now_s + self._interval_s()) if same else now_s
+        return () if same else self._tick(now_s)
 
     def _become_absent(self) -> tuple[Effect, ...]:
         if self.state is not State.ABSENT:
             self.state = TABLE[self.state][Cause.LEFT]
         self._check = None
         self._wanted.clear()
-        self._due_s = 0.0  # when it is back, or awake, at once (facts 22)
+        self._due_s = 0.0  # when it is back, at once
         return ()
 
     def _want(self, event: Asked, now_s: float) -> tuple[Effect, ...]:
