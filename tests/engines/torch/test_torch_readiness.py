@@ -112,6 +112,33 @@ async def test_nothing_moves_under_a_running_canary(vault: Vault) -> None:
             await one.engine.stop()
 
 
+async def test_a_pool_that_came_later_finds_the_canarys_prompt_computed(
+    vault: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A standby that was there before the pool is checked again once it has mapped it: its first step after taking over
+    is one position of the canary, whose prompt nobody waits for."""
+    plans: list[StepPlan] = []
+    active, standby = Rig(vault, exact=False), Rig(vault, engine_id=1, exact=False)
+    try:
+        await active.load()
+        await standby.load()
+        before = standby.ready
+        await active.engine.wake(1)
+        async with asyncio.timeout(BOUND_S):
+            while standby.tenant._readiness._filled is before:
+                await asyncio.sleep(0.01)
+        await active.engine.stop()
+        await standby.engine.wake(2)
+        on_launch(monkeypatch, plans.append)
+        standby.engine.prove()
+        await standby.run({1: request(prompt(20), 12)})
+        assert plans[0].token_count == 1
+        assert not standby.heard("fatal")
+    finally:
+        for one in (active, standby):
+            await one.engine.stop()
+
+
 def test_the_first_answer_counts(tmp_path: Path) -> None:
     """For its kind; another kind has its own."""
     path = answers_in(tmp_path)

@@ -161,8 +161,9 @@ class TorchTenant(Tenant):
             raise OutOfMemory(f"the device has no room for a step: {error}", "use a smaller --kv-gib") from error
 
     def moved(self) -> bool:
-        """A GPU's graphs know addresses: they are captured again, and tried, before anybody needs them."""
-        return self._readiness.ready is not None and self._device.type == "cuda"
+        """What is ready is the old range's: a GPU's graphs are captured again, the canary's prompt is computed into its
+        new blocks, and all is tried, before anybody needs it."""
+        return self._readiness.ready is not None
 
     # -- awake
 
