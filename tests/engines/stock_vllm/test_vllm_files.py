@@ -144,10 +144,8 @@ def test_without_vllm_it_is_told_how_to_have_it(monkeypatch: pytest.MonkeyPatch)
         examine_vllm(asked("/m"), quiet)
 
 
-def test_engines_of_a_pair_have_the_same_variables() -> None:
-    """Whatever a person has set: names of blocks hang on one of them. A GPU's engine sees its own GPU
-    alone, and each of several ranks sees those of all."""
-    assert needed("host-1")["PYTHONHASHSEED"] == needed("GPU-1")["PYTHONHASHSEED"] == "0"
+def test_an_engine_sees_its_own_gpus() -> None:
+    """Whatever a person has set: its own alone, and each of several ranks sees those of all."""
     assert "CUDA_VISIBLE_DEVICES" not in needed("host-1")
     assert needed("GPU-1")["CUDA_VISIBLE_DEVICES"] == "GPU-1"
     assert needed("GPU-1", "GPU-2")["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"

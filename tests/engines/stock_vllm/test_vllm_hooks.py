@@ -66,7 +66,7 @@ def config(**more: Any) -> SimpleNamespace:
     plain = {
         "parallel_config": parallel(),
         "model_config": SimpleNamespace(runner_type="generate", is_encoder_decoder=False, architecture="A"),
-        "cache_config": SimpleNamespace(enable_prefix_caching=True, prefix_caching_hash_algo="sha256_cbor"),
+        "cache_config": SimpleNamespace(enable_prefix_caching=True),
     }
     return SimpleNamespace(**plain | more)
 

@@ -16,13 +16,12 @@ from holdfast.kv.geometry import Geometry
 from holdfast.kv.index import FULL, OPEN, Index, index_bytes
 from holdfast.kv.pool import Pool
 
-KEY_BYTES = 36
 GARBAGE = (-1,)
 Text = tuple[int, ...]
 
 
 def geometry(shared: int, block_tokens: int) -> Geometry:
-    return Geometry("w1", "float32", block_tokens, 2, 2, 8, shared, key_bytes=KEY_BYTES)
+    return Geometry("w1", "float32", block_tokens, 2, 2, 8, shared)
 
 
 def next_token(text: Sequence[int], vocabulary: int = 2) -> int:

@@ -72,7 +72,6 @@ class Core:
             kv_cache_memory_bytes=64 << 20,
             num_gpu_blocks_override=blocks,
             enable_prefix_caching=True,
-            prefix_caching_hash_algo="sha256_cbor",
             block_size=BLOCK,
             scheduling_policy="priority",
             distributed_executor_backend="uni",

@@ -43,11 +43,11 @@ class Stream:
 
 
 def keys_of(text: Sequence[int], size: int) -> list[bytes]:
-    """32 bytes of a chain, and the group's four."""
+    """A chain."""
     keys, parent = [], b""
     for start in range(0, len(text) - size + 1, size):
-        parent = blake2b(parent + bytes(text[start : start + size]), digest_size=32).digest()
-        keys.append(parent + bytes(4))
+        parent = blake2b(parent + bytes(text[start : start + size]), digest_size=16).digest()
+        keys.append(parent)
     return keys
 
 

@@ -10,15 +10,13 @@ from typing import Any
 import torch
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
-from vllm.utils.hashing import sha256_cbor
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash, make_block_hash_with_group_id
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 from vllm_blocks_rig import Flight, World, next_token
 
-from holdfast.engines.vllm.scheduler import VaultAsyncScheduler, VaultScheduler
+from holdfast.engines.vllm.scheduler import VaultAsyncScheduler, VaultScheduler, namer
 
 SIZE = 4
 TOKENS_MAX = 64
@@ -48,12 +46,10 @@ def make_config(folder: Path, shared: int, policy: str) -> Any:
         max_num_seqs=6,
         max_num_batched_tokens=24,
         enable_prefix_caching=True,
-        prefix_caching_hash_algo="sha256_cbor",
         scheduling_policy=policy,
         additional_config={"holdfast": {"shared": shared, "private_first": 1 + shared, "private_count": PRIVATE}},
     ).create_engine_config()
     config.cache_config.num_gpu_blocks = 1 + shared + 2 * PRIVATE
-    init_none_hash(sha256_cbor)
     return config
 
 
@@ -78,7 +74,7 @@ class Engine:
     def __init__(self, config: Any, *, depth: int, ahead: bool) -> None:
         self.config, self.depth, self.ahead = config, depth, ahead
         self.world = World(config.additional_config["holdfast"]["shared"], SIZE)
-        self.hasher = get_request_block_hasher(SIZE, sha256_cbor)
+        self.hasher = namer(bytes(16), SIZE)
         self.outputs: list[Any] = []  # of steps in flight, with `world.flights`
         self.requests: dict[str, Request] = {}  # all that are not over
         self.aborts: list[str] = []  # that came while a step ran: vLLM sees to them before it retires that step
@@ -116,8 +112,7 @@ class Engine:
         self.scheduler.add_request(request)
 
     def learn(self, request: Any) -> None:
-        keys = [make_block_hash_with_group_id(key, 0) for key in request.block_hashes]
-        self.world.learn(list(request.all_token_ids), keys)
+        self.world.learn(list(request.all_token_ids), request.block_hashes)
 
     # -- the engine core
 

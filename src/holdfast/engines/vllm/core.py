@@ -24,6 +24,7 @@ from holdfast.engines.vllm.ranks.executor import LeadingExecutor
 from holdfast.engines.vllm.ranks.leader import Leader
 from holdfast.engines.vllm.requests import engine_request
 from holdfast.engines.vllm.sampling import bring_back, note_found
+from holdfast.engines.vllm.scheduler import namer
 from holdfast.engines.vllm.stepper import Stepper
 from holdfast.engines.vllm.worker import Rooms, let_in
 from holdfast.kv.pool import KvUse, Pool
@@ -90,6 +91,12 @@ class VllmCore:
     def use(self) -> KvUse:
         use: KvUse = self._vault.use()
         return use
+
+    def name_blocks(self, root: bytes) -> None:
+        """What a block is called, from now on; before the first request."""
+        if self.engine.request_block_hasher is None:
+            raise UserError("this vLLM names no blocks; it cannot be served, but with --kv direct")
+        self.engine.request_block_hasher = namer(root, self._block_tokens)
 
     # -- requests
 

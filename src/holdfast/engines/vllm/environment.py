@@ -1,7 +1,7 @@
 """The variables that vLLM reads as it is imported, as Holdfast needs them. Pure: whoever starts the engine's process
 sets them (`roles.engine_vllm`), before the import.
 
-Always true: no engine of a pair names a block otherwise than the other, because of a variable that only one has.
+Always true: an engine is in the process that asked for it, on the devices that it was given.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ LEVELS = {"debug": "DEBUG", "info": "WARNING", "warning": "WARNING", "error": "E
 def needed(*devices: str) -> dict[str, str | None]:
     """What must be so on the devices of an engine's ranks, whatever a person has set; None: unset."""
     own: dict[str, str | None] = {
-        "PYTHONHASHSEED": "0",  # of the names of blocks
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is in this process
         "VLLM_CPU_KVCACHE_SPACE": None,  # it would win over --kv-gib
     }

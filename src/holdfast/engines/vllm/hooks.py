@@ -74,6 +74,8 @@ RELIED = (
     Relied("vllm.v1.engine:EngineCoreOutputs", has="outputs"),
     Relied(f"{_REQUEST}.append_output_token_ids", "token_ids"),
     Relied(f"{_REQUEST}.num_tokens"),
+    Relied(f"{_REQUEST}.from_engine_core_request", "request block_hasher"),
+    Relied(f"{_REQUEST}.update_block_hashes", ""),
     # scheduling
     Relied(f"{_SCHEDULER}.__init__", "vllm_config kv_cache_config structured_output_manager block_size"),
     Relied(f"{_SCHEDULER}.schedule", ""),
@@ -97,7 +99,6 @@ RELIED = (
     Relied(f"{_POOL}.reset_prefix_cache", "", overridden=True),
     Relied(f"{_POOL}.get_num_free_blocks", "", overridden=True),
     Relied(f"{_POOL}.get_usage", "", overridden=True),
-    Relied("vllm.v1.core.kv_cache_utils:make_block_hash_with_group_id", "block_hash group_id"),
     Relied("vllm.v1.kv_cache_interface:KVCacheConfig", has="num_blocks kv_cache_tensors kv_cache_groups"),
     Relied("vllm.v1.kv_cache_interface:KVCacheGroupSpec", has="layer_names kv_cache_spec"),
     Relied("vllm.v1.kv_cache_interface:FullAttentionSpec", has="block_size sliding_window attention_chunk_size"),
@@ -186,8 +187,8 @@ def _wrong_config(config: Any) -> Iterator[str]:
 
 
 def _wrong_cache(cache: Any, found: Any) -> Iterator[str]:
-    if not cache.enable_prefix_caching or cache.prefix_caching_hash_algo != "sha256_cbor":
-        yield "blocks go by no name (prefix caching), or by names that differ between engines"
+    if not cache.enable_prefix_caching:
+        yield "blocks go by no name (prefix caching)"
     groups = found.kv_cache_groups
     if len(groups) != 1:
         kinds = sorted({type(group.kv_cache_spec).__name__ for group in groups})

@@ -29,8 +29,6 @@ from holdfast.memory.torch.tensors import dtype_name, storage_at, tensor_in
 
 ALIGNMENT = 512
 SLOTS = 8  # engines at one pool that each have private blocks: more than anybody starts beside another
-GROUP_BYTES = 4  # what vLLM appends to a block's hash
-HASH_BYTES = 32  # of sha256
 
 
 def backing_sizes(kv_cache_config: Any) -> list[int]:
@@ -181,7 +179,6 @@ class KvHome:
             rank=rank,
             rank_count=ranks,
             layout=layout,
-            key_bytes=HASH_BYTES + GROUP_BYTES,
         )
 
 

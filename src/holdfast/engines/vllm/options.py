@@ -109,7 +109,7 @@ def engine_args(
         "additional_config": {**more, ROOM: dict(holdfast or {})},
     }
     if not place.direct:
-        owned |= {"enable_prefix_caching": True, "prefix_caching_hash_algo": "sha256_cbor"}
+        owned |= {"enable_prefix_caching": True}
     known = {field.name for field in dataclasses.fields(EngineArgs)}
     if missing := sorted(set(owned) - known):
         raise Refused(f"vLLM {installed()} has no {flag_of(missing[0])}, which Holdfast sets; use a version it knows")

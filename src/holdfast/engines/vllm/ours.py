@@ -73,9 +73,7 @@ OURS: dict[str, Ours] = {
     "gpu_memory_utilization": Ours(_POOL.format("its size is said before --, with --kv-gib")),
     "num_gpu_blocks_override": Ours(_POOL.format("its size is said before --, with --kv-gib")),
     "enable_prefix_caching": Ours("resumed streams go on with what the pool has of them; leave it out", (True,), True),
-    "prefix_caching_hash_algo": Ours(
-        "blocks have the same names in every engine; leave it out", ("sha256_cbor",), True
-    ),
+    "prefix_caching_hash_algo": Ours("blocks have the names that Holdfast gives them; leave it out", (), True),
     "kv_cache_dtype": Ours(
         "a quantised KV cache was not taken over yet; leave it out, or use --kv direct",
         ("auto", "bfloat16", "float16"),

@@ -172,9 +172,12 @@ class VllmTenant(Tenant):
         kv = KvHome(self._device, ground, self._place.engine_id, self._place.direct)
         rooms = Rooms(self._build, Scratch(self._device, ground), kv, self._leader)
         await self._leader.seat(memory, ranks, self._path, self._identity, self.settings)
-        self._core, _ = await asyncio.gather(self._in_step_thread(lambda: self._make(rooms)), ranks.load())
+        core, _ = await asyncio.gather(self._in_step_thread(lambda: self._make(rooms)), ranks.load())
+        self._core = core
         self.geometry = kv.geometry(self._loaded_as, ranks=self._leader.count)
         self.home = kv.home
+        if not kv.direct:
+            core.name_blocks(self.geometry.root())
         await ranks.order("settle", self._place.load_s)
 
     def _make(self, rooms: Rooms) -> VllmCore:
