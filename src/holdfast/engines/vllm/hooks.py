@@ -108,7 +108,7 @@ RELIED = (
     Relied(f"{_WORKER}.load_model", ""),
     Relied(f"{_WORKER}.determine_available_memory", ""),
     Relied(f"{_WORKER}.initialize_from_config", "kv_cache_config"),
-    Relied(f"{_WORKER}.compile_or_warm_up_model", ""),
+    Relied(f"{_WORKER}.compile_or_warm_up_model", "", overridden=True),
     # draws
     Relied(f"{_PROCESSOR}.__init__", "vllm_config device is_pin_memory", overridden=True),
     Relied(f"{_PROCESSOR}.apply", "logits", overridden=True),

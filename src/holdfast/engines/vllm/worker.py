@@ -1,8 +1,8 @@
 """vLLM's worker with its memory in a vault: what `--worker-cls` names.
 
-It is vLLM's own worker for this platform but for three things: its model is built as `ModelBuild` is asked to, its KV
-cache lies in `KvHome`, and on a CPU linear layers keep their weights where they are seen. One engine lives in one
-process, so what the worker needs is left for it here (`let_in`) before vLLM makes it.
+It is vLLM's own worker for this platform but for four things: its model is built as `ModelBuild` is asked to, its KV
+cache lies in `KvHome`, on a CPU linear layers keep their weights where they are seen, and on a GPU memory is taken
+ahead. One engine lives in one process, so what the worker needs is left for it here (`let_in`) before vLLM makes it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from holdfast.engines.vllm.kv_home import KvHome
 from holdfast.engines.vllm.options import ROOM
 from holdfast.engines.vllm.ranks.leader import Leader
 from holdfast.engines.vllm.weights import ModelBuild
+from holdfast.memory.torch.ahead import pin_ahead, take_ahead
+
+AHEAD_BYTES = 256 * 1024**2  # what steps work in that bring streams back: a block of each, and their logits
 
 
 @dataclass(slots=True)
@@ -97,6 +100,14 @@ class VaultWorker(_base()):  # type: ignore[misc]
         self._rooms.kv.made(view for one in kept for view in ([one] if isinstance(one, torch.Tensor) else one))
         # For the scheduler, which vLLM makes next from the same configuration.
         self.vllm_config.additional_config[ROOM] = asdict(self._rooms.kv.plan)
+
+    def compile_or_warm_up_model(self) -> Any:
+        took = super().compile_or_warm_up_model()
+        if not current_platform.is_cpu():
+            # Behind vLLM's own, which gives back what it worked in.
+            pin_ahead()
+            take_ahead(self.device, AHEAD_BYTES)
+        return took
 
     def _maybe_get_memory_pool_context(self, tag: str) -> AbstractContextManager[Any]:
         if tag == "kv_cache":

@@ -8,17 +8,14 @@ from __future__ import annotations
 import logging
 import time
 
-import torch
-
 from holdfast.core.requests import GenerateRequest, Sampling
 from holdfast.engines.paged.sequences import Segment, StepPlan, Stream
 from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.files.checkpoint import Progress
 from holdfast.engines.torch.gpu.graph_inputs import GraphInputs
 from holdfast.engines.torch.gpu.graphs import StepGraphs
+from holdfast.memory.torch.ahead import pin_ahead
 
-PINNED = range(6, 22)  # powers of two, bytes: up to the block tables of a whole batch
-PINNED_EACH = 8  # of a step's handful of lists, for the steps in flight
 WORK = "compile"  # kernels, and capture graphs
 
 log = logging.getLogger("holdfast.engine")
@@ -29,7 +26,7 @@ def warm_up(computer: Computer, step_tokens_max: int, table_width: int, filler: 
     its own, the same in any step: one block has them all."""
     progress(WORK, 0, None)
     began_s = time.perf_counter()
-    _pin()
+    pin_ahead()
     tokens = computer.block_tokens
     most = 1 if computer.model.exact else max(1, step_tokens_max // tokens)
     for count in [*(1 << power for power in range(most.bit_length() - 1)), most]:
@@ -51,13 +48,6 @@ def warm_up(computer: Computer, step_tokens_max: int, table_width: int, filler: 
         graphs = StepGraphs(computer.model, computer.kv, inputs, computer.latest, **sizes)
         graphs.capture()
         computer.graphs = graphs
-
-
-def _pin() -> None:
-    """Pinned memory of every size a step's numbers may need: the allocator keeps it. To ask the driver for some takes
-    a lock, which a dying engine's driver holds for up to 0.2 s (fact 1)."""
-    held = [torch.empty(1 << power, dtype=torch.uint8, pin_memory=True) for power in PINNED for _ in range(PINNED_EACH)]
-    del held
 
 
 def _plan(count: int, tokens: int, filler: int) -> StepPlan:
