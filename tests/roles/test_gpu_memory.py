@@ -1,8 +1,9 @@
-"""What torch engines of a manifest take of a GPU, before any is loaded: who finds memory beside whom."""
+"""What engines of a manifest take of a GPU, before any is loaded: who finds memory beside whom."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,13 +11,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+import holdfast.engines.sim
 from holdfast.engines.torch.gpu.memory_plan import usable_bytes
 from holdfast.roles.engines import memory_needed
 from holdfast.roles.model_names import named
 from holdfast.roles.rolled import Site
 from holdfast.rollout.machine import Start
 from holdfast.rollout.wishes import revision_of
-from holdfast.spec.engines import GIB, TorchSettings
+from holdfast.spec.engines import GIB, Place, TorchSettings, VllmSettings
 from holdfast.spec.launch import WorkerLaunch
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.local import Machine
@@ -25,6 +27,7 @@ from holdfast.supervise.replicas import Ground, jobs_of, refused_of, roomy_of, s
 from holdfast.supervise.seats import taken_by
 
 GPU, H200_BYTES = "GPU-0", 139 * GIB
+TOKENIZER = Path(holdfast.engines.sim.__file__).parent / "data/tokenizer.json"
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -106,6 +109,19 @@ def test_a_model_that_is_not_here_yet_is_known_when_it_is(tmp_path: Path) -> Non
     assert memory_needed(launch) == memory_needed(launch_of("an-org/a-model", 10.0)) == 0
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     assert memory_needed(launch) == memory_needed(launch_of("random:8b", 10.0)) > 0
+
+
+def test_what_vllms_pair_needs_is_estimated(tmp_path: Path) -> None:
+    """From its directory; of one that is not here, or not whole, nobody knows."""
+    plain = WorkerLaunch(engine="vllm", source=str(tmp_path), place=Place(device=GPU))
+    assert memory_needed(plain) == memory_needed(replace(plain, source="an-org/a-model")) == 0
+    shutil.copy(TOKENIZER, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "model.safetensors").write_bytes(bytes(4096))
+    one, two = (
+        memory_needed(replace(plain, vllm=VllmSettings(kv_gib=10.0), standbys=standbys)) for standbys in range(2)
+    )
+    assert two > one > 10 * GIB
 
 
 def test_finding_out_loads_no_torch() -> None:

@@ -21,7 +21,7 @@ from holdfast.engines.sim.computer import vault_bytes
 from holdfast.engines.sim.engine import SimEngine
 from holdfast.engines.sim.faults import Fault, Faults
 from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, Tongue, chat_template, tokenizer_json
-from holdfast.roles.examining import Asked, examine, examine_vllm, gpu_bytes
+from holdfast.roles.examining import Asked, examine, examine_vllm, gpu_bytes, vllm_bytes
 from holdfast.roles.model_names import named
 from holdfast.roles.progress import Lines
 from holdfast.roles.small_files import read_template
@@ -115,7 +115,7 @@ def memory_needed(launch: WorkerLaunch) -> int:
     if launch.engine == "sim":
         return vault_bytes(launch.sim)
     if launch.engine == "vllm":
-        return 0
+        return vllm_bytes(launch)
     source, _ = named(launch.engine, launch.source, launch.model)
     return gpu_bytes(Asked.of_worker(replace(launch, source=source)))
 

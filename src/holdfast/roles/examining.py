@@ -148,6 +148,23 @@ def examine_vllm(
     return files, plan
 
 
+def vllm_bytes(launch: WorkerLaunch) -> int:
+    """As `gpu_bytes`, by an estimate."""
+    if not Path(launch.source).expanduser().is_dir():
+        return 0  # to look at one on the Hub is to fetch it
+    try:
+        return _vllm_bytes(launch)
+    except (UserError, ValueError, OSError):
+        return 0
+
+
+@lru_cache(SETS_MAX)
+def _vllm_bytes(launch: WorkerLaunch) -> int:
+    from holdfast.engines.vllm.files import look_at_files
+
+    return plan_vllm(launch, look_at_files(launch.source, lambda *_: None)).needed_bytes
+
+
 def plan_vllm(launch: WorkerLaunch, files: ModelFiles, workers: int = 1, gpu_bytes: int = 0) -> VllmPlan:
     """For so many workers that share the host's memory, or a GPU that has so many bytes (0: nobody knows). Ranks
     share the weights out; each has a pool and memory of its own, on one GPU one of them."""

@@ -20,6 +20,9 @@ from holdfast.engines.paged.step_budget import ERRAND_MS_MAX, STEP_MS_MAX, StepB
 
 RECENT_STEPS = 256  # enough for a p99 to mean a few steps
 CONGESTED_S = 0.002  # a congested receiver drains a socket buffer in about this time
+ROOMLESS_S = 0.001  # until it is looked again whether there is room, where nothing could be planned
+# A dead engine's streams come back in a burst, within a few milliseconds: nobody else for so long is its end.
+BURST_S, BURST_S_MAX = 0.002, 0.02
 ENDS_S = STEP_MS_MAX / 1000
 PINGS_MAX = 1024
 
@@ -45,6 +48,8 @@ class Stepper:
         self.after_step: Callable[[], None] = lambda: None
         self._work = threading.Event()
         self._over = False
+        self._gathers = False
+        self._nothing_ran = False  # in the last step
         self._acts: deque[Callable[[], None]] = deque()  # requests and cancels, in their order
         self._errands: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._pings: deque[Callable[[], None]] = deque(maxlen=PINGS_MAX)
@@ -67,6 +72,11 @@ class Stepper:
     def serve(self, core: Any) -> None:
         """From now on make steps of this engine's, or of none; called in this thread."""
         self._core = core
+
+    def gather(self) -> None:
+        """Before the next step wait for all who come with its first stream: a step for that one alone would keep the
+        others waiting."""
+        self._gathers = True
 
     def act(self, act: Callable[[], None]) -> None:
         """Do this before the next step."""
@@ -126,6 +136,8 @@ class Stepper:
                     return
                 if self._errands:
                     self._run_errand()
+                elif self._gathers and self.has_work():
+                    self._gather()
                 elif self.has_work():
                     self._serve_step()
                 else:
@@ -137,10 +149,21 @@ class Stepper:
         outputs = self._step()
         if outputs and not self._deliver(outputs):
             time.sleep(CONGESTED_S)
+        elif self._nothing_ran and not outputs:
+            self._work.wait(ROOMLESS_S)
+
+    def _gather(self) -> None:
+        self._gathers = False
+        end_s = time.perf_counter() + BURST_S_MAX
+        while self._work.wait(BURST_S) and time.perf_counter() < end_s:
+            self._work.clear()
+            while self._acts:
+                self._acts.popleft()()
 
     def _step(self) -> list[Any]:
         flights, began_s = len(self._plans), time.perf_counter()
         made, executed = self._core.step_fn()
+        self._nothing_ran = not executed
         self._core.post_step(model_executed=executed)
         self.after_step()
         if made is None and len(self._plans) > flights:

@@ -232,6 +232,7 @@ class VllmTenant(Tenant):
         assert self._core is not None, "it is settled"
         self._resumes = Resumes()
         self._core.attach(owned.pool, self._resumes)
+        self._stepper.gather()
         self._orders = Orders(self._core.scheduling, self._core.room, native=self._native)
 
     async def end(self) -> list[int]:
