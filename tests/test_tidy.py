@@ -72,6 +72,7 @@ ROOTS = {
     "worker/levers.py": "the root of an operator's action: a bug becomes a 500 and a log line",
     "engines/torch/stepper.py": "the root of the step thread: after any error no step can be believed",
     "engines/vllm/stepper.py": "the root of vLLM's step thread, likewise",
+    "engines/vllm/core.py": "vLLM's libraries raise bare subclasses of Exception while it makes its engine: translated",
     "engines/shadow/rank.py": "the root of a rank's step thread, likewise",
     "streams/roster.py": "the root of a worker's task: a bug costs one session",
     "streams/link.py": "the root of one stream's part of a step that many share: a bug costs one stream",

@@ -7,7 +7,9 @@ comes back is counted by what of it is found before vLLM looks.
 from __future__ import annotations
 
 import heapq
-from contextlib import AbstractContextManager
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +17,7 @@ from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from holdfast.core.errors import UserError
+from holdfast.core.errors import Refused, UserError
 from holdfast.core.requests import GenerateRequest
 from holdfast.engines.paged.settings import SchedulerSettings
 from holdfast.engines.vllm.canary import Answer, questions
@@ -29,6 +31,13 @@ from holdfast.engines.vllm.stepper import Stepper
 from holdfast.engines.vllm.worker import Rooms, let_in
 from holdfast.kv.pool import KvUse, Pool
 from holdfast.kv.resumes import Resumes
+from holdfast.memory.devices.contract import DeviceError
+
+# How vLLM says that its KV cache is too small for one text of the context's length, and what it would have one do.
+NO_ROOM = ("No available memory for the cache blocks", "larger than the available KV cache memory")
+ITS_MENDS = " Try increasing"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +53,26 @@ def make_core(
 ) -> VllmCore:
     """In the step thread; as long as vLLM takes to load and to warm up."""
     executor = UniProcExecutor if leader.count == 1 else LeadingExecutor
-    with let_in(rooms):
+    with let_in(rooms), in_our_words():
         engine = EngineCore(config, executor, log_stats=False)
     leader.met()
     return VllmCore(engine, scheduling, rooms.kv, stepper, leader, native=native)
+
+
+@contextmanager
+def in_our_words() -> Iterator[None]:
+    """What vLLM raises while it makes its engine may be anything: whoever started this one is told a sentence."""
+    try:
+        yield
+    except (UserError, OSError, DeviceError):
+        raise
+    except Exception as error:
+        log.exception("vLLM's engine cannot be made")
+        said = " ".join(str(error).split()) or type(error).__name__
+        if any(words in said for words in NO_ROOM):
+            short = said.partition(ITS_MENDS)[0].rstrip(".")
+            raise Refused(f"the KV pool is too small ({short}): use more --kv-gib, or a smaller --context") from error
+        raise DeviceError(f"vLLM cannot make its engine: {said}") from error
 
 
 class VllmCore:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from holdfast.core.errors import UserError
+from holdfast.core.errors import Refused, UserError
 from holdfast.engines.paged.blocks import blocks_for
 from holdfast.engines.vllm.canary import private_blocks
 from holdfast.engines.vllm.ground import Ground
@@ -55,7 +55,7 @@ class Plan:
         shared = blocks - 1 - each * slots
         if shared < 1:
             taken = 1 + each * slots
-            raise UserError(f"the KV pool has {blocks} blocks, of which {taken} are spoken for: use more --kv-gib")
+            raise Refused(f"the KV pool has {blocks} blocks, of which {taken} are spoken for: use more --kv-gib")
         return cls(shared, 1 + shared + each * slot, each)
 
 

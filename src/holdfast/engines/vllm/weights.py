@@ -49,7 +49,7 @@ class ModelBuild:
         made = self._made.get()
         if isinstance(made, BaseException):
             self._made.put(made)
-            raise DeviceError(f"vLLM cannot load the model: {made}") from made
+            raise DeviceError(str(made)) from made
         return made
 
     def build(self, load: Callable[[bool], nn.Module]) -> None:
