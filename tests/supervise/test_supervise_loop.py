@@ -19,7 +19,7 @@ from holdfast.supervise import processes as processes_module
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Phase
 from holdfast.supervise.notes import Slot
-from holdfast.supervise.processes import LocalProcesses, exit_words
+from holdfast.supervise.processes import LocalProcesses, exit_words, farewell
 from holdfast.supervise.records import Record, launch_path, read_record, read_records, run_dir, write_record
 from holdfast.supervise.status import look
 from holdfast.testing.waiting import BOUND_S
@@ -216,6 +216,16 @@ def test_exits_in_words() -> None:
     assert exit_words(0, "bye") == "exited with 0"
     assert exit_words(3, "oh no") == "exited with 3: oh no"
     assert exit_words(None, "") == "ended"
+
+
+def test_the_reason_is_a_processs_own() -> None:
+    """Whatever its libraries and helpers still write after it: a warning is not why it ended."""
+    gone = "2026-01-02 03:04:05,678 worker-1a CRITICAL rank process 7 is gone: exiting at once"
+    noise = ["tracker.py:254: UserWarning: 1 leaked object", "  warnings.warn("]
+    assert exit_words(1, farewell([gone, *noise])) == "exited with 1: rank process 7 is gone: exiting at once"
+    assert farewell(["x", "holdfast worker: no memory", *noise]) == "holdfast worker: no memory"
+    assert farewell([gone, "a later life's", *noise, "KeyError: 3"]) == "KeyError: 3"
+    assert farewell([]) == ""
 
 
 def test_a_broken_record_is_no_record(tmp_path: Path) -> None:

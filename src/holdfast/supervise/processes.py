@@ -177,11 +177,13 @@ class _Log:
 
 # What a logger of ours puts before its words: date, time, name, level.
 _LOG_HEAD = re.compile(r"^\d{4}-\d\d-\d\d [\d:,.]+ \S+ [A-Z]+ ")
+_LAST_WORDS = re.compile(r"^holdfast |^\d{4}-\d\d-\d\d [\d:,.]+ \S+ CRITICAL ")
 
 
 def farewell(lines: Sequence[str]) -> str:
-    """The last line; but a role of ours says why it ends, and a library may still speak as it is unloaded."""
-    said = (line for line in reversed(lines[-AFTER_FAREWELL:]) if line.startswith("holdfast "))
+    """The last line; but a role of ours says why it ends, and a library may still speak as it is unloaded, or a helper
+    of its own that outlives it."""
+    said = (line for line in reversed(lines[-AFTER_FAREWELL:]) if _LAST_WORDS.match(line))
     return next(said, lines[-1] if lines else "").strip()
 
 
