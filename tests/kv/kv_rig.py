@@ -6,53 +6,21 @@ not complete. What is queued on the device when the owner dies lands afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import overload
+from collections.abc import Callable
 
 from holdfast.kv import adopt
-from holdfast.kv.geometry import Geometry, block_keys
+from holdfast.kv.geometry import KEY_BYTES, Geometry, block_keys
 from holdfast.kv.index import FULL, Index, index_bytes
 from holdfast.kv.pool import Pool
 
 BLOCK_TOKENS = 4
-key_bytes = 16  # set by the fixture `key_width`
-
-
-class Keys(Sequence[bytes]):
-    """Names of the width under test."""
-
-    def __init__(self) -> None:
-        self._longest = block_keys(bytes(64), list(range(BLOCK_TOKENS * 64)), BLOCK_TOKENS)
-
-    def __len__(self) -> int:
-        return len(self._longest)
-
-    @overload
-    def __getitem__(self, at: int) -> bytes: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[bytes]: ...
-    def __getitem__(self, at: int | slice) -> bytes | list[bytes]:
-        names = [name[:key_bytes] for name in self._longest]
-        return names[at]
-
-
-KEYS = Keys()
+KEYS = block_keys(bytes(KEY_BYTES), list(range(BLOCK_TOKENS * 64)), BLOCK_TOKENS)
 GARBAGE = b"garbage"
 
 
 def geometry(block_count: int = 6, rank: int = 0, rank_count: int = 1, weights: str = "w1") -> Geometry:
     return Geometry(
-        weights,
-        "bfloat16",
-        BLOCK_TOKENS,
-        2,
-        2,
-        8,
-        block_count,
-        rank=rank,
-        rank_count=rank_count,
-        rope="base=1e4",
-        key_bytes=key_bytes,
+        weights, "bfloat16", BLOCK_TOKENS, 2, 2, 8, block_count, rank=rank, rank_count=rank_count, rope="base=1e4"
     )
 
 

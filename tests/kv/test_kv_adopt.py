@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from kv_rig import BLOCK_TOKENS, KEYS, World, believed, fresh, geometry, quarantined
 
 from holdfast.kv import adopt
 from holdfast.kv.follow import Follower
 from holdfast.kv.index import (
+    ENTRY_WORDS,
     EPOCH,
     FREE,
     FULL,
     HEADER_WORDS,
-    KEY,
+    KEY_HIGH,
+    KEY_LOW,
     OPEN,
     SHAPE,
     STATE_BITS,
@@ -23,12 +23,8 @@ from holdfast.kv.index import (
     Index,
     Owner,
     entry_sum,
-    index_bytes,
-    key_words,
 )
 from holdfast.kv.pool import Pool
-
-pytestmark = pytest.mark.usefixtures("key_width")
 
 
 def world_of(blocks: int, *, epoch: int = 10) -> World:
@@ -38,9 +34,9 @@ def world_of(blocks: int, *, epoch: int = 10) -> World:
     return world
 
 
-def forge(world: World, block: int, *, key: bytes | None = None, epoch: int = 10, tokens: int = BLOCK_TOKENS) -> None:
+def forge(world: World, block: int, *, key: bytes = KEYS[20], epoch: int = 10, tokens: int = BLOCK_TOKENS) -> None:
     """A FULL entry with a right sum that a right owner would not have made."""
-    world.index.publish(block, world.index.open(block), key or KEYS[20], epoch=epoch, depth=0, tokens=tokens)
+    world.index.publish(block, world.index.open(block), key, epoch=epoch, depth=0, tokens=tokens)
 
 
 @pytest.mark.parametrize("strange", [{"epoch": 11}, {"tokens": BLOCK_TOKENS - 1}, {"tokens": BLOCK_TOKENS + 1}])
@@ -57,7 +53,7 @@ def test_whole_but_wrong_is_made_free(strange: dict[str, int]) -> None:
 def test_a_sum_of_a_past_generation_is_not_believed() -> None:
     """The word says a newer generation than the fields were summed for."""
     world = world_of(2)
-    at = HEADER_WORDS + world.index.entry_words
+    at = HEADER_WORDS + ENTRY_WORDS
     world.words[at] = ((world.words[at] >> STATE_BITS) + 1) << STATE_BITS | FULL
     adoption = adopt.adopt(world.index, 11)
     assert believed(adoption) == {KEYS[0]: 0}
@@ -68,7 +64,7 @@ def test_keys_that_agree_in_the_half_that_is_sorted_are_no_twins() -> None:
     """The quick look at half a key is followed by an exact one."""
     world = world_of(0)
     for block in range(3):
-        forge(world, block, key=b"same" + bytes([block]) * (len(KEYS[0]) - 4))
+        forge(world, block, key=b"same" + bytes([block]) * 12)
     assert len(believed(adopt.adopt(world.index, 11))) == 3
 
 
@@ -76,10 +72,9 @@ def test_an_entry_of_another_geometry_is_not_believed() -> None:
     """Even where the header is right: sums are keyed with the geometry."""
     world = world_of(1)
     at = HEADER_WORDS
-    word, epoch, shape = (world.words[at + field] for field in (WORD, EPOCH, SHAPE))
-    key = [world.words[at + KEY + place] for place in range(key_words(geometry()))]
+    fields = [world.words[at + field] for field in (WORD, EPOCH, SHAPE, KEY_LOW, KEY_HIGH)]
     other = geometry(weights="w0").sum_key
-    world.words[at + SUM] = entry_sum(other, 0, word, epoch, shape, key)
+    world.words[at + SUM] = entry_sum(other, 0, *fields)
     assert believed(adopt.adopt(world.index, 11)) == {}
 
 
@@ -196,16 +191,3 @@ def test_a_follower_judges_anew_when_the_owner_changes() -> None:
     for epoch in (12, 9, 11):
         world.index.store_owner(Owner(epoch, 0))
         assert follower.survey() == adopt.survey(world.index)
-
-
-@pytest.mark.parametrize("width", [16, 24, 32, 64])
-def test_a_pool_with_keys_of_another_width_is_another_geometry(width: int) -> None:
-    """Also where entries are as long: nothing is believed, everything is quarantined."""
-    world = world_of(3)
-    other = replace(geometry(), key_bytes=width)
-    if other == geometry():
-        return
-    larger = world.buffer + bytearray(index_bytes(other))
-    adoption = adopt.adopt(Index(larger, other), 11)
-    assert (adoption.reason, believed(adoption)) == (adopt.OTHER_GEOMETRY, {})
-    assert quarantined(adoption) == set(range(other.block_count))

@@ -11,8 +11,6 @@ from holdfast.kv import adopt
 from holdfast.kv.index import Index, Owner, index_bytes
 from holdfast.kv.pool import NoRoom, Pool
 
-pytestmark = pytest.mark.usefixtures("key_width")
-
 
 def fills_and_frees(world: World) -> None:
     for block in range(5):

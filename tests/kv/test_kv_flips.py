@@ -9,16 +9,15 @@ from kv_rig import KEYS, World, believed, fresh, geometry, quarantined
 
 from holdfast.kv import adopt
 from holdfast.kv.follow import Follower
-from holdfast.kv.index import HEADER_BYTES, HEAT, KEY, STATIC_BYTES, Index, entry_words, key_words
+from holdfast.kv.index import ENTRY_BYTES, HEADER_BYTES, HEAT, KEY_HIGH, STATIC_BYTES, Index
 
-pytestmark = pytest.mark.usefixtures("key_width")
 PATTERNS = (*(1 << bit for bit in range(8)), 0xFF, 0x3C, 0x5A, 0xC3, 0xA5)
 WHOLE, OPENED, UNUSED = 0, 1, 2
 
 
 def counts(byte: int) -> bool:
-    """Whether something is believed because of it: neither heat nor the words after the key."""
-    return byte // 8 != HEAT and byte // 8 < KEY + key_words(geometry())
+    """Whether something is believed because of it: neither heat nor the word after the key."""
+    return byte // 8 != HEAT and byte // 8 <= KEY_HIGH
 
 
 def example() -> World:
@@ -31,15 +30,15 @@ def example() -> World:
 
 
 def entry_at(block: int) -> int:
-    return HEADER_BYTES + block * 8 * entry_words(geometry())
+    return HEADER_BYTES + block * ENTRY_BYTES
 
 
-@pytest.mark.parametrize("byte", range(128))
+@pytest.mark.parametrize("byte", range(ENTRY_BYTES))
 def test_a_damaged_entry_is_never_believed(byte: int) -> None:
     """Whatever byte of an entry changes: it is not believed, or nothing that matters changed; an open block stays shut;
     others are not touched; and a follower that had seen it whole says the same."""
     whole = example().buffer
-    for block in (WHOLE, OPENED, UNUSED) if byte < 8 * entry_words(geometry()) else ():
+    for block in (WHOLE, OPENED, UNUSED):
         for pattern in PATTERNS:
             at = entry_at(block) + byte
             buffer = bytearray(whole)
@@ -75,15 +74,15 @@ def test_a_damaged_header_means_nothing_is_believed() -> None:
 def test_an_entry_copied_to_another_block_is_not_believed() -> None:
     """The sum is over the block id too."""
     buffer = example().buffer
-    source, target, size = entry_at(WHOLE), entry_at(5), 8 * entry_words(geometry())
-    buffer[target : target + size] = buffer[source : source + size]
-    buffer[source : source + size] = bytes(size)
+    source, target = entry_at(WHOLE), entry_at(5)
+    buffer[target : target + ENTRY_BYTES] = buffer[source : source + ENTRY_BYTES]
+    buffer[source : source + ENTRY_BYTES] = bytes(ENTRY_BYTES)
     assert believed(adopt.adopt(Index(buffer, geometry()), 11)) == {KEYS[3]: 3}
 
 
 def test_two_words_damaged_in_the_same_bit_are_seen() -> None:
     """A plain weighted sum would miss the top bit of two words; the mix does not."""
-    words = [byte for byte in range(0, 8 * entry_words(geometry()), 8) if counts(byte)]
+    words = [byte for byte in range(0, ENTRY_BYTES, 8) if counts(byte)]
     for pair in itertools.combinations(words, 2):
         buffer = example().buffer
         for word in pair:

@@ -12,19 +12,16 @@ from dataclasses import fields, replace
 import pytest
 from kv_rig import BLOCK_TOKENS, KEYS, DyingWords, fresh, geometry
 
-from holdfast.kv.geometry import Geometry, block_keys
+from holdfast.kv.geometry import KEY_BYTES, Geometry, block_keys
 from holdfast.kv.index import (
     HEADER_WORDS,
     Index,
     Misuse,
     Owner,
     index_bytes,
-    key_words,
     owner_word,
     read_owner,
 )
-
-pytestmark = pytest.mark.usefixtures("key_width")
 
 
 def test_open_and_free_are_one_store_each_and_publish_ends_with_its_word() -> None:
@@ -35,9 +32,9 @@ def test_open_and_free_are_one_store_each_and_publish_ends_with_its_word() -> No
     generation = index.open(0)
     assert words.stores == 1
     index.publish(0, generation, KEYS[0], epoch=10, depth=3, tokens=BLOCK_TOKENS, heat=7)
-    assert (words.stores, words.last) == (6 + key_words(geometry()), HEADER_WORDS)
+    assert (words.stores, words.last) == (8, HEADER_WORDS)
     index.free(0)
-    assert words.stores == 7 + key_words(geometry())
+    assert words.stores == 9
 
 
 def test_misuse_changes_nothing() -> None:
@@ -72,7 +69,7 @@ def test_keys_are_a_chain() -> None:
     """A key depends on every token before it, and only full blocks have one."""
     tokens = list(range(11))
     keys = block_keys(geometry().root(), tokens, 4)
-    assert [len(key) for key in keys] == [geometry().key_bytes] * 2
+    assert [len(key) for key in keys] == [KEY_BYTES] * 2
     first = block_keys(geometry().root(), tokens[:4], 4)
     assert keys == first + block_keys(first[0], tokens[4:8], 4)
     changed = block_keys(geometry().root(), [9, *tokens[1:]], 4)

@@ -26,15 +26,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.kv import index as layout
-from holdfast.kv.geometry import Geometry
+from holdfast.kv.geometry import KEY_BYTES, Geometry
 from holdfast.kv.index import (
     ADOPTIONS_WITHOUT_CANARY_MAX,
+    ENTRY_BYTES,
+    ENTRY_WORDS,
     HEADER_BYTES,
     HEADER_WORDS,
     Index,
     Owner,
-    entry_words,
-    key_words,
 )
 
 # Verdicts, one byte per block.
@@ -47,6 +47,10 @@ DAMAGED_OWNER = "the owner's word is damaged or was never stored"
 NO_CANARY = "adopted before, and no canary has passed since"
 
 Table: TypeAlias = NDArray[np.uint64]
+# A row of the table with nothing but its key.
+ROW = np.dtype(
+    {"names": ["key"], "formats": [f"V{KEY_BYTES}"], "offsets": [8 * layout.KEY_LOW], "itemsize": ENTRY_BYTES}
+)
 
 
 class StaleEpoch(Exception):
@@ -61,11 +65,7 @@ class Survey:
     epoch: int  # the old owner's
     adoptions: int  # since the last canary
     verdicts: bytes  # one per block
-    keys: bytes  # one per block, meaningful where the verdict is YOURS
-
-    @property
-    def key_bytes(self) -> int:
-        return len(self.keys) // len(self.verdicts)
+    keys: bytes  # KEY_BYTES per block, meaningful where the verdict is YOURS
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ class Adoption:
 
     def had(self, key: bytes) -> bool:
         """Whether a block of this key was believed, whatever became of it since. A search of all keys: for rare use."""
-        at, width = self.keys.find(key), self.index.geometry.key_bytes
-        while at >= 0 and (at % width or self.verdicts[at // width] != YOURS):
+        at = self.keys.find(key)
+        while at >= 0 and (at % KEY_BYTES or self.verdicts[at // KEY_BYTES] != YOURS):
             at = self.keys.find(key, at + 1)
         return at >= 0
 
@@ -116,7 +116,7 @@ def survey(index: Index) -> Survey:
         return _nothing(index.geometry, owner)
     table = read_table(index).copy()
     verdicts = judge(table, index.geometry, owner.epoch if owner else 0)
-    keys = read_keys(table, index.geometry)
+    keys = read_keys(table)
     refuse_twins(verdicts, table, keys)
     return Survey(
         reason="" if owner else DAMAGED_OWNER,
@@ -132,7 +132,7 @@ def agree(ranks: Sequence[Survey]) -> list[Survey]:
     same key, quarantined where any has it so. The smallest count of adoptions holds: an adopter that died between two
     ranks has served nothing."""
     verdicts = np.stack([np.frombuffer(rank.verdicts, np.uint8) for rank in ranks])
-    keys = np.stack([np.frombuffer(rank.keys, np.uint8).reshape(-1, rank.key_bytes) for rank in ranks])
+    keys = np.stack([np.frombuffer(rank.keys, np.uint64).reshape(-1, 2) for rank in ranks])
     same = np.all(keys == keys[0], axis=(0, 2)) & np.all(verdicts == YOURS, axis=0)
     verdicts = np.where((verdicts == YOURS) & ~same, np.uint8(REFUSED), verdicts)
     verdicts = np.where(np.any(verdicts == QUARANTINED, axis=0), np.uint8(QUARANTINED), verdicts)
@@ -150,12 +150,11 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     adoptions: int
     blocks: int
-    key_bytes: int
 
 
 def packed(found: Survey) -> bytes:
-    """For the other ranks: those with as many blocks and keys as wide send as many bytes."""
-    head = msgspec.json.encode(_Head(found.reason, found.epoch, found.adoptions, len(found.verdicts), found.key_bytes))
+    """For the other ranks: those with as many blocks send as many bytes."""
+    head = msgspec.json.encode(_Head(found.reason, found.epoch, found.adoptions, len(found.verdicts)))
     assert len(head) <= HEAD_BYTES, "a reason is a few words"
     return head.ljust(HEAD_BYTES) + found.verdicts + found.keys
 
@@ -163,7 +162,7 @@ def packed(found: Survey) -> bytes:
 def unpacked(data: bytes) -> Survey:
     head = msgspec.json.decode(data[:HEAD_BYTES].rstrip(), type=_Head)
     verdicts, keys = data[HEAD_BYTES:][: head.blocks], data[HEAD_BYTES + head.blocks :]
-    assert len(keys) == head.key_bytes * head.blocks, "a survey was cut"
+    assert len(keys) == KEY_BYTES * head.blocks, "a survey was cut"
     return Survey(head.reason, head.epoch, head.adoptions, verdicts, keys)
 
 
@@ -199,7 +198,7 @@ def of_new(index: Index, found: Survey, epoch: int) -> Adoption:
 def claims(found: Survey) -> dict[bytes, int]:
     """Key → block of all that is yours."""
     blocks = np.flatnonzero(np.frombuffer(found.verdicts, np.uint8) == YOURS)
-    keys = np.frombuffer(found.keys, f"V{found.key_bytes}")[blocks]
+    keys = np.frombuffer(found.keys, f"V{KEY_BYTES}")[blocks]
     return dict(zip(keys.tolist(), blocks.tolist(), strict=True))
 
 
@@ -207,16 +206,14 @@ def _nothing(geometry: Geometry, owner: Owner | None) -> Survey:
     count = geometry.block_count
     adoptions = owner.adoptions if owner else 0
     quarantined = bytes([QUARANTINED]) * count
-    return Survey(
-        OTHER_GEOMETRY, owner.epoch if owner else 0, adoptions, quarantined, bytes(geometry.key_bytes * count)
-    )
+    return Survey(OTHER_GEOMETRY, owner.epoch if owner else 0, adoptions, quarantined, bytes(KEY_BYTES * count))
 
 
 def _renew(index: Index) -> None:
     """First every block becomes OPEN, then the header ours: whoever adopts after our death quarantines them all too."""
     words = index.words
     for block in range(index.geometry.block_count):
-        at = HEADER_WORDS + block * index.entry_words
+        at = HEADER_WORDS + block * ENTRY_WORDS
         words[at] = words[at] & ~layout.STATE_MASK | layout.OPEN
     index.store_header()
 
@@ -227,14 +224,12 @@ def _renew(index: Index) -> None:
 def read_table(index: Index) -> Table:
     """All entries, a row of words each: a view, not a copy."""
     words = np.frombuffer(index.view, np.uint64, offset=HEADER_BYTES)
-    return words.reshape(-1, index.entry_words)
+    return words.reshape(-1, ENTRY_WORDS)
 
 
-def read_keys(table: Table, geometry: Geometry) -> NDArray[np.void]:
+def read_keys(table: Table) -> NDArray[np.void]:
     """The keys of all rows, a view."""
-    names, formats, offsets, size = ["key"], [f"V{geometry.key_bytes}"], [8 * layout.KEY], 8 * entry_words(geometry)
-    row = np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size})
-    keys: NDArray[np.void] = table.view(row)["key"][:, 0]
+    keys: NDArray[np.void] = table.view(ROW)["key"][:, 0]
     return keys
 
 
@@ -245,7 +240,7 @@ def judge(table: Table, geometry: Geometry, owner_epoch: int, blocks: Table | No
     full, free = state == layout.FULL, state == layout.FREE
     if blocks is None:
         blocks = np.arange(len(table), dtype=np.uint64)
-    whole = sums(table, geometry, blocks) == table[:, layout.SUM]
+    whole = sums(table, geometry.sum_key, blocks) == table[:, layout.SUM]
     right = (table[:, layout.EPOCH] <= np.uint64(owner_epoch)) & (
         (table[:, layout.SHAPE] & np.uint64(0xFFFFFFFF)) == np.uint64(geometry.block_tokens)
     )
@@ -256,12 +251,12 @@ def judge(table: Table, geometry: Geometry, owner_epoch: int, blocks: Table | No
     return verdicts
 
 
-def sums(table: Table, geometry: Geometry, blocks: Table) -> Table:
+def sums(table: Table, seed: int, blocks: Table) -> Table:
     """`index.entry_sum` of every row."""
     mix, half = np.uint64(layout.MIX), np.uint64(32)
-    mixed = (blocks ^ np.uint64(geometry.sum_key)) * mix
+    mixed = (blocks ^ np.uint64(seed)) * mix
     high = np.empty_like(mixed)
-    for field in (layout.WORD, layout.EPOCH, layout.SHAPE, *range(layout.KEY, layout.KEY + key_words(geometry))):
+    for field in (layout.WORD, layout.EPOCH, layout.SHAPE, layout.KEY_LOW, layout.KEY_HIGH):
         mixed ^= np.right_shift(mixed, half, out=high)
         mixed ^= table[:, field]
         mixed *= mix
@@ -273,7 +268,7 @@ def refuse_twins(verdicts: NDArray[np.uint8], table: Table, keys: NDArray[np.voi
     """Of several blocks with one key the first is believed. A right owner makes none: look closely only if need be."""
     blocks = np.flatnonzero(verdicts == YOURS)
     # Four bytes of a key sort in half the time, and two of 65,536 agree in them by chance every other time.
-    part = table[blocks, layout.KEY].astype(np.uint32)
+    part = table[blocks, layout.KEY_LOW].astype(np.uint32)
     ordered = np.sort(part)
     repeated = ordered[1:][ordered[1:] == ordered[:-1]]
     if not len(repeated):

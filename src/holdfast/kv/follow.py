@@ -12,10 +12,10 @@ import numpy as np
 
 from holdfast.kv import adopt
 from holdfast.kv.adopt import YOURS, Adoption, Survey, Table
-from holdfast.kv.index import HEAT, LINE_WORDS, Index
+from holdfast.kv.index import ENTRY_WORDS, HEAT, Index
 
-# One byte per word of an entry's first line; heat is a hint and changes all the time.
-NOT_HEAT = np.array([word != HEAT for word in range(LINE_WORDS)], np.bool_).view(np.uint64) * np.uint64(0xFF)
+# One byte per word of an entry; heat is a hint and changes all the time.
+NOT_HEAT = np.array([word != HEAT for word in range(ENTRY_WORDS)], np.bool_).view(np.uint64) * np.uint64(0xFF)
 
 
 class Follower:
@@ -25,7 +25,7 @@ class Follower:
         count = index.geometry.block_count
         self._index = index
         self._epoch = owner.epoch if (owner := index.owner) else 0  # by which the entries below were judged
-        self._seen: Table = np.zeros((count, index.entry_words), np.uint64)
+        self._seen: Table = np.zeros((count, ENTRY_WORDS), np.uint64)
         self._verdicts = np.zeros(count, np.uint8)  # each row by itself, twins not yet refused
         self._keys: dict[int, bytes] = {}
         self._blocks: dict[bytes, int] = {}  # the first block of each key
@@ -42,12 +42,8 @@ class Follower:
         if epoch != self._epoch:
             changed = np.arange(len(table))  # another owner judges every entry anew
         else:
-            # Eight words of a line give eight booleans, one word again: several times quicker than any(axis=1).
-            lines = (table != self._seen).view(np.uint64)
-            differs = lines[:, 0] & NOT_HEAT
-            for line in range(1, lines.shape[1]):
-                differs |= lines[:, line]
-            changed = np.flatnonzero(differs)
+            # Eight words of an entry give eight booleans, one word again: several times quicker than any(axis=1).
+            changed = np.flatnonzero((table != self._seen).view(np.uint64)[:, 0] & NOT_HEAT)
         self._epoch = epoch
         if len(changed):
             self._apply(changed, table[changed])
@@ -62,7 +58,7 @@ class Follower:
         verdicts = self._verdicts.copy()
         for key, blocks in self._twins.items():
             verdicts[list(blocks - {self._blocks[key]})] = adopt.REFUSED
-        keys = adopt.read_keys(self._seen, self._index.geometry)
+        keys = adopt.read_keys(self._seen)
         return Survey("", owner.epoch, owner.adoptions, verdicts.tobytes(), keys.tobytes())
 
     def adopt(self, index: Index, epoch: int, agreed: Survey | None = None) -> Adoption:
@@ -79,7 +75,7 @@ class Follower:
         self._seen[changed] = rows
         self._verdicts[changed] = verdicts
         whole = verdicts == YOURS
-        keys = adopt.read_keys(rows, self._index.geometry)[whole]
+        keys = adopt.read_keys(rows)[whole]
         for block, key in zip(changed[whole].tolist(), keys.tolist(), strict=True):
             self._learn(block, key)
 

@@ -15,9 +15,8 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import blake2b
 
-KEY_BYTES = 16  # of the chain below; an engine that names its blocks by itself may need more (vLLM: 32 and a group)
-KEY_BYTES_MAX = 64  # what one hash gives
-# An index of 2**24 short entries is 1 GiB; a bigger count is a mistake in its caller.
+KEY_BYTES = 16  # of every pool's keys: an entry of the index is then one line of 64 bytes
+# An index of 2**24 entries is 1 GiB; a bigger count is a mistake in its caller.
 BLOCK_COUNT_MAX = 2**24
 ITEM_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "fp8_e4m3": 8, "fp8_e5m2": 8, "int8": 8, "uint8": 8}
 
@@ -37,7 +36,6 @@ class Geometry:
     rank_count: int = 1
     rope: str = ""
     layout: str = ""
-    key_bytes: int = KEY_BYTES  # of a block's key
 
     def __post_init__(self) -> None:
         for name in ("block_tokens", "layers", "kv_heads", "head_size", "block_count", "rank_count"):
@@ -45,8 +43,6 @@ class Geometry:
                 raise ValueError(f"a KV pool needs {name} of at least 1, got {getattr(self, name)}")
         if self.block_count > BLOCK_COUNT_MAX:
             raise ValueError(f"a KV pool has at most {BLOCK_COUNT_MAX} blocks, got {self.block_count}; use larger ones")
-        if not KEY_BYTES <= self.key_bytes <= KEY_BYTES_MAX:
-            raise ValueError(f"a block's key has {KEY_BYTES} to {KEY_BYTES_MAX} bytes, not {self.key_bytes}")
         if not 0 <= self.rank < self.rank_count:
             raise ValueError(f"rank {self.rank} is not one of {self.rank_count}")
         if self.dtype not in ITEM_BITS:
@@ -76,16 +72,16 @@ class Geometry:
         """The parent key of first blocks."""
         fields = {name: value for name, value in asdict(self).items() if name != "rank"}
         text = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
-        return blake2b(text, digest_size=self.key_bytes, person=b"kv-root").digest()
+        return blake2b(text, digest_size=KEY_BYTES, person=b"kv-root").digest()
 
 
 def block_keys(root: bytes, tokens: Sequence[int], block_tokens: int) -> list[bytes]:
-    """The keys of all *full* blocks of a sequence, first block first, each as long as `root`."""
+    """The keys of all *full* blocks of a sequence, first block first."""
     packed = memoryview(array("I", tokens)).cast("B")
     step = block_tokens * 4
     keys: list[bytes] = []
-    parent, width = root, len(root)
+    parent = root
     for start in range(0, len(packed) - step + 1, step):
-        parent = blake2b(parent + packed[start : start + step], digest_size=width).digest()
+        parent = blake2b(parent + packed[start : start + step], digest_size=KEY_BYTES).digest()
         keys.append(parent)
     return keys

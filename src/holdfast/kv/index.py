@@ -1,7 +1,4 @@
-"""The prefix index of a KV pool, in memory that outlives its owner: one header, one entry per block.
-
-An entry is a whole number of 64-byte lines: one line with keys of up to 24 bytes, two with longer ones. How wide keys
-are is part of the geometry, which the header repeats, so an index with other keys is never misread.
+"""The prefix index of a KV pool, in memory that outlives its owner: one header, one 64-byte entry per block.
 
 Crash model: the owner dies at any instruction; what it had stored, in program order, is there. So every change that
 matters is *one aligned 8-byte store*, and what it vouches for is stored before it:
@@ -19,23 +16,23 @@ explicit byte order writes byte by byte.) Offsets here are multiples of 8 and a 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Protocol, TypeAlias
 
-from holdfast.kv.geometry import Geometry
+from holdfast.kv.geometry import KEY_BYTES, Geometry
 
 MAGIC = b"HOLDFAST-KVINDEX"
-VERSION = 2
+VERSION = 3
 HEADER_BYTES = 4096
+ENTRY_BYTES = 64
 HEADER_WORDS = HEADER_BYTES // 8
-LINE_WORDS = 8
+ENTRY_WORDS = ENTRY_BYTES // 8
 OWNER_WORD = HEADER_WORDS - 1  # the last word of the header; everything before it never changes
 STATIC_BYTES = OWNER_WORD * 8
 
-# Words of an entry; the key takes as many as it needs, from KEY on.
-WORD, EPOCH, SHAPE, SUM, HEAT, KEY = range(6)
+# Words of an entry.
+WORD, EPOCH, SHAPE, SUM, HEAT, KEY_LOW, KEY_HIGH = range(7)
 
 # The low 16 bits of the word; the generation is above. Any two states differ in both bytes, so one damaged byte makes
 # no state out of another, and what is none of the three is treated as OPEN.
@@ -51,6 +48,7 @@ ADOPTIONS_MAX = 255
 
 Buffer: TypeAlias = "memoryview | bytearray | bytes | mmap.mmap"
 
+_KEY = Struct("=QQ")
 _HEAD = Struct("=16s4Q16sQ")
 
 
@@ -91,16 +89,8 @@ class Entry:
     whole: bool  # the sum is right for a FULL word
 
 
-def key_words(geometry: Geometry) -> int:
-    return -(-geometry.key_bytes // 8)
-
-
-def entry_words(geometry: Geometry) -> int:
-    return -(-(KEY + key_words(geometry)) // LINE_WORDS) * LINE_WORDS
-
-
 def index_bytes(geometry: Geometry) -> int:
-    return HEADER_BYTES + 8 * entry_words(geometry) * geometry.block_count
+    return HEADER_BYTES + ENTRY_BYTES * geometry.block_count
 
 
 def static_header(geometry: Geometry) -> bytes:
@@ -108,23 +98,19 @@ def static_header(geometry: Geometry) -> bytes:
     text = geometry.text
     if _HEAD.size + len(text) > STATIC_BYTES:
         raise ValueError(f"the geometry's text takes {len(text)} bytes, {STATIC_BYTES - _HEAD.size} fit; shorten it")
-    entry_bytes = 8 * entry_words(geometry)
-    head = _HEAD.pack(MAGIC, VERSION, HEADER_BYTES, entry_bytes, geometry.block_count, geometry.hash, len(text))
+    head = _HEAD.pack(MAGIC, VERSION, HEADER_BYTES, ENTRY_BYTES, geometry.block_count, geometry.hash, len(text))
     return (head + text).ljust(STATIC_BYTES, b"\0")
 
 
-def entry_sum(seed: int, block: int, word: int, epoch: int, shape: int, key: Sequence[int]) -> int:
+def entry_sum(seed: int, block: int, word: int, epoch: int, shape: int, low: int, high: int) -> int:
     """A keyed mix that numpy can do for all entries at once (adopt.py has the same rounds). Each round is a bijection
     of the state and of its input, so a change in one word is always seen; in several, but for one case in 2**64."""
     mixed = (seed ^ block) * MIX & U64
     mixed = ((mixed ^ (mixed >> 32)) ^ word) * MIX & U64
     mixed = ((mixed ^ (mixed >> 32)) ^ epoch) * MIX & U64
     mixed = ((mixed ^ (mixed >> 32)) ^ shape) * MIX & U64
-    mixed = ((mixed ^ (mixed >> 32)) ^ key[0]) * MIX & U64
-    mixed = ((mixed ^ (mixed >> 32)) ^ key[1]) * MIX & U64
-    if len(key) > 2:  # a loop over two would cost what a round does
-        for part in key[2:]:
-            mixed = ((mixed ^ (mixed >> 32)) ^ part) * MIX & U64
+    mixed = ((mixed ^ (mixed >> 32)) ^ low) * MIX & U64
+    mixed = ((mixed ^ (mixed >> 32)) ^ high) * MIX & U64
     return mixed ^ (mixed >> 32)
 
 
@@ -153,7 +139,7 @@ def _check_byte(body: int) -> int:
 class Index:
     """Entries over a buffer the caller mapped (read-only serves for reading). Nothing is stored on construction."""
 
-    __slots__ = ("_bytes", "_count", "_key", "_key_pad", "_seed", "_static", "entry_words", "geometry", "words")
+    __slots__ = ("_bytes", "_count", "_seed", "_static", "geometry", "words")
 
     def __init__(self, buffer: Buffer, geometry: Geometry, *, words: Words | None = None) -> None:
         whole = memoryview(buffer).cast("B")
@@ -163,10 +149,7 @@ class Index:
         self._bytes = whole[:size]
         self._static = static_header(geometry)
         self._seed = geometry.sum_key
-        self._key = Struct(f"={key_words(geometry)}Q")
-        self._key_pad = bytes(self._key.size - geometry.key_bytes)
         self._count = geometry.block_count
-        self.entry_words = entry_words(geometry)
         self.geometry = geometry
         self.words: Words = self._bytes.cast("Q") if words is None else words
 
@@ -229,18 +212,15 @@ class Index:
         words = self.words
         if words[at] != generation << STATE_BITS | OPEN:
             raise Misuse(f"block {block} is not open in generation {generation}")
-        parts = self._key.unpack(key + self._key_pad)
+        low, high = _KEY.unpack(key)
         word = generation << STATE_BITS | FULL
         shape = depth << 32 | tokens
-        words[at + KEY] = parts[0]
-        words[at + KEY + 1] = parts[1]
-        if len(parts) > 2:
-            for place, part in enumerate(parts[2:], at + KEY + 2):
-                words[place] = part
+        words[at + KEY_LOW] = low
+        words[at + KEY_HIGH] = high
         words[at + EPOCH] = epoch
         words[at + SHAPE] = shape
         words[at + HEAT] = heat
-        words[at + SUM] = entry_sum(self._seed, block, word, epoch, shape, parts)
+        words[at + SUM] = entry_sum(self._seed, block, word, epoch, shape, low, high)
         words[at] = word  # last: from here on an adopter believes it
 
     def free(self, block: int) -> None:
@@ -260,20 +240,22 @@ class Index:
 
     def entry(self, block: int) -> Entry:
         at = self._at(block)
-        word, epoch, shape, total, heat = (self.words[at + field] for field in range(KEY))
-        parts = tuple(self.words[at + KEY + place] for place in range(key_words(self.geometry)))
+        word, epoch, shape, total, heat, low, high = (self.words[at + field] for field in range(KEY_HIGH + 1))
         return Entry(
             state=word & STATE_MASK,
             generation=word >> STATE_BITS,
-            key=self._key.pack(*parts)[: self.geometry.key_bytes],
+            key=_KEY.pack(low, high),
             epoch=epoch,
             depth=shape >> 32,
             tokens=shape & 0xFFFFFFFF,
             heat=heat,
-            whole=total == entry_sum(self._seed, block, word & ~STATE_MASK | FULL, epoch, shape, parts),
+            whole=total == entry_sum(self._seed, block, word & ~STATE_MASK | FULL, epoch, shape, low, high),
         )
 
     def _at(self, block: int) -> int:
         if not 0 <= block < self._count:
             raise Misuse(f"block {block} is not one of the pool's {self._count}: never published")
-        return HEADER_WORDS + block * self.entry_words
+        return HEADER_WORDS + block * ENTRY_WORDS
+
+
+assert _KEY.size == KEY_BYTES

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from holdfast.kv.cached import Cached
+from holdfast.kv.geometry import KEY_BYTES
 from holdfast.kv.index import ADOPTIONS_WITHOUT_CANARY_MAX, LIVE, Index, Misuse, Owner
 from holdfast.kv.index import FREE as ENTRY_FREE
 
@@ -296,5 +297,4 @@ class Pool:
     def _adopted_key(self, block: int) -> bytes:
         """From our own copy: a key damaged in the index since must not leave a withdrawn block findable."""
         assert self._adoption is not None
-        width = self.index.geometry.key_bytes
-        return self._adoption.keys[block * width : (block + 1) * width]
+        return self._adoption.keys[block * KEY_BYTES : (block + 1) * KEY_BYTES]
