@@ -25,8 +25,6 @@ from holdfast.testing.waiting import BOUND_S, until, wait_until
 from holdfast.wire.frames import FrameSplitter, encode
 from holdfast.wire.messages import VERSION, Generate, Hello, Message, Step, decode_to_frontend
 
-REQUEST = GenerateRequest("t", [5, 6, 7], 3, Sampling(20, 1, ignore_eos=True))
-
 
 class Stage:
     """A store that runs, a vault that runs once it is started, a lock that another process may hold."""
@@ -171,8 +169,8 @@ class DataPeer(asyncio.Protocol):
     def send(self, message: Message) -> None:
         self._transport.write(encode(message))
 
-    def generate(self, stream: int) -> None:
-        self.send(Generate(stream, REQUEST))
+    def generate(self, stream: int, tokens: int = 20) -> None:
+        self.send(Generate(stream, GenerateRequest("t", [5, 6, 7], 3, Sampling(tokens, 1, ignore_eos=True))))
 
     def outputs(self, stream: int) -> Iterator[Any]:
         """What it was told of one stream."""

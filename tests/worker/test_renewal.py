@@ -43,7 +43,7 @@ async def test_a_lone_worker_loads_anew_once_for_each_verdict(stage: Stage) -> N
     )
     await asyncio.to_thread(worker.until_state, "active")
     frontend, control = await connect(path), await connect(path, "canary")
-    frontend.generate(1)
+    frontend.generate(1, tokens=20_000)  # 1,000 s: longer than a test may take, so it runs at the reload
     await until(lambda: list(frontend.outputs(1)), "a token")
     assert (await told(control, Reload(1, token="other"))).load == 1
     frontend.send(Reload(1))
