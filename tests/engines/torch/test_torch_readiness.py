@@ -66,7 +66,7 @@ async def test_exact_warms_up_by_one_block_and_says_what_it_costs(
     plans: list[StepPlan] = []
     async with rig(vault) as r:
         on_launch(monkeypatch, plans.append)
-        monkeypatch.setattr(warm_up, "_pin", lambda: None)
+        monkeypatch.setattr(warm_up, "pin_ahead", lambda: None)
         with caplog.at_level(logging.WARNING, "holdfast.engine"):
             warm_up.warm_up(r.ready.computer, 512, 16, r.ready.blocks.stop, lambda *_: None)
         assert [plan.token_count for plan in plans] == [16, 16]
