@@ -20,6 +20,11 @@ def test_the_vllm_that_is_here_is_as_we_need_it() -> None:
     hooks.check_installed()
 
 
+def test_no_other_platforms_worker_is_loaded_to_be_looked_at() -> None:
+    """To load a CPU's replaces torch's streams and events: on a GPU nothing would compute after it."""
+    assert not [one.name for one in hooks.RELIED if "cpu" in one.name]
+
+
 class Base:
     kept: int
 

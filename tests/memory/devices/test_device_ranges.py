@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.memory.devices import BusyError, DeviceError
-from holdfast.memory.devices.ranges import Mapping, Ranges
+from holdfast.memory.devices.ranges import Mapping, Ranges, scratch_pieces
 
 PAGE = 16
 PAGES = 12  # two reservations of six pages each, side by side
@@ -66,3 +66,17 @@ def test_a_range_in_use_is_not_released() -> None:
     ranges.drop_reserved(6 * PAGE)
     with pytest.raises(DeviceError):
         ranges.check_free(6 * PAGE, PAGE)
+
+
+@given(st.data(), st.integers(1, 400), st.integers(0, 6))
+def test_scratch_is_made_of_a_few_sizes(data: st.DataObject, size: int, power: int) -> None:
+    """In granules: all of it once, in order; what is itself alone, the rest of slabs of a whole, a half, …: a GPU
+    maps a slab only as a whole."""
+    cuts = sorted(data.draw(st.sets(st.integers(0, size), max_size=8)))
+    own = [(start, end - start) for start, end in zip(cuts[::2], cuts[1::2], strict=False)]
+    pieces = list(scratch_pieces(size, 1 << power, own))
+    ends = [at + length for at, length, _ in pieces]
+    assert [at for at, _, _ in pieces] == [0, *ends[:-1]]
+    assert ends[-1] == size
+    assert [(at, length) for at, length, alone in pieces if alone] == own
+    assert {length for _, length, alone in pieces if not alone} <= {1 << each for each in range(power + 1)}
