@@ -31,9 +31,10 @@ install() { "$PYTHON" -m pip install -q --disable-pip-version-check --no-deps --
 have() { "$PYTHON" -c "import $1" 2>/dev/null; }
 
 wheels() {
-  have msgspec && have httptools && have uvloop && return 0
+  have msgspec && have httptools && have uvloop && have pytest_asyncio && return 0
   local found=("$WHEELS"/*.whl)
-  [ -e "${found[0]}" ] || { echo "msgspec, httptools or uvloop is missing, and $WHEELS has no wheels"; return 1; }
+  [ -e "${found[0]}" ] \
+    || { echo "msgspec, httptools, uvloop or pytest-asyncio is missing, and $WHEELS has no wheels"; return 1; }
   install "${found[@]}"
 }
 
