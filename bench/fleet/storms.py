@@ -1,0 +1,205 @@
+"""Random worlds by their seeds: nodes come and go, models of many sizes are wanted and not, replicas crash, messages and
+replies are lost, snapshots come late, controllers start again. Then it is quiet, and everything must come to rest.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from msgspec import structs
+
+from bench.fleet.world import Machine, World
+from holdfast.fleet.actions import Action
+from holdfast.fleet.desired import Level, Model
+from holdfast.fleet.observed import Phase
+from holdfast.fleet.room import HOST
+
+STEPS = 40
+QUIET_STEPS_MAX = 400  # back-offs of five minutes and an hour of time-outs are passed in leaps
+COMPARED = 7  # one pass in so many is planned from scratch as well
+
+
+class Storm:
+    """One world, its weather, and what is promised whatever the weather."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.world = World()
+        self.late: list[tuple[float, Action]] = []  # messages on their way
+        rng = self.rng
+        for number in range(rng.randint(1, 5)):
+            self.add_machine(f"n{number}")
+        for number in range(rng.randint(1, 6)):
+            self.world.want(self.model(f"m{number}"))
+
+    def add_machine(self, name: str) -> None:
+        rng = self.rng
+        totals = {f"gpu{device}": rng.choice((40, 80, 80)) for device in range(rng.choice((1, 1, 2, 4)))}
+        machine = Machine(name, {**totals, HOST: rng.choice((0, 40, 100))}, keeps_memory=rng.random() < 0.3)
+        self.world.machines[name] = machine
+        self.world.look(machine)
+
+    def model(self, key: str) -> Model:
+        rng, most = self.rng, self.rng.randint(1, 4)
+        floor, size = rng.choice((Level.COLD, Level.COLD, Level.WARM, Level.HOT)), rng.choice((8, 16, 30, 40, 70))
+        return Model(
+            key=key,
+            version=rng.choice("ab"),
+            replicas_min=rng.randint(0, most),
+            replicas_max=most,
+            wanted=rng.randint(0, most),
+            floor=floor,
+            dedicated=rng.random() < 0.2,
+            nodes=frozenset(rng.sample(sorted(self.world.machines), 1)) if rng.random() < 0.15 else frozenset(),
+            per_node_max=rng.choice((0, 0, 0, 1, 2)),
+            devices=rng.choice((1, 1, 1, 2)),
+            device_bytes=size,
+            host_bytes=size,
+            load_s=rng.choice((15.0, 60.0)),
+            drain_s=rng.choice((0.0, 5.0, 20.0)),
+        )
+
+    def run(self) -> Counter[str]:
+        for step in range(STEPS):
+            self.world.now_s += self.rng.choice((0.5, 2.0, 5.0, 20.0))
+            for _ in range(self.rng.choice((0, 0, 0, 1, 2))):
+                getattr(self, f"befall_{self.rng.choice(EVENTS)}")()
+            self.traffic()
+            self.pass_once(step % COMPARED == 0, 0.15)
+        self.calm_down()
+        return self.world.counts
+
+    def pass_once(self, compared: bool, lost: float) -> tuple[Action, ...]:
+        world, rng = self.world, self.rng
+        world.tick()
+        for machine in world.machines.values():
+            if rng.random() >= lost:
+                world.look(machine)
+        actions = world.plan(compared=compared)
+        for action in actions:
+            if rng.random() < lost / 3:
+                continue  # the controller dies between: it was never asked for
+            world.planner.view.ask(action)
+            if rng.random() >= lost:
+                self.late.append((world.now_s + (rng.choice((0.0, 0.0, 2.0, 30.0)) if lost else 0.0), action))
+        for at_s, action in [one for one in self.late if one[0] <= world.now_s]:
+            self.late.remove((at_s, action))
+            world.send(action, fails=rng.random() < lost, reply_lost=rng.random() < lost)
+            if rng.random() < lost:
+                world.send(action)  # twice
+        return actions
+
+    def traffic(self) -> None:
+        for key in self.world.models:
+            if self.rng.random() < 0.2:
+                self.world.ask_for(key, self.rng.randint(0, 3))
+        for machine in self.world.machines.values():
+            for body in machine.bodies.values():
+                if body.serves and self.rng.random() < 0.3:
+                    body.running, body.idle_s, machine.changed = body.running + 1, 0.0, True
+                elif body.running and self.rng.random() < 0.3:
+                    body.running, machine.changed = body.running - 1, True
+                    body.idle_s = self.world.now_s if body.running == 0 else 0.0
+
+    # -- what befalls it
+
+    def befall_crash(self) -> None:
+        machine = self.rng.choice(list(self.world.machines.values()))
+        if machine.bodies:
+            machine.crash(self.rng.choice(list(machine.bodies)))
+
+    def befall_reboot(self) -> None:
+        self.rng.choice(list(self.world.machines.values())).reboot()
+
+    def befall_away(self) -> None:
+        """It is not reached for a while, or is dead; it is noticed at once, or not."""
+        machine = self.rng.choice(list(self.world.machines.values()))
+        machine.near = False
+        if self.rng.random() < 0.5:
+            machine.up = False
+            machine.reboot()
+        if self.rng.random() < 0.7:
+            self.world.planner.view.lose(machine.name)
+
+    def befall_back(self) -> None:
+        for machine in self.world.machines.values():
+            machine.up = machine.near = machine.changed = True
+
+    def befall_new_node(self) -> None:
+        if len(self.world.machines) < 6:
+            self.add_machine(f"n{len(self.world.machines)}")
+
+    def befall_wish(self) -> None:
+        self.world.want(self.model(f"m{self.rng.randint(0, 6)}"))
+
+    def befall_scale(self) -> None:
+        if self.world.models:
+            model = self.rng.choice(list(self.world.models.values()))
+            self.world.want(structs.replace(model, wanted=self.rng.randint(0, model.replicas_max)))
+
+    def befall_unwish(self) -> None:
+        if self.world.models:
+            self.world.unwant(self.rng.choice(list(self.world.models)))
+
+    def befall_restart(self) -> None:
+        self.world.restart()
+
+    # -- then it is quiet
+
+    def calm_down(self) -> None:
+        """No more faults and no more requests: it comes to rest, at what is wanted as far as there is room."""
+        world = self.world
+        self.befall_back()
+        self.late.clear()
+        for key in list(world.waiting):
+            world.ask_for(key, 0)
+        for machine in world.machines.values():
+            for body in machine.bodies.values():
+                body.running, body.idle_s = 0, world.now_s
+        for step in range(QUIET_STEPS_MAX):
+            actions = self.pass_once(step % COMPARED == 0, 0.0)
+            world.counts["quiet steps"] += 1
+            if not actions and self.is_at_rest():
+                break
+            world.now_s = world.next_s() if not actions else world.now_s + 0.1
+        else:
+            raise AssertionError(f"it does not come to rest: {world.last} {world.planner!r}")
+        for model in world.models.values():
+            self.check(model)
+
+    def is_at_rest(self) -> bool:
+        world, view = self.world, self.world.planner.view
+        moving = any(body.phase is not Phase.READY for _, body in world.bodies())
+        backing_off = any(tries.again_s > world.now_s for tries in view.tries.values())
+        young = any(body.serves and world.now_s < body.since_s + 60.0 for _, body in world.bodies())
+        return not (moving or view.flying or backing_off or young)
+
+    def check(self, model: Model) -> None:
+        """As many serve as are wanted, of the right version; if not, no node has room for one more."""
+        world = self.world
+        there = [body for _, body in world.bodies() if body.serves and body.action.model == model.key]
+        told = f"{model.key}: {len(there)} of {model.hot} serve, {world.last.unmet}"
+        assert len(there) <= model.hot, told
+        if len(there) == model.hot and all(body.action.version == model.version for body in there):
+            return
+        assert model.key in world.last.unmet, told
+        for machine in world.machines.values():
+            on = sum(body.action.node == machine.name for body in there)
+            fits = model.may_be_on(machine.name) and (not model.per_node_max or on < model.per_node_max)
+            free = [total - sum(machine.leases[device].values()) for device, total in machine.totals.items() if device]
+            roomy = sum(size >= model.device_bytes for size in free)
+            assert not (fits and roomy >= model.devices), f"{told}, and {machine.name} has room: {free}"
+
+
+EVENTS = [name.removeprefix("befall_") for name in vars(Storm) if name.startswith("befall_")] + ["crash", "back", "scale"]
+
+
+def play(seed: int) -> Counter[str]:
+    """One world; AssertionError says what was broken, and by which seed."""
+    try:
+        return Storm(seed).run()
+    except AssertionError as error:
+        raise AssertionError(f"world {seed}: {error}") from error
+
+

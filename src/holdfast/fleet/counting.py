@@ -1,0 +1,261 @@
+"""One model looked at by itself: who of it is there, who is coming, who must leave, how many are missing. Pure.
+
+Theory. A replica is counted once, by its name, whether
+an action or its effect or both are seen. Who is on a node that is not alive is lost: it is missing, and if its node
+comes back there is one too many.
+
+Requests end first: a HOT replica that serves is only ever asked to drain, and goes when nothing runs on it or its
+requests have had their time. Of another version somebody leaves when enough serve without it, one more than wanted
+being started for that. What has no traffic, because it is WARM or never came up, is stopped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from holdfast.fleet.actions import COMING, COPY_S, LEAVING, Flying, Tries, Verb, replica_name, subject_of
+from holdfast.fleet.census import Census, Intent, Need, Victim
+from holdfast.fleet.desired import Level, Model
+from holdfast.fleet.observed import Demand, Node, Phase, Replica
+
+RESIDENT_S = 20.0  # HOT for so long at least: a copy to and fro takes a second or two, a load from disk a minute
+LINGER_S = 600.0  # a WARM one that nobody wants is kept for so long, if nobody else wants its memory
+IDLE_GRAIN_S = 60.0  # who is idle since the same minute is alike, and the smaller one goes
+
+
+def take_census(
+    key: str,
+    model: Model | None,
+    replicas: Iterable[Replica],
+    flying: Iterable[Flying],
+    nodes: Mapping[str, Node],
+    tries: Mapping[str, Tries],
+    demand: Demand | None,
+    now_s: float,
+) -> Census:
+    """Of one model, with its own replicas and actions; None: it is not wanted any more."""
+    return _Taker(key, model, replicas, flying, nodes, tries, now_s).run(demand)
+
+
+class _Taker:
+    def __init__(
+        self,
+        key: str,
+        model: Model | None,
+        replicas: Iterable[Replica],
+        flying: Iterable[Flying],
+        nodes: Mapping[str, Node],
+        tries: Mapping[str, Tries],
+        now_s: float,
+    ) -> None:
+        self.model, self.nodes, self.tries, self.now_s = model, nodes, tries, now_s
+        self.census = Census(key, model)
+        self.replicas = sorted(replicas, key=lambda one: one.serial)
+        self.asked: dict[int, list[Flying]] = {}
+        for one in flying:
+            self.asked.setdefault(one.action.serial, []).append(one)
+        self.hot: list[Replica] = []  # that serve, or are coming to
+        self.warm: list[Replica] = []
+        self.coming = Counter[Level]()  # asked for and not seen yet
+        self.running = 0
+
+    def run(self, demand: Demand | None) -> Census:
+        for one in self.replicas:
+            if self._is_on(one.node):
+                self._count(one)
+        self._count_unseen()
+        if self.model is None:
+            for one in (*self.hot, *self.warm):
+                self._send_away(one, "its model is not wanted any more")
+            return self.census
+        census, waits = self.census, demand is not None and demand.waiting > 0
+        census.since_s = demand.since_s if demand is not None and waits else 0.0
+        self._balance(self.model, asked=waits or self.running > 0)
+        return census
+
+    # -- who is there
+
+    def _is_on(self, node: str) -> bool:
+        return node in self.nodes and self.nodes[node].alive
+
+    def _count(self, one: Replica) -> None:
+        asked = self.asked.get(one.serial, [])
+        verbs = {flight.action.verb for flight in asked}
+        self.running += one.running
+        if one.phase is Phase.GONE:
+            self._clean_up(one)
+        elif any(flight.overdue for flight in asked):
+            self._intend(Verb.STOP, one.serial, one.node, "it took too long")
+        elif verbs & LEAVING:
+            self._leaves(one, sinks=Verb.DRAIN in verbs)
+        elif one.phase is Phase.DRAINING:
+            self._drain_on(one)
+        elif one.phase is Phase.DEMOTING:
+            self._await(one, one.since_s + COPY_S)
+            self._leaves(one, sinks=False)
+        elif one.phase is Phase.PROVISIONING and not verbs & COMING and self._await(one, self._due_s(one)):
+            return
+        elif one.level is Level.HOT or Verb.PROMOTE in verbs:
+            self.hot.append(one)
+            self.census.on[one.node] += 1
+        else:
+            self.warm.append(one)
+
+    def _due_s(self, one: Replica) -> float:
+        return one.since_s + (COPY_S if self.model is None else self.model.load_s)
+
+    def _await(self, one: Replica, until_s: float) -> bool:
+        """Stop whoever is late, though nobody knows who asked for it."""
+        if self.now_s < until_s:
+            self._look_again(until_s)
+            return False
+        self._intend(Verb.STOP, one.serial, one.node, "it took too long")
+        return True
+
+    def _leaves(self, one: Replica, *, sinks: bool) -> None:
+        self.census.leaving += one.level is Level.HOT
+        if sinks and self._is_current(one):
+            self.census.sinking.append(one)
+
+    def _drain_on(self, one: Replica) -> None:
+        self._leaves(one, sinks=False)
+        if one.running > 0 and not one.drain_until_s:
+            self._intend(Verb.DRAIN, one.serial, one.node, "nobody knows until when it drains")
+        elif one.running > 0 and self.now_s < one.drain_until_s:
+            self._look_again(one.drain_until_s)
+            if self._is_current(one):
+                self.census.sinking.append(one)
+        elif self._is_current(one) and subject_of(Verb.DEMOTE, one.name) not in self.tries:
+            self.census.drained.append(one)
+        else:
+            self._intend(Verb.STOP, one.serial, one.node, "it has drained")
+
+    def _clean_up(self, one: Replica) -> None:
+        """Memory outlives processes, and somebody must say that it is not needed."""
+        node = self.nodes[one.node]
+        if any(one.name in memory.leases for memory in (node.host, *node.devices.values())):
+            self._intend(Verb.STOP, one.serial, one.node, "its process is gone, and its memory is not")
+
+    def _count_unseen(self) -> None:
+        seen = {one.serial for one in self.replicas}
+        for serial, asked in self.asked.items():
+            action = asked[0].action
+            if serial in seen or not self._is_on(action.node):
+                continue
+            placed = next((one for one in asked if one.action.verb is Verb.PLACE), None)
+            if placed is None or any(one.action.verb is Verb.STOP for one in asked):
+                continue
+            if placed.overdue:  # it may be there all the same
+                self._intend(Verb.STOP, serial, action.node, "nobody knows whether it was started")
+                continue
+            self.coming[action.level] += 1
+            if action.level is Level.HOT:
+                self.census.on[action.node] += 1
+
+    def _is_current(self, one: Replica) -> bool:
+        return self.model is not None and one.version == self.model.version
+
+    # -- who is missing, and who is too many
+
+    def _balance(self, model: Model, *, asked: bool) -> None:
+        census = self.census
+        new = [one for one in self.hot if self._is_current(one)]
+        census.old = [one for one in self.hot if not self._is_current(one) and one.phase is Phase.READY]
+        for one in self.hot:
+            if not self._is_current(one) and one.phase is not Phase.READY:
+                self._send_away(one, "it is of another version")
+        have = len(new) + self.coming[Level.HOT]
+        missing = max(0, model.hot - have)
+        if census.old:
+            missing = min(missing, max(0, model.hot + 1 - have - len(census.old)))
+        places = range(have, have + missing)
+        # While others of it serve, none is the first.
+        census.needs = [self._need(model, place, place + len(census.old), asked=asked) for place in places]
+        self._thin_out(new, have - model.hot)
+        serving = [one for one in new if one.phase is Phase.READY]
+        self._retire(census.old, len(serving) + len(census.old) - model.hot)
+        self._line_up(model, [*serving, *census.old], asked=asked)
+        self._put_to_sleep(model, have)
+
+    def _need(self, model: Model, place: int, others: int, *, asked: bool) -> Need:
+        """Of the replica at that place among its model's, with so many others; the first one matters most."""
+        if model.dedicated or (model.floor is Level.HOT and place < model.replicas_min):
+            return Need.KEPT
+        if not asked:
+            return Need.IDLE
+        return Need.FIRST if others == 0 else Need.MORE
+
+    def _thin_out(self, new: list[Replica], surplus: int) -> None:
+        """Who is not up yet goes first, then who has the least to do. Who is being promoted is let come up."""
+        there = [one for one in new if one.level is Level.HOT]
+        order = sorted(there, key=lambda one: (one.phase is Phase.READY, one.running, one.idle_s or one.since_s))
+        for one in order[: max(0, surplus)]:
+            settled_s = one.since_s + RESIDENT_S
+            if one.phase is Phase.READY and self.now_s < settled_s:
+                self._look_again(settled_s)
+            else:
+                self._send_away(one, "fewer are wanted")
+
+    def _retire(self, old: list[Replica], surplus: int) -> None:
+        for one in old[: max(0, surplus)]:
+            self._send_away(one, "it is of another version")
+
+    def _line_up(self, model: Model, serving: list[Replica], *, asked: bool) -> None:
+        """Those that may have to give way, of whom the last matters most."""
+        leaving = {intent.serial for intent in self.census.intents}
+        order = sorted(self._victim(model, one) for one in serving if one.serial not in leaving)
+        for place, one in enumerate(reversed(order)):
+            need = self._need(model, place, place, asked=asked)
+            if need is not Need.KEPT:
+                size = (one.idle_minute, one.size, one.reload_s, one.name)
+                self.census.victims.append(Victim(need, one.busy, *size, one.replica))
+
+    def _victim(self, model: Model, one: Replica) -> Victim:
+        minute = int((one.idle_s or one.since_s) // IDLE_GRAIN_S)
+        size = one.device_bytes * len(one.devices)
+        return Victim(Need.IDLE, one.running > 0, minute, size, model.reload_s, one.name, one)
+
+    def _put_to_sleep(self, model: Model, have: int) -> None:
+        census, now_s = self.census, self.now_s
+        for one in [one for one in self.warm if not self._is_current(one)]:
+            self._send_away(one, "it is of another version")
+        warm = [one for one in self.warm if self._is_current(one)]
+        needed = max(0, model.kept - have)
+        spare = sorted(warm, key=lambda one: (one.since_s, one.serial))[: max(0, len(warm) - needed)]
+        census.spare = [one for one in spare if one.phase is Phase.READY]
+        for one in census.spare:
+            if now_s >= one.since_s + LINGER_S:
+                self._intend(Verb.STOP, one.serial, one.node, "nobody wanted it for long")
+            else:
+                self._look_again(one.since_s + LINGER_S)
+        stale = {intent.serial for intent in census.intents}
+        ready = [one for one in warm if one.phase is Phase.READY and one.serial not in stale]
+        census.asleep = [one for one in ready if self._may(Verb.PROMOTE, one.name)]
+        falling = len(census.drained) + len(census.sinking)
+        floor = model.replicas_min if model.floor is not Level.COLD else 0
+        census.warm_missing = max(0, floor - have - len(warm) - self.coming[Level.WARM] - falling)
+
+    # -- what is to be done
+
+    def _send_away(self, one: Replica, why: str) -> None:
+        serves = one.level is Level.HOT and (one.phase is Phase.READY or one.running > 0)
+        self._intend(Verb.DRAIN if serves else Verb.STOP, one.serial, one.node, why)
+
+    def _intend(self, verb: Verb, serial: int, node: str, why: str) -> None:
+        intent = Intent(verb, serial, node, why)
+        name = replica_name(self.census.key, serial)
+        asked = {flight.action.verb for flight in self.asked.get(serial, [])}
+        if verb not in asked and Verb.STOP not in asked and self._may(verb, name):
+            self.census.intents.append(intent)
+
+    def _may(self, verb: Verb, whose: str) -> bool:
+        """Whether it is not too soon after the last failure."""
+        tries = self.tries.get(subject_of(verb, whose))
+        if tries is None or self.now_s >= tries.again_s:
+            return True
+        self._look_again(tries.again_s)
+        return False
+
+    def _look_again(self, at_s: float) -> None:
+        self.census.next_s = at_s if self.census.next_s is None else min(self.census.next_s, at_s)

@@ -1,0 +1,100 @@
+"""What is wanted of each model: how many replicas, how near to a GPU, and where. Plain data, checked as it is made.
+
+A replica is at one of three *levels*. HOT: on its devices, serving. WARM: its weights in host memory, its engine asleep
+or gone. COLD: on disk, which is no replica any more. `wanted` is how many should be HOT now, as a person or the scaling
+says; below `floor` no more than the surplus over `replicas_min` ever falls.
+
+A wish's `generation` grows with every change, so that of two who write one hears that it wrote over the other; its
+`version` is what runs, and a replica of another one is replaced.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from msgspec import Struct
+
+from holdfast.health.bounds import Count
+
+REPLICAS_MAX = 10_000  # of one model: more is a mistake sooner than a wish
+DEVICES_MAX = 64  # of one replica, all on one node
+
+
+class Level(IntEnum):
+    """How near to a GPU the weights are; a higher one is nearer."""
+
+    COLD = 0
+    WARM = 1
+    HOT = 2
+
+    @property
+    def word(self) -> str:
+        """As people read it."""
+        return self.name
+
+
+class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One model as it is wanted. ValueError says everything that cannot be, in one line."""
+
+    key: str
+    version: str = ""
+    generation: Count = 0
+    replicas_min: int = 0
+    replicas_max: int = 1
+    wanted: int = 0  # HOT, now
+    floor: Level = Level.COLD  # below which the first `replicas_min` never fall
+    dedicated: bool = False  # nobody takes its place
+    nodes: frozenset[str] = frozenset()  # where it may be; none named: anywhere
+    per_node_max: int = 0  # HOT ones on a node; 0: as many as fit
+    devices: int = 1  # of each replica, all on one node
+    device_bytes: int  # on each of them, weights and KV
+    host_bytes: int = 0  # when WARM
+    reload_s: float = 0.0  # from disk, as measured; 0: nobody knows
+    load_s: float = 600.0  # within which one must have come up
+    drain_s: float = 30.0  # within which requests may end before it goes
+
+    def __post_init__(self) -> None:
+        if wrong := problems(self):
+            raise ValueError(f"model {self.key!r}: {'; '.join(wrong)}")
+
+    @property
+    def hot(self) -> int:
+        """How many must be HOT."""
+        return max(self.wanted, self.replicas_min) if self.floor is Level.HOT else self.wanted
+
+    @property
+    def kept(self) -> int:
+        """How many must be WARM at least."""
+        return max(self.hot, self.replicas_min) if self.floor is not Level.COLD else self.hot
+
+    def may_be_on(self, node: str) -> bool:
+        return not self.nodes or node in self.nodes
+
+
+def problems(model: Model) -> list[str]:
+    """Everything that cannot be."""
+    checks = (
+        (bool(model.key) and model.key.isprintable(), "its key must be printable, and not empty"),
+        (model.replicas_min >= 0, f"replicas_min is {model.replicas_min}, must be at least 0"),
+        (
+            model.replicas_min <= model.replicas_max <= REPLICAS_MAX,
+            f"replicas_max is {model.replicas_max}, must be from replicas_min ({model.replicas_min}) to {REPLICAS_MAX}",
+        ),
+        (model.wanted >= 0, f"wanted is {model.wanted}, must be at least 0"),
+        (
+            model.wanted <= model.replicas_max,
+            f"wanted is {model.wanted}, which is more than replicas_max ({model.replicas_max})",
+        ),
+        (1 <= model.devices <= DEVICES_MAX, f"devices is {model.devices}, must be from 1 to {DEVICES_MAX}"),
+        (model.device_bytes > 0, f"device_bytes is {model.device_bytes}, must be at least 1: a lease is for bytes"),
+        (model.host_bytes >= 0, f"host_bytes is {model.host_bytes}, must be at least 0"),
+        (
+            model.host_bytes > 0 or model.floor is not Level.WARM,
+            "its floor is WARM, and host_bytes does not say how much that takes",
+        ),
+        (model.per_node_max >= 0, f"per_node_max is {model.per_node_max}, must be at least 0"),
+        (model.reload_s >= 0, f"reload_s is {model.reload_s:g}, must be at least 0"),
+        (model.load_s > 0, f"load_s is {model.load_s:g}, must be more than 0"),
+        (model.drain_s >= 0, f"drain_s is {model.drain_s:g}, must be at least 0"),
+    )
+    return [told for fine, told in checks if not fine]

@@ -1,0 +1,86 @@
+"""Host memory in one pass: who goes there from its devices, who is started there, and who must leave for them. Pure.
+
+Theory. Whoever leaves its devices goes to host memory if that holds it, and else to disk. For that WARM replicas that
+no floor needs are dropped, the oldest and smallest first. It waits for them no longer than its requests had time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from holdfast.fleet.actions import Verb, subject_of
+from holdfast.fleet.census import Census
+from holdfast.fleet.counting import IDLE_GRAIN_S
+from holdfast.fleet.desired import Level, Model
+from holdfast.fleet.observed import Replica
+from holdfast.fleet.orders import LOOK_AGAIN_S, Orders
+from holdfast.fleet.room import HOST, Ground, Room
+from holdfast.fleet.view import View
+
+
+class Warming:
+    """`spares`: by node, WARM replicas that no floor needs."""
+
+    def __init__(self, view: View, room: Room, orders: Orders, spares: Mapping[str, Mapping[str, Replica]]) -> None:
+        self.view, self.room, self.orders, self.spares = view, room, orders, spares
+        self.now_s = orders.now_s
+
+    def lower(self, census: Census) -> None:
+        """Those who leave their devices, to host memory or to disk."""
+        model = census.model
+        if model is None:
+            return
+        for one in census.sinking:
+            self._find_host_room(model, one)
+        for one in census.drained:
+            found = self._find_host_room(model, one)
+            if found:
+                self.orders.tell(Verb.DEMOTE, model.key, one.serial, one.node, "it has drained", host=model.host_bytes)
+            elif found is None and self.now_s < one.drain_until_s:
+                self.orders.look_again(one.drain_until_s)
+            else:
+                self.orders.tell(Verb.STOP, model.key, one.serial, one.node, "its host has no memory for it")
+
+    def _find_host_room(self, model: Model, one: Replica) -> bool | None:
+        """Whether its host has memory for it; None: it will, when others have left."""
+        lease = self.view.nodes[one.node].host.leases.get(one.name, 0)
+        more, ground = model.host_bytes - lease, self.room.grounds[one.node]
+        if model.host_bytes == 0:
+            return False
+        if ground.room(HOST) >= more:
+            self.room.take(one.node, (HOST,), max(0, more))
+            return True
+        return None if self._drop_spares(ground, more) else False
+
+    def _drop_spares(self, ground: Ground, size: int) -> bool:
+        """Whether so much of a host's memory will be free, if WARM replicas leave; then they do."""
+        spares = [one for name, one in self.spares.get(ground.name, {}).items() if name not in self.orders.told]
+        spares.sort(key=lambda one: (one.since_s // IDLE_GRAIN_S, one.host_bytes, one.name))
+        lacking, dropped = size - ground.later[HOST], 0
+        while lacking > sum(one.host_bytes for one in spares[:dropped]):
+            if dropped == len(spares):
+                return False
+            dropped += 1
+        for one in spares[:dropped]:
+            self.orders.tell(Verb.STOP, one.model, one.serial, one.node, "its host memory is needed")
+        self.room.await_(ground.name, (HOST,), size)
+        return True
+
+    def place(self, census: Census) -> None:
+        """A floor needs one more in some host's memory."""
+        model = census.model
+        assert model is not None, "only what is wanted has a floor"
+        if not model.host_bytes or not self.orders.may(subject_of(Verb.PLACE, model.key)):
+            self.orders.look_again(self.now_s + LOOK_AGAIN_S)
+            return
+        for ground in self.room.fitting(0, model.host_bytes):
+            fit = len(ground.devices) >= model.devices  # else it could never be HOT there
+            if fit and self.orders.may_be_on(census, model, ground.name):
+                self.orders.come(Verb.PLACE, model, self.orders.serial(model.key), ground.name, Level.WARM)
+                return
+        self.orders.look_again(self.now_s + LOOK_AGAIN_S)
+        self.orders.unmet.setdefault(model.key, "no host has memory for it")
+        for node in sorted(self.spares):
+            ground = self.room.grounds[node]
+            if self.orders.may_be_on(census, model, node) and self._drop_spares(ground, model.host_bytes):
+                return
