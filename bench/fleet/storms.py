@@ -1,5 +1,5 @@
-"""Random worlds by their seeds: nodes come and go, models of many sizes are wanted and not, replicas crash, messages and
-replies are lost, snapshots come late, controllers start again. Then it is quiet, and everything must come to rest.
+"""Random worlds by their seeds: nodes come and go, models of many sizes are wanted and not, replicas crash, messages
+and replies are lost, snapshots come late, controllers start again. Then it is quiet, and all must come to rest.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Storm:
     def add_machine(self, name: str) -> None:
         rng = self.rng
         totals = {f"gpu{device}": rng.choice((40, 80, 80)) for device in range(rng.choice((1, 1, 2, 4)))}
-        machine = Machine(name, {**totals, HOST: rng.choice((0, 40, 100))}, keeps_memory=rng.random() < 0.3)
+        machine = Machine(name, {**totals, HOST: rng.choice((0, 60, 150))}, keeps_memory=rng.random() < 0.3)
         self.world.machines[name] = machine
         self.world.look(machine)
 
@@ -192,7 +192,8 @@ class Storm:
             assert not (fits and roomy >= model.devices), f"{told}, and {machine.name} has room: {free}"
 
 
-EVENTS = [name.removeprefix("befall_") for name in vars(Storm) if name.startswith("befall_")] + ["crash", "back", "scale"]
+EVENTS = [name.removeprefix("befall_") for name in vars(Storm) if name.startswith("befall_")]
+EVENTS += ["crash", "back", "scale"]  # more often than the others
 
 
 def play(seed: int) -> Counter[str]:

@@ -1,14 +1,14 @@
 """Nodes with vaults that grant leases, agents that carry out a fleet's actions, and a controller that plans.
 
-An agent does each thing once, by its id; starts nobody whom it was told to stop; lets nothing new to whoever drains, and
-ends nobody that has requests before their time. Whatever the planner must never cause is an assertion here: a vault
+An agent does each thing once, by its id; starts nobody whom it was told to stop; lets nothing new to whoever drains,
+and ends nobody that has requests before their time. Whatever the planner must never cause is an assertion here: a vault
 over its bytes, a name that is started twice, work that is cut short.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from holdfast.fleet.actions import Action, Verb
@@ -34,6 +34,7 @@ class Body:
     running: int = 0
     idle_s: float = 0.0
     until_s: float = 0.0
+    device_bytes: int = 0  # that it was promised
     stops: bool = False  # as soon as it may
 
     @property
@@ -54,7 +55,7 @@ class Body:
             since_s=self.since_s,
             idle_s=self.idle_s,
             drain_until_s=self.until_s,
-            device_bytes=action.device_bytes,
+            device_bytes=self.device_bytes,
             host_bytes=action.host_bytes,
         )
 
@@ -113,7 +114,7 @@ class Machine:
         if action.id in self.done or (name in self.buried and action.verb is Verb.PLACE):
             return ""
         self.done.add(action.id)
-        return getattr(self, f"do_{action.verb}")(action, body, now_s, fails)
+        return DOES[action.verb](self, action, body, now_s, fails)
 
     def do_place(self, action: Action, body: Body | None, now_s: float, fails: bool) -> str:
         assert body is None, f"{action.name} is started twice"
@@ -122,7 +123,9 @@ class Machine:
         hot = action.level is Level.HOT
         self.grant(action.name, action.devices if hot else (HOST,), action.device_bytes if hot else action.host_bytes)
         due_s = now_s + (3.0 if action.model in self.on_disk else 8.0)
-        self.bodies[action.name] = Body(action, action.level, Phase.PROVISIONING, now_s, due_s, action.devices)
+        body = Body(action, action.level, Phase.PROVISIONING, now_s, due_s, action.devices)
+        body.device_bytes = action.device_bytes
+        self.bodies[action.name] = body
         self.on_disk.add(action.model)
         return ""
 
@@ -131,7 +134,7 @@ class Machine:
             return "failed"
         self.grant(action.name, action.devices, action.device_bytes)
         body.level, body.phase, body.since_s, body.due_s = Level.HOT, Phase.PROVISIONING, now_s, now_s + COPY_S
-        body.devices = action.devices
+        body.devices, body.device_bytes = action.devices, action.device_bytes
         return ""
 
     def do_drain(self, action: Action, body: Body | None, now_s: float, fails: bool) -> str:
@@ -188,6 +191,14 @@ class Machine:
                     self.free(name, devices=False)
                     body.idle_s = now_s
                 body.phase, body.since_s, body.due_s, body.until_s = Phase.READY, now_s, None, 0.0
+
+
+DOES: dict[Verb, Callable[[Machine, Action, Body | None, float, bool], str]] = {
+    Verb.PLACE: Machine.do_place,
+    Verb.PROMOTE: Machine.do_promote,
+    Verb.DRAIN: Machine.do_drain,
+    Verb.DEMOTE: Machine.do_demote,
+}
 
 
 @dataclass

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 from holdfast.fleet.actions import Verb
 from holdfast.fleet.desired import Model
@@ -34,9 +35,8 @@ class Intent:
     why: str
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Victim:
-    """A HOT replica that might give way, as they stand in line for it."""
+class Victim(NamedTuple):
+    """A HOT replica that might give way; they compare as they stand in line for it."""
 
     need: Need
     busy: bool
@@ -44,7 +44,7 @@ class Victim:
     size: int
     reload_s: float
     name: str
-    replica: Replica = field(compare=False)
+    replica: Replica
 
 
 @dataclass(slots=True)

@@ -144,8 +144,7 @@ class View:
 
     def _drop(self, one: Replica) -> None:
         del self.replicas[one.name], self.of_model[one.model][one.name], self.on_node[one.node][one.name]
-        for verb in (*LEAVING, Verb.PROMOTE):
-            self.tries.pop(subject_of(verb, one.name), None)
+        self._forgive(one.name)
         self._touch(one.model, one.node)
 
     def _touch(self, model: str, node: str) -> None:
@@ -154,7 +153,7 @@ class View:
 
     def _ended(self, one: Replica, now_s: float) -> None:
         """It is not there any more: whatever was asked of it is over, and if nobody told it to go, it crashed."""
-        flights = [flight for flight in self.asked_of.get(one.model, {}).values() if flight.action.name == one.name]
+        flights = self._asked(one.model, one.name)
         told = one.phase is Phase.DRAINING or any(flight.action.verb in LEAVING for flight in flights)
         for flight in flights:
             self._land(flight.action.id)
@@ -163,9 +162,8 @@ class View:
 
     def _settle(self, one: Replica) -> None:
         """What was asked of it, and is seen to be so, is done."""
-        for flight in list(self.asked_of.get(one.model, {}).values()):
-            action = flight.action
-            if action.name == one.name and _is_done(action, one):
+        for action in [flight.action for flight in self._asked(one.model, one.name)]:
+            if _is_done(action, one):
                 self._land(action.id)
                 if action.verb in COMING and one.phase is Phase.READY:
                     for subject in (subject_of(Verb.PLACE, one.model), *action.subjects):
@@ -198,16 +196,28 @@ class View:
 
     def stopped(self, name: str, model: str) -> None:
         """Whoever was told to stop a replica answers that it is not there, whether it ever was or not."""
-        for flight in list(self.asked_of.get(model, {}).values()):
-            if flight.action.name == name:
-                self._land(flight.action.id)
+        for flight in self._asked(model, name):
+            self._land(flight.action.id)
+        if name not in self.replicas:
+            self._forgive(name)
+
+    def _asked(self, model: str, name: str) -> list[Flying]:
+        return [flight for flight in self.asked_of.get(model, {}).values() if flight.action.name == name]
+
+    def _forgive(self, name: str) -> None:
+        """There is nobody of that name any more whose failures would matter."""
+        for verb in Verb:
+            self.tries.pop(subject_of(verb, name), None)
 
     def fail(self, action_id: str, now_s: float) -> None:
         """Whoever carries it out says that it came to nothing; one to place has left nothing behind."""
         flight = self.flying.get(action_id)
         if flight is not None:
+            action = flight.action
             self._land(action_id)
-            self._failed(flight.action.subjects, now_s)
+            self._failed(action.subjects, now_s)
+            if action.name not in self.replicas and not self._asked(action.model, action.name):
+                self._forgive(action.name)
 
     def expire(self, now_s: float) -> None:
         """Count what is overdue as failed. What only drains or stops may be asked for again; else the replica must be
