@@ -149,7 +149,7 @@ class Machine:
             return "failed"
         assert body.running == 0 or now_s >= body.until_s, f"{action.name} is demoted with {body.running} running"
         self.grant(action.name, (HOST,), action.host_bytes)
-        body.running, body.phase, body.due_s = 0, Phase.DEMOTING, now_s + COPY_S
+        body.running, body.phase, body.since_s, body.due_s = 0, Phase.DEMOTING, now_s, now_s + COPY_S
         return ""
 
     def end_if_due(self, name: str, now_s: float) -> str:

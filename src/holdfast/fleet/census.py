@@ -61,7 +61,8 @@ class Census:
     needs: list[Need] = field(default_factory=list)  # of those that are missing, each
     warm_missing: int = 0  # besides those
     old: list[Replica] = field(default_factory=list)  # HOT ones of another version, that serve
-    leaving: int = 0
+    leaving: int = 0  # HOT ones
+    coming: int = 0  # HOT ones
     on: Counter[str] = field(default_factory=Counter)  # HOT ones, there or coming, by node
     victims: list[Victim] = field(default_factory=list)
     since_s: float = 0.0  # the first of its requests waits; 0: none does

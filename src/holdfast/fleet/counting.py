@@ -59,6 +59,7 @@ class _Taker:
         self.warm: list[Replica] = []
         self.coming = Counter[Level]()  # asked for and not seen yet
         self.running = 0
+        self.falling = 0  # to WARM, and not there yet
 
     def run(self, demand: Demand | None) -> Census:
         for one in self.replicas:
@@ -88,11 +89,12 @@ class _Taker:
         elif any(flight.overdue for flight in asked):
             self._intend(Verb.STOP, one.serial, one.node, "it took too long")
         elif verbs & LEAVING:
+            self.falling += Verb.DEMOTE in verbs and self._is_current(one)
             self._leaves(one, sinks=Verb.DRAIN in verbs)
         elif one.phase is Phase.DRAINING:
             self._drain_on(one)
         elif one.phase is Phase.DEMOTING:
-            self._await(one, one.since_s + COPY_S)
+            self.falling += not self._await(one, one.since_s + COPY_S) and self._is_current(one)
             self._leaves(one, sinks=False)
         elif one.phase is Phase.PROVISIONING and not verbs & COMING and self._await(one, self._due_s(one)):
             return
@@ -173,7 +175,8 @@ class _Taker:
         # While others of it serve, none is the first.
         census.needs = [self._need(model, place, place + len(census.old), asked=asked) for place in places]
         self._thin_out(new, have - model.hot)
-        serving = [one for one in new if one.phase is Phase.READY]
+        serving = [one for one in new if one.phase is Phase.READY and one.level is Level.HOT]
+        census.coming = have - len(serving)
         self._retire(census.old, len(serving) + len(census.old) - model.hot)
         self._line_up(model, [*serving, *census.old], asked=asked)
         self._put_to_sleep(model, have)
@@ -232,7 +235,7 @@ class _Taker:
         stale = {intent.serial for intent in census.intents}
         ready = [one for one in warm if one.phase is Phase.READY and one.serial not in stale]
         census.asleep = [one for one in ready if self._may(Verb.PROMOTE, one.name)]
-        falling = len(census.drained) + len(census.sinking)
+        falling = self.falling + len(census.drained) + len(census.sinking)
         floor = model.replicas_min if model.floor is not Level.COLD else 0
         census.warm_missing = max(0, floor - have - len(warm) - self.coming[Level.WARM] - falling)
 

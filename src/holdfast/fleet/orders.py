@@ -27,6 +27,7 @@ class Orders:
         self.unmet: dict[str, str] = {}  # by model, why it misses somebody
         self.next_s: float | None = None
         self.told: set[str] = set()  # replicas that something was decided about
+        self.moved: set[str] = set()  # models of those
         self.emptied: set[str] = set()  # nodes that somebody is to leave
         self._added = Counter[tuple[str, str]]()  # HOT ones that are to come, by model and node
         self._used = Counter[str]()  # serials, by model
@@ -129,4 +130,5 @@ class Orders:
 
     def _add(self, action: Action) -> None:
         self.told.add(action.name)
+        self.moved.add(action.model)
         self.actions[action.id] = action

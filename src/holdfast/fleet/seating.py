@@ -140,11 +140,10 @@ class Seating:
         return False
 
     def _swap(self, census: Census, model: Model) -> bool:
-        """Have the room of one of its own old version, if nobody of it is leaving."""
-        old = [one for one in census.old if one.name not in self.orders.told]
-        if census.leaving or len(old) < len(census.old):
+        """Have the room of one of its own old version, if nobody else of it is leaving or coming."""
+        if census.leaving or census.coming or model.key in self.orders.moved:
             return False
-        for one in old:
+        for one in census.old:
             ground, more = self.room.grounds[one.node], self.orders.held(one)
             seats = ground.seats_later(model.devices, model.device_bytes, more)
             if seats and model.may_be_on(one.node) and self.orders.may(node_subject(one.node)):
