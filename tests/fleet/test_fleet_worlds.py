@@ -1,0 +1,20 @@
+"""Random worlds by their seeds: a tenth of those that `make prove-fleet` plays."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from bench.fleet.storms import play
+
+SEED = int(os.environ.get("HOLDFAST_TEST_SEED", "0")) % 1_000_000
+PARTS, EACH = 10, 100
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_whatever_befalls_a_fleet_its_promises_hold(part: int) -> None:
+    """No vault over its bytes, no work cut short, nobody started twice, nobody kept evicted; from scratch the same plan;
+    and at rest, when it is quiet, with what is wanted as far as there is room."""
+    for number in range(EACH):
+        play(SEED + part * EACH + number)
