@@ -80,7 +80,7 @@ class Storm:
         for action in actions:
             if rng.random() < lost / 3:
                 continue  # the controller dies between: it was never asked for
-            world.planner.view.ask(action)
+            world.ask(action)
             if rng.random() >= lost:
                 self.late.append((world.now_s + (rng.choice((0.0, 0.0, 2.0, 30.0)) if lost else 0.0), action))
         for at_s, action in [one for one in self.late if one[0] <= world.now_s]:

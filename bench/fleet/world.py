@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from holdfast.fleet.actions import Action, Verb
-from holdfast.fleet.counting import RESIDENT_S
-from holdfast.fleet.desired import Level, Model
+from holdfast.fleet.desired import HYSTERESIS, Hysteresis, Level, Model
 from holdfast.fleet.observed import Demand, Memory, Node, Observed, Phase, Replica
 from holdfast.fleet.planner import Plan, Planner, plan
 from holdfast.fleet.room import HOST
@@ -36,6 +35,7 @@ class Body:
     until_s: float = 0.0
     device_bytes: int = 0  # that it was promised
     stops: bool = False  # as soon as it may
+    turn: int = 0  # how often it changed its level
 
     @property
     def serves(self) -> bool:
@@ -51,6 +51,7 @@ class Body:
             devices=self.devices,
             level=self.level,
             phase=self.phase,
+            turn=self.turn,
             running=self.running,
             since_s=self.since_s,
             idle_s=self.idle_s,
@@ -133,6 +134,7 @@ class Machine:
         if fails or body is None or body.phase is not Phase.READY or body.level is not Level.WARM:
             return "failed"
         self.grant(action.name, action.devices, action.device_bytes)
+        body.turn += 1
         body.level, body.phase, body.since_s, body.due_s = Level.HOT, Phase.PROVISIONING, now_s, now_s + COPY_S
         body.devices, body.device_bytes = action.devices, action.device_bytes
         return ""
@@ -186,7 +188,7 @@ class Machine:
                 self.changed = True
                 if body.phase is Phase.DEMOTING:
                     self.free(name, host=False)
-                    body.level, body.devices = Level.WARM, ()
+                    body.level, body.devices, body.turn = Level.WARM, (), body.turn + 1
                 if body.level is Level.HOT:
                     self.free(name, devices=False)
                     body.idle_s = now_s
@@ -209,10 +211,15 @@ class World:
     models: dict[str, Model] = field(default_factory=dict)
     machines: dict[str, Machine] = field(default_factory=dict)
     now_s: float = 1000.0
-    planner: Planner = field(default_factory=Planner)
+    planner: Planner = field(init=False)
     waiting: dict[str, Demand] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)  # ids
     counts: Counter[str] = field(default_factory=Counter)
     last: Plan = field(default_factory=Plan)
+    hysteresis: Hysteresis = HYSTERESIS
+
+    def __post_init__(self) -> None:
+        self.planner = Planner(self.hysteresis)
 
     # -- the controller
 
@@ -246,7 +253,7 @@ class World:
 
     def plan(self, *, compared: bool = False) -> tuple[Action, ...]:
         """What is to be done now. `compared`: with what is planned from scratch."""
-        fresh = plan(self.models.values(), self.observed(), self.now_s) if compared else None
+        fresh = plan(self.models.values(), self.observed(), self.now_s, self.hysteresis) if compared else None
         self.last = self.planner.plan(self.now_s)
         if fresh is not None:
             assert fresh.actions == self.last.actions, difference(fresh, self.last)
@@ -260,7 +267,7 @@ class World:
         one, model = self.planner.view.replicas.get(action.name), self.models.get(action.model)
         if action.verb is Verb.DRAIN and action.why.endswith("needs its place") and one is not None:
             assert model is None or not model.dedicated or "version" in action.why, action
-            assert "version" in action.why or self.now_s - one.since_s >= RESIDENT_S, action
+            assert "version" in action.why or self.now_s - one.since_s >= self.hysteresis.resident_s, action
             self.counts["evictions"] += "version" not in action.why
         if action.verb in (Verb.STOP, Verb.DEMOTE) and one is not None and one.running:
             assert one.phase is Phase.DRAINING, action
@@ -271,11 +278,17 @@ class World:
     def restart(self) -> None:
         """Another controller goes on from what is written down."""
         before = self.observed()
-        self.planner = Planner()
+        self.planner = Planner(self.hysteresis)
         self.planner.view.begin(self.models.values(), before)
         self.counts["restarts"] += 1
 
     # -- the way between
+
+    def ask(self, action: Action) -> None:
+        """It is written down. What is asked for once is not asked for again under the same id: it would not be done."""
+        assert action.verb is Verb.STOP or action.id not in self.asked, f"{action.id} is asked for twice"
+        self.asked.add(action.id)
+        self.planner.view.ask(action)
 
     def send(self, action: Action, *, fails: bool = False, reply_lost: bool = False) -> None:
         machine = self.machines.get(action.node)

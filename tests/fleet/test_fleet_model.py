@@ -131,7 +131,7 @@ class FleetModel(RuleBasedStateMachine):
     def plan(self, asked: int, sent: int, fails: bool, reply_lost: bool) -> None:
         """A pass, of which the controller writes down so many actions before it dies, and so many arrive."""
         for action in self.world.plan(compared=True)[: asked + 1]:
-            self.world.planner.view.ask(action)
+            self.world.ask(action)
             self.late.append(action)
         for action in self.late[: sent + 1]:
             self.world.send(action, fails=fails, reply_lost=reply_lost)

@@ -9,14 +9,13 @@ import pytest
 from msgspec import structs
 
 from holdfast.fleet.actions import Action, Flying, Tries, Verb, replica_name
-from holdfast.fleet.counting import LINGER_S, RESIDENT_S
-from holdfast.fleet.desired import Level, Model
+from holdfast.fleet.desired import HYSTERESIS, Level, Model
 from holdfast.fleet.observed import Demand, Memory, Node, Observed, Phase, Replica
 from holdfast.fleet.planner import Planner, plan
-from holdfast.fleet.seating import COOLDOWN_S
 
 NOW_S = 10_000.0
 LONG_AGO_S = 5_000.0
+RESIDENT_S, COOLDOWN_S, LINGER_S = HYSTERESIS.resident_s, HYSTERESIS.cooldown_s, HYSTERESIS.linger_s
 
 
 def model(key: str = "a", size: int = 40, **fields: object) -> Model:
@@ -152,7 +151,7 @@ def test_lost_events_are_made_up_for_by_the_next_snapshot() -> None:
     assert planner.plan(NOW_S).actions == ()
     planner.view.see(node(), (), NOW_S + 1)
     assert planner.plan(NOW_S + 1).actions == ()  # it crashed, and is not started again at once
-    assert [one.id for one in planner.plan(NOW_S + 3).actions] == ["place/ModelActor:a:r2/1"]
+    assert [one.id for one in planner.plan(NOW_S + 3).actions] == ["place/ModelActor:a:r2/0.1"]
 
 
 def test_a_replica_that_was_perhaps_started_holds_its_memory_until_it_was_stopped() -> None:
@@ -321,3 +320,29 @@ def test_everything_that_is_written_down_can_be_read() -> None:
     """What is in flight is in the store before it is carried out, and another controller goes on from it."""
     observed = seen([node(a1=40)], [replica()], flying=flying(PLACED), tries={"x": Tries(1, 2.0)}, **ASKED)
     assert msgspec.json.decode(msgspec.json.encode(observed), type=Observed) == observed
+
+
+def test_who_is_on_its_way_to_host_memory_does_not_leave_it() -> None:
+    """One is being copied there and takes all of it: the next finds none, now or later, and does not wait."""
+    coming = replica(phase=Phase.DEMOTING, since_s=NOW_S - 1)
+    drained = replica("b", phase=Phase.DRAINING, drain_until_s=NOW_S + 20)
+    observed = seen([node(host=50, a1=40, b1=40)], [coming, drained])
+    assert told([model(wanted=0), model("b", wanted=0)], observed) == ["stop b1 n"]
+
+
+def test_the_next_version_comes_one_by_one() -> None:
+    """However much room there is, one more than wanted is started, and none leaves before it serves."""
+    old = [replica(serial=serial, version="x") for serial in (1, 2, 3)]
+    observed = seen([node(gpus=8)], old)
+    assert told([model(wanted=3, version="y")], observed) == ["place a4 n"]
+    coming = replica(serial=4, version="y", phase=Phase.PROVISIONING, since_s=NOW_S)
+    assert told([model(wanted=3, version="y")], seen([node(gpus=8)], [*old, coming])) == []
+    ready = structs.replace(coming, phase=Phase.READY)
+    assert told([model(wanted=3, version="y")], seen([node(gpus=8)], [*old, ready])) == ["drain a1 n"]
+
+
+def test_who_just_came_up_is_not_scaled_away() -> None:
+    """A number that falls at once takes nobody away who was there for a moment only."""
+    observed = seen([node(a1=40)], [replica(since_s=NOW_S - RESIDENT_S + 1)])
+    assert told([model(wanted=0)], observed) == []
+    assert told([model(wanted=0)], observed, NOW_S + 1) == ["drain a1 n"]

@@ -143,7 +143,7 @@ class Story:
         world.look_at_all()
         for action in world.plan(compared=True):
             self.say(line_of(action))
-            world.planner.view.ask(action)
+            world.ask(action)
             if action.verb in self.lost:
                 self.lost.discard(action.verb)
                 continue

@@ -14,7 +14,7 @@ PARTS, EACH = 10, 100
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_whatever_befalls_a_fleet_its_promises_hold(part: int) -> None:
-    """No vault over its bytes, no work cut short, nobody started twice, nobody kept evicted; from scratch the same plan;
-    and at rest, when it is quiet, with what is wanted as far as there is room."""
+    """No vault over its bytes, no work cut short, nobody started twice, nobody kept evicted; from scratch the same
+    plan; and at rest, when it is quiet, with what is wanted as far as there is room."""
     for number in range(EACH):
         play(SEED + part * EACH + number)

@@ -1,8 +1,9 @@
 """What is to be done about a replica, and what is remembered of having asked for it. Plain data.
 
-Theory. An action's id is its verb, its replica's name and which attempt it is, so that whoever decides twice from the
-same facts asks for the same thing twice, and whoever carries it out does it once. A replica's name is used once: its
-serial is larger than all before of its model.
+Theory. An action's id is its verb, its replica's name, the replica's turn (how often it has changed its level) and
+which attempt it is. So whoever decides twice from the same facts asks for the same thing twice, and whoever carries it
+out does it once; but who drains for the second time in its life is asked for something else than the first time. A
+replica's name is used once: its serial is larger than all before of its model.
 
 A reply may be lost, so an action is *flying* until what it was to do is seen, or it is said to have failed, or its
 deadline passes. One to place that is overdue may have been done all the same: it goes on holding its memory until its
@@ -50,6 +51,7 @@ class Action(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: str
     serial: Count
     node: str
+    turn: Count = 0  # how often its replica had changed its level
     attempt: Count = 1
     deadline_s: UnixS = 0.0
     why: str = ""
@@ -66,7 +68,7 @@ class Action(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def id(self) -> str:
-        return f"{self.verb}/{self.name}/{self.attempt}"
+        return f"{self.verb}/{self.name}/{self.turn}.{self.attempt}"
 
     @property
     def subject(self) -> str:

@@ -17,7 +17,7 @@ from holdfast.fleet.observed import Replica
 
 
 class Need(IntEnum):
-    """How much a HOT replica matters; only a greater need takes another's place, but see `seating.COOLDOWN_S`."""
+    """How much a HOT replica matters; only a greater need takes another's place, but see `cooldown_s`."""
 
     IDLE = 0  # it is wanted, and nobody asks for it
     MORE = 1  # there are others, and requests

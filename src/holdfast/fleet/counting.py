@@ -16,11 +16,9 @@ from collections.abc import Iterable, Mapping
 
 from holdfast.fleet.actions import COMING, COPY_S, LEAVING, Flying, Tries, Verb, replica_name, subject_of
 from holdfast.fleet.census import Census, Intent, Need, Victim
-from holdfast.fleet.desired import Level, Model
+from holdfast.fleet.desired import Hysteresis, Level, Model
 from holdfast.fleet.observed import Demand, Node, Phase, Replica
 
-RESIDENT_S = 20.0  # HOT for so long at least: a copy to and fro takes a second or two, a load from disk a minute
-LINGER_S = 600.0  # a WARM one that nobody wants is kept for so long, if nobody else wants its memory
 IDLE_GRAIN_S = 60.0  # who is idle since the same minute is alike, and the smaller one goes
 
 
@@ -33,9 +31,10 @@ def take_census(
     tries: Mapping[str, Tries],
     demand: Demand | None,
     now_s: float,
+    hysteresis: Hysteresis,
 ) -> Census:
     """Of one model, with its own replicas and actions; None: it is not wanted any more."""
-    return _Taker(key, model, replicas, flying, nodes, tries, now_s).run(demand)
+    return _Taker(key, model, replicas, flying, nodes, tries, now_s, hysteresis).run(demand)
 
 
 class _Taker:
@@ -48,7 +47,9 @@ class _Taker:
         nodes: Mapping[str, Node],
         tries: Mapping[str, Tries],
         now_s: float,
+        hysteresis: Hysteresis,
     ) -> None:
+        self.hysteresis = hysteresis
         self.model, self.nodes, self.tries, self.now_s = model, nodes, tries, now_s
         self.census = Census(key, model)
         self.replicas = sorted(replicas, key=lambda one: one.serial)
@@ -194,7 +195,7 @@ class _Taker:
         there = [one for one in new if one.level is Level.HOT]
         order = sorted(there, key=lambda one: (one.phase is Phase.READY, one.running, one.idle_s or one.since_s))
         for one in order[: max(0, surplus)]:
-            settled_s = one.since_s + RESIDENT_S
+            settled_s = one.since_s + self.hysteresis.resident_s
             if one.phase is Phase.READY and self.now_s < settled_s:
                 self._look_again(settled_s)
             else:
@@ -228,10 +229,10 @@ class _Taker:
         spare = sorted(warm, key=lambda one: (one.since_s, one.serial))[: max(0, len(warm) - needed)]
         census.spare = [one for one in spare if one.phase is Phase.READY]
         for one in census.spare:
-            if now_s >= one.since_s + LINGER_S:
+            if now_s >= one.since_s + self.hysteresis.linger_s:
                 self._intend(Verb.STOP, one.serial, one.node, "nobody wanted it for long")
             else:
-                self._look_again(one.since_s + LINGER_S)
+                self._look_again(one.since_s + self.hysteresis.linger_s)
         stale = {intent.serial for intent in census.intents}
         ready = [one for one in warm if one.phase is Phase.READY and one.serial not in stale]
         census.asleep = [one for one in ready if self._may(Verb.PROMOTE, one.name)]

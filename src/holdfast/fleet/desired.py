@@ -33,6 +33,17 @@ class Level(IntEnum):
         return self.name
 
 
+class Hysteresis(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long things stay as they are, so that nothing goes to and fro."""
+
+    resident_s: float = 20.0  # HOT for so long at least: a copy to and fro takes seconds, a load from disk a minute
+    cooldown_s: float = 30.0  # HOT for so long before one that matters as much takes its place: the length of a turn
+    linger_s: float = 600.0  # a WARM one that nobody wants is kept for so long, if nobody else wants its memory
+
+
+HYSTERESIS = Hysteresis()
+
+
 class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One model as it is wanted. ValueError says everything that cannot be, in one line."""
 

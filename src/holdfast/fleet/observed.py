@@ -53,6 +53,7 @@ class Replica(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     devices: tuple[str, ...] = ()
     level: Level = Level.HOT  # where it is, or is coming to
     phase: Phase = Phase.READY
+    turn: Count = 0  # how often it has changed its level
     running: int = 0  # requests
     since_s: UnixS = 0.0  # at this level, or on its way to it
     idle_s: UnixS = 0.0  # since when nothing runs; 0: something does, or never did

@@ -74,6 +74,7 @@ class Orders:
                 model=model.key,
                 serial=serial,
                 node=node,
+                turn=self._turn(name),
                 attempt=self.view.attempt(verb, name),
                 deadline_s=self.now_s + (model.load_s if verb is Verb.PLACE else COPY_S),
                 version=model.version,
@@ -101,6 +102,7 @@ class Orders:
                 model=key,
                 serial=serial,
                 node=node,
+                turn=self._turn(name),
                 attempt=self.view.attempt(verb, name),
                 deadline_s=max(self.now_s, until_s) + (COPY_S if verb is Verb.DEMOTE else ASK_S),
                 level=Level.WARM if verb is Verb.DEMOTE else Level.COLD,
@@ -127,6 +129,10 @@ class Orders:
         devices = self.view.nodes[one.node].devices
         there = {device: devices[device].leases.get(one.name, 0) for device in one.devices if device in devices}
         return {device: max(size, one.device_bytes * one.on_devices) for device, size in there.items()}
+
+    def _turn(self, name: str) -> int:
+        one = self.view.replicas.get(name)
+        return 0 if one is None else one.turn
 
     def _add(self, action: Action) -> None:
         self.told.add(action.name)

@@ -24,7 +24,7 @@ from msgspec import Struct
 from holdfast.fleet.actions import Action, Verb
 from holdfast.fleet.census import Census, Victim
 from holdfast.fleet.counting import take_census
-from holdfast.fleet.desired import Model
+from holdfast.fleet.desired import HYSTERESIS, Hysteresis, Model
 from holdfast.fleet.observed import Observed, Replica
 from holdfast.fleet.room import Room, ground_of, owners_leaving
 from holdfast.fleet.seating import Seating
@@ -42,9 +42,11 @@ class Plan(Struct, frozen=True):
     next_s: float | None = None
 
 
-def plan(models: Iterable[Model], observed: Observed, now_s: float) -> Plan:
+def plan(
+    models: Iterable[Model], observed: Observed, now_s: float, hysteresis: Hysteresis = HYSTERESIS
+) -> Plan:
     """What to do, from everything at once."""
-    planner = Planner()
+    planner = Planner(hysteresis)
     planner.view.begin(models, observed)
     return planner.plan(now_s)
 
@@ -52,7 +54,8 @@ def plan(models: Iterable[Model], observed: Observed, now_s: float) -> Plan:
 class Planner:
     """A view, and what follows from it, kept up."""
 
-    def __init__(self) -> None:
+    def __init__(self, hysteresis: Hysteresis = HYSTERESIS) -> None:
+        self._hysteresis = hysteresis
         self.view = View()
         self._room = Room()
         self._censuses: dict[str, Census] = {}
@@ -77,7 +80,7 @@ class Planner:
         view.stale_nodes.clear()
         view.stale_models.clear()
         active = [self._censuses[key] for key in sorted(self._active)]
-        seated = Seating(view, self._room, self._victims, self._spares, now_s).run(active)
+        seated = Seating(view, self._room, self._victims, self._spares, now_s, self._hysteresis).run(active)
         self._room.settle()
         actions = sorted(seated.actions.values(), key=lambda one: (_ORDER[one.verb], one.id))
         return Plan(tuple(actions), seated.unmet, self._next_s(seated.next_s))
@@ -108,7 +111,15 @@ class Planner:
         if model is None and not replicas and not asked:
             return
         census = take_census(
-            key, model, replicas.values(), asked.values(), view.nodes, view.tries, view.demand.get(key), now_s
+            key,
+            model,
+            replicas.values(),
+            asked.values(),
+            view.nodes,
+            view.tries,
+            view.demand.get(key),
+            now_s,
+            self._hysteresis,
         )
         self._censuses[key] = census
         if census.intents or not census.is_done:

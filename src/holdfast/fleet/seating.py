@@ -18,15 +18,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from holdfast.fleet.actions import Verb, node_subject, subject_of
 from holdfast.fleet.census import Census, Need, Victim
-from holdfast.fleet.counting import RESIDENT_S
-from holdfast.fleet.desired import Model
+from holdfast.fleet.desired import Hysteresis, Model
 from holdfast.fleet.observed import Replica
 from holdfast.fleet.orders import LOOK_AGAIN_S, Orders
 from holdfast.fleet.room import Ground, Room
 from holdfast.fleet.view import View
 from holdfast.fleet.warming import Warming
 
-COOLDOWN_S = 60.0  # HOT for so long before somebody who matters as much may take its place
 CANDIDATES_MAX = 16  # nodes that are compared for one replica: the tightest that fit are alike
 
 
@@ -40,7 +38,9 @@ class Seating:
         victims: Sequence[Victim],
         spares: Mapping[str, Mapping[str, Replica]],
         now_s: float,
+        hysteresis: Hysteresis,
     ) -> None:
+        self.hysteresis = hysteresis
         self.view, self.room, self.now_s = view, room, now_s
         self.victims = victims
         self.orders = Orders(view, room, now_s)
@@ -176,7 +176,8 @@ class Seating:
                 return
             if victim.name in self.orders.told or victim.replica.model == key:
                 continue
-            settled_s = victim.replica.since_s + (COOLDOWN_S if victim.need == need else RESIDENT_S)
+            as_much = self.hysteresis.cooldown_s if victim.need == need else 0.0
+            settled_s = victim.replica.since_s + max(self.hysteresis.resident_s, as_much)
             if self.now_s < settled_s:
                 self.orders.look_again(settled_s)
             elif self.orders.may(subject_of(Verb.DRAIN, victim.name)):

@@ -195,11 +195,13 @@ class View:
             self._touch(flight.action.model, flight.action.node)
 
     def stopped(self, name: str, model: str) -> None:
-        """Whoever was told to stop a replica answers that it is not there, whether it ever was or not."""
+        """Whoever was told to stop a replica answers that it is not there, whether it ever was or not. What it held is
+        free when its node's next snapshot says so."""
         for flight in self._asked(model, name):
             self._land(flight.action.id)
-        if name not in self.replicas:
-            self._forgive(name)
+        if name in self.replicas:
+            self._drop(self.replicas[name])
+        self._forgive(name)
 
     def _asked(self, model: str, name: str) -> list[Flying]:
         return [flight for flight in self.asked_of.get(model, {}).values() if flight.action.name == name]
