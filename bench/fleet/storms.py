@@ -9,7 +9,8 @@ from collections import Counter
 
 from msgspec import structs
 
-from bench.fleet.world import Machine, World
+from bench.fleet.agent import Machine
+from bench.fleet.world import World
 from holdfast.fleet.actions import Action
 from holdfast.fleet.desired import Level, Model
 from holdfast.fleet.observed import Phase

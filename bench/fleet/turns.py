@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 from collections import deque
 
-from bench.fleet.world import Machine, World
+from bench.fleet.agent import Machine
+from bench.fleet.world import World
 from bench.prove import Row
 from holdfast.fleet.desired import HYSTERESIS, Hysteresis, Model
 from holdfast.fleet.observed import Demand

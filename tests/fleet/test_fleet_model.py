@@ -1,7 +1,8 @@
 """Whatever is wanted, crashes and gets lost: no vault is asked for more than it has, no work is cut short, nothing is
 started twice, a plan made anew is the same plan; and when the world is quiet, it comes to rest.
 
-What must never be is asserted by the world itself (`bench/fleet/world.py`), by what really happens there.
+What must never be is asserted by the world itself (`bench/fleet/agent.py`, `bench/fleet/world.py`), by what really
+happens there.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec import structs
 
+from bench.fleet.agent import Machine
 from bench.fleet.storms import Storm
-from bench.fleet.world import Machine
 from holdfast.fleet.actions import Action
 from holdfast.fleet.desired import Level, Model
 from holdfast.fleet.room import HOST

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from bench.fleet.world import Machine, World
+from bench.fleet.agent import Machine
+from bench.fleet.world import World
 from holdfast.fleet.actions import Action, Verb
 from holdfast.fleet.desired import Level, Model
 from holdfast.fleet.room import HOST
