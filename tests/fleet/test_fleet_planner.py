@@ -154,6 +154,27 @@ def test_lost_events_are_made_up_for_by_the_next_snapshot() -> None:
     assert [one.id for one in planner.plan(NOW_S + 3).actions] == ["place/ModelActor:a:r2/0.1"]
 
 
+def test_a_crash_counts_once() -> None:
+    """When its process is seen to be gone, and not again when its memory is; nor if it had been told to drain."""
+    planner = Planner()
+    planner.view.see(node(a1=40), (replica(),), NOW_S)
+    planner.view.see(node(a1=40), (replica(phase=Phase.GONE),), NOW_S + 1)
+    planner.view.see(node(), (), NOW_S + 2)
+    assert planner.view.tries == {"place/a": Tries(1, NOW_S + 1)}
+    planner.view.see(node(b1=40), (replica("b", phase=Phase.DRAINING),), NOW_S)
+    planner.view.see(node(b1=40), (replica("b", phase=Phase.GONE),), NOW_S + 1)
+    assert "place/b" not in planner.view.tries
+
+
+def test_one_that_dies_as_it_comes_up_counts_though_nobody_saw_it_live() -> None:
+    """Else it would be started again and again without a pause."""
+    planner = Planner()
+    planner.view.ask(PLACED)
+    planner.view.see(node(a1=40), (replica(phase=Phase.GONE),), NOW_S)
+    assert planner.view.tries == {"place/a": Tries(1, NOW_S)}
+    assert not planner.view.flying
+
+
 def test_a_replica_that_was_perhaps_started_holds_its_memory_until_it_was_stopped() -> None:
     """The order's time is over and nobody knows: it is stopped by name, and nothing is placed there before that."""
     observed = seen([node()], flying=flying(PLACED, overdue=True), tries={"place/a": Tries(1, NOW_S - 60)})

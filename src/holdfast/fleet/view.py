@@ -96,7 +96,7 @@ class View:
                 last = self.replicas.get(one.name)
                 self._put(one)
                 if one.phase is Phase.GONE and (last is None or last.phase is not Phase.GONE):
-                    self._ended(one, now_s)
+                    self._ended(last or one, now_s)
                 self._settle(one)
 
     def lose(self, name: str) -> None:
@@ -152,9 +152,12 @@ class View:
         self.stale_nodes.add(node)
 
     def _ended(self, one: Replica, now_s: float) -> None:
-        """It is not there any more: whatever was asked of it is over, and if nobody told it to go, it crashed."""
+        """It is not there any more: whatever was asked of it is over, and if nobody told it to go, it crashed, which
+        counts once. `one`: as it was last seen."""
         flights = self._asked(one.model, one.name)
-        told = one.phase is Phase.DRAINING or any(flight.action.verb in LEAVING for flight in flights)
+        verbs = {flight.action.verb for flight in flights}
+        known = one.phase is Phase.GONE and not verbs & COMING
+        told = known or one.phase is Phase.DRAINING or bool(verbs & LEAVING)
         for flight in flights:
             self._land(flight.action.id)
         if not told:
