@@ -10,7 +10,7 @@ To none: when nothing was asked for so long, if no floor forbids it; what is HOT
 wanted at once when a request is held, whatever changed before.
 
 Always true: never beyond the model's bounds or its budget; from zero only for a request that is held, or for a bound;
-one step at a time, but to a bound; never to none while a request waits or runs.
+one step at a time, but to a bound or to none; never to none while a request waits or runs.
 """
 
 from __future__ import annotations
