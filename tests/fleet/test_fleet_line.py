@@ -71,6 +71,7 @@ def test_removing_a_replica_in_mid_request_strands_nobody() -> None:
     assert one.whereabouts("a", 0.0) == Whereabouts(State.PROVISIONING, 1)
     lease(one, "new", credit=3)
     assert given(one) == [("a", "new"), ("b", "new"), ("c", "new")]
+    assert one.whereabouts("a", 0.0) == Whereabouts(State.DISPATCHED, 0, "new")  # and has made no token there
 
 
 def test_the_slowest_replica_does_not_delay_the_first_answer() -> None:
@@ -142,10 +143,77 @@ def test_the_line_is_bounded() -> None:
     one.join("ran", 0.0)
     given(one)
     assert [one.join(request, 1.0) for request in ("a", "b", "c")] == [None, None, "c"]
+    assert one.whereabouts("c", 1.0) is None
+    assert one.first_since_s() == 1.0
     assert one.join("d", 1.0, Tier.PREMIUM) == "b"
     one.remove("r")
     assert list(one.waiters(1.0)) == ["ran", "d", "a"]
     assert one.first_since_s() == 0.0
+
+
+def test_however_many_are_handed_on_none_is_refused() -> None:
+    """Three that ran stand before one that waits, in a line for one, in the order in which they came."""
+    one = line(waiting_max=1)
+    lease(one, "r", credit=3)
+    for number, request in enumerate("abc"):
+        one.join(request, float(number))
+        given(one)
+    one.join("d", 3.0)
+    one.failed("b", 4.0)
+    one.failed("a", 4.0)
+    one.remove("r")
+    assert list(one.waiters(4.0)) == ["a", "b", "c", "d"]
+
+
+def test_whoever_leaves_while_it_waits_leaves_the_line() -> None:
+    """One that never ran, and one that did."""
+    one = line()
+    lease(one, "r", credit=1)
+    for request in ("ran", "a", "b"):
+        one.join(request, 0.0)
+    given(one)
+    one.remove("r")
+    one.ended("ran")
+    one.ended("a")
+    assert list(one.waiters(0.0)) == ["b"]
+
+
+def test_whoever_waits_for_a_replica_that_nobody_hears_of_waits_for_another_to_come() -> None:
+    """A seat alone does not serve."""
+    one = line()
+    lease(one, "r", until_s=10.0)
+    one.join("a", 10.0)
+    assert one.whereabouts("a", 10.0) == Whereabouts(State.PROVISIONING, 1)
+
+
+def test_requests_weigh_what_they_cost() -> None:
+    """Beside one long prompt there are three short ones, not one."""
+    one = line()
+    lease(one, "x", credit=9)
+    lease(one, "y", credit=9)
+    one.join("long", 0.0, tokens=list(range(1_000)))
+    ((_, busy),) = given(one)
+    for number in range(3):
+        one.join(f"short{number}", 0.0, tokens=[number], output=10)
+    assert {replica for _, replica in given(one)} == {"x", "y"} - {busy}
+    one.ended("long")
+    one.join("next", 0.0)
+    assert given(one) == [("next", busy)]
+
+
+def test_a_prompt_goes_where_its_prefix_is_known() -> None:
+    """Though another replica has less to do: what is known is work saved."""
+    one, tokens = line(), list(range(200))
+    lease(one, "knows", credit=9)
+    one.join("first", 0.0, tokens=tokens)
+    one.join("small", 0.0, output=9)
+    given(one)
+    one.ended("first")
+    lease(one, "free", credit=9)
+    one.join("again", 0.0, tokens=[*tokens, 7])
+    assert given(one) == [("again", "knows")]
+    one.join("other", 0.0, tokens=tokens[::-1])
+    assert given(one) == [("other", "free")]
 
 
 class LineModel(RuleBasedStateMachine):
@@ -183,11 +251,12 @@ class LineModel(RuleBasedStateMachine):
         self.seats.pop(replica, None)
         self.lost.discard(replica)
 
-    @rule(pick=st.integers(0, 99), fails=st.booleans())
-    def end(self, pick: int, fails: bool) -> None:
+    @rule(pick=st.integers(0, 99), fails=st.booleans(), began=st.booleans())
+    def end(self, pick: int, fails: bool, began: bool) -> None:
         if self.on:
             request = list(self.on)[pick % len(self.on)]
-            self.line.began(request)
+            if began:
+                self.line.began(request)
             if fails:
                 self.lost.add(self.on.pop(request))
                 self.line.failed(request, self.now_s)
@@ -211,6 +280,13 @@ class LineModel(RuleBasedStateMachine):
 
     def load(self, replica: str) -> int:
         return list(self.on.values()).count(replica)
+
+    @invariant()
+    def the_books_agree(self) -> None:
+        """What the table counts of a replica are its requests, and those of them that have made no token yet."""
+        for replica, seat in self.line._seats.items():
+            waits = [one for one in seat.requests.values() if not one.began]
+            assert (seat.slot.inflight, seat.slot.unproven) == (self.load(replica), len(waits))
 
     @invariant()
     def nobody_is_lost(self) -> None:

@@ -12,7 +12,7 @@ from holdfast.fleet.scaling import Scaled, Scaling, Signs, bounds, next_deadline
 
 MODEL = Model(key="a", replicas_max=4, device_bytes=1)
 RULES = Scaling()
-BUSY = Signs(waiting=5, wait_s=9.0, running=8, kv_used=0.5, ready=1)
+UP = [(3.0, 2), (33.0, 3), (63.0, 4)]  # one more at a time, under a sign that lasts
 
 
 class Load:
@@ -38,7 +38,7 @@ class Load:
 
 def test_requests_that_wait_bring_one_more_at_a_time() -> None:
     """The wait must last, and the last one must have had time to come up."""
-    assert Load().last(80, waiting=5, wait_s=9.0, running=8) == [(3.0, 2), (33.0, 3), (63.0, 4)]
+    assert Load().last(80, waiting=5, wait_s=9.0, running=8) == UP
 
 
 def test_full_kv_brings_one_more_before_anybody_waits() -> None:
@@ -63,6 +63,33 @@ def test_a_load_between_the_signs_changes_nothing() -> None:
 def test_less_load_takes_one_away_at_a_time() -> None:
     """After it lasted, and down to one while anything runs."""
     assert Load(wanted=3).last(400, running=1, kv_used=0.1) == [(60.0, 2), (121.0, 1)]
+    kept = msgspec.structs.replace(MODEL, floor=Level.HOT, replicas_min=2)
+    assert Load(wanted=3, model=kept).last(400, running=1, kv_used=0.1) == [(60.0, 2)]
+
+
+def test_between_two_steps_there_is_time_however_soon_a_sign_lasts() -> None:
+    """Down a minute after the last one; up when the sign has lasted anew."""
+    assert Load(wanted=3, rules=Scaling(low_s=10)).last(99, running=1, kv_used=0.1) == [(10.0, 2), (70.0, 1)]
+    rules = Scaling(high_s=10, step_up_s=5)
+    assert Load(rules=rules).last(25, waiting=5, wait_s=9.0, running=8) == [(10.0, 2), (21.0, 3)]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "signs", "changes"),
+    [
+        pytest.param(1, {"waiting": 5, "wait_s": 2.0, "running": 8}, [], id="a wait as long as it may be"),
+        pytest.param(1, {"wait_s": 9.0, "running": 8}, [], id="a wait that nobody has any more"),
+        pytest.param(1, {"running": 8, "kv_used": 0.9}, UP, id="KV as full as it may not be"),
+        pytest.param(1, {"running": 1, "kv_used": 0.95, "ready": 0}, [], id="KV of nobody who serves"),
+        pytest.param(2, {"running": 8, "kv_used": 0.3}, [(60.0, 1)], id="KV that one less would just hold"),
+        pytest.param(2, {"running": 8, "kv_used": 0.2, "ready": 4}, [], id="KV that is partly on those who leave"),
+        pytest.param(3, {"waiting": 1, "wait_s": 1.0, "running": 1, "kv_used": 0.1}, [], id="somebody waits a little"),
+        pytest.param(4, {"kv_used": 0.95}, [], id="full KV takes nobody away, though nothing runs"),
+    ],
+)
+def test_where_the_signs_begin(wanted: int, signs: dict[str, float], changes: list[tuple[float, int]]) -> None:
+    """At their bounds, for so long that whatever is seen would have lasted."""
+    assert Load(wanted=wanted).last(500, **signs) == changes
 
 
 def test_nothing_is_taken_away_for_what_is_still_coming() -> None:
@@ -77,6 +104,12 @@ def test_to_none_and_back_with_the_request_held() -> None:
     assert load.last(1_000) == []
     assert load.last(5, waiting=1, wait_s=0.1) == [(0.0, 1)]
     assert load.state.why == "a request is held"
+
+
+def test_to_none_from_any_number_at_once() -> None:
+    """Not one by one: nobody asked for any of them. What was taken away meanwhile makes it no later."""
+    assert Load(wanted=3).last(400, ready=0) == [(300.0, 0)]
+    assert Load(wanted=3).last(400) == [(60.0, 2), (121.0, 1), (300.0, 0)]
 
 
 def test_not_to_none_while_anything_runs_or_a_floor_forbids_it() -> None:
@@ -114,6 +147,14 @@ def test_a_bound_that_changes_is_kept_to_at_once() -> None:
     load = Load(wanted=4)
     load.model = msgspec.structs.replace(MODEL, replicas_max=2)
     assert load.last(5, running=8, kv_used=0.8) == [(0.0, 2)]
+    load.model = msgspec.structs.replace(MODEL, floor=Level.HOT, replicas_min=4)
+    assert load.last(5, running=8, kv_used=0.8) == [(0.0, 4)]
+
+
+def test_a_budget_for_none_wants_none_though_a_request_is_held() -> None:
+    """Two devices each, and one may be had."""
+    pair = msgspec.structs.replace(MODEL, devices=2)
+    assert Load(wanted=0, model=pair, rules=Scaling(devices_max=1)).last(9, waiting=1, wait_s=9.0) == []
 
 
 SIGNS = st.builds(
@@ -158,3 +199,20 @@ def test_it_says_when_to_look_again(run: list[tuple[Signs, float]]) -> None:
         before_s = now_s + 10_000.0 if due_s is None else (now_s + due_s) / 2
         if due_s is None or due_s > now_s:
             assert step(state, MODEL, RULES, signs, before_s).wanted == state.wanted
+
+
+@pytest.mark.parametrize(
+    ("state", "due_s"),
+    [
+        (Scaled(wanted=1), None),
+        (Scaled(wanted=1, short_since_s=1000.0), 1003.0),
+        (Scaled(wanted=1, short_since_s=1000.0, stepped_s=990.0), 1020.0),
+        (Scaled(wanted=2, ample_since_s=1000.0, stepped_s=990.0), 1060.0),
+        (Scaled(wanted=2, ample_since_s=1000.0, quiet_since_s=700.0), 1000.0),
+        (Scaled(wanted=0, quiet_since_s=700.0), None),
+    ],
+    ids=["no sign", "too few", "too few, just after a step", "too many", "nothing is asked for", "there is nobody"],
+)
+def test_when_to_look_again(state: Scaled, due_s: float | None) -> None:
+    """As soon as a sign has lasted, and the last step is long enough ago: no sooner, so that nobody looks in vain."""
+    assert next_deadline_s(state, RULES) == due_s

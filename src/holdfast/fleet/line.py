@@ -47,7 +47,6 @@ class Request:
     cost: int = 0
     seat: Seat | None = None
     began: bool = False  # it made a token where it is
-    handed_on: int = 0  # how often a replica lost it
 
 
 @dataclass(slots=True)
@@ -219,7 +218,6 @@ class Line:
 
     def _hand_on(self, one: Request) -> None:
         self._leave_seat(one)
-        one.handed_on += 1
         self._again.join(one.id, one.tier, one.since_s)
 
     def _leave_seat(self, one: Request) -> None:

@@ -1,0 +1,149 @@
+"""One model by itself, in one pass: who of it counts as what, who goes first, and when it is looked at again."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from fleet_moment import LINGER_S, NOW_S, PLACED, RESIDENT_S, flying, model, node, replica, seen, told, warm
+from holdfast.fleet.actions import COPY_S, Action, Tries, Verb
+from holdfast.fleet.desired import Level, Model
+from holdfast.fleet.observed import Memory, Observed, Phase, Replica
+from holdfast.fleet.planner import plan
+
+
+def order(verb: Verb, serial: int = 1) -> Action:
+    return Action(verb=verb, model="a", serial=serial, node="n", deadline_s=NOW_S + 60)
+
+
+NAME = PLACED.name
+JUST = Tries(1, NOW_S)  # failed a moment ago
+BEFORE = Tries(1, NOW_S - 60)  # failed, and may be tried again
+COMING = replica(phase=Phase.PROVISIONING)
+DRAINS = replica(phase=Phase.DRAINING, drain_until_s=NOW_S)
+LOWERED = replica(phase=Phase.DEMOTING, since_s=NOW_S - COPY_S)
+DRAINED = flying(order(Verb.DRAIN))
+PLACED_WARM = structs.replace(PLACED, level=Level.WARM, devices=(), host_bytes=40)
+HOST = node(gpus=4, host=100)
+
+
+def floor(level: Level = Level.WARM, least: int = 1, **fields: object) -> Model:
+    return model(**{"floor": level, "replicas_min": least, "wanted": 0, **fields})
+
+
+@pytest.mark.parametrize(
+    ("wish", "observed", "does"),
+    [
+        pytest.param(model(), seen([HOST], [warm()], flying=flying(order(Verb.PROMOTE))), [], id="it is promoted"),
+        pytest.param(
+            model(wanted=0), seen([HOST], [warm()], flying=flying(order(Verb.PROMOTE))), [], id="it is let come up"
+        ),
+        pytest.param(
+            model(wanted=1, floor=Level.WARM, replicas_min=1),
+            seen([HOST], flying=flying(PLACED_WARM)),
+            ["place a2 n"],
+            id="who comes WARM is not HOT",
+        ),
+        pytest.param(floor(), seen([HOST], flying=flying(PLACED_WARM)), [], id="a floor's own comes"),
+        pytest.param(
+            floor(), seen([HOST], [replica(running=1)], flying=DRAINED), [], id="it falls to the floor"
+        ),
+        pytest.param(
+            floor(), seen([HOST], [replica(phase=Phase.DEMOTING, since_s=NOW_S - 1)]), [], id="it falls to it now"
+        ),
+        pytest.param(
+            floor(version="y"),
+            seen([HOST], [replica(running=1)], flying=DRAINED),
+            ["place a2 n"],
+            id="an old version does not fall to it",
+        ),
+        pytest.param(
+            model(),
+            seen([HOST], flying=flying(PLACED) | flying(order(Verb.STOP))),
+            ["place a2 n"],
+            id="who is stopped before it was seen is missing",
+        ),
+        pytest.param(
+            model(),
+            seen([structs.replace(node(), alive=False), node("m")], flying=flying(PLACED)),
+            ["place a2 m"],
+            id="who comes on a lost node is missing",
+        ),
+        pytest.param(
+            model(wanted=2, per_node_max=1), seen([node(gpus=4)], [replica()]), [], id="one on a node is there"
+        ),
+        pytest.param(
+            model(wanted=2, per_node_max=1), seen([node(gpus=4)], flying=flying(PLACED)), [], id="one on a node comes"
+        ),
+    ],
+)
+def test_who_counts_as_what(wish: Model, observed: Observed, does: list[str]) -> None:
+    """Nobody twice, and nobody who will not be there."""
+    assert told([wish], observed) == does
+
+
+@pytest.mark.parametrize(
+    ("wish", "one", "rest", "does"),
+    [
+        pytest.param(1, COMING, {"flying": flying(PLACED, overdue=True)}, "stop a1 n", id="its order is overdue"),
+        pytest.param(1, structs.replace(COMING, since_s=NOW_S - 600), {}, "stop a1 n", id="nobody's order is"),
+        pytest.param(1, structs.replace(COMING, since_s=NOW_S - 599), {}, "", id="it has time yet"),
+        pytest.param(0, LOWERED, {}, "stop a1 n", id="a copy takes too long"),
+        pytest.param(0, DRAINS, {"tries": {f"demote/{NAME}": BEFORE}}, "stop a1 n", id="a copy failed"),
+        pytest.param(0, structs.replace(DRAINS, running=1, drain_until_s=0.0), {}, "drain a1 n", id="for how long?"),
+        pytest.param(0, replica(phase=Phase.GONE), {}, "", id="nothing outlives it"),
+        pytest.param(0, replica(), {"tries": {f"drain/{NAME}": JUST}}, "", id="it could not be drained just now"),
+        pytest.param(1, warm(), {"tries": {f"promote/{NAME}": JUST}}, "place a2 n", id="nor promoted"),
+        pytest.param(None, structs.replace(COMING, running=1, since_s=NOW_S), {}, "drain a1 n", id="it has work"),
+    ],
+)
+def test_what_is_to_be_done_about_one(wish: int | None, one: Replica, rest: dict[str, object], does: str) -> None:
+    """The first thing that is said, where so many are wanted; None: its model is not."""
+    models = [] if wish is None else [model(wanted=wish)]
+    assert (told(models, seen([HOST], [one], **rest)) or [""])[0] == does
+
+
+def test_memory_that_outlives_its_process_is_freed_also_in_the_host() -> None:
+    """Its lease says so."""
+    there = structs.replace(node(), host=Memory(80, {NAME: 40}))
+    assert told([model(wanted=0)], seen([there], [replica(phase=Phase.GONE)])) == ["stop a1 n"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"phase": Phase.PROVISIONING, "since_s": NOW_S - 1}, {}),
+        ({"idle_s": NOW_S - 1}, {"running": 2}),
+        ({"idle_s": NOW_S - 300}, {"idle_s": NOW_S - 200}),
+    ],
+    ids=["who is not up yet, however young", "who has nothing to do", "who is idle for longer"],
+)
+def test_who_goes_when_fewer_are_wanted(one: dict[str, object], other: dict[str, object]) -> None:
+    """Of two, whichever came first."""
+    for first, second in ((one, other), (other, one)):
+        observed = seen([node()], [replica(**first), replica(serial=2, **second)])
+        (said,) = told([model()], observed)
+        assert said.split()[1] == ("a1" if first is one else "a2")
+
+
+def test_the_oldest_of_those_that_nobody_needs_goes() -> None:
+    """A floor keeps one of two that are WARM, the one that came last."""
+    there = [warm(since_s=NOW_S - LINGER_S - 1), warm(serial=2, since_s=NOW_S - LINGER_S - 9)]
+    assert told([floor()], seen([HOST], there)) == ["stop a2 n"]
+
+
+@pytest.mark.parametrize(
+    ("wish", "one", "tries", "at_s"),
+    [
+        (model(wanted=0), replica(since_s=NOW_S - RESIDENT_S + 1), {}, NOW_S + 1),
+        (model(wanted=0), warm(since_s=NOW_S - LINGER_S + 7), {}, NOW_S + 7),
+        (model(), replica(phase=Phase.PROVISIONING, since_s=NOW_S - 590), {}, NOW_S + 10),
+        (model(wanted=0), replica(phase=Phase.DRAINING, running=1, drain_until_s=NOW_S + 3), {}, NOW_S + 3),
+        (model(wanted=0), replica(), {f"drain/{NAME}": JUST}, NOW_S + 1),
+        (model(), replica(), {}, None),
+    ],
+    ids=["it came up just now", "it lingers", "it comes", "it drains", "it failed", "nothing is due"],
+)
+def test_when_to_look_again(wish: Model, one: Replica, tries: dict[str, Tries], at_s: float | None) -> None:
+    """At the moment when something else would be said, though nothing was seen."""
+    assert plan([wish], seen([HOST], [one], tries=tries), NOW_S).next_s == at_s
