@@ -119,6 +119,7 @@ prove-apart: $(VENV)/.installed-dev ## Ask two deployments with the same compone
 
 prove-fleet: $(VENV)/.installed-dev ## Plan for 10,000 random fleets, three models on memory for one and a half, and 10,000 replicas at once; no process is started.
 	@$(VENV)/bin/python -m bench.prove fleet $(ARGS)
+	@$(VENV)/bin/python -m bench.fleet.plot
 
 prove-install: $(VENV)/.installed-dev ## A stranger's first `make up`: plain PyPI, no root, a bare Debian, the wheel; gigabytes are fetched.
 	@$(VENV)/bin/python scripts/install_matrix.py $(ARGS)
