@@ -104,7 +104,7 @@ def run(bench: MemoryBench, progress: Progress = lambda done, total: None) -> di
     }
     try:
         vault.start()
-        _write(shared, folder, bench.total_bytes, progress)
+        commit_weights(shared, folder, progress)
         with ExitStack() as stack:
             roles = (shared | {"role": "import", "engine_id": place} for place in range(IMPORTERS))
             importers = [stack.enter_context(BenchProcess(role, folder / f"{role['engine_id']}.log")) for role in roles]
@@ -117,10 +117,11 @@ def run(bench: MemoryBench, progress: Progress = lambda done, total: None) -> di
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write(shared: dict[str, Any], folder: Path, total_bytes: int, progress: Progress) -> None:
+def commit_weights(shared: dict[str, Any], folder: Path, progress: Progress) -> None:
+    """By a process of its own, which has ended when this returns."""
     with BenchProcess(shared | {"role": "write", "engine_id": 0}, folder / "writer.log") as writer:
         while "committed" not in (said := writer.said()):
-            progress(said["written"], total_bytes)
+            progress(said["written"], shared["total_bytes"])
 
 
 def _copies(bench: MemoryBench, importers: list[BenchProcess]) -> dict[str, Any]:

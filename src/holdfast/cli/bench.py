@@ -52,6 +52,23 @@ class Memory(Asked, frozen=True):
         return _show(result, self.json)
 
 
+class Warm(Asked, frozen=True):
+    """`holdfast bench warm`."""
+
+    device: Annotated[str, about("host-0, a GPU's UUID (nvidia-smi -L), or cuda-0.")] = "host-0"
+    gib: Annotated[float, about("How much weights; as much host memory is needed.", "GiB", min=0.002)] = 1.0
+    rounds: Annotated[int, about("How often to demote and promote.", min=1)] = 5
+    json: Json = False
+
+    def run(self, env: Environment) -> int:
+        from holdfast.bench.warm import WarmBench, run
+        from holdfast.cli.progress import loading
+
+        with loading(f"writing {self.gib:g} GiB to {self.device}") as progress:
+            result = run(WarmBench(self.device, self.gib, self.rounds), progress)
+        return _show(result, self.json)
+
+
 class Failover(Asked, frozen=True):
     """`holdfast bench failover`."""
 

@@ -145,7 +145,7 @@ COMMANDS = (
         "start:Control",
     ),
     Command("store", PARTS, "The embedded store: who serves what, for one machine or a few.", "start:Store"),
-    Command("memory", PARTS, "Memory that outlives processes: serve it, look at it."),
+    Command("memory", PARTS, "Memory that outlives processes: serve it, look at it, move it."),
     Command(
         "memory serve",
         "",
@@ -154,6 +154,20 @@ COMMANDS = (
         "memory:Serve",
     ),
     Command("memory status", "", "Show the vaults of this machine, and what they keep.", "memory:Show"),
+    Command(
+        "memory demote",
+        "",
+        "Move a device's weights to host memory, and give the device's memory back.\n\n"
+        "Nobody may have them mapped. A KV pool that nobody owns goes. The vault needs a host budget "
+        "(`memory serve --host-budget-gib`); what is in host memory is lost if the vault is killed.",
+        "memory_moves:Demote",
+    ),
+    Command(
+        "memory promote",
+        "",
+        "Move a device's weights from host memory back to the device, as they were; engines that wait get them.",
+        "memory_moves:Promote",
+    ),
     Command("lock", PARTS, "Elect one engine of a group: serve the lock they take turns with."),
     Command(
         "lock serve",
@@ -171,6 +185,12 @@ COMMANDS = (
         "",
         "What sharing weights through a vault costs: remap and unmap against their floor, and the memory used.",
         "bench:Memory",
+    ),
+    Command(
+        "bench warm",
+        "",
+        "What moving weights between a device and host memory takes: demoted and promoted again and again.",
+        "bench:Warm",
     ),
     Command(
         "bench failover",

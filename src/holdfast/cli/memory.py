@@ -57,6 +57,9 @@ class Serve(Asked, frozen=True):
     budget_gib: Annotated[
         float, about("At most this much per device, weights and pool; 0: what there is.", "GiB", min=0)
     ] = 0.0
+    host_budget_gib: Annotated[
+        float, about("Host memory for weights that are demoted, at most this much per device; 0: none.", "GiB", min=0)
+    ] = 0.0
     allow_uid: Annotated[tuple[int, ...], about("Serve this user too; may be repeated.")] = ()
     status_address: Annotated[
         str, about("Where /metrics is, e.g. tcp://127.0.0.1:0; with several devices only port 0.")
@@ -66,19 +69,23 @@ class Serve(Asked, frozen=True):
         names = [device_name(name) for name in self.device] + (["host-0", *gpu_uuids()] if self.every else [])
         if not names:
             raise UserError("no device is named; use --device host-0, --device cuda-0, or --all")
-        folder = _folder(self.socket_dir, env)
+        folder = folder_of(self.socket_dir, env)
         if folder.exists():
             made(folder, "GMS_SOCKET_DIR, or --socket-dir,")
         names = list(dict.fromkeys(names))
         _check_status_address(self.status_address, len(names))
         raise_descriptor_limit()
-        bounds: dict[str, Any] = {"budget_bytes": round(self.budget_gib * 1024**3), "allowed_uids": self.allow_uid}
+        bounds: dict[str, Any] = {
+            "budget_bytes": round(self.budget_gib * 1024**3),
+            "host_budget_bytes": round(self.host_budget_gib * 1024**3),
+            "allowed_uids": self.allow_uid,
+        }
         page = self.status_address
         made_of = [VaultSettings(name, socket_path(folder, name), **bounds, status_address=page) for name in names]
         return asyncio.run(_serve([VaultProcesses(one) for one in made_of], Screen()))
 
 
-def _folder(given: Path | None, env: Environment) -> Path:
+def folder_of(given: Path | None, env: Environment) -> Path:
     return (given or env.gms_socket_dir).absolute()
 
 
@@ -142,7 +149,7 @@ class Show(Asked, frozen=True):
     json: Json = False
 
     def run(self, env: Environment) -> int:
-        folder = _folder(self.socket_dir, env)
+        folder = folder_of(self.socket_dir, env)
         found = asyncio.run(ask_all(sorted(str(path) for path in folder.glob("gms_*.sock"))))
         return _show_json(found, self.history) if self.json else _show(folder, found, self.history)
 
@@ -193,14 +200,15 @@ async def _ask(path: str, within_s: float) -> Facts:
 
 
 def _table(found: list[Facts], screen: Screen) -> None:
-    titles = ("device", "weights", "identity", "GiB", "readers", "waiting", "pool", "pool GiB", "pid")
-    right = ("GiB", "readers", "waiting", "pool GiB", "pid")
+    titles = ("device", "weights", "identity", "GiB", "host GiB", "readers", "waiting", "pool", "pool GiB", "pid")
+    right = ("GiB", "host GiB", "readers", "waiting", "pool GiB", "pid")
     screen.terminal.table(titles, [_row(facts) for facts in found], right)
 
 
 def _row(facts: Facts) -> list[Cell]:
     if "error" in facts:
         return [(facts["device"], ""), (facts["error"], "red")]
-    weights = (facts["device"], facts["weights"], facts["identity"] or "", f"{facts['weights_bytes'] / 1024**3:.2f}")
+    sizes = (f"{facts[name] / 1024**3:.2f}" for name in ("weights_bytes", "host_bytes"))
+    weights = (facts["device"], facts["weights"], facts["identity"] or "", *sizes)
     pool = (facts["pool"], f"{facts['pool_bytes'] / 1024**3:.2f}", facts["pid"])
     return [(str(text), "") for text in (*weights, facts["readers"], facts["waiting"], *pool)]

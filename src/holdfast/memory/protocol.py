@@ -128,9 +128,17 @@ class Leave(Message, frozen=True, tag=17):
     """The connection's end that follows is meant: this process touches nothing of the vault's any more."""
 
 
+class Demote(Call, frozen=True, tag=18):
+    """The weights are to leave the device for host memory; answered by `Moved` when its memory is given back."""
+
+
+class Promote(Call, frozen=True, tag=19):
+    """The weights are to be on the device again; answered by `Moved` when they can be read."""
+
+
 FromClient = (
     Hello | AskWeights | AddSlabs | CommitWeights | ReleaseWeights | FetchSlabs | AcquirePool | AddPoolSlabs
-    | FetchPool | Mapping | Quiesced | CancelCall | GetStatus | Donate | DonatePool | Leave
+    | FetchPool | Mapping | Quiesced | CancelCall | GetStatus | Donate | DonatePool | Leave | Demote | Promote
 )  # fmt: skip
 
 # -- vault to client
@@ -191,6 +199,14 @@ class Status(Call, frozen=True, tag=108):
     facts: bytes  # JSON
 
 
+class Moved(Call, frozen=True, tag=109):
+    """The weights are where they were asked to be. `took_ms` is all of it, `copy_ms` while bytes were on their way."""
+
+    size_bytes: int
+    copy_ms: float
+    took_ms: float
+
+
 class Superseded(Message, frozen=True, tag=120):
     """Notice to readers: newer weights are committed beside yours."""
 
@@ -230,7 +246,7 @@ class PoolNews(Message, frozen=True, tag=123):
 
 
 FromVault = (
-    Welcome | Failed | Done | WeightsGranted | WeightsEmpty | Slabs | PoolGranted | Status
+    Welcome | Failed | Done | WeightsGranted | WeightsEmpty | Slabs | PoolGranted | Status | Moved
     | Superseded | Fence | PoolNews | Deposed | LetGo
 )  # fmt: skip
 

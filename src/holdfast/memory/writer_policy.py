@@ -36,7 +36,7 @@ class Action(StrEnum):
 class Look:
     """What an engine sees. Look at the lock first, then at the devices: a writer commits before it lets go."""
 
-    devices: Mapping[str, str]  # name -> phase of its weights (EMPTY, RW, COMMITTED, RO)
+    devices: Mapping[str, str]  # name -> phase of its weights (EMPTY, RW, COMMITTED, RO; else not on the device)
     lock_owner: str | None  # None: free
     lock_mine: bool = False
 

@@ -53,6 +53,7 @@ class VaultLaunch(Launch, frozen=True):
     device: Annotated[str, about("The device whose memory it keeps: host-1, or a GPU's UUID.")] = ""
     socket_path: Annotated[str, about("Where it listens.")] = ""
     budget_bytes: Annotated[int, about("At most this much, weights and pool; 0: what there is.", "bytes", min=0)] = 0
+    host_budget_bytes: Annotated[int, about("Host memory for demoted weights; 0: none.", "bytes", min=0)] = 0
 
 
 class StoredLaunch(Launch, frozen=True):

@@ -56,7 +56,7 @@ class CudaDevice:
         return prop
 
     @contextlib.contextmanager
-    def _current(self) -> Iterator[Driver]:
+    def current(self) -> Iterator[Driver]:
         """The driver, with this GPU's primary context current in the calling thread."""
         if self._context is None:
             raise DeviceError(f"{self.name} is closed")
@@ -70,7 +70,7 @@ class CudaDevice:
 
     def create(self, size: int) -> int:
         self._ranges.check_size(size)
-        with self._current() as driver:
+        with self.current() as driver:
             try:
                 handle = driver("cuMemCreate", size, self._prop, 0)
             except OutOfMemory as error:
@@ -86,7 +86,7 @@ class CudaDevice:
 
     def reserve(self, size: int) -> int:
         self._ranges.check_size(size)
-        with self._current() as driver:
+        with self.current() as driver:
             address = int(driver("cuMemAddressReserve", size, self.granularity, 0, 0))
         self._ranges.add_reserved(address, size)
         return address
@@ -97,7 +97,7 @@ class CudaDevice:
     def map_many(self, address: int, slabs: Sequence[tuple[int, int]], *, writable: bool) -> None:
         total = sum(size for size, _ in slabs)
         self._ranges.check_free(address, total)
-        with self._current() as driver:
+        with self.current() as driver:
             at = address
             try:
                 for size, fd in slabs:
@@ -130,7 +130,7 @@ class CudaDevice:
         """A few slabs again and again, but where bytes must be themselves."""
         self._ranges.check_scratch(address, size, own)
         again: dict[int, Any] = {}  # by their sizes
-        with self._current() as driver:
+        with self.current() as driver:
             try:
                 for at, length, alone in scratch_pieces(size, _SCRATCH_BYTES, own):
                     handle = None if alone else again.get(length)
@@ -165,7 +165,7 @@ class CudaDevice:
         found = self._ranges.within(address, size)
         if not found:
             raise DeviceError(f"nothing is mapped in {address:#x}+{size}")
-        with self._current() as driver:
+        with self.current() as driver:
             for start, length in _runs(found):
                 self._set_access(driver, start, length, writable)
         for one in found:
@@ -173,7 +173,7 @@ class CudaDevice:
 
     def unmap(self, address: int, size: int) -> None:
         found = self._ranges.within(address, size)
-        with self._current() as driver:
+        with self.current() as driver:
             self._drop(driver, found)
 
     def _drop(self, driver: Driver, found: list[Mapping]) -> None:
@@ -183,7 +183,7 @@ class CudaDevice:
 
     def release(self, address: int, size: int) -> None:
         self._ranges.check_release(address, size)
-        with self._current() as driver:
+        with self.current() as driver:
             driver("cuMemAddressFree", address, size)
         self._ranges.drop_reserved(address)
 
@@ -194,7 +194,7 @@ class CudaDevice:
         buffer = (ctypes.c_ubyte * min(size, _PIECE_BYTES))()
         for start in range(0, size, _PIECE_BYTES):
             piece = min(_PIECE_BYTES, size - start)
-            with self._current() as driver:
+            with self.current() as driver:
                 driver("cuMemcpyDtoH", ctypes.addressof(buffer), address + start, piece)
             yield memoryview(buffer).cast("B")[:piece]
 
@@ -209,7 +209,7 @@ class CudaDevice:
         for start in range(0, size, _PIECE_BYTES):
             piece = source[start : start + _PIECE_BYTES]
             memoryview(buffer).cast("B")[: piece.nbytes] = piece
-            with self._current() as driver:
+            with self.current() as driver:
                 driver("cuMemcpyHtoD", address + start, ctypes.addressof(buffer), piece.nbytes)
                 # The call may return when the bytes are staged, not when they are there.
                 driver("cuCtxSynchronize")
@@ -221,11 +221,11 @@ class CudaDevice:
         return digest.hexdigest()
 
     def synchronize(self) -> None:
-        with self._current() as driver:
+        with self.current() as driver:
             driver("cuCtxSynchronize")
 
     def free_bytes(self) -> int:
-        with self._current() as driver:
+        with self.current() as driver:
             free, _ = driver("cuMemGetInfo")
         return int(free)
 

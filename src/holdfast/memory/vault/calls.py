@@ -23,6 +23,10 @@ def dispatch(weights: VaultWeights, pool: VaultPool, session: Session, message: 
             weights.fetch(session, message.call)
         case protocol.Donate():
             weights.donate(session, message, fds)
+        case protocol.Demote():
+            weights.warm.demote(session, message.call, pool)
+        case protocol.Promote():
+            weights.warm.promote(session, message.call)
         case protocol.Mapping():
             pool.join(session, message)
         case protocol.AcquirePool():

@@ -81,11 +81,16 @@ class KeptRecords:
             close_all([fd for fd in old.fds if fd not in fds])
         self._send(key, self.records[key], then)
 
-    def drop(self, key: str) -> None:
+    def drop(self, key: str, then: Then | None = None) -> None:
+        """Let go of a record, and call `then` once the keeper has let go of it too."""
         record = self.records.pop(key, None)
-        if record is not None:
-            record.close()
-            self._link.send(encode(Drop(next(self._calls), key)))
+        if record is None:
+            return
+        record.close()
+        call = next(self._calls)
+        if then is not None:
+            self._waiting[call] = then
+        self._link.send(encode(Drop(call, key)))
 
     def _send(self, key: str, record: Record, then: Then) -> None:
         call, link = next(self._calls), self._link

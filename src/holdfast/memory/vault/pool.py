@@ -53,6 +53,14 @@ class VaultPool:
     def kept_bytes(self) -> int:
         return sum(self._kept.sizes) + sum(self._upload.sizes)
 
+    def facts(self) -> dict[str, object]:
+        return {
+            "pool": self.state.phase,
+            "pool_bytes": self.kept_bytes(),
+            "mappers": len(self.state.seats),
+            "pool_epoch": self.state.last_epoch,
+        }
+
     def deadline_s(self) -> float | None:
         return machine.next_deadline_s(self.state)
 
@@ -203,6 +211,10 @@ class VaultPool:
 
     def process_over(self, number: int) -> None:
         self.step(machine.ProcessOver(number))
+
+    def discard(self) -> None:
+        """The device's memory is wanted: a pool that nobody owns goes."""
+        self.step(machine.Discard())
 
     def tick(self) -> None:
         self.step(machine.Tick())

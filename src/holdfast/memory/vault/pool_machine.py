@@ -110,11 +110,15 @@ class ProcessOver(_Word, frozen=True):
     process: int
 
 
+class Discard(_Word, frozen=True):
+    """The device's memory is wanted back: a pool that nobody owns, and nobody works on, goes. Any other stays."""
+
+
 class Tick(_Word, frozen=True):
     """Time has passed."""
 
 
-Event = MapperJoined | Acquire | PoolMade | Donate | Quiesced | Cancel | Gone | ProcessOver | Tick
+Event = MapperJoined | Acquire | PoolMade | Donate | Quiesced | Cancel | Gone | ProcessOver | Discard | Tick
 
 
 # -- effects
@@ -156,7 +160,8 @@ class Orphaned(_Word, frozen=True):
 
 
 class DropPool(_Word, frozen=True):
-    """Drop pages, index and record: another geometry takes over, or the owner ended before the pool was complete."""
+    """Drop pages, index and record: another geometry takes over, the owner ended before the pool was complete, or
+    their memory is wanted back."""
 
     epoch: int
 
@@ -227,6 +232,10 @@ class Pool:
         """Who keeps the GPU fence closed: a seat that is connected, or whose process is not over."""
         return tuple(s for s in self.seats if s.epoch is not None and s.epoch < epoch)
 
+    def in_use(self) -> tuple[Seat, ...]:
+        """Who owns the pool, or may have work queued on it."""
+        return self.gpu_blockers(self.last_epoch + 1)
+
     def epoch_of(self, session: int) -> int | None:
         """The epoch a session works under."""
         return next((s.epoch for s in self.seats if s.session == session and s.epoch is not None), None)
@@ -291,6 +300,10 @@ def _apply(state: Pool, event: Event) -> Step:
         case ProcessOver():
             seats = tuple(replace(s, over=True) if s.process == event.process else s for s in state.seats)
             return _sweep(replace(state, seats=seats)), ()
+        case Discard():
+            if state.pages is None or state.in_use():
+                return state, ()
+            return replace(state, pages=None), (DropPool(state.last_epoch),)
         case Tick():
             return state, ()
 

@@ -20,6 +20,7 @@ class VaultSettings(msgspec.Struct, frozen=True):
     device: str
     socket_path: str
     budget_bytes: int = 0  # for weights and pool together; 0: whatever the writers can allocate
+    host_budget_bytes: int = 0  # of host memory for weights that were demoted; 0: none are
     allowed_uids: tuple[int, ...] = ()  # besides the vault's own
     status_address: str = ""  # where /metrics is served; empty: nowhere
     # After a loss of vault and keeper together, how long mapped engines have to give weights back before others are

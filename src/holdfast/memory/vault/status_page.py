@@ -15,8 +15,10 @@ from holdfast.wire.http.status_page import StatusPage
 from holdfast.wire.net import SocketNetwork
 
 GAUGES = (
-    ("weights_bytes", "bytes of weights kept, uncommitted ones too"),
+    ("weights_bytes", "bytes of weights kept on the device, uncommitted ones too"),
     ("pool_bytes", "bytes of the KV pool and its index"),
+    ("device_bytes", "bytes kept on the device, all that the budget counts"),
+    ("host_bytes", "bytes of host memory taken for weights that are not on the device"),
     ("readers", "sessions that hold the weights"),
     ("waiting", "sessions that wait for weights or pool"),
     ("pool_epoch", "the epoch the pool was last granted to"),
@@ -30,6 +32,8 @@ COUNTERS = {
     "pool_grants": ("GrantPool", "grants of the pool"),
     "cpu_fences": ("CpuFence", "CPU fences passed"),
     "gpu_fences": ("GpuFence", "GPU fences passed"),
+    "demotions": ("FreeDevice", "moves of the weights to host memory"),
+    "promotions": ("Record", "moves of the weights back to the device"),
     "timeouts": ("TimedOut", "waits that ended without a grant"),
     "refusals": ("Refuse", "wishes refused"),
 }

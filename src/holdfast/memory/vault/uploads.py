@@ -44,10 +44,12 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What one device may keep; without a limit, whatever the writers can allocate."""
+    """What one device may keep; without a limit, whatever the writers can allocate. And what of the host's memory
+    weights may take that are not on it; without a limit, nothing."""
 
     limit_bytes: int
     used_bytes: Callable[[], int]
+    host_limit_bytes: int = 0
 
     def exceeded(self, sizes: list[int]) -> Why | None:
         if self.limit_bytes and self.used_bytes() + sum(sizes) > self.limit_bytes:

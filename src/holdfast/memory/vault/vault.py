@@ -66,7 +66,7 @@ class Vault:
         self.sessions: dict[int, Session] = {}
         self._ended: dict[int, Session] = {}  # connection closed, process alive, epoch not quiesced
         self.history: deque[tuple[float, str]] = deque(maxlen=HISTORY_MAX)
-        budget = Budget(settings.budget_bytes, self.kept_bytes)
+        budget = Budget(settings.budget_bytes, self.kept_bytes, settings.host_budget_bytes)
         shared = Shared(settings.device, budget, kept, self.sessions, self._loop.time, clock, self._note)
         self.weights, self.pool = VaultWeights(shared), VaultPool(shared)
         self._uids = {os.getuid(), *settings.allowed_uids}
@@ -124,6 +124,7 @@ class Vault:
         the next vault takes back what engines still map (who lets go of everything removes the marker itself)."""
         if meant:
             self._settings.mark(ENDED)
+        self.weights.warm.end()
         self._loop.remove_reader(self._listener.fileno())
         self._kept.close()
         for session in list(self.sessions.values()):
@@ -286,14 +287,12 @@ class Vault:
             "pid": os.getpid(),
             "uptime_s": self._loop.time() - self._started_s,
             **self.weights.facts(),
-            "pool": self.pool.state.phase,
-            "pool_bytes": self.pool.kept_bytes(),
-            "mappers": len(self.pool.state.seats),
+            **self.pool.facts(),
             "waiting": len(self.weights.state.waiters) + len(self.pool.state.waiters),
-            "pool_epoch": self.pool.state.last_epoch,
+            "device_bytes": self.kept_bytes(),
             "budget_bytes": self._settings.budget_bytes,
             "status_address": self.status_address,
-            "counts": self.weights.perform.counts + self.pool.perform.counts,
+            "counts": self.weights.perform.counts + self.weights.warm.perform.counts + self.pool.perform.counts,
             "clients": [repr(session) for session in (*self.sessions.values(), *self._ended.values())],
             "history": [{"at": at, "what": what} for at, what in list(self.history)[-50:]],
         }

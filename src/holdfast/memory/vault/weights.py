@@ -14,9 +14,11 @@ from holdfast.memory import protocol
 from holdfast.memory.fdsocket import close_all
 from holdfast.memory.layout import Layout
 from holdfast.memory.vault import weights_machine as machine
-from holdfast.memory.vault.kept import nothing
+from holdfast.memory.vault.kept import Then, nothing
 from holdfast.memory.vault.tags import InOrder, Shared
 from holdfast.memory.vault.uploads import Upload, Why, cannot_commit, wrong_count, wrong_donation, wrong_slab
+from holdfast.memory.vault.warm import VaultWarm
+from holdfast.memory.vault.warm_machine import Level
 
 if TYPE_CHECKING:
     from holdfast.memory.vault.sessions import Session
@@ -39,6 +41,7 @@ class VaultWeights:
         self.perform = InOrder(self._carry_out)
         self.layouts: dict[int, Layout] = {}  # by generation
         self._uploads: dict[int, Upload] = {}  # by session
+        self.warm = VaultWarm(shared, self)
         self._lost = False  # everything, and nobody has written anew: who still maps the weights may give them back
 
     # -- the vault's life
@@ -64,19 +67,24 @@ class VaultWeights:
         self.perform(effects)
 
     def kept_bytes(self) -> int:
-        committed = sum(sum(layout.slab_sizes) for layout in self.layouts.values())
-        return committed + sum(sum(upload.sizes) for upload in self._uploads.values())
+        """On the device. What is in host memory has a layout here, and no record."""
+        records = self._shared.kept.records
+        kept = [layout for number, layout in self.layouts.items() if f"{PREFIX}{number}" in records]
+        uploads = sum(sum(upload.sizes) for upload in self._uploads.values())
+        return sum(sum(layout.slab_sizes) for layout in kept) + uploads + self.warm.device_bytes
 
     def facts(self) -> dict[str, object]:
         current = self.state.current
         layout = self.layouts.get(current.number) if current is not None else None
+        level = self.warm.state.level
         return {
-            "weights": self.state.phase,
+            "weights": self.state.phase if level is Level.HOT else level,
             "layout_hash": current.layout_hash if current is not None else None,
             "identity": layout.identity if layout is not None else None,
             "tensors": len(layout.tensors) if layout is not None else 0,
             "readers": len(self.state.readers),
             "weights_bytes": self.kept_bytes(),
+            **self.warm.facts(),
         }
 
     def deadline_s(self) -> float | None:
@@ -190,8 +198,20 @@ class VaultWeights:
         if generation is None:
             session.fail(call, "not_reader", "this session holds no weights to fetch")
             return
-        fds = self._shared.kept.records[f"{PREFIX}{generation}"].fds
-        session.reply_slabs(call, list(self.layouts[generation].slab_sizes), fds)
+        session.reply_slabs(call, list(self.layouts[generation].slab_sizes), self.slabs(generation))
+
+    # -- slabs that leave the device and come back
+
+    def slabs(self, generation: int) -> list[int]:
+        return self._shared.kept.records[f"{PREFIX}{generation}"].fds
+
+    def lose(self, generation: int, then: Then) -> None:
+        """Let go of a generation's slabs, not of what is known of it; call `then` once the keeper has done so too."""
+        self._shared.kept.drop(f"{PREFIX}{generation}", then)
+
+    def keep(self, generation: int, fds: list[int], then: Then) -> None:
+        """Its slabs are here again, and `then` is called once the keeper has them."""
+        self._shared.kept.put(f"{PREFIX}{generation}", _encode(self.layouts[generation]), fds, then)
 
     # -- events and effects
 

@@ -6,7 +6,8 @@ reader. A writer that ends before commit leaves what was there before it: nothin
 to replace. Replacing makes a generation beside the old one, so it never delays a reader; the old one is kept until its
 last reader has left. Where both do not fit, the old one is *dropped* first: its readers are asked to let go, nobody new
 gets it meanwhile, and it goes when the last has; a reader that cannot do without it is not pressed, the wish times out.
-Whoever cannot be answered yet waits, and every waiter is judged anew on each change, oldest first.
+Whoever cannot be answered yet waits, and every waiter is judged anew on each change, oldest first. While the current
+generation is *away* (in host memory, or on its way; see warm_machine.py) nobody gets it, and whoever wants it waits.
 
 `TABLE` is the whole of admission: what is wished, in which situation, gets which answer.
 
@@ -85,11 +86,17 @@ class Leave(_OfSession, frozen=True):
     """
 
 
+class Move(_Word, frozen=True):
+    """The current generation, which nobody reads or replaces, leaves the device (`away`) or is whole there again."""
+
+    away: bool
+
+
 class Tick(_Word, frozen=True):
     """Time has passed."""
 
 
-Event = Ask | Commit | Donate | Leave | Tick
+Event = Ask | Commit | Donate | Leave | Move | Tick
 
 
 # -- effects
@@ -163,6 +170,7 @@ class Situation(StrEnum):
     READ = "read"  # committed, and in use
     DROPPING = "dropping"  # in use, and somebody waits for its place
     REPLACING = "replacing"  # committed, and the next generation is being written
+    AWAY = "away"  # committed, and not on the device
 
 
 class Wish(StrEnum):
@@ -193,15 +201,15 @@ def _row(*answers: Answer) -> Mapping[Situation, Answer]:
 _READ, _WRITE, _WAIT, _STALE, _TAKEN = Answer.READ, Answer.WRITE, Answer.WAIT, Answer.STALE, Answer.COMMITTED
 # fmt: off
 TABLE: Mapping[Wish, Mapping[Situation, Answer]] = {
-    #                            EMPTY         HELD          WRITING COMMITTED    READ    DROPPING REPLACING
-    Wish.READ:              _row(Answer.EMPTY, _WAIT,        _WAIT,  _READ,       _READ,  _WAIT,   _READ),
-    Wish.READ_WHEN_WRITTEN: _row(_WAIT,        _WAIT,        _WAIT,  _READ,       _READ,  _WAIT,   _READ),
-    Wish.EITHER:            _row(_WRITE,       _WAIT,        _WAIT,  _READ,       _READ,  _WAIT,   _READ),
-    Wish.WRITE:             _row(_WRITE,       _WAIT,        _WAIT,  _TAKEN,      _TAKEN, _TAKEN,  _TAKEN),
-    Wish.REPLACE:           _row(_STALE,       _STALE,       _STALE, _WRITE,      _WRITE, _WAIT,   _WAIT),
-    Wish.REPLACE_OTHER:     _row(_STALE,       _STALE,       _STALE, _STALE,      _STALE, _STALE,  _STALE),
-    Wish.DROP:              _row(_STALE,       _STALE,       _STALE, Answer.DROP, _WAIT,  _WAIT,   _WAIT),
-    Wish.DROP_OTHER:        _row(Answer.EMPTY, Answer.EMPTY, _STALE, _STALE,      _STALE, _STALE,  _STALE),
+    #                            EMPTY         HELD          WRITING COMMITTED    READ    DROPPING REPLACING AWAY
+    Wish.READ:              _row(Answer.EMPTY, _WAIT,        _WAIT,  _READ,       _READ,  _WAIT,   _READ,    _WAIT),
+    Wish.READ_WHEN_WRITTEN: _row(_WAIT,        _WAIT,        _WAIT,  _READ,       _READ,  _WAIT,   _READ,    _WAIT),
+    Wish.EITHER:            _row(_WRITE,       _WAIT,        _WAIT,  _READ,       _READ,  _WAIT,   _READ,    _WAIT),
+    Wish.WRITE:             _row(_WRITE,       _WAIT,        _WAIT,  _TAKEN,      _TAKEN, _TAKEN,  _TAKEN,   _TAKEN),
+    Wish.REPLACE:           _row(_STALE,       _STALE,       _STALE, _WRITE,      _WRITE, _WAIT,   _WAIT,    _WAIT),
+    Wish.REPLACE_OTHER:     _row(_STALE,       _STALE,       _STALE, _STALE,      _STALE, _STALE,  _STALE,   _STALE),
+    Wish.DROP:              _row(_STALE,       _STALE,       _STALE, Answer.DROP, _WAIT,  _WAIT,   _WAIT,    _WAIT),
+    Wish.DROP_OTHER:        _row(Answer.EMPTY, Answer.EMPTY, _STALE, _STALE,      _STALE, _STALE,  _STALE,   _STALE),
 }
 # fmt: on
 
@@ -231,6 +239,7 @@ class Weights:
     readers: tuple[Holder, ...] = ()
     waiters: tuple[Ask, ...] = ()
     refill_from_s: float | None = None  # nothing is written anew before this time; see Donate
+    away: bool = False  # the current generation is not on the device
 
     def __repr__(self) -> str:
         parts = [self.phase]
@@ -245,7 +254,9 @@ class Weights:
 
     @property
     def phase(self) -> str:
-        """EMPTY, RW, COMMITTED or RO; a replacement at work changes nothing for readers, so it does not show here."""
+        """EMPTY, RW, COMMITTED, AWAY or RO; a replacement at work changes nothing for readers: it does not show."""
+        if self.away:
+            return "AWAY"
         if self.current is None:
             return "EMPTY" if self.writer is None else "RW"
         return "RO" if self.readers_of(self.current) else "COMMITTED"
@@ -255,6 +266,8 @@ class Weights:
         return next((reader.generation for reader in self.readers if reader.session == session), None)
 
     def situation(self) -> Situation:
+        if self.away:
+            return Situation.AWAY
         if self.current is None and self.writer is None:
             return Situation.EMPTY if self.refill_from_s is None else Situation.HELD
         if self.current is None or self.writer is not None:
@@ -340,6 +353,9 @@ def step(state: Weights, event: Event, now_s: float) -> Step:
             state, applied = _donate(state, event)
         case Leave():
             state, applied = _leave(state, event.session)
+        case Move():
+            assert state.situation() is (Situation.COMMITTED if event.away else Situation.AWAY), f"{event}: {state!r}"
+            state = replace(state, away=event.away)
     # Past its deadline nobody is granted anything; but who asks with no time at all is still judged once.
     state, late = _expire(state, now_s, spare=event if isinstance(event, Ask) else None)
     state, settled = _settle(state)
@@ -386,7 +402,7 @@ def _donate(state: Weights, event: Donate) -> Step:
         number = state.last_generation + 1
         donated = Generation(number, event.layout_hash)
         return _become_current(replace(state, last_generation=number), donated, session)
-    if state.current.layout_hash != event.layout_hash:
+    if state.current.layout_hash != event.layout_hash or state.away:
         return state, (Refuse(session, Code.STALE, f"the weights here are {state.current.layout_hash}"),)
     return _grant_read(state, [session], state.current)
 
