@@ -116,6 +116,34 @@ async def test_it_serves_shows_and_ends(folder: Path) -> None:
     assert status(folder) == []
 
 
+async def test_it_moves_weights_and_says_why_not(folder: Path) -> None:
+    """A mapped engine is named; once it is gone they go to host memory and come back, and all counts say so."""
+    process = serve(folder, "--device", "host-0", "--host-budget-gib", "0.5", "--status-address", "tcp://127.0.0.1:0")
+    path = socket_path(folder, "host-0")
+    wait_until(lambda: any(facts.get("status_address") for facts in status(folder)), "the vault and its page")
+    client = await _write(path)
+    refused = holdfast(folder, "demote", "host-0")
+    assert refused.returncode != 0
+    assert f"engine 0 pid {os.getpid()} connected> (mapped)" in refused.stderr.replace("\n", " ")
+    await client.close()
+    moved = holdfast(folder, "demote", "host-0")
+    assert (moved.returncode, "0.00 GiB moved to host memory in" in moved.stdout) == (0, True), moved
+    (facts,) = answering(folder)
+    assert (facts["weights"], facts["device_bytes"], facts["host_bytes"]) == ("WARM", 0, 2 << 20)
+    page = fetched(facts["status_address"].replace("tcp://", "http://") + "/metrics")
+    assert 'holdfast_vault_device_bytes{device="host-0"} 0.0' in page
+    assert 'holdfast_vault_host_bytes{device="host-0"} 2.097152e+06' in page
+    assert 'holdfast_vault_demotions_total{device="host-0"} 1.0' in page
+    assert 'holdfast_vault_state{device="host-0",state="WARM",tag="weights"} 1.0' in page
+    assert "already (warm)" in holdfast(folder, "demote", "host-0").stderr.replace("\n", " ")
+    back = json.loads(holdfast(folder, "promote", "host-0", "--json").stdout)
+    assert (back["device"], back["size_bytes"]) == ("host-0", 2 << 20)
+    (facts,) = answering(folder)
+    assert (facts["weights"], facts["device_bytes"]) == ("COMMITTED", 2 << 20)
+    assert "there is no vault" in holdfast(folder, "demote", "host-7").stderr
+    end(process)
+
+
 async def test_a_killed_pair_is_started_again(folder: Path) -> None:
     """Vault and keeper killed together, twice, come back by themselves, and a mapped engine gives the weights back."""
     process = serve(folder, "--device", "host-0")

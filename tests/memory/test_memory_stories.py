@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from holdfast.memory.vault import pool_machine as pool
+from holdfast.memory.vault import warm_machine as warm
 from holdfast.memory.vault import weights_machine as weights
 from holdfast.memory.vault.weights_machine import Mode
 from holdfast.memory.writer_policy import Look, Watch, who_loads
@@ -26,6 +27,7 @@ class Story:
         self.lines: list[str] = []
         self.weights: dict[str, weights.Weights] = {}
         self.pools: dict[str, pool.Pool] = {}
+        self.warm: dict[str, warm.Warm] = {}
         self.names: list[str] = []
         self.lock: str | None = None
         self.watches: dict[str, Watch] = {}
@@ -53,6 +55,7 @@ class Story:
     def do_devices(self, words: list[str], values: dict[str, str]) -> None:
         for device in words:
             self.weights[device], self.pools[device] = weights.Weights(), pool.Pool()
+            self.warm[device] = warm.Warm()
 
     def do_hold(self, words: list[str], values: dict[str, str]) -> None:
         """Vault and keeper both died: the device is empty, and not refilled for so many seconds."""
@@ -65,6 +68,9 @@ class Story:
         for device in words:
             was, pooled = self.weights[device], self.pools[device]
             committed = [*was.superseded, *([] if was.current is None else [was.current])]
+            moving, self.warm[device] = self.warm[device], warm.Warm()
+            if not on_device(moving):  # what was in host memory is gone
+                committed = []
             self.weights[device], effects = weights.restore(committed, was.readers, was.last_generation)
             self.pools[device], dropped = pool.restore(pooled.last_epoch, pooled.pages, pooled.owner, pooled.seats)
             self.tell(device, (*effects, *dropped))
@@ -90,6 +96,8 @@ class Story:
     def do_status(self, words: list[str], values: dict[str, str]) -> None:
         for device, state in self.weights.items():
             self.say(f"{device} weights: {state!r}")
+            if self.warm[device] != warm.Warm():
+                self.say(f"{device} is {self.warm[device]!r}")
             if self.pools[device] != pool.Pool(refill_from_s=self.pools[device].refill_from_s):
                 self.say(f"{device} pool: {self.pools[device]!r}")
         if self.lock is not None:
@@ -128,6 +136,42 @@ class Story:
         for device in self.weights:
             self.step_weights(device, weights.Leave(self.session(name)))
             self.step_pool(device, pool.Gone(self.session(name)))
+
+    # -- levels
+
+    def engine_demotes(self, name: str, words: list[str], values: dict[str, str]) -> None:
+        """`size=` of what is committed and `room=` of host memory, in bytes."""
+        state, asker = self.weights[words[0]], self.session(name)
+        users = [state.writer] if state.writer is not None else []
+        sessions = [user.session for user in (*users, *state.readers, *self.pools[words[0]].in_use())]
+        named = tuple(dict.fromkeys(self.names[session] for session in sessions))
+        number = state.current.number if state.current is not None else None
+        size, room = int(values.get("size", "16")), int(values.get("room", "64"))
+        self.step_warm(words[0], warm.Demote(asker, number, size, named, room))
+
+    def engine_promotes(self, name: str, words: list[str], values: dict[str, str]) -> None:
+        room = int(values["room"]) if "room" in values else None
+        self.step_warm(words[0], warm.Promote(self.session(name), room))
+
+    def do_copied(self, words: list[str], values: dict[str, str]) -> None:
+        self.step_warm(words[0], warm.Copied())
+
+    def do_fails(self, words: list[str], values: dict[str, str]) -> None:
+        self.step_warm(words[0], warm.CopyFailed("no memory"))
+
+    def do_settled(self, words: list[str], values: dict[str, str]) -> None:
+        """The keeper has done what it was told."""
+        self.step_warm(words[0], warm.Settled())
+
+    def step_warm(self, device: str, event: warm.Event) -> None:
+        self.warm[device], effects = warm.step(self.warm[device], event)
+        for effect in effects:
+            name = self.names[effect.asker] if isinstance(effect, warm.Done | warm.Refuse) else ""
+            self.say(f"{device}: {words_of_level(effect, name)}")
+            if isinstance(effect, warm.Leave | warm.Return):
+                self.step_weights(device, weights.Move(away=isinstance(effect, warm.Leave)))
+            elif isinstance(effect, warm.FreeDevice):
+                self.step_pool(device, pool.Discard())
 
     # -- the writer lock
 
@@ -223,6 +267,38 @@ def words_of(effect: weights.Effect | pool.Effect, name: str) -> str:
             return f"{name} has waited long enough"
         case _:
             return words_of_pool(effect, name)
+
+
+def on_device(moving: warm.Warm) -> bool:
+    """Whether the keeper has a record of the weights."""
+    return {
+        warm.Level.HOT: True,
+        warm.Level.DEMOTING: not moving.copied,
+        warm.Level.WARM: False,
+        warm.Level.PROMOTING: moving.copied,
+    }[moving.level]
+
+
+def words_of_level(effect: warm.Effect, name: str) -> str:
+    match effect:
+        case warm.Leave():
+            return "nobody gets the weights"
+        case warm.CopyOut(generation):
+            return f"generation {generation} is copied to host memory"
+        case warm.FreeDevice(generation):
+            return f"the device's memory of generation {generation} is let go of"
+        case warm.CopyIn(generation):
+            return f"generation {generation} is copied to the device"
+        case warm.Record(generation):
+            return f"the keeper gets generation {generation} again"
+        case warm.FreeHost():
+            return "host memory is let go of"
+        case warm.Return():
+            return "the weights can be had"
+        case warm.Done():
+            return f"{name} is told that it is done"
+        case warm.Refuse(_, code, reason):
+            return f"{name} is refused, {code}: {reason}"
 
 
 def words_of_pool(effect: pool.Effect, name: str) -> str:

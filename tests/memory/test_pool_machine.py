@@ -156,6 +156,14 @@ class PoolModel(RuleBasedStateMachine):
                 other.epoch = None
         self.do(machine.Quiesced(client.session, epoch))
 
+    @rule()
+    def discard(self) -> None:
+        """Its memory is wanted back: it goes, unless somebody owns it or may have work queued on it."""
+        used = self.owner is not None or self.can_land(max(self.granted, default=0) + 1)
+        goes = self.pool is not None and not used
+        effects = self.do(machine.Discard())
+        assert (machine.DropPool(max(self.granted, default=0)) in effects) == goes
+
     @rule(pick=st.integers(0, 9))
     def cancel(self, pick: int) -> None:
         client = self.some(pick)

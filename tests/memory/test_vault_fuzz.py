@@ -156,6 +156,8 @@ class Fuzzer:
                 protocol.Quiesced(call, number),
                 protocol.CancelCall(call, rng.choice([0, 1, 7])),
                 protocol.GetStatus(call),
+                protocol.Demote(call),
+                protocol.Promote(call),
                 protocol.Donate(call, layout, yes),
                 protocol.DonatePool(call, number, text, sizes, yes, rng.choice([0, 1, number])),
                 protocol.Put(call, "weights/1", b"", False),

@@ -36,6 +36,8 @@ class WeightsModel(RuleBasedStateMachine):
         self.numbers: list[int] = []
         self.gone = 0  # the newest that was asked to go
 
+        self.away = False
+
     @initialize(start=st.sampled_from(["empty", "held", "writing", "committed", "replacing", "replacing"]))
     def begin(self, start: str) -> None:
         """Anywhere: a walk from nothing seldom gets far."""
@@ -94,6 +96,23 @@ class WeightsModel(RuleBasedStateMachine):
         assert self.writer is not None
         self.do(machine.Commit(self.writer[0], layout_hash))
 
+    @precondition(lambda self: self.can_leave_the_device or self.away)
+    @rule()
+    def move(self) -> None:
+        """To host memory, or back."""
+        self.away = not self.away
+        self.do(machine.Move(self.away))
+
+    @property
+    def can_leave_the_device(self) -> bool:
+        return self.current is not None and self.writer is None and not self.readers
+
+    @precondition(lambda self: self.readers)
+    @rule()
+    def all_readers_leave(self) -> None:
+        for session in list(self.readers):
+            self.leave(session)
+
     @precondition(lambda self: self.waiting)
     @rule(pick=st.integers(0, 4))
     def a_waiter_leaves(self, pick: int) -> None:
@@ -110,6 +129,7 @@ class WeightsModel(RuleBasedStateMachine):
     def lose_everything(self, held_s: float) -> None:
         """Vault and keeper die together: without this, weights once committed would be there for ever."""
         self.waiting, self.readers, self.kept, self.current, self.writer = {}, {}, {}, None, None
+        self.away = False
         self.held_until_s = self.now_s + held_s
         number = self.state.last_generation
         self.state, _ = machine.restore((), (), number, self.held_until_s if held_s else None)
@@ -135,7 +155,7 @@ class WeightsModel(RuleBasedStateMachine):
         self.now_s += seconds
         self.do(machine.Tick())
 
-    @precondition(lambda self: len(self.numbers) > 1)
+    @precondition(lambda self: len(self.numbers) > 1 and not self.away)
     @rule()
     def restart_the_vault(self) -> None:
         """Only what is recorded survives: generations, seats, and that the newest had to go. Waiters and writer lost
@@ -171,6 +191,7 @@ class WeightsModel(RuleBasedStateMachine):
             case machine.GrantWrite(session, generation, replacing):
                 ask = self.answered(session)
                 assert self.writer is None, "two writers"
+                assert not self.away
                 assert ask.mode in ("rw", "rw_or_ro")
                 assert replacing == ask.replace == (None if self.current is None else self.kept[self.current])
                 assert generation > max(self.numbers, default=0)
@@ -180,6 +201,7 @@ class WeightsModel(RuleBasedStateMachine):
                 if session in self.waiting:
                     assert self.answered(session).mode in ("ro", "rw_or_ro")
                 assert generation == self.current
+                assert not self.away, "a reader was granted what is not there"
                 assert self.kept[generation] == layout_hash, "a reader was granted what is not committed"
                 self.readers[session] = generation
             case machine.Committed(session, generation, layout_hash):
@@ -208,6 +230,7 @@ class WeightsModel(RuleBasedStateMachine):
                     asked = [ask for ask in self.waiting.values() if ask.mode == "drop"]
                     assert self.kept[generation] in [ask.replace for ask in asked], "nobody asked it to go"
                     assert self.writer is None
+                    assert not self.away
                     self.current, self.gone = None, generation
                 assert generation not in self.readers.values(), "a generation was dropped under a reader"
                 del self.kept[generation]
@@ -234,7 +257,9 @@ class WeightsModel(RuleBasedStateMachine):
         dropping = read and self.current is not None and self.kept[self.current] in wanted_gone
         if ask.replace is not None:
             here = self.current is not None and self.kept[self.current] == ask.replace
-            return here and (self.writer is not None or dropping)
+            return here and (self.writer is not None or dropping or self.away)
+        if self.away:
+            return ask.mode != "rw"
         if self.current is not None:
             return dropping and ask.mode != "rw" and self.writer is None
         if self.writer is not None or self.now_s < self.held_until_s:

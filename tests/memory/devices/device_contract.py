@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import hashlib
 import os
@@ -17,6 +18,7 @@ from device_agent import Peer
 
 from holdfast.memory.devices import BusyError, Device, DeviceError, OutOfMemory, WrongFd, check_slab_fd
 from holdfast.memory.devices.fds import seal_memfd
+from holdfast.memory.devices.host_memory import open_host_memory
 from holdfast.spec.names import is_host
 
 FREE_S = 60.0  # for memory to be free again after its last user's end, at any load
@@ -327,6 +329,30 @@ def slabs_survive_their_creators_sigkill(rig: Rig) -> None:
         os.close(fd)
 
 
+def host_memory_beside_it_keeps_what_is_copied_there(rig: Rig) -> None:
+    """Out, over other bytes, and in again; given back, all of it is."""
+    memory = open_host_memory(rig.device)
+    half = rig.size // 2
+    with slab(rig) as fd, mapped(rig, fd) as address:
+        try:
+            rig.device.write(address, b"a" * half + b"b" * half)
+            kept = memory.take(rig.size)
+            for offset in (0, half):
+                memory.copy_out(kept + offset, address + offset, half)
+            memory.wait()
+            assert ctypes.string_at(kept, rig.size) == b"a" * half + b"b" * half
+            rig.device.write(address, b"c" * rig.size)
+            for offset in (half, 0):
+                memory.copy_in(address + offset, kept + offset, half)
+            memory.wait()
+            assert rig.device.read(address, rig.size) == b"a" * half + b"b" * half
+            with pytest.raises(OutOfMemory):
+                memory.take(1 << 50)
+        finally:
+            memory.close()
+            memory.close()
+
+
 def nothing_leaks(rig: Rig) -> None:
     def once() -> None:
         with slab(rig) as fd, mapped(rig, fd) as one, mapped(rig, fd) as _:
@@ -368,5 +394,6 @@ CHECKS: list[Callable[[Rig], None]] = [
     a_slab_takes_its_bytes_at_once_and_gives_them_back,
     another_process_writes_what_we_read,
     slabs_survive_their_creators_sigkill,
+    host_memory_beside_it_keeps_what_is_copied_there,
     nothing_leaks,
 ]

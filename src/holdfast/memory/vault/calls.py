@@ -5,10 +5,13 @@ from __future__ import annotations
 from holdfast.memory import protocol
 from holdfast.memory.vault.pool import VaultPool
 from holdfast.memory.vault.sessions import Session
+from holdfast.memory.vault.warm import VaultWarm
 from holdfast.memory.vault.weights import VaultWeights
 
 
-def dispatch(weights: VaultWeights, pool: VaultPool, session: Session, message: object, fds: list[int]) -> None:
+def dispatch(
+    weights: VaultWeights, pool: VaultPool, warm: VaultWarm, session: Session, message: object, fds: list[int]
+) -> None:
     """Descriptors belong to whoever takes them; a call that has none gets none."""
     match message:
         case protocol.AskWeights():
@@ -24,9 +27,9 @@ def dispatch(weights: VaultWeights, pool: VaultPool, session: Session, message: 
         case protocol.Donate():
             weights.donate(session, message, fds)
         case protocol.Demote():
-            weights.warm.demote(session, message.call, pool)
+            warm.demote(session, message.call)
         case protocol.Promote():
-            weights.warm.promote(session, message.call)
+            warm.promote(session, message.call)
         case protocol.Mapping():
             pool.join(session, message)
         case protocol.AcquirePool():

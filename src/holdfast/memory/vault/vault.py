@@ -32,6 +32,7 @@ from holdfast.memory.vault.sessions import PREFIX, ClientRecord, Session, decode
 from holdfast.memory.vault.settings import ENDED, LIVE, VaultSettings
 from holdfast.memory.vault.tags import Shared
 from holdfast.memory.vault.uploads import Budget
+from holdfast.memory.vault.warm import VaultWarm
 from holdfast.memory.vault.weights import VaultWeights
 from holdfast.memory.vault.weights_machine import Holder
 
@@ -69,6 +70,7 @@ class Vault:
         budget = Budget(settings.budget_bytes, self.kept_bytes, settings.host_budget_bytes)
         shared = Shared(settings.device, budget, kept, self.sessions, self._loop.time, clock, self._note)
         self.weights, self.pool = VaultWeights(shared), VaultPool(shared)
+        self.warm = VaultWarm(shared, self.weights, self.pool)
         self._uids = {os.getuid(), *settings.allowed_uids}
 
     # -- life
@@ -124,7 +126,7 @@ class Vault:
         the next vault takes back what engines still map (who lets go of everything removes the marker itself)."""
         if meant:
             self._settings.mark(ENDED)
-        self.weights.warm.end()
+        self.warm.end()
         self._loop.remove_reader(self._listener.fileno())
         self._kept.close()
         for session in list(self.sessions.values()):
@@ -251,7 +253,7 @@ class Vault:
         if isinstance(message, GetStatus):
             session.reply(Status(message.call, msgspec.json.encode(self.facts())))
         else:
-            dispatch(self.weights, self.pool, session, message, fds)
+            dispatch(self.weights, self.pool, self.warm, session, message, fds)
         if isinstance(message, Quiesced):
             self._forget_fenced()
         self._rearm()
@@ -277,7 +279,7 @@ class Vault:
         log.info("%s", text)
 
     def kept_bytes(self) -> int:
-        return self.weights.kept_bytes() + self.pool.kept_bytes()
+        return self.weights.kept_bytes() + self.warm.device_bytes + self.pool.kept_bytes()
 
     def facts(self) -> dict[str, Any]:
         """What `holdfast memory status` shows."""
@@ -286,13 +288,12 @@ class Vault:
             "vault": self.id,
             "pid": os.getpid(),
             "uptime_s": self._loop.time() - self._started_s,
-            **self.weights.facts(),
-            **self.pool.facts(),
+            **(self.weights.facts() | self.warm.facts() | self.pool.facts()),
             "waiting": len(self.weights.state.waiters) + len(self.pool.state.waiters),
             "device_bytes": self.kept_bytes(),
             "budget_bytes": self._settings.budget_bytes,
             "status_address": self.status_address,
-            "counts": self.weights.perform.counts + self.weights.warm.perform.counts + self.pool.perform.counts,
+            "counts": self.weights.perform.counts + self.warm.perform.counts + self.pool.perform.counts,
             "clients": [repr(session) for session in (*self.sessions.values(), *self._ended.values())],
             "history": [{"at": at, "what": what} for at, what in list(self.history)[-50:]],
         }

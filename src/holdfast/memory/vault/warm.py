@@ -16,27 +16,30 @@ from typing import TYPE_CHECKING, Any
 from holdfast.memory import protocol
 from holdfast.memory.vault import warm_machine as machine
 from holdfast.memory.vault import weights_machine
+from holdfast.memory.vault.kept import nothing
 from holdfast.memory.vault.moving import Figures, Mover
+from holdfast.memory.vault.pool import VaultPool
 from holdfast.memory.vault.tags import InOrder, Shared
+from holdfast.memory.vault.weights import VaultWeights
 
 if TYPE_CHECKING:
-    from holdfast.memory.vault.pool import VaultPool
     from holdfast.memory.vault.sessions import Session
-    from holdfast.memory.vault.weights import VaultWeights
 
 
 class VaultWarm:
     """Which level the weights are at, and the moves between."""
 
-    def __init__(self, shared: Shared, weights: VaultWeights) -> None:
+    def __init__(self, shared: Shared, weights: VaultWeights, pool: VaultPool) -> None:
         self._shared = shared
         self._loop = asyncio.get_running_loop()
         self._weights = weights
-        self._pool: VaultPool | None = None  # which is to go with the weights that leave
+        self._pool = pool  # which goes with the weights that leave
         self.state = machine.Warm()
         self.perform = InOrder(self._carry_out)
         self._mover = Mover(shared.device, shared.now_s)
         self._thread = ThreadPoolExecutor(1, "moving")  # one: its work is done in order
+        if shared.budget.host_limit_bytes:
+            self._thread.submit(nothing)  # which starts it, where one could not be when a move has begun
         self._askers = itertools.count(1)
         self._asked: dict[int, tuple[Session, int]] = {}  # asker -> whom to answer, and which call
         self._slabs: list[int] = []  # made by a copy, on their way to the keeper
@@ -49,20 +52,21 @@ class VaultWarm:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def facts(self) -> dict[str, Any]:
-        limit_bytes = self._shared.budget.host_limit_bytes
-        return {"host_bytes": self._mover.host_bytes, "host_budget_bytes": limit_bytes}
+        """Over those of the weights: their phase is their level, while they are not on the device."""
+        level, limit_bytes = self.state.level, self._shared.budget.host_limit_bytes
+        phase = {} if level is machine.Level.HOT else {"weights": level}
+        return phase | {"host_bytes": self._mover.host_bytes, "host_budget_bytes": limit_bytes}
 
     # -- calls
 
-    def demote(self, session: Session, call: int, pool: VaultPool) -> None:
+    def demote(self, session: Session, call: int) -> None:
         current = self._weights.state.current
-        self._pool = pool
         self.step(
             machine.Demote(
                 self._asker(session, call),
                 current.number if current is not None else None,
                 sum(self._weights.layouts[current.number].slab_sizes) if current is not None else 0,
-                self._users(pool),
+                self._users(),
                 # All of it: what the last set had is given back before more is taken, in the same thread.
                 self._shared.budget.host_limit_bytes,
             )
@@ -78,11 +82,11 @@ class VaultWarm:
         self._asked[asker] = (session, call)
         return asker
 
-    def _users(self, pool: VaultPool) -> tuple[str, ...]:
+    def _users(self) -> tuple[str, ...]:
         weights = self._weights.state
         numbers = [weights.writer.session] if weights.writer is not None else []
         numbers += [reader.session for reader in weights.readers]
-        numbers += [seat.session for seat in pool.state.in_use()]
+        numbers += [seat.session for seat in self._pool.state.in_use()]
         return tuple(self._name(number) for number in dict.fromkeys(numbers))
 
     def _name(self, number: int) -> str:
@@ -129,7 +133,6 @@ class VaultWarm:
         self._shared.note(f"{session!r} had the weights moved, {moved}: {self.state!r}")
 
     def _free_device(self, generation: int) -> None:
-        assert self._pool is not None
         self._pool.discard()
         self.device_bytes = self.state.size_bytes
         self._weights.lose(generation, self._settled)

@@ -17,8 +17,6 @@ from holdfast.memory.vault import weights_machine as machine
 from holdfast.memory.vault.kept import Then, nothing
 from holdfast.memory.vault.tags import InOrder, Shared
 from holdfast.memory.vault.uploads import Upload, Why, cannot_commit, wrong_count, wrong_donation, wrong_slab
-from holdfast.memory.vault.warm import VaultWarm
-from holdfast.memory.vault.warm_machine import Level
 
 if TYPE_CHECKING:
     from holdfast.memory.vault.sessions import Session
@@ -41,7 +39,6 @@ class VaultWeights:
         self.perform = InOrder(self._carry_out)
         self.layouts: dict[int, Layout] = {}  # by generation
         self._uploads: dict[int, Upload] = {}  # by session
-        self.warm = VaultWarm(shared, self)
         self._lost = False  # everything, and nobody has written anew: who still maps the weights may give them back
 
     # -- the vault's life
@@ -71,20 +68,18 @@ class VaultWeights:
         records = self._shared.kept.records
         kept = [layout for number, layout in self.layouts.items() if f"{PREFIX}{number}" in records]
         uploads = sum(sum(upload.sizes) for upload in self._uploads.values())
-        return sum(sum(layout.slab_sizes) for layout in kept) + uploads + self.warm.device_bytes
+        return sum(sum(layout.slab_sizes) for layout in kept) + uploads
 
     def facts(self) -> dict[str, object]:
         current = self.state.current
         layout = self.layouts.get(current.number) if current is not None else None
-        level = self.warm.state.level
         return {
-            "weights": self.state.phase if level is Level.HOT else level,
+            "weights": self.state.phase,
             "layout_hash": current.layout_hash if current is not None else None,
             "identity": layout.identity if layout is not None else None,
             "tensors": len(layout.tensors) if layout is not None else 0,
             "readers": len(self.state.readers),
             "weights_bytes": self.kept_bytes(),
-            **self.warm.facts(),
         }
 
     def deadline_s(self) -> float | None:

@@ -1,0 +1,340 @@
+"""A real vault moves its weights to host memory and back: what it counts, whom it refuses, and who dies on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from typing import Any
+
+import pytest
+from vault_rig import MIB, SOON_MS, Rig, digest, expected, facts, write
+
+from holdfast.memory.client.levels import demote, promote
+from holdfast.memory.client.pool import PoolClient
+from holdfast.memory.errors import VaultRefused
+from holdfast.memory.protocol import Moved
+from holdfast.testing.waiting import until
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+SIZE = 2 * MIB  # of what `write` writes: three tensors in one slab, rounded up
+POOL = 6 * MIB  # of an engine that owns one: an index, rounded up, and two slabs
+LARGE = 200  # tensors of half a MiB: a copy takes long enough to be seen, and killed
+ROUNDS = 3
+
+
+def warm_rig(**settings: Any) -> Rig:
+    return Rig(**{"host_budget_bytes": 256 * MIB} | settings)
+
+
+async def committed(rig: Rig, count: int = 3) -> str:
+    """Weights that nobody maps; their hash."""
+    async with rig.client(0) as writer:
+        return await write(writer, count=count)
+
+
+async def seen(rig: Rig) -> dict[str, Any]:
+    async with rig.client(9) as looker:
+        return await facts(looker)
+
+
+async def read(rig: Rig, count: int = 3) -> None:
+    """An engine that attaches finds what was written."""
+    async with rig.client(1) as reader:
+        assert await reader.acquire("ro", SOON_MS) == "ro"
+        assert digest(reader) == expected(1, count)
+
+
+async def refusal(move: Any) -> VaultRefused:
+    with pytest.raises(VaultRefused) as caught:
+        await move
+    return caught.value
+
+
+# -- there and back
+
+
+async def test_weights_leave_the_device_and_come_back_as_they_were() -> None:
+    """By the vault's own count the device has nothing and host memory all of it; then the other way; same bytes."""
+    with warm_rig() as rig:
+        async with rig.engine() as writer:
+            await writer.do("open")
+            await writer.do("acquire", mode="rw")
+            await writer.do("load")
+            hashed = await writer.do("commit")
+            await writer.kill()
+        await rig.shows(readers=0)
+        moved = await demote(rig.path())
+        assert moved.size_bytes == SIZE
+        there = await seen(rig)
+        assert (there["weights"], there["device_bytes"], there["host_bytes"]) == ("WARM", 0, SIZE)
+        assert (there["weights_bytes"], there["layout_hash"]) == (0, hashed)
+        assert (await promote(rig.path())).size_bytes == SIZE
+        await rig.shows(weights="COMMITTED", layout_hash=hashed, device_bytes=SIZE, weights_bytes=SIZE, host_bytes=0)
+        async with rig.engine(1) as reader:
+            await reader.do("open")
+            assert await reader.do("acquire", mode="rw_or_ro") == "ro"
+            assert await reader.do("digest") == expected(1)
+
+
+async def test_an_engine_that_sleeps_gets_the_same_bytes_at_the_same_addresses() -> None:
+    """Unmapped, its weights may be moved; its remap waits for them to be back, and newcomers wait with it."""
+    with warm_rig() as rig:
+        async with rig.client(0) as sleeper, rig.client(1) as newcomer:
+            await write(sleeper)
+            assert sleeper.mapped is not None
+            address = sleeper.mapped.address
+            await sleeper.unmap()
+            await demote(rig.path())
+            waking = asyncio.gather(sleeper.remap(SOON_MS), newcomer.acquire("rw_or_ro", SOON_MS))
+            await rig.shows(waiting=2)
+            await promote(rig.path())
+            assert await waking == ["ro", "ro"]
+            assert sleeper.mapped.address == address
+            assert digest(sleeper) == digest(newcomer) == expected(1)
+
+
+async def test_an_engine_that_starts_meanwhile_waits_and_loads_nothing() -> None:
+    """By its role it would load what is missing; what is in host memory is not missing."""
+    with warm_rig() as rig:
+        await committed(rig)
+        await demote(rig.path())
+        async with rig.engine(0) as engine:
+            ready = asyncio.gather(engine.do("become_ready", devices=["host-0"]))
+            await rig.shows(waiting=1)
+            await promote(rig.path())
+            assert await ready == ["wrote "]
+            assert await engine.do("digest") == expected(1)
+
+
+async def test_weights_go_there_and_back_again_and_again() -> None:
+    """Nothing is left of the last time: not a byte is counted twice, and not a descriptor stays."""
+    with warm_rig(budget_bytes=SIZE, host_budget_bytes=SIZE) as rig:
+        await committed(rig)
+        for _ in range(ROUNDS):
+            await demote(rig.path())
+            await promote(rig.path())
+        await rig.shows(device_bytes=SIZE, host_bytes=0)
+        await read(rig)
+
+
+async def test_the_pool_of_a_dead_engine_goes_with_the_weights() -> None:
+    """While its owner lives the move is refused, by its name; then the device really has nothing left."""
+    with warm_rig() as rig:
+        await committed(rig)
+        async with rig.engine(3) as engine:
+            await engine.owns_the_pool()
+            refused = await refusal(demote(rig.path()))
+            assert (refused.code, "engine 3 pid" in refused.reason) == ("mapped", True)
+            await engine.kill()
+        await rig.shows(mappers=0)
+        assert (await seen(rig))["pool_bytes"] > 0
+        await demote(rig.path())
+        there = await seen(rig)
+        assert (there["pool"], there["device_bytes"], there["host_bytes"]) == ("ABSENT", 0, SIZE)
+
+
+# -- refusals
+
+
+async def test_weights_that_somebody_has_are_not_moved() -> None:
+    """Neither while they are loaded nor while they are mapped; the refusal names who, and changes nothing."""
+    with warm_rig() as rig:
+        assert (await refusal(demote(rig.path()))).code == "empty"
+        async with rig.client(4) as engine:
+            assert await engine.acquire("rw", SOON_MS) == "rw"
+            loading = await refusal(demote(rig.path()))
+            await engine.release()
+            await write(engine)
+            mapped = await refusal(demote(rig.path()))
+            for refused in (loading, mapped):
+                assert (refused.code, "engine 4 pid" in refused.reason) == ("mapped", True)
+            assert digest(engine) == expected(1)
+        assert (await seen(rig))["host_bytes"] == 0
+
+
+@pytest.mark.parametrize("host_budget_bytes", [0, SIZE - 1])
+async def test_no_more_host_memory_is_taken_than_the_budget_allows(host_budget_bytes: int) -> None:
+    """Without one, none at all."""
+    with Rig(host_budget_bytes=host_budget_bytes) as rig:
+        await committed(rig)
+        assert (await refusal(demote(rig.path()))).code == "over_budget"
+        await read(rig)
+
+
+async def test_weights_come_back_only_where_the_budget_has_room() -> None:
+    """Somebody's pool has their place: refused by name, and they stay in host memory until it is gone."""
+    with warm_rig(budget_bytes=POOL + SIZE - 1) as rig:
+        await committed(rig)
+        await demote(rig.path())
+        async with rig.engine(3) as engine:
+            await engine.owns_the_pool()
+            assert (await refusal(promote(rig.path()))).code == "over_budget"
+            there = await seen(rig)
+            assert (there["weights"], there["device_bytes"], there["host_bytes"]) == ("WARM", POOL, SIZE)
+            await engine.kill()
+        await rig.shows(mappers=0)
+        async with rig.client(2) as other:  # of another geometry, which drops it
+            pool = PoolClient(other, other.device)
+            assert not (await pool.acquire(20, "another", SOON_MS)).adopt
+            await pool.quiesce()
+        await promote(rig.path())
+        await read(rig)
+
+
+async def test_a_move_is_made_once() -> None:
+    """Not again what is done, and not back what was never moved."""
+    with warm_rig() as rig:
+        await committed(rig)
+        assert (await refusal(promote(rig.path()))).code == "hot"
+        await demote(rig.path())
+        assert (await refusal(demote(rig.path()))).code == "warm"
+        await promote(rig.path())
+        assert (await refusal(promote(rig.path()))).code == "hot"
+
+
+async def test_of_many_who_ask_at_once_one_is_served() -> None:
+    """The others are told that it is under way, or done."""
+    with warm_rig() as rig:
+        await committed(rig, LARGE)
+        for move, late in ((demote, "warm"), (promote, "hot")):
+            answers = await asyncio.gather(*(move(rig.path()) for _ in range(8)), return_exceptions=True)
+            refused = [answer.code for answer in answers if isinstance(answer, VaultRefused)]
+            assert sum(isinstance(answer, Moved) for answer in answers) == 1, answers
+            assert len(refused) == 7
+            assert set(refused) <= {"busy", late}
+        await read(rig, LARGE)
+
+
+async def test_a_copy_that_fails_leaves_everything_as_it_was() -> None:
+    """The kernel refuses memory, out and in: each time it is told, and the weights are where they were."""
+    with warm_rig() as rig:
+        await committed(rig)
+        await refuses_memory(rig, True)
+        assert (await refusal(demote(rig.path()))).code == "failed"
+        await rig.shows(weights="COMMITTED", device_bytes=SIZE, host_bytes=0)
+        await read(rig)
+        await refuses_memory(rig, False)
+        await demote(rig.path())
+        await refuses_memory(rig, True)
+        assert (await refusal(promote(rig.path()))).code == "failed"
+        await rig.shows(weights="WARM", device_bytes=0, host_bytes=SIZE)
+        await refuses_memory(rig, False)
+        await promote(rig.path())
+        await read(rig)
+
+
+async def refuses_memory(rig: Rig, refused: bool) -> None:
+    """No file of the vault's, a memfd is one, may grow beyond half a slab."""
+    most = SIZE // 2 if refused else resource.RLIM_INFINITY
+    (server,) = rig.pids("server")
+    resource.prlimit(server, resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+
+
+# -- deaths
+
+
+@pytest.mark.parametrize("level", ["DEMOTING", "PROMOTING"])
+async def test_a_vault_killed_in_the_middle_of_a_copy_never_has_half_of_the_weights(level: str) -> None:
+    """The next one has them all, the same bytes, or none and says so; and it can do it again."""
+    with warm_rig() as rig:
+        for _ in range(ROUNDS):
+            if (await seen(rig))["weights"] == "EMPTY":
+                await committed(rig, LARGE)
+            if level == "PROMOTING":
+                await demote(rig.path())
+            move = asyncio.gather((demote if level == "DEMOTING" else promote)(rig.path()), return_exceptions=True)
+            await caught_at(rig, level, move)
+            (killed,) = rig.pids("server")
+            rig.kill("server")
+            await move
+            after = await next_vault(rig, killed)
+            assert after["host_bytes"] == 0
+            assert after["weights"] in ("COMMITTED", "EMPTY")
+            if after["weights"] == "COMMITTED":
+                await read(rig, LARGE)
+            else:
+                assert after["device_bytes"] == 0
+
+
+async def caught_at(rig: Rig, level: str, move: asyncio.Future[Any]) -> None:
+    """Return when the vault says that it is at it, or when it is done already."""
+    async with rig.client(9) as looker:
+
+        async def there() -> bool:
+            return move.done() or (await facts(looker))["weights"] == level
+
+        await until(there, level)
+
+
+async def next_vault(rig: Rig, killed: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+
+    async def back() -> bool:
+        try:
+            found.update(await seen(rig))
+        except (OSError, TimeoutError):
+            return False
+        return bool(found["pid"] != killed)
+
+    await until(back, "the next vault answers")
+    return found
+
+
+async def test_host_memory_goes_with_its_vault_and_the_weights_are_loaded_anew() -> None:
+    """An engine that slept meanwhile is told at once that nothing is there."""
+    with warm_rig() as rig:
+        async with rig.client(0) as sleeper:
+            await write(sleeper)
+            await sleeper.unmap()
+            await demote(rig.path())
+            (killed,) = rig.pids("server")
+            rig.kill("server")
+            after = await next_vault(rig, killed)
+            assert (after["weights"], after["device_bytes"], after["host_bytes"]) == ("EMPTY", 0, 0)
+            assert await sleeper.remap(SOON_MS) == "empty"
+            await write(sleeper)
+            await sleeper.release()
+        await demote(rig.path())
+        await promote(rig.path())
+        await read(rig)
+
+
+async def test_a_keepers_death_moves_nothing() -> None:
+    """Killed while the weights are in host memory, and once more on their way back: they come back."""
+    with warm_rig() as rig:
+        await committed(rig, LARGE)
+        await demote(rig.path())
+        rig.kill("keeper")
+        await rig.shows(weights="WARM")
+        move = asyncio.gather(promote(rig.path()))
+        await caught_at(rig, "PROMOTING", move)
+        rig.kill("keeper")
+        await move
+        await read(rig, LARGE)
+        (killed,) = rig.pids("server")
+        rig.kill("server")
+        assert (await next_vault(rig, killed))["weights"] == "COMMITTED", "the last keeper has their record"
+        await read(rig, LARGE)
+
+
+async def test_a_vault_that_is_told_to_end_does_not_wait_for_a_copy() -> None:
+    """It leaves by itself, with its copy, and nobody has to kill it."""
+    with warm_rig() as rig:
+        await committed(rig, LARGE)
+        move = asyncio.gather(demote(rig.path()), return_exceptions=True)
+        await caught_at(rig, "DEMOTING", move)
+        await asyncio.to_thread(rig.vaults["host-0"].stop)
+        await move
+
+
+async def test_who_asked_may_leave() -> None:
+    """The move goes on without it."""
+    with warm_rig() as rig:
+        await committed(rig, LARGE)
+        move = asyncio.gather(demote(rig.path()), return_exceptions=True)
+        await caught_at(rig, "DEMOTING", move)
+        move.cancel()
+        await rig.shows(weights="WARM", device_bytes=0)
+        await promote(rig.path())
+        await read(rig, LARGE)
