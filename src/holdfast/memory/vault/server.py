@@ -1,6 +1,6 @@
 """The vault: one process per device that keeps the pages' descriptors, decides who may use them, and maps nothing.
 
-It opens no CUDA context and imports neither torch nor cuda; a vault that is allowed host memory does so, and maps pages,
+It opens no CUDA context and imports neither torch nor cuda; one that is allowed host memory does so, and maps pages,
 while it moves weights or has them in host memory (moving.py). This file is the process; vault.py is what it does.
 Always true: one vault serves a socket: it holds an exclusive lock beside it from before its first word to its end.
 """
