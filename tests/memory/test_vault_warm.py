@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import resource
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +14,11 @@ from vault_rig import MIB, SOON_MS, Rig, digest, expected, facts, write
 
 from holdfast.memory.client.levels import demote, promote
 from holdfast.memory.client.pool import PoolClient
+from holdfast.memory.devices import DeviceError, HostDevice, is_sealed
+from holdfast.memory.devices.host_memory import PlainMemory
 from holdfast.memory.errors import VaultRefused
 from holdfast.memory.protocol import Moved
+from holdfast.memory.vault.moving import Mover
 from holdfast.testing.waiting import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -43,6 +49,18 @@ async def read(rig: Rig, count: int = 3) -> None:
     async with rig.client(1) as reader:
         assert await reader.acquire("ro", SOON_MS) == "ro"
         assert digest(reader) == expected(1, count)
+        assert reader.mapped is not None
+        assert all(is_sealed(fd) for fd in reader.mapped.fds), "nobody can write to what is committed"
+
+
+def slabs_of(rig: Rig, kind: str) -> int:
+    """How many slabs a process of the vault's holds, as the kernel tells."""
+    (pid,) = rig.pids(kind)
+    found = 0
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found += os.readlink(link).startswith("/memfd:holdfast")
+    return found
 
 
 async def refusal(move: Any) -> VaultRefused:
@@ -69,8 +87,10 @@ async def test_weights_leave_the_device_and_come_back_as_they_were() -> None:
         there = await seen(rig)
         assert (there["weights"], there["device_bytes"], there["host_bytes"]) == ("WARM", 0, SIZE)
         assert (there["weights_bytes"], there["layout_hash"]) == (0, hashed)
+        assert (slabs_of(rig, "keeper"), slabs_of(rig, "server")) == (0, 1), "the device's are let go of"
         assert (await promote(rig.path())).size_bytes == SIZE
         await rig.shows(weights="COMMITTED", layout_hash=hashed, device_bytes=SIZE, weights_bytes=SIZE, host_bytes=0)
+        assert (slabs_of(rig, "keeper"), slabs_of(rig, "server")) == (1, 1), "host memory is let go of"
         async with rig.engine(1) as reader:
             await reader.do("open")
             assert await reader.do("acquire", mode="rw_or_ro") == "ro"
@@ -224,6 +244,28 @@ async def test_a_copy_that_fails_leaves_everything_as_it_was() -> None:
         await read(rig)
 
 
+@pytest.mark.parametrize("way", ["copy_out", "copy_in"])
+def test_what_was_not_copied_is_noticed(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ends of each slab are compared, and of what is not the same nothing is left."""
+    device = HostDevice()
+    with contextlib.closing(device):
+        address = device.reserve(SIZE)
+        fd = device.create(SIZE)
+        device.map(address, SIZE, fd, writable=True)
+        device.write(address + SIZE - 1, b"x")
+        mover = Mover("host-0", lambda: 0.0)
+        if way == "copy_in":
+            mover.copy_out([SIZE], [fd])
+        before = len(os.listdir("/proc/self/fd"))
+        monkeypatch.setattr(PlainMemory, way, lambda *_: None)
+        with pytest.raises(DeviceError, match="slab 0 is not what was copied"):
+            mover.copy_out([SIZE], [fd]) if way == "copy_out" else mover.copy_in([SIZE])
+        assert len(os.listdir("/proc/self/fd")) == before
+        assert mover.host_bytes == (0 if way == "copy_out" else SIZE)
+        mover.forget()
+        os.close(fd)
+
+
 async def refuses_memory(rig: Rig, refused: bool) -> None:
     """No file of the vault's, a memfd is one, may grow beyond half a slab."""
     most = SIZE // 2 if refused else resource.RLIM_INFINITY
@@ -318,14 +360,16 @@ async def test_a_keepers_death_moves_nothing() -> None:
         await read(rig, LARGE)
 
 
-async def test_a_vault_that_is_told_to_end_does_not_wait_for_a_copy() -> None:
-    """It leaves by itself, with its copy, and nobody has to kill it."""
+async def test_a_vault_that_is_told_to_end_takes_its_copy_with_it() -> None:
+    """Nobody is left behind, and who asked hears that it is lost, or that it was done just before."""
     with warm_rig() as rig:
         await committed(rig, LARGE)
         move = asyncio.gather(demote(rig.path()), return_exceptions=True)
         await caught_at(rig, "DEMOTING", move)
         await asyncio.to_thread(rig.vaults["host-0"].stop)
-        await move
+        (answer,) = await move
+        assert isinstance(answer, Moved | ConnectionError)
+        assert rig.pids("server") == rig.pids("keeper") == []
 
 
 async def test_who_asked_may_leave() -> None:
