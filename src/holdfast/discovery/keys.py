@@ -27,9 +27,14 @@ FAULTS = "v1/faults/"  # + deployment/ + boot id/PCI address: health.records.Dev
 DEPLOYMENTS = "v1/deployments/"  # + deployment: what is wanted
 ROLLOUTS = "v1/rollouts/"  # + deployment: the rollout's memory
 HISTORY = "v1/history/"  # + deployment/ + revision: what became of it
+# The fleet (`fleet.records`). No lease.
+MODELS = "v1/models/"  # + deployment/ + the model's key: what is wanted of it
+ORDERS = "v1/orders/"  # + deployment/ + node: what is asked of it
+FLEETS = "v1/fleets/"  # + deployment: what its controller must not forget
 # Leased.
 REPORTS = "v1/reports/"  # + deployment/ + the frontend's peer name: health.records.Report
 STEWARDS = "v1/stewards/"  # + deployment: rollout.steward.Steward
+NODES = "v1/nodes/"  # + deployment/ + node: fleet.records.NodeRecord
 CONTROLS = "v1/controls/"  # + deployment/ + the control's name-hex: health.records.ControlRecord
 
 # As `InstanceKey.path` writes it and no other way, so that an instance has one key.
