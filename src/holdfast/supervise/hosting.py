@@ -1,0 +1,249 @@
+"""Carries out what a fleet's controller asks of this machine: one look, one step, the deeds, and a record of it all.
+
+Theory. What is asked stands in the store, and what is here are the supervisor's jobs, whose names and settings say
+which replica each is of; the agent (`fleet.agent`) says what follows from both. So a supervisor that was killed is
+followed by one that finds the same orders and the same processes, and nothing is started twice. What the node tells of
+itself is leased: with its agent gone it is not there.
+
+Always true: before what the store says is whole nothing is done; while the store is away nothing new is asked for, and
+what runs goes on; a replica's vaults may keep what it was promised, and no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import structs
+
+from holdfast.core.clock import SystemClock
+from holdfast.core.errors import Refused, UserError
+from holdfast.core.ports import Clock
+from holdfast.core.tasks import Tasks, beside
+from holdfast.discovery.keys import MODELS
+from holdfast.fleet import agent
+from holdfast.fleet.actions import Action, replica_name
+from holdfast.fleet.observed import Phase, Replica
+from holdfast.fleet.records import NodeRecord, Orders, Wish, node_key, orders_key, read, wish_key
+from holdfast.spec.jobs import Job
+from holdfast.spec.launch import Launch, VaultLaunch
+from holdfast.spec.manifest.checking import check
+from holdfast.spec.manifest.local import replica_launches
+from holdfast.spec.manifest.whole import settled_launch
+from holdfast.store.contract import Registration, Store
+from holdfast.supervise.changing import Changing
+from holdfast.supervise.loop import Supervisor
+from holdfast.supervise.machine import Life
+from holdfast.supervise.machine import Phase as JobPhase
+from holdfast.supervise.mirror import Mirror
+from holdfast.supervise.outlook import Said, prefixes, said_by
+from holdfast.supervise.replicas import Ground, Whose, sets_of, whose
+from holdfast.supervise.seats import NOWHERE, Devices, taken_by
+
+LOOK_S = 0.5  # between two looks, where the store tells of nothing: processes become ready, and leave
+CRASHES_MAX = 3  # in a row before it ever served: the next would end the same
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A replica's processes: the job and the life of each, by name."""
+
+    whom: Whose
+    processes: dict[str, tuple[Job, Life]]
+
+
+class Hosting:
+    """This machine as one node of a fleet. `totals`: what replicas may have together of each of its devices."""
+
+    def __init__(
+        self,
+        deployment: str,
+        node: str,
+        store: Store,
+        supervisor: Supervisor,
+        changing: Changing,
+        ground: Ground,
+        *,
+        totals: Mapping[str, int],
+        tell: Callable[[str], None],
+        clock: Clock | None = None,
+    ) -> None:
+        self.deployment = deployment
+        self.node = node
+        self._store = store
+        self._supervisor = supervisor
+        self._changing = changing
+        self._ground = ground
+        self._totals = dict(totals)
+        self._tell = tell
+        self._clock = clock or SystemClock()
+        self._orders = orders_key(deployment, node)
+        self._mirror = Mirror(store, (self._orders, f"{MODELS}{deployment}/", *prefixes(deployment)))
+        self._houses: dict[str, agent.House] = {}
+        self._refused: dict[str, str] = {}  # why a replica could not be started, by its name
+        self._deeds = Tasks(f"replicas on {node}")
+        self._leaving: set[str] = set()  # whose processes are being ended
+        self._registered: Registration | None = None
+        self._told = NodeRecord(node=agent.node_of(node, totals, {}))
+
+    def __repr__(self) -> str:
+        return f"<{self.node}: {len(self._houses)} replicas of {self.deployment}>"
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            async with beside(self._mirror.run(), "what the store says"):
+                await self._mirror.whole.wait()
+                while True:
+                    self._mirror.news.clear()
+                    self._turn()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(LOOK_S):
+                            await self._mirror.news.wait()
+        finally:
+            if self._registered is not None:
+                await self._registered.withdraw()
+            await self._deeds.stop()
+
+    # -- one turn
+
+    def _turn(self) -> None:
+        try:
+            data = self._mirror.values.get(self._orders)
+            orders = Orders() if data is None else read(Orders, self._orders, data)
+        except UserError as error:  # of another version: what runs goes on, and nothing is answered
+            self._tell(f"{self.node}: {error}")
+            return
+        found = self._found()
+        said = said_by(self._mirror.values, self.deployment)
+        seen = {name: self._sight(one, said) for name, one in found.items()}
+        for name, why in self._refused.items():
+            seen.setdefault(name, agent.Sight(trouble=why))
+        turn = agent.step(self._houses, orders, seen, self._clock.unix_s())
+        self._houses = turn.houses
+        self._refused = {name: why for name, why in self._refused.items() if name in turn.houses}
+        self._say(turn, found)
+        for deed in turn.deeds:
+            match deed:
+                case agent.Start(action):
+                    self._start(action)
+                case agent.Remove(name) if name not in self._leaving and name in found:
+                    self._leaving.add(name)
+                    self._tell(f"{self.node}: {name} leaves")
+                    self._deeds.spawn(self._remove(name, list(found[name].processes)), f"stop {name}")
+
+    def _found(self) -> dict[str, _Found]:
+        """Every replica that has processes here, by its name."""
+        found: dict[str, _Found] = {}
+        for name, slot in self._supervisor.slots.items():
+            whom = whose(name, self.deployment, ()) if slot.job.deployment == self.deployment else None
+            if whom is not None and slot.life.phase is not JobPhase.OVER:
+                named = replica_name(whom.service, _serial(whom))
+                found.setdefault(named, _Found(whom, {})).processes[name] = (slot.job, slot.life)
+        return found
+
+    def _sight(self, one: _Found, said: Said) -> agent.Sight:
+        lives = {name: life for name, (job, life) in one.processes.items() if job.role == "worker"}
+        leads = any(life.phase is JobPhase.READY and name in said.leading for name, life in lives.items())
+        return agent.Sight(
+            is_there=True,
+            serves=leads,
+            running=said.streams(tuple(lives)) if leads else 0,
+            trouble=_trouble(life for _, life in one.processes.values()),
+            replica=self._replica(one),
+        )
+
+    def _replica(self, one: _Found) -> Replica:
+        """As its processes' settings tell it."""
+        seats = [each for each in taken_by(job for job, _ in one.processes.values()) if each.seat.device != NOWHERE]
+        seats.sort(key=lambda each: (len(each.process), each.process))
+        return Replica(
+            model=one.whom.service,
+            version=one.whom.set_id,
+            serial=_serial(one.whom),
+            node=self.node,
+            devices=tuple(each.seat.device for each in seats),
+            phase=Phase.PROVISIONING,
+            since_s=self._clock.unix_s(),
+            device_bytes=max((each.promised_bytes for each in seats), default=0),
+        )
+
+    def _say(self, turn: agent.Turn, found: Mapping[str, _Found]) -> None:
+        told = structs.replace(
+            self._told,
+            node=agent.node_of(self.node, self._totals, turn.houses),
+            replicas=tuple(house.replica for house in turn.houses.values() if not house.is_over),
+            answers=turn.answers,
+            pid=os.getpid(),
+            host=os.uname().nodename,
+            processes={name: tuple(one.processes) for name, one in found.items()},
+        )
+        if told != self._told or self._registered is None:
+            self._told = structs.replace(told, number=told.number + 1)
+            data = msgspec.json.encode(self._told)
+            if self._registered is None:
+                self._registered = self._store.register(node_key(self.deployment, self.node), data)
+            else:
+                self._registered.update(data)
+
+    # -- what is to be done
+
+    def _start(self, action: Action) -> None:
+        try:
+            jobs = self._jobs(action)
+        except Refused as error:
+            self._refused[action.name] = f"cannot be started: {error}"
+            self._mirror.news.set()
+            return
+        self._tell(f"{self.node}: {action.name} comes: {action.why}")
+        self._changing.enter(jobs)  # at once: the next that is started finds its sockets taken
+        self._deeds.spawn(self._changing.add(jobs), f"start {action.name}")
+
+    def _jobs(self, action: Action) -> list[Job]:
+        """Refused says why it cannot be."""
+        key = wish_key(self.deployment, action.model)
+        data = self._mirror.values.get(key)
+        if data is None:
+            raise Refused(f"nobody wants {action.model} any more")
+        try:
+            manifest = check(read(Wish, key, data).manifest.encode()).manifest
+        except UserError as error:
+            raise Refused(str(error)) from error
+        pod = None if manifest is None else sets_of([manifest]).get((action.model, action.version))
+        if pod is None:
+            raise Refused(f"what the version {action.version} of {action.model} is, is not kept")
+        taken = taken_by(slot.job for slot in self._supervisor.slots.values())
+        seats = Devices().seats(action.devices, taken)
+        launches = replica_launches(pod, pod.replica(action.serial), seats, self._ground.machine)
+        settled = [settled_launch(launch, self._ground.named, self._ground.sharing) for launch in launches]
+        return [Job.of(_bounded(launch, action.device_bytes)) for launch in settled]
+
+    async def _remove(self, name: str, processes: list[str]) -> None:
+        try:
+            await self._changing.remove(processes)
+        finally:
+            self._leaving.discard(name)
+            self._mirror.news.set()
+
+
+def _bounded(launch: Launch, device_bytes: int) -> Launch:
+    """A vault keeps what was promised, and no more."""
+    return structs.replace(launch, budget_bytes=device_bytes) if isinstance(launch, VaultLaunch) else launch
+
+
+def _serial(whom: Whose) -> int:
+    return int(whom.name.rpartition("-")[2])
+
+
+def _trouble(lives: Iterable[Life]) -> str:
+    """Why one of them will never serve; "": each may yet."""
+    for life in lives:
+        if life.phase is JobPhase.REFUSED:
+            return f"cannot be started: {life.note}"
+        if not life.was_ready and life.failures >= CRASHES_MAX:
+            return f"crashed {life.failures} times before it served: {life.note}"
+    return ""
