@@ -69,6 +69,8 @@ class Up(Asked, frozen=True):
     def run(self, env: Environment) -> int:
         if self.file is not None:
             return self._run_manifest(env)
+        if self.spec.backend:
+            return self._run_node(env)
         from holdfast.cli.up import choose_and_tell, run_up
         from holdfast.roles.model_names import named
         from holdfast.roles.small_files import template_path
@@ -81,6 +83,15 @@ class Up(Asked, frozen=True):
             needed = self.spec.workers * ranks_of(worker)
             gpus = choose_and_tell(worker.engine, self.device, needed, worker.torch.exact)
         return run_up(env.state_dir, replace(self.spec, worker=worker, gpus=gpus), self.detach, tied=not self.untied)
+
+    def _run_node(self, env: Environment) -> int:
+        """A fleet's replicas are all the workers that there are: how many of its own, and of what, nobody may say."""
+        from holdfast.cli.fleet_up import ALL, run_node
+        from holdfast.roles.devices import choose
+
+        with settled():
+            gpus = choose("torch", self.device, ALL).gpus
+        return run_node(env.state_dir, replace(self.spec, gpus=gpus), self.detach, tied=not self.untied)
 
     def _run_manifest(self, env: Environment) -> int:
         from holdfast.cli.deployments.files import read_manifest

@@ -20,6 +20,7 @@ from holdfast.core.errors import settled
 from holdfast.core.tiers import split_key
 from holdfast.memory.devices.host_room import free_host_bytes
 from holdfast.roles.devices import choose, exact_note
+from holdfast.roles.hosted import NodeSite
 from holdfast.roles.planned import Planned
 from holdfast.roles.running import log_dir
 from holdfast.roles.starting import Doing, Start, follow
@@ -32,8 +33,11 @@ from holdfast.supervise.records import read_records
 from holdfast.supervise.status import web_address
 
 
-def run_up(state_dir: Path, spec: DeploymentSpec, detach: bool, tied: bool = True) -> int:
-    """Run it; the exit status. UserError before anything is started. `tied`: in the foreground nothing outlives it."""
+def run_up(
+    state_dir: Path, spec: DeploymentSpec, detach: bool, tied: bool = True, *, node: NodeSite | None = None
+) -> int:
+    """Run it; the exit status. UserError before anything is started. `tied`: in the foreground nothing outlives it.
+    `node`: of a fleet, which this machine is then as well."""
     with settled():
         check_machine()
         check_store(spec.store)
@@ -48,7 +52,8 @@ def run_up(state_dir: Path, spec: DeploymentSpec, detach: bool, tied: bool = Tru
         spec = structs.replace(spec, port=settle_port(spec.host, spec.port, state_dir))
         spec = _prepare(state_dir, spec)  # minutes, maybe: after all that is quick
         start = Start.of(state_dir, LocalProcesses(log_dir(state_dir)), plan(state_dir, spec))
-        return keep(PlannedWish(Screen(), spec, Planned(start, spec.wait_s), detach), lock, detach=detach, tied=tied)
+        planned = Planned(start, spec.wait_s, node)
+        return keep(PlannedWish(Screen(), spec, planned, detach), lock, detach=detach, tied=tied)
     finally:
         os.close(lock)
 
@@ -103,6 +108,8 @@ class PlannedWish:
         spec, model, keys = self.spec, self.spec.worker.model, self.spec.frontend.api_keys
         statuses = await look_at_all(self.kept.state_dir)
         what = f"model {model}" if spec.workers else "frontends only, no worker was asked for"
+        if spec.backend:
+            what = f"node {spec.node} of a fleet; `holdfast deploy` brings models"
         title = f"Holdfast {__version__} is up: {what}, deployment {spec.name}"
         if lack:
             title = f"Holdfast {__version__} runs, but {lack}"

@@ -11,6 +11,7 @@ from typing import ClassVar
 import msgspec
 
 from holdfast.core.errors import Refused, UserError
+from holdfast.roles.hosted import NodeSite
 from holdfast.roles.running import Shown, Tell, begin, log_dir
 from holdfast.roles.starting import Start, in_words, unfinished
 from holdfast.spec.jobs import AT_LEISURE, Job
@@ -36,28 +37,33 @@ class Planned:
 
     start: Start
     wait_s: float
+    node: NodeSite | None = None  # of a fleet, which this machine is as well
 
     def encoded(self) -> bytes:
-        return msgspec.json.encode((str(self.state_dir), self.wait_s, encode_launches(list(self.start.launches))))
+        launches = encode_launches(list(self.start.launches))
+        return msgspec.json.encode((str(self.state_dir), self.wait_s, launches, self.node))
 
     @classmethod
     def decoded(cls, data: bytes) -> Planned:
-        state_dir, wait_s, launches = msgspec.json.decode(data, type=tuple[str, float, bytes])
+        state_dir, wait_s, launches, node = msgspec.json.decode(data, type=tuple[str, float, bytes, NodeSite | None])
         logs = LocalProcesses(log_dir(Path(state_dir)))
-        return cls(Start.of(Path(state_dir), logs, decode_launches(launches)), wait_s)
+        return cls(Start.of(Path(state_dir), logs, decode_launches(launches)), wait_s, node)
 
     @property
     def state_dir(self) -> Path:
         return self.start.state_dir
 
     def jobs(self) -> list[Job]:
-        return [Job.of(launch) for launch in self.start.launches]
+        kept = self.node.jobs() if self.node is not None else []
+        return [*(Job.of(launch) for launch in self.start.launches), *kept]
 
     async def run(self, supervisor: Supervisor, *, tied: bool, shown: Shown, tell: Tell) -> None:
         lack = await _start(supervisor, self.start, tied, self.wait_s)
         if lack and not supervisor.adopted:
             raise Refused(lack) if is_refused(supervisor) else UserError(lack)
         await shown(lack)
+        if self.node is not None:
+            await self.node.host(supervisor, tell)
         await asyncio.Event().wait()  # unbounded on purpose: it is kept as long as nobody ends it
 
 

@@ -29,6 +29,7 @@ ENGINE_LETTERS = "abcdefghi"  # worker-1a, worker-1b, …: the active by chance 
 
 _UP = ("up",)
 _SERVING = {"panel": "Serving", "commands": _UP}
+_FLEET = {"panel": "Fleet", "commands": _UP}
 
 
 class DeploymentSpec(Settings, frozen=True):
@@ -77,6 +78,19 @@ class DeploymentSpec(Settings, frozen=True):
     status_host: Annotated[str, about("Where workers' and controls' status pages listen.")] = "127.0.0.1"
     store: Annotated[str, about("A store to use, e.g. etcd://127.0.0.1:2379; default: our own.", **_SERVING)] = ""
     vault_dir: Annotated[str, about("Where vaults listen; empty: `gms` in the state directory.")] = ""
+    backend: Annotated[
+        str,
+        about(
+            "Be a node of a fleet, for `holdfast deploy`, in place of workers of its own.",
+            choices=("", "local"),
+            **_FLEET,
+        ),
+    ] = ""
+    node: Annotated[str, about("What this node is called; default: the machine's name.", **_FLEET)] = ""
+    node_devices: Annotated[int, about("Devices in host memory, where there are no GPUs.", min=1, max=64, **_FLEET)] = 1
+    node_gib: Annotated[
+        float, about("What replicas may have of each of them; 0: half of what is free.", "GiB", min=0, **_FLEET)
+    ] = 0.0
     gpus: Annotated[tuple[str, ...], about("A real engine's devices, by UUID; none: host memory.")] = ()
     # As long as loading the largest models may take.
     wait_s: Annotated[

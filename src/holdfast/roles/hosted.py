@@ -1,0 +1,58 @@
+"""This machine as a node of a fleet, beside the processes that `holdfast up --backend local` keeps."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from msgspec import Struct
+
+from holdfast.roles.engines import memory_needed
+from holdfast.roles.model_names import named
+from holdfast.roles.running import Tell
+from holdfast.spec.jobs import Job
+from holdfast.spec.manifest.local import Machine
+from holdfast.store.opening import open_store
+from holdfast.supervise.changing import Changing, kept_jobs
+from holdfast.supervise.hosting import Hosting
+from holdfast.supervise.loop import Supervisor
+from holdfast.supervise.replicas import Ground, whose
+from holdfast.wire.net import SocketNetwork
+
+
+class NodeSite(Struct, frozen=True, kw_only=True):
+    """What a fleet finds here."""
+
+    deployment: str
+    name: str
+    state_dir: str
+    store: str
+    environ: dict[str, str]  # of whoever starts it: replicas have it, too
+    totals: dict[str, int]  # bytes that replicas may have together, of each device
+    vault_dir: str = ""
+
+    def jobs(self) -> list[Job]:
+        """Replicas that an earlier supervisor kept."""
+        kept = kept_jobs(Path(self.state_dir))
+        return [job for job in kept if job.deployment == self.deployment and whose(job.name, self.deployment, ())]
+
+    async def host(self, supervisor: Supervisor, tell: Tell) -> None:
+        """Until cancelled."""
+        state_dir = Path(self.state_dir)
+        machine = Machine(state_dir, self.environ, self.store, self.vault_dir)
+        machine.vaults.mkdir(parents=True, exist_ok=True, mode=0o700)
+        store = open_store(self.store, SocketNetwork(), random.Random())
+        await store.start()
+        try:
+            await Hosting(
+                self.deployment,
+                self.name,
+                store,
+                supervisor,
+                Changing(supervisor, state_dir),
+                Ground(machine, (), named, needs=memory_needed),
+                totals=self.totals,
+                tell=tell,
+            ).run()
+        finally:
+            await store.close()
