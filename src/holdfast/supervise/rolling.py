@@ -36,11 +36,11 @@ from holdfast.rollout.wishes import is_gone, on_trial, wish_of, worked_at
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.types import Manifest
 from holdfast.store.contract import Registration, Store, StoreUnavailable
+from holdfast.store.mirror import Mirror
 from holdfast.supervise.changing import Changing
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Life
 from holdfast.supervise.machine import Phase as JobPhase
-from holdfast.supervise.mirror import Mirror
 from holdfast.supervise.outlook import instances_of, look_of, prefixes, said_by
 from holdfast.supervise.replicas import (
     Ground,

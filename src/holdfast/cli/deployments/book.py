@@ -30,9 +30,9 @@ from holdfast.rollout.steward import Steward, decode
 from holdfast.spec.nearest import nearest
 from holdfast.spec.settings import about
 from holdfast.store.contract import Store, StoreUnavailable
+from holdfast.store.mirror import Mirror
 from holdfast.store.opening import open_store
 from holdfast.supervise.lock import holder, last_holder
-from holdfast.supervise.mirror import Mirror
 from holdfast.supervise.records import read_record
 from holdfast.wire.net import SocketNetwork
 

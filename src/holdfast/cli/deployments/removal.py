@@ -28,8 +28,8 @@ from holdfast.rollout.steward import Steward, steward_of
 from holdfast.settings import Environment
 from holdfast.spec.arguments import UsageError
 from holdfast.spec.settings import about
+from holdfast.store.mirror import Mirror
 from holdfast.supervise.lock import holder
-from holdfast.supervise.mirror import Mirror
 
 ENDED_S = 30.0  # for a supervisor whose deployment is gone: it stops a control and a store
 LOOK_S = 0.05

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 
-from holdfast.store.contract import Deleted, Put, Snapshot, Store, WatchEvent
+from holdfast.store.contract import Deleted, Lost, Put, Snapshot, Store, WatchEvent
 
 
 class Mirror:
@@ -20,6 +20,8 @@ class Mirror:
         self._prefixes = prefixes
         self._missing = set(prefixes)
         self.values: dict[str, bytes] = {}
+        self.away: set[str] = set()  # prefixes of which nothing is heard, for the store is lost
+        self.outages = 0
         self.whole = asyncio.Event()
         self.news = asyncio.Event()
 
@@ -40,12 +42,15 @@ class Mirror:
                 kept = {key: value for key, value in self.values.items() if not key.startswith(prefix)}
                 self.values = kept | items
                 self._missing.discard(prefix)
+                self.away.discard(prefix)
                 if not self._missing:
                     self.whole.set()
             case Put(key, value):
                 self.values[key] = value
             case Deleted(key):
                 self.values.pop(key, None)
-            case _:
+            case Lost():
+                self.away.add(prefix)
+                self.outages += 1
                 return
         self.news.set()
