@@ -23,6 +23,7 @@ from holdfast.fleet.desired import Model
 from holdfast.fleet.observed import Node, Replica
 from holdfast.fleet.scaling import Scaling
 from holdfast.health.bounds import Count, UnixS
+from holdfast.spec.names import pod_name
 from holdfast.store.contract import Store
 
 TIMEOUT_S = 10.0  # of one call: a store that restarts is back in a second or two
@@ -89,6 +90,11 @@ def orders_key(deployment: str, node: str) -> str:
 
 def book_key(deployment: str) -> str:
     return FLEETS + deployment
+
+
+def process_name(deployment: str, model: str, version: str, serial: int) -> str:
+    """What a replica's worker is called, before an engine's suffix."""
+    return f"{pod_name(deployment, model, version)}-{serial}"
 
 
 def read(kind: type[T], key: str, data: bytes) -> T:
