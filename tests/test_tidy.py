@@ -80,6 +80,7 @@ ROOTS = {
     "control/process.py": "the root of a reign: a bug gives the lock back, and the next begins anew",
     "control/reign.py": "the root of one worker's part of what happens: a bug costs that step",
     "control/contact.py": "the root of a worker's task: a bug costs one session",
+    "control/fleet_loop.py": "the root of what is written of a fleet: a bug begins it anew, and no verdict waits",
     "control/outbox.py": "the root of what follows from one verdict: a bug costs that deed only",
     "store/client.py": "the root of the client's task",
     "store/etcd_client.py": "the root of the client's task",

@@ -33,9 +33,9 @@ from holdfast.rollout.replica import Want
 from holdfast.rollout.wishes import revision_of
 from holdfast.spec.manifest.checking import check
 from holdfast.store.contract import Put, Snapshot, Store
+from holdfast.store.mirror import Mirror
 from holdfast.store.opening import open_store
 from holdfast.supervise.asking import ask as ask_page
-from holdfast.supervise.mirror import Mirror
 from holdfast.supervise.records import Record, read_records
 from holdfast.supervise.replicas import Whose, whose
 from holdfast.testing.place import Place

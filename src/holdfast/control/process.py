@@ -17,14 +17,16 @@ import msgspec
 
 from holdfast.control.book import Book, decoded
 from holdfast.control.device_watch import DeviceWatch
+from holdfast.control.fleet_loop import FleetLoop, loads_of
 from holdfast.control.metrics import ControlMetrics
 from holdfast.control.reign import Reign
 from holdfast.control.showing import View, page
 from holdfast.core.address import parse_address
 from holdfast.core.ports import World
-from holdfast.core.tasks import Tasks, first
+from holdfast.core.tasks import Tasks, beside, first
 from holdfast.discovery.keys import CONTROLS, LEVELS
 from holdfast.failover.lock import FailoverLock
+from holdfast.fleet.traffic import Load
 from holdfast.health.device_faults import Source
 from holdfast.health.records import ControlRecord
 from holdfast.routing.degradation import LEVEL_MAX, LevelRecord
@@ -112,11 +114,19 @@ class Control:
             log.warning("does not lead any more")
 
     async def _lead_until(self, lost: asyncio.Event) -> None:
-        """Reign after reign, each from what is written down; one ends when somebody else wrote into it."""
-        while not lost.is_set():
-            show = self._show_whether_leading
-            self._reign = Reign(self._settings, self._store, self._world, lost, self._metrics, on_begin=show)
-            await self._reign.run()
+        """Reign after reign, each from what is written down; one ends when somebody else wrote into it. Beside them
+        the fleet."""
+        settings, store, world = self._settings, self._store, self._world
+        by = f"{settings.name}/{os.getpid()}/{world.rng.getrandbits(32):08x}"
+        fleet = FleetLoop(store, settings.deployment, world, lost, self._metrics.fleet, by=by, loads=self._loads)
+        async with beside(fleet.run(), "fleet"):
+            while not lost.is_set():
+                show = self._show_whether_leading
+                self._reign = Reign(settings, store, world, lost, self._metrics, on_begin=show)
+                await self._reign.run()
+
+    def _loads(self) -> dict[str, Load]:
+        return loads_of(self._reign.contacts.values()) if self._reign is not None else {}
 
     def _show_whether_leading(self) -> None:
         self._record = msgspec.structs.replace(self._record, leads=self.leads)

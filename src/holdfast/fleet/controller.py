@@ -187,6 +187,7 @@ class Controller:
                 self._tell("crashed", f"a replica of {key} on {name} ended, and nobody had told it to")
         for action_id, why in record.answers.items():
             self._answer(action_id, why, now_s)
+        self._forget_unseen(name)
         leaving = [one for one in view.on_node.get(name, {}).values() if one.phase in _LEAVES]
         self._drains[name] = frozenset(self._process(one.model, one.version, one.serial) for one in leaving)
 
@@ -199,6 +200,15 @@ class Controller:
             self._view.fail(action_id, now_s)
         elif flight.action.verb is Verb.STOP:
             self._view.stopped(flight.action.name, flight.action.model)
+
+    def _forget_unseen(self, node: str) -> None:
+        """Who was asked for something and ended while nobody led: neither here nor to come, it is not waited for."""
+        asked = dict[tuple[str, str], set[Verb]]()
+        for flight in self._view.asked_on.get(node, {}).values():
+            asked.setdefault((flight.action.name, flight.action.model), set()).add(flight.action.verb)
+        for (name, model), verbs in asked.items():
+            if name not in self._view.replicas and not verbs & {Verb.PLACE, Verb.STOP}:
+                self._view.stopped(name, model)
 
     # -- what is to be written
 

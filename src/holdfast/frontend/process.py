@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.core.address import parse_address
+from holdfast.core.errors import UserError
 from holdfast.core.ports import World
 from holdfast.core.tasks import Tasks, first
 from holdfast.core.tiers import key_tiers
@@ -23,6 +24,7 @@ from holdfast.discovery.keys import (
     InstanceKey,
 )
 from holdfast.discovery.registry import Registry
+from holdfast.fleet.records import Book, book_key, read
 from holdfast.frontend.accounts import AccessLog, Accounts
 from holdfast.frontend.admission import Admission, AdmissionSettings
 from holdfast.frontend.app import App
@@ -98,6 +100,7 @@ async def run_frontend(
     for one in settings.serves:
         watches.append(tasks.spawn(_hear_controls(store, one, roster, standings, levels[one]), f"controls of {one}"))
         watches.append(tasks.spawn(_hear_rollout(store, one, roster, directory, pages, settings), f"rollouts of {one}"))
+        watches.append(tasks.spawn(_hear_fleet(store, one, roster), f"fleet of {one}"))
         watches.append(tasks.spawn(levels[one].follow(store), f"level of {one}"))
         reporting = Reporting(store, one, roster, directory, accounts, unix_s, settings.name)
         watches.append(tasks.spawn(reporting.run(), f"report to {one}"))
@@ -186,6 +189,20 @@ async def _hear_rollout(
             roster.weighing.idle(deployment, said.idle)
             if deployment == settings.deployment:
                 pages.replaced = settings.name in said.idle
+
+
+async def _hear_fleet(store: Store, deployment: str, roster: Roster) -> None:
+    """Whose replicas leave. A book that cannot be read is taken for unchanged."""
+    key = book_key(deployment)
+    async for event in store.watch(key):
+        value = event.items.get(key, b"") if isinstance(event, Snapshot) else None
+        if isinstance(event, Put) and event.key == key:
+            value = event.value
+        elif isinstance(event, Deleted) and event.key == key:
+            value = b""
+        with contextlib.suppress(UserError):
+            if value is not None:
+                roster.weighing.idle(deployment, read(Book, key, value).idle if value else (), "fleet")
 
 
 async def _drain(app: App, server: HttpServer, drain_s: float) -> None:

@@ -40,7 +40,7 @@ class Weighing:
         self._links = links
         self._standings = standings
         self._clock = clock
-        self._idle: dict[str, frozenset[str]] = {}  # by deployment
+        self._idle: dict[str, dict[str, frozenset[str]]] = {}  # by deployment, and by who says so
         self._under_way: set[Flight] = set()  # handed over, and without a token since
 
     def hear(self, prefix: str, event: WatchEvent) -> None:
@@ -53,9 +53,13 @@ class Weighing:
                     log.info("%s: its %d streams are moved: %s", link.instance.name, len(link.streams), heard.fell)
                     link.fail_streams(Code.RESPONSE_TIMEOUT, heard.fell, tell_worker=True, faulty=False)
 
-    def idle(self, deployment: str, names: Collection[str]) -> None:
-        """Replicas that a deployment's rollout gives no work, by their pods' names: all of them, each time."""
-        self._idle[deployment] = frozenset(names)
+    def idle(self, deployment: str, names: Collection[str], by: str = "rollout") -> None:
+        """Replicas that a deployment's rollout, or its fleet, gives no work, by their pods' names: all that it has a
+        word to say of, each time."""
+        said = self._idle.setdefault(deployment, {})
+        if said.get(by, frozenset()) == frozenset(names):
+            return
+        said[by] = frozenset(names)
         for link in self._all():
             self.weigh(link)
 
@@ -66,7 +70,8 @@ class Weighing:
         now_s = self._clock()
         share = self._standings.share(key, trusted=trusted, since_s=link.since_s, now_s=now_s, alone=alone)
         link.fit = share.weight > 0.0
-        if _ENGINE.sub("", link.instance.name) in self._idle.get(key.deployment, ()):
+        pod = _ENGINE.sub("", link.instance.name)
+        if any(pod in names for names in self._idle.get(key.deployment, {}).values()):
             share = idle(share)
         before, link.share = link.share, share
         link.let_in |= share.weight > 0.0
