@@ -35,11 +35,11 @@ from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.local import replica_launches
 from holdfast.spec.manifest.whole import settled_launch
 from holdfast.store.contract import Registration, Store
+from holdfast.store.mirror import Mirror
 from holdfast.supervise.changing import Changing
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Life
 from holdfast.supervise.machine import Phase as JobPhase
-from holdfast.supervise.mirror import Mirror
 from holdfast.supervise.outlook import Said, prefixes, said_by
 from holdfast.supervise.replicas import Ground, Whose, sets_of, whose
 from holdfast.supervise.seats import NOWHERE, Devices, taken_by
