@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 from holdfast.core.errors import UserError
 from holdfast.discovery.keys import FLEETS, MODELS, NODES, ORDERS
 from holdfast.fleet.actions import Action, Tries
-from holdfast.fleet.desired import Model
+from holdfast.fleet.desired import Level, Model
 from holdfast.fleet.observed import Node, Replica
 from holdfast.fleet.scaling import Scaling
 from holdfast.health.bounds import Count, UnixS
@@ -49,6 +49,7 @@ class NodeRecord(Struct, frozen=True, kw_only=True):
     # Of those asked of it that still stand in its orders: what came of each. "": it is done.
     answers: Mapping[str, str] = {}
     number: Count = 0  # of this record, by this agent
+    at_unix_s: UnixS = 0.0  # when it was told; 0: nobody says
     pid: int = 0
     host: str = ""
     processes: Mapping[str, tuple[str, ...]] = {}  # of each replica, by its name, as `holdfast ps` calls them
@@ -144,11 +145,12 @@ def scaled(key: str, wanted: int) -> Change:
 
     def change(before: Wish | None) -> Wish:
         wish = there(key, before)
-        least, most = wish.model.replicas_min, wish.model.replicas_max
+        least = wish.model.replicas_min if wish.model.floor is Level.HOT else 0
+        most = wish.model.replicas_max
         if wanted > most:
             raise UserError(f"{key} has {most} replicas at most; deploy it with --max {wanted} for more")
         if wanted < least:
-            raise UserError(f"{key} has {least} replicas at least; deploy it with --min {wanted} for fewer")
+            raise UserError(f"{key} has {least} HOT replicas at least; deploy it with --min {wanted} for fewer")
         return structs.replace(wish, model=structs.replace(wish.model, wanted=wanted))
 
     return change

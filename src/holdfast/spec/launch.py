@@ -21,7 +21,8 @@ from holdfast.spec.waits import HoldSettings, KnownSettings
 
 _SERVING, _FAILOVER = {"panel": "Serving"}, {"panel": "Failover"}
 _ALL = ("up", "frontend")
-_ENGINES = ("up", "worker")
+_ENGINES = ("up", "worker", "deploy")
+_NAMED = ("up", "worker")  # a fleet calls a model as its key is
 _LONE = ("worker", "frontend", "store", "control")
 _STORED = ("worker", "frontend", "control")
 _EVERYWHERE = ("0.0.0.0", "::")  # as hosts to listen on
@@ -71,7 +72,7 @@ class WorkerLaunch(StoredLaunch, frozen=True):
     engine: Annotated[str, about("What a worker hosts: torch, vllm, or sim, the simulator.", commands=_ENGINES)] = "sim"
     model: Annotated[
         str,
-        about("The name clients ask for; default: the model's.", flag="--served-name", commands=_ENGINES, **_SERVING),
+        about("The name clients ask for; default: the model's.", flag="--served-name", commands=_NAMED, **_SERVING),
     ] = "holdfast-sim"
     source: Annotated[
         str,

@@ -16,16 +16,20 @@ from holdfast.spec.names import check_deployment_name, check_process_name
 WITH_MANIFEST = frozenset({"--filename", "--config", "--detach", "--untied", "--host", "--port"}) | {
     *("--status-host", "--store", "--device", "--wait-s")
 }
+# And to whoever has it kept by a fleet (`holdfast deploy -f`).
+IN_A_FLEET = frozenset({"--filename", "KEY", "--wait", "--timeout", "--json", "--store"})
 
 
 def check_given(options: Options, said: Mapping[str, Any]) -> None:
     """`said`: by flag, on the command line or in a file. Refused names the first that cannot be, or does nothing."""
-    if "--filename" in said and "--workers" in options:
-        for flag in (flag for flag in said if flag not in WITH_MANIFEST):
+    if "--filename" in said and "--engine" in options:
+        left = WITH_MANIFEST if "--workers" in options else IN_A_FLEET
+        for flag in (flag for flag in said if flag not in left):
             raise Refused(f"{flag} is for the manifest to say; leave it out, or write it into a container's args")
     if "--engine" in options:
         engine, standbys = (said.get(flag, _default(options, flag)) for flag in ("--engine", "--standbys"))
-        refuse_idle(engine, standbys, [options[flag] for flag in said])
+        vaults = standbys or options["--standbys"].extra.get("vaults", 0)  # in a fleet one alone has its vault, too
+        refuse_idle(engine, vaults, [options[flag] for flag in said])
     for flag, value in said.items():
         _check(flag, value)
 

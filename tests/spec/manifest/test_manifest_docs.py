@@ -43,7 +43,7 @@ def default(setting: Setting) -> str:
         return "needed"
     if isinstance(value, bool):
         return str(value).lower()
-    return str(value) if value not in ("", ()) else ""
+    return str(value) if value not in ("", (), None) else ""
 
 
 def everything() -> set[str]:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from manifests import RIGHT, problems, warnings
 
+from holdfast.fleet.wishing import model_of, scaling_of
 from holdfast.rollout.wishes import revision_of
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.parts import Section
@@ -28,6 +29,12 @@ RUNS = {"exec": {"command": ["alive"]}}
 KEY = {"name": "s", "key": "k"}
 FIELD = {"fieldPath": "metadata.uid"}
 GPU = {"limits": {"gpu": 1}}
+SCALED = f"{WORKER}.fleet.autoscale"
+SCALES = {"enabled": True}
+SCALING = (
+    *("waitSeconds", "kvHigh", "kvLow", "idleSeconds"),
+    *("upAfterSeconds", "downAfterSeconds", "upEverySeconds", "downEverySeconds"),
+)
 # struct.field -> where it is, one value, another; None: it is not written at all
 FIELDS: dict[str, tuple[str, Any, Any]] = {
     "Manifest.apiVersion": ("apiVersion", "nvidia.com/v1alpha1", "v1"),
@@ -63,6 +70,21 @@ FIELDS: dict[str, tuple[str, Any, Any]] = {
     "Rollout.errorPercentMax": (f"{WORKER}.rollout.errorPercentMax", 1, 2),
     "Rollout.inexact": (f"{WORKER}.rollout.inexact", False, True),
     "Rollout.paused": (f"{WORKER}.rollout.paused", False, True),
+    "Service.fleet": (f"{WORKER}.fleet", None, {"replicasMax": 2}),
+    "Fleet.replicasMin": (f"{WORKER}.fleet.replicasMin", 1, 2),
+    "Fleet.replicasMax": (f"{WORKER}.fleet.replicasMax", 1, 2),
+    "Fleet.floor": (f"{WORKER}.fleet.floor", "hot", "cold"),
+    "Fleet.dedicated": (f"{WORKER}.fleet.dedicated", False, True),
+    "Fleet.nodes": (f"{WORKER}.fleet.nodes", ["a"], ["b"]),
+    "Fleet.perNode": (f"{WORKER}.fleet.perNode", 1, 2),
+    "Fleet.memoryGib": (f"{WORKER}.fleet.memoryGib", 1, 2.5),
+    "Fleet.hostGib": (f"{WORKER}.fleet.hostGib", 1, 2),
+    "Fleet.readySeconds": (f"{WORKER}.fleet.readySeconds", 1, 2),
+    "Fleet.drainSeconds": (f"{WORKER}.fleet.drainSeconds", 1, 2),
+    "Fleet.autoscale": (f"{WORKER}.fleet.autoscale", None, {"enabled": True}),
+    "Autoscale.enabled": (f"{WORKER}.fleet.autoscale.enabled", False, True),
+    **{f"Autoscale.{name}": (SCALED, SCALES, SCALES | {name: 0.8}) for name in SCALING},
+    "Autoscale.devicesMax": (SCALED, SCALES, SCALES | {"devicesMax": 3}),
     "ExtraPodSpec.mainContainer": (MAIN, None, {"image": "i"}),
     "ExtraPodSpec.terminationGracePeriodSeconds": (f"{WORKER}.extraPodSpec.terminationGracePeriodSeconds", None, 5),
     "MainContainer.image": (f"{MAIN}.image", "i", "j"),
@@ -100,6 +122,7 @@ PLACES = {
     "Resources": f"{WORKER}.resources.",
     "Limits": f"{WORKER}.resources.limits.",
     "Failover": f"{WORKER}.failover.",
+    "Fleet": f"{WORKER}.fleet.",
     "ExtraPodSpec": f"{WORKER}.extraPodSpec.",
     "MainContainer": f"{MAIN}.",
     "Probe": f"{PROBE}.",
@@ -151,12 +174,18 @@ def manifest_with(path: str, value: Any) -> str:
 
 
 def outcome(text: str) -> Any:
-    """All that comes of it but for hashes: what is wrong with it, or its pods, their peers, and how they roll."""
+    """All that comes of it but for hashes: what is wrong with it, or its pods, their peers, how they roll, and how a
+    fleet keeps them."""
     manifest = check(text.encode()).manifest
     if manifest is None:
         return problems(text)
     plans = [str(msgspec.to_builtins(pod)).replace(pod.namespace[-8:], "HASH") for pod in pods(manifest)]
-    return plans, [msgspec.structs.replace(one, set_id="HASH") for one in revision_of(manifest, 1).parts.values()]
+    kept = {
+        name: (model_of(name, one, "HASH", 1), scaling_of(one.fleet.autoscale))
+        for name, one in manifest.of_type("worker").items()
+    }
+    parts = revision_of(manifest, 1).parts.values()
+    return plans, [msgspec.structs.replace(one, set_id="HASH") for one in parts], kept
 
 
 def test_every_field_that_is_read_is_in_the_table() -> None:
@@ -200,6 +229,10 @@ def test_no_field_is_of_two_kinds() -> None:
         ("envs: [{name: DYN_NAMESPACE}]", "envs[0].name: DYN_NAMESPACE does nothing here: it is metadata.name"),
         ("envs: [{name: ENGINE_ID}]", "envs[0].name: ENGINE_ID does nothing here: every engine has its own"),
         ("failover: {enabled: false, numShadows: 2}", "failover: does nothing while it is not enabled"),
+        (
+            "fleet: {autoscale: {enabled: false, kvLow: 0.1}}",
+            "fleet.autoscale: does nothing while it is not enabled",
+        ),
     ],
 )
 def test_what_does_less_than_somebody_may_think_is_warned_about(text: str, said: str) -> None:

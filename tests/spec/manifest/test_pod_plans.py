@@ -65,7 +65,7 @@ def test_every_example_has_its_transcript() -> None:
     assert all(f"> plan {path.name}\n" in written for path in EXAMPLES.glob("*.yaml"))
 
 
-@pytest.mark.parametrize("shadows", [1, 2, 8])
+@pytest.mark.parametrize("shadows", [0, 1, 2, 8])
 def test_engines_of_a_group_differ_in_their_number_and_port_only(shadows: int) -> None:
     """All take turns with one lock beside one vault, which is there before them; ports are next to each other."""
     port = "envs: [{name: DYN_SYSTEM_PORT, value: '7000'}]"

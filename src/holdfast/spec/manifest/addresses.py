@@ -1,8 +1,8 @@
 """Where the components of a manifest stand: `{name}-{hash8}/{componentType}[-{subComponentType}]/{endpoint}`.
 
 Always true: the hash covers everything that a component's pods are told, and nothing that they are not: how many there
-are, and how they are replaced, does not count. A component's peers are found by what they are, in its own manifest,
-never by their names.
+are, where, and how they are replaced, does not count. A component's peers are found by what they are, in its own
+manifest, never by their names.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from holdfast.spec.manifest.fleet import Fleet
 from holdfast.spec.manifest.parts import EnvVar, Section
 from holdfast.spec.manifest.rules import PLANNED
 from holdfast.spec.manifest.types import DECODE, FRONTEND, PREFILL, WORKER, Manifest, Service
@@ -68,7 +69,8 @@ def _told(manifest: Manifest, name: str) -> dict[str, Any]:
     """All that a service's pods are told, as plain data."""
     service = manifest.spec.services[name]
     plain = Service(service.component_type)
-    kept = replace(service, replicas=plain.replicas, rollout=plain.rollout, envs=())
+    fleet = Fleet(memory_gib=service.fleet.memory_gib)  # its vaults are told
+    kept = replace(service, replicas=plain.replicas, rollout=plain.rollout, fleet=fleet, envs=())
     container = replace(service.container, env=variables(manifest, service))
     said = _said(replace(kept, extra_pod_spec=replace(service.extra_pod_spec, main_container=container)))
     shares = list(manifest.spec.shares) if service.component_type == FRONTEND else []

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from holdfast.spec.manifest.fleet import Autoscale, Fleet
 from holdfast.spec.manifest.parts import NAME, EnvVar, Probe
 from holdfast.spec.manifest.types import DECODE, FRONTEND, PREFILL, SERVICES_MAX, WORKER, Manifest, Service
 from holdfast.spec.nearest import nearest
@@ -184,8 +185,33 @@ def _rollouts(manifest: Manifest) -> Findings:
             yield Finding(("spec", "services", name, "rollout"), what, mend="give one of them 1")
 
 
+def _fleets(manifest: Manifest) -> Findings:
+    for name, service in manifest.spec.services.items():
+        at: Steps = ("spec", "services", name)
+        fleet, wanted = service.fleet, service.replicas
+        if service.component_type != WORKER and fleet != Fleet():
+            what = f"a fleet keeps workers, and this is a {service.component_type}"
+            yield Finding((*at, "fleet"), what, mend="leave it out")
+        if 0 < fleet.replicas_max < fleet.replicas_min:
+            what = f"must be {fleet.replicas_min} or more, as many as at least, got {fleet.replicas_max}"
+            yield Finding((*at, "fleet", "replicasMax"), what, mend="leave it out, or ask for fewer at least")
+        if 0 < fleet.replicas_max < wanted:
+            what = f"{wanted} are wanted, and {fleet.replicas_max} may be"
+            yield Finding((*at, "replicas"), what, mend=f"want {fleet.replicas_max}, or allow {wanted}")
+        if fleet.level == "warm" and not fleet.host_gib:
+            what = "a floor of WARM needs host memory, and nobody says how much"
+            yield Finding((*at, "fleet", "hostGib"), what, mend="give what the weights take, e.g. 16")
+        if fleet.replicas_min and fleet.level == "cold":
+            what = "on disk there are no replicas, so that none are kept"
+            yield Finding((*at, "fleet", "replicasMin"), what, mend="give a floor of hot or warm, or leave it out")
+        if fleet.autoscale.kv_low >= fleet.autoscale.kv_high:
+            what = f"must be under {fleet.autoscale.kv_high:g}, where one more is wanted"
+            yield Finding((*at, "fleet", "autoscale", "kvLow"), what, mend="between the two nothing changes")
+
+
 Rules = tuple[Callable[[Manifest], Findings], ...]
-OF_EACH: Rules = (_failover, _refused_words, _environment, _probes, _rollouts)  # hold for a service whatever others are
+# They hold for a service whatever others are.
+OF_EACH: Rules = (_failover, _refused_words, _environment, _probes, _rollouts, _fleets)
 OF_ALL: Rules = (_names, _shares, _models)
 
 
@@ -205,13 +231,20 @@ def _idle_failover(manifest: Manifest) -> Findings:
             yield Finding(("spec", "services", name, "failover"), what)
 
 
+def _idle_autoscale(manifest: Manifest) -> Findings:
+    for name, service in manifest.spec.services.items():
+        scaling = service.fleet.autoscale
+        if not scaling.enabled and scaling != Autoscale(enabled=False):
+            yield Finding(("spec", "services", name, "fleet", "autoscale"), "does nothing while it is not enabled")
+
+
 def _nobody_asks(manifest: Manifest) -> Findings:
     if manifest.of_type(WORKER) and not manifest.of_type(FRONTEND):
         what = "there is no frontend: its workers serve only a deployment whose spec.shares names this one"
         yield Finding(("spec", "services"), what)
 
 
-WARNINGS: Rules = (_idle_variables, _idle_failover, _nobody_asks)
+WARNINGS: Rules = (_idle_variables, _idle_failover, _idle_autoscale, _nobody_asks)
 
 
 # -- parts that several rules look at

@@ -18,7 +18,10 @@ from holdfast.spec.nearest import nearest
 from holdfast.spec.settings import Setting, fields_of
 
 P = TypeVar("P", bound=Section)
-KINDS = {str: "a string", int: "a whole number", bool: "true or false", tuple: "a list", dict: "a mapping"}
+KINDS = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"} | {
+    tuple: "a list",
+    dict: "a mapping",
+}
 
 
 class Shaper:
@@ -89,6 +92,8 @@ class Shaper:
         value = node.value
         if setting.extra.get("number") and isinstance(value, int | float) and not isinstance(value, bool):
             value = str(value)
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             self._wrong(node, path, kind)
             return None
@@ -104,7 +109,7 @@ class Shaper:
         mend = ""
         if kind is str and isinstance(node.value, int | float):  # also true and false
             mend = "quote it"
-        elif kind in (int, bool) and isinstance(node.value, str):
+        elif kind in (int, float, bool) and isinstance(node.value, str):
             is_number = node.value.isascii() and node.value.lstrip("-").isdecimal()
             mend = "write it without quotes" if is_number or kind is bool else ""
         elif kind is tuple and isinstance(node.value, str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
+from holdfast.spec.manifest.fleet import REPLICAS_MAX, Fleet
 from holdfast.spec.manifest.parts import (
     CLUSTER,
     NAME,
@@ -22,7 +23,6 @@ API_VERSION = "nvidia.com/v1alpha1"
 KIND = "DynamoGraphDeployment"
 FRONTEND, PLANNER, WORKER = COMPONENT_TYPES = ("frontend", "planner", "worker")
 PREFILL, DECODE = "prefill", "decode"
-REPLICAS_MAX = 256
 SERVICES_MAX = 25  # as many as the cluster's own definition allows
 SHADOWS_MAX = 8  # each is a whole engine, and one is enough to outlive one death
 
@@ -51,7 +51,7 @@ class Resources(Section, frozen=True):
 
 class Failover(Section, frozen=True):
     enabled: Annotated[bool, about("Whether engines stand by, their memory in a vault.")]
-    num_shadows: Annotated[int, about("How many stand by.", min=1, max=SHADOWS_MAX)] = 1
+    num_shadows: Annotated[int, about("How many stand by.", min=0, max=SHADOWS_MAX)] = 1
     lock: Annotated[
         str, about("The lock that elects the active; empty: a file that its pod shares.", like=or_none(_LOCK))
     ] = ""
@@ -107,6 +107,7 @@ class Service(Section, frozen=True):
     readiness_probe: Annotated[Probe | None, about("As its container's, which wins.")] = None
     extra_pod_spec: Annotated[ExtraPodSpec, about("Its container.")] = ExtraPodSpec()
     rollout: Annotated[Rollout, about("How it is replaced.")] = Rollout()
+    fleet: Annotated[Fleet, about("How a fleet keeps it.")] = Fleet()
 
     idle: ClassVar[Names] = {
         "dynamoNamespace": "its namespace is made of metadata.name and what it is",

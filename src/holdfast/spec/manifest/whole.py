@@ -16,6 +16,7 @@ from holdfast.settings import read_environment
 from holdfast.spec.commands import control_by
 from holdfast.spec.deployment import Seat, pairs_on, seat_at
 from holdfast.spec.launch import ControlLaunch, Launch, StoreLaunch, WorkerLaunch
+from holdfast.spec.manifest.fleet import Fleet
 from holdfast.spec.manifest.local import Machine, replica_launches, seats_of, worker_of
 from holdfast.spec.manifest.parts import Probe
 from holdfast.spec.manifest.pods import pods
@@ -79,6 +80,8 @@ def unheard(manifest: Manifest) -> Findings:
         at: Steps = ("spec", "services", name)
         if service.env_from_secret:
             yield Finding((*at, "envFromSecret"), SECRETS)
+        if service.fleet != Fleet():
+            yield Finding((*at, "fleet"), "only a fleet reads it: `holdfast deploy -f FILE`")
         if service.gpus and not service.failover.enabled:
             yield Finding((*at, "resources", "limits", "gpu"), "without failover no GPU is kept for it here")
         if service.component_type == WORKER and service.sub_component_type == PREFILL:
