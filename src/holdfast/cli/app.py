@@ -20,7 +20,7 @@ NOBODY = {"HOME": "/"}  # the environment that help is shown for
 # What people type who know kubectl, and what there is instead.
 KUBECTL = {
     **dict.fromkeys(("create", "run"), "`holdfast up -f FILE` starts a manifest's deployment"),
-    **dict.fromkeys(("edit", "patch", "replace", "set", "scale"), "change the manifest, and `holdfast apply -f` it"),
+    **dict.fromkeys(("edit", "patch", "replace", "set"), "change the manifest, and `holdfast apply -f` it"),
     "describe": "`holdfast get NAME -o yaml` shows all that is known, `holdfast rollout status` what it waits for",
     "logs": "`holdfast ps` shows processes; their logs are in $HOLDFAST_STATE_DIR/logs",
     "wait": "`holdfast rollout status` waits",

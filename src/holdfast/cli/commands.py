@@ -13,6 +13,7 @@ from holdfast.cli.arguments import Asked
 
 RUN = "Run it"
 CHANGE = "Change a manifest's deployment while it serves"
+FLEET = "Many models on many devices"
 PARTS = "Run one process by hand"
 BREAK = "Break it and measure it"
 FAULTS = """\
@@ -122,6 +123,24 @@ COMMANDS = (
         "Go back: in mid-rollout to what was in place, else to what was there before.",
         "deployments.rollout:Undo",
     ),
+    Command(
+        "deploy",
+        FLEET,
+        "Ask the fleet for a model, by its options or with `-f` by a manifest of one worker; again, to change it.\n\n"
+        "Only what is wanted is written down; the fleet (`holdfast up --backend local`) sees to it. Another version "
+        "replaces the last one by one. With `--wait` it is status 0 once as many are HOT as are wanted, and 1 if that "
+        "will not be.",
+        "fleet.deploy:Deploy",
+    ),
+    Command("scale", FLEET, "Say how many replicas of a model are to be HOT.", "fleet.change:Scale"),
+    Command(
+        "evict",
+        FLEET,
+        "Take a model off its devices: none is wanted and none is kept, and it stays known.",
+        "fleet.change:Evict",
+    ),
+    Command("models", FLEET, "Show models: how many are wanted, what is there, what is missing.", "fleet.look:Models"),
+    Command("nodes", FLEET, "Show nodes: their devices and host memory, and who has leased it.", "fleet.look:Nodes"),
     Command(
         "worker",
         PARTS,

@@ -16,7 +16,7 @@ from holdfast.spec.settings import Setting
 WIDTH_MIN, WIDTH_MAX = 40, 120
 LEFT_MAX = 30  # of the column with the flags; what is longer has a line of its own
 PANELS = (
-    *("Arguments", "Options", "Serving", "Fleet", "Failover", "Health"),
+    *("Arguments", "Options", "The fleet", "Scaling", "Serving", "Failover", "Health"),
     *("The torch and vllm engines", "The torch engine", "The vllm engine", "The sim engine"),
 )
 OWN_PANEL = "Options"

@@ -29,7 +29,7 @@ ENGINE_LETTERS = "abcdefghi"  # worker-1a, worker-1b, …: the active by chance 
 
 _UP = ("up",)
 _SERVING = {"panel": "Serving", "commands": _UP}
-_FLEET = {"panel": "Fleet", "commands": _UP}
+_FLEET = {"panel": "The fleet", "commands": _UP}
 
 
 class DeploymentSpec(Settings, frozen=True):

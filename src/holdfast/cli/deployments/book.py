@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -177,10 +177,10 @@ def _memory(name: str, values: dict[str, bytes]) -> Memory:
 
 
 @contextlib.asynccontextmanager
-async def opened(url: str) -> AsyncIterator[Book]:
+async def opened(url: str, prefixes: Sequence[str] = PREFIXES) -> AsyncIterator[Book]:
     """Reading it as long as the body runs; before it is `whole` it has what was heard until then."""
     store = open_store(url, SocketNetwork(), random.Random())
-    mirror = Mirror(store, PREFIXES)
+    mirror = Mirror(store, prefixes)
     await store.start()
     try:
         async with beside(mirror.run(), "what the store says"):
@@ -189,8 +189,8 @@ async def opened(url: str) -> AsyncIterator[Book]:
         await store.close()
 
 
-def store_of(given: str, state_dir: Path) -> str:
-    """Where the store is that a command means. UserError, where none can be."""
+def store_of(given: str, state_dir: Path, start: str = "holdfast up -f FILE") -> str:
+    """Where the store is that a command means. UserError, where none can be, names the command that starts one."""
     if given:
         check_store(given)
         return given
@@ -202,7 +202,7 @@ def store_of(given: str, state_dir: Path) -> str:
         return last.store
     if alive is None and (record is None or not record.alive):
         here = tilde(state_dir)
-        raise UserError(f"nothing runs in {here}: start it with `holdfast up -f FILE`, or name a store with --store")
+        raise UserError(f"nothing runs in {here}: start it with `{start}`, or name a store with --store")
     return ours
 
 

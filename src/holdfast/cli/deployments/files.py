@@ -6,7 +6,7 @@ Always true: every mistake is told, each on a line of its own, before anything i
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -45,15 +45,17 @@ def read_manifest(command: str, file: Path | None, state_dir: Path, environ: Map
     return shaped(command, file, (partial(findings, machine=machine),), hints)
 
 
-def shaped(command: str, file: Path | None, more: Rules = (), hints: Rules = ()) -> Written:
-    """One that can be, wherever it runs; who only looks needs no more."""
+def shaped(
+    command: str, file: Path | None, more: Rules = (), hints: Rules = (), *, hushed: Collection[str] = ()
+) -> Written:
+    """One that can be, wherever it runs; who only looks needs no more. `hushed`: paths whose warnings do not hold."""
     if file is None:
         raise UsageError(f"`holdfast {command}` needs -f FILE: the manifest, or - for standard input")
     data = _read(file)
     name = "standard input" if str(file) == "-" else str(file)
     checked = check(data, more, hints)
     terminal = Terminal(sys.stderr)
-    for warning in checked.warnings:
+    for warning in (one for one in checked.warnings if one.path not in hushed):
         terminal.line(f"{name}: warning: {warning}", "yellow")
     for problem in checked.problems:
         terminal.line(f"{name}: {problem}", "red")

@@ -1,0 +1,74 @@
+"""`holdfast scale` and `holdfast evict`: other numbers of a model that is there, or none.
+
+Always true: only the wish is written, from what it is at that moment.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from holdfast.cli.arguments import Asked, Json
+from holdfast.cli.deployments.book import StoreOption, answered
+from holdfast.cli.deployments.waiting import Timeout, Wait, seconds
+from holdfast.cli.fleet.seen import DeploymentOption, Key, fleet_at, where
+from holdfast.cli.fleet.waiting import Manner, end
+from holdfast.fleet.records import scaled
+from holdfast.fleet.wishing import evicted, forgotten
+from holdfast.settings import Environment
+from holdfast.spec.manifest.fleet import REPLICAS_MAX
+from holdfast.spec.settings import about
+
+
+class Scale(Asked, frozen=True):
+    """`holdfast scale`."""
+
+    key: Key = ""
+    replicas: Annotated[
+        int,
+        about("How many HOT ones.", positional=True, required=True, flag="REPLICAS", min=0, max=REPLICAS_MAX),
+    ] = 0
+    wait: Wait = False
+    timeout: Timeout = "10m"
+    json: Json = False
+    deployment: DeploymentOption = ""
+    store: StoreOption = ""
+
+    def run(self, env: Environment) -> int:
+        manner = Manner(self.wait, seconds("--timeout", self.timeout), self.json)
+        return answered(self._scale(where(self.store, env), env, manner))
+
+    async def _scale(self, url: str, env: Environment, manner: Manner) -> int:
+        async with fleet_at(url, self.deployment, env) as fleet:
+            fleet.seen.check(self.key)
+            wish = await fleet.ask(self.key, scaled(self.key, self.replicas))
+            assert wish is not None, "who scales a model does not forget it"
+            told = f"model {self.key}: {self.replicas} wanted"
+            if wish.scaling is not None:
+                told += ", until its traffic says otherwise: it is autoscaled"
+            return await end(fleet, self.key, wish, told, manner)
+
+
+class Evict(Asked, frozen=True):
+    """`holdfast evict`."""
+
+    key: Key = ""
+    forget: Annotated[bool, about("Do not know it any more: clients are told that there is no such model.")] = False
+    wait: Wait = False
+    timeout: Timeout = "10m"
+    json: Json = False
+    deployment: DeploymentOption = ""
+    store: StoreOption = ""
+
+    def run(self, env: Environment) -> int:
+        manner = Manner(self.wait, seconds("--timeout", self.timeout), self.json)
+        return answered(self._evict(where(self.store, env), env, manner))
+
+    async def _evict(self, url: str, env: Environment, manner: Manner) -> int:
+        async with fleet_at(url, self.deployment, env) as fleet:
+            fleet.seen.check(self.key)
+            change = forgotten(self.key) if self.forget else evicted(self.key)
+            wish = await fleet.ask(self.key, change)
+            left = len(fleet.seen.replicas(self.key))
+            leave = f"; its {left} {'replica leaves' if left == 1 else 'replicas leave'} when requests have ended"
+            what = f"model {self.key} {'forgotten' if self.forget else 'evicted: none wanted, none kept'}"
+            return await end(fleet, self.key, wish, what + (leave if left else ""), manner)

@@ -1,0 +1,143 @@
+"""Whether as many of a model are HOT as are wanted, and whether they may yet be, from what the store says. Pure."""
+
+from __future__ import annotations
+
+from holdfast.cli.fleet.seen import START, FleetSeen
+from holdfast.core.errors import UserError
+from holdfast.fleet.actions import COPY_S, Tries, Verb, replica_name, subject_of
+from holdfast.fleet.desired import Level, Model
+from holdfast.fleet.observed import Node, Phase, Replica
+from holdfast.fleet.records import Wish
+from holdfast.spec.engines import GIB
+
+QUIET_S = 30.0  # without a node, a control or the store: each is back within seconds of a restart
+STUCK_S = COPY_S  # the same is missing for so long, and nobody comes or leaves: no step of others takes longer
+FAILED_MAX = 3  # in a row: the next would end the same
+
+
+def is_in_place(seen: FleetSeen, wish: Wish) -> bool:
+    """As many as are wanted serve, and as many as are kept are there; without scaling no more than that."""
+    model = wish.model
+    hot, warm = (_own(seen.ready(model.key, level), model) for level in (Level.HOT, Level.WARM))
+    on_devices = sum(one.on_devices for one in seen.replicas(model.key))
+    is_enough = hot >= model.hot and hot + warm >= model.kept
+    return is_enough and (wish.scaling is not None or on_devices <= model.hot)
+
+
+def how_far(seen: FleetSeen, wish: Wish) -> str:
+    model = wish.model
+    hot = _own(seen.ready(model.key, Level.HOT), model)
+    moving = [f"{one.id} {one.phase} on {one.node}" for one in seen.replicas(model.key) if one.phase is not Phase.READY]
+    unmet = seen.book.unmet.get(model.key, "")
+    return "; ".join(filter(None, (f"{hot} of {model.hot} HOT", *moving, unmet)))
+
+
+def _own(found: list[Replica], model: Model) -> int:
+    return sum(one.version == model.version for one in found)
+
+
+def trouble_of(seen: FleetSeen) -> str:
+    """Why nothing comes of what is wanted; "": something does."""
+    if not seen.nodes:
+        return f"no node of {seen.deployment} is there: `{START}` makes this machine one"
+    if not seen.is_led:
+        return f"nobody decides for {seen.deployment}: no control of it runs, and what is there goes on as it is"
+    return ""
+
+
+def too_large(seen: FleetSeen, model: Model) -> str:
+    """Why the nodes there are could not hold what is wanted, were they empty; "": they could, or none is there."""
+    nodes = [record.node for record in seen.nodes.values() if model.may_be_on(record.node.name)]
+    room = sum(_holds(node, model) for node in nodes)
+    if not nodes or room >= model.hot:
+        return ""
+    size = f"{model.device_bytes / GIB:.2f} GiB"
+    each = size if model.devices == 1 else f"{model.devices} devices with {size} each"
+    if room:
+        return f"{model.hot} are wanted, and all nodes together could hold {room}, of {each}"
+    most = max((memory.total_bytes for node in nodes for memory in node.devices.values()), default=0)
+    return f"each replica needs {each}, and no node has that: the largest device has {most / GIB:.2f} GiB"
+
+
+def _holds(node: Node, model: Model) -> int:
+    totals = [memory.total_bytes for memory in node.devices.values()]
+    fits = sum(total >= model.device_bytes for total in totals) >= model.devices
+    most = sum(total // model.device_bytes for total in totals) // model.devices if fits else 0
+    return min(most, model.per_node_max) if model.per_node_max else most
+
+
+class Lasting:
+    """Something that is amiss, and may be for a while."""
+
+    def __init__(self, bound_s: float) -> None:
+        self._bound_s = bound_s
+        self._amiss, self._since_s = "", 0.0
+
+    def hear(self, amiss: str, now_s: float) -> None:
+        """UserError, if the same is amiss for too long."""
+        if amiss != self._amiss:
+            self._amiss, self._since_s = amiss, now_s
+        if amiss and now_s > self._since_s + self._bound_s:
+            raise UserError(amiss)
+
+
+class Hope:
+    """Whether what is wanted may yet come, from one look to the next."""
+
+    def __init__(self, wish: Wish, seen: FleetSeen) -> None:
+        self.wish = wish
+        self._quiet, self._stuck = Lasting(QUIET_S), Lasting(STUCK_S)
+        self._tries = self._tried(seen)  # what failed before is not ours
+        self._failed, self._why = 0, ""
+
+    def look(self, seen: FleetSeen, now_s: float, away: str = "") -> str | None:
+        """What is there, once all of it is; None: not yet. UserError says why it will not be. `away`: the store is."""
+        key = self.wish.model.key
+        wish = seen.wishes.get(key)
+        if wish is None:
+            raise UserError(f"{key} was forgotten")
+        if wish.model.version != self.wish.model.version:
+            raise UserError(f"{key} was deployed anew, as version {wish.model.version}")
+        self.wish = wish
+        if not away and is_in_place(seen, wish):
+            return f"{how_far(seen, wish)}, version {wish.model.version}"
+        if lack := too_large(seen, wish.model):
+            raise UserError(f"{key}: {lack}")
+        self._count_failures(seen)
+        self._quiet.hear(away or trouble_of(seen), now_s)
+        moves = any(one.phase is not Phase.READY for one in seen.replicas(key))
+        unmet = seen.book.unmet.get(key, "")
+        self._stuck.hear(f"{key}: {unmet}" if unmet and not moves else "", now_s)
+        return None
+
+    def _count_failures(self, seen: FleetSeen) -> None:
+        key = self.wish.model.key
+        mark = replica_name(key, 0).removesuffix("0")
+        whys = [why for node in seen.nodes.values() for action, why in node.answers.items() if why and mark in action]
+        self._why = whys[-1] if whys else self._why
+        before, self._tries = self._tries, self._tried(seen)
+        if self._tries is not None and self._tries != before:  # it began anew, or went on
+            known = before.failed if before is not None and self._tries.failed > before.failed else 0
+            self._failed += self._tries.failed - known
+        if self._failed >= FAILED_MAX:
+            raise UserError(f"{key} failed to start {self._failed} times: {self._why or 'its node does not say why'}")
+
+    def _tried(self, seen: FleetSeen) -> Tries | None:
+        return seen.book.tries.get(subject_of(Verb.PLACE, self.wish.model.key))
+
+
+class Parting:
+    """Whether all replicas of a model that was forgotten have left."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self._quiet = Lasting(QUIET_S)
+
+    def look(self, seen: FleetSeen, now_s: float, away: str = "") -> str | None:
+        """As `Hope.look`."""
+        if self.key in seen.wishes:
+            raise UserError(f"{self.key} was deployed again")
+        if not away and not seen.replicas(self.key):
+            return "nothing of it is left"
+        self._quiet.hear(away or trouble_of(seen), now_s)
+        return None

@@ -1,0 +1,109 @@
+"""`holdfast models` and `holdfast nodes`: what is wanted of a fleet, what is there, and where."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+
+from holdfast.cli.arguments import Asked, Json
+from holdfast.cli.deployments.book import StoreOption, answered
+from holdfast.cli.fleet.hope import trouble_of
+from holdfast.cli.fleet.seen import DeploymentOption, Fleet, FleetSeen, fleet_at, where
+from holdfast.cli.fleet.words import model_shown, node_shown, show_models, show_nodes
+from holdfast.cli.ps import show_json
+from holdfast.cli.screen import Screen
+from holdfast.cli.terminal import Terminal, write_out
+from holdfast.settings import Environment, Looks
+from holdfast.spec.settings import about
+
+LOOK_S = 1.0  # between two pages, where nothing happens: ages grow
+CLEARED = "\x1b[H\x1b[2J"
+
+Watch = Annotated[bool, about("Again whenever something changes, until Ctrl-C.", flag="--watch", short="-w")]
+Show = Callable[[Screen, FleetSeen], None]
+
+
+class Models(Asked, frozen=True):
+    """`holdfast models`."""
+
+    key: Annotated[str, about("One alone; default: all there are.", positional=True, flag="KEY")] = ""
+    json: Json = False
+    watch: Watch = False
+    deployment: DeploymentOption = ""
+    store: StoreOption = ""
+
+    def run(self, env: Environment) -> int:
+        return answered(self._run(where(self.store, env), env))
+
+    async def _run(self, url: str, env: Environment) -> int:
+        async with fleet_at(url, self.deployment, env) as fleet:
+            if self.key:
+                fleet.seen.check(self.key)
+            return await _shown(fleet, self._object, self._show, as_json=self.json, watch=self.watch)
+
+    def _object(self, seen: FleetSeen) -> Any:
+        if self.key:
+            return model_shown(seen, self.key)
+        return [model_shown(seen, key) for key in seen.keys]
+
+    def _show(self, screen: Screen, seen: FleetSeen) -> None:
+        keys = [self.key] if self.key else seen.keys
+        if not keys:
+            screen.line("no model is wanted; `holdfast deploy KEY --model …` asks for one")
+            return
+        show_models(screen, [model_shown(seen, key) for key in keys], time.time())
+        if trouble := trouble_of(seen):
+            screen.line(f"\n{trouble}", style="yellow")
+
+
+class Nodes(Asked, frozen=True):
+    """`holdfast nodes`."""
+
+    json: Json = False
+    watch: Watch = False
+    deployment: DeploymentOption = ""
+    store: StoreOption = ""
+
+    def run(self, env: Environment) -> int:
+        return answered(self._run(where(self.store, env), env))
+
+    async def _run(self, url: str, env: Environment) -> int:
+        async with fleet_at(url, self.deployment, env) as fleet:
+            return await _shown(fleet, self._object, self._show, as_json=self.json, watch=self.watch)
+
+    def _object(self, seen: FleetSeen) -> Any:
+        return [node_shown(seen.nodes[name]) for name in sorted(seen.nodes)]
+
+    def _show(self, screen: Screen, seen: FleetSeen) -> None:
+        if seen.nodes:
+            show_nodes(screen, [node_shown(seen.nodes[name]) for name in sorted(seen.nodes)], time.time())
+        if trouble := trouble_of(seen):
+            screen.line(trouble, style="yellow")
+
+
+async def _shown(fleet: Fleet, made: Callable[[FleetSeen], Any], show: Show, *, as_json: bool, watch: bool) -> int:
+    """One page or, with `watch`, one for every change: on a terminal in place of the last, as JSON a line each."""
+    if not watch:
+        if as_json:
+            return show_json(made(fleet.seen))
+        show(Screen(), fleet.seen)
+        return 0
+    terminal, last = Terminal(), ""
+    moves = terminal.can_move and not as_json
+    while terminal.is_shown:
+        found = msgspec.json.encode(made(fleet.seen)).decode()
+        text = f"{found}\n" if as_json else _page(terminal, show, fleet.seen)
+        if last != (last := text if moves else found):  # only where one page replaces another, ages are worth one
+            write_out(CLEARED + text if moves else text)
+        await fleet.book.news(LOOK_S)
+    return 0
+
+
+def _page(terminal: Terminal, show: Show, seen: FleetSeen) -> str:
+    page = io.StringIO()
+    show(Screen(Terminal(page, terminal.width, Looks(terminal.colour, dumb=False))), seen)
+    return page.getvalue()

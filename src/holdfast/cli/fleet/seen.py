@@ -1,0 +1,150 @@
+"""What the store says of one fleet: which one is meant, what is wanted, what is there, and what is missing.
+
+Always true: what is counted is what nodes tell; a wish is nobody's proof that anything runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from holdfast.cli.deployments.book import ANSWER_S, Book, opened, store_of
+from holdfast.core.errors import UserError
+from holdfast.discovery.keys import CONTROLS, FLEETS, MODELS, NODES
+from holdfast.fleet import records
+from holdfast.fleet.desired import Level
+from holdfast.fleet.observed import Phase, Replica
+from holdfast.fleet.records import NodeRecord, Wish, read_all
+from holdfast.health.records import ControlRecord
+from holdfast.settings import Environment
+from holdfast.spec.arguments import meant
+from holdfast.spec.settings import about
+from holdfast.store.contract import StoreUnavailable
+
+PREFIXES = (MODELS, NODES, FLEETS, CONTROLS)
+START = "holdfast up --backend local"
+NEAR = 0.5
+
+Key = Annotated[str, about("The model, as `holdfast models` calls it.", positional=True, required=True, flag="KEY")]
+DeploymentOption = Annotated[
+    str, about("The fleet's name; default: the only one, or $DYN_NAMESPACE.", flag="--deployment")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSeen:
+    """One fleet at one moment."""
+
+    deployment: str
+    wishes: Mapping[str, Wish]
+    nodes: Mapping[str, NodeRecord]
+    book: records.Book
+    is_led: bool  # a control says that it decides
+
+    @classmethod
+    def of(cls, deployment: str, values: Mapping[str, bytes]) -> FleetSeen:
+        books = read_all(records.Book, FLEETS, values)
+        return cls(
+            deployment,
+            read_all(Wish, f"{MODELS}{deployment}/", values),
+            read_all(NodeRecord, f"{NODES}{deployment}/", values),
+            books.get(deployment, records.Book()),
+            any(_leads(value) for key, value in values.items() if key.startswith(f"{CONTROLS}{deployment}/")),
+        )
+
+    def replicas(self, key: str = "") -> list[Replica]:
+        """Of one model or of all, in the order they were made."""
+        found = [one for node in self.nodes.values() for one in node.replicas if key in ("", one.model)]
+        return sorted(found, key=lambda one: (one.model, one.serial))
+
+    def ready(self, key: str, level: Level) -> list[Replica]:
+        """Of one model those at a level."""
+        return [one for one in self.replicas(key) if one.level is level and one.phase is Phase.READY]
+
+    @property
+    def keys(self) -> list[str]:
+        """Models that are wanted, or there all the same."""
+        return sorted({*self.wishes, *(one.model for one in self.replicas())})
+
+    def check(self, key: str) -> None:
+        """UserError, if there is no such model."""
+        if key not in self.keys:
+            known = f"there are {', '.join(self.keys)}" if self.keys else "`holdfast deploy` asks for one"
+            raise UserError(f"there is no model {key!r}; {meant(key, self.keys, known, NEAR)}")
+
+
+def _leads(value: bytes) -> bool:
+    try:
+        return msgspec.json.decode(value, type=ControlRecord).leads
+    except (msgspec.DecodeError, ValueError):
+        return False
+
+
+class Fleet:
+    """One fleet's part of the store."""
+
+    def __init__(self, book: Book, deployment: str) -> None:
+        self.book, self.deployment = book, deployment
+
+    @property
+    def seen(self) -> FleetSeen:
+        return FleetSeen.of(self.deployment, self.book.values)
+
+    async def ask(self, key: str, change: records.Change) -> Wish | None:
+        """What is wanted of a model from now on. UserError, if the store does not say that it is."""
+        try:
+            return await records.ask(self.book.store, self.deployment, key, change)
+        except StoreUnavailable as error:  # no answer is no refusal
+            unsure = f"whether {key} was changed is not known, and `holdfast models {key}` shows it"
+            raise UserError(f"{unsure}: {error}") from error
+
+    async def known(self, key: str, wish: Wish | None) -> None:
+        """Returns when what was asked for is read back."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                while not self._heard(key, wish):
+                    await self.book.news(ANSWER_S)
+        except TimeoutError:
+            raise UserError(f"{self.book.store!r}: no answer within {ANSWER_S:g} s") from None
+
+    def _heard(self, key: str, wish: Wish | None) -> bool:
+        found = self.seen.wishes.get(key)
+        if wish is None or found is None:
+            return wish is found
+        return found.model.generation >= wish.model.generation
+
+
+def where(store: str, env: Environment) -> str:
+    """The store that a command means."""
+    return store_of(store, Path(env.state_dir), START)
+
+
+@contextlib.asynccontextmanager
+async def fleet_at(url: str, deployment: str, env: Environment) -> AsyncIterator[Fleet]:
+    """The fleet that is meant. UserError, if there is none, or several are there and none was named."""
+    async with opened(url, PREFIXES) as book:
+        await book.whole()
+        yield Fleet(book, _which(book, deployment, env.deployment))
+
+
+def _which(book: Book, given: str, usual: str) -> str:
+    prefixes = (MODELS, NODES, FLEETS)
+    known = {key.split("/")[2] for key in book.values if key.startswith(prefixes)}
+    if not known:
+        raise UserError(f"{book.store!r} knows of no fleet: start one with `{START}`")
+    name = given or (usual if usual in known else "")
+    if not name and len(known) == 1:
+        (name,) = known
+    names = sorted(known)
+    if not name:
+        raise UserError(f"which fleet? There are {', '.join(names)}; say it with --deployment")
+    if name not in known:
+        there = f"there is {', '.join(names)}" if len(names) == 1 else f"there are {', '.join(names)}"
+        raise UserError(f"there is no fleet {name!r}; {meant(name, names, there, NEAR)} `{START}` starts one")
+    return name

@@ -1,0 +1,202 @@
+"""A fleet as its commands show it: tables for people, objects for programs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.cli.deployments.words import age
+from holdfast.cli.fleet.seen import FleetSeen
+from holdfast.cli.screen import Screen
+from holdfast.cli.terminal import Cell
+from holdfast.fleet.desired import Level
+from holdfast.fleet.observed import Memory, Phase, Replica
+from holdfast.fleet.records import NodeRecord, Wish
+from holdfast.fleet.scaling import Scaling
+from holdfast.spec.engines import GIB
+
+MODELS = ("model", "name", "version", "wanted", "hot", "warm", "floor", "age")
+REPLICAS = ("replica", "node", "level", "phase", "running", "since", "version")
+NODES = ("node", "device", "leased", "total", "replicas", "agent", "told")
+COLOURS = {Phase.READY: "green", Phase.GONE: "red"}
+
+
+class ReplicaShown(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    id: str
+    version: str
+    node: str
+    devices: tuple[str, ...]
+    level: str
+    phase: str
+    running: int
+    since_unix_s: float
+
+
+class ModelShown(msgspec.Struct, frozen=True, kw_only=True):
+    """One model; what is wanted of it is None where only its replicas are left."""
+
+    key: str
+    name: str | None = None  # by which clients ask for it
+    version: str | None = None
+    generation: int | None = None
+    wanted: int | None = None  # HOT, now
+    hot: int = 0  # that are READY, and so are
+    warm: int = 0
+    replicas_min: int | None = None
+    replicas_max: int | None = None
+    floor: str | None = None
+    dedicated: bool | None = None
+    nodes: tuple[str, ...] = ()
+    per_node_max: int | None = None
+    devices: int | None = None
+    device_bytes: int | None = None
+    host_bytes: int | None = None
+    autoscale: Scaling | None = None
+    at_unix_s: float | None = None
+    unmet: str = ""  # why somebody is missing
+    replicas: tuple[ReplicaShown, ...] = ()
+
+
+class MemoryShown(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    total_bytes: int
+    leased_bytes: int
+    leases: dict[str, int]
+
+
+class NodeShown(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    alive: bool
+    devices: tuple[MemoryShown, ...]
+    host: MemoryShown
+    replicas: tuple[ReplicaShown, ...]
+    agent_host: str
+    agent_pid: int
+    told_unix_s: float | None
+
+
+def model_shown(seen: FleetSeen, key: str) -> ModelShown:
+    wish = seen.wishes.get(key)
+    found: dict[str, Any] = {
+        "hot": len(seen.ready(key, Level.HOT)),
+        "warm": len(seen.ready(key, Level.WARM)),
+        "unmet": seen.book.unmet.get(key, ""),
+        "replicas": tuple(map(_replica, seen.replicas(key))),
+    }
+    return ModelShown(key=key, **found, **(_wanted(wish) if wish is not None else {}))
+
+
+def _wanted(wish: Wish) -> dict[str, Any]:
+    model = wish.model
+    return {
+        "name": wish.name,
+        "version": model.version,
+        "generation": model.generation,
+        "wanted": model.hot,
+        "replicas_min": model.replicas_min,
+        "replicas_max": model.replicas_max,
+        "floor": model.floor.word,
+        "dedicated": model.dedicated,
+        "nodes": tuple(sorted(model.nodes)),
+        "per_node_max": model.per_node_max,
+        "devices": model.devices,
+        "device_bytes": model.device_bytes,
+        "host_bytes": model.host_bytes,
+        "autoscale": wish.scaling,
+        "at_unix_s": wish.at_unix_s,
+    }
+
+
+def _replica(one: Replica) -> ReplicaShown:
+    return ReplicaShown(
+        name=one.name,
+        id=one.id,
+        version=one.version,
+        node=one.node,
+        devices=one.devices,
+        level=one.level.word,
+        phase=str(one.phase),
+        running=one.running,
+        since_unix_s=one.since_s,
+    )
+
+
+def node_shown(record: NodeRecord) -> NodeShown:
+    node = record.node
+    return NodeShown(
+        name=node.name,
+        alive=node.alive,
+        devices=tuple(_memory(name, memory) for name, memory in sorted(node.devices.items())),
+        host=_memory("host", node.host),
+        replicas=tuple(map(_replica, record.replicas)),
+        agent_host=record.host,
+        agent_pid=record.pid,
+        told_unix_s=record.at_unix_s or None,
+    )
+
+
+def _memory(name: str, memory: Memory) -> MemoryShown:
+    leases = dict(memory.leases)
+    return MemoryShown(name=name, total_bytes=memory.total_bytes, leased_bytes=sum(leases.values()), leases=leases)
+
+
+# -- for people
+
+
+def show_models(screen: Screen, models: Sequence[ModelShown], now_s: float) -> None:
+    screen.terminal.table(MODELS, [_model_row(one, now_s) for one in models], right=("wanted", "hot", "warm"))
+    for one in models:
+        if one.unmet:
+            screen.line(f"  {one.key}: {one.unmet}", style="yellow")
+    rows = [_replica_row(each, one.version, now_s) for one in models for each in one.replicas]
+    if rows:
+        screen.line()
+        screen.terminal.table(REPLICAS, rows, right=("running",))
+
+
+def _model_row(one: ModelShown, now_s: float) -> list[Cell]:
+    if one.wanted is None or one.floor is None or one.at_unix_s is None:
+        return [(one.key, ""), ("forgotten; its replicas leave", "yellow")]
+    colour = "green" if one.hot == one.wanted else "yellow"
+    told = (one.floor, "") if one.autoscale is None else (f"{one.floor}, autoscaled", "")
+    counts: list[Cell] = [(str(one.wanted), ""), (str(one.hot), colour), (str(one.warm), "")]
+    names: list[Cell] = [(one.key, ""), (one.name or "", ""), (one.version or "", "")]
+    return [*names, *counts, told, (age(now_s - one.at_unix_s), "")]
+
+
+def _replica_row(one: ReplicaShown, version: str | None, now_s: float) -> list[Cell]:
+    return [
+        (one.name, ""),
+        (" ".join((one.node, *one.devices)), ""),
+        (one.level, ""),
+        (one.phase, COLOURS.get(Phase(one.phase), "yellow")),
+        (str(one.running), ""),
+        (age(now_s - one.since_unix_s) if one.since_unix_s else "", ""),
+        (one.version, "" if one.version == version else "yellow"),
+    ]
+
+
+def show_nodes(screen: Screen, nodes: Sequence[NodeShown], now_s: float) -> None:
+    """A line for each device, and one for its host's memory."""
+    rows = [row for node in nodes for row in _node_rows(node, now_s)]
+    screen.terminal.table(NODES, rows, right=("leased", "total", "replicas"))
+
+
+def _node_rows(node: NodeShown, now_s: float) -> list[list[Cell]]:
+    agent = f"{node.agent_host} pid {node.agent_pid}" if node.agent_pid else ""
+    told = f"{age(now_s - node.told_unix_s)} ago" if node.told_unix_s is not None else ""
+    rows = []
+    for place, memory in enumerate((*node.devices, node.host)):
+        here = sum(name in memory.leases for name in (one.name for one in node.replicas))
+        full = "yellow" if memory.leased_bytes > memory.total_bytes else ""
+        size: list[Cell] = [(_gib(memory.leased_bytes), full), (_gib(memory.total_bytes), ""), (str(here), "")]
+        whose: list[Cell] = [(node.name if not place else "", "" if node.alive else "red"), (memory.name, "")]
+        rows.append([*whose, *size, (agent if not place else "", ""), (told if not place else "", "")])
+    return rows
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f} GiB"

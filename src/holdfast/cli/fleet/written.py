@@ -1,0 +1,239 @@
+"""A model as a manifest: from the words of `holdfast deploy` to text, or a file's; and all that is wrong with it.
+
+There is one way from a wish to processes, `spec.manifest`: options are written down as the manifest that says the same,
+and what is wrong with that is told under the option that says it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.cli.deployments.files import shaped
+from holdfast.core.errors import Refused
+from holdfast.roles.engines import memory_needed
+from holdfast.roles.model_names import named
+from holdfast.spec.arguments import Options, kind_of, takes_many
+from holdfast.spec.engines import REAL
+from holdfast.spec.launch import WorkerLaunch
+from holdfast.spec.manifest.addresses import address_of
+from holdfast.spec.manifest.checking import check
+from holdfast.spec.manifest.fleet import Autoscale, Fleet
+from holdfast.spec.manifest.local import Machine, worker_of
+from holdfast.spec.manifest.parts import Section
+from holdfast.spec.manifest.pods import pods
+from holdfast.spec.manifest.problems import Problem
+from holdfast.spec.manifest.rules import Finding, Findings, Rules
+from holdfast.spec.manifest.types import API_VERSION, KIND, WORKER, Manifest, Service
+from holdfast.spec.manifest.whole import findings
+from holdfast.spec.manifest.writing import in_yaml, plain
+from holdfast.spec.names import check_process_name
+from holdfast.spec.settings import Setting, all_settings, fields_of
+
+KEY = re.compile(r"[a-z0-9]([a-z0-9-]{0,28}[a-z0-9])?")
+KEY_WORDS = "1 to 30 of a-z, 0-9 and '-', with no '-' at either end"
+SERIAL = 99_999  # a replica's, with more digits than one is likely to have
+OWN = {
+    "replicas": "--wanted",
+    "modelName": "--served-name",
+    "resources.limits.gpu": "--devices",
+    "failover.numShadows": "--standbys",
+}
+NO_FRONTEND = "spec.services"  # a fleet has frontends of its own
+UNKNOWN = "how much memory it takes on each device is not known"
+MEMORY_MENDS = {
+    "torch": "say --kv-gib, if the model is on this machine, or --memory-gib",
+    "vllm": "say --memory-gib, or name the model's directory",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelText:
+    """A manifest of one worker, that can be."""
+
+    text: str
+    manifest: Manifest
+    launch: WorkerLaunch
+
+    @property
+    def key(self) -> str:
+        return next(iter(self.manifest.spec.services))
+
+    @property
+    def service(self) -> Service:
+        return self.manifest.spec.services[self.key]
+
+    @property
+    def version(self) -> str:
+        return address_of(self.manifest, self.key).hash8
+
+    @property
+    def name(self) -> str:
+        """By which clients ask for it."""
+        return named(self.launch.engine, self.launch.source, self.launch.model)[1]
+
+    @property
+    def counts(self) -> bool:
+        """Whether it says how many are wanted now."""
+        return "replicas" in plain(self.text)["spec"]["services"][self.key]
+
+    @property
+    def needed_bytes(self) -> int:
+        """On each device, where the manifest does not say."""
+        return 0 if self.service.fleet.memory_gib else memory_needed(self.launch)
+
+
+# -- a file
+
+
+def from_file(file: Path | None, machine: Machine) -> ModelText:
+    """Refused, after every mistake was told by line."""
+    written = shaped("deploy", file, rules(machine), hushed=(NO_FRONTEND,))
+    return _made(written.text, written.manifest, machine)
+
+
+def rules(machine: Machine) -> Rules:
+    return (one_worker, named_well, partial(findings, machine=machine), partial(known_memory, machine=machine))
+
+
+def one_worker(manifest: Manifest) -> Findings:
+    services = manifest.spec.services
+    if len(services) != 1 or not manifest.of_type(WORKER):
+        mend = "a fleet has frontends and a control of its own; leave those out, and deploy models one by one"
+        yield Finding(("spec", "services"), "a model is exactly one worker service", mend=mend)
+
+
+def named_well(manifest: Manifest) -> Findings:
+    for pod in pods(manifest):
+        at = ("spec", "services", pod.service)
+        if not KEY.fullmatch(pod.service):
+            yield Finding(at, f"a model's key is {KEY_WORDS}, got {pod.service!r}")
+            continue
+        try:
+            check_process_name(f"{pod.replica(SERIAL)}-engine-0")
+        except ValueError:
+            over = len(f"{pod.replica(SERIAL)}-engine-0") - 63
+            what = f"its processes' names begin with {manifest.name}-{pod.service}, which is {over} too long"
+            yield Finding(at, what, mend="give it a shorter one")
+
+
+def known_memory(manifest: Manifest, machine: Machine) -> Findings:
+    """What it takes of a device is a lease, so it must be known; and on how many it can be."""
+    for pod in pods(manifest):
+        service, at = manifest.spec.services[pod.service], ("spec", "services", pod.service)
+        try:
+            launch = worker_of(pod, machine)
+        except Refused:  # that is told by itself
+            continue
+        if launch.engine not in REAL and service.gpus > 1:
+            what = f"the simulator has one device, and not {service.gpus}"
+            yield Finding((*at, "resources", "limits", "gpu"), what, mend="leave it out")
+        if not service.fleet.memory_gib and not memory_needed(launch):
+            mend = MEMORY_MENDS.get(launch.engine, "give it")
+            yield Finding((*at, "fleet", "memoryGib"), UNKNOWN, mend=mend)
+
+
+def _made(text: str, manifest: Manifest, machine: Machine) -> ModelText:
+    (pod,) = pods(manifest)
+    return ModelText(text, manifest, worker_of(pod, machine))
+
+
+# -- options
+
+
+def from_words(
+    deployment: str, key: str, said: Mapping[str, Any], machine: Machine
+) -> tuple[ModelText | None, list[str]]:
+    """`said`: the fields of its service. Else every mistake, each under its option."""
+    wrong = [] if KEY.fullmatch(key) else [f"KEY must be {KEY_WORDS}, got {key!r}"]
+    service = key if not wrong else "model"
+    text = _text(deployment, service, said)
+    checked = check(text.encode(), rules(machine))
+    wrong += [told(problem, service) for problem in checked.problems]
+    if checked.manifest is None:  # what is wrong with its numbers hides what is wrong with where it runs
+        size = {name: value for name, value in said.get("fleet", {}).items() if name == "memoryGib"}
+        rest = _text(deployment, service, {**said, "replicas": 1, "fleet": size})
+        wrong += [told(problem, service) for problem in check(rest.encode(), rules(machine)).problems]
+    if wrong or checked.manifest is None:
+        return None, list(dict.fromkeys(wrong))
+    return _made(text, checked.manifest, machine), []
+
+
+def _text(deployment: str, key: str, service: Mapping[str, Any]) -> str:
+    services = {key: {"componentType": WORKER, **service}}
+    whose = {"metadata": {"name": deployment}, "spec": {"services": services}}
+    return in_yaml({"apiVersion": API_VERSION, "kind": KIND, **whose})
+
+
+def idle_words(fleet: Fleet) -> list[str]:
+    """What was said of scaling though nobody scales."""
+    scaling = fleet.autoscale
+    if scaling.enabled:
+        return []
+    said = [one for one in fields_of(Autoscale, scaling) if one.default != getattr(Fleet().autoscale, one.name)]
+    return [f"{one.flag} does nothing without --autoscale; leave it out, or say that, too" for one in said]
+
+
+def told(problem: Problem, key: str) -> str:
+    """What is wrong, under the option that says it."""
+    path = problem.path.removeprefix(f"spec.services.{key}").removeprefix(".")
+    flag = flags().get(path, "")
+    if problem.path == "metadata.name":
+        flag = "--deployment"
+    elif problem.path == f"spec.services.{key}":
+        flag = "KEY"
+    words = problem.what + (f"; {problem.mend}" if problem.mend else "")
+    return f"{flag}: {words}" if flag else words
+
+
+def flags() -> dict[str, str]:
+    """By the path of a service's field, the option that says it."""
+    found = dict(OWN)
+    for kind, path in ((Fleet, "fleet."), (Autoscale, "fleet.autoscale.")):
+        for one in fields_of(kind):
+            found[path + _written(kind, one)] = one.flag
+    return found
+
+
+def _written(kind: type[Section], setting: Setting) -> str:
+    by_name = {one.name: one.encode_name for one in msgspec.structs.fields(kind)}
+    return by_name[setting.name]
+
+
+def as_section(value: Section) -> dict[str, Any]:
+    """What was said of it, as a manifest has it."""
+    plainly: dict[str, Any] = {}
+    for one in msgspec.structs.fields(value):
+        own = getattr(value, one.name)
+        if isinstance(own, Section):
+            if own != one.default:
+                plainly[one.encode_name] = as_section(own)
+        elif own != one.default:
+            plainly[one.encode_name] = list(own) if isinstance(own, tuple) else own
+    return plainly
+
+
+def as_words(pattern: WorkerLaunch, asked: WorkerLaunch, options: Options) -> list[str]:
+    """What follows `holdfast worker` to say the same: what differs from where nothing is said. `options`: of the
+    command that was said, by flag."""
+    words = ["--engine", asked.engine]
+    before = {one.path: one.default for one in all_settings(pattern)}
+    after = {one.path: one.default for one in all_settings(asked)}
+    for flag, one in options.items():
+        path = one.path[1:]
+        if one.path[0] != "worker" or flag == "--engine" or after[path] == before[path]:
+            continue
+        value = after[path]
+        if kind_of(one) is bool:
+            on, _, off = one.flag.partition("/")
+            words.append(on if value or not off else off)
+        else:
+            values = value if takes_many(one) else (value,)
+            words += [f"{flag}={each:g}" if isinstance(each, float) else f"{flag}={each}" for each in values]
+    return words

@@ -1,0 +1,280 @@
+"""`holdfast scale`, `evict`, `models` and `nodes` on a real store, in which the test tells what nodes would; and what
+`--wait` waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from fleet_rig import DEPLOYMENT, GIB, SIM, Desk, Told, desk_at, replica
+
+from holdfast.cli.fleet import hope
+from holdfast.core.errors import REFUSED
+from holdfast.fleet.actions import Tries
+from holdfast.fleet.desired import Level
+from holdfast.fleet.observed import Phase
+
+SIZE = ("--memory-gib", "1")
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    """With a model of which two are wanted."""
+    async with desk_at(tmp_path) as made:
+        done = await made.say("deploy", "tiny", *SIM, *SIZE, "--max", "4", "--wanted", "2")
+        assert done.returncode == 0, done
+        yield made
+
+
+async def test_a_model_is_scaled_within_its_bounds(desk: Desk) -> None:
+    """Only the number is another; who wants more is told what to ask for."""
+    before = await desk.wished("tiny")
+    done = await desk.say("scale", "tiny", "4")
+    assert (done.returncode, done.stdout) == (0, "model tiny: 4 wanted\n"), done
+    after = await desk.wished("tiny")
+    assert (after.model.wanted, after.model.version, after.model.generation) == (4, before.model.version, 2)
+    more = await desk.say("scale", "tiny", "5")
+    assert more.returncode == 1
+    assert "tiny has 4 replicas at most; deploy it with --max 5 for more" in more.stderr
+    negative = await desk.say("scale", "tiny", "257")
+    assert (negative.returncode, "must be 0 to 256" in negative.stderr) == (REFUSED, True), negative
+    missing = await desk.say("scale", "tiny")
+    assert (missing.returncode, "needs replicas" in missing.stderr) == (2, True), missing
+    wrong = await desk.say("scale", "tny", "1")
+    assert (wrong.returncode, "there is no model 'tny'; did you mean tiny?" in wrong.stderr) == (1, True), wrong
+    kept = await desk.say("deploy", "kept", *SIM, *SIZE, "--min", "1", "--max", "2")
+    assert kept.returncode == 0, kept
+    fewer = await desk.say("scale", "kept", "0")
+    assert "kept has 1 HOT replicas at least; deploy it with --min 0 for fewer" in fewer.stderr
+    warm = ("--min", "1", "--max", "2", "--floor", "warm", "--host-gib", "1", "--autoscale")
+    assert (await desk.say("deploy", "kept", *SIM, *SIZE, *warm)).returncode == 0
+    none = await desk.say("scale", "kept", "0")
+    assert none.stdout == "model kept: 0 wanted, until its traffic says otherwise: it is autoscaled\n"
+
+
+async def test_an_evicted_model_stays_known(desk: Desk) -> None:
+    """None is wanted and none is kept; it can be asked for again, until it is forgotten."""
+    wish = await desk.wished("tiny")
+    await desk.node("n1", [replica(wish, 1)])
+    done = await desk.say("evict", "tiny")
+    told = "model tiny evicted: none wanted, none kept; its 1 replica leaves when requests have ended\n"
+    assert (done.returncode, done.stdout) == (0, told), done
+    model = (await desk.wished("tiny")).model
+    assert (model.wanted, model.floor, model.kept) == (0, Level.COLD, 0)
+    assert (await desk.say("scale", "tiny", "1")).returncode == 0
+    gone = await desk.say("evict", "tiny", "--forget", "--json")
+    assert (gone.returncode, gone.object["wanted"], gone.object["hot"]) == (0, None, 1), gone
+    assert await desk.wish("tiny") is None
+    assert "tiny   forgotten; its replicas leave" in (await desk.say("models")).stdout
+    again = await desk.say("scale", "tiny", "1")
+    assert (again.returncode, "there is no model 'tiny'" in again.stderr) == (1, True), again
+    await desk.node("n1")
+    assert "there is no model 'tiny'; `holdfast deploy` asks for one" in (await desk.say("evict", "tiny")).stderr
+
+
+async def test_models_are_shown_with_their_replicas(desk: Desk) -> None:
+    """What is wanted, what is there by name, and what is missing; one alone, and as JSON."""
+    wish = await desk.wished("tiny")
+    assert (await desk.say("deploy", "other", *SIM, *SIZE)).returncode == 0
+    other = replica(await desk.wished("other"), 4, running=3, version="00000000")
+    warm = replica(wish, 2, level=Level.WARM, devices=())
+    await desk.node("n1", [replica(wish, 1), other, warm])
+    await desk.book(unmet={"tiny": "there is no room for it"})
+    shown = (await desk.say("models")).stdout.splitlines()
+    assert shown[0].split() == ["model", "name", "version", "wanted", "hot", "warm", "floor", "age"]
+    assert shown[1].split()[:6] == ["other", "other", (await desk.wished("other")).model.version, "1", "1", "0"]
+    assert shown[2].split()[:7] == ["tiny", "tiny", wish.model.version, "2", "1", "1", "COLD"]
+    assert shown[3] == "  tiny: there is no room for it"
+    assert shown[5].split() == ["replica", "node", "level", "phase", "running", "since", "version"]
+    assert shown[6].split()[:6] == ["ModelActor:other:r4", "n1", "host-1", "HOT", "ready", "3"]
+    assert shown[8].split()[:4] == ["ModelActor:tiny:r2", "n1", "WARM", "ready"]
+    one = (await desk.say("models", "tiny", "--json")).object
+    assert (one["hot"], one["warm"], one["wanted"], one["unmet"]) == (1, 1, 2, "there is no room for it")
+    assert [each["name"] for each in one["replicas"]] == ["ModelActor:tiny:r1", "ModelActor:tiny:r2"]
+    assert [each["key"] for each in (await desk.say("models", "--json")).object] == ["other", "tiny"]
+    wrong = await desk.say("models", "nobody")
+    assert "there is no model 'nobody'; there are other, tiny" in wrong.stderr
+
+
+async def test_nodes_are_shown_with_their_leases(desk: Desk) -> None:
+    """Each device and the host: what it has, what was leased, to how many; and who tells it."""
+    wish = await desk.wished("tiny")
+    await desk.node("n1", [replica(wish, 1)])
+    await desk.node("n2", gib=2)
+    shown = (await desk.say("nodes")).stdout.splitlines()
+    assert shown[0].split() == ["node", "device", "leased", "total", "replicas", "agent", "told"]
+    assert shown[1].split() == ["n1", "host-1", "1.00", "GiB", "8.00", "GiB", "1", "here", "pid", "7"]
+    assert shown[2].split() == ["host", "0.00", "GiB", "16.00", "GiB", "0"]
+    assert shown[3].split()[:6] == ["n2", "host-1", "0.00", "GiB", "2.00", "GiB"]
+    first, second = (await desk.say("nodes", "--json")).object
+    assert first["devices"][0]["leases"] == {"ModelActor:tiny:r1": GIB}
+    assert (first["agent_pid"], first["agent_host"], second["devices"][0]["total_bytes"]) == (7, "here", 2 * GIB)
+    assert [one["id"] for one in first["replicas"]] == ["r1"]
+
+
+async def test_nobody_to_carry_it_out_is_told(desk: Desk) -> None:
+    """No node, or nobody who decides."""
+    await desk.store.delete(f"v1/controls/{DEPLOYMENT}/control-1-1", 10.0)
+    assert "nobody decides for local: no control of it runs" in (await desk.say("models")).stdout
+    await desk.store.delete(f"v1/nodes/{DEPLOYMENT}/n1", 10.0)
+    assert "no node of local is there: `holdfast up --backend local`" in (await desk.say("nodes")).stdout
+    late = await desk.say("deploy", "late", *SIM)
+    assert late.returncode == 0, "the fleet is known, and its nodes may come back"
+    assert "late: warning: no node of local is there" in late.stderr
+
+
+async def test_which_fleet_is_asked_where_there_are_several(desk: Desk) -> None:
+    """The usual one, the one that is named, or the only one."""
+    assert (await desk.say("models", "tiny")).returncode == 0
+    await desk.store.put("v1/models/a/x", b"{}", 10.0)
+    assert (await desk.say("models", "tiny")).returncode == 0, "by $DYN_NAMESPACE, which is local by default"
+    desk.env["DYN_NAMESPACE"] = "nobody"
+    assert "which fleet? There are a, local; say it with --deployment" in (await desk.say("models")).stderr
+    assert (await desk.say("models", "tiny", "--deployment", "local")).returncode == 0
+
+
+# -- waiting
+
+
+@contextlib.asynccontextmanager
+async def waiting(desk: Desk, *words: str) -> AsyncIterator[asyncio.Task[Told]]:
+    """A command that waits, in a process of its own; from when it does."""
+    command = (sys.executable, "-m", "holdfast", *words, "--wait", "--store", desk.url)
+    pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE, "env": desk.env}
+    process = await asyncio.create_subprocess_exec(*command, **pipes)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    said = process.stderr if "--json" in words else process.stdout
+    try:
+        async with asyncio.timeout(60.0):
+            while b"waiting for" not in (line := await said.readline()):
+                assert line, await process.communicate()
+
+        async def told() -> Told:
+            async with asyncio.timeout(60.0):
+                out, err = await process.communicate()
+            assert process.returncode is not None
+            return Told(words, process.returncode, out.decode(), err.decode())
+
+        async with asyncio.TaskGroup() as tasks:
+            yield tasks.create_task(told())
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_it_waits_until_as_many_are_hot(desk: Desk) -> None:
+    """Of this version, ready, and no more than are wanted."""
+    async with waiting(desk, "scale", "tiny", "1", "--json") as ended:
+        wish = await desk.wished("tiny")
+        await desk.node("n1", [replica(wish, 1, Phase.PROVISIONING)])
+        await desk.node("n1", [replica(wish, 1), replica(wish, 2, Phase.DRAINING)])
+        await desk.node("n1", [replica(wish, 1, version="00000000")])
+        assert not ended.done()
+        await desk.node("n1", [replica(wish, 1)])
+        done = await ended
+    assert (done.returncode, done.object["hot"]) == (0, 1), done
+    assert done.stderr.endswith(f"tiny: 1 of 1 HOT, version {wish.model.version}\n"), done
+
+
+async def test_an_eviction_is_waited_for(desk: Desk) -> None:
+    """Until none is HOT, or of one that was forgotten none is left at all."""
+    wish = await desk.wished("tiny")
+    warm = replica(wish, 2, level=Level.WARM, devices=())
+    await desk.node("n1", [replica(wish, 1), warm])
+    async with waiting(desk, "evict", "tiny") as ended:
+        await desk.node("n1", [warm])
+        assert (await ended).returncode == 0
+    async with waiting(desk, "evict", "tiny", "--forget") as ended:
+        await desk.node("n1")
+        done = await ended
+    assert (done.returncode, done.stdout.endswith("tiny: nothing of it is left\n")) == (0, True), done
+
+
+async def test_what_cannot_be_is_told_at_once(desk: Desk) -> None:
+    """Memory that no node has, however long one waits; for programs with how it is."""
+    large = await desk.say("deploy", "large", *SIM, "--memory-gib", "6", "--wanted", "2", "--wait", "--json")
+    assert (large.returncode, large.object["hot"]) == (1, 0)
+    assert "2 are wanted, and all nodes together could hold 1, of 6.00 GiB" in large.stderr
+
+
+async def test_what_fails_again_and_again_is_told_with_why(desk: Desk) -> None:
+    """As its node says it; what failed before is not counted."""
+    await desk.book(tries={"place/tiny": Tries(7, 1.0)})
+    async with waiting(desk, "scale", "tiny", "3") as ended:
+        await desk.book(tries={"place/tiny": Tries(9, 3.0)})
+        await desk.node("n1", answers={"place/ModelActor:tiny:r9/0.1": "cannot be started: no such model"})
+        assert not ended.done()
+        await desk.book(tries={"place/tiny": Tries(1, 4.0)})
+        done = await ended
+    assert done.returncode == 1
+    assert "tiny failed to start 3 times: cannot be started: no such model" in done.stderr, done
+
+
+async def test_what_stays_as_it_is_is_told_after_a_while(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same reason with nobody on the way, or nobody there to carry it out."""
+    monkeypatch.setattr(hope, "STUCK_S", 0.0)
+    await desk.book(unmet={"tiny": "there is no room for it"})
+    stuck = await desk.say("scale", "tiny", "3", "--wait")
+    assert (stuck.returncode, stuck.stderr) == (1, "holdfast: tiny: there is no room for it\n"), stuck
+    monkeypatch.setattr(hope, "QUIET_S", 0.0)
+    await desk.book()
+    await desk.store.delete(f"v1/controls/{DEPLOYMENT}/control-1-1", 10.0)
+    quiet = await desk.say("scale", "tiny", "2", "--wait")
+    assert (quiet.returncode, "nobody decides for local" in quiet.stderr) == (1, True), quiet
+
+
+async def test_who_waits_hears_of_others(desk: Desk) -> None:
+    """One that was forgotten, or is another version by now, will not come."""
+    async with waiting(desk, "scale", "tiny", "1") as ended:
+        assert (await desk.say("deploy", "tiny", *SIM, "--memory-gib", "2")).returncode == 0
+        assert "tiny was deployed anew, as version " in (await ended).stderr
+    async with waiting(desk, "scale", "tiny", "1", "--timeout", "0") as ended:
+        assert (await desk.say("evict", "tiny", "--forget")).returncode == 0
+        assert "tiny was forgotten" in (await ended).stderr
+
+
+async def test_waiting_has_an_end(desk: Desk) -> None:
+    """After its time it says that it goes on without us; so does Ctrl-C, and the wish stands."""
+    late = await desk.say("scale", "tiny", "1", "--wait", "--timeout", "100ms")
+    assert late.returncode == 1
+    assert "timed out after 0.1 s; it goes on without you: `holdfast models tiny` shows how far it is" in late.stderr
+    words = (sys.executable, "-m", "holdfast", "scale", "tiny", "2", "--wait", "--store", desk.url)
+    how = {"stdout": asyncio.subprocess.PIPE, "env": desk.env, "preexec_fn": _heeds_ctrl_c}
+    process = await asyncio.create_subprocess_exec(*words, **how)
+    assert process.stdout is not None
+    async with asyncio.timeout(60.0):
+        while b"waiting for tiny" not in (line := await process.stdout.readline()):
+            assert line
+        process.send_signal(signal.SIGINT)
+        rest, _ = await process.communicate()
+    assert process.returncode == 130
+    assert b"it goes on without you" in rest
+    assert (await desk.wished("tiny")).model.wanted == 2
+
+
+def _heeds_ctrl_c() -> None:
+    """Who runs tests in the background has it ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+async def test_models_are_watched(desk: Desk) -> None:
+    """As JSON a line for every change."""
+    words = (sys.executable, "-m", "holdfast", "models", "tiny", "--watch", "--json", "--store", desk.url)
+    process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, env=desk.env)
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(60.0):
+            assert json.loads(await process.stdout.readline())["wanted"] == 2
+            assert (await desk.say("scale", "tiny", "3")).returncode == 0
+            assert json.loads(await process.stdout.readline())["wanted"] == 3
+    finally:
+        process.kill()
+        await process.wait()

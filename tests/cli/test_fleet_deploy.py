@@ -1,0 +1,218 @@
+"""`holdfast deploy`: from its words, or a file, to what stands in a real store; and all that is wrong with them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from fleet_rig import DEPLOYMENT, GIB, SIM, Desk, desk_at
+
+from holdfast.core.errors import REFUSED
+from holdfast.fleet.desired import Level
+from holdfast.fleet.scaling import Scaling
+from holdfast.spec.deployment import seat_at
+from holdfast.spec.launch import VaultLaunch, WorkerLaunch
+from holdfast.spec.manifest.checking import check
+from holdfast.spec.manifest.local import Machine, replica_launches
+from holdfast.spec.manifest.pods import pods
+
+FILE = """
+apiVersion: nvidia.com/v1alpha1
+kind: DynamoGraphDeployment
+metadata: {name: local}
+spec:
+  services:
+    words:
+      componentType: worker
+      resources: {limits: {gpu: "1"}}
+      failover: {enabled: true}
+      extraPodSpec: {mainContainer: {args: [--engine, sim, --sim-revision, "1"]}}
+      fleet: {replicasMax: 3, floor: warm, hostGib: 0.5, autoscale: {enabled: true, idleSeconds: 60}}
+"""
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    async with desk_at(tmp_path) as made:
+        yield made
+
+
+async def test_words_become_a_wish(desk: Desk) -> None:
+    """With all that was said of it, the version that its pods have, and a manifest that makes its processes."""
+    words = ("--min", "1", "--max", "4", "--wanted", "2", "--floor", "warm", "--host-gib", "0.25", "--dedicated")
+    words += ("--node", "n1", "--per-node", "2", "--memory-gib", "1.5", "--sim-tpot-ms", "2.5", "--allow-chaos")
+    done = await desk.say("deploy", "tiny", *SIM, *words, "--served-name", "small words", "--standbys", "0")
+    assert done.returncode == 0, done
+    wish = await desk.wished("tiny")
+    assert done.stdout == f"model tiny deployed: version {wish.model.version}, 2 wanted, served as small words\n"
+    model = wish.model
+    assert (wish.name, wish.scaling, model.generation) == ("small words", None, 1)
+    assert (model.replicas_min, model.replicas_max, model.wanted, model.floor) == (1, 4, 2, Level.WARM)
+    assert (model.dedicated, model.nodes, model.per_node_max, model.devices) == (True, frozenset({"n1"}), 2, 1)
+    assert (model.device_bytes, model.host_bytes) == (3 * GIB // 2, GIB // 4)
+    manifest = check(wish.manifest.encode()).manifest
+    assert manifest is not None
+    (pod,) = pods(manifest)
+    assert (pod.service, pod.namespace) == ("tiny", f"{DEPLOYMENT}-{model.version}")
+    vault, engine = replica_launches(pod, pod.replica(7), [seat_at((), 0)], Machine(Path("/tmp/x"), {"HOME": "/"}))
+    assert isinstance(vault, VaultLaunch), "also without a standby its memory outlives it"
+    assert isinstance(engine, WorkerLaunch)
+    assert (engine.name, engine.model) == (f"local-tiny-{model.version}-7-engine-0", "small words")
+    assert (engine.sim.tpot_ms, engine.sim.vault_gib, engine.allow_chaos) == (2.5, 0.5, True)
+
+
+async def test_a_real_model_is_measured_or_must_be_told(desk: Desk, tmp_path: Path) -> None:
+    """From its shape and its pool, if it is at hand; paths are whole, since engines start elsewhere."""
+    done = await desk.say("deploy", "tiny", "--model", "tiny", "--kv-gib", "0.25", "--context", "512")
+    assert done.returncode == 0, done
+    wish = await desk.wished("tiny")
+    assert wish.model.device_bytes > GIB // 4
+    unknown = await desk.say("deploy", "other", "--model", "./nowhere")
+    assert (unknown.returncode, unknown.stdout) == (REFUSED, "")
+    why = "other: --memory-gib: how much memory it takes on each device is not known; "
+    assert unknown.stderr.startswith(f"{why}say --kv-gib, if the model is on this machine, or --memory-gib\n")
+    assert await desk.wish("other") is None
+    known = await desk.say("deploy", "other", "--model", "./nowhere", "--memory-gib", "4")
+    assert known.returncode == 0, known
+    assert f"--model={Path.cwd()}/nowhere" in (await desk.wished("other")).manifest
+
+
+async def test_scaling_has_its_words(desk: Desk) -> None:
+    """All of them; and none does anything by itself."""
+    words = "--scale-wait-s 1 --scale-kv-high 0.8 --scale-kv-low 0.4 --scale-up-after-s 2 --scale-down-after-s 3"
+    words += " --scale-up-every-s 4 --scale-down-every-s 5 --scale-idle-s 6 --scale-devices-max 2"
+    idle = await desk.say("deploy", "tiny", *SIM, *words.split())
+    assert idle.returncode == REFUSED, idle
+    assert idle.stderr.count(" does nothing without --autoscale; leave it out, or say that, too\n") == 9
+    done = await desk.say("deploy", "tiny", *SIM, "--max", "2", "--autoscale", *words.split())
+    assert done.returncode == 0, done
+    times = {"high_s": 2.0, "low_s": 3.0, "step_up_s": 4.0, "step_down_s": 5.0, "idle_s": 6.0}
+    said = Scaling(wait_s_max=1.0, kv_high=0.8, kv_low=0.4, devices_max=2, **times)
+    assert (await desk.wished("tiny")).scaling == said
+
+
+async def test_every_mistake_is_told_at_once(desk: Desk) -> None:
+    """Each under its option, with the mend; and nothing is asked for."""
+    words = ("--min", "3", "--max", "2", "--wanted", "5", "--floor", "warm", "--memory-gib", "1", "--devices", "2")
+    wrong = await desk.say("deploy", "Tiny_Model", *SIM, *words, "--chat-template", "/nowhere")
+    assert (wrong.returncode, wrong.stdout) == (REFUSED, ""), wrong
+    told = [line.removeprefix("Tiny_Model: ") for line in wrong.stderr.splitlines()]
+    assert sorted(told) == [
+        "--chat-template /nowhere cannot be read: No such file or directory",
+        "--devices: the simulator has one device, and not 2; leave it out",
+        "--host-gib: a floor of WARM needs host memory, and nobody says how much; give what the weights take, e.g. 16",
+        "--max: must be 3 or more, as many as at least, got 2; leave it out, or ask for fewer at least",
+        "--wanted: 5 are wanted, and 2 may be; want 2, or allow 5",
+        "KEY must be 1 to 30 of a-z, 0-9 and '-', with no '-' at either end, got 'Tiny_Model'",
+        "holdfast: Tiny_Model cannot be deployed: 6 mistakes",
+    ]
+    assert await desk.wish("Tiny_Model") is None
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        ("deploy", 2, "`holdfast deploy` needs KEY, what the model is called, or -f FILE"),
+        ("deploy a --engine sim --kv-gib 1", REFUSED, "--kv-gib is for --engine torch or vllm and does nothing"),
+        ("deploy a --engine sim --min 1 --floor cold", REFUSED, "--min: on disk there are no replicas"),
+        ("deploy a --engine sim --standbys 2", REFUSED, "--standbys must be 0 to 1, got 2"),
+        ("deploy a --engine sim --floor tepid", 2, "--floor must be one of hot, warm, cold, got 'tepid'"),
+        ("deploy a --engine sim --deployment elsewhere", 1, "there is no fleet 'elsewhere'; there is local"),
+        ("deploy a --engine sim --timeout soon", 2, "--timeout is a time such as 90s, 1m30s or 2h; got 'soon'"),
+        ("deploy a --engine sim --device cuda-0", 2, "`holdfast deploy` has no option --device"),
+        ("deploy -f FILE --wanted 2", REFUSED, "--wanted is for the manifest to say"),
+        ("deploy other -f FILE", REFUSED, "KEY is other, and the service in"),
+    ],
+)
+async def test_mistakes_of_one_word(desk: Desk, words: str, status: int, said: str) -> None:
+    """They are refused as everywhere."""
+    file = desk.folder / "m.yaml"
+    file.write_text(FILE)
+    wrong = await desk.say(*words.replace("FILE", str(file)).split())
+    assert (wrong.returncode, wrong.stdout) == (status, ""), wrong
+    assert said in wrong.stderr
+
+
+async def test_a_file_says_the_same(desk: Desk) -> None:
+    """A manifest of one worker; one of anything else is told what a model is."""
+    file = desk.folder / "m.yaml"
+    file.write_text(FILE)
+    done = await desk.say("deploy", "-f", str(file))
+    assert (done.returncode, done.stderr) == (0, ""), done
+    wish = await desk.wished("words")
+    assert (wish.name, wish.manifest, wish.model.replicas_max) == ("holdfast-sim", FILE, 3)
+    assert (wish.model.floor, wish.scaling) == (Level.WARM, Scaling(idle_s=60.0))
+    file.write_text(FILE + "    Frontend: {componentType: frontend}\n")
+    two = await desk.say("deploy", "-f", str(file))
+    assert two.returncode == REFUSED
+    assert "spec.services: a model is exactly one worker service; a fleet has frontends" in two.stderr
+    assert "spec.services.Frontend: a model's key is 1 to 30 of a-z, 0-9 and '-'" in two.stderr
+    file.write_text(FILE.replace("words:", "w" * 31 + ":").replace("hostGib: 0.5, ", ""))
+    wrong = await desk.say("deploy", "-f", str(file))
+    assert "fleet.hostGib: a floor of WARM needs host memory" in wrong.stderr, "before where it runs is looked at"
+
+
+async def test_deployed_again_it_is_changed(desk: Desk) -> None:
+    """The same is no change; another number is no other version, another engine or memory is; a number that nobody
+    says stays as it was."""
+    first = await desk.say("deploy", "tiny", *SIM, "--max", "4", "--wanted", "3")
+    before = await desk.wished("tiny")
+    version = before.model.version
+    same = await desk.say("deploy", "tiny", *SIM, "--max", "4")
+    assert same.stdout == f"model tiny unchanged: version {version}, 3 wanted, served as tiny\n", (first, same)
+    assert await desk.wished("tiny") == before
+    fewer = await desk.say("deploy", "tiny", *SIM, "--max", "2", "--sim-jitter", "0.1")
+    assert fewer.stdout == f"model tiny changed: the same version {version}, 2 wanted, served as tiny\n"
+    other = await desk.say("deploy", "tiny", *SIM, "--max", "2", "--sim-revision", "2")
+    after = await desk.wished("tiny")
+    changed = f"version {after.model.version} in place of {version}, 2 wanted, served as tiny"
+    assert other.stdout == f"model tiny changed: {changed}\n"
+    assert (after.model.generation, after.model.version == version) == (3, False)
+    await desk.say("deploy", "tiny", *SIM, "--max", "2", "--sim-revision", "2", "--memory-gib", "2")
+    assert (await desk.wished("tiny")).model.version not in (version, after.model.version)
+
+
+async def test_two_models_have_two_names(desk: Desk) -> None:
+    """Clients could not say which one they mean."""
+    assert (await desk.say("deploy", "one", *SIM)).returncode == 0
+    taken = await desk.say("deploy", "two", *SIM, "--served-name", "one")
+    assert taken.returncode == 1
+    assert "one is served as 'one' already; give this another name with --served-name" in taken.stderr
+    assert await desk.wish("two") is None
+
+
+async def test_of_two_who_change_it_at_once_nobody_is_lost(desk: Desk) -> None:
+    """Each changes what it finds, in a process of its own, and the generation tells of both."""
+    assert (await desk.say("deploy", "tiny", *SIM, "--max", "3")).returncode == 0
+    words = (sys.executable, "-m", "holdfast", "scale", "tiny", "--store", desk.url)
+    quiet = {"stdout": asyncio.subprocess.DEVNULL, "env": desk.env}
+    both = [await asyncio.create_subprocess_exec(*words, wanted, **quiet) for wanted in ("2", "3")]
+    assert [await one.wait() for one in both] == [0, 0]
+    assert (await desk.wished("tiny")).model.generation == 3
+
+
+async def test_what_may_keep_it_from_coming_is_told(desk: Desk) -> None:
+    """A node that is not there, and memory that no device has: a warning, for nodes come and go."""
+    done = await desk.say("deploy", "tiny", *SIM, "--node", "n2", "--memory-gib", "9")
+    assert done.returncode == 0, done
+    assert done.stderr == "tiny: warning: no node n2 is there now; there is n1\n"
+    large = await desk.say("deploy", "tiny", *SIM, "--memory-gib", "9")
+    needs = "each replica needs 9.00 GiB, and no node has that: the largest device has 8.00 GiB"
+    assert large.stderr == f"tiny: warning: {needs}\n"
+
+
+async def test_without_a_fleet_it_is_told_what_to_start(desk: Desk, tmp_path: Path) -> None:
+    """Where nothing runs, and where a store runs that knows of none."""
+    nothing = await desk.say("deploy", "tiny", *SIM, store=False)
+    assert nothing.returncode == 1
+    assert "nothing runs in ~/state: start it with `holdfast up --backend local`, or name a store" in nothing.stderr
+    (tmp_path / "e").mkdir()
+    async with desk_at(tmp_path / "e") as other:
+        await other.store.delete(f"v1/nodes/{DEPLOYMENT}/n1", 10.0)
+        for words in (("deploy", "tiny", *SIM), ("models",), ("nodes",), ("scale", "tiny", "1"), ("evict", "tiny")):
+            none = await other.say(*words)
+            assert none.returncode == 1
+            assert "knows of no fleet: start one with `holdfast up --backend local`" in none.stderr, none
