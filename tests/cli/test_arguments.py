@@ -26,7 +26,7 @@ from holdfast.spec.settings import Setting, about
 HEAVY = {"torch", "numpy", "uvloop", "tokenizers", "jinja2", "aiohttp", "prometheus_client", "httptools", "pydantic"}
 LOOKING = (
     *("--version", "--help", "ps", "ps --json", "incidents", "memory status", "down", "up --help", "worker --help"),
-    *("get", "diff -f /dev/null", "rollout status", "rollout history"),
+    *("get", "diff -f /dev/null", "rollout status", "rollout history", "models", "nodes", "deploy --help"),
 )
 
 

@@ -29,7 +29,8 @@ def test_help_names_every_command(place: Place) -> None:
     done = place.say("--help")
     assert done.returncode == 0
     run, parts = ("up", "down", "ps", "incidents", "chat"), ("worker", "frontend", "control", "store", "lock", "memory")
-    for command in (*run, *parts, "chaos", "bench"):
+    fleet = ("deploy", "scale", "evict", "models", "nodes")
+    for command in (*run, *fleet, *parts, "chaos", "bench"):
         assert f"{command} " in done.stdout
     assert place.say("--version").stdout == "holdfast 0.1.0\n"
 

@@ -130,14 +130,13 @@ async def fleet_at(url: str, deployment: str, env: Environment) -> AsyncIterator
     """The fleet that is meant. UserError, if there is none, or several are there and none was named."""
     async with opened(url, PREFIXES) as book:
         await book.whole()
-        yield Fleet(book, _which(book, deployment, env.deployment))
+        known = {key.split("/")[2] for key in book.values if key.startswith((MODELS, NODES, FLEETS))}
+        if not known:
+            raise UserError(f"the store {url} knows of no fleet: start one with `{START}`")
+        yield Fleet(book, _which(known, deployment, env.deployment))
 
 
-def _which(book: Book, given: str, usual: str) -> str:
-    prefixes = (MODELS, NODES, FLEETS)
-    known = {key.split("/")[2] for key in book.values if key.startswith(prefixes)}
-    if not known:
-        raise UserError(f"{book.store!r} knows of no fleet: start one with `{START}`")
+def _which(known: set[str], given: str, usual: str) -> str:
     name = given or (usual if usual in known else "")
     if not name and len(known) == 1:
         (name,) = known
@@ -146,5 +145,5 @@ def _which(book: Book, given: str, usual: str) -> str:
         raise UserError(f"which fleet? There are {', '.join(names)}; say it with --deployment")
     if name not in known:
         there = f"there is {', '.join(names)}" if len(names) == 1 else f"there are {', '.join(names)}"
-        raise UserError(f"there is no fleet {name!r}; {meant(name, names, there, NEAR)} `{START}` starts one")
+        raise UserError(f"there is no fleet {name!r}; {meant(name, names, there, NEAR)} (`{START}` starts one)")
     return name

@@ -1,0 +1,89 @@
+"""Whether what is wanted of a model is there, or could ever be, as nodes tell it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fleet_rig import GIB, replica
+from msgspec import structs
+
+from holdfast.cli.fleet.hope import is_in_place, too_large
+from holdfast.cli.fleet.seen import FleetSeen
+from holdfast.fleet.desired import Level, Model
+from holdfast.fleet.observed import Memory, Node, Phase, Replica
+from holdfast.fleet.records import Book, NodeRecord, Wish
+from holdfast.fleet.scaling import Scaling
+
+
+def wished(**said: Any) -> Wish:
+    model = Model(key="m", version="v", device_bytes=GIB, host_bytes=GIB, replicas_max=9, **said)
+    return Wish(name="m", model=model, manifest="")
+
+
+def fleet(wish: Wish, replicas: list[Replica], *sizes: list[int]) -> FleetSeen:
+    """Nodes n1, n2, … with devices of so many GiB."""
+    nodes = {}
+    for place, gib in enumerate(sizes or ([8],)):
+        name = f"n{place + 1}"
+        devices = {f"d{at}": Memory(size * GIB) for at, size in enumerate(gib)}
+        own = tuple(one for one in replicas if one.node == name)
+        nodes[name] = NodeRecord(node=Node(name=name, devices=devices), replicas=own)
+    return FleetSeen("local", {"m": wish}, nodes, Book(), is_led=True)
+
+
+WARM = {"level": Level.WARM, "devices": ()}
+
+
+@pytest.mark.parametrize(
+    ("said", "seen", "is_so"),
+    [
+        ({"wanted": 0}, [], True),
+        ({"wanted": 1}, [], False),
+        ({"wanted": 1}, [{}], True),
+        ({"wanted": 1}, [{"phase": Phase.PROVISIONING}], False),
+        ({"wanted": 1}, [{"version": "old"}], False),
+        ({"wanted": 1}, [{}, {"version": "old"}], False),
+        ({"wanted": 1}, [{}, {"phase": Phase.GONE}], True),
+        ({"wanted": 1}, [{}, {"phase": Phase.DRAINING}], False),
+        ({"wanted": 1}, [{}, {}], False),
+        ({"wanted": 1}, [{}, WARM], True),
+        ({"wanted": 0, "replicas_min": 1, "floor": Level.HOT}, [WARM], False),
+        ({"wanted": 0, "replicas_min": 1, "floor": Level.WARM}, [], False),
+        ({"wanted": 0, "replicas_min": 1, "floor": Level.WARM}, [WARM], True),
+        ({"wanted": 1, "replicas_min": 2, "floor": Level.WARM}, [{}, WARM], True),
+    ],
+)
+def test_it_is_in_place(said: dict[str, Any], seen: list[dict[str, Any]], is_so: bool) -> None:
+    """So many of this version serve, as many as must are kept, and nobody else is on a device."""
+    wish = wished(**said)
+    replicas = [replica(wish, number, **each) for number, each in enumerate(seen)]
+    assert is_in_place(fleet(wish, replicas), wish) is is_so
+
+
+def test_scaling_may_have_more() -> None:
+    """How many it has now is not the wish's to say."""
+    wish = structs.replace(wished(wanted=1), scaling=Scaling())
+    assert is_in_place(fleet(wish, [replica(wish, 1), replica(wish, 2)]), wish)
+
+
+@pytest.mark.parametrize(
+    ("said", "sizes", "told"),
+    [
+        ({"wanted": 8}, [[8]], ""),
+        ({"wanted": 9}, [[8]], "9 are wanted, and all nodes together could hold 8, of 1.00 GiB"),
+        ({"wanted": 9}, [[8], [1]], ""),
+        ({"wanted": 2, "per_node_max": 1}, [[8]], "2 are wanted, and all nodes together could hold 1"),
+        ({"wanted": 1, "devices": 2}, [[8], [8]], "each replica needs 2 devices with 1.00 GiB each, and no node has"),
+        ({"wanted": 1, "devices": 2}, [[8, 1]], ""),
+        ({"wanted": 1, "nodes": frozenset({"n2"})}, [[8], [0]], "no node has that: the largest device has 0.00 GiB"),
+        ({"wanted": 1, "nodes": frozenset({"n7"})}, [[8]], ""),
+        ({"wanted": 0}, [[0]], ""),
+    ],
+)
+def test_what_no_node_could_hold_is_told(said: dict[str, Any], sizes: list[list[int]], told: str) -> None:
+    """Were it empty; of nodes that are not there nobody knows."""
+    wish = wished(**said)
+    lack = too_large(fleet(wish, [], *sizes), wish.model)
+    assert told in lack
+    assert bool(told) == bool(lack)
