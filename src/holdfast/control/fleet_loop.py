@@ -36,7 +36,7 @@ REST_S = 0.5
 UNREAD_REST_S = 10.0  # after a book that cannot be read: somebody must mend it
 # So often it is looked at what those carry that serve: as often as they say so.
 LOOK_S = 1.0
-AT_ONCE = 64  # orders that are written side by side, of nodes whose order does not matter
+AT_ONCE = 16  # orders that are written side by side: a store lets one client wait for its disk with some more
 QUIET_S = 60.0  # nothing is due before something changes: whatever was forgotten is found after this
 NEXT_S_MIN = 0.05  # a deadline that came already is met by the next pass
 
