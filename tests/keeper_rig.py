@@ -130,7 +130,7 @@ class Keeper:
                 self.controller.node(key.removeprefix(NODES), self.shelf.read(key, NodeRecord), now_s)
 
     def advance(self, now_s: float) -> bool:
-        """A step, or one write of it; whether there was anything to do."""
+        """A step, one write of it, or the word that all is written; whether there was anything to do."""
         if self.left is None:
             self.hear(now_s)
             writes = self.controller.step(now_s)
@@ -139,19 +139,20 @@ class Keeper:
             self.left = list(as_bytes(writes))
             return True
         if self.left:
-            key, value = self.left.pop(0)
-            expected = self.fed.get(key) if key.startswith(WISHES) else self.held.get(key)
-            swapped = self.shelf.swap(key, value, expected)
-            if not key.startswith(WISHES):
-                if not swapped:
-                    raise Overtaken(key)
-                self.held[key] = value
-        if not self.left:
-            self.hear(now_s)  # it may hear of what follows before it knows that all is written
+            self._write(*self.left.pop(0))
+        else:
+            self.hear(now_s)  # of what follows from that before it knows that all is written
             self.left = None
             self.controller.written(now_s)
-            self.hear(now_s)
         return True
+
+    def _write(self, key: str, value: bytes) -> None:
+        is_wish = key.startswith(WISHES)
+        swapped = self.shelf.swap(key, value, self.fed.get(key) if is_wish else self.held.get(key))
+        if not is_wish:
+            if not swapped:
+                raise Overtaken(key)
+            self.held[key] = value
 
 
 def as_bytes(writes: Writes) -> Iterator[tuple[str, bytes]]:

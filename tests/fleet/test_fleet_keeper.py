@@ -75,8 +75,9 @@ def test_an_answer_before_the_last_write_is_known_counts() -> None:
     made = place()
     made.want(model())
     keeper = made.keeper()
-    while not (keeper.left == [] or "place" in orders(made)):
+    while Verb.PLACE not in orders(made):
         keeper.advance(made.now_s)
+    assert keeper.left == []
     agent = made.agents["n0"]
     made.work(agent)
     made.now_s += 10.0
@@ -209,6 +210,25 @@ def test_what_came_up_while_nobody_led_is_not_overdue() -> None:
     assert (made.hot("m"), orders(made), book(made).serials) == (1, (), {"m": 1})
 
 
+def test_what_is_overdue_counts_once_whoever_leads() -> None:
+    """It stands in the orders that its time is over: the next controller does not count it again."""
+    made = place()
+    made.want(model(load_s=20.0))
+    keeper = made.keeper()
+    while keeper.advance(made.now_s):
+        pass
+    made.now_s += 20.0
+    for _ in range(3):
+        while made.keepers[-1].advance(made.now_s):
+            pass
+        assert book(made).tries["place/m"].failed == 1
+        assert orders(made) == (Verb.STOP, Verb.PLACE)
+        made.keeper()
+    made.keepers[:-1] = []
+    made.run(30)
+    assert (made.hot("m"), orders(made), book(made).serials) == (1, (), {"m": 2})
+
+
 # -- whom it leaves alone
 
 
@@ -266,6 +286,24 @@ def test_of_two_the_one_that_wrote_last_is_obeyed() -> None:
     with pytest.raises(Overtaken):
         first.advance(made.now_s)
     assert (made.hot("m"), book(made).serials) == (1, {"m": 2})
+
+
+def test_what_an_earlier_one_decided_is_refused_on_every_node() -> None:
+    """Also where the later one asks for nothing: it would have placed elsewhere, and both would have come."""
+    made = place(2)
+    made.want(model())
+    first = made.keeper()
+    while not book(made).serials:
+        first.advance(made.now_s)
+    assert [key for key, _ in first.left or ()] == [f"{ORDERS}n0"]
+    made.agents["n1"].machine.on_disk.add("m")
+    made.tell(made.agents["n1"])
+    made.keepers.clear()
+    made.keeper()
+    made.run(20)
+    with pytest.raises(Overtaken):
+        first.advance(made.now_s)
+    assert (orders(made), list(made.agents["n1"].machine.bodies)) == ((), ["ModelActor:m:r2"])
 
 
 # -- how many
