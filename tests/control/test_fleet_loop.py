@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
@@ -12,6 +14,8 @@ from fleet_rig import Site, StoreProcess, site
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.control import fleet_feed
+from holdfast.control.contact import Contact
+from holdfast.control.fleet_loop import loads_of
 from holdfast.control.metrics import ControlMetrics
 from holdfast.control.showing import View
 from holdfast.core.tasks import first
@@ -20,8 +24,10 @@ from holdfast.fleet.controller import WAITED_FOR
 from holdfast.fleet.desired import Model
 from holdfast.fleet.records import Book, book_key, node_key, orders_key, wish_key
 from holdfast.fleet.scaling import Scaling
+from holdfast.fleet.traffic import Load
 from holdfast.health.records import Report
 from holdfast.testing.waiting import BOUND_S, until
+from holdfast.wire.messages import Beat
 
 LIFE_WRITES_MAX = 60  # of a whole life, as `live` has it: about half as many
 
@@ -267,3 +273,26 @@ async def test_who_lost_the_lock_writes_nothing_more(process: StoreProcess) -> N
         async with here.leading():
             await until(lambda: here.serving() == 2, "two that serve")
             assert (await here.book()).by.startswith("control-2/")
+
+
+def test_what_workers_carry_is_summed_by_model() -> None:
+    """Of those that are active and have said something; the KV of all of them is one."""
+
+    def worker(name: str, beat: Beat | None, *, active: bool = True) -> Contact:
+        instance = SimpleNamespace(card=SimpleNamespace(name=name))
+        facts, beats = SimpleNamespace(active=active), SimpleNamespace(last=beat)
+        return cast(Contact, SimpleNamespace(instance=instance, facts=facts, beats=beats))
+
+    def beat(running: int, waiting: int, blocks: int, free: int) -> Beat:
+        return Beat(1, 1, 0.0, 0.0, 0.0, running, waiting, blocks=blocks, blocks_free=free)
+
+    found = loads_of(
+        [
+            worker("a", beat(2, 1, 100, 10)),
+            worker("a", beat(1, 0, 100, 90)),
+            worker("a", beat(9, 9, 100, 0), active=False),
+            worker("b", beat(1, 0, 0, 0)),
+            worker("c", None),
+        ]
+    )
+    assert found == {"a": Load(4, 0.5), "b": Load(1, 0.0)}

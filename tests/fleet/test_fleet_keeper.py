@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from keeper_rig import BOOK, NODES, ORDERS, Keeper, Overtaken, Place, wish
 
 from bench.fleet.agent import Machine
 from holdfast.fleet.actions import Verb
@@ -14,6 +13,7 @@ from holdfast.fleet.observed import Demand
 from holdfast.fleet.records import Book, Orders
 from holdfast.fleet.room import HOST
 from holdfast.fleet.scaling import Scaling
+from keeper_rig import BOOK, NODES, ORDERS, Keeper, Overtaken, Place, wish
 
 
 def model(key: str = "m", wanted: int = 1, **said: object) -> Model:

@@ -89,3 +89,20 @@ async def test_only_who_is_named_leaves(tmp_path: Path) -> None:
         assert rig.roster.admitted("d") == ("1", "2", "3", "4")
         rig.roster.weighing.idle("d", [NAME])
         assert rig.roster.admitted("d") == ("2", "3", "4")
+
+
+async def test_a_rollout_and_a_fleet_have_each_their_say(tmp_path: Path) -> None:
+    """Whoever either of them gives nothing gets nothing, until neither does."""
+    async with roster_rig(tmp_path) as rig:
+        worker = await serving(rig, 1, NAME)
+        idle = rig.roster.weighing.idle
+        for rollout, fleet, routable in (
+            ([NAME], [], False),
+            ([NAME], [NAME], False),
+            ([], [NAME], False),
+            ([], [], True),
+            ([], [NAME], False),
+        ):
+            idle("d", rollout)
+            idle("d", fleet, "fleet")
+            assert rig.is_routable(worker) is routable, (rollout, fleet)
