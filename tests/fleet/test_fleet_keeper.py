@@ -131,6 +131,39 @@ def test_a_failure_counts_once_and_is_told() -> None:
     assert book(made).tries == {}
 
 
+def test_one_that_was_seen_and_never_came_up_failed_once() -> None:
+    """Its node says why, and has it no more: the reason is told, and nothing of a crash."""
+    made = place()
+    made.want(model())
+    keeper = made.keeper()
+    while keeper.advance(made.now_s):
+        pass
+    agent = made.agents["n0"]
+    made.work(agent)
+    made.settle()
+    agent.machine.crash("ModelActor:m:r1")
+    agent.answers["place/ModelActor:m:r1/0.1"] = "it crashed 3 times"
+    made.tell(agent)
+    keeper.advance(made.now_s)
+    said = keeper.controller.take_told()
+    assert [one.what for one in said] == ["place", "failed"]
+    assert said[-1].text.endswith("it failed: it crashed 3 times")
+    made.settle()
+    assert book(made).tries["place/m"].failed == 1
+
+
+def test_one_that_ends_unasked_has_crashed() -> None:
+    """It is told once, and somebody comes in its place."""
+    made = place()
+    made.want(model())
+    keeper = made.keeper()
+    made.run(15)
+    made.agents["n0"].machine.crash("ModelActor:m:r1")
+    made.run(15)
+    assert told(keeper) == ["place", "crashed", "place"]
+    assert made.hot("m") == 1
+
+
 def test_a_node_is_lost_after_its_grace_and_not_before() -> None:
     """Its record is gone: for so long nothing follows; then its replica is started elsewhere; it may come back."""
     made = place(2)

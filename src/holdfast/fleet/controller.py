@@ -178,25 +178,31 @@ class Controller:
         known = view.nodes.get(name)
         if known is not None and not known.alive:
             self._tell("back", f"node {name} is back")
-        models = {one.model for one in view.on_node.get(name, {}).values()}
-        failed = {key: view.tries.get(subject_of(Verb.PLACE, key)) for key in models}
+        failed = {one.model for one in self._tell_failed(record)}
+        models = {one.model for one in view.on_node.get(name, {}).values()} - failed
+        tries = {key: view.tries.get(subject_of(Verb.PLACE, key)) for key in models}
         view.see(record.node, record.replicas, now_s)
-        for key, before in failed.items():
-            after = view.tries.get(subject_of(Verb.PLACE, key))
-            if after is not None and (before is None or after.failed > before.failed or after.at_s > before.at_s):
-                self._tell("crashed", f"a replica of {key} on {name} ended, and nobody had told it to")
+        for key in [key for key in models if view.tries.get(subject_of(Verb.PLACE, key)) not in (None, tries[key])]:
+            self._tell("crashed", f"a replica of {key} on {name} ended, and nobody had told it to")
         for action_id, why in record.answers.items():
             self._answer(action_id, why, now_s)
         self._forget_unseen(name)
         leaving = [one for one in view.on_node.get(name, {}).values() if one.phase in _LEAVES]
         self._drains[name] = frozenset(self._process(one.model, one.version, one.serial) for one in leaving)
 
+    def _tell_failed(self, record: NodeRecord) -> list[Action]:
+        """Of what flies, before it is seen that it is over."""
+        flights = [(self._view.flying.get(action_id), why) for action_id, why in record.answers.items() if why]
+        found = [(flight.action, why) for flight, why in flights if flight is not None]
+        for action, why in found:
+            self._tell("failed", f"{_words(action)}: it failed: {why}")
+        return [action for action, _ in found]
+
     def _answer(self, action_id: str, why: str, now_s: float) -> None:
         flight = self._view.flying.get(action_id)
         if flight is None:
             return
         if why:
-            self._tell("failed", f"{_words(flight.action)}: it failed: {why}")
             self._view.fail(action_id, now_s)
         elif flight.action.verb is Verb.STOP:
             self._view.stopped(flight.action.name, flight.action.model)
