@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from bench.fleet.agent import Machine
-from holdfast.fleet.actions import Verb
+from holdfast.fleet.actions import Tries, Verb
 from holdfast.fleet.controller import GRACE_S, WAITED_FOR, Controller
-from holdfast.fleet.desired import Model
+from holdfast.fleet.desired import Level, Model
 from holdfast.fleet.observed import Demand
 from holdfast.fleet.records import Book, Orders
 from holdfast.fleet.room import HOST
@@ -361,6 +361,27 @@ def test_the_number_follows_from_who_waits_and_is_written_into_the_wish() -> Non
     made.run(20)
     assert (made.wished("m").wanted, made.hot("m")) == (2, 2)
     assert told(keeper).count("scaled") == 2
+
+
+def test_a_number_at_its_bounds_is_looked_at_when_something_changes() -> None:
+    """Nobody asks for it, and a floor keeps one: nothing is due any more, however long that lasts."""
+    made = place()
+    made.want(model(wanted=1, replicas_min=1, floor=Level.HOT), Scaling(idle_s=60.0))
+    keeper = made.keeper()
+    made.run(120)
+    assert made.hot("m") == 1
+    assert keeper.controller.next_deadline_s() is None
+
+
+def test_failures_by_a_clock_that_was_ahead_are_not_waited_for() -> None:
+    """They are taken to be of this moment."""
+    made = place()
+    made.want(model())
+    ahead = Book(tries={"place/m": Tries(1, made.now_s + 10_000.0)})
+    made.shelf.values[BOOK] = msgspec.json.encode(ahead)
+    made.keeper()
+    made.run(20)
+    assert made.hot("m") == 1
 
 
 def test_who_said_zero_is_told_that_somebody_waits() -> None:

@@ -11,21 +11,24 @@ import os
 import random
 
 import pytest
-from keeper_rig import BOOK, NODES, WISHES, Keeper, Overtaken, Place
 from msgspec import structs
 
 from bench.fleet.agent import Machine
 from bench.fleet.storms import Storm
 from holdfast.fleet.controller import GRACE_S
-from holdfast.fleet.desired import Model
+from holdfast.fleet.desired import Level, Model
 from holdfast.fleet.records import Book, Wish
 from holdfast.fleet.room import HOST
+from holdfast.fleet.scaling import Scaling
+from keeper_rig import BOOK, NODES, WISHES, Keeper, Overtaken, Place
 
 SEED = int(os.environ.get("HOLDFAST_TEST_SEED", "0")) % 1_000_000
 PARTS, EACH = 8, 30
 STEPS = 120
 QUIET_STEPS_MAX = 800  # back-offs of five minutes and an hour of time-outs are passed in leaps
 KEEPERS_MAX = 2
+ELASTIC = frozenset({"m1", "m3"})  # models whose number is scaling's
+SCALING = Scaling(high_s=1.0, low_s=10.0, step_up_s=5.0, step_down_s=10.0, idle_s=120.0)
 
 
 class Weather:
@@ -38,11 +41,15 @@ class Weather:
         for number in range(rng.randint(1, 4)):
             self.add_machine(f"n{number}")
         for number in range(rng.randint(1, 4)):
-            self.place.want(self.model(f"m{number}"))
+            self.want(self.model(f"m{number}"))
         self.deaths = 0
 
     def model(self, key: str) -> Model:
         return structs.replace(self.models.model(key), nodes=frozenset())
+
+    def want(self, model: Model) -> None:
+        """By a person's word alone, or as scaling says."""
+        self.place.want(model, SCALING if model.key in ELASTIC else None)
 
     def add_machine(self, name: str) -> None:
         rng = self.rng
@@ -123,12 +130,12 @@ class Weather:
             self.add_machine(f"n{len(self.place.agents)}")
 
     def befall_wish(self) -> None:
-        self.place.want(self.model(f"m{self.rng.randint(0, 4)}"))
+        self.want(self.model(f"m{self.rng.randint(0, 4)}"))
 
     def befall_scale(self) -> None:
         for key in self.rng.sample(sorted(self.wishes()), min(1, len(self.wishes()))):
             model = self.place.wished(key)
-            self.place.want(structs.replace(model, wanted=self.rng.randint(0, model.replicas_max)))
+            self.want(structs.replace(model, wanted=self.rng.randint(0, model.replicas_max)))
 
     def befall_unwish(self) -> None:
         for key in self.rng.sample(sorted(self.wishes()), min(1, len(self.wishes()))):
@@ -175,7 +182,8 @@ class Weather:
         moving = any(not body.serves and body.due_s is not None for body in bodies)
         backing_off = any(tries.again_s > now_s for tries in view.tries.values())
         young = any(body.serves and now_s < body.since_s + 60.0 for body in bodies)
-        return not (moving or view.flying or backing_off or young)
+        quiet_s = max((one.quiet_since_s or now_s for one in keeper.controller._scaled.values()), default=0.0)
+        return not (moving or view.flying or backing_off or young or now_s < quiet_s + SCALING.idle_s)
 
     def check(self, model: Model) -> None:
         """As many serve as are wanted, of the right version; if not, no node has room for one more."""
@@ -184,6 +192,7 @@ class Weather:
         there = [body for body in bodies if body.serves and body.action.model == model.key]
         book = self.place.shelf.read(BOOK, Book)
         told = f"{model.key}: {len(there)} of {model.hot} serve, {book}"
+        assert model.key not in ELASTIC or model.floor is Level.HOT or model.wanted == 0, told
         assert len(there) <= model.hot, told
         if len(there) == model.hot and all(body.action.version == model.version for body in there):
             return

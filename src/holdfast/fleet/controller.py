@@ -89,6 +89,7 @@ class Controller:
         self._writing = Writes()
         self._late: dict[str, NodeRecord] = {}  # records that came meanwhile
         self._plan = Plan()
+        self._stepped_s = 0.0
         self._told: list[Told] = []
 
     def __repr__(self) -> str:
@@ -108,7 +109,9 @@ class Controller:
         self._known.update(book.serials)
         asked = [(action, action.id in one.overdue) for one in orders.values() for action in one.actions]
         flying = {action.id: Flying(action, overdue=overdue) for action, overdue in asked}
-        self._view.begin((), Observed(flying=flying, tries=book.tries, serials=book.serials))
+        # By a clock that is ahead of this one's: it would be waited for.
+        tries = {subject: structs.replace(one, at_s=min(one.at_s, now_s)) for subject, one in book.tries.items()}
+        self._view.begin((), Observed(flying=flying, tries=tries, serials=book.serials))
         for key, wish in wishes.items():
             self.wish(key, wish)
         for name, record in nodes.items():
@@ -221,6 +224,7 @@ class Controller:
     def step(self, now_s: float) -> Writes:
         """What is to be written now; if that is anything, it must be `written` before the next step."""
         assert self._asking is None, "one thing is written at a time"
+        self._stepped_s = now_s
         self._lose(now_s)
         if self._unheard and now_s < self._quiet_until_s:
             return Writes()
@@ -255,14 +259,15 @@ class Controller:
             self._see(name, record, now_s)
 
     def next_deadline_s(self) -> float | None:
-        """When to step again though nothing happens; None: not before something does."""
+        """When to step again though nothing happens; None: not before something does. What was due at the last step was
+        looked at then."""
         due = [self._plan.next_s] + [since_s + GRACE_S for since_s in self._gone.values()]
         if self._unheard:
             due.append(self._quiet_until_s)
         for key in self._elastic & self._scaled.keys():
             by = self._wishes[key].scaling
             due.append(scaling.next_deadline_s(self._scaled[key], by) if by is not None else None)
-        return min((at_s for at_s in due if at_s is not None), default=None)
+        return min((at_s for at_s in due if at_s is not None and at_s > self._stepped_s), default=None)
 
     def take_told(self) -> list[Told]:
         """What people should know, since the last time."""

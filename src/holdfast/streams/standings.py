@@ -56,10 +56,10 @@ class Share:
         return f"{self.status.lower()}: {self.reason}" if self.status else self.reason
 
 
-def idle(share: Share) -> Share:
-    """What a worker gets that a rollout replaces, or keeps in reserve, whatever its verdict: nothing more, and its
-    streams leave by plan."""
-    return replace(share, weight=0.0, status="IDLE", reason="a rollout gives it no work", drains=True, idle=True)
+def idle(share: Share, by: str) -> Share:
+    """What a worker gets that a rollout or a fleet replaces, or keeps in reserve, whatever its verdict: nothing more,
+    and its streams leave by plan."""
+    return replace(share, weight=0.0, status="IDLE", reason=f"the {by} gives it no work", drains=True, idle=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,8 +71,9 @@ class Weighing:
         share = self._standings.share(key, trusted=trusted, since_s=link.since_s, now_s=now_s, alone=alone)
         link.fit = share.weight > 0.0
         pod = _ENGINE.sub("", link.instance.name)
-        if any(pod in names for names in self._idle.get(key.deployment, {}).values()):
-            share = idle(share)
+        whose = [by for by, names in self._idle.get(key.deployment, {}).items() if pod in names]
+        if whose:
+            share = idle(share, whose[0])
         before, link.share = link.share, share
         link.let_in |= share.weight > 0.0
         if share == before:
