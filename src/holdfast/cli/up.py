@@ -109,13 +109,22 @@ class PlannedWish:
         statuses = await look_at_all(self.kept.state_dir)
         what = f"model {model}" if spec.workers else "frontends only, no worker was asked for"
         if spec.backend:
-            what = f"node {spec.node} of a fleet; `holdfast deploy` brings models"
+            what = f"node {spec.node} of a fleet"
         title = f"Holdfast {__version__} is up: {what}, deployment {spec.name}"
         if lack:
             title = f"Holdfast {__version__} runs, but {lack}"
         url = web_address(str(TcpAddress(spec.host, spec.port)))
-        chat = chat_command(url, model, split_key(keys[0])[0] if keys else "")
-        show_up(self.screen, title, statuses, chat=chat, state_dir=self.kept.state_dir, detached=self.detached)
+        chat = "" if spec.backend else chat_command(url, model, split_key(keys[0])[0] if keys else "")
+        more = f"`holdfast deploy KEY --model …` asks for a model; clients find it at {url}." if spec.backend else ""
+        show_up(
+            self.screen,
+            title,
+            statuses,
+            chat=chat,
+            state_dir=self.kept.state_dir,
+            detached=self.detached,
+            more=more,
+        )
 
 
 def starting(launches: Sequence[Launch]) -> str:

@@ -184,7 +184,7 @@ class Hosting:
         )
         if told != self._told or self._registered is None:
             self._told = structs.replace(told, number=told.number + 1)
-            data = msgspec.json.encode(self._told)
+            data = msgspec.json.encode(structs.replace(self._told, at_unix_s=self._clock.unix_s()))
             if self._registered is None:
                 self._registered = self._store.register(node_key(self.deployment, self.node), data)
             else:

@@ -29,6 +29,7 @@ from holdfast.roles.model_names import named
 from holdfast.roles.small_files import template_path
 from holdfast.settings import Environment, handed_on
 from holdfast.spec.arguments import UsageError, meant, options_of
+from holdfast.spec.engines import ENGINES
 from holdfast.spec.launch import WorkerLaunch
 from holdfast.spec.manifest.fleet import DEVICES_MAX, REPLICAS_MAX
 from holdfast.spec.manifest.fleet import Fleet as Fields
@@ -95,6 +96,8 @@ class Deploy(Asked, frozen=True):
     def _worker(self) -> WorkerLaunch:
         """With paths that mean the same wherever it runs."""
         worker = self.worker
+        if worker.engine not in ENGINES:
+            raise UserError(f"--engine {worker.engine}: there is no such engine; there are {', '.join(ENGINES)}")
         source = worker.source and named(worker.engine, worker.source, "")[0] if worker.engine != "sim" else ""
         return replace(worker, source=source, chat_template=template_path(worker.chat_template))
 
