@@ -27,7 +27,8 @@ from holdfast.core.clock import SystemClock
 from holdfast.core.ports import World
 from holdfast.core.tasks import beside
 from holdfast.fleet.actions import Verb
-from holdfast.fleet.desired import Model
+from holdfast.fleet.desired import Level, Model
+from holdfast.fleet.observed import Phase
 from holdfast.fleet.records import Book, Orders, Wish, ask, book_key, node_key, orders_key, wish_key
 from holdfast.fleet.room import HOST
 from holdfast.fleet.scaling import Scaling
@@ -37,7 +38,7 @@ from holdfast.testing.waiting import BOUND_S, until
 from holdfast.wire.net import SocketNetwork
 from keeper_rig import Agent, wish
 
-OLD_S = 1000.0  # replicas here have been where they are for so long: nothing waits for a turn's end
+OLD_S = 100.0  # replicas here have been where they are for so long: their turns are over, and WARM ones still kept
 
 
 class LeapingClock(SystemClock):
@@ -110,15 +111,22 @@ class LiveAgent:
         self.machine, self._agent = machine, Agent(machine)
         self._orders = Orders()
         self.fails = False
+        self.away = False  # it does nothing, and its record is gone
 
     async def run(self) -> None:
-        said = b""
-        registration = self._store.register(self._node_key, self._record())
+        said, registration = b"", None
         async with beside(self._watch(), "orders") as watching:
             while not watching.done():
-                self._work()
-                if (record := self._record()) != said:
-                    registration.update(record)
+                if self.away and registration is not None:
+                    await registration.withdraw()
+                    registration = None
+                elif not self.away:
+                    self._work()
+                    record = self._record()
+                    if registration is None:
+                        registration = self._store.register(self._node_key, record)
+                    elif record != said:
+                        registration.update(record)
                     said = record
                 await asyncio.sleep(0.005)
             watching.result()
@@ -207,6 +215,9 @@ class Site:
 
     def serving(self) -> int:
         return sum(body.serves for body in self.bodies())
+
+    def asleep(self) -> int:
+        return sum(body.level is Level.WARM and body.phase is Phase.READY for body in self.bodies())
 
     def placed(self) -> list[str]:
         """Whoever was ever started."""

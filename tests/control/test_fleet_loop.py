@@ -20,7 +20,7 @@ from holdfast.control.metrics import ControlMetrics
 from holdfast.control.showing import View
 from holdfast.core.tasks import first
 from holdfast.discovery.keys import REPORTS
-from holdfast.fleet.controller import WAITED_FOR
+from holdfast.fleet.controller import GRACE_S, WAITED_FOR
 from holdfast.fleet.desired import Model
 from holdfast.fleet.records import Book, book_key, node_key, orders_key, wish_key
 from holdfast.fleet.scaling import Scaling
@@ -115,7 +115,7 @@ async def test_a_store_that_is_killed_stops_nobody(process: StoreProcess) -> Non
         process.start()
         await until(lambda: not loop._mirror.away, "its return")
         await here.want(model(wanted=0))
-        await until(lambda: not here.serving(), "none that serves")
+        await until(lambda: here.asleep() == 2, "both to fall to WARM")
         await here.want(model(wanted=2))
         await until(lambda: here.serving() == 2, "both again")
         assert len(here.placed()) == 2
@@ -140,6 +140,25 @@ async def live_on(here: Site) -> None:
         await until(lambda wanted=wanted: here.serving() == wanted, f"{wanted} that serve")
     await here.unwant("m")
     await until(lambda: not list(here.bodies()), "everybody's end")
+
+
+async def test_a_node_that_is_lost_is_replaced_and_may_come_back(process: StoreProcess) -> None:
+    """After its grace its replica is started elsewhere, once; when it is back there is one too many, and one goes."""
+    async with site(process, "d") as here, here.leading() as (loop, _):
+        await here.want(model(wanted=1))
+        await until(lambda: here.serving() == 1, "one that serves")
+        await here.rests()
+        (there,) = [one for one in here.agents if one.machine.bodies]
+        there.away = True
+        await until(lambda: loop._feed.controller._gone, "its absence to be seen")
+        assert len(here.placed()) == 1
+        here.clock.ahead_s += GRACE_S
+        await here.want(model(wanted=1, drain_s=4.0))  # it is looked at the time
+        await until(lambda: here.serving() == 2, "another in its place")
+        there.away = False
+        await until(lambda: here.serving() == 1, "one of both to go")
+        await here.rests()
+        assert len(here.placed()) == 2
 
 
 async def test_who_has_no_wish_is_written_nothing(process: StoreProcess) -> None:
