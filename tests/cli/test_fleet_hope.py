@@ -8,7 +8,7 @@ import pytest
 from fleet_rig import GIB, replica
 from msgspec import structs
 
-from holdfast.cli.fleet.hope import is_in_place, too_large
+from holdfast.cli.fleet.hope import how_far, is_in_place, too_large
 from holdfast.cli.fleet.seen import FleetSeen
 from holdfast.fleet.desired import Level, Model
 from holdfast.fleet.observed import Memory, Node, Phase, Replica
@@ -59,6 +59,21 @@ def test_it_is_in_place(said: dict[str, Any], seen: list[dict[str, Any]], is_so:
     wish = wished(**said)
     replicas = [replica(wish, number, **each) for number, each in enumerate(seen)]
     assert is_in_place(fleet(wish, replicas), wish) is is_so
+
+
+@pytest.mark.parametrize(
+    ("wanted", "seen", "told"),
+    [
+        (2, [{}], "1 of 2 HOT"),
+        (1, [{}, {}], "2 HOT, 1 wanted"),
+        (0, [{"phase": Phase.DRAINING}], "0 HOT, 0 wanted; r0 draining on n1"),
+    ],
+)
+def test_how_far_it_is(wanted: int, seen: list[dict[str, Any]], told: str) -> None:
+    """In numbers, and who is on the way."""
+    wish = wished(wanted=wanted)
+    replicas = [replica(wish, number, **each) for number, each in enumerate(seen)]
+    assert how_far(fleet(wish, replicas), wish) == told
 
 
 def test_scaling_may_have_more() -> None:

@@ -29,7 +29,8 @@ def how_far(seen: FleetSeen, wish: Wish) -> str:
     hot = _own(seen.ready(model.key, Level.HOT), model)
     moving = [f"{one.id} {one.phase} on {one.node}" for one in seen.replicas(model.key) if one.phase is not Phase.READY]
     unmet = seen.book.unmet.get(model.key, "")
-    return "; ".join(filter(None, (f"{hot} of {model.hot} HOT", *moving, unmet)))
+    counted = f"{hot} of {model.hot} HOT" if hot <= model.hot and model.hot else f"{hot} HOT, {model.hot} wanted"
+    return "; ".join(filter(None, (counted, *moving, unmet)))
 
 
 def _own(found: list[Replica], model: Model) -> int:

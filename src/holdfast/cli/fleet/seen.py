@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -75,8 +75,12 @@ class FleetSeen:
     def check(self, key: str) -> None:
         """UserError, if there is no such model."""
         if key not in self.keys:
-            known = f"there are {', '.join(self.keys)}" if self.keys else "`holdfast deploy` asks for one"
+            known = _there(self.keys) if self.keys else "`holdfast deploy` asks for one"
             raise UserError(f"there is no model {key!r}; {meant(key, self.keys, known, NEAR)}")
+
+
+def _there(names: Sequence[str]) -> str:
+    return f"there {'is' if len(names) == 1 else 'are'} {', '.join(names)}"
 
 
 def _leads(value: bytes) -> bool:
@@ -144,6 +148,5 @@ def _which(known: set[str], given: str, usual: str) -> str:
     if not name:
         raise UserError(f"which fleet? There are {', '.join(names)}; say it with --deployment")
     if name not in known:
-        there = f"there is {', '.join(names)}" if len(names) == 1 else f"there are {', '.join(names)}"
-        raise UserError(f"there is no fleet {name!r}; {meant(name, names, there, NEAR)} (`{START}` starts one)")
+        raise UserError(f"there is no fleet {name!r}; {meant(name, names, _there(names), NEAR)} (`{START}` starts one)")
     return name

@@ -69,6 +69,5 @@ async def _watched(fleet: Fleet, key: str, hope: Hope | Parting, busy: Busy) -> 
         away = "" if book.store.state == "connected" else f"{book.store!r} does not answer"
         if (done := hope.look(seen, loop.time(), away)) is not None:
             return done
-        left = len(seen.replicas(key))
-        busy.show({key: how_far(seen, hope.wish) if isinstance(hope, Hope) else f"{left} replicas left"})
+        busy.show({key: how_far(seen, hope.wish) if isinstance(hope, Hope) else f"{len(seen.replicas(key))} left"})
         await book.news(LOOK_S)

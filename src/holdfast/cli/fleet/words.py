@@ -23,6 +23,9 @@ NODES = ("node", "device", "leased", "total", "replicas", "agent", "told")
 COLOURS = {Phase.READY: "green", Phase.GONE: "red"}
 
 
+# -- for programs
+
+
 class ReplicaShown(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     id: str
