@@ -6,18 +6,25 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fleet_rig import DEPLOYMENT, GIB, SIM, Desk, desk_at
+from msgspec.structs import replace
 
+from holdfast.cli.fleet.deploy import Deploy
+from holdfast.cli.fleet.written import as_words
 from holdfast.core.errors import REFUSED
 from holdfast.fleet.desired import Level
 from holdfast.fleet.scaling import Scaling
+from holdfast.spec.arguments import by_path, kind_of, options_of, takes_many
+from holdfast.spec.commands import asked
 from holdfast.spec.deployment import seat_at
 from holdfast.spec.launch import VaultLaunch, WorkerLaunch
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.local import Machine, replica_launches
 from holdfast.spec.manifest.pods import pods
+from holdfast.spec.settings import Setting, all_settings, filled
 
 FILE = """
 apiVersion: nvidia.com/v1alpha1
@@ -216,3 +223,29 @@ async def test_without_a_fleet_it_is_told_what_to_start(desk: Desk, tmp_path: Pa
             none = await other.say(*words)
             assert none.returncode == 1
             assert "knows of no fleet: start one with `holdfast up --backend local`" in none.stderr, none
+
+
+OPTIONS = [one for one in options_of(Deploy(), "deploy").values() if one.path[0] == "worker"]
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda one: one.flag)
+def test_every_engine_option_reaches_its_worker(option: Setting) -> None:
+    """Written down as the words of `holdfast worker`, each is read there as it was said."""
+    engine = option.extra.get("engines", ("sim",))[0]
+    value = another(option) if option.name != "engine" else "vllm"
+    said = filled(Deploy(), by_path({option.flag: option}, {option.flag: value})).worker
+    said = said if option.name == "engine" else replace(said, engine=engine)
+    words = as_words(Deploy().worker, said, options_of(Deploy(), "deploy"))
+    read = asked(WorkerLaunch(model="", source=""), "worker", words)
+    path = option.path[1:]
+    assert {one.path: one.default for one in all_settings(read)}[path] == value
+
+
+def another(option: Setting) -> Any:
+    """A value that nobody has who says nothing."""
+    if choices := option.extra.get("choices"):
+        return next(one for one in choices if one != option.default)
+    if takes_many(option):
+        return ("--a b", "c")
+    kinds = {bool: not option.default, str: "x", int: 7, float: 0.125}
+    return kinds[kind_of(option)]
