@@ -101,7 +101,10 @@ TIME = {
 }
 RANDOM_ALLOWED = {"Random", "SystemRandom"}
 SPAWNS = {"core/tasks.py": "the one helper"}
-NO_DEADLINE = {"src/holdfast/health/liveness.py": "its time is its observer's ticks, which come anyway"}
+NO_DEADLINE = {
+    "src/holdfast/health/liveness.py": "its time is its observer's ticks, which come anyway",
+    "src/holdfast/fleet/agent.py": "its node looks at its processes twice a second anyway",
+}
 ACTING = {"asyncio", "os", "random", "select", "signal", "socket", "subprocess", "threading", "time"}
 CONNECTING = {"open_connection", "open_unix_connection", "start_server", "start_unix_server"}
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from fleet_rig import DEPLOYMENT, GIB, SIM, Desk, Told, desk_at, replica
+from fleet_cli_rig import DEPLOYMENT, GIB, SIM, Desk, Told, desk_at, replica
 
 from holdfast.cli.fleet import hope
 from holdfast.core.errors import REFUSED

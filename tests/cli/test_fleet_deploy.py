@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleet_rig import DEPLOYMENT, GIB, SIM, Desk, desk_at
+from fleet_cli_rig import DEPLOYMENT, GIB, SIM, Desk, desk_at
 from msgspec.structs import replace
 
 from holdfast.cli.fleet.deploy import Deploy

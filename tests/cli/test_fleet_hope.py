@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fleet_rig import GIB, replica
+from fleet_cli_rig import GIB, replica
 from msgspec import structs
 
 from holdfast.cli.fleet.hope import how_far, is_in_place, too_large

@@ -38,6 +38,7 @@ def phase(one: Turn) -> Phase:
 
 
 def test_one_is_placed_and_serves() -> None:
+    """An order to place is begun once; the replica is ready when it serves."""
     begun = turn(None, asked(PLACE), None, 1.0)
     assert begun.deeds == (Start(PLACE),)
     assert phase(begun) is Phase.PROVISIONING
@@ -50,6 +51,7 @@ def test_one_is_placed_and_serves() -> None:
 
 
 def test_asked_again_it_is_not_started_twice() -> None:
+    """Neither by an agent that goes on, nor by the next one."""
     begun = turn(None, asked(PLACE), None, 1.0)
     assert turn(begun, asked(PLACE), LOADS, 2.0).deeds == ()
     # Its agent was killed before it started anything: the next one does.
@@ -60,15 +62,18 @@ def test_asked_again_it_is_not_started_twice() -> None:
 
 
 def test_whom_an_order_says_to_stop_is_not_started() -> None:
+    """An order to stop that stands beside one to place wins, and is answered at once."""
     told = turn(None, asked(PLACE, STOP), None, 1.0)
     assert (told.deeds, told.houses, told.answers) == ((), {}, {STOP.id: ""})
 
 
 def test_what_is_overdue_is_not_begun() -> None:
+    """Nobody waits for it any more."""
     assert turn(None, asked(PLACE, overdue=frozenset({PLACE.id})), None, 1.0).deeds == ()
 
 
 def test_one_that_cannot_be_is_answered_when_nothing_of_it_is_left() -> None:
+    """Its memory counts until its processes are gone; only then the order has failed."""
     begun = turn(None, asked(PLACE), None, 1.0)
     broken = turn(begun, asked(PLACE), Sight(is_there=True, trouble="no such file"), 2.0)
     assert (broken.deeds, broken.answers) == ((Remove(NAME),), {})
@@ -81,6 +86,7 @@ def test_one_that_cannot_be_is_answered_when_nothing_of_it_is_left() -> None:
 
 
 def test_who_drains_stays_and_leaves_when_nothing_runs() -> None:
+    """To drain is to stay; to stop waits for what runs, and is answered when nothing is left."""
     ready = turn(None, asked(), Sight(is_there=True, serves=True, replica=_found()), 1.0)
     busy = Sight(is_there=True, serves=True, running=3)
     drains = turn(ready, asked(DRAIN), busy, 2.0)
@@ -94,6 +100,7 @@ def test_who_drains_stays_and_leaves_when_nothing_runs() -> None:
 
 
 def test_requests_have_their_time_and_no_more() -> None:
+    """Past it a replica leaves with requests running, which go on elsewhere."""
     ready = turn(None, asked(), Sight(is_there=True, serves=True, replica=_found()), 1.0)
     busy = Sight(is_there=True, serves=True, running=3)
     leaving = turn(ready, asked(STOP), busy, 2.0)
@@ -103,11 +110,13 @@ def test_requests_have_their_time_and_no_more() -> None:
 
 
 def test_processes_that_nobody_has_written_of_are_taken_in() -> None:
+    """An agent that begins finds them by their names."""
     found = turn(None, asked(), Sight(is_there=True, serves=True, replica=_found()), 7.0)
     assert (phase(found), found.deeds) == (Phase.READY, ())
 
 
 def test_one_whose_processes_are_gone_is_gone() -> None:
+    """It is in no record any more, so that another is placed."""
     ready = turn(None, asked(), Sight(is_there=True, serves=True, replica=_found()), 1.0)
     assert turn(ready, asked(), None, 2.0).houses == {}
     hopeless = turn(ready, asked(), Sight(is_there=True, trouble="crashed"), 2.0)
@@ -116,6 +125,7 @@ def test_one_whose_processes_are_gone_is_gone() -> None:
 
 
 def test_idle_is_since_nothing_runs() -> None:
+    """As long as something runs nobody is idle."""
     ready = turn(None, asked(), Sight(is_there=True, serves=True, replica=_found()), 1.0)
     assert ready.houses[NAME].replica.idle_s == 1.0
     assert turn(ready, asked(), SERVES, 5.0).houses[NAME].replica.idle_s == 1.0
@@ -125,6 +135,7 @@ def test_idle_is_since_nothing_runs() -> None:
 
 
 def test_what_this_node_cannot_do_is_said() -> None:
+    """Host memory keeps no weights here yet."""
     ready = turn(None, asked(), Sight(is_there=True, serves=True, replica=_found()), 1.0)
     demote = order(Verb.DEMOTE)
     assert turn(ready, asked(demote), SERVES, 2.0).answers == {demote.id: agent.NOT_HERE}

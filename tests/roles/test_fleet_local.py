@@ -89,6 +89,7 @@ def _meanwhile(fleet: FleetPlace, model: str, deed: Callable[[], Any]) -> None:
 
 @pytest.mark.long
 def test_a_model_is_deployed_scaled_and_evicted(fleet: FleetPlace) -> None:
+    """Every request meanwhile has the answer that it always has; no device is over its lease, and nothing is left."""
     fleet.told("deploy", "chat", *SIM, "--max", "3", "--wait")
     tokens = fleet.ask("chat", 1)
     assert len(tokens) == 40
@@ -105,6 +106,7 @@ def test_a_model_is_deployed_scaled_and_evicted(fleet: FleetPlace) -> None:
 
 @pytest.mark.long
 def test_whoever_is_killed_nothing_is_lost_or_started_twice(fleet: FleetPlace) -> None:
+    """Engines, the control and the node's agent: what is wanted comes to be, and who lives is the same process."""
     fleet.told("deploy", "chat", *SIM, "--wanted", "2", "--wait")
 
     def kill_and_see(name: str) -> None:
