@@ -13,7 +13,7 @@ from terminal_rig import screen_of
 from holdfast.cli.chat.events import EVENT_BYTES_MAX, AnswerReader, ChatTrouble, Ended, Event, Resumed, Said, Waiting
 from holdfast.cli.chat.server import Server
 from holdfast.cli.chat.talk import Conversation, Wishes
-from holdfast.cli.chat.view import MARK, WAITING, MarginView, notes
+from holdfast.cli.chat.view import IN_LINE, MARK, WAITING, MarginView, notes
 from holdfast.cli.terminal import Terminal
 from holdfast.core.errors import UserError
 from holdfast.settings import Looks
@@ -29,13 +29,13 @@ def chunk(text: str, finish: str | None = None, **more: object) -> bytes:
 ANSWER = (
     b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}\n\n'
     + chunk("Hé")
-    + b": waiting\n\n: something else\n\n: resumed after 0.032 s\n\n"
+    + b": provisioning\n\n: waiting\n\n: queued 3\n\n: queued\n\n: something else\n\n: resumed after 0.032 s\n\n"
     + chunk("llo", holdfast={"resumed": 1, "exact": True})
     + chunk("", "length", holdfast={"resumed": 1, "exact": False})
     + b'data: {"choices":[],"usage":{}}\r\n\r\n'
     + b"data: [DONE]\n\n"
 )
-EVENTS = [Said("Hé"), Waiting(), Resumed(0.032), Said("llo"), Ended("length", False)]
+EVENTS = [Said("Hé"), Waiting(), Waiting(), Waiting(3), Resumed(0.032), Said("llo"), Ended("length", False)]
 
 
 def read(pieces: list[bytes]) -> list[Event]:
@@ -132,6 +132,11 @@ def test_waiting_is_shown_while_it_lasts() -> None:
     view.said("one")
     view.waiting()
     assert screen_of(out.getvalue()) == ["  one", WAITING]
+    view.said(" two")
+    view.waiting(3)
+    assert screen_of(out.getvalue()) == ["  one two", IN_LINE.format(3)]
+    view.waiting(2)
+    assert screen_of(out.getvalue()) == ["  one two", IN_LINE.format(2)]
 
 
 def test_a_model_cannot_move_the_cursor() -> None:

@@ -273,7 +273,7 @@ def test_failures_have_a_status() -> None:
     assert model_not_found("x").status == 404
     assert of_failure(Code.NO_WORKER, "none", retry_after_s=2).retry_after_s == 2
     ours = {Code.POISONED, Code.INTERNAL}
-    assert {of_failure(code, "x").status for code in set(Code) - ours} == {400, 429, 499, 503}
+    assert {of_failure(code, "x").status for code in set(Code) - ours} == {400, 404, 429, 499, 503}
     assert {of_failure(code, "x").status for code in ours} == {500}
     poisoned = of_failure(Code.POISONED, "x")
     assert (poisoned.status, poisoned.type, poisoned.code) == (500, "server_error", "PoisonedRequest")

@@ -28,6 +28,7 @@ from holdfast.streams.ledger import Ledger
 from holdfast.streams.link import WorkerLink
 from holdfast.streams.roster import Roster
 from holdfast.streams.standings import Standings
+from holdfast.streams.states import Waiting
 from holdfast.wire.frames import FrameSplitter, encode
 from holdfast.wire.messages import (
     VERSION,
@@ -216,7 +217,11 @@ class Reader:
     def failed(self, code: Code, message: str, retry_after_s: float | None) -> None:
         self.failure = (code, message)
 
-    def still_waiting(self) -> None:
+    @property
+    def asker(self) -> Reader:
+        return self
+
+    def still_waiting(self, waiting: Waiting) -> None:
         """Nothing to keep warm."""
 
     def resumed(self, pause_s: float) -> None:

@@ -28,6 +28,7 @@ from holdfast.streams.flight import Flight, WorkerSet
 from holdfast.streams.ledger import Ledger
 from holdfast.streams.link import DataConnection, WorkerLink
 from holdfast.streams.standings import Standings
+from holdfast.streams.states import Waiting
 from holdfast.streams.weighing import Weighing
 from holdfast.wire.frames import FrameSplitter, encode
 from holdfast.wire.messages import (
@@ -100,6 +101,7 @@ class Client:
         self.failure: tuple[Code, str, float | None] | None = None
         self.ends = 0
         self.waits = 0
+        self.waiting: Waiting | None = None  # as it was told last
         self.pauses: list[tuple[float, int]] = []  # each with how many tokens it had shown when it was told
         self.flushes = 0
         self._fresh: list[int] = []
@@ -110,6 +112,10 @@ class Client:
     @property
     def ledger(self) -> Ledger:
         return self.flight.ledger
+
+    @property
+    def asker(self) -> Client:
+        return self
 
     @property
     def answering(self) -> bool:
@@ -142,8 +148,9 @@ class Client:
         retry = f" (retry after {retry_after_s:g} s)" if retry_after_s is not None else ""
         self._cluster.tell(f"{self.name} fails, {code}: {message}{retry}")
 
-    def still_waiting(self) -> None:
+    def still_waiting(self, waiting: Waiting) -> None:
         self.waits += 1
+        self.waiting = waiting
         self._cluster.tell(f"{self.name} is told that it waits")
 
     def resumed(self, pause_s: float) -> None:

@@ -33,6 +33,7 @@ RESUMED = {
     "ResourceExhausted": False,
     "NoWorker": False,
     "Replaced": False,
+    "ModelUnavailable": False,
     "PoisonedRequest": False,
     "InternalError": False,
 }

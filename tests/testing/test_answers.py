@@ -16,7 +16,7 @@ def chunk(text: str, ids: list[int], finish: str | None = None) -> tuple[float, 
     return 0.0, "data: " + json.dumps({"choices": [choice], "holdfast": {"resumed": 1, "exact": True}})
 
 
-EVENTS = [chunk("one ", [1]), (0.0, ": waiting"), chunk("two", [2], "length")]
+EVENTS = [chunk("one ", [1]), (0.0, ": queued 1"), chunk("two", [2], "length")]
 DONE = (0.0, "data: [DONE]")
 
 

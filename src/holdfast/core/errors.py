@@ -28,6 +28,7 @@ class Code(StrEnum):
     RESOURCE_EXHAUSTED = "ResourceExhausted"
     NO_WORKER = "NoWorker"
     REPLACED = "Replaced"  # a rollout took its workers away for good, and no others may go on with it
+    MODEL_UNAVAILABLE = "ModelUnavailable"  # nobody wants its model any more, and no worker of it is left
     POISONED = "PoisonedRequest"  # engines die of it; never tried again
     INTERNAL = "InternalError"  # a bug of ours, which cost this request
 

@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from holdfast.core.tiers import Tier
 from holdfast.frontend.api.request import ParsedRequest
 from holdfast.frontend.metrics import FrontendMetrics
+from holdfast.frontend.notes import WaitNotes
 from holdfast.frontend.reply import Reply
 from holdfast.streams.directory import ModelDirectory
+from holdfast.streams.states import State
 from holdfast.wire.http.connection import HttpConnection
 from holdfast.wire.http.request import HttpRequest
 
 log = logging.getLogger("holdfast.access")
 PATH_CHARS_MAX = 200  # of a path, in the line
+ASKED_CHARS_MAX = 512  # of a model's name, in what is shown of a request
+PAST_S = 60.0  # for who asks right after its connection broke
+PAST_MAX = 1024  # half a megabyte, however many there are in a minute
+_STATES = {"success": State.DONE, "error": State.FAILED, "cancelled": State.CANCELLED}
 
 
 @dataclass(slots=True)
@@ -43,18 +51,31 @@ class Accounts:
     directory: ModelDirectory
     metrics: FrontendMetrics
     access: AccessLog | None = None
-    inflight: int = 0
     ended: dict[str, Ended] = field(default_factory=dict)  # by deployment
+    under_way: dict[str, Account] = field(default_factory=dict)  # by id, in the order they came
+    past: deque[Account] = field(default_factory=lambda: deque(maxlen=PAST_MAX))  # in the order they ended
     _became_idle: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def begin(self, endpoint: str, tier: Tier) -> Account:
-        """A request has come."""
-        self.inflight += 1
-        return Account(self, endpoint, tier, asyncio.get_running_loop().time())
+    @property
+    def inflight(self) -> int:
+        return len(self.under_way)
 
-    def over(self) -> None:
-        self.inflight -= 1
-        if self.inflight == 0:
+    def begin(self, endpoint: str, tier: Tier, *, id: str, name: str, key: str) -> Account:
+        """A request has come."""
+        account = Account(self, endpoint, tier, asyncio.get_running_loop().time(), id, name, key)
+        self.under_way[id] = account
+        return account
+
+    def lately(self, now_s: float) -> Iterator[Account]:
+        """Those that ended within the last minute, the latest first."""
+        for account in reversed(self.past):
+            if now_s - account.ended_s > PAST_S:
+                return
+            yield account
+
+    def over(self, account: Account) -> None:
+        self.past.append(self.under_way.pop(account.id))
+        if not self.under_way:
             self._became_idle.set()
 
     async def idle(self) -> None:
@@ -72,13 +93,22 @@ class Account:
     endpoint: str
     tier: Tier
     began_s: float
+    id: str  # that its answer has
+    name: str  # of the request: its client's own, or ours
+    key: str  # the API key that it came with; empty: there are none
+    asked: str = ""  # the model, as far as a person would read it
     model: str = "unknown"
     kind: str = "unknown"
     deployment: str = ""  # whose workers serve it, once that is known
-    _open: bool = True
+    reply: Reply | None = None
+    waited: bool = False  # for a worker set
+    notes: WaitNotes | None = None  # what its client was told before there was a reply
+    ended: State | None = None  # how; None: it is under way
+    ended_s: float = 0.0
 
     def named(self, parsed: ParsedRequest) -> None:
         """What it asks for is known."""
+        self.asked = parsed.model[:ASKED_CHARS_MAX]
         # A name a client made up must not become a label for ever.
         self.model = parsed.model if self.accounts.directory.knows(parsed.model) else "unknown"
         self.kind = "stream" if parsed.stream else "unary"
@@ -92,11 +122,12 @@ class Account:
         self._close(reply.outcome if reply is not None else "error", reply)
 
     def _close(self, outcome: str, reply: Reply | None) -> None:
-        if not self._open:
+        if self.ended is not None:
             return
-        self._open = False
         metrics = self.accounts.metrics
-        self.accounts.over()
+        self.reply = self.notes = None
+        self.ended, self.ended_s = _STATES[outcome], asyncio.get_running_loop().time()
+        self.accounts.over(self)
         if self.kind != "unknown":
             metrics.inflight.labels(self.model).dec()
         metrics.requests.labels(self.model, self.endpoint, self.kind, outcome).inc()

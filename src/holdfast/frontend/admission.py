@@ -14,7 +14,7 @@ from functools import partial
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.requests import SEED_MAX, GenerateRequest
-from holdfast.core.tiers import Tier
+from holdfast.frontend.accounts import Account
 from holdfast.frontend.api.errors import invalid, model_not_found, of_failure
 from holdfast.frontend.api.params import build_sampling, check_token_ids, context_exceeded
 from holdfast.frontend.api.request import CHOICES_MAX, ParsedRequest
@@ -41,7 +41,6 @@ class AdmissionSettings:
     """Bounds of what is admitted."""
 
     prompt_chars_max: int = 8_000_000  # text beyond any context; refused before it is tokenized
-    model_wait_s: float = 30.0  # how long a request waits for the first worker of any model
 
 
 class Admission:
@@ -126,8 +125,7 @@ class Admission:
         text: ModelText,
         prompts: list[list[int]],
         *,
-        tier: Tier,
-        over: Callable[[Reply], None],
+        account: Account,
     ) -> None:
         """Everything is known: make the reply and put its streams on their way. ApiError leaves nothing behind."""
         context = text.card.context_tokens_max
@@ -137,11 +135,15 @@ class Admission:
             for prompt in prompts
             for place in range(parsed.n)
         ]
-        shape = self._shape(parsed, workers)
+        shape = self._shape(parsed, workers, account.id)
         kind = StreamReply if parsed.stream else WholeReply
-        reply = kind(connection, shape, text.tokenizer.table, over)
+        reply = account.reply = kind(connection, shape, text.tokenizer.table, account.over)
         reply.prompts = prompts
+        if isinstance(reply, StreamReply):
+            reply.notes = account.notes
         reply.now = self._loop.time
+        # Who was to wait for its model's first worker stands in line since it came.
+        since_s = account.began_s if account.waited and self._directory.wants(parsed.model) else None
         flights: list[Flight] = []
         ends = _ends(parsed, text)
         for index, sampling in enumerate(sampled):
@@ -162,9 +164,11 @@ class Admission:
                 len(prompt),
                 sampling,
                 list(parsed.stop_token_ids),
-                tier,
+                account.tier,
             )
             choice.flight = Flight(Ledger(request), workers, choice)
+            if since_s is not None:
+                choice.flight.waited(since_s)
             reply.add(choice)
             flights.append(choice.flight)
         reply.release = partial(self._abandon_all, flights)
@@ -187,11 +191,11 @@ class Admission:
         for flight in flights:
             self._dispatcher.abandon(flight)
 
-    def _shape(self, parsed: ParsedRequest, workers: WorkerSet) -> ReplyShape:
+    def _shape(self, parsed: ParsedRequest, workers: WorkerSet, answer_id: str) -> ReplyShape:
         chat = parsed.kind == "chat"
         return ReplyShape(
             chat=chat,
-            response_id=f"{'chatcmpl' if chat else 'cmpl'}-{self._rng.getrandbits(96):024x}",
+            response_id=answer_id,
             created=int(self._wall_clock()),
             model=parsed.model,
             usage=parsed.usage,

@@ -9,18 +9,19 @@ from typing import cast
 
 from holdfast.core.errors import Code
 from holdfast.core.tasks import Tasks
-from holdfast.core.tiers import Tier
 from holdfast.frontend.accounts import Account, Accounts
 from holdfast.frontend.admission import Admission
-from holdfast.frontend.api.errors import SERVER, ApiError, log_failure, no_worker, of_failure, too_busy
+from holdfast.frontend.api.errors import SERVER, ApiError, log_failure, of_failure, too_busy
 from holdfast.frontend.api.parse import Unexplained
 from holdfast.frontend.api.request import ParsedRequest
 from holdfast.frontend.body_reader import PARSERS
-from holdfast.frontend.gate import Gate, RequestNames
+from holdfast.frontend.gate import ANYONE, Caller, Gate, RequestNames
 from holdfast.frontend.large_bodies import PARSE_NOW_BYTES_MAX, LargeBodies
 from holdfast.frontend.levels import AllLevels
+from holdfast.frontend.lobby import Lobby
 from holdfast.frontend.model_text import ModelText
 from holdfast.frontend.pages import OPEN_PATHS, Pages
+from holdfast.frontend.requests import Requests
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.flight import WorkerSet
 from holdfast.wire.http.connection import HttpConnection
@@ -28,7 +29,7 @@ from holdfast.wire.http.request import HttpRequest
 
 log = logging.getLogger("holdfast.frontend")
 
-# Requests being tokenized in threads or waiting for a first worker; each holds its body.
+# Requests being tokenized in threads; each holds its body. Those that wait for a first worker are counted apart.
 PREPARING_MAX = 1024
 
 _GENERATING = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}  # each is a key of PARSERS
@@ -59,21 +60,16 @@ class App:
     """Answers HTTP requests."""
 
     gate: Gate
-    model_wait_s: float  # how long a request waits for a model's first worker
     directory: ModelDirectory
     admission: Admission
     pages: Pages
     names: RequestNames
     accounts: Accounts
+    requests: Requests
+    lobby: Lobby
     large: LargeBodies
     levels: AllLevels
     _tasks: Tasks = field(default_factory=lambda: Tasks("frontend"))
-    _models_changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def models_changed(self) -> None:
-        """Wake whoever waits for a model."""
-        self._models_changed.set()
-        self._models_changed = asyncio.Event()
 
     def begin(self, connection: HttpConnection, request: HttpRequest) -> None:
         """What every answer has, also one to what is no request."""
@@ -98,24 +94,29 @@ class App:
         if allowed is not None:
             connection.respond(200, b"", b"text/plain", allowed)
             return
-        key_tier = self.gate.check_key(request) if path not in OPEN_PATHS else None
+        caller = self.gate.check_key(request) if path not in OPEN_PATHS else ANYONE
         if path in _GENERATING:
             self.gate.check_method(request, "POST")
             self.gate.check_body(request)
-            self._generate(connection, request, _GENERATING[path], self.gate.tier_of(request, key_tier))
+            self._generate(connection, request, _GENERATING[path], caller)
         elif self.pages.has(path):
             self.gate.check_method(request, "GET", "HEAD")
             self.pages.answer(connection, path)
+        elif self.requests.has(path):
+            self.gate.check_method(request, "GET", "HEAD")
+            self.requests.answer(connection, path, caller.key)
         else:
             raise ApiError(404, f"unknown path {path[:200]!r}; see /v1/models, /v1/chat/completions, /v1/completions")
 
     # -- generating
 
-    def _generate(self, connection: HttpConnection, request: HttpRequest, endpoint: str, tier: Tier) -> None:
+    def _generate(self, connection: HttpConnection, request: HttpRequest, endpoint: str, caller: Caller) -> None:
         if self.pages.draining and not self.pages.replaced:
             connection.closing = True
             raise ApiError(503, "this frontend is shutting down", SERVER, None, "draining", retry_after_s=1.0)
-        account = self.accounts.begin(endpoint, tier)
+        tier = self.gate.tier_of(request, caller)
+        answer_id = self.names.of_answer(endpoint)
+        account = self.accounts.begin(endpoint, tier, id=answer_id, name=connection.request_id, key=caller.key)
         try:
             self.levels.check(tier)
             if len(request.body) > PARSE_NOW_BYTES_MAX:
@@ -144,7 +145,7 @@ class App:
         if not self.admission.is_short(prompts):
             return False
         tokens = self.admission.encode_now(parsed, text, prompts)
-        self.admission.launch(connection, parsed, workers, text, tokens, tier=account.tier, over=account.over)
+        self.admission.launch(connection, parsed, workers, text, tokens, account=account)
         return True
 
     def _is_served_by(self, workers: WorkerSet, account: Account) -> None:
@@ -153,7 +154,7 @@ class App:
         account.deployment = workers.deployment
 
     def _prepare_slowly(self, connection: HttpConnection, account: Account, asked: ParsedRequest | bytes) -> None:
-        if len(self._tasks) >= PREPARING_MAX:
+        if len(self._tasks) - len(self.lobby) >= PREPARING_MAX:
             raise too_busy("too many requests are being prepared")
         task = self._tasks.spawn(self._prepare(connection, account, asked), "prepare")
         # Not inside the task: one that is cancelled before its first step never gets to run a line of its own.
@@ -164,12 +165,12 @@ class App:
         """A request that could not be launched at once; the root of its task."""
         try:
             parsed = await self._parse_large(account, asked) if isinstance(asked, bytes) else asked
-            workers = await self._wait_for_set(parsed)
+            workers = await self.lobby.wait(account, connection, parsed, self.admission.find_set)
             self._is_served_by(workers, account)
             text = cast(ModelText, workers.text)
             prompts = await asyncio.to_thread(self.admission.prompt_texts, parsed, text)
             tokens = await self.admission.encode(parsed, text, prompts)
-            self.admission.launch(connection, parsed, workers, text, tokens, tier=account.tier, over=account.over)
+            self.admission.launch(connection, parsed, workers, text, tokens, account=account)
         except ApiError as error:
             account.over(None)
             _refuse(connection, error)
@@ -184,21 +185,6 @@ class App:
         account.named(parsed)
         return parsed
 
-    async def _wait_for_set(self, parsed: ParsedRequest) -> WorkerSet:
-        """The set, waiting for a worker if none has come yet or all have gone."""
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + self.model_wait_s
-        while True:
-            changed = self._models_changed
-            workers = self.admission.find_set(parsed)
-            if workers is not None:
-                return workers
-            try:
-                async with asyncio.timeout_at(deadline_s):
-                    await changed.wait()
-            except TimeoutError:
-                raise no_worker(parsed.model, f"none has come up within {self.model_wait_s:g} s") from None
-
     async def close(self) -> None:
         await self._tasks.stop()
         await self.large.close()
@@ -206,4 +192,7 @@ class App:
 
 def _refuse(connection: HttpConnection, error: ApiError) -> None:
     log_failure(connection.request_id, error)
-    connection.respond(error.status, error.body(), headers=error.headers)
+    if connection.streaming:  # its client was told how it waits
+        connection.end_stream(b"data: " + error.body() + b"\n\n")
+    else:
+        connection.respond(error.status, error.body(), headers=error.headers)

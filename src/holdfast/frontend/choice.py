@@ -13,18 +13,20 @@ from holdfast.core.requests import Output, TokenLogprobs
 from holdfast.frontend.text.detokenizer import Detokenizer
 from holdfast.frontend.text.stops import StopWatcher
 from holdfast.streams.flight import Flight
+from holdfast.streams.states import Waiting
 
 
 class ReplySide(Protocol):
     """The reply a choice belongs to."""
 
-    first_token_s: float  # 0 before its first output
+    @property
+    def answering(self) -> bool: ...
 
     def flush_choice(self, choice: Choice) -> None: ...
 
     def choice_failed(self, choice: Choice, code: Code, message: str, retry_after_s: float | None) -> None: ...
 
-    def still_waiting(self) -> None: ...
+    def still_waiting(self, waiting: Waiting) -> None: ...
 
     def resumed(self, pause_s: float) -> None: ...
 
@@ -145,13 +147,17 @@ class Choice:
 
     @property
     def answering(self) -> bool:
-        return self.reply.first_token_s > 0
+        return self.reply.answering
+
+    @property
+    def asker(self) -> object:
+        return self.reply
 
     def failed(self, code: Code, message: str, retry_after_s: float | None) -> None:
         self.reply.choice_failed(self, code, message, retry_after_s)
 
-    def still_waiting(self) -> None:
-        self.reply.still_waiting()
+    def still_waiting(self, waiting: Waiting) -> None:
+        self.reply.still_waiting(waiting)
 
     def resumed(self, pause_s: float) -> None:
         self.reply.resumed(pause_s)

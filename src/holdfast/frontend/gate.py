@@ -14,6 +14,7 @@ import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from holdfast.core.tiers import Tier, UnknownTier, tier_of
 from holdfast.frontend.api.errors import INVALID_REQUEST, ApiError, invalid
@@ -30,8 +31,18 @@ TIER_HEADER = b"x-priority-tier"
 _NAME = re.compile(rb"[A-Za-z0-9._:/+=@,~-]{1,128}")
 
 
+class Caller(NamedTuple):
+    """Who asks: the key, and the highest tier that it may ask for; None: any."""
+
+    key: str
+    tier: Tier | None
+
+
+ANYONE = Caller("", None)  # where there are no keys
+
+
 class RequestNames:
-    """Names requests."""
+    """Names requests, and their answers."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -42,6 +53,10 @@ class RequestNames:
         if given is not None and _NAME.fullmatch(given):
             return given.decode()
         return f"req-{self._rng.getrandbits(96):024x}"
+
+    def of_answer(self, endpoint: str) -> str:
+        """The id that an answer has, known before there is one."""
+        return f"{'chatcmpl' if endpoint == 'chat' else 'cmpl'}-{self._rng.getrandbits(96):024x}"
 
 
 class GateError(ApiError):
@@ -69,11 +84,10 @@ class Gate:
         if any(not key.strip() for key in self.api_keys):
             raise ValueError("an API key is empty: that would let everyone in who sends none")
 
-    def check_key(self, request: HttpRequest) -> Tier | None:
-        """`Authorization: Bearer KEY`, the scheme in any case (RFC 9110, 11.1). The highest tier that the key may ask
-        for; None: any."""
+    def check_key(self, request: HttpRequest) -> Caller:
+        """`Authorization: Bearer KEY`, the scheme in any case (RFC 9110, 11.1)."""
         if not self.api_keys:
-            return None
+            return ANYONE
         scheme, _, given = request.headers.get(b"authorization", b"").partition(b" ")
         given = given.strip()
         known = [key for key in self.api_keys if hmac.compare_digest(given, key.encode())]
@@ -81,13 +95,13 @@ class Gate:
             message = "missing or wrong API key; send 'Authorization: Bearer KEY'"
             wants = ((b"www-authenticate", b"Bearer"),)
             raise GateError(401, message, wants, "authentication_error", "invalid_api_key")
-        return self.api_keys[known[0]]
+        return Caller(known[0], self.api_keys[known[0]])
 
-    def tier_of(self, request: HttpRequest, key_tier: Tier | None) -> Tier:
-        """The tier of a request with a key of this one."""
+    def tier_of(self, request: HttpRequest, caller: Caller) -> Tier:
+        """The tier of a request of this one."""
         asked = request.headers.get(TIER_HEADER)
         try:
-            return tier_of(None if asked is None else asked.decode("latin-1"), key_tier)
+            return tier_of(None if asked is None else asked.decode("latin-1"), caller.tier)
         except UnknownTier as error:
             raise invalid(TIER_HEADER.decode(), str(error)) from None
 

@@ -59,6 +59,8 @@ class Levels:
         if self.record.level < LEVEL_MAX:
             return self.record.level
         sets = self._directory.of_deployment(self._deployment)
+        if self.record.vacant and self._directory.wanted(self._deployment):
+            return 0  # workers come when they are asked for: nothing is short
         has_worker = any(workers.table.routable_count for workers in sets)
         silent_s = self._clock() - self._silent_since_s if self._silent_since_s is not None else 0.0
         return self.record.level_for(has_worker=has_worker, stale=silent_s >= STALE_S)

@@ -11,8 +11,11 @@ import msgspec
 
 from holdfast.core.tasks import Tasks
 from holdfast.core.unwritten import UNWRITTEN
+from holdfast.discovery.card import ModelCard
 from holdfast.frontend.api.errors import model_not_found, no_worker
 from holdfast.frontend.metrics import FrontendMetrics, Others, Scrape, nobody
+from holdfast.frontend.requests import PATH as REQUESTS
+from holdfast.frontend.requests import Requests
 from holdfast.health.watcher import BeatWatcher
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.dispatcher import Dispatcher
@@ -45,6 +48,7 @@ class Pages:
     replaced: bool = False  # by a rollout: while it drains, who asks on an open connection is answered
     streams: Callable[[], int] = lambda: 0  # requests under way
     level: Callable[[], int] = lambda: 0  # of degradation
+    requests: Requests | None = None
     _scrapes: Tasks = field(default_factory=lambda: Tasks("scrapes"))
 
     @staticmethod
@@ -57,8 +61,10 @@ class Pages:
             connection.respond(200, self._own_metrics(), metrics.CONTENT_TYPE)
         elif request.path in OPEN_PATHS and request.method in ("GET", "HEAD"):
             self.answer(connection, request.path)
+        elif request.path == REQUESTS and request.method in ("GET", "HEAD") and self.requests is not None:
+            self.requests.answer_all(connection)
         else:
-            error = {"message": f"there are only GET {', '.join(sorted(OPEN_PATHS))} here"}
+            error = {"message": f"there are only GET {', '.join(sorted({*OPEN_PATHS, REQUESTS}))} here"}
             connection.respond(404, msgspec.json.encode({"error": error}))
 
     def answer(self, connection: HttpConnection, path: str) -> None:
@@ -71,18 +77,19 @@ class Pages:
         elif path == "/metrics":
             Scrape(connection, self.name, self._own_metrics(), self.others, self._scrapes)
         elif path == _MODELS:
-            cards = [self._card(name) for name in self.directory.models()]
+            served = self.directory.models()
+            named = dict.fromkeys((*served, *self.directory.wanted_names))
+            cards = [self._card(name, served.get(name)) for name in named]
             connection.respond(200, msgspec.json.encode({"object": "list", "data": cards}))
         else:
             name = unquote(path.removeprefix(f"{_MODELS}/"))  # clients write "org/name" as org%2Fname
-            connection.respond(200, msgspec.json.encode(self._card(name)))
+            connection.respond(200, msgspec.json.encode(self._card(name, self.directory.models().get(name))))
 
     def _own_metrics(self) -> bytes:
         return self.metrics.page(self.roster, self._held())
 
-    def _card(self, name: str) -> dict[str, Any]:
-        card = self.directory.models().get(name)
-        if card is None:
+    def _card(self, name: str, card: ModelCard | None) -> dict[str, Any]:
+        if card is None and not self.directory.wants(name):
             known = self.directory.knows(name)
             raise no_worker(name, "it is not listed until one is up") if known else model_not_found(name[:200])
         return {
@@ -90,9 +97,9 @@ class Pages:
             "object": "model",
             "created": self.created,
             "owned_by": "holdfast",
-            "root": card.root or name,  # vLLM's bench looks here for the tokenizer
+            "root": card.root or name if card is not None else name,  # vLLM's bench looks here for the tokenizer
             "parent": None,
-            "max_model_len": card.context_tokens_max,
+            "max_model_len": card.context_tokens_max if card is not None else None,  # it has no worker to tell
         }
 
     def _held(self) -> dict[str, int]:
@@ -112,7 +119,7 @@ class Pages:
             "store": self.store_state(),
             "level": self.level(),
             "streams": self.streams(),
-            "held": sum(self._held().values()),
+            "held": sum(self._held().values()) + (len(self.requests.lobby) if self.requests is not None else 0),
             "resumed_total": sum(self.dispatcher.stats.resumed.values()),
             "models": sorted(self.directory.models()),
             "seams": [_seam(seam) for seam in self.dispatcher.stats.seams],

@@ -28,13 +28,17 @@ from holdfast.fleet.records import Book, book_key, read
 from holdfast.frontend.accounts import AccessLog, Accounts
 from holdfast.frontend.admission import Admission, AdmissionSettings
 from holdfast.frontend.app import App
+from holdfast.frontend.demand import Demands
 from holdfast.frontend.gate import Gate, RequestNames
 from holdfast.frontend.large_bodies import LargeBodies
 from holdfast.frontend.levels import AllLevels, Levels
+from holdfast.frontend.lobby import Lobby
 from holdfast.frontend.metrics import FrontendMetrics, Others, nobody
 from holdfast.frontend.model_text import TextMaker
 from holdfast.frontend.pages import OPEN_PATHS, Pages
 from holdfast.frontend.reporting import Reporting
+from holdfast.frontend.requests import Requests
+from holdfast.frontend.wanted import Wanted
 from holdfast.rollout.records import orders
 from holdfast.spec.launch import FrontendLaunch
 from holdfast.store.contract import Deleted, Lost, Put, Registration, Snapshot, Store
@@ -76,13 +80,15 @@ async def run_frontend(
     access = AccessLog() if settings.access_log else None
     accounts = Accounts(directory, shown, access)
     large = LargeBodies(admission.settings.prompt_chars_max, shown.reader_lost)
-    waits_s = settings.holds.hold_s
+    lobby = Lobby(directory, settings.holds, dispatcher.stats, loop.time)
+    requests = pages.requests = Requests(accounts, lobby, directory, loop.time, unix_s)
     shed_retry_s, stats = settings.holds.shed_retry_s, dispatcher.stats
     levels = {one: Levels(one, directory, stats, shed_retry_s, loop.time) for one in settings.serves}
-    app = App(gate, waits_s, directory, admission, pages, RequestNames(rng), accounts, large, AllLevels(levels))
+    names = RequestNames(rng)
+    app = App(gate, directory, admission, pages, names, accounts, requests, lobby, large, AllLevels(levels))
     pages.level = lambda: levels[settings.deployment].level
     pages.streams = lambda: accounts.inflight
-    roster.on_models_changed = app.models_changed
+    roster.on_models_changed = lobby.changed
     bounds = HttpBounds(
         body_bytes_max=settings.body_bytes_max, request_s=settings.request_s, unread_s=settings.unread_s
     )
@@ -97,12 +103,15 @@ async def run_frontend(
     tasks = Tasks("frontend")
     watches = [tasks.spawn(_watch(store, prefix, registry, roster, refusals), f"watch {prefix}") for prefix in prefixes]
     watches.append(tasks.spawn(_hear(store, roster), f"watch {HEALTH}"))
+    watches.append(tasks.spawn(lobby.remind(), "remind who waits"))
     for one in settings.serves:
         watches.append(tasks.spawn(_hear_controls(store, one, roster, standings, levels[one]), f"controls of {one}"))
         watches.append(tasks.spawn(_hear_rollout(store, one, roster, directory, pages, settings), f"rollouts of {one}"))
         watches.append(tasks.spawn(_hear_fleet(store, one, roster), f"fleet of {one}"))
         watches.append(tasks.spawn(levels[one].follow(store), f"level of {one}"))
-        reporting = Reporting(store, one, roster, directory, accounts, unix_s, settings.name)
+        watches.append(tasks.spawn(Wanted(one, directory, lobby.changed).follow(store), f"models of {one}"))
+        demand = Demands(one, directory, lobby, loop.time, unix_s)
+        reporting = Reporting(store, one, roster, directory, accounts, unix_s, settings.name, demand.now)
         watches.append(tasks.spawn(reporting.run(), f"report to {one}"))
     try:
         facts = {"address": str(address), "status": str(status or address)}

@@ -1,6 +1,7 @@
 """One HTTP answer: its choices, and what goes out to the client when.
 
-Always true: no header goes out before the first engine output, so an error can still have its status; a stream ends
+Always true: no header goes out before the first engine output, so an error can still have its status, but for a stream
+whose client was told for how long it waits (`notes`); a stream ends
 with `[DONE]` only if every choice reached its end, else with an error event that names the cause; a client that
 goes away frees all its streams at once.
 """
@@ -15,6 +16,7 @@ from holdfast.core.errors import Code
 from holdfast.frontend.api.errors import ApiError, log_failure, of_failure
 from holdfast.frontend.api.request import Usage
 from holdfast.frontend.choice import Choice
+from holdfast.frontend.notes import WaitNotes, begin_events
 from holdfast.frontend.shapes import (
     ChunkTemplate,
     TextOffsets,
@@ -25,10 +27,8 @@ from holdfast.frontend.shapes import (
     usage_chunk,
 )
 from holdfast.frontend.text.detokenizer import TokenTable
+from holdfast.streams.states import Waiting
 from holdfast.wire.http.connection import HttpConnection
-
-EVENT_STREAM = b"text/event-stream; charset=utf-8"
-_NO_CACHE = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,11 @@ class Reply:
         self.release: Callable[[], None] = lambda: None  # lets go of all streams still running
         self.now: Callable[[], float] = lambda: 0.0
         self._offsets: dict[int, TextOffsets] = {}  # by choice; only for a completion's logprobs
+
+    @property
+    def answering(self) -> bool:
+        """Whether part of it is out, or about to be."""
+        return self.first_token_s > 0 or self.connection.streaming
 
     def client_gone(self) -> None:
         self._end("cancelled")
@@ -142,7 +147,7 @@ class Reply:
     def flush_choice(self, choice: Choice) -> None:
         raise NotImplementedError
 
-    def still_waiting(self) -> None:
+    def still_waiting(self, waiting: Waiting) -> None:
         raise NotImplementedError
 
     def resumed(self, pause_s: float) -> None:
@@ -159,7 +164,8 @@ class StreamReply(Reply):
         super().__init__(connection, shape, table, over)
         # Whether chunks in the middle say more than their text.
         self._rich = shape.token_ids or shape.logprobs or shape.usage is Usage.ALWAYS
-        self._head_sent = False
+        self._head_sent = connection.streaming
+        self.notes: WaitNotes | None = None  # what its client was told while it waited, if anything
         self._note = b""  # a comment that could not go out yet; the last one only
         self._templates: list[ChunkTemplate] = []
         self._greeted: set[int] = set()
@@ -206,11 +212,12 @@ class StreamReply(Reply):
             data += self._chunk(choice)
         if choice.finish is not None:
             self._closed.add(choice.index)
+        if not self.first_token_s:
+            self._first_output()
         if not self._head_sent:
             self._head_sent = True
-            self._first_output()
             note, self._note = self._note, b""
-            self.connection.start_stream(EVENT_STREAM, _NO_CACHE, note + data)
+            begin_events(self.connection, note + data)
             data = b""
         if len(self._closed) == len(self.choices):
             self.connection.end_stream(data + self._closing())
@@ -254,9 +261,11 @@ class StreamReply(Reply):
         extra = {"usage": self._usage(), "holdfast": self._holdfast(self.choices)}
         return usage_chunk(shape.chat, shape.response_id, shape.created, shape.model, extra) + b"data: [DONE]\n\n"
 
-    def still_waiting(self) -> None:
-        if self._head_sent and not self.connection.paused:
-            self.connection.write(b": waiting\n\n")
+    def still_waiting(self, waiting: Waiting) -> None:
+        if self.notes is None:
+            self.notes = WaitNotes(self.connection)
+        self.notes.tell(waiting, self.now())
+        self._head_sent = self.connection.streaming
 
     def resumed(self, pause_s: float) -> None:
         note = b": resumed after %.3f s\n\n" % pause_s

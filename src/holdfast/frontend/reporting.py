@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.discovery.keys import REPORTS
 from holdfast.frontend.accounts import Accounts, Ended
-from holdfast.health.records import Report
+from holdfast.health.records import Demand, Report
 from holdfast.store.contract import Registration, Store
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.roster import Roster
@@ -32,6 +32,7 @@ class Reporting:
         accounts: Accounts,
         unix_s: Callable[[], float],
         process: str = "",
+        demand: Callable[[], dict[str, Demand]] = dict,
     ) -> None:
         self._store = store
         self._deployment = deployment
@@ -41,6 +42,7 @@ class Reporting:
         self._directory = directory
         self._accounts = accounts
         self._unix_s = unix_s
+        self._demand = demand
         self._told: Report | None = None
         self._registration: Registration | None = None
 
@@ -74,6 +76,7 @@ class Reporting:
             refused=self._roster.refused(own),
             waiting=sum(len(workers.holds) for workers in sets),
             held={workers.namespace: workers.held for workers in sets if workers.held},
+            demand=self._demand(),
             ended=ended.requests,
             prompt_tokens=ended.prompt_tokens,
             answer_tokens=ended.answer_tokens,

@@ -10,6 +10,7 @@ from typing import Any
 from holdfast.frontend.choice import Choice
 from holdfast.frontend.reply import Reply
 from holdfast.frontend.shapes import encode, end_of
+from holdfast.streams.states import Waiting
 
 # What a message of ours never has, and a body.
 _SILENT: dict[str, Any] = {
@@ -37,7 +38,7 @@ class WholeReply(Reply):
             self.connection.respond(200, encode(self._body()))
             self._end("success")
 
-    def still_waiting(self) -> None:
+    def still_waiting(self, waiting: Waiting) -> None:
         """Nothing to keep warm: no header has gone out."""
 
     def _body(self) -> dict[str, Any]:

@@ -94,6 +94,13 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     fall: Count = 0  # the last of which its streams were moved
 
 
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests for one model that wait."""
+
+    waiting: Count
+    since_unix_s: UnixS  # when the first of them came
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What a frontend sees; workers by instance, in hex."""
 
@@ -107,6 +114,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     refused: dict[str, str] = {}  # those whose card it cannot use, and why
     waiting: Count = 0  # requests without a place,
     held: dict[str, Count] = {}  # and of those, by the namespace of their set, the ones that had begun
+    demand: dict[str, Demand] = {}  # and all of them, by model
     # Requests that came to their good end since the frontend began, and their tokens: what requests are like.
     ended: Count = 0
     prompt_tokens: Count = 0

@@ -13,6 +13,16 @@ class HoldSettings(Settings, frozen=True):
     """What happens while a set has no worker, or all are full."""
 
     hold_s: Annotated[float, about("How long streams wait for a worker.", "s", min=0, commands=_ALL)] = 30.0
+    # As long as a large model may take from a disk onto a device that others have to leave first.
+    provision_s: Annotated[
+        float,
+        about(
+            "How long streams wait for a worker of a model that is brought up when it is asked for.",
+            "s",
+            min=0,
+            commands=_ALL,
+        ),
+    ] = 600.0
     # Longer than a rollout may stand still (`progressDeadlineSeconds`) before it is undone.
     away_s: Annotated[
         float, about("How long streams wait whose workers a rollout took away, for its end.", "s", min=0)

@@ -1,7 +1,8 @@
 """All worker sets (the workers of one model in one namespace with one card checksum), and which models are known.
 
 Always true: a model stays known for a while after its last worker went, so that its requests are held, not refused; but
-for one whose sets a rollout took away for good (it was renamed, or deleted), which nobody waits for.
+for one whose sets a rollout took away for good (it was renamed, or deleted), or that was wanted and is no longer, which
+nobody waits for. A model that is wanted (`discovery.models`) is known whether or not it ever had a worker.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from holdfast.routing.degradation import RULES, Rules
 from holdfast.routing.table import Standing
 from holdfast.spec.waits import KnownSettings
 from holdfast.streams.flight import Flight, WorkerSet
-from holdfast.streams.rulings import Fate, Ruling, Rulings
+from holdfast.streams.rulings import FOR_GOOD, Fate, Ruling, Rulings
 
 # Names without a worker that are remembered at once. A deployment has a handful; the oldest is dropped for a new one.
 SEEN_MAX = 1024
@@ -28,10 +29,44 @@ class ModelDirectory:
         self._rng = rng
         self._fresh_holds_max = fresh_holds_max
         self._known = known
+        self._wanted: dict[str, frozenset[str]] = {}  # names, by deployment
+        self._unwanted: dict[tuple[str, str], None] = {}  # deployments and names that were wanted, the oldest first
         self._seen: dict[str, float] = {}  # when a worker of this model was last heard of, the oldest first
         self.sets: dict[tuple[str, str], WorkerSet] = {}
         self._rules: dict[str, Rules] = {}  # by deployment, where they are others than at level 0
         self._rulings: defaultdict[str, Rulings] = defaultdict(Rulings)  # by deployment
+
+    def want(self, deployment: str, names: frozenset[str]) -> None:
+        """The models that are wanted of a deployment, all of them; what held of the others ends with the next tick."""
+        before = self._wanted.get(deployment, frozenset())
+        self._wanted[deployment] = names
+        for name in before - names:
+            self._unwanted[deployment, name] = None
+            if not self.wants(name) and not self._has_worker(name):
+                self._seen.pop(name, None)
+        for name in names:
+            self._unwanted.pop((deployment, name), None)
+        while len(self._unwanted) > SEEN_MAX:
+            del self._unwanted[next(iter(self._unwanted))]
+
+    def wants(self, name: str) -> bool:
+        """Whether a worker of it is brought up when it is asked for."""
+        return any(name in names for names in self._wanted.values())
+
+    def wanted(self, deployment: str) -> frozenset[str]:
+        return self._wanted.get(deployment, frozenset())
+
+    @property
+    def wanted_names(self) -> list[str]:
+        return sorted({name for names in self._wanted.values() for name in names})
+
+    def _has_worker(self, name: str) -> bool:
+        return any(workers.sessions for workers in self.sets.values() if workers.card.name == name)
+
+    def appeared(self, deployment: str, name: str, now_s: float) -> None:
+        """There is a new worker of this model, so that somebody wants it."""
+        self._unwanted.pop((deployment, name), None)
+        self.saw(name, now_s)
 
     def saw(self, name: str, now_s: float) -> None:
         """A worker of this model is there, or was until now."""
@@ -42,7 +77,7 @@ class ModelDirectory:
 
     def knows(self, name: str) -> bool:
         """Whether this is a model of ours, with or without a worker at the moment."""
-        return name in self._known.models or name in self._seen
+        return name in self._known.models or name in self._seen or self.wants(name)
 
     @property
     def has_seen_any(self) -> bool:
@@ -70,6 +105,8 @@ class ModelDirectory:
         self._rulings[deployment].hear(ruling, {workers.namespace for workers in self.of_deployment(deployment)})
 
     def fate(self, workers: WorkerSet) -> Fate:
+        if (workers.deployment, workers.card.name) in self._unwanted:
+            return Fate.UNWANTED
         return self._rulings[workers.deployment].fate(workers.namespace)
 
     def current(self, workers: WorkerSet) -> WorkerSet:
@@ -120,7 +157,7 @@ class ModelDirectory:
                 self.saw(workers.card.name, now_s)
             elif not len(workers.holds) and gone_s > linger_s:
                 del self.sets[key]
-            elif not len(workers.holds) and gone_s > GONE_S and self.fate(workers) is Fate.GONE:
+            elif not len(workers.holds) and gone_s > GONE_S and self.fate(workers) in FOR_GOOD:
                 del self.sets[key]
                 if not any(other.card.name == workers.card.name for other in self.sets.values()):
                     self._seen.pop(workers.card.name, None)

@@ -39,7 +39,7 @@ class Dispatcher:
         self._numbers = itertools.count(1)
         self.links = Links()
         self.stats = DispatchStats()
-        self._patience = Patience(settings, self.stats, clock)
+        self._patience = Patience(settings, self.stats, clock, directory.wants)
 
     # -- from the frontend
 
@@ -209,7 +209,7 @@ class Dispatcher:
         self._directory.forget_empty(now_s, linger_s=self._settings.hold_s)
 
     def remind_waiting(self) -> None:
-        """Every few seconds: held streams keep their clients' connections warm."""
+        """Every second: held streams keep their clients' connections warm."""
         for workers in self._directory.sets.values():
             self._patience.remind(workers)
             self._fill(workers)

@@ -19,6 +19,7 @@ from holdfast.routing.slots import Slot
 from holdfast.routing.table import RouteTable, Standing
 from holdfast.streams.holds import HoldQueue, Pace
 from holdfast.streams.ledger import Ledger, standing_of
+from holdfast.streams.states import Waiting
 from holdfast.streams.stats import Seam
 
 
@@ -26,6 +27,10 @@ class Consumer(Protocol):
     """Takes a stream's tokens; the frontend's text side. `dirty` is the link's: set between take and flush."""
 
     dirty: bool
+
+    @property
+    def asker(self) -> object:
+        """What it is part of: streams of one request are one in line."""
 
     @property
     def answering(self) -> bool:
@@ -40,8 +45,8 @@ class Consumer(Protocol):
     def failed(self, code: Code, message: str, retry_after_s: float | None) -> None:
         """The stream is over without its end."""
 
-    def still_waiting(self) -> None:
-        """The stream is held; called every few seconds."""
+    def still_waiting(self, waiting: Waiting) -> None:
+        """The stream is held; called every second."""
 
     def resumed(self, pause_s: float) -> None:
         """The stream moves again this long after a failure; called before the tokens that say so are taken."""
@@ -122,6 +127,10 @@ class Flight:
         """It was on a worker until now. A prompt may take longer than anybody may wait: that was no waiting."""
         self.waits_since_s += now_s - self.sent_s
 
+    def waited(self, since_s: float) -> None:
+        """It has waited since then, before it had a set to wait for."""
+        self.wait_mark, self.waits_since_s = self.ledger.emitted, since_s
+
     def waits(self, now_s: float) -> float:
         """It has no place; since when it waits."""
         if self.wait_mark != self.ledger.emitted:
@@ -158,6 +167,7 @@ class WorkerSet:
         self.text_lock = asyncio.Lock()  # whoever makes the text side; others wait for it
         self.text: object | None = None  # what the frontend made of the card's tokenizer and template
         self.empty_since_s = 0.0  # when the last routable worker went, 0 while there is one
+        self.served_since_s = 0.0  # when the first of those came that are routable now, or were last
         self.full_since_s = 0.0  # when its workers were first seen to be full, 0 while they are not
         self.tried_s = 0.0  # when one of its workers was last seen to be kept for a suspect
         self.away_s = 0.0  # when a rollout was last seen to have taken all of them away
@@ -198,6 +208,8 @@ class WorkerSet:
     def note_routable(self, now_s: float) -> None:
         """Keep `empty_since_s` true after any change of its workers."""
         if self.table.routable_count:
+            if self.empty_since_s or not self.served_since_s:
+                self.served_since_s = now_s
             self.empty_since_s = 0.0
         elif self.empty_since_s == 0.0:
             self.empty_since_s = now_s

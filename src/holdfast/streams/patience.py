@@ -6,7 +6,8 @@ to come back. That is an answer, not a failure, and is counted apart; so it is w
 tier that waits is *pushed out*. Whoever ran before, or whose client already has part of its answer (another of its
 choices), waits as if held. Suspects are tried one after the other, each for as long as its prompt takes: while one is
 tried, the wait of those who ran before is not over. Nor is it while a rollout has taken their workers away: until that
-is in place or undone nobody knows whether they come back.
+is in place or undone nobody knows whether they come back. A model that is *wanted* may have to be brought up from
+nothing: whoever waits for its first worker, or waited when that came, may do so for longer.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from holdfast.routing.table import Standing
 from holdfast.routing.tiers import InLine
 from holdfast.spec.waits import HoldSettings
 from holdfast.streams.flight import Flight, WorkerSet
-from holdfast.streams.rulings import TAKEN_AWAY, Fate
+from holdfast.streams.lines import line_of
+from holdfast.streams.rulings import FOR_GOOD, TAKEN_AWAY, Fate
 from holdfast.streams.stats import DispatchStats
 
 log = logging.getLogger("holdfast.workers")
@@ -29,8 +31,15 @@ log = logging.getLogger("holdfast.workers")
 class Patience:
     """Ends the waits of one frontend's streams."""
 
-    def __init__(self, settings: HoldSettings, stats: DispatchStats, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        settings: HoldSettings,
+        stats: DispatchStats,
+        clock: Callable[[], float],
+        wants: Callable[[str], bool] = lambda name: False,
+    ) -> None:
         self._settings = settings
+        self._wants = wants  # whether a model is brought up when it is asked for
         self._stats = stats
         self._clock = clock
 
@@ -38,13 +47,20 @@ class Patience:
         """How long it may wait in all; for a place it waits since there were workers."""
         flight = held.item
         full_since_s = flight.workers.full_since_s
+        hold_s = self._hold_s(flight.workers)
         if flight.standing is not Standing.FRESH:
             away_s = min(flight.workers.away_s - held.since_s, self._settings.away_s)
-            return self._settings.hold_s + max(0.0, flight.workers.tried_s - held.since_s, away_s)
+            return hold_s + max(0.0, flight.workers.tried_s - held.since_s, away_s)
         if flight.consumer.answering or not full_since_s:
-            return self._settings.hold_s
+            return hold_s
+        if held.since_s < flight.workers.served_since_s and self._wants(flight.workers.card.name):
+            return hold_s  # it was to wait for a worker, and so were all those before it
         queue_s = self._settings.queue_s * flight.workers.table.rules.latency_factor
         return queue_s + max(0.0, full_since_s - held.since_s)
+
+    def _hold_s(self, workers: WorkerSet) -> float:
+        """How long somebody may come who serves."""
+        return self._settings.provision_s if self._wants(workers.card.name) else self._settings.hold_s
 
     def is_tired_of(self, workers: WorkerSet, fate: Fate, now_s: float) -> bool:
         """Whether others are to stand in for a set. Workers that crashed come back; of those that a rollout took away
@@ -61,14 +77,17 @@ class Patience:
             waited_s = self.bound_s(held)
             self._refuse_full(flight, f"every worker is full, and no place came free within {waited_s:.0f} s")
         else:
-            waited = f"no worker could take it within {self._settings.hold_s:g} s"
+            waited = f"no worker could take it within {self._hold_s(flight.workers):g} s"
             self.lose(flight, Code.NO_WORKER, waited)
 
     def has_no_heir(self, flight: Flight, fate: Fate) -> None:
-        """No other set may go on with it: where a rollout has taken its own away for good, that is its end."""
-        if fate is not Fate.GONE:
+        """No other set may go on with it: where its own is gone for good, that is its end."""
+        if fate not in FOR_GOOD:
             return
         flight.workers.holds.drop(flight)
+        if fate is Fate.UNWANTED:
+            self.lose(flight, Code.MODEL_UNAVAILABLE, no_longer_wanted(flight.workers.card.name))
+            return
         why = "its workers were replaced by others, which would go on with it in another way"
         self.lose(flight, Code.REPLACED, f"{why}; ask again, or allow it in the manifest (rollout.inexact)")
 
@@ -110,12 +129,14 @@ class Patience:
 
     def remind(self, workers: WorkerSet) -> None:
         """Tell those who wait that they do."""
-        for held in workers.holds:
+        if not len(workers.holds):
+            return
+        for flight, waiting in line_of(workers, wanted=self._wants(workers.card.name)):
             try:
-                held.item.consumer.still_waiting()
+                flight.consumer.still_waiting(waiting)
             except Exception as error:
-                workers.holds.drop(held.item)
-                self.broke(held.item, error)
+                workers.holds.drop(flight)
+                self.broke(flight, error)
 
     def broke(self, flight: Flight, error: Exception) -> None:
         """What consumes a stream raised, perhaps at its very end: its client is told, whatever it was told before."""
@@ -123,6 +144,11 @@ class Patience:
         flight.ledger.end()
         self._stats.lost[Code.INTERNAL] = self._stats.lost.get(Code.INTERNAL, 0) + 1
         _tell_failed(flight, Code.INTERNAL, "internal error; the server's log has the details", None)
+
+
+def no_longer_wanted(model: str) -> str:
+    """Why whoever waits for a model does so in vain."""
+    return f"the model {model!r} was taken away, and no worker of it is left"
 
 
 def _tell_failed(flight: Flight, code: Code, message: str, retry_after_s: float | None) -> None:

@@ -37,7 +37,7 @@ log = logging.getLogger("holdfast.workers")
 
 RETRY_S_MIN = 0.05
 RETRY_S_MAX = 1.0
-REMIND_TICKS = 50  # every 5 s
+REMIND_TICKS = 10  # every second
 REASON_CHARS_MAX = 500  # of a refusal, in a report
 
 PrepareText = Callable[[ModelCard, bytes], Awaitable[object]]
@@ -127,7 +127,7 @@ class Roster:
             if link.instance == instance:
                 link.withdrawn = False  # its key went and came back; the link never cared
                 return
-        self._directory.saw(instance.card.name, self._loop.time())
+        self._directory.appeared(instance.key.deployment, instance.card.name, self._loop.time())
         link = WorkerLink(instance, self._dispatcher)
         link.since_s = self._loop.time()
         link.seen = self._sightings[instance.key.deployment].of(instance.key.instance)

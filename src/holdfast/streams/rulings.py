@@ -26,9 +26,11 @@ class Fate(Enum):
     STAYS = "it has replicas that have proved themselves"
     AWAY = "it has none yet, or again, and may have some"
     GONE = "it is gone for good"
+    UNWANTED = "nobody wants its model any more"
 
 
-TAKEN_AWAY = (Fate.AWAY, Fate.GONE)
+FOR_GOOD = (Fate.GONE, Fate.UNWANTED)
+TAKEN_AWAY = (Fate.AWAY, *FOR_GOOD)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from typing import Any
 
 Event = tuple[float, str]  # when its last byte came, and its text
 
-DATA, DONE, WAITING = "data: ", "data: [DONE]", ": waiting"
+DATA, DONE = "data: ", "data: [DONE]"
+WAITING = (": queued ", ": provisioning")  # how comments begin that tell a client how it waits
 
 
 @dataclass(slots=True)
@@ -32,7 +33,7 @@ class Answer:
     exact: bool | None = None
     token_times_s: list[float] = field(default_factory=list)  # of chunks with content
     logprobs: list[float] = field(default_factory=list)
-    waiting: int = 0  # ": waiting" comments
+    waiting: int = 0  # comments that it waits
 
     @property
     def gaps_s(self) -> list[float]:
@@ -51,7 +52,7 @@ def read_events(events: Iterable[Event], index: int = 0) -> Answer:
     for at_s, text in events:
         if text.startswith(DATA) and answer.done:
             answer.error = {"message": f"an event after [DONE]: {text[:200]}"}
-        elif text == WAITING:
+        elif text.startswith(WAITING):
             answer.waiting += 1
         elif text == DONE:
             answer.done = True

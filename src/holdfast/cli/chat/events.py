@@ -27,7 +27,9 @@ class Resumed(msgspec.Struct, frozen=True):
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """No engine is up; the answer is held until one is."""
+    """The answer is held: no engine is up, or all are full and it has a place in line."""
+
+    place: int = 0  # 0: no engine is up
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -108,13 +110,16 @@ class SseReader:
             self._size += len(value)
 
 
+_QUEUED = re.compile(r"queued (\d{1,9})")
 _RESUMED = re.compile(r"resumed after (\d{1,9}(?:\.\d{1,9})?) s")
 
 
 def of_comment(text: str) -> Event | None:
     """What a comment says; every server may send others."""
-    if text == "waiting":
+    if text in ("provisioning", "waiting"):  # the latter as older servers say it
         return Waiting()
+    if found := _QUEUED.fullmatch(text):
+        return Waiting(int(found[1]))
     found = _RESUMED.fullmatch(text)
     return Resumed(float(found[1])) if found else None
 

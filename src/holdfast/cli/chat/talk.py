@@ -168,8 +168,8 @@ def _answer(server: Server, conversation: Conversation, view: View) -> bool:
                         view.said(text)
                     case Resumed(pause_s):
                         view.resumed(pause_s)
-                    case Waiting():
-                        view.waiting()
+                    case Waiting(place):
+                        view.waiting(place)
                     case Ended():
                         ended = event
     except KeyboardInterrupt:

@@ -19,6 +19,7 @@ MARGIN = 2
 WIDTH_MIN = 8  # no real terminal is as narrow; the words of one are broken
 TAB = "    "
 WAITING = "… no engine is up; waiting"
+IN_LINE = "… every engine is full; place {} in line"
 
 _RUNS = re.compile(r"\n|[ \t]+|[^ \t\n]+")
 # Everything that moves a cursor or speaks to the terminal, but for line ends and tabs.
@@ -54,7 +55,7 @@ class View(Protocol):
 
     def resumed(self, pause_s: float) -> None: ...
 
-    def waiting(self) -> None: ...
+    def waiting(self, place: int = 0) -> None: ...
 
     def end(self, ended: Ended | None) -> None:
         """Nothing more comes; None: it was stopped or broke off."""
@@ -66,11 +67,11 @@ class PlainView:
     def __init__(self, *, terminal: bool = False) -> None:
         self._terminal = terminal
         self._at_line_start = True
-        self._waits = False
+        self._waits = ""  # as it was told
         self._pauses_s: list[float] = []
 
     def said(self, text: str) -> None:
-        self._waits = False
+        self._waits = ""
         text = visible(text) if self._terminal else text
         self._at_line_start = text.endswith("\n") if text else self._at_line_start
         write_out(text)
@@ -78,10 +79,11 @@ class PlainView:
     def resumed(self, pause_s: float) -> None:
         self._pauses_s.append(pause_s)
 
-    def waiting(self) -> None:
-        if not self._waits:
-            self._waits = True
-            sys.stderr.write(f"{WAITING}\n")
+    def waiting(self, place: int = 0) -> None:
+        words = _waiting(place)
+        if self._waits != words:
+            self._waits = words
+            sys.stderr.write(f"{words}\n")
 
     def end(self, ended: Ended | None) -> None:
         if not self._at_line_start:
@@ -104,7 +106,7 @@ class MarginView:
         self._breaks = 0
         self._full = False  # white space came that the line has no room for
         self._marked = False  # the next margin has the mark
-        self._waits = False
+        self._waits = ""  # as it was told
         self._pauses_s: list[float] = []
 
     def said(self, text: str) -> None:
@@ -124,13 +126,15 @@ class MarginView:
         self._pauses_s.append(pause_s)
         self._marked = True
 
-    def waiting(self) -> None:
+    def waiting(self, place: int = 0) -> None:
         """A note below the text, taken away again when the text goes on."""
-        if self._waits:
+        words = _waiting(place)
+        if self._waits == words:
             return
-        self._waits = True
+        self._wait_over()
+        self._waits = words
         self._write("\n" if self._open else "")
-        self._write(self._terminal.styled(WAITING[: self._width], "dim"))
+        self._write(self._terminal.styled(words[: self._width], "dim"))
         self._terminal.file.flush()
 
     def end(self, ended: Ended | None) -> None:
@@ -205,10 +209,14 @@ class MarginView:
 
     def _wait_over(self) -> None:
         if self._waits:
-            self._waits = False
+            self._waits = ""
             self._write("\r\x1b[K")
             if self._open:
                 self._write(f"\x1b[1A\x1b[{MARGIN + self._column}C")
+
+
+def _waiting(place: int) -> str:
+    return IN_LINE.format(place) if place else WAITING
 
 
 def view_for(terminal: Terminal) -> View:

@@ -90,6 +90,7 @@ _OF_CODE: dict[Code, tuple[int, str]] = {
     Code.PUSHED_OUT: (429, OVERLOADED),
     Code.NO_WORKER: (503, UNAVAILABLE),
     Code.REPLACED: (503, UNAVAILABLE),
+    Code.MODEL_UNAVAILABLE: (404, INVALID_REQUEST),  # as a name that nobody ever had
     Code.CANCELLED: (499, "cancelled"),
     Code.INTERNAL: (500, SERVER),
     Code.POISONED: (500, SERVER),  # not 503: trying again would only cost more engines

@@ -129,6 +129,11 @@ class HttpConnection(asyncio.Protocol):
         return peer_uid(sock) if sock is not None else None
 
     @property
+    def streaming(self) -> bool:
+        """The head of a streamed response is out, and its end is not."""
+        return self._streaming
+
+    @property
     def received_bytes(self) -> int:
         return self._reader.received_bytes
 

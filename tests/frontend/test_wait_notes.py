@@ -1,0 +1,221 @@
+"""Comments that tell a client how it waits: when one goes out, and when none may; and the lines that they tell of."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from holdfast.core.errors import Code
+from holdfast.core.tiers import Tier
+from holdfast.frontend.accounts import PAST_MAX, Account, Accounts
+from holdfast.frontend.api.errors import ApiError
+from holdfast.frontend.api.request import ParsedRequest
+from holdfast.frontend.demand import Demands
+from holdfast.frontend.lobby import Lobby
+from holdfast.frontend.metrics import FrontendMetrics
+from holdfast.frontend.notes import WaitNotes
+from holdfast.frontend.requests import LISTED_MAX, Requests
+from holdfast.health.records import Demand, Report
+from holdfast.spec.waits import HoldSettings
+from holdfast.streams.directory import ModelDirectory
+from holdfast.streams.flight import WorkerSet
+from holdfast.streams.states import State, Waiting
+from holdfast.streams.stats import DispatchStats
+from holdfast.wire.http.connection import HttpConnection
+
+
+class Client:
+    """The part of a connection that comments go out by."""
+
+    def __init__(self, *, streaming: bool = False) -> None:
+        self.streaming = streaming
+        self.paused = False
+        self.told: list[str] = []
+
+    def start_stream(self, _kind: bytes, _headers: object, data: bytes) -> None:
+        assert not self.streaming
+        self.streaming = True
+        self.told.append("head")
+        self.write(data)
+
+    def write(self, data: bytes) -> None:
+        assert self.streaming
+        self.told.append(data.decode().strip())
+
+    @property
+    def connection(self) -> HttpConnection:
+        return cast(HttpConnection, self)
+
+
+PROVISIONING, QUEUED = State.PROVISIONING, State.QUEUED
+# when, how it waits (since 0 s), and what goes out: of a model that is brought up when it is asked for
+STORY: list[tuple[float, State, int, list[str]]] = [
+    (0.5, PROVISIONING, 1, []),  # most waits are over by then, and an error has its status
+    (1.1, PROVISIONING, 1, ["head", ": provisioning"]),
+    (2.1, PROVISIONING, 1, []),  # nothing new
+    (3.0, QUEUED, 3, [": queued 3"]),
+    (3.5, QUEUED, 2, []),  # too soon
+    (4.0, QUEUED, 1, [": queued 1"]),
+    (5.0, QUEUED, 1, []),
+    (8.9, QUEUED, 1, []),
+    (9.0, QUEUED, 1, [": queued 1"]),  # to keep the connection warm
+]
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_comment_tells_what_is_new(wanted: bool, streaming: bool) -> None:
+    """Once a second at most. An answer whose head is out is told of in any case, another only for a wanted model."""
+    client = Client(streaming=streaming)
+    notes = WaitNotes(client.connection)
+    for now_s, state, place, expected in STORY:
+        client.told.clear()
+        notes.tell(Waiting(state, place, 0.0, wanted), now_s)
+        shown = [words for words in expected if words != "head" or not streaming]
+        assert client.told == (shown if wanted or streaming else []), now_s
+
+
+def test_who_does_not_read_is_told_later() -> None:
+    """Nothing is gathered for a client that does not read: it hears how it is by then."""
+    client = Client(streaming=True)
+    client.paused = True
+    notes = WaitNotes(client.connection)
+    notes.tell(Waiting(QUEUED, 2, 0.0, True), 2.0)
+    client.paused = False
+    notes.tell(Waiting(QUEUED, 1, 0.0, True), 2.1)
+    assert client.told == [": queued 1"]
+
+
+class Rig:
+    """A lobby with its directory."""
+
+    def __init__(self, **settings: Any) -> None:
+        stats = DispatchStats()
+        self.loop = asyncio.get_running_loop()
+        self.directory = ModelDirectory(random.Random(1), 8)
+        self.lobby = Lobby(self.directory, HoldSettings(**settings), stats, self.loop.time)
+        self.accounts = Accounts(self.directory, FrontendMetrics(stats))
+        self.requests = Requests(self.accounts, self.lobby, self.directory, self.loop.time, lambda: 1000.0)
+        self.served = False
+        self.stats = stats
+
+    def begin(self, name: str, tier: Tier = Tier.STANDARD, key: str = "") -> Account:
+        return self.accounts.begin("chat", tier, id=f"id-{name}", name=name, key=key)
+
+    def find(self, _parsed: ParsedRequest) -> WorkerSet | None:
+        return cast(WorkerSet, self) if self.served else None
+
+    def ask(self, name: str, model: str = "m", tier: Tier = Tier.STANDARD) -> asyncio.Task[WorkerSet]:
+        parsed = ParsedRequest(kind="chat", model=model)
+        account = self.begin(name, tier)
+        account.named(parsed)
+        return asyncio.create_task(self.lobby.wait(account, Client().connection, parsed, self.find))
+
+    def shown(self) -> list[tuple[str, int | None]]:
+        return [(one.request_id, one.place) for one in self.requests.all().data]
+
+
+async def refusal(task: asyncio.Task[WorkerSet]) -> ApiError:
+    with pytest.raises(ApiError) as raised:
+        await asyncio.wait_for(task, 60)
+    return raised.value
+
+
+async def test_a_line_is_per_model_and_higher_tiers_stand_first() -> None:
+    """A full line keeps those who stand first: another is pushed out for a higher tier, a newcomer is refused."""
+    rig = Rig(fresh_max=2)
+    rig.directory.want("d", frozenset({"m", "n"}))
+    low, usual, other = rig.ask("low", tier=Tier.BEST_EFFORT), rig.ask("usual"), rig.ask("other", "n")
+    await asyncio.sleep(0)
+    assert rig.shown() == [("usual", 1), ("low", 2), ("other", 1)]
+    high, late = rig.ask("high", tier=Tier.PREMIUM), rig.ask("late", tier=Tier.BEST_EFFORT)
+    pushed, refused = await refusal(low), await refusal(late)
+    assert (pushed.status, pushed.code, pushed.reason) == (429, "PushedOut", "pushed_out")
+    assert (refused.status, refused.code) == (503, "NoWorker")
+    assert dict(rig.stats.shed) == {("best_effort", "pushed_out"): 1}
+    assert rig.shown()[:3] == [("high", 1), ("usual", 2), ("other", 1)]
+    rig.served = True
+    rig.lobby.changed()
+    assert [await asyncio.wait_for(task, 60) for task in (high, usual, other)] == [rig] * 3
+    assert (len(rig.lobby), rig.lobby.demand()) == (0, {})
+
+
+async def test_each_waits_as_long_as_it_may() -> None:
+    """For a model that is wanted, longer; and it is told for how long it waited."""
+    rig = Rig(hold_s=0.01, provision_s=0.05)
+    rig.directory.want("d", frozenset({"m"}))
+    tasks = {"m": rig.ask("a"), "n": rig.ask("b", "n")}
+    whys = {model: (await refusal(task)).message for model, task in tasks.items()}
+    assert whys["m"].endswith("none has come up within 0.05 s")
+    assert whys["n"].endswith("none has come up within 0.01 s")
+
+
+async def test_a_wish_that_ends_ends_the_wait_for_it_alone() -> None:
+    """Its waiters are told which model it was, as of a name that nobody has; others wait on."""
+    rig = Rig()
+    rig.directory.want("d", frozenset({"m", "n"}))
+    gone, stays = rig.ask("gone"), rig.ask("stays", "n")
+    await asyncio.sleep(0)
+    rig.directory.want("d", frozenset({"n"}))
+    rig.lobby.changed()
+    error = await refusal(gone)
+    assert (error.status, error.code, error.param) == (404, Code.MODEL_UNAVAILABLE, "model")
+    assert not stays.done()
+    stays.cancel()
+
+
+async def test_demand_is_told_to_whom_it_concerns() -> None:
+    """By model, with the first who came, and the same when it is asked for again; not what only a client has named."""
+    rig = Rig()
+    rig.directory.want("d", frozenset({"m"}))
+    rig.directory.want("e", frozenset({"n"}))
+    unix_s = iter(range(1000, 2000))
+    demands = {
+        one: Demands(one, rig.directory, rig.lobby, rig.loop.time, lambda: float(next(unix_s))) for one in ("d", "e")
+    }
+    assert demands["d"].now() == {}
+    tasks = [rig.ask("a"), rig.ask("b"), rig.ask("c", "n"), rig.ask("d", "made up")]
+    await asyncio.sleep(0)
+    first = demands["d"].now()
+    assert {model: one.waiting for model, one in first.items()} == {"m": 2}
+    assert demands["d"].now() == first, "clocks that drift are no news"
+    assert list(demands["e"].now()) == ["n"]
+    tasks[0].cancel()
+    await asyncio.wait(tasks[:1])
+    assert demands["d"].now()["m"].waiting == 1
+    for task in tasks:
+        task.cancel()
+
+
+def test_reports_of_either_age_are_read() -> None:
+    """An old one has no demand, and an old reader does not mind it."""
+    class OldReport(msgspec.Struct, frozen=True, kw_only=True):
+        name: str
+        waiting: int = 0
+
+    demand = {"m": Demand(waiting=2, since_unix_s=7.0)}
+    new = msgspec.json.encode(Report(name="f", at_unix_s=1.0, demand=demand))
+    assert msgspec.json.decode(new, type=OldReport) == OldReport(name="f")
+    assert msgspec.json.decode(new, type=Report).demand == demand
+    assert msgspec.json.decode(b'{"name":"f","at_unix_s":1.0}', type=Report).demand == {}
+
+
+async def test_ten_thousand_requests_leave_no_more_than_the_last_ones() -> None:
+    """Of those that ended the latest are known, each to its own key; of those under way a page shows so many."""
+    rig = Rig()
+    for number in range(10_000):
+        rig.begin(f"past-{number}", key="alice").over(None)
+    assert (rig.accounts.inflight, len(rig.accounts.past)) == (0, PAST_MAX)
+    latest = rig.requests.find("past-9999", "alice")
+    assert latest is not None
+    assert latest.state is State.FAILED
+    assert rig.requests.find("past-9999", "bob") is None
+    assert rig.requests.find("past-0", "alice") is None
+    for number in range(10_000):
+        rig.begin(f"now-{number}")
+    listed = rig.requests.all()
+    assert (len(listed.data), listed.has_more) == (LISTED_MAX, True)
