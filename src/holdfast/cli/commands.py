@@ -72,6 +72,7 @@ COMMANDS = (
     Command("down", RUN, "Stop everything, whether or not its supervisor lives.", "down:Down"),
     Command("ps", RUN, "Show what runs.", "ps:Ps"),
     Command("top", RUN, "Watch it live: workers, their standing and pace, levels, the last incidents.", "top:Top"),
+    Command("queue", RUN, "Show which requests wait, for which model, and in which place.", "queue:Queue"),
     Command("incidents", RUN, "Show what died, why, who went on, and the gap that streams saw.", "ps:Incidents"),
     Command(
         "chat",

@@ -98,6 +98,7 @@ _BLAME: dict[str, Kind | None] = {
     Code.RESOURCE_EXHAUSTED: None,
     Code.NO_WORKER: None,
     Code.REPLACED: None,
+    Code.MODEL_UNAVAILABLE: None,
     Code.PUSHED_OUT: None,  # for one that matters more
     Code.CANCELLED: None,  # its client left
     Code.INVALID_REQUEST: None,  # its client's mistake
