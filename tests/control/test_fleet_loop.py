@@ -22,12 +22,14 @@ from holdfast.core.tasks import first
 from holdfast.discovery.keys import REPORTS
 from holdfast.fleet.controller import GRACE_S, WAITED_FOR
 from holdfast.fleet.desired import Model
+from holdfast.fleet.observed import Demand
 from holdfast.fleet.records import Book, book_key, node_key, orders_key, wish_key
 from holdfast.fleet.scaling import Scaling
 from holdfast.fleet.traffic import Load
 from holdfast.health.records import Report
 from holdfast.testing.waiting import BOUND_S, until
 from holdfast.wire.messages import Beat
+from keeper_rig import wish
 
 LIFE_WRITES_MAX = 60  # of a whole life, as `live` has it: about half as many
 
@@ -238,6 +240,22 @@ async def test_a_held_request_brings_one_up(process: StoreProcess, monkeypatch: 
             return (await here.book()).unmet == {"said": WAITED_FOR}
 
         await until(told, "a word on the other")
+
+
+def test_who_waited_before_there_was_a_wish_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report is not said again while nothing in it changes."""
+    monkeypatch.setattr(fleet_feed, "Report", ReportSaid)
+    feed = fleet_feed.FleetFeed("d", "k")
+    report = ReportSaid(name="f", at_unix_s=1.0, demand={"served-m": DemandSaid(2, 1.0)})
+    values = {f"{REPORTS}d/f": msgspec.json.encode(report)}
+    feed.begin({}, 10.0)
+    feed.feed(values, 10.0)
+    assert feed.controller.is_idle
+    values[wish_key("d", "m")] = msgspec.json.encode(wish(model(wanted=0), Scaling()))
+    feed.feed(values, 11.0)
+    assert feed.controller._view.demand == {"m": Demand(2, 1.0)}
+    feed.feed({wish_key("d", "m"): values[wish_key("d", "m")]}, 12.0)
+    assert feed.controller._view.demand == {}
 
 
 async def test_what_a_fleet_does_is_counted_and_told(process: StoreProcess, caplog: pytest.LogCaptureFixture) -> None:

@@ -97,7 +97,7 @@ class FleetFeed:
             record = None if value is None else self._node(key, value)
             if value is None or record is not None:
                 self.controller.node(key.removeprefix(self.nodes), record, now_s)
-        elif not self.controller.is_idle:  # else nobody's requests matter, and the next report comes within a second
+        else:
             self.controller.report(key.removeprefix(self._reports), _demand(value))
 
     def _look_at_writer(self, key: str, value: bytes | None) -> None:
