@@ -8,7 +8,7 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from streams_rig import Cluster, Worker
 
@@ -140,6 +140,18 @@ class World:
 ACTS = ("ask", "ask for premium", "leave", "leave", "level", "time", "to worker", "to worker", "to frontend")
 
 
+# The level came back while a request that was bound by it was turned away,
+@example(411)
+@example(1846)
+@example(55179315)
+# or its client had left: the worker had its frontend in line for such a one, the frontend itself for any place.
+@example(2016)
+@example(6039)
+@example(8041)
+@example(8885)
+@example(10933)
+@example(13931)
+@example(14406)
 @given(st.integers(0, 2**32))
 @settings(max_examples=200, deadline=None)
 def test_nobody_waits_before_a_free_place(seed: int) -> None:

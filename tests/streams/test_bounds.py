@@ -45,6 +45,20 @@ def test_who_was_turned_away_by_a_bound_that_is_no_more_asks_again() -> None:
     assert bounds(worker) == [4, 0, 0]
 
 
+def test_who_was_in_line_already_asks_again_too() -> None:
+    """It was full for all, had room, and refused what came by a bound that is no more: it tells of no other place."""
+    cluster = Cluster()
+    worker = cluster.worker("a", places=8)
+    cluster.ask("s")
+    worker.turn_away("s")
+    cluster.directory.degrade("d", RULES[3])
+    worker.room(1)
+    assert bounds(worker) == [0, 4]
+    cluster.directory.degrade("d", RULES[0])
+    worker.turn_away("s")
+    assert bounds(worker) == [0, 4, 0]
+
+
 def test_a_worker_that_is_full_is_so_for_all_also_when_the_level_has_changed() -> None:
     """It turned one away that might have had every place."""
     cluster = Cluster()

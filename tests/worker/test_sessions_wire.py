@@ -301,6 +301,16 @@ async def test_a_pass_that_crosses_a_refusal_leaves_its_frontend_in_line(rig: Ri
     assert await one.next() == Room(1)
 
 
+async def test_who_gave_up_what_was_refused_by_a_bound_hears_of_any_place(rig: Rig) -> None:
+    """It does not hear that its request was turned away by a bound, and may wait with one that has none."""
+    rig.engine.limits = Limits(3, 0, 1000)
+    one = await rig.connect()
+    one.send(generate(1), msgspec.structs.replace(generate(2), places=1))
+    assert await turned_away(one) == 2
+    one.send(Cancel([2]))
+    assert await one.next() == Room(2)
+
+
 async def test_a_frontend_that_was_frozen_hears_of_room_again(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """It answers an offer when that is given up: it has its place all the same if there is one, and stays in line."""
     monkeypatch.setattr(shares, "KEEP_S", 0.0)

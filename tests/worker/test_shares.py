@@ -79,6 +79,13 @@ class SharesMachine(RuleBasedStateMachine):
         self.silent.discard(who)
         self.offer()
 
+    @rule(who=WHO)
+    def give_up(self, who: str) -> None:
+        """A request that was turned away, or ended."""
+        self.shares.forget_bound(who)
+        self.leaves[who] = 0
+        self.offer()
+
     @rule(seconds=st.sampled_from([0.1, KEEP_S]))
     def time_passes(self, seconds: float) -> None:
         self.now_s += seconds

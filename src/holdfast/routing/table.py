@@ -122,10 +122,11 @@ class RouteTable:
 
     def turned_away(self, slot: Slot, bound: int = 0) -> None:
         """It took no request of ours: it is full until it says that it has room. `bound`: for those whom it was told to
-        take while fewer streams are there; unless that is a bound which is no more, and it is to be asked again."""
-        if bound in (0, self.places_in(slot)):
-            slot.in_line, slot.room, slot.reserved = True, 0, bound > 0
-            self._place(slot)
+        take while fewer streams are there; unless that is a bound which is no more, and it is to be asked again, also
+        where we were in line before: it tells of room for what it refused last."""
+        holds = bound in (0, self.places_in(slot))
+        slot.in_line, slot.room, slot.reserved = holds, 0, holds and bound > 0
+        self._place(slot)
 
     def has_room(self, slot: Slot, places: int) -> None:
         """It keeps so many places for us."""

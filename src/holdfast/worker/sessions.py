@@ -112,6 +112,8 @@ class Sessions(EngineEvents):
             if key is not None:
                 del self._owners[key]
                 self._engine.cancel(key)
+            else:  # it ended, or was turned away
+                self._shares.forget_bound(session)
         self._offer()
 
     def passes(self, session: Session, heard: int | None = None) -> None:

@@ -8,7 +8,8 @@ what nobody in line wants is anybody's.
 
 While capacity is short, some requests may not have every place (`routing.degradation`). They *leave* so many free, for
 those that may; nothing is kept for whoever was turned away with one while there are no more; and what is kept for one
-that may have every place is not for them.
+that may have every place is not for them. A frontend that gave such a request up does not hear that it was turned away
+by its bound, and waits for any place: then it is told of any.
 
 Always true: kept places are free places; whoever is not in line gets no kept place; a kept place is given up after
 `KEEP_S`, for a frozen frontend must not hold one. Whoever was turned away is in line until it passes or is gone: it
@@ -79,6 +80,12 @@ class Shares(Generic[Who]):
         if turn is not None:
             self.kept -= turn.kept
             turn.kept, turn.silent = 0, False
+
+    def forget_bound(self, who: Who) -> None:
+        """A request of its that may be the one it was turned away with last is gone: it may wait with another."""
+        turn = self._line.get(who)
+        if turn is not None:
+            turn.leaves = 0
 
     def clear(self) -> None:
         self._line.clear()
