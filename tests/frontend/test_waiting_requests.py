@@ -227,3 +227,8 @@ def test_a_key_sees_its_own_requests() -> None:
             assert get(deployment, "/v1/requests/hers", headers["alice"]).json()["state"] == "PROVISIONING"
             told = json.loads(deployment.run("queue", "--json").stdout)
             assert ([row["request_id"] for row in told["rows"]], told["notes"]) == (["hers"], [])
+            with Raw(deployment.port) as other:  # who calls another's the same hides nothing
+                other.post(CHAT, chat(), named("hers") + headers["bob"])
+                deployment.wait_until(lambda: len(requests(deployment, headers["bob"])) == 1, "the other to wait")
+                found = [get(deployment, "/v1/requests/hers", headers[name]).json() for name in ("alice", "bob")]
+                assert [one["place"] for one in found] == [1, 2]

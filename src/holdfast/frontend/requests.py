@@ -78,10 +78,10 @@ class Requests:
         connection.respond(200, msgspec.json.encode(self.all(key)))
 
     def find(self, name: str, key: str = "") -> Shown | None:
-        """By its answer's id; or the latest that its client called so."""
-        under_way = self.accounts.under_way
-        account = under_way.get(name) or next((one for one in reversed(under_way.values()) if one.name == name), None)
-        if account is not None and _may_see(account, key):
+        """By its answer's id; or the latest that its client called so, whatever clients with other keys call theirs."""
+        mine = [one for one in self.accounts.under_way.values() if name in (one.id, one.name) and _may_see(one, key)]
+        account = next((one for one in mine if one.id == name), mine[-1] if mine else None)
+        if account is not None:
             return self._shown(account, dict(self._waiting()).get(account.id))
         lately = self.accounts.lately(self.clock())
         gone = next((one for one in lately if name in (one.id, one.name) and _may_see(one, key)), None)
