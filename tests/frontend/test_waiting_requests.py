@@ -143,17 +143,14 @@ LONG = chat(stream=True, max_tokens=60_000, ignore_eos=True)
 
 
 def test_places_are_told_and_move_up(one_place: Deployment) -> None:
-    """A higher tier stands first; when one leaves, the others' clients hear of their new places, and an operator sees
-    the same."""
+    """A higher tier stands first; when one leaves the others move up, and an operator sees the same."""
     with Raw(one_place.port) as first, Raw(one_place.port) as second, Raw(one_place.port) as third:
         first.post(CHAT, LONG, named("first"))
         until_lines(one_place, [("first", "RUNNING", None)])
         second.post(CHAT, LONG, named("second"))
         until_lines(one_place, [("second", "QUEUED", 1), ("first", "RUNNING", None)])
-        second.until(b": queued 1\n\n")
         third.post(CHAT, LONG, named("third") + "x-priority-tier: premium\r\n")
         until_lines(one_place, [("third", "QUEUED", 1), ("second", "QUEUED", 2), ("first", "RUNNING", None)])
-        assert b"data:" not in second.until(b": queued 2\n\n")
         shown = one_place.run("queue")
         assert shown.returncode == 0, shown.stderr
         rows = [line.split() for line in shown.stdout.splitlines()]
@@ -173,7 +170,6 @@ def test_places_are_told_and_move_up(one_place: Deployment) -> None:
         assert abs(found.since_unix_s - earliest) < 1.0
         first.sock.close()
         third.until(b"data: ")
-        second.until(b": queued 1\n\n")
         until_lines(one_place, [("second", "QUEUED", 1), ("third", "RUNNING", None)])
         assert get(one_place, "/v1/requests/first").json()["state"] == "CANCELLED"
 

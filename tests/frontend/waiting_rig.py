@@ -14,7 +14,7 @@ from holdfast.discovery.keys import LEVELS, REPORTS
 from holdfast.discovery.models import WantedModel, models_of
 from holdfast.health.records import Report
 from holdfast.routing.degradation import LevelRecord
-from holdfast.store.contract import Snapshot, Store
+from holdfast.store.contract import Put, Snapshot, Store
 from holdfast.store.opening import open_store
 from holdfast.testing.deployment import Deployment
 from holdfast.wire.net import SocketNetwork
@@ -67,8 +67,11 @@ def report(deployment: Deployment) -> Report:
     async def read(store: Store) -> Report:
         async with asyncio.timeout(STORE_S):
             async for event in store.watch(REPORTS):
-                if isinstance(event, Snapshot) and event.items:
-                    return msgspec.json.decode(next(iter(event.items.values())), type=Report)
+                told = [event.value] if isinstance(event, Put) else []
+                if isinstance(event, Snapshot):
+                    told = list(event.items.values())
+                if told:
+                    return msgspec.json.decode(told[0], type=Report)
         raise AssertionError("there is no report")
 
     found: Report = _in_store(deployment, read)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from holdfast.core.errors import UserError
 from holdfast.engines.torch.files.hub import is_hub_id
 
 SIM_NAME = "holdfast-sim"
@@ -18,8 +19,12 @@ def named(engine: str, model: str, served_name: str) -> tuple[str, str]:
     source = model or DEFAULT
     if is_made(source):
         return source, served_name or NAMES.get(source) or source
-    path = Path(source).expanduser().absolute()
-    if not path.exists() and is_hub_id(source):
+    try:
+        path = Path(source).expanduser().absolute()
+        is_there = path.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, nobody's home, a NUL
+        raise UserError(f"--model {source}: {error}") from error
+    if not is_there and is_hub_id(source):
         return source, served_name or source.partition("@")[0]
     return str(path), served_name or path.name.removesuffix(".gguf")
 

@@ -14,11 +14,13 @@ def waiting_state(workers: WorkerSet) -> State:
 
 
 def line_of(workers: WorkerSet, *, wanted: bool) -> Iterator[tuple[Flight, Waiting]]:
-    """All who are held, in order, each with the place of the request that it is part of."""
+    """All who are held, in order, each with the place of the request that it is part of. Who came when its wanted model
+    was there already waits for a place like anybody else, and may yet be refused."""
     state, places = waiting_state(workers), dict[int, int]()
     for held in workers.holds:
         place = places.setdefault(id(held.item.consumer.asker), len(places) + 1)
-        yield held.item, Waiting(state, place, held.since_s, wanted)
+        waits_for_its_model = state is State.PROVISIONING or held.since_s < workers.served_since_s
+        yield held.item, Waiting(state, place, held.since_s, wanted and waits_for_its_model)
 
 
 def state_of(flights: Iterable[Flight]) -> State:

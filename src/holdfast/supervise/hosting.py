@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ from holdfast.supervise.machine import Phase as JobPhase
 from holdfast.supervise.outlook import Said, prefixes, said_by
 from holdfast.supervise.replicas import Ground, Whose, sets_of, whose
 from holdfast.supervise.seats import NOWHERE, Devices, taken_by
+
+log = logging.getLogger("holdfast.up")
 
 LOOK_S = 0.5  # between two looks, where the store tells of nothing: processes become ready, and leave
 CRASHES_MAX = 3  # in a row before it ever served: the next would end the same
@@ -88,6 +91,7 @@ class Hosting:
         self._deeds = Tasks(f"replicas on {node}")
         self._leaving: set[str] = set()  # whose processes are being ended
         self._registered: Registration | None = None
+        self._bug: str | None = None  # of the last look
         self._told = NodeRecord(node=agent.node_of(node, totals, {}))
 
     def __repr__(self) -> str:
@@ -100,7 +104,7 @@ class Hosting:
                 await self._mirror.whole.wait()
                 while True:
                     self._mirror.news.clear()
-                    self._turn()
+                    self._look()
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(LOOK_S):
                             await self._mirror.news.wait()
@@ -110,6 +114,18 @@ class Hosting:
             await self._deeds.stop()
 
     # -- one turn
+
+    def _look(self) -> None:
+        """A bug of ours costs a look, and not the supervisor with all that it keeps."""
+        try:
+            self._turn()
+        except Exception as error:
+            if str(error) != self._bug:
+                log.exception("bug while %s looked at its replicas", self.node)
+                self._tell(f"{self.node}: a bug while looking at its replicas: {type(error).__name__}: {error}")
+            self._bug = str(error)
+        else:
+            self._bug = None
 
     def _turn(self) -> None:
         try:
@@ -195,7 +211,7 @@ class Hosting:
     def _start(self, action: Action) -> None:
         try:
             jobs = self._jobs(action)
-        except Refused as error:
+        except (Refused, OSError, RuntimeError, ValueError) as error:  # a path that cannot be, a home that is not there
             self._refused[action.name] = f"cannot be started: {error}"
             self._mirror.news.set()
             return

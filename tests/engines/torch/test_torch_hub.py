@@ -184,3 +184,10 @@ def test_what_is_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(tmp_path)
     (tmp_path / "org" / "name").mkdir(parents=True)
     assert named("torch", "org/name", "") == (str(tmp_path / "org" / "name"), "name")
+
+
+@pytest.mark.parametrize("odd", ["~nobody-of-that-name/model", "a" * 300, "a\0b"])
+def test_a_path_that_cannot_be_is_refused_by_its_option(odd: str) -> None:
+    """Nobody's home, a name too long for any disk, a NUL."""
+    with pytest.raises(UserError, match="--model "):
+        named("torch", odd, "")
