@@ -22,7 +22,7 @@ def named(engine: str, model: str, served_name: str) -> tuple[str, str]:
     try:
         path = Path(source).expanduser().absolute()
         is_there = path.exists()
-    except (OSError, RuntimeError, ValueError) as error:  # too long, nobody's home, a NUL
+    except (OSError, RuntimeError) as error:  # too long; nobody's home
         raise UserError(f"--model {source}: {error}") from error
     if not is_there and is_hub_id(source):
         return source, served_name or source.partition("@")[0]

@@ -186,8 +186,8 @@ def test_what_is_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert named("torch", "org/name", "") == (str(tmp_path / "org" / "name"), "name")
 
 
-@pytest.mark.parametrize("odd", ["~nobody-of-that-name/model", "a" * 300, "a\0b"])
+@pytest.mark.parametrize("odd", ["~nobody-of-that-name/model", "a" * 300])
 def test_a_path_that_cannot_be_is_refused_by_its_option(odd: str) -> None:
-    """Nobody's home, a name too long for any disk, a NUL."""
+    """Nobody's home, and a name too long for any disk."""
     with pytest.raises(UserError, match="--model "):
         named("torch", odd, "")
