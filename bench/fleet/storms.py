@@ -203,5 +203,3 @@ def play(seed: int) -> Counter[str]:
         return Storm(seed).run()
     except AssertionError as error:
         raise AssertionError(f"world {seed}: {error}") from error
-
-

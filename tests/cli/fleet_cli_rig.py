@@ -113,4 +113,3 @@ async def desk_at(folder: Path) -> AsyncIterator[Desk]:
         await desk.node("n1")
         await desk.lead()
         yield desk
-

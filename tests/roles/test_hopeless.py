@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.clock import SystemClock
-from holdfast.roles.planned import START_FAILURES_MAX, hopeless, is_refused, needed
+from holdfast.roles.planned import hopeless, is_refused, needed
 from holdfast.spec.jobs import Job
 from holdfast.supervise.loop import Supervisor
-from holdfast.supervise.machine import Life, Phase
+from holdfast.supervise.machine import START_FAILURES_MAX, Life, Phase
 from holdfast.supervise.processes import LocalProcesses
 
 

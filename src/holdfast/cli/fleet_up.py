@@ -7,7 +7,6 @@ from pathlib import Path
 
 from msgspec import structs
 
-from holdfast.cli.manifest_up import ALL
 from holdfast.cli.up import run_up
 from holdfast.core.errors import UserError
 from holdfast.memory.devices.host_room import free_host_bytes
@@ -18,8 +17,6 @@ from holdfast.spec.deployment import DeploymentSpec
 from holdfast.spec.launch import StoredLaunch, WorkerLaunch
 from holdfast.spec.names import check_process_name
 from holdfast.spec.plan import plan
-
-__all__ = ["ALL", "run_node"]
 
 GIB = 2**30
 

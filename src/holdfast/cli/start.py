@@ -86,7 +86,8 @@ class Up(Asked, frozen=True):
 
     def _run_node(self, env: Environment) -> int:
         """A fleet's replicas are all the workers that there are: how many of its own, and of what, nobody may say."""
-        from holdfast.cli.fleet_up import ALL, run_node
+        from holdfast.cli.fleet_up import run_node
+        from holdfast.cli.manifest_up import ALL
         from holdfast.roles.devices import choose
 
         with settled():

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from holdfast.roles.engines import memory_needed
 from holdfast.roles.model_names import named
 from holdfast.roles.running import Tell
 from holdfast.spec.jobs import Job
@@ -16,7 +15,7 @@ from holdfast.store.opening import open_store
 from holdfast.supervise.changing import Changing, kept_jobs
 from holdfast.supervise.hosting import Hosting
 from holdfast.supervise.loop import Supervisor
-from holdfast.supervise.replicas import Ground, whose
+from holdfast.supervise.replicas import whose
 from holdfast.wire.net import SocketNetwork
 
 
@@ -50,7 +49,8 @@ class NodeSite(Struct, frozen=True, kw_only=True):
                 store,
                 supervisor,
                 Changing(supervisor, state_dir),
-                Ground(machine, (), named, needs=memory_needed),
+                machine,
+                named,
                 totals=self.totals,
                 tell=tell,
             ).run()

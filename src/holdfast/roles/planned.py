@@ -22,8 +22,6 @@ from holdfast.supervise.notes import Slot
 from holdfast.supervise.processes import LocalProcesses
 from holdfast.wire.net import SocketNetwork
 
-# A process that ended this often without ever being ready will not be ready the next time either.
-START_FAILURES_MAX = 3
 # Then those are started too whom serving does not need: a large model takes minutes, and what loads may be watched.
 LATE_S = 10.0
 LOOK_S = 0.05  # between two looks at whether it serves: a person does not see that
@@ -93,10 +91,10 @@ def needed(supervisor: Supervisor) -> list[Slot]:
 def hopeless(slots: Iterable[Slot]) -> str:
     """Why one of them will never serve; "": each may yet."""
     for slot in slots:
-        if slot.life.phase is Phase.REFUSED:
-            return f"{slot.job.name} cannot be started: {slot.life.note}"
-        if not slot.life.was_ready and slot.life.failures >= START_FAILURES_MAX:
-            return f"{slot.job.name} cannot be started: {slot.life.note.partition(', ')[2]}"
+        if slot.life.is_hopeless:
+            note = slot.life.note
+            why = note if slot.life.phase is Phase.REFUSED else note.partition(", ")[2]
+            return f"{slot.job.name} cannot be started: {why}"
     return ""
 
 

@@ -33,8 +33,8 @@ from holdfast.fleet.records import NodeRecord, Orders, Wish, node_key, orders_ke
 from holdfast.spec.jobs import Job
 from holdfast.spec.launch import Launch, VaultLaunch
 from holdfast.spec.manifest.checking import check
-from holdfast.spec.manifest.local import replica_launches
-from holdfast.spec.manifest.whole import settled_launch
+from holdfast.spec.manifest.local import Machine, replica_launches
+from holdfast.spec.manifest.whole import Named, settled_launch
 from holdfast.store.contract import Registration, Store
 from holdfast.store.mirror import Mirror
 from holdfast.supervise.changing import Changing
@@ -42,13 +42,12 @@ from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Life
 from holdfast.supervise.machine import Phase as JobPhase
 from holdfast.supervise.outlook import Said, prefixes, said_by
-from holdfast.supervise.replicas import Ground, Whose, sets_of, whose
+from holdfast.supervise.replicas import Whose, sets_of, whose
 from holdfast.supervise.seats import NOWHERE, Devices, taken_by
 
 log = logging.getLogger("holdfast.up")
 
 LOOK_S = 0.5  # between two looks, where the store tells of nothing: processes become ready, and leave
-CRASHES_MAX = 3  # in a row before it ever served: the next would end the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,8 @@ class Hosting:
         store: Store,
         supervisor: Supervisor,
         changing: Changing,
-        ground: Ground,
+        machine: Machine,
+        named: Named,
         *,
         totals: Mapping[str, int],
         tell: Callable[[str], None],
@@ -80,7 +80,8 @@ class Hosting:
         self._store = store
         self._supervisor = supervisor
         self._changing = changing
-        self._ground = ground
+        self._machine = machine
+        self._named = named
         self._totals = dict(totals)
         self._tell = tell
         self._clock = clock or SystemClock()
@@ -234,8 +235,8 @@ class Hosting:
             raise Refused(f"what the version {action.version} of {action.model} is, is not kept")
         taken = taken_by(slot.job for slot in self._supervisor.slots.values())
         seats = Devices().seats(action.devices, taken)
-        launches = replica_launches(pod, pod.replica(action.serial), seats, self._ground.machine)
-        settled = [settled_launch(launch, self._ground.named, self._ground.sharing) for launch in launches]
+        launches = replica_launches(pod, pod.replica(action.serial), seats, self._machine)
+        settled = [settled_launch(launch, self._named, sharing=1) for launch in launches]
         return [Job.of(_bounded(launch, action.device_bytes)) for launch in settled]
 
     async def _remove(self, name: str, processes: list[str]) -> None:
@@ -257,9 +258,4 @@ def _serial(whom: Whose) -> int:
 
 def _trouble(lives: Iterable[Life]) -> str:
     """Why one of them will never serve; "": each may yet."""
-    for life in lives:
-        if life.phase is JobPhase.REFUSED:
-            return f"cannot be started: {life.note}"
-        if not life.was_ready and life.failures >= CRASHES_MAX:
-            return f"crashed {life.failures} times before it served: {life.note}"
-    return ""
+    return next((f"cannot be started: {life.note}" for life in lives if life.is_hopeless), "")

@@ -33,6 +33,7 @@ PAUSE_S_MAX = 10.0  # a mended cause is noticed within this
 STEADY_S = 2.0  # at least; a loop of shorter lives than this is one, however quick the start
 CRASH_LOOP_FAILURES = 5  # in a row; two or three happen while peers come up, so fewer would cry wolf
 KERNEL_S = 5.0  # from SIGKILL to the end: the kernel tears down memory first (facts 4c)
+START_FAILURES_MAX = 3  # without ever being ready: the next time would end the same
 
 
 class Phase(StrEnum):
@@ -67,6 +68,11 @@ class Life:
 
     def __str__(self) -> str:
         return f"{self.phase} ({self.note})" if self.note else str(self.phase)
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether it will never be ready: it said so, or ended too often without ever having been."""
+        return self.phase is Phase.REFUSED or (not self.was_ready and self.failures >= START_FAILURES_MAX)
 
 
 # -- what happens
