@@ -10,6 +10,7 @@ from bench.fleet.storms import play
 
 SEED = int(os.environ.get("HOLDFAST_TEST_SEED", "0")) % 1_000_000
 PARTS, EACH = 10, 100
+BROKE = (907_935,)  # worlds that did once: one who was told to stop in vain was drained again and again
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -18,3 +19,9 @@ def test_whatever_befalls_a_fleet_its_promises_hold(part: int) -> None:
     plan; and at rest, when it is quiet, with what is wanted as far as there is room."""
     for number in range(EACH):
         play(SEED + part * EACH + number)
+
+
+@pytest.mark.parametrize("seed", BROKE)
+def test_worlds_that_broke_once_hold(seed: int) -> None:
+    """Each stands for a defect that random worlds found."""
+    play(seed)

@@ -168,7 +168,10 @@ class View:
         for action in [flight.action for flight in self._asked(one.model, one.name)]:
             if _is_done(action, one):
                 self._land(action.id)
-                if action.verb in COMING and one.phase is Phase.READY:
+                came = action.verb in COMING and one.phase is Phase.READY
+                if came or action.verb is Verb.DEMOTE:
+                    self._forgive(one.name)  # it moved: that it was once told to stop in vain says nothing any more
+                if came:
                     for subject in (subject_of(Verb.PLACE, one.model), *action.subjects):
                         self.tries.pop(subject, None)
 
