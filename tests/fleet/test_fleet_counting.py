@@ -58,6 +58,12 @@ def floor(level: Level = Level.WARM, least: int = 1, **fields: object) -> Model:
             id="an old version does not fall to it",
         ),
         pytest.param(
+            model(version="y"),
+            seen([HOST], [warm(version="x")], flying=flying(order(Verb.PROMOTE))),
+            ["stop a1 n", "place a2 n"],
+            id="an old version that is told to come is stopped, not drained",
+        ),
+        pytest.param(
             model(),
             seen([HOST], flying=flying(PLACED) | flying(order(Verb.STOP))),
             ["place a2 n"],

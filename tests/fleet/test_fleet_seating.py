@@ -15,6 +15,7 @@ from holdfast.fleet.planner import plan
 
 JUST, BEFORE = Tries(1, NOW_S), Tries(1, NOW_S - 9)
 NO_ROOM, IN_MAKING, FAILED = "there is no room for it", "room is being made for it", "it failed to start"
+LONG_BEFORE = Tries(1, replica().since_s - 1)
 LEAVES = replica(size=60, phase=Phase.DRAINING, running=1, drain_until_s=NOW_S + 9)
 BOTH_ASKED = {"demand": {"b": Demand(1, NOW_S - 5), "c": Demand(1, NOW_S - 3)}}
 GONE_BY = model(size=60, wanted=0)  # of whom one leaves
@@ -77,6 +78,7 @@ def test_a_floor_is_placed_where_its_model_may_be_and_its_host_has_room() -> Non
         pytest.param({}, [node(a1=60)], {"place/b": JUST}, FAILED, id="and it failed to start"),
         pytest.param(TWO_APART, [node(x1=20, a1=60)], {}, NO_ROOM, id="for one, not two"),
         pytest.param({}, [node(a1=60)], {f"stop/{LEAVES.name}": BEFORE}, NO_ROOM, id="who was told in vain"),
+        pytest.param({}, [node(a1=60)], {f"stop/{LEAVES.name}": LONG_BEFORE}, IN_MAKING, id="in what it was before"),
     ],
 )
 def test_which_room_is_waited_for(

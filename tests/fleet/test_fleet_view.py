@@ -65,16 +65,6 @@ def test_failures_are_forgotten_when_one_serves(verb: Verb, one: Replica, left: 
     assert set(view.tries) == left
 
 
-@pytest.mark.parametrize(("verb", "one"), [(Verb.DEMOTE, warm()), (Verb.PROMOTE, replica())], ids=["down", "up"])
-def test_who_was_told_to_stop_in_vain_and_moved_since_is_like_any_other(verb: Verb, one: Replica) -> None:
-    """Else its memory never counted as leaving again, and others drained for a room that nobody kept, for ever."""
-    view = View()
-    view.tries[f"stop/{NAME}"] = Tries(1, 1.0)
-    view.ask(order(verb))
-    view.see(node(), (one,), NOW_S)
-    assert not view.tries
-
-
 def test_who_was_told_to_go_and_is_gone_did_not_crash() -> None:
     """Nobody saw it drain."""
     view = View()

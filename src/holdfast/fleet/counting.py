@@ -164,9 +164,10 @@ class _Taker:
     def _balance(self, model: Model, *, asked: bool) -> None:
         census = self.census
         new = [one for one in self.hot if self._is_current(one)]
-        census.old = [one for one in self.hot if not self._is_current(one) and one.phase is Phase.READY]
-        for one in self.hot:
-            if not self._is_current(one) and one.phase is not Phase.READY:
+        others = [one for one in self.hot if not self._is_current(one)]
+        census.old = [one for one in others if one.phase is Phase.READY and one.level is Level.HOT]
+        for one in others:
+            if one not in census.old:  # it is not up yet, or WARM still and told to come
                 self._send_away(one, "it is of another version")
         have = len(new) + self.coming[Level.HOT]
         missing = max(0, model.hot - have)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from holdfast.fleet.actions import ASK_S, COPY_S, Action, Verb, node_subject, replica_name, subject_of
+from holdfast.fleet.actions import ASK_S, COPY_S, Action, Verb, node_subject, replica_name
 from holdfast.fleet.census import Census
 from holdfast.fleet.desired import Level, Model
 from holdfast.fleet.observed import Phase, Replica
-from holdfast.fleet.room import HOST, Room
+from holdfast.fleet.room import HOST, Room, is_stuck
 from holdfast.fleet.view import View
 
 DRAIN_S = 30.0  # of a model that nobody wants any more, whose own time is not known
@@ -114,8 +114,7 @@ class Orders:
 
     def _leave(self, one: Replica, *, whole: bool) -> None:
         """What it holds will be free, unless it is counted so already, or it was told in vain before."""
-        stuck = any(subject_of(verb, one.name) in self.view.tries for verb in (Verb.STOP, Verb.DEMOTE))
-        if stuck or one.name in self.told:
+        if is_stuck(one.name, one, self.view.tries) or one.name in self.told:
             return
         more = self.held(one) if one.name not in self.room.grounds[one.node].going else {}
         if whole and one.in_host:

@@ -100,12 +100,19 @@ def owners_leaving(
 ) -> tuple[set[str], set[str]]:
     """Of one node's replicas, those whose memory on devices, and in the host, is about to be free; not who was told to
     go in vain."""
+    there = {one.name: one for one in replicas}
     actions = [action for action in asked if action.verb in LEAVING]
     going = {action.name for action in actions}
-    going |= {one.name for one in replicas if one.phase in (Phase.DRAINING, Phase.DEMOTING)}
-    stuck = (Verb.STOP, Verb.DEMOTE)
-    moving = {name for name in going if not any(subject_of(verb, name) in tries for verb in stuck)}
+    going |= {one.name for one in there.values() if one.phase in (Phase.DRAINING, Phase.DEMOTING)}
+    moving = {name for name in going if not is_stuck(name, there.get(name), tries)}
     return moving, moving & {action.name for action in actions if action.verb is Verb.STOP}
+
+
+def is_stuck(name: str, one: Replica | None, tries: Mapping[str, Tries]) -> bool:
+    """It was to go, and did not: not in what it has been since. What it did before that says nothing any more. `one`:
+    as it was seen, if it was."""
+    failed = [tries[subject] for verb in (Verb.STOP, Verb.DEMOTE) if (subject := subject_of(verb, name)) in tries]
+    return any(one is None or failure.at_s >= one.since_s for failure in failed)
 
 
 class Room:

@@ -168,10 +168,7 @@ class View:
         for action in [flight.action for flight in self._asked(one.model, one.name)]:
             if _is_done(action, one):
                 self._land(action.id)
-                came = action.verb in COMING and one.phase is Phase.READY
-                if came or action.verb is Verb.DEMOTE:
-                    self._forgive(one.name)  # it moved: that it was once told to stop in vain says nothing any more
-                if came:
+                if action.verb in COMING and one.phase is Phase.READY:
                     for subject in (subject_of(Verb.PLACE, one.model), *action.subjects):
                         self.tries.pop(subject, None)
 
