@@ -175,6 +175,11 @@ def test_too_many_requests_in_preparation_are_overload(
     frontend: MeteredFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """429 with Retry-After, as when the workers are full: clients and balancers know what to do with it."""
-    monkeypatch.setattr(app, "PREPARING_MAX", 0)
-    reply = ask(frontend.port, COMPLETIONS, padded(completion("hi", max_tokens=1)))
-    assert (reply.status, reply.error["type"], reply.headers["retry-after"]) == (429, "overloaded_error", "1")
+    asked = padded(completion("hi", max_tokens=1))
+    for bound, value in (("PREPARING_MAX", 0), ("PREPARING_BYTES_MAX", len(asked) - 1)):
+        with monkeypatch.context() as patch:
+            patch.setattr(app, bound, value)
+            reply = ask(frontend.port, COMPLETIONS, asked)
+        assert (reply.status, reply.error["type"], reply.headers["retry-after"]) == (429, "overloaded_error", "1")
+        assert reply.headers["x-holdfast-reason"] == "preparing"
+    assert ask(frontend.port, COMPLETIONS, asked).status == 200, "what was refused holds nothing"

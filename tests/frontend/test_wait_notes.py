@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 from typing import Any, cast
 
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 
 from holdfast.core.errors import Code
 from holdfast.core.tiers import Tier
+from holdfast.frontend import lobby
 from holdfast.frontend.accounts import PAST_MAX, Account, Accounts
 from holdfast.frontend.api.errors import ApiError
 from holdfast.frontend.api.request import ParsedRequest
@@ -109,9 +111,12 @@ class Rig:
     def find(self, _parsed: ParsedRequest) -> WorkerSet | None:
         return cast(WorkerSet, self) if self.served else None
 
-    def ask(self, name: str, model: str = "m", tier: Tier = Tier.STANDARD) -> asyncio.Task[WorkerSet]:
+    def ask(
+        self, name: str, model: str = "m", tier: Tier = Tier.STANDARD, held_bytes: int = 0
+    ) -> asyncio.Task[WorkerSet]:
         parsed = ParsedRequest(kind="chat", model=model)
         account = self.begin(name, tier)
+        account.held_bytes = held_bytes
         account.named(parsed)
         return asyncio.create_task(self.lobby.wait(account, Client().connection, parsed, self.find))
 
@@ -142,6 +147,39 @@ async def test_a_line_is_per_model_and_higher_tiers_stand_first() -> None:
     rig.lobby.changed()
     assert [await asyncio.wait_for(task, 60) for task in (high, usual, other)] == [rig] * 3
     assert (len(rig.lobby), rig.lobby.demand()) == (0, {})
+
+
+async def test_all_lines_together_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who does not fit is refused with status, reason and a time to come back, and counted; who leaves makes room."""
+    monkeypatch.setattr(lobby, "WAITING_BYTES_MAX", 100)
+    rig = Rig()
+    rig.directory.want("d", frozenset({"m", "n"}))
+    first, second = rig.ask("first", held_bytes=60), rig.ask("second", "n", held_bytes=40)
+    await asyncio.sleep(0)
+    error = await refusal(rig.ask("third", held_bytes=1))
+    assert (error.status, error.reason, error.retry_after_s) == (429, "lobby_full", 1.0)
+    assert rig.stats.refused == {Code.RESOURCE_EXHAUSTED: 1}
+    assert rig.lobby.held_bytes == 100
+    first.cancel()
+    await asyncio.wait([first])
+    fourth = rig.ask("fourth", held_bytes=60)
+    await asyncio.sleep(0)
+    assert not fourth.done()
+    for task in (second, fourth):
+        task.cancel()
+    await asyncio.wait([second, fourth])
+    assert rig.lobby.held_bytes == 0
+
+
+def test_what_a_request_holds_is_more_than_its_body() -> None:
+    """An id of two characters is a pointer and an int, a message of thirty a dict: as measured, and no less."""
+    ids = list(range(1000, 101_000))
+    told = ParsedRequest(kind="completion", model="m", prompts=[list(ids)]).held_bytes(0)
+    assert told >= sys.getsizeof(ids) + sum(sys.getsizeof(one) for one in ids)
+    message = {"role": "user", "content": ""}
+    chat = ParsedRequest(kind="chat", model="m", messages=[dict(message) for _ in range(100)])
+    assert chat.held_bytes(0) >= 100 * sys.getsizeof(message)
+    assert ParsedRequest(kind="completion", model="m", prompts=["text"]).held_bytes(1000) == 2000
 
 
 async def test_each_waits_as_long_as_it_may() -> None:

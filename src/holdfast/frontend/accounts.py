@@ -101,6 +101,7 @@ class Account:
     kind: str = "unknown"
     deployment: str = ""  # whose workers serve it, once that is known
     reply: Reply | None = None
+    held_bytes: int = 0  # what it asks takes in memory, until it is on its way
     waited: bool = False  # for a worker set
     notes: WaitNotes | None = None  # what its client was told before there was a reply
     ended: State | None = None  # how; None: it is under way

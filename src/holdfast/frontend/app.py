@@ -29,8 +29,10 @@ from holdfast.wire.http.request import HttpRequest
 
 log = logging.getLogger("holdfast.frontend")
 
-# Requests being tokenized in threads; each holds its body. Those that wait for a first worker are counted apart.
+# Requests being read in another process or tokenized in threads, and what they hold: sixteen of the largest bodies that
+# are text. Those that wait for a first worker are counted apart.
 PREPARING_MAX = 1024
+PREPARING_BYTES_MAX = 512 * 1024 * 1024
 
 _GENERATING = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}  # each is a key of PARSERS
 
@@ -70,6 +72,7 @@ class App:
     large: LargeBodies
     levels: AllLevels
     _tasks: Tasks = field(default_factory=lambda: Tasks("frontend"))
+    _held_bytes: int = 0  # by all of them
 
     def begin(self, connection: HttpConnection, request: HttpRequest) -> None:
         """What every answer has, also one to what is no request."""
@@ -117,17 +120,19 @@ class App:
         tier = self.gate.tier_of(request, caller)
         answer_id = self.names.of_answer(endpoint)
         account = self.accounts.begin(endpoint, tier, id=answer_id, name=connection.request_id, key=caller.key)
+        body, request.body = request.body, b""  # the connection keeps its request for as long as it is answered
         try:
             self.levels.check(tier)
-            if len(request.body) > PARSE_NOW_BYTES_MAX:
-                self._prepare_slowly(connection, account, request.body)
+            if len(body) > PARSE_NOW_BYTES_MAX:
+                self._prepare_slowly(connection, account, body)
                 return
             try:
-                parsed = PARSERS[endpoint](request.body)
+                parsed = PARSERS[endpoint](body)
             except Unexplained:
-                self._prepare_slowly(connection, account, request.body)  # its reader has the time to find the field
+                self._prepare_slowly(connection, account, body)  # its reader has the time to find the field
                 return
             account.named(parsed)
+            account.held_bytes = parsed.held_bytes(len(body))
             if not self._launch_now(connection, account, parsed):
                 self._prepare_slowly(connection, account, parsed)
         except BaseException:
@@ -154,17 +159,27 @@ class App:
         account.deployment = workers.deployment
 
     def _prepare_slowly(self, connection: HttpConnection, account: Account, asked: ParsedRequest | bytes) -> None:
-        if len(self._tasks) - len(self.lobby) >= PREPARING_MAX:
-            raise too_busy("too many requests are being prepared")
+        if isinstance(asked, bytes):
+            account.held_bytes = len(asked)
+        held_bytes = self._held_bytes - self.lobby.held_bytes + account.held_bytes
+        if len(self._tasks) - len(self.lobby) >= PREPARING_MAX or held_bytes > PREPARING_BYTES_MAX:
+            raise too_busy("too many requests are being prepared", "preparing")
+        self._held_bytes += account.held_bytes
         task = self._tasks.spawn(self._prepare(connection, account, asked), "prepare")
         # Not inside the task: one that is cancelled before its first step never gets to run a line of its own.
-        task.add_done_callback(lambda done: account.over(None) if done.cancelled() else None)
+        task.add_done_callback(lambda done: self._prepared(account, done))
         connection.responder = _Preparing(connection, account, task)
+
+    def _prepared(self, account: Account, done: asyncio.Task[None]) -> None:
+        self._held_bytes -= account.held_bytes
+        if done.cancelled():
+            account.over(None)
 
     async def _prepare(self, connection: HttpConnection, account: Account, asked: ParsedRequest | bytes) -> None:
         """A request that could not be launched at once; the root of its task."""
         try:
             parsed = await self._parse_large(account, asked) if isinstance(asked, bytes) else asked
+            del asked  # a body, of which all is known
             workers = await self.lobby.wait(account, connection, parsed, self.admission.find_set)
             self._is_served_by(workers, account)
             text = cast(ModelText, workers.text)
@@ -183,6 +198,9 @@ class App:
         contexts = {name: card.context_tokens_max for name, card in self.directory.models().items()}
         parsed = await self.large.parse(account.endpoint, body, contexts)
         account.named(parsed)
+        more_bytes = parsed.held_bytes(len(body)) - account.held_bytes
+        account.held_bytes += more_bytes
+        self._held_bytes += more_bytes
         return parsed
 
     async def close(self) -> None:

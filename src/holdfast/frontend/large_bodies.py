@@ -57,7 +57,7 @@ class LargeBodies:
     async def parse(self, endpoint: str, body: bytes, contexts: Mapping[str, int]) -> ParsedRequest:
         """The request in a body; ApiError refuses it."""
         if self._waiting_bytes + len(body) > WAITING_BYTES_MAX:
-            raise too_busy("too many large requests are being read")
+            raise too_busy("too many large requests are being read", "reading_large")
         self._waiting_bytes += len(body)
         try:
             async with self._turn:

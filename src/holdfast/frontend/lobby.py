@@ -1,7 +1,8 @@
 """Requests for models that have no worker set here yet: one line per model, until the first worker has come.
 
-Always true: a line has a bound and keeps those who stand first (`routing.tiers`); nobody waits longer than may be, nor
-for a model that was wanted and is no longer; who leaves, leaves its line at once.
+Always true: a line has a bound and keeps those who stand first (`routing.tiers`), and all lines together have one, of
+requests and of their bytes; nobody waits longer than may be, nor for a model that was wanted and is no longer; who
+leaves, leaves its line at once.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from holdfast.streams.states import State, Waiting
 from holdfast.streams.stats import DispatchStats
 from holdfast.wire.http.connection import HttpConnection
 
-# Of all models together. Each holds its body: with what is read in the loop, a quarter of a gigabyte at most.
+# Of all models together: some 20 MiB of tasks and connections,
 WAITING_MAX = 4096
+# and what they ask, as `held_bytes` counts it: eight of the largest bodies that are text.
+WAITING_BYTES_MAX = 256 * 1024 * 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +56,7 @@ class Lobby:
         self._clock = clock
         self._lines: dict[str, TierLine[_Waiter]] = {}  # by model, none empty
         self._count = 0
+        self.held_bytes = 0  # of all who wait
 
     def __len__(self) -> int:
         return self._count
@@ -101,20 +105,25 @@ class Lobby:
             raise of_failure(Code.MODEL_UNAVAILABLE, no_longer_wanted(waiter.model), "model")
 
     def _enter(self, waiter: _Waiter) -> None:
-        if self._count >= WAITING_MAX:
-            raise too_busy("too many requests wait for models without a worker")
+        if self._count >= WAITING_MAX or self.held_bytes + waiter.account.held_bytes > WAITING_BYTES_MAX:
+            self._count_refused(Code.RESOURCE_EXHAUSTED)
+            raise too_busy("too many requests wait for models without a worker", "lobby_full")
         line = self._lines.get(waiter.model)
         if line is None:
             line = self._lines[waiter.model] = TierLine(self._settings.fresh_max, lambda one: one.connection.streaming)
         leaves = line.join(waiter, waiter.account.tier, waiter.account.began_s)
         if leaves is waiter:
             self._drop_if_empty(waiter.model)
-            self._stats.refused[Code.NO_WORKER] = self._stats.refused.get(Code.NO_WORKER, 0) + 1
+            self._count_refused(Code.NO_WORKER)
             why = "no worker is up and too many requests wait already"
             raise of_failure(Code.NO_WORKER, why, retry_after_s=self._settings.hold_s)
         self._count += 1
+        self.held_bytes += waiter.account.held_bytes
         if leaves is not None:
             self._push_out(leaves)
+
+    def _count_refused(self, code: Code) -> None:
+        self._stats.refused[code] = self._stats.refused.get(code, 0) + 1
 
     def _push_out(self, waiter: _Waiter) -> None:
         tier = waiter.account.tier
@@ -125,6 +134,7 @@ class Lobby:
 
     def _leave(self, waiter: _Waiter) -> None:
         self._count -= 1
+        self.held_bytes -= waiter.account.held_bytes
         if (line := self._lines.get(waiter.model)) is not None:
             line.leave(waiter)
             self._drop_if_empty(waiter.model)

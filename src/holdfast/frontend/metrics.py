@@ -52,6 +52,9 @@ class FrontendMetrics:
         self.queued = metrics.Gauge(
             "dynamo_frontend_queued_requests", "streams held for a worker", model, registry=registry
         )
+        self.lobby_bytes = metrics.Gauge(
+            "holdfast_frontend_lobby_bytes", "held by requests for models that have no worker", registry=registry
+        )
         self.ttft = histogram("time_to_first_token_seconds", "request to first output", _SECONDS)
         metrics.Read(self._read, registry)
         self.duration = histogram("request_duration_seconds", "request to end", _SECONDS)

@@ -86,6 +86,8 @@ class Pages:
             connection.respond(200, msgspec.json.encode(self._card(name, self.directory.models().get(name))))
 
     def _own_metrics(self) -> bytes:
+        if self.requests is not None:
+            self.metrics.lobby_bytes.set(self.requests.lobby.held_bytes)
         return self.metrics.page(self.roster, self._held())
 
     def _card(self, name: str, card: ModelCard | None) -> dict[str, Any]:

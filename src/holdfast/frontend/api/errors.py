@@ -107,9 +107,10 @@ def of_failure(code: Code, message: str, param: str | None = None, retry_after_s
     return ApiError(status, message, kind, param, code.value, retry_after_s, REASONS.get(code, ""))
 
 
-def too_busy(why: str) -> ApiError:
+def too_busy(why: str, reason: str) -> ApiError:
     """Overload of this frontend itself; a worker's has the same status."""
-    return of_failure(Code.RESOURCE_EXHAUSTED, f"{why}; try again soon", retry_after_s=1.0)
+    status, kind = _OF_CODE[Code.RESOURCE_EXHAUSTED]
+    return ApiError(status, f"{why}; try again soon", kind, None, Code.RESOURCE_EXHAUSTED.value, 1.0, reason)
 
 
 def log_failure(name: str, error: ApiError) -> None:

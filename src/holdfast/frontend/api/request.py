@@ -23,6 +23,9 @@ class Usage(Enum):
 # Choices of one request: each is a stream of its own on an engine; OpenAI's own bound on `n`.
 CHOICES_MAX = 128
 
+ID_BYTES = 40
+MESSAGE_BYTES = 400
+
 
 class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """`messages` for chat, `prompts` for completions; the other is empty."""
@@ -55,3 +58,9 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
     top_logprobs: int | None = None  # None: no logprobs; 0: the chosen token's only
+
+    def held_bytes(self, body_bytes: int) -> int:
+        """What it takes in memory at most, parsed from a body of that size. Text may take twice its bytes, an id a
+        pointer and an int, a message a dict with its strings."""
+        ids = sum(len(prompt) for prompt in self.prompts if isinstance(prompt, list))
+        return 2 * body_bytes + ID_BYTES * ids + MESSAGE_BYTES * len(self.messages)
