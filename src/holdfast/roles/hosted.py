@@ -12,6 +12,7 @@ from holdfast.roles.running import Tell
 from holdfast.spec.jobs import Job
 from holdfast.spec.manifest.local import Machine
 from holdfast.store.opening import open_store
+from holdfast.supervise.backend import LocalBackend
 from holdfast.supervise.changing import Changing, kept_jobs
 from holdfast.supervise.hosting import Hosting
 from holdfast.supervise.loop import Supervisor
@@ -47,11 +48,9 @@ class NodeSite(Struct, frozen=True, kw_only=True):
                 self.deployment,
                 self.name,
                 store,
-                supervisor,
-                Changing(supervisor, state_dir),
+                LocalBackend(self.deployment, supervisor, Changing(supervisor, state_dir), self.totals),
                 machine,
                 named,
-                totals=self.totals,
                 tell=tell,
             ).run()
         finally:

@@ -1,6 +1,6 @@
 """Carries out what a fleet's controller asks of this machine: one look, one step, the deeds, and a record of it all.
 
-Theory. What is asked stands in the store, and what is here are the supervisor's jobs, whose names and settings say
+Theory. What is asked stands in the store, and what is here are jobs, kept by a `backend`; their names and settings say
 which replica each is of; the agent (`fleet.agent`) says what follows from both. So a supervisor that was killed is
 followed by one that finds the same orders and the same processes, and nothing is started twice. What the node tells of
 itself is leased: with its agent gone it is not there.
@@ -16,7 +16,6 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 import msgspec
 from msgspec import structs
@@ -27,7 +26,7 @@ from holdfast.core.ports import Clock
 from holdfast.core.tasks import Tasks, beside
 from holdfast.discovery.keys import MODELS
 from holdfast.fleet import agent
-from holdfast.fleet.actions import Action, replica_name
+from holdfast.fleet.actions import Action
 from holdfast.fleet.observed import Phase, Replica
 from holdfast.fleet.records import NodeRecord, Orders, Wish, node_key, orders_key, read, wish_key
 from holdfast.spec.jobs import Job
@@ -37,12 +36,11 @@ from holdfast.spec.manifest.local import Machine, replica_launches
 from holdfast.spec.manifest.whole import Named, settled_launch
 from holdfast.store.contract import Registration, Store
 from holdfast.store.mirror import Mirror
-from holdfast.supervise.changing import Changing
-from holdfast.supervise.loop import Supervisor
+from holdfast.supervise.backend import Kept, NodeBackend
 from holdfast.supervise.machine import Life
 from holdfast.supervise.machine import Phase as JobPhase
 from holdfast.supervise.outlook import Said, prefixes, said_by
-from holdfast.supervise.replicas import Whose, sets_of, whose
+from holdfast.supervise.replicas import sets_of
 from holdfast.supervise.seats import NOWHERE, Devices, taken_by
 
 log = logging.getLogger("holdfast.up")
@@ -50,39 +48,27 @@ log = logging.getLogger("holdfast.up")
 LOOK_S = 0.5  # between two looks, where the store tells of nothing: processes become ready, and leave
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A replica's processes: the job and the life of each, by name."""
-
-    whom: Whose
-    processes: dict[str, tuple[Job, Life]]
-
-
 class Hosting:
-    """This machine as one node of a fleet. `totals`: what replicas may have together of each of its devices."""
+    """This machine as one node of a fleet. `backend` keeps its replicas' processes."""
 
     def __init__(
         self,
         deployment: str,
         node: str,
         store: Store,
-        supervisor: Supervisor,
-        changing: Changing,
+        backend: NodeBackend,
         machine: Machine,
         named: Named,
         *,
-        totals: Mapping[str, int],
         tell: Callable[[str], None],
         clock: Clock | None = None,
     ) -> None:
         self.deployment = deployment
         self.node = node
         self._store = store
-        self._supervisor = supervisor
-        self._changing = changing
+        self._backend = backend
         self._machine = machine
         self._named = named
-        self._totals = dict(totals)
         self._tell = tell
         self._clock = clock or SystemClock()
         self._orders = orders_key(deployment, node)
@@ -93,7 +79,7 @@ class Hosting:
         self._leaving: set[str] = set()  # whose processes are being ended
         self._registered: Registration | None = None
         self._bug: str | None = None  # of the last look
-        self._told = NodeRecord(node=agent.node_of(node, totals, {}))
+        self._told = NodeRecord(node=agent.node_of(node, backend.totals, {}))
 
     def __repr__(self) -> str:
         return f"<{self.node}: {len(self._houses)} replicas of {self.deployment}>"
@@ -135,7 +121,7 @@ class Hosting:
         except UserError as error:  # of another version: what runs goes on, and nothing is answered
             self._tell(f"{self.node}: {error}")
             return
-        found = self._found()
+        found = self._backend.kept()
         said = said_by(self._mirror.values, self.deployment)
         seen = {name: self._sight(one, said) for name, one in found.items()}
         for name, why in self._refused.items():
@@ -151,19 +137,9 @@ class Hosting:
                 case agent.Remove(name) if name not in self._leaving and name in found:
                     self._leaving.add(name)
                     self._tell(f"{self.node}: {name} leaves")
-                    self._deeds.spawn(self._remove(name, list(found[name].processes)), f"stop {name}")
+                    self._deeds.spawn(self._remove(name), f"stop {name}")
 
-    def _found(self) -> dict[str, _Found]:
-        """Every replica that has processes here, by its name."""
-        found: dict[str, _Found] = {}
-        for name, slot in self._supervisor.slots.items():
-            whom = whose(name, self.deployment, ()) if slot.job.deployment == self.deployment else None
-            if whom is not None and slot.life.phase is not JobPhase.OVER:
-                named = replica_name(whom.service, _serial(whom))
-                found.setdefault(named, _Found(whom, {})).processes[name] = (slot.job, slot.life)
-        return found
-
-    def _sight(self, one: _Found, said: Said) -> agent.Sight:
+    def _sight(self, one: Kept, said: Said) -> agent.Sight:
         lives = {name: life for name, (job, life) in one.processes.items() if job.role == "worker"}
         leads = any(life.phase is JobPhase.READY and name in said.leading for name, life in lives.items())
         return agent.Sight(
@@ -174,14 +150,14 @@ class Hosting:
             replica=self._replica(one),
         )
 
-    def _replica(self, one: _Found) -> Replica:
+    def _replica(self, one: Kept) -> Replica:
         """As its processes' settings tell it."""
         seats = [each for each in taken_by(job for job, _ in one.processes.values()) if each.seat.device != NOWHERE]
         seats.sort(key=lambda each: (len(each.process), each.process))
         return Replica(
             model=one.whom.service,
             version=one.whom.set_id,
-            serial=_serial(one.whom),
+            serial=one.serial,
             node=self.node,
             devices=tuple(each.seat.device for each in seats),
             phase=Phase.PROVISIONING,
@@ -189,10 +165,10 @@ class Hosting:
             device_bytes=max((each.promised_bytes for each in seats), default=0),
         )
 
-    def _say(self, turn: agent.Turn, found: Mapping[str, _Found]) -> None:
+    def _say(self, turn: agent.Turn, found: Mapping[str, Kept]) -> None:
         told = structs.replace(
             self._told,
-            node=agent.node_of(self.node, self._totals, turn.houses),
+            node=agent.node_of(self.node, self._backend.totals, turn.houses),
             replicas=tuple(house.replica for house in turn.houses.values() if not house.is_over),
             answers=turn.answers,
             pid=os.getpid(),
@@ -217,8 +193,8 @@ class Hosting:
             self._mirror.news.set()
             return
         self._tell(f"{self.node}: {action.name} comes: {action.why}")
-        self._changing.enter(jobs)  # at once: the next that is started finds its sockets taken
-        self._deeds.spawn(self._changing.add(jobs), f"start {action.name}")
+        self._backend.enter(action.name, jobs)  # at once: the next that is started finds its sockets taken
+        self._deeds.spawn(self._backend.start(action.name, jobs), f"start {action.name}")
 
     def _jobs(self, action: Action) -> list[Job]:
         """Refused says why it cannot be."""
@@ -233,15 +209,14 @@ class Hosting:
         pod = None if manifest is None else sets_of([manifest]).get((action.model, action.version))
         if pod is None:
             raise Refused(f"what the version {action.version} of {action.model} is, is not kept")
-        taken = taken_by(slot.job for slot in self._supervisor.slots.values())
-        seats = Devices().seats(action.devices, taken)
+        seats = Devices().seats(action.devices, taken_by(self._backend.jobs()))
         launches = replica_launches(pod, pod.replica(action.serial), seats, self._machine)
         settled = [settled_launch(launch, self._named, sharing=1) for launch in launches]
         return [Job.of(_bounded(launch, action.device_bytes)) for launch in settled]
 
-    async def _remove(self, name: str, processes: list[str]) -> None:
+    async def _remove(self, name: str) -> None:
         try:
-            await self._changing.remove(processes)
+            await self._backend.remove(name)
         finally:
             self._leaving.discard(name)
             self._mirror.news.set()
@@ -250,10 +225,6 @@ class Hosting:
 def _bounded(launch: Launch, device_bytes: int) -> Launch:
     """A vault keeps what was promised, and no more."""
     return structs.replace(launch, budget_bytes=device_bytes) if isinstance(launch, VaultLaunch) else launch
-
-
-def _serial(whom: Whose) -> int:
-    return int(whom.name.rpartition("-")[2])
 
 
 def _trouble(lives: Iterable[Life]) -> str:
