@@ -2,61 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from urllib.request import Request, urlopen
 
 import pytest
 
-from holdfast.testing.place import Place
+from holdfast.testing.fleet import FleetPlace
 from holdfast.testing.processes import kill_group
 from holdfast.testing.waiting import wait_until
 
 SIM = ("--engine", "sim", "--vault-gib", "0.1", "--sim-ttft-ms", "5")
-UP = ("up", "--backend", "local", "--detach", "--node", "n1", "--node-devices", "2", "--node-gib", "0.5")
 BOUND_S = 90.0  # on a loaded machine
-
-
-class FleetPlace(Place):
-    def begin(self) -> None:
-        self.up()
-
-    def up(self) -> None:
-        said = self.run(*UP, "--port", str(self.port), "--status-port", "0")
-        assert said.returncode == 0, said
-
-    def told(self, *words: str) -> str:
-        said = self.run(*words)
-        assert said.returncode == 0, said
-        return said.stdout
-
-    def model(self, key: str) -> dict[str, Any]:
-        return json.loads(self.told("models", key, "--json"))  # type: ignore[no-any-return]
-
-    def leased(self) -> dict[str, tuple[int, int]]:
-        """What is leased of each device, and what there is."""
-        (node,) = json.loads(self.told("nodes", "--json"))
-        return {one["name"]: (one["leased_bytes"], one["total_bytes"]) for one in node["devices"]}
-
-    def engine_pids(self) -> dict[str, int]:
-        return {name: one["pid"] for name, one in self.records().items() if one["role"] == "worker"}
-
-    def ask(self, model: str, number: int, tokens: int = 40) -> list[int]:
-        body = {"model": model, "prompt": f"story {number}", "max_tokens": tokens, "seed": number}
-        body |= {"ignore_eos": True, "return_token_ids": True}
-        request = Request(
-            f"http://127.0.0.1:{self.port}/v1/completions",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urlopen(request, timeout=BOUND_S) as answer:
-            found: list[int] = json.load(answer)["choices"][0]["token_ids"]
-        return found
 
 
 @pytest.fixture
@@ -130,8 +88,7 @@ def test_whoever_is_killed_nothing_is_lost_or_started_twice(fleet: FleetPlace) -
     left = fleet.engine_pids()
     assert set(left.items()) <= set(pids.items()), "who stayed is who was there"
     # The supervisor, which is the node's agent: the next one adopts what runs.
-    (supervisor,) = {one["agent_pid"] for one in json.loads(fleet.told("nodes", "--json"))}
-    os.kill(supervisor, signal.SIGKILL)
+    fleet.kill_agent("n1")
 
     def begin_again() -> None:
         fleet.up()

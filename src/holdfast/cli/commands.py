@@ -140,6 +140,14 @@ COMMANDS = (
         "Take a model off its devices: none is wanted and none is kept, and it stays known.",
         "fleet.change:Evict",
     ),
+    Command(
+        "node",
+        FLEET,
+        "Join a fleet with this machine as one more node. Ctrl-C: what runs on it ends when it has answered.\n\n"
+        "The fleet is one that `holdfast up --backend local` started, here or elsewhere, and its store is what "
+        "`--store` names. Several nodes on one machine need a name each.",
+        "fleet.node:Node",
+    ),
     Command("models", FLEET, "Show models: how many are wanted, what is there, what is missing.", "fleet.look:Models"),
     Command("nodes", FLEET, "Show nodes: their devices and host memory, and who has leased it.", "fleet.look:Nodes"),
     Command(

@@ -9,6 +9,7 @@ import select
 import signal
 import time
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -21,6 +22,8 @@ from holdfast.roles.running import child_command, log_dir
 from holdfast.settings import Environment
 from holdfast.spec.jobs import Job
 from holdfast.spec.launch import ROLES
+from holdfast.spec.names import node_dir
+from holdfast.spec.settings import about
 from holdfast.supervise.lock import holder, take_lock
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.processes import LocalProcesses
@@ -37,12 +40,38 @@ LOOK_S = 0.05
 class Down(Asked, frozen=True):
     """`holdfast down`."""
 
+    node: Annotated[str, about("Only this node, which `holdfast node` started here.")] = ""
+
     def run(self, env: Environment) -> int:
-        return run_down(readable(env.state_dir))
+        state_dir = readable(env.state_dir)
+        if self.node:
+            return run_down(joined(state_dir, self.node))
+        for name in nodes_in(state_dir):  # before the store that they are told by
+            Screen().line(f"node {name}:")
+            run_down(node_dir(state_dir, name))
+        return run_down(state_dir)
+
+
+def nodes_in(state_dir: Path) -> list[str]:
+    """Nodes of this machine of which something runs, by name."""
+    found = sorted(path.name for path in node_dir(state_dir, "").glob("*/") if path.is_dir())
+    return [name for name in found if _runs(node_dir(state_dir, name))]
+
+
+def _runs(state_dir: Path) -> bool:
+    return holder(state_dir) is not None or any(record.alive for record in read_records(state_dir))
+
+
+def joined(state_dir: Path, node: str) -> Path:
+    """The state directory of a node that was started here; UserError, if none of that name was."""
+    if not node_dir(state_dir, node).is_dir() or "/" in node:
+        known = ", ".join(nodes_in(state_dir))
+        raise UserError(f"no node {node!r} was started here" + (f"; there is {known}" if known else ""))
+    return node_dir(state_dir, node)
 
 
 def run_down(state_dir: Path) -> int:
-    """Stop all and say what was stopped. That nothing runs is no error."""
+    """Stop all of one directory and say what was stopped. That nothing runs is no error."""
     screen = Screen()
     if not state_dir.exists() and holder(state_dir) is None:
         screen.line(f"nothing runs in {state_dir}")

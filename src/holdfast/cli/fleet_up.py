@@ -23,11 +23,7 @@ GIB = 2**30
 
 def run_node(state_dir: Path, spec: DeploymentSpec, detach: bool, tied: bool = True) -> int:
     """The exit status. UserError before anything is started."""
-    node = spec.node or os.uname().nodename
-    try:
-        check_process_name(node)
-    except ValueError as error:
-        raise UserError(f"--node: {error}") from error
+    node = node_name(spec)
     totals = totals_of(spec)
     bare = structs.replace(spec, node=node, workers=0, standbys=0, gpus=(), worker=WorkerLaunch(model=""))
     stored = next(launch for launch in plan(state_dir, bare) if isinstance(launch, StoredLaunch))
@@ -41,6 +37,16 @@ def run_node(state_dir: Path, spec: DeploymentSpec, detach: bool, tied: bool = T
         vault_dir=spec.vault_dir,
     )
     return run_up(state_dir, bare, detach, tied, node=site)
+
+
+def node_name(spec: DeploymentSpec) -> str:
+    """UserError, if it cannot be one."""
+    node = spec.node or os.uname().nodename
+    try:
+        check_process_name(node)
+    except ValueError as error:
+        raise UserError(f"--node: {error}") from error
+    return node
 
 
 def totals_of(spec: DeploymentSpec) -> dict[str, int]:

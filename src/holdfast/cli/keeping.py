@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from holdfast.cli.checks import check_leftovers
 from holdfast.cli.screen import Screen
 from holdfast.core.errors import REFUSED, Refused, UserError
+from holdfast.roles.joined import Joined
 from holdfast.roles.planned import Planned
 from holdfast.roles.rolled import Rolled
 from holdfast.roles.running import keep_up, log_dir
@@ -38,7 +39,7 @@ class Wish(Protocol):
     def screen(self) -> Screen: ...
 
     @property
-    def kept(self) -> Planned | Rolled: ...
+    def kept(self) -> Planned | Rolled | Joined: ...
 
     @property
     def wait_s(self) -> float:
@@ -132,7 +133,7 @@ def _if_full(state_dir: Path) -> str:
     return f"; the disk of {state_dir} is full" if os.statvfs(state_dir).f_bavail == 0 else ""
 
 
-def _spawn_background(kept: Planned | Rolled, lock: int) -> subprocess.Popen[bytes]:
+def _spawn_background(kept: Planned | Rolled | Joined, lock: int) -> subprocess.Popen[bytes]:
     """Start the supervisor in a session of its own, with the lock in its hands."""
     logs = log_dir(kept.state_dir)
     logs.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -19,6 +19,7 @@ import msgspec
 
 from holdfast.cli.arguments import Asked, Json
 from holdfast.cli.checks import readable
+from holdfast.cli.down import joined
 from holdfast.cli.failovers import cost, headline, last_failover, steps, when
 from holdfast.cli.screen import Screen, tilde
 from holdfast.cli.terminal import write_out
@@ -51,9 +52,12 @@ class Ps(Asked, frozen=True):
     """`holdfast ps`."""
 
     json: Json = False
+    node: Annotated[str, about("Only this node, which `holdfast node` started here.")] = ""
 
     def run(self, env: Environment) -> int:
         state_dir = readable(env.state_dir)
+        if self.node:
+            state_dir = joined(state_dir, self.node)
         looked = asyncio.run(look_around(state_dir))
         return show_json(looked.statuses) if self.json else _show(state_dir, looked)
 

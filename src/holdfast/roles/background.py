@@ -1,4 +1,4 @@
-"""The detached supervisor: `python -m holdfast.roles.background LOCK_FD planned|rolled`, with what is kept on stdin.
+"""The detached supervisor: `python -m holdfast.roles.background LOCK_FD KIND`, with what is kept on stdin.
 
 Started by `holdfast up --detach`, which hands it the lock it already holds. It logs to `STATE_DIR/logs/up.log`. When it
 is killed its processes live on, and the next `up` adopts them.
@@ -16,12 +16,13 @@ from msgspec.structs import replace
 from holdfast.core.errors import exit_status
 from holdfast.core.log_files import log_path, turn_over
 from holdfast.core.unwritten import say
+from holdfast.roles.joined import Joined
 from holdfast.roles.planned import Planned
 from holdfast.roles.rolled import Rolled
 from holdfast.roles.running import keep_up
 from holdfast.supervise.lock import sign, signed
 
-KINDS: dict[str, type[Planned | Rolled]] = {kind.kind: kind for kind in (Planned, Rolled)}
+KINDS: dict[str, type[Planned | Rolled | Joined]] = {kind.kind: kind for kind in (Planned, Rolled, Joined)}
 
 
 def main(argv: list[str]) -> int:

@@ -40,7 +40,8 @@ def log_dir(state_dir: Path) -> Path:
 
 
 class Kept(Protocol):
-    """What is kept up: a plan of processes that stay the same (`roles.planned`), or a manifest (`roles.rolled`)."""
+    """What is kept up: processes that stay the same (`roles.planned`), a manifest (`roles.rolled`), or one more node
+    of a fleet (`roles.joined`)."""
 
     @property
     def state_dir(self) -> Path: ...

@@ -29,7 +29,7 @@ ENGINE_LETTERS = "abcdefghi"  # worker-1a, worker-1b, …: the active by chance 
 
 _UP = ("up",)
 _SERVING = {"panel": "Serving", "commands": _UP}
-_FLEET = {"panel": "The fleet", "commands": _UP}
+_FLEET = {"panel": "The fleet", "commands": ("up", "node")}
 
 
 class DeploymentSpec(Settings, frozen=True):
@@ -83,7 +83,8 @@ class DeploymentSpec(Settings, frozen=True):
         about(
             "Be a node of a fleet, for `holdfast deploy`, in place of workers of its own.",
             choices=("", "local"),
-            **_FLEET,
+            panel="The fleet",
+            commands=_UP,
         ),
     ] = ""
     node: Annotated[str, about("What this node is called; default: the machine's name.", **_FLEET)] = ""

@@ -83,6 +83,11 @@ def socket_path(folder: Path, device: str) -> str:
     return path
 
 
+def node_dir(state_dir: Path, node: str) -> Path:
+    """The state directory of a node that joined a fleet: several on one machine have each their own."""
+    return state_dir / "nodes" / node
+
+
 def own_page(state_dir: Path, name: str) -> str:
     """Where a frontend answers for itself alone: its port may be shared. "" if its name is too long for a socket."""
     path = f"{state_dir}/run/{name}.http"

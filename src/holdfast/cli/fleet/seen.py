@@ -14,7 +14,7 @@ from typing import Annotated
 
 import msgspec
 
-from holdfast.cli.deployments.book import ANSWER_S, Book, opened, store_of
+from holdfast.cli.deployments.book import ANSWER_S, FOUND_S, Book, opened, store_of
 from holdfast.core.errors import UserError
 from holdfast.discovery.keys import CONTROLS, FLEETS, MODELS, NODES
 from holdfast.fleet import records
@@ -134,10 +134,21 @@ async def fleet_at(url: str, deployment: str, env: Environment) -> AsyncIterator
     """The fleet that is meant. UserError, if there is none, or several are there and none was named."""
     async with opened(url, PREFIXES) as book:
         await book.whole()
-        known = {key.split("/")[2] for key in book.values if key.startswith((MODELS, NODES, FLEETS))}
+        known = await _fleets(book)
         if not known:
             raise UserError(f"the store {url} knows of no fleet: start one with `{START}`")
         yield Fleet(book, _which(known, deployment, env.deployment))
+
+
+async def _fleets(book: Book) -> set[str]:
+    """By name; one that was started a moment ago has the time to say so."""
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + FOUND_S
+    while True:
+        known = {key.split("/")[2] for key in book.values if key.startswith((MODELS, NODES, FLEETS))}
+        if known or loop.time() > until_s:
+            return known
+        await book.news(until_s - loop.time())
 
 
 def _which(known: set[str], given: str, usual: str) -> str:

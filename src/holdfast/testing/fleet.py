@@ -1,0 +1,119 @@
+"""A fleet of one machine from outside: nodes, models and requests by its commands, and what is killed of it.
+
+The first node is the one that `holdfast up --backend local` is; others join it. Always true: what a request is answered
+depends on its model and number alone, so whoever asks again can compare.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+from holdfast.spec.names import node_dir
+from holdfast.testing.place import Place
+from holdfast.testing.processes import processes_in
+
+ASKED_S = 180.0  # for an answer, with its model being brought on a loaded machine
+FIRST = "n1"
+
+
+class FleetPlace(Place):
+    """`devices` of `gib` each, of every node; `nodes`: how many."""
+
+    def __init__(self, *, nodes: int = 1, devices: int = 2, gib: float = 0.5, controls: int = 1) -> None:
+        super().__init__()
+        self.names = [f"n{number + 1}" for number in range(nodes)]
+        self._has = ("--node-devices", str(devices), "--node-gib", str(gib))
+        self._controls = controls
+
+    def begin(self) -> None:
+        self.up()
+        for name in self.names[1:]:
+            self.join(name)
+
+    def up(self) -> None:
+        """The first node, with the store, the frontend and the control; or its agent again."""
+        ports = ("--port", str(self.port), "--status-port", "0", "--controls", str(self._controls))
+        self.told("up", "--backend", "local", "--detach", "--node", FIRST, *self._has, *ports)
+
+    def join(self, name: str) -> None:
+        self.told("node", "--detach", "--node", name, *self._has)
+
+    def told(self, *words: str) -> str:
+        """A command that must succeed."""
+        said = self.run(*words)
+        assert said.returncode == 0, said
+        return said.stdout
+
+    # -- looking
+
+    def model(self, key: str) -> dict[str, Any]:
+        return json.loads(self.told("models", key, "--json"))  # type: ignore[no-any-return]
+
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        """As the store knows them, by name."""
+        return {one["name"]: one for one in json.loads(self.told("nodes", "--json"))}
+
+    def leased(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """What is leased of each device of each node, and what there is."""
+        return {
+            (node, one["name"]): (one["leased_bytes"], one["total_bytes"])
+            for node, told in self.nodes().items()
+            for one in told["devices"]
+        }
+
+    def folder_of(self, node: str) -> Path:
+        return self.folder if node == FIRST else node_dir(self.folder, node)
+
+    def processes_of(self, node: str) -> dict[str, dict[str, Any]]:
+        """What the processes of a node wrote down about themselves, by name."""
+        found = {}
+        for path in sorted((self.folder_of(node) / "run").glob("*.json")):
+            with contextlib.suppress(OSError, ValueError):
+                found[path.stem] = json.loads(path.read_bytes())
+        return found
+
+    def engine_pids(self) -> dict[str, int]:
+        """Of all nodes."""
+        found = [record for name in self.names for record in self.processes_of(name).items()]
+        return {name: one["pid"] for name, one in found if one["role"] == "worker"}
+
+    def agent_pid(self, node: str) -> int:
+        found: int = self.nodes()[node]["agent_pid"]
+        return found
+
+    # -- asking
+
+    def ask(self, model: str, number: int, tokens: int = 40) -> list[int]:
+        """The tokens of an answer, which must come."""
+        body = {"model": model, "prompt": f"story {number}", "max_tokens": tokens, "seed": number}
+        body |= {"ignore_eos": True, "return_token_ids": True}
+        request = Request(
+            f"http://127.0.0.1:{self.port}/v1/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urlopen(request, timeout=ASKED_S) as answer:
+            found: list[int] = json.load(answer)["choices"][0]["token_ids"]
+        return found
+
+    # -- breaking
+
+    def kill_agent(self, node: str) -> None:
+        """Its supervisor alone: what it kept lives on."""
+        os.kill(self.agent_pid(node), signal.SIGKILL)
+
+    def kill_node(self, node: str) -> None:
+        """A node that joined, with all that runs on it; its agent first, so that nobody starts anything again."""
+        assert node != FIRST, "the store is there"
+        self.kill_agent(node)
+        inside = f"{self.folder_of(node)}/"
+        while left := [pid for pid, command in processes_in(self.folder).items() if inside in command]:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
