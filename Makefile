@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up test test-all test-vllm vllm lint promtool clean prove-data-path prove-vault prove-failover prove-engine prove-vllm prove-torment prove-health prove-bit-flips prove-rollouts prove-rollouts-gpu prove-apart prove-fleet prove-install
+.PHONY: help up test test-all test-vllm vllm lint promtool redis clean prove-data-path prove-vault prove-failover prove-engine prove-vllm prove-torment prove-health prove-bit-flips prove-rollouts prove-rollouts-gpu prove-apart prove-fleet prove-install
 
 # python3 if it is new enough, else the newest that is. Override: make up PYTHON=/path/to/python3.12
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -83,6 +83,19 @@ promtool: | $(VENV)/bin/python ## Fetch Prometheus's promtool, with which the al
 		apt="apt-get -qq -o Dir::State::lists=$$folder/lists -o Dir::Cache=$$folder/cache -o APT::Sandbox::User=$$(id -un)"; \
 		$$apt update && $$apt download prometheus || $(call refuse,Debian's package prometheus cannot be fetched); \
 		dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool; mv usr/bin/promtool "$$venv/bin/"; }
+
+# Likewise, with the two libraries that it needs beside the system's.
+redis: | $(VENV)/bin/python ## Fetch Redis's server, with which the mirror of a fleet's events is tested.
+	@command -v redis-server >/dev/null || [ -x $(VENV)/bin/redis-server ] || { \
+		command -v apt-get >/dev/null || $(call refuse,redis-server comes from Debian and there is no apt-get here; install Redis); \
+		echo "fetching redis-server out of Debian's packages"; venv=$$(realpath $(VENV)); \
+		folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; cd "$$folder"; mkdir -p lists/partial cache/archives/partial; \
+		apt="apt-get -qq -o Dir::State::lists=$$folder/lists -o Dir::Cache=$$folder/cache -o APT::Sandbox::User=$$(id -un)"; \
+		$$apt update && $$apt download redis-tools liblzf1 libjemalloc2 || $(call refuse,Debian's package redis-tools cannot be fetched); \
+		for one in *.deb; do dpkg-deb -x "$$one" out; done; mkdir -p "$$venv/lib/redis"; \
+		mv out/usr/lib/*/lib*.so.* "$$venv/lib/redis/"; mv out/usr/bin/redis-check-rdb "$$venv/lib/redis/redis-server"; \
+		printf '#!/bin/sh\nexport LD_LIBRARY_PATH="%s"\nexec "%s/redis-server" "$$@"\n' "$$venv/lib/redis" "$$venv/lib/redis" >"$$venv/bin/redis-server"; \
+		chmod +x "$$venv/bin/redis-server"; }
 
 prove-data-path: $(VENV)/.installed-dev ## Break a running deployment in every way we promise to survive, and show the figures.
 	@$(VENV)/bin/python -m bench.prove data-path $(ARGS)

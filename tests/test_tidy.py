@@ -77,6 +77,7 @@ ROOTS = {
     "streams/roster.py": "the root of a worker's task: a bug costs one session",
     "streams/link.py": "the root of one stream's part of a step that many share: a bug costs one stream",
     "streams/patience.py": "the root of one stream's part of a worker's end, or of a round through the held, likewise",
+    "control/event_mirror.py": "the root of a mirror: a bug there costs those who read it a rest, and serving nothing",
     "control/process.py": "the root of a reign: a bug gives the lock back, and the next begins anew",
     "control/reign.py": "the root of one worker's part of what happens: a bug costs that step",
     "control/contact.py": "the root of a worker's task: a bug costs one session",

@@ -278,3 +278,32 @@ async def test_models_are_watched(desk: Desk) -> None:
     finally:
         process.kill()
         await process.wait()
+
+
+async def test_events_are_shown_and_followed(desk: Desk) -> None:
+    """What stands, and with --follow what happens: the same words as a Redis is told, without one."""
+    await desk.node("n1", [replica(await desk.wished("tiny"), 1)])
+    shown = await desk.say("events")
+    assert [line.split()[1:3] for line in shown.stdout.splitlines()] == [["deploy", "tiny"], ["replica", "tiny"]]
+    words = (sys.executable, "-m", "holdfast", "events", "--follow", "--json", "--store", desk.url)
+    process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, env=desk.env)
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(60.0):
+            first = [json.loads(await process.stdout.readline()) for _ in range(2)]
+            assert [(one["event_type"], one["model_key"]) for one in first] == [("deploy", "tiny"), ("replica", "tiny")]
+            assert (await desk.say("scale", "tiny", "3")).returncode == 0
+            scaled = json.loads(await process.stdout.readline())
+            assert (scaled["event_type"], scaled["data"]["before"], scaled["data"]["wanted"]) == ("scale", 2, 3)
+            assert len({one["id"] for one in (*first, scaled)}) == 3
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def test_a_redis_that_cannot_be_one_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    """The process would find out alone, and nobody would lead."""
+    async with desk_at(tmp_path) as desk:
+        told = await desk.say("up", "--engine", "sim", "--redis", "http://x", store=False)
+    assert told.returncode == REFUSED
+    assert "--redis: " in told.stderr

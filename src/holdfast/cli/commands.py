@@ -149,6 +149,13 @@ COMMANDS = (
         "fleet.node:Node",
     ),
     Command("models", FLEET, "Show models: how many are wanted, what is there, what is missing.", "fleet.look:Models"),
+    Command(
+        "events",
+        FLEET,
+        "Show what stands in the fleet's store as events, and with `--follow` what happens: deploy, scale, evict, "
+        "replica, queue_state.",
+        "fleet.events:Events",
+    ),
     Command("nodes", FLEET, "Show nodes: their devices and host memory, and who has leased it.", "fleet.look:Nodes"),
     Command(
         "worker",

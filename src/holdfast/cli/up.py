@@ -15,6 +15,7 @@ from holdfast.cli.keeping import keep, taken_lock
 from holdfast.cli.models import prepare
 from holdfast.cli.ps import look_at_all
 from holdfast.cli.screen import Screen, chat_command, show_up
+from holdfast.control.redis_stream import check_redis
 from holdfast.core.address import TcpAddress
 from holdfast.core.errors import settled
 from holdfast.core.tiers import split_key
@@ -43,6 +44,7 @@ def run_up(
         check_store(spec.store)
         spec.check(state_dir)  # every wish is checked before anything is touched
         check_engine(spec.worker.engine)
+        check_redis(spec.control.events.redis)
         own(state_dir)
         if spec.standbys and spec.vault_dir:
             made(Path(spec.vault_dir), "GMS_SOCKET_DIR")

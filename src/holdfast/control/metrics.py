@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.control import words as w
+from holdfast.control.event_metrics import EventMetrics
 from holdfast.control.fleet_metrics import FleetMetrics
 from holdfast.control.showing import View, group_of, ids
 from holdfast.health.device_faults import Fault
@@ -48,6 +49,7 @@ class ControlMetrics:
         self._flagged = 0
         self._faults: dict[tuple[str, str, str, str], int] = {}
         self.fleet = FleetMetrics()
+        self.events = EventMetrics()
 
     def checked(self, path: str, check: str, result: str, took_s: float | None = None) -> None:
         """A check of the worker at that path is over; `took_s` if it was answered."""
@@ -99,7 +101,7 @@ class ControlMetrics:
         records = {path: view.records[path] for path in named}
         passed = {path: one.standing.good_s for path, one in records.items() if not view.asleep(path)}
         shown += _workers(named, records, passed) + self._of_checks(named)
-        return [*shown, *_deployment(view), *self._of_corruption(), *self.fleet.families()]
+        return [*shown, *_deployment(view), *self._of_corruption(), *self.fleet.families(), *self.events.families()]
 
     def _of_checks(self, named: Mapping[str, str]) -> list[metrics.Metric]:
         kept = {(named[path], kind): checks for path in named for kind, checks in self._checks.get(path, {}).items()}

@@ -8,6 +8,7 @@ is revived by forgetting; it starts nothing and kills nothing. Whether it runs o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -17,8 +18,10 @@ import msgspec
 
 from holdfast.control.book import Book, decoded
 from holdfast.control.device_watch import DeviceWatch
+from holdfast.control.event_mirror import EventMirror
 from holdfast.control.fleet_loop import FleetLoop, loads_of
 from holdfast.control.metrics import ControlMetrics
+from holdfast.control.redis_stream import RedisStream
 from holdfast.control.reign import Reign
 from holdfast.control.showing import View, page
 from holdfast.core.address import parse_address
@@ -119,11 +122,21 @@ class Control:
         settings, store, world = self._settings, self._store, self._world
         by = f"{settings.name}/{os.getpid()}/{world.rng.getrandbits(32):08x}"
         fleet = FleetLoop(store, settings.deployment, world, lost, self._metrics.fleet, by=by, loads=self._loads)
-        async with beside(fleet.run(), "fleet"):
+        async with beside(fleet.run(), "fleet"), self._events():
             while not lost.is_set():
                 show = self._show_whether_leading
                 self._reign = Reign(settings, store, world, lost, self._metrics, on_begin=show)
                 await self._reign.run()
+
+    def _events(self) -> contextlib.AbstractAsyncContextManager[object]:
+        """As long as it leads, so that each is told once."""
+        by, deployment, world = self._settings.events, self._settings.deployment, self._world
+        if not by.redis:
+            return contextlib.nullcontext()
+        stream = RedisStream(by.redis, deployment, by.redis_entries_max)
+        unix_s, metrics = world.clock.unix_s, self._metrics.events
+        mirror = EventMirror(self._store, deployment, stream, metrics, unix_s=unix_s, rng=world.rng)
+        return beside(mirror.run(), "events")
 
     def _loads(self) -> dict[str, Load]:
         return loads_of(self._reign.contacts.values()) if self._reign is not None else {}

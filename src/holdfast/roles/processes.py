@@ -141,6 +141,7 @@ async def _run_frontend(launch: FrontendLaunch, stop: asyncio.Event, on_ready: O
 
 async def _run_control(launch: ControlLaunch, stop: asyncio.Event, on_ready: OnReady) -> None:
     from holdfast.control.process import Control
+    from holdfast.control.redis_stream import check_redis
     from holdfast.failover.opening import open_lock
     from holdfast.store.opening import open_store
     from holdfast.wire.world import real_world
@@ -148,6 +149,7 @@ async def _run_control(launch: ControlLaunch, stop: asyncio.Event, on_ready: OnR
     world = real_world()
     with settled():
         launch.check()
+        check_redis(launch.events.redis)
         store = open_store(launch.store, world.network, world.rng)
         lock = open_lock(launch.elected_by(), launch.name, world, launch.lock_token)
     await store.start()

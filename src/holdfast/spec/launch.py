@@ -12,6 +12,7 @@ import msgspec
 from holdfast.core.address import Address, TcpAddress, parse_address
 from holdfast.core.tiers import split_key
 from holdfast.spec.engines import Place, SimSettings, TorchSettings, VllmSettings
+from holdfast.spec.events import EventSettings
 from holdfast.spec.health import HealthSettings
 from holdfast.spec.levels import LevelSettings
 from holdfast.spec.names import check_deployment_name, control_lock, is_host, namespace_for, namespace_of
@@ -25,6 +26,7 @@ _ENGINES = ("up", "worker", "deploy")
 _NAMED = ("up", "worker")  # a fleet calls a model as its key is
 _LONE = ("worker", "frontend", "store", "control")
 _STORED = ("worker", "frontend", "control")
+_STATUS = "Where /live, /health and /metrics are; default tcp://$DYN_SYSTEM_HOST:$DYN_SYSTEM_PORT."
 _EVERYWHERE = ("0.0.0.0", "::")  # as hosts to listen on
 
 
@@ -95,13 +97,7 @@ class WorkerLaunch(StoredLaunch, frozen=True):
     beat_address: Annotated[
         str, about("Where frontends hear its heartbeat; default: a free port beside it.", commands=("worker",))
     ] = "tcp://127.0.0.1:0"
-    status_address: Annotated[
-        str,
-        about(
-            "Where /live, /health and /metrics are; default tcp://$DYN_SYSTEM_HOST:$DYN_SYSTEM_PORT.",
-            commands=("worker",),
-        ),
-    ] = "tcp://127.0.0.1:0"
+    status_address: Annotated[str, about(_STATUS, commands=("worker",))] = "tcp://127.0.0.1:0"
     status_any: Annotated[
         bool, about("Where another has the status page's port, take any: it is a wish of ours, not of a person.")
     ] = False
@@ -244,13 +240,7 @@ class FrontendLaunch(StoredLaunch, frozen=True):
 class ControlLaunch(StoredLaunch, frozen=True):
     """A control: of those of one deployment the one that has the lock decides."""
 
-    status_address: Annotated[
-        str,
-        about(
-            "Where /live, /health and /metrics are; default tcp://$DYN_SYSTEM_HOST:$DYN_SYSTEM_PORT.",
-            commands=("control",),
-        ),
-    ] = "tcp://127.0.0.1:0"
+    status_address: Annotated[str, about(_STATUS, commands=("control",))] = "tcp://127.0.0.1:0"
     status_any: Annotated[
         bool, about("Where another has the status page's port, take any: it is a wish of ours, not of a person.")
     ] = False
@@ -264,6 +254,7 @@ class ControlLaunch(StoredLaunch, frozen=True):
     ] = ""
     lock_token: Annotated[str, about("The token of a lock server on TCP.")] = ""
     engine_token: Annotated[str, about("What workers on other machines ask for before they load weights anew.")] = ""
+    events: Annotated[EventSettings, about("Who is told what happens.", panel="The fleet")] = EventSettings()
     health: Annotated[HealthSettings, about("How workers are judged.", panel="Health")] = HealthSettings()
     levels: Annotated[LevelSettings, about("What is promised, and kept in reserve.", panel="Health")] = LevelSettings()
 

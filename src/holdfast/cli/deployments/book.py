@@ -105,6 +105,11 @@ class Book:
         return self._mirror.values
 
     @property
+    def outages(self) -> int:
+        """How often it was lost."""
+        return self._mirror.outages
+
+    @property
     def names(self) -> list[str]:
         return sorted(key.removeprefix(DEPLOYMENTS) for key in self._mirror.values if key.startswith(DEPLOYMENTS))
 

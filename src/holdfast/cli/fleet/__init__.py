@@ -1,1 +1,1 @@
-"""Commands for a fleet's models: deploy, scale, evict, models, nodes. All they read and write is the store."""
+"""Commands for a fleet's models: deploy, scale, evict, models, nodes, events. All they read and write is the store."""

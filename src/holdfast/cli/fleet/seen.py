@@ -130,9 +130,11 @@ def where(store: str, env: Environment) -> str:
 
 
 @contextlib.asynccontextmanager
-async def fleet_at(url: str, deployment: str, env: Environment) -> AsyncIterator[Fleet]:
+async def fleet_at(
+    url: str, deployment: str, env: Environment, prefixes: Sequence[str] = PREFIXES
+) -> AsyncIterator[Fleet]:
     """The fleet that is meant. UserError, if there is none, or several are there and none was named."""
-    async with opened(url, PREFIXES) as book:
+    async with opened(url, prefixes) as book:
         await book.whole()
         known = await _fleets(book)
         if not known:

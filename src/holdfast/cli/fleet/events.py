@@ -1,0 +1,64 @@
+"""`holdfast events`: what happens in a fleet, from the store itself; the same as a Redis is told (`--redis`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from holdfast.cli.arguments import Asked, Json
+from holdfast.cli.deployments.book import StoreOption, answered
+from holdfast.cli.fleet.seen import PREFIXES, DeploymentOption, fleet_at, where
+from holdfast.cli.terminal import Terminal, write_out
+from holdfast.discovery.keys import ORDERS, REPORTS
+from holdfast.fleet.events import Change, Fact, Outages, Reader, changes, outlasting
+from holdfast.settings import Environment
+from holdfast.spec.settings import about
+
+LOOK_S = 60.0  # between two looks, where the store tells of nothing
+ALL = (*PREFIXES, ORDERS, REPORTS)
+
+
+class Events(Asked, frozen=True):
+    """`holdfast events`."""
+
+    follow: Annotated[bool, about("And what happens from now on, until Ctrl-C.", flag="--follow", short="-f")] = False
+    json: Json = False
+    deployment: DeploymentOption = ""
+    store: StoreOption = ""
+
+    def run(self, env: Environment) -> int:
+        return answered(self._run(where(self.store, env), env))
+
+    async def _run(self, url: str, env: Environment) -> int:
+        terminal, outages, number, before = Terminal(), Outages(), 0, dict[str, Fact]()
+        async with fleet_at(url, self.deployment, env, ALL) as fleet:
+            reader = Reader(fleet.deployment)
+            while terminal.is_shown:
+                now = reader.read(fleet.book.values)
+                if left_s := outages.left_s(fleet.book.outages, time.monotonic()):
+                    now = outlasting(before, now)
+                for change in changes(before, now, fleet.deployment, time.time()):
+                    if change.event is not None:
+                        number += 1
+                        write_out(self._line(change, number))
+                before = now
+                if not self.follow:
+                    break
+                await fleet.book.news(left_s or LOOK_S)
+        return 0
+
+    def _line(self, change: Change, number: int) -> str:
+        event = change.event
+        assert event is not None, "asked for one"
+        if self.json:
+            return msgspec.json.encode({"id": change.id(number), **msgspec.to_builtins(event)}).decode() + "\n"
+        at = time.strftime("%H:%M:%S", time.localtime(event.timestamp))
+        whose = " ".join(filter(None, (event.model_key, event.replica_id)))
+        return f"{at}  {event.event_type:<12}  {whose}  {_told(event.data)}\n"
+
+
+def _told(data: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in data.items() if value not in ("", None))

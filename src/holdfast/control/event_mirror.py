@@ -1,0 +1,225 @@
+"""Tells a Redis stream what happens in the fleet, by the control that leads.
+
+A shell: it reads what the store says (`fleet.events`) and writes what is other than was told. Always true: nothing of
+serving or deciding waits for it; what is not told yet is bounded, and where that is not enough it is dropped, counted
+and said to be, and how things are then is told in its place. Whoever goes on, after a Redis that was away or a control
+that ended, begins with what Redis itself says was told: nothing that still makes a difference is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from holdfast.control.event_metrics import EventMetrics
+from holdfast.control.redis_stream import Overwritten, RedisAway, RedisStream
+from holdfast.core.tasks import beside, first
+from holdfast.fleet.events import Change, Fact, Kind, Outages, Reader, changes, gap, outlasting
+from holdfast.store.backoff import Backoff
+from holdfast.store.contract import Store
+from holdfast.store.mirror import Mirror
+
+log = logging.getLogger("holdfast.control")
+
+KEPT_MAX = 10_000  # changes that wait for Redis: some megabytes, and minutes of a large fleet
+BATCH_MAX = 256  # in one transaction: a millisecond of Redis
+# Between two readings: what happens within it is one change. Nobody reads a stream of events sooner.
+READ_S = 0.1
+LOOK_S = 30.0  # so often a Redis that nothing is told is asked whether it still knows what it was told
+REST_S = 1.0  # after a bug of ours
+
+
+class EventMirror:
+    """Of one fleet. `run` it in a task."""
+
+    def __init__(
+        self,
+        store: Store,
+        deployment: str,
+        stream: RedisStream,
+        metrics: EventMetrics,
+        *,
+        unix_s: Callable[[], float],
+        rng: random.Random,
+        kept_max: int = KEPT_MAX,
+        read_s: float = READ_S,
+        look_s: float = LOOK_S,
+    ) -> None:
+        self._store = store
+        self._deployment = deployment
+        self._stream = stream
+        self._metrics = metrics
+        metrics.on = True
+        self._unix_s = unix_s
+        self._backoff = Backoff(rng)
+        self._kept_max, self._read_s, self._look_s = kept_max, read_s, look_s
+        self._reader = Reader(deployment)
+        self._facts: dict[str, Fact] = {}  # as they were last read
+        self._waiting = deque[Change]()
+        self._news = asyncio.Event()
+        self._begun = asyncio.Event()  # the store was read
+        self._dropped = 0  # and not told of
+        # As Redis has it. None: it must be asked.
+        self._number: int | None = None
+        self._told: dict[str, Fact] = {}
+
+    def __repr__(self) -> str:
+        known = "away" if self._number is None else f"{self._number} told"
+        return f"<EventMirror {self._deployment}: {known}, {len(self._waiting)} waiting>"
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            while True:
+                try:
+                    await self._mirror()
+                except Exception:
+                    log.exception("bug in the mirror of events; beginning anew")
+                    self._number = None
+                await asyncio.sleep(REST_S)
+        finally:
+            self._metrics.connected = False
+            with contextlib.suppress(RedisAway, OSError):
+                await self._stream.close()
+
+    async def _mirror(self) -> None:
+        mirror = Mirror(self._store, self._reader.prefixes)
+        async with (
+            beside(mirror.run(), "events' mirror") as watching,
+            beside(self._read(mirror), "events read") as reading,
+            beside(self._tell(), "events told") as telling,
+        ):
+            await first((), (watching, reading, telling))
+            for task in (watching, reading, telling):
+                if task.done():
+                    task.result()
+
+    # -- from the store
+
+    async def _read(self, mirror: Mirror) -> None:
+        loop, outages = asyncio.get_running_loop(), Outages()
+        await mirror.whole.wait()
+        while True:
+            left_s = outages.left_s(mirror.outages, loop.time())
+            if not mirror.away:
+                facts = self._reader.read(mirror.values)
+                self._hear(outlasting(self._facts, facts) if left_s else facts)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s or None):
+                    await mirror.news.wait()
+            await asyncio.sleep(self._read_s)
+            mirror.news.clear()
+
+    def _hear(self, facts: dict[str, Fact]) -> None:
+        found = changes(self._facts, facts, self._deployment, self._unix_s())
+        self._facts = facts
+        self._begun.set()
+        if not found:
+            return
+        self._waiting.extend(found)
+        if len(self._waiting) > self._kept_max + len(facts):  # a beginning tells of everything
+            self._drop()
+        self._metrics.waiting = len(self._waiting)
+        self._news.set()
+
+    def _drop(self) -> None:
+        """All that waits: how things are by then is told in its place."""
+        self._count_dropped(happened(self._waiting))
+        self._waiting.clear()
+        self._number = None
+        log.warning("events: Redis takes none in time, and %d were dropped", self._dropped)
+
+    def _count_dropped(self, events: int) -> None:
+        self._dropped += events
+        self._metrics.dropped += events
+
+    # -- to Redis
+
+    async def _tell(self) -> None:
+        await self._begun.wait()
+        while True:
+            self._news.clear()
+            try:
+                if not self._waiting and self._number != await self._stream.number():
+                    self._number = None
+                while self._number is None or self._waiting:
+                    if self._number is None:
+                        await self._go_on()
+                    if self._waiting:
+                        await self._tell_some()
+            except (RedisAway, Overwritten) as error:
+                self._away(error)
+                await asyncio.sleep(self._backoff.next_s())
+                continue
+            self._well()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._look_s):
+                    await self._news.wait()
+
+    async def _go_on(self) -> None:
+        """From what Redis says was told."""
+        batch = list(self._waiting)[:BATCH_MAX]
+        number, told = await self._stream.told()
+        if self._dropped or told not in (self._told, after(self._told, batch)):
+            self._begin_from(told)
+        elif told != self._told:  # the last were told, and the answer was lost
+            for _ in batch:
+                self._waiting.popleft()
+        self._number, self._told = number, told
+
+    def _begin_from(self, told: dict[str, Fact]) -> None:
+        now_s = self._unix_s()
+        found = changes(told, self._facts, self._deployment, now_s)
+        if self._dropped:
+            self._count_dropped(max(0, happened(self._waiting) - happened(found)))
+            found.insert(0, gap(self._dropped, self._deployment, now_s))
+        self._waiting = deque(found)
+
+    async def _tell_some(self) -> None:
+        assert self._number is not None, "Redis was asked"
+        batch = list(self._waiting)[:BATCH_MAX]
+        await self._stream.tell(self._number, batch)
+        if batch[0].event is not None and batch[0].event.event_type is Kind.GAP:
+            self._dropped -= batch[0].event.data["dropped"]
+        if self._number is None:  # more was dropped meanwhile: what was told is asked for
+            return
+        for _ in batch:
+            self._waiting.popleft()
+        events = [one.event.event_type for one in batch if one.event is not None]
+        self._number += len(events)
+        self._told = after(self._told, batch)
+        self._metrics.told.update(events)
+        self._metrics.waiting = len(self._waiting)
+
+    def _well(self) -> None:
+        self._backoff.reset()
+        if not self._metrics.connected:
+            log.info("events: Redis takes them, and has %d", self._number)
+        self._metrics.connected = True
+
+    def _away(self, error: Exception) -> None:
+        self._number = None
+        if self._metrics.connected or not self._metrics.failed:
+            log.warning("events: Redis does not take them, and is asked again: %s", error)
+        self._metrics.connected = False
+        self._metrics.failed += 1
+
+
+def happened(waiting: Iterable[Change]) -> int:
+    """Events of the fleet among them."""
+    return sum(one.event is not None and one.event.event_type is not Kind.GAP for one in waiting)
+
+
+def after(told: dict[str, Fact], batch: Sequence[Change]) -> dict[str, Fact]:
+    """What is told, once these are."""
+    facts = dict(told)
+    for change in batch:
+        if change.now is None:
+            facts.pop(change.subject, None)
+        else:
+            facts[change.subject] = change.now
+    return facts
