@@ -8,10 +8,11 @@ import pytest
 from fleet_cli_rig import GIB, replica
 from msgspec import structs
 
-from holdfast.cli.fleet.hope import how_far, is_in_place, too_large
+from holdfast.cli.fleet.hope import how_far, is_in_place
 from holdfast.cli.fleet.seen import FleetSeen
 from holdfast.fleet.desired import Level, Model
 from holdfast.fleet.observed import Memory, Node, Phase, Replica
+from holdfast.fleet.prospects import too_large
 from holdfast.fleet.records import Book, NodeRecord, Wish
 from holdfast.fleet.scaling import Scaling
 
@@ -99,6 +100,6 @@ def test_scaling_may_have_more() -> None:
 def test_what_no_node_could_hold_is_told(said: dict[str, Any], sizes: list[list[int]], told: str) -> None:
     """Were it empty; of nodes that are not there nobody knows."""
     wish = wished(**said)
-    lack = too_large(fleet(wish, [], *sizes), wish.model)
+    lack = too_large((one.node for one in fleet(wish, [], *sizes).nodes.values()), wish.model)
     assert told in lack
     assert bool(told) == bool(lack)

@@ -391,10 +391,55 @@ def test_who_said_zero_is_told_that_somebody_waits() -> None:
     made.keeper()
     made.ask_for("m", 1)
     made.run(10)
-    assert (made.hot("m"), book(made).unmet) == (0, {"m": WAITED_FOR})
+    assert (made.hot("m"), book(made).unmet, book(made).hopeless) == (0, {"m": WAITED_FOR}, ("m",))
     made.ask_for("m", 0)
     made.run(1)
     assert book(made).unmet == {}
+
+
+def test_who_will_not_come_is_known_and_why() -> None:
+    """Larger than any node: at once, also with that node lost. Failed three times: until it is tried again. No room,
+    with others in it, or no node: it may yet come."""
+    made = place()
+    made.want(model("large", device_bytes=81))
+    made.want(model("pinned", nodes=frozenset({"n7"})))
+    made.want(model("full", device_bytes=80, dedicated=True))
+    made.want(model("later", device_bytes=80))
+    keeper = made.keeper()
+    made.run(30)
+    found = book(made)
+    assert found.hopeless == ("large",)
+    assert "no node has that" in found.unmet["large"]
+    assert found.unmet["pinned"] == "none of the nodes that it may be on is there: n7"
+    assert found.unmet["later"] == "there is no room for it"
+    assert keeper.controller.unmet == found.unmet
+
+
+def test_who_failed_three_times_is_not_waited_for_until_it_is_tried_again() -> None:
+    """Why it last failed is told, also by the controller that comes after."""
+    made = place()
+    made.want(model())
+    keeper, seen = made.keeper(), list[tuple[int, tuple[str, ...]]]()
+    while len(seen) < 4:
+        while keeper.advance(made.now_s):
+            pass
+        made.work(made.agents["n0"], fails=lambda: True)
+        while keeper.advance(made.now_s):
+            pass
+        found = book(made)
+        failed = found.tries["place/m"].failed
+        if not seen or seen[-1][0] != failed:
+            seen.append((failed, found.hopeless))
+        made.now_s += 1.0
+    assert seen == [(1, ()), (2, ()), (3, ("m",)), (4, ("m",))]
+    assert found.unmet["m"].startswith("it failed to start 4 times: ")
+    made.keepers.clear()
+    made.keeper()
+    made.settle()
+    assert book(made).unmet == found.unmet
+    made.run(60)
+    assert made.hot("m") == 1
+    assert (book(made).unmet, book(made).hopeless, book(made).whys) == ({}, (), {})
 
 
 def test_waits_of_all_frontends_count() -> None:

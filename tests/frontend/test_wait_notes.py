@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -14,6 +15,7 @@ from holdfast.core.errors import Code
 from holdfast.core.tiers import Tier
 from holdfast.frontend import lobby
 from holdfast.frontend.accounts import PAST_MAX, Account, Accounts
+from holdfast.frontend.admission import Admission
 from holdfast.frontend.api.errors import ApiError
 from holdfast.frontend.api.request import ParsedRequest
 from holdfast.frontend.demand import Demands
@@ -22,8 +24,8 @@ from holdfast.frontend.metrics import FrontendMetrics
 from holdfast.frontend.notes import WaitNotes
 from holdfast.frontend.requests import LISTED_MAX, Requests
 from holdfast.health.records import Demand, Report
-from holdfast.spec.waits import HoldSettings
-from holdfast.streams.directory import ModelDirectory
+from holdfast.spec.waits import HoldSettings, KnownSettings
+from holdfast.streams.directory import Missing, ModelDirectory
 from holdfast.streams.flight import WorkerSet
 from holdfast.streams.states import State, Waiting
 from holdfast.streams.stats import DispatchStats
@@ -190,6 +192,43 @@ async def test_each_waits_as_long_as_it_may() -> None:
     whys = {model: (await refusal(task)).message for model, task in tasks.items()}
     assert whys["m"].endswith("none has come up within 0.05 s")
     assert whys["n"].endswith("none has come up within 0.01 s")
+
+
+async def test_who_waits_in_vain_is_told_why_and_waits_no_longer_than_for_any_model() -> None:
+    """In its place in line at once, in a comment of one line, and at the end; one that may yet come is waited for."""
+    rig = Rig(hold_s=0.01, provision_s=60.0)
+    rig.directory.want("d", frozenset({"m", "n"}))
+    vain, hopes = rig.ask("vain"), rig.ask("hopes", "n")
+    await asyncio.sleep(0)
+    rig.directory.miss("d", {"m": Missing("it failed to start:\nno GPU", True), "n": Missing("there is no room")})
+    assert [one.why for one in rig.requests.all().data] == ["it failed to start:\nno GPU", "there is no room"]
+    rig.lobby.changed()
+    error = await refusal(vain)
+    assert (error.status, error.code, error.param) == (503, Code.NO_WORKER, "model")
+    assert "it failed to start:\nno GPU; none has come up within 0.01 s" in error.message
+    assert not hopes.done()
+    hopes.cancel()
+    client = Client()
+    WaitNotes(client.connection).tell(Waiting(PROVISIONING, 1, 0.0, True, "no\ndevice"), 2.0)
+    assert client.told == ["head", ": provisioning: no device"]
+
+
+def test_a_fleets_frontend_knows_every_model_once_the_store_was_read() -> None:
+    """Before that, and where workers come as they like, an unknown one may yet have a worker."""
+    for fleet, unread, known in ((True, set(), True), (True, {"cards"}, False), (False, set(), False)):
+        directory = ModelDirectory(random.Random(1), 8, KnownSettings(fleet=fleet))
+        directory.unread = set(unread)
+        find = Admission.find_set
+        admission = cast(Admission, SimpleNamespace(_directory=directory))
+        asked = ParsedRequest(kind="chat", model="m")
+        if known:
+            with pytest.raises(ApiError) as raised:
+                find(admission, asked)
+            assert raised.value.status == 404
+        else:
+            assert find(admission, asked) is None
+        directory.want("d", frozenset({"m"}))
+        assert find(admission, asked) is None
 
 
 async def test_a_wish_that_ends_ends_the_wait_for_it_alone() -> None:

@@ -25,7 +25,9 @@ def run_node(state_dir: Path, spec: DeploymentSpec, detach: bool, tied: bool = T
     """The exit status. UserError before anything is started."""
     node = node_name(spec)
     totals = totals_of(spec)
-    bare = structs.replace(spec, node=node, workers=0, standbys=0, gpus=(), worker=WorkerLaunch(model=""))
+    frontend = structs.replace(spec.frontend, known=structs.replace(spec.frontend.known, fleet=True))
+    worker = WorkerLaunch(model="")
+    bare = structs.replace(spec, node=node, workers=0, standbys=0, gpus=(), worker=worker, frontend=frontend)
     stored = next(launch for launch in plan(state_dir, bare) if isinstance(launch, StoredLaunch))
     site = NodeSite(
         deployment=spec.name,

@@ -40,6 +40,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     place: int | None = None
     waited_s: float | None = None
+    why: str = ""
     tier: str = ""
     request_id: str = ""
     stream: bool = False
@@ -106,6 +107,8 @@ def _order(row: Row) -> tuple[Any, ...]:
 def show(screen: Screen, state_dir: Path, rows: Sequence[Row], notes: Sequence[str]) -> None:
     if rows:
         screen.terminal.table(TITLES, [_cells(row) for row in rows], right=RIGHT)
+        for model, why in sorted({(row.model, row.why) for row in rows if row.why}):
+            screen.line(f"  {_plain(model)}: {_plain(why)}", style="yellow")
     else:
         screen.line(f"no request waits in {tilde(state_dir)}")
     for note in notes:

@@ -42,6 +42,10 @@ class WantedModels:
     def names(self) -> frozenset[str]:
         return frozenset(self._names.values())
 
+    def name_of(self, key: str) -> str | None:
+        """Of the model under that key in the store; None: none is wanted there."""
+        return self._names.get(key)
+
     def snapshot(self, items: Mapping[str, bytes]) -> list[str]:
         """All there is; what cannot be read, in words."""
         for key in self._names.keys() - items.keys():

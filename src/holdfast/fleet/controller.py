@@ -27,18 +27,22 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct, structs
 
 from holdfast.fleet import scaling
-from holdfast.fleet.actions import LEAVING, Action, Flying, Verb, subject_of
+from holdfast.fleet.actions import COMING, LEAVING, Action, Flying, Verb, subject_of
 from holdfast.fleet.desired import HYSTERESIS, Hysteresis, Level
 from holdfast.fleet.observed import Demand, Observed, Phase, Replica
 from holdfast.fleet.planner import Plan, Planner
+from holdfast.fleet.prospects import Prospect, Shapes, failed
 from holdfast.fleet.records import Book, NodeRecord, Orders, Wish, process_name
 from holdfast.fleet.scaling import Scaled, Signs
+from holdfast.fleet.seating import FAILED, NO_ROOM
 from holdfast.fleet.traffic import Load, Traffic
 
 # A store that restarts is back in a second or two, and its clients' leased keys within another.
 GRACE_S = 5.0
 TOLD_MAX = 10_000  # lines that nobody took: more than one pass over a large fleet says
 WAITED_FOR = "requests wait for it, and 0 are wanted, by a person's word"
+WHY_CHARS_MAX = 300  # of why a start failed: what fits into a line or two
+CRASHED = "it ended before it served, or while it did"
 _ORDER = {verb: place for place, verb in enumerate(Verb)}
 _LEAVES = frozenset({Phase.DRAINING, Phase.DEMOTING})
 
@@ -89,6 +93,8 @@ class Controller:
         self._writing = Writes()
         self._late: dict[str, NodeRecord] = {}  # records that came meanwhile
         self._plan = Plan()
+        self._prospects: dict[str, Prospect] = {}
+        self._whys: dict[str, str] = {}  # why a model last failed to start
         self._stepped_s = 0.0
         self._told: list[Told] = []
 
@@ -107,6 +113,7 @@ class Controller:
         """Go on from what stands in the store."""
         self._book, self._orders = book, dict(orders)
         self._known.update(book.serials)
+        self._whys = dict(book.whys)
         asked = [(action, action.id in one.overdue) for one in orders.values() for action in one.actions]
         flying = {action.id: Flying(action, overdue=overdue) for action, overdue in asked}
         # By a clock that is ahead of this one's: it would be waited for.
@@ -186,6 +193,7 @@ class Controller:
         tries = {key: view.tries.get(subject_of(Verb.PLACE, key)) for key in models}
         view.see(record.node, record.replicas, now_s)
         for key in [key for key in models if view.tries.get(subject_of(Verb.PLACE, key)) not in (None, tries[key])]:
+            self._whys[key] = CRASHED
             self._tell("crashed", f"a replica of {key} on {name} ended, and nobody had told it to")
         for action_id, why in record.answers.items():
             self._answer(action_id, why, now_s)
@@ -199,6 +207,8 @@ class Controller:
         found = [(flight.action, why) for flight, why in flights if flight is not None]
         for action, why in found:
             self._tell("failed", f"{_words(action)}: it failed: {why}")
+            if action.verb in COMING:
+                self._whys[action.model] = why[:WHY_CHARS_MAX]
         return [action for action, _ in found]
 
     def _answer(self, action_id: str, why: str, now_s: float) -> None:
@@ -232,6 +242,7 @@ class Controller:
         wishes = self._scale(now_s)
         self._tell_late(now_s)
         self._plan = self._planner.plan(now_s)
+        self._prospects = self._foresee()
         actions = tuple(action for action in self._plan.actions if self._is_ours(action.model))
         writes = self._writes(actions, wishes)
         if writes and not self._claimed:
@@ -282,9 +293,7 @@ class Controller:
     @property
     def unmet(self) -> dict[str, str]:
         """Models that miss somebody, and why."""
-        asked = {key for key in self._view.demand if key in self._wishes}
-        said = {key for key in asked if not self._wishes[key].model.hot and self._wishes[key].scaling is None}
-        return {**self._plan.unmet, **dict.fromkeys(sorted(said), WAITED_FOR)}
+        return {key: one.why for key, one in self._prospects.items()}
 
     @property
     def is_elastic(self) -> bool:
@@ -295,6 +304,23 @@ class Controller:
     def is_idle(self) -> bool:
         """There is nothing to be done, nor was there ever."""
         return not (self._wishes or self._view.nodes or self._view.flying or self._gone)
+
+    def _foresee(self) -> dict[str, Prospect]:
+        """Of all who miss somebody."""
+        view, shapes, found = self._view, None, dict[str, Prospect]()
+        self._whys = {key: why for key, why in self._whys.items() if subject_of(Verb.PLACE, key) in view.tries}
+        for key, why in self._plan.unmet.items():
+            tries = view.tries.get(subject_of(Verb.PLACE, key))
+            if why == FAILED and tries is not None:
+                found[key] = failed(tries, self._whys.get(key, ""))
+            elif why == NO_ROOM and key in view.models:
+                shapes = shapes or Shapes(view.nodes)
+                found[key] = shapes.without_room(view.models[key], why)
+            else:
+                found[key] = Prospect(why)
+        asked = {key for key in view.demand if key in self._wishes}
+        said = {key for key in asked if not self._wishes[key].model.hot and self._wishes[key].scaling is None}
+        return found | dict.fromkeys(sorted(said), Prospect(WAITED_FOR, hopeless=True))
 
     def _is_ours(self, model: str) -> bool:
         return model in self._known and model not in self._unread
@@ -347,7 +373,15 @@ class Controller:
         idle = {name for names in self._drains.values() for name in names}
         idle |= {self._process(one.model, self._version(one), one.serial) for one in leaving}
         tries = dict(self._view.tries)
-        return Book(by=self._by, serials=serials, tries=tries, idle=tuple(sorted(idle)), unmet=self.unmet)
+        return Book(
+            by=self._by,
+            serials=serials,
+            tries=tries,
+            idle=tuple(sorted(idle)),
+            unmet=self.unmet,
+            hopeless=tuple(sorted(key for key, one in self._prospects.items() if one.hopeless)),
+            whys=dict(self._whys),
+        )
 
     def _version(self, action: Action) -> str:
         """Of the replica that it is about, or of the order to place it."""

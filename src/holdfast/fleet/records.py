@@ -1,8 +1,8 @@
 """What stands in the store of a fleet: wishes, nodes, what is asked of each, and what its controller must not forget.
 
 A person's command writes wishes and nothing else. A node's agent writes its own record, leased, whole and in order. The
-one controller writes what it asks of a node and, before that, its *book*: the serials it has used, what failed, and who
-gets no new work, which is all that frontends read of it.
+one controller writes what it asks of a node and, before that, its *book*: the serials it has used, what failed, and,
+for frontends, who gets no new work and why a model does not come.
 
 Always true: a wish is changed only from what was read, so that of two who ask at once the second sees what the first
 asked for. Orders and book are written by one: who finds another's where its own should be asks for nothing more.
@@ -64,13 +64,15 @@ class Orders(Struct, frozen=True, kw_only=True):
 
 
 class Book(Struct, frozen=True, kw_only=True):
-    """What a controller must not forget, and who gets nothing new."""
+    """What a controller must not forget, who gets nothing new, and who is missing."""
 
     by: str = ""
     serials: Mapping[str, int] = {}
     tries: Mapping[str, Tries] = {}
     idle: tuple[str, ...] = ()  # replicas' processes, as their workers are called, without an engine's suffix
     unmet: Mapping[str, str] = {}  # models that miss somebody, and why
+    hopeless: tuple[str, ...] = ()  # of those: who waits for the first one does so in vain, as things are
+    whys: Mapping[str, str] = {}  # models that failed to start, and why they last did
 
 
 T = TypeVar("T", Wish, NodeRecord, Orders, Book)

@@ -25,6 +25,8 @@ from holdfast.fleet.room import Ground, Room
 from holdfast.fleet.view import View
 from holdfast.fleet.warming import Warming
 
+NO_ROOM = "there is no room for it"
+FAILED = "it failed to start"
 CANDIDATES_MAX = 16  # nodes that are compared for one replica: the tightest that fit are alike
 
 
@@ -82,7 +84,7 @@ class Seating:
         if self._wait(census, model, where) or self._swap(census, model) or self._evict(census, model, need, where):
             self.orders.unmet[model.key] = "room is being made for it"
             return 1
-        self.orders.unmet[model.key] = "it failed to start" if backing_off else "there is no room for it"
+        self.orders.unmet[model.key] = FAILED if backing_off else NO_ROOM
         self.orders.look_again(self.now_s + LOOK_AGAIN_S)
         if backing_off:
             self.orders.look_again(self.view.tries[subject_of(Verb.PLACE, model.key)].again_s)

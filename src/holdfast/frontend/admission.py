@@ -65,7 +65,8 @@ class Admission:
         """The set that will serve it; None while the model, or any model, is waited for; ApiError if it is unknown."""
         directory = self._directory
         workers = directory.pick(parsed.model)
-        if workers is None and directory.has_seen_any and not directory.knows(parsed.model):
+        told = directory.has_seen_any or directory.is_fleet
+        if workers is None and told and not directory.knows(parsed.model):
             raise model_not_found(parsed.model)
         if workers is not None and parsed.kind == "chat" and workers.card.model_type != "chat":
             raise invalid("model", f"the model {parsed.model!r} does not chat; use /v1/completions")

@@ -21,7 +21,7 @@ from holdfast.routing.tiers import TierLine
 from holdfast.spec.waits import HoldSettings
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.flight import WorkerSet
-from holdfast.streams.patience import no_longer_wanted
+from holdfast.streams.patience import Patience, no_longer_wanted
 from holdfast.streams.states import State, Waiting
 from holdfast.streams.stats import DispatchStats
 from holdfast.wire.http.connection import HttpConnection
@@ -62,7 +62,7 @@ class Lobby:
         return self._count
 
     def changed(self) -> None:
-        """A worker has come, or other models are wanted: everybody looks again."""
+        """A worker has come, other models are wanted, or why none comes is another: everybody looks again."""
         for line in self._lines.values():
             for one in line:
                 one.item.woken.set()
@@ -92,13 +92,14 @@ class Lobby:
     async def _look_up(self, waiter: _Waiter) -> None:
         """Wait until something has changed; ApiError, if it need not wait any more."""
         waiter.woken.clear()
-        waiter.wanted = self._directory.wants(waiter.model)
-        patience_s = self._settings.provision_s if waiter.wanted else self._settings.hold_s
+        waiter.wanted, missing = self._directory.wants(waiter.model), self._directory.missing(waiter.model)
+        patience_s = Patience.bound_of(self._settings, wanted=waiter.wanted, missing=missing)
         try:
             async with asyncio.timeout_at(waiter.account.began_s + patience_s):
                 await waiter.woken.wait()
         except TimeoutError:
-            raise no_worker(waiter.model, f"none has come up within {patience_s:g} s") from None
+            why = f"{missing.why}; " if missing.why else ""
+            raise no_worker(waiter.model, f"{why}none has come up within {patience_s:g} s") from None
         if waiter.pushed is not None:
             raise waiter.pushed
         if waiter.wanted and not self._directory.knows(waiter.model):
@@ -152,9 +153,9 @@ class Lobby:
                 yield waiter.account, waiting
 
     def _line(self, model: str) -> Iterator[tuple[_Waiter, Waiting]]:
-        wanted = self._directory.wants(model)
+        wanted, why = self._directory.wants(model), self._directory.missing(model).why
         for place, one in enumerate(self._lines[model], 1):
-            yield one.item, Waiting(State.PROVISIONING, place, one.since_s, wanted)
+            yield one.item, Waiting(State.PROVISIONING, place, one.since_s, wanted, why)
 
     def demand(self) -> dict[str, tuple[int, float]]:
         """How many wait for each model, and since when the first of them does."""

@@ -12,6 +12,7 @@ from holdfast.streams.states import State, Waiting
 from holdfast.wire.http.connection import HttpConnection
 
 NOTE_S = 1.0
+WHY_CHARS_MAX = 300
 WARM_S = 5.0  # proxies end what was silent for half a minute or more
 
 _EVENT_STREAM = b"text/event-stream; charset=utf-8"
@@ -48,7 +49,12 @@ class WaitNotes:
         self._told, self._told_s = note, now_s
 
 
+def _in_a_line(text: str) -> str:
+    """An event ends with its line."""
+    return "".join(sign if sign.isprintable() else " " for sign in text[:WHY_CHARS_MAX])
+
+
 def _note(waiting: Waiting) -> bytes:
     if waiting.state is State.PROVISIONING:
-        return b": provisioning\n\n"
+        return b": provisioning%b\n\n" % (f": {_in_a_line(waiting.why)}".encode() if waiting.why else b"")
     return b": queued %d\n\n" % waiting.place

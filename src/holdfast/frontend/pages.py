@@ -113,7 +113,9 @@ class Pages:
     def facts(self) -> dict[str, Any]:
         """What /health shows."""
         routable = sum(workers.table.routable_count for workers in self.directory.sets.values())
-        status = "draining" if self.draining else "ready" if routable else "no_worker"
+        # Who asks a fleet is answered once a worker has come, and none comes before somebody asks.
+        ready = routable or self.directory.is_fleet
+        status = "draining" if self.draining else "ready" if ready else "no_worker"
         return {
             "status": status,
             "reason": self._waiting_for() if status == "no_worker" else "",

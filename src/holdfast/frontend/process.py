@@ -23,6 +23,7 @@ from holdfast.discovery.keys import (
     STANDBYS,
     InstanceKey,
 )
+from holdfast.discovery.models import models_of
 from holdfast.discovery.registry import Registry
 from holdfast.fleet.records import Book, book_key, read
 from holdfast.frontend.accounts import AccessLog, Accounts
@@ -53,6 +54,7 @@ from holdfast.wire.http.server import HttpServer
 
 log = logging.getLogger("holdfast.frontend")
 
+WATCHED = (CARDS, INSTANCES, STANDBYS)  # workers, as they say that they are there
 # For the error events of answers that are cut off to reach their clients.
 LAST_WORDS_S = 0.5
 
@@ -99,23 +101,23 @@ async def run_frontend(
     roster.start()
     registry = Registry(*settings.serves)
     refusals = Refusals(store, registry)
-    prefixes = (CARDS, INSTANCES, STANDBYS)
     tasks = Tasks("frontend")
-    watches = [tasks.spawn(_watch(store, prefix, registry, roster, refusals), f"watch {prefix}") for prefix in prefixes]
+    directory.unread = {*WATCHED, *map(models_of, settings.serves)}
+    watches = [tasks.spawn(_watch(store, prefix, registry, roster, refusals), f"watch {prefix}") for prefix in WATCHED]
     watches.append(tasks.spawn(_hear(store, roster), f"watch {HEALTH}"))
     watches.append(tasks.spawn(lobby.remind(), "remind who waits"))
     for one in settings.serves:
         watches.append(tasks.spawn(_hear_controls(store, one, roster, standings, levels[one]), f"controls of {one}"))
         watches.append(tasks.spawn(_hear_rollout(store, one, roster, directory, pages, settings), f"rollouts of {one}"))
-        watches.append(tasks.spawn(_hear_fleet(store, one, roster), f"fleet of {one}"))
         watches.append(tasks.spawn(levels[one].follow(store), f"level of {one}"))
-        watches.append(tasks.spawn(Wanted(one, directory, lobby.changed).follow(store), f"models of {one}"))
+        wanted = Wanted(one, directory, lobby.changed)
+        watches.append(tasks.spawn(wanted.follow(store), f"models of {one}"))
+        watches.append(tasks.spawn(_hear_fleet(store, one, roster, wanted), f"fleet of {one}"))
         demand = Demands(one, directory, lobby, loop.time, unix_s)
         reporting = Reporting(store, one, roster, directory, accounts, unix_s, settings.name, demand.now)
         watches.append(tasks.spawn(reporting.run(), f"report to {one}"))
     try:
-        facts = {"address": str(address), "status": str(status or address)}
-        on_ready({**facts, "deployment": settings.deployment})
+        on_ready({"address": str(address), "status": str(status or address), "deployment": settings.deployment})
         await first((stop.wait(),), watches)
         for watch in watches:
             if watch.done():  # our own bug, which ends the process
@@ -154,6 +156,7 @@ async def _watch(store: Store, prefix: str, registry: Registry, roster: Roster, 
     async for event in store.watch(prefix):
         if isinstance(event, Snapshot):
             roster.apply(registry.snapshot(prefix, event.items))
+            roster.heard(prefix)
         elif isinstance(event, Put):
             roster.apply(registry.put(event.key, event.value))
         elif isinstance(event, Deleted):
@@ -200,8 +203,8 @@ async def _hear_rollout(
                 pages.replaced = settings.name in said.idle
 
 
-async def _hear_fleet(store: Store, deployment: str, roster: Roster) -> None:
-    """Whose replicas leave. A book that cannot be read is taken for unchanged."""
+async def _hear_fleet(store: Store, deployment: str, roster: Roster, wanted: Wanted) -> None:
+    """Whose replicas leave, and which models miss somebody. A book that cannot be read is taken for unchanged."""
     key = book_key(deployment)
     async for event in store.watch(key):
         value = event.items.get(key, b"") if isinstance(event, Snapshot) else None
@@ -211,7 +214,9 @@ async def _hear_fleet(store: Store, deployment: str, roster: Roster) -> None:
             value = b""
         with contextlib.suppress(UserError):
             if value is not None:
-                roster.weighing.idle(deployment, read(Book, key, value).idle if value else (), "fleet")
+                book = read(Book, key, value) if value else Book()
+                roster.weighing.idle(deployment, book.idle, "fleet")
+                wanted.lacks(book)
 
 
 async def _drain(app: App, server: HttpServer, drain_s: float) -> None:

@@ -35,6 +35,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     state: State
     place: int | None  # in line; None: it does not stand in one
     waited_s: float | None  # so far; None: it waits no more
+    why: str  # no worker of its model is there yet; "": nobody says
     tier: str
     stream: bool
     created: float  # unix time
@@ -102,7 +103,7 @@ class Requests:
             yield account.id, waiting
         by_reply = {id(one.reply): one for one in self.accounts.under_way.values() if one.reply is not None}
         for workers in self.directory.sets.values():
-            for flight, waiting in line_of(workers, wanted=False):
+            for flight, waiting in line_of(workers, wanted=False, why=self.directory.missing(workers.card.name).why):
                 held = by_reply.get(id(flight.consumer.asker))
                 if held is not None and state_of(_flights(held)) is waiting.state:
                     yield held.id, waiting
@@ -118,6 +119,7 @@ class Requests:
             state=state,
             place=waiting.place if waiting is not None else None,
             waited_s=round(max(0.0, now_s - since_s), 3) if waits else None,
+            why=waiting.why if waiting is not None else "",
             tier=account.tier.word,
             stream=account.kind == "stream",
             created=round(self.unix_s() - (now_s - account.began_s), 3),

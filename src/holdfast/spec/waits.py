@@ -55,6 +55,12 @@ class KnownSettings(Settings, frozen=True):
             commands=("frontend",),
         ),
     ] = ()
+    fleet: Annotated[
+        bool,
+        about(
+            "Models come when they are asked for, and those that are not wanted do not exist.", commands=("frontend",)
+        ),
+    ] = False
     known_s: Annotated[
         float,
         about("How long a model whose last worker went is answered 503, not 404.", "s", min=0, commands=_ALL),

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from holdfast.discovery.card import ModelCard
 from holdfast.routing.degradation import RULES, Rules
@@ -22,6 +24,16 @@ SEEN_MAX = 1024
 GONE_S = 1.0  # for what was on its way to a set that is gone for good, and is told so
 
 
+class Missing(NamedTuple):
+    """Why a model that is wanted has no worker; `hopeless`: as things are, none comes."""
+
+    why: str = ""
+    hopeless: bool = False
+
+
+NOT_SAID = Missing()
+
+
 class ModelDirectory:
     """All worker sets, by (namespace, checksum) and by model name; and which models are known without any."""
 
@@ -30,8 +42,10 @@ class ModelDirectory:
         self._fresh_holds_max = fresh_holds_max
         self._known = known
         self._wanted: dict[str, frozenset[str]] = {}  # names, by deployment
+        self._missing: dict[str, Mapping[str, Missing]] = {}  # by deployment and name
         self._unwanted: dict[tuple[str, str], None] = {}  # deployments and names that were wanted, the oldest first
         self._seen: dict[str, float] = {}  # when a worker of this model was last heard of, the oldest first
+        self.unread: set[str] = set()  # parts of the store of which nothing was heard yet
         self.sets: dict[tuple[str, str], WorkerSet] = {}
         self._rules: dict[str, Rules] = {}  # by deployment, where they are others than at level 0
         self._rulings: defaultdict[str, Rulings] = defaultdict(Rulings)  # by deployment
@@ -52,6 +66,16 @@ class ModelDirectory:
     def wants(self, name: str) -> bool:
         """Whether a worker of it is brought up when it is asked for."""
         return any(name in names for names in self._wanted.values())
+
+    def miss(self, deployment: str, missing: Mapping[str, Missing]) -> bool:
+        """Why models of a deployment have no worker, as whoever brings them up says it; whether that is news."""
+        before, self._missing[deployment] = self._missing.get(deployment, {}), missing
+        return before != missing
+
+    def missing(self, name: str) -> Missing:
+        """Of several deployments that want it each may yet bring one."""
+        said = [self._missing.get(one, {}).get(name, NOT_SAID) for one, names in self._wanted.items() if name in names]
+        return min(said, key=lambda one: one.hopeless, default=NOT_SAID)
 
     def wanted(self, deployment: str) -> frozenset[str]:
         return self._wanted.get(deployment, frozenset())
@@ -82,6 +106,11 @@ class ModelDirectory:
     @property
     def has_seen_any(self) -> bool:
         return bool(self._seen)
+
+    @property
+    def is_fleet(self) -> bool:
+        """Whether all models that there are, are wanted or seen, and come when they are asked for."""
+        return self._known.fleet and not self.unread
 
     def set_for(self, namespace: str, card: ModelCard) -> WorkerSet:
         key = (namespace, card.checksum())

@@ -13,14 +13,15 @@ def waiting_state(workers: WorkerSet) -> State:
     return State.QUEUED if workers.table.routable_count else State.PROVISIONING
 
 
-def line_of(workers: WorkerSet, *, wanted: bool) -> Iterator[tuple[Flight, Waiting]]:
+def line_of(workers: WorkerSet, *, wanted: bool, why: str = "") -> Iterator[tuple[Flight, Waiting]]:
     """All who are held, in order, each with the place of the request that it is part of. Who came when its wanted model
-    was there already waits for a place like anybody else, and may yet be refused."""
+    was there already waits for a place like anybody else, and may yet be refused. `why`: no worker comes."""
     state, places = waiting_state(workers), dict[int, int]()
     for held in workers.holds:
         place = places.setdefault(id(held.item.consumer.asker), len(places) + 1)
         waits_for_its_model = state is State.PROVISIONING or held.since_s < workers.served_since_s
-        yield held.item, Waiting(state, place, held.since_s, wanted and waits_for_its_model)
+        told = why if state is State.PROVISIONING else ""
+        yield held.item, Waiting(state, place, held.since_s, wanted and waits_for_its_model, told)
 
 
 def state_of(flights: Iterable[Flight]) -> State:

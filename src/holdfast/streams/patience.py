@@ -7,7 +7,8 @@ tier that waits is *pushed out*. Whoever ran before, or whose client already has
 choices), waits as if held. Suspects are tried one after the other, each for as long as its prompt takes: while one is
 tried, the wait of those who ran before is not over. Nor is it while a rollout has taken their workers away: until that
 is in place or undone nobody knows whether they come back. A model that is *wanted* may have to be brought up from
-nothing: whoever waits for its first worker, or waited when that came, may do so for longer.
+nothing: whoever waits for its first worker, or waited when that came, may do so for longer; not where whoever brings it
+up says that none comes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from holdfast.routing.degradation import pushed_out
 from holdfast.routing.table import Standing
 from holdfast.routing.tiers import InLine
 from holdfast.spec.waits import HoldSettings
+from holdfast.streams.directory import NOT_SAID, Missing
 from holdfast.streams.flight import Flight, WorkerSet
 from holdfast.streams.lines import line_of
 from holdfast.streams.rulings import FOR_GOOD, TAKEN_AWAY, Fate
@@ -37,9 +39,11 @@ class Patience:
         stats: DispatchStats,
         clock: Callable[[], float],
         wants: Callable[[str], bool] = lambda name: False,
+        missing: Callable[[str], Missing] = lambda name: NOT_SAID,
     ) -> None:
         self._settings = settings
         self._wants = wants  # whether a model is brought up when it is asked for
+        self._missing = missing  # why it has no worker
         self._stats = stats
         self._clock = clock
 
@@ -60,7 +64,13 @@ class Patience:
 
     def _hold_s(self, workers: WorkerSet) -> float:
         """How long somebody may come who serves."""
-        return self._settings.provision_s if self._wants(workers.card.name) else self._settings.hold_s
+        name = workers.card.name
+        return self.bound_of(self._settings, wanted=self._wants(name), missing=self._missing(name))
+
+    @staticmethod
+    def bound_of(settings: HoldSettings, *, wanted: bool, missing: Missing) -> float:
+        """How long a model's first worker is waited for."""
+        return settings.provision_s if wanted and not missing.hopeless else settings.hold_s
 
     def is_tired_of(self, workers: WorkerSet, fate: Fate, now_s: float) -> bool:
         """Whether others are to stand in for a set. Workers that crashed come back; of those that a rollout took away
@@ -78,7 +88,8 @@ class Patience:
             self._refuse_full(flight, f"every worker is full, and no place came free within {waited_s:.0f} s")
         else:
             waited = f"no worker could take it within {self._hold_s(flight.workers):g} s"
-            self.lose(flight, Code.NO_WORKER, waited)
+            why = "" if flight.workers.full_since_s else self._missing(flight.workers.card.name).why
+            self.lose(flight, Code.NO_WORKER, f"{waited}: {why}" if why else waited)
 
     def has_no_heir(self, flight: Flight, fate: Fate) -> None:
         """No other set may go on with it: where its own is gone for good, that is its end."""
@@ -131,7 +142,8 @@ class Patience:
         """Tell those who wait that they do."""
         if not len(workers.holds):
             return
-        for flight, waiting in line_of(workers, wanted=self._wants(workers.card.name)):
+        name = workers.card.name
+        for flight, waiting in line_of(workers, wanted=self._wants(name), why=self._missing(name).why):
             try:
                 flight.consumer.still_waiting(waiting)
             except Exception as error:

@@ -121,6 +121,10 @@ class Roster:
             elif isinstance(change, NotAdmitted):
                 self._notices.not_admitted(change)
 
+    def heard(self, prefix: str) -> None:
+        """All that stands under a part of the store was told."""
+        self._directory.unread.discard(prefix)
+
     def _appeared(self, instance: Instance) -> None:
         known = self._by_key.setdefault(instance.key, [])
         for link in known:

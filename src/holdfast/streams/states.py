@@ -29,3 +29,4 @@ class Waiting(NamedTuple):
     place: int
     since_s: float
     wanted: bool  # its model is brought up when it is asked for: that may take minutes
+    why: str = ""  # no worker of its model is there yet, as whoever brings one up says it

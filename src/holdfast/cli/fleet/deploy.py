@@ -16,13 +16,14 @@ from msgspec.structs import replace
 from holdfast.cli.arguments import Asked, Filename, Json
 from holdfast.cli.deployments.book import StoreOption, answered
 from holdfast.cli.deployments.waiting import Timeout, Wait, seconds
-from holdfast.cli.fleet.hope import too_large, trouble_of
+from holdfast.cli.fleet.hope import trouble_of
 from holdfast.cli.fleet.seen import DeploymentOption, Fleet, FleetSeen, fleet_at, where
 from holdfast.cli.fleet.waiting import Manner, end
 from holdfast.cli.fleet.written import ModelText, as_section, as_words, from_file, from_words, idle_words
 from holdfast.cli.terminal import Terminal
 from holdfast.core.errors import Refused, UserError
 from holdfast.fleet.desired import Model
+from holdfast.fleet.prospects import too_large
 from holdfast.fleet.records import Wish
 from holdfast.fleet.wishing import check_name, deployed, model_of, scaling_of
 from holdfast.roles.model_names import named
@@ -157,4 +158,4 @@ def _doubts(seen: FleetSeen, model: Model) -> list[str]:
     strangers = sorted(model.nodes - seen.nodes.keys()) if seen.nodes else []
     known = f"there is {', '.join(sorted(seen.nodes))}"
     unknown = [f"no node {one} is there now; {meant(one, seen.nodes, known)}" for one in strangers]
-    return [*unknown, *filter(None, (trouble_of(seen), too_large(seen, model)))]
+    return [*unknown, *filter(None, (trouble_of(seen), too_large((one.node for one in seen.nodes.values()), model)))]

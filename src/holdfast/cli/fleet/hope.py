@@ -6,13 +6,12 @@ from holdfast.cli.fleet.seen import START, FleetSeen
 from holdfast.core.errors import UserError
 from holdfast.fleet.actions import COPY_S, Tries, Verb, replica_name, subject_of
 from holdfast.fleet.desired import Level, Model
-from holdfast.fleet.observed import Node, Phase, Replica
+from holdfast.fleet.observed import Phase, Replica
+from holdfast.fleet.prospects import FAILED_MAX, too_large
 from holdfast.fleet.records import Wish
-from holdfast.spec.engines import GIB
 
 QUIET_S = 30.0  # without a node, a control or the store: each is back within seconds of a restart
 STUCK_S = COPY_S  # the same is missing for so long, and nobody comes or leaves: no step of others takes longer
-FAILED_MAX = 3  # in a row: the next would end the same
 
 
 def is_in_place(seen: FleetSeen, wish: Wish) -> bool:
@@ -44,27 +43,6 @@ def trouble_of(seen: FleetSeen) -> str:
     if not seen.is_led:
         return f"nobody decides for {seen.deployment}: no control of it runs, and what is there goes on as it is"
     return ""
-
-
-def too_large(seen: FleetSeen, model: Model) -> str:
-    """Why the nodes there are could not hold what is wanted, were they empty; "": they could, or none is there."""
-    nodes = [record.node for record in seen.nodes.values() if model.may_be_on(record.node.name)]
-    room = sum(_holds(node, model) for node in nodes)
-    if not nodes or room >= model.hot:
-        return ""
-    size = f"{model.device_bytes / GIB:.2f} GiB"
-    each = size if model.devices == 1 else f"{model.devices} devices with {size} each"
-    if room:
-        return f"{model.hot} are wanted, and all nodes together could hold {room}, of {each}"
-    most = max((memory.total_bytes for node in nodes for memory in node.devices.values()), default=0)
-    return f"each replica needs {each}, and no node has that: the largest device has {most / GIB:.2f} GiB"
-
-
-def _holds(node: Node, model: Model) -> int:
-    totals = [memory.total_bytes for memory in node.devices.values()]
-    fits = sum(total >= model.device_bytes for total in totals) >= model.devices
-    most = sum(total // model.device_bytes for total in totals) // model.devices if fits else 0
-    return min(most, model.per_node_max) if model.per_node_max else most
 
 
 class Lasting:
@@ -102,7 +80,7 @@ class Hope:
         self.wish = wish
         if not away and is_in_place(seen, wish):
             return f"{how_far(seen, wish)}, version {wish.model.version}"
-        if lack := too_large(seen, wish.model):
+        if lack := too_large((record.node for record in seen.nodes.values()), wish.model):
             raise UserError(f"{key}: {lack}")
         self._count_failures(seen)
         self._quiet.hear(away or trouble_of(seen), now_s)
