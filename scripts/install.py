@@ -1,6 +1,6 @@
 """Install Holdfast into the venv this runs in, with torch and everything else it needs: what `make` calls.
 
-    .venv/bin/python scripts/install.py [--torch auto|cpu|cuda|none|INDEX] [--extra dev]
+    .venv/bin/python scripts/install.py [--torch auto|cpu|cuda|none|INDEX] [--extra dev,…]
 
 Always true: no second passes without a sign of life; a large file is told with its size before it is fetched; the last
 step lets pip's resolver look at all of it, so what the quick steps before it did is checked and mended. Quick, because
@@ -180,9 +180,11 @@ def torch_here() -> str:
         return ""
 
 
-def needs_of(extra: str) -> list[str]:
+def needs_of(extras: str) -> list[str]:
+    """Of one extra, or of several with commas between."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [*project["dependencies"], *(project["optional-dependencies"][extra] if extra else [])]
+    more = [need for extra in extras.split(",") if extra for need in project["optional-dependencies"][extra]]
+    return [*project["dependencies"], *more]
 
 
 def pins(folder: Path) -> tuple[Path, str]:
@@ -241,7 +243,7 @@ def steps(choice: Choice, extra: str, torch_wanted: bool, pinned: Path) -> Itera
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--torch", default="auto", help="auto, cpu, cuda, none, or the address of a package index")
-    parser.add_argument("--extra", default="", help="an extra of pyproject.toml besides torch, e.g. dev")
+    parser.add_argument("--extra", default="", help="extras of pyproject.toml besides torch, e.g. dev,ray")
     wishes = parser.parse_args()
     try:
         check_wish(wishes.torch)

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from holdfast.spec.jobs import Job
-from holdfast.spec.launch import FrontendLaunch, Launch, VaultLaunch, WorkerLaunch, role_of
+from holdfast.spec.launch import FrontendLaunch, Launch, VaultLaunch, WorkerLaunch
+from holdfast.spec.roles import role_of
 from holdfast.supervise.changing import Changing, kept_jobs
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Phase

@@ -21,8 +21,8 @@ from holdfast.core.errors import UserError
 from holdfast.roles.running import child_command, log_dir
 from holdfast.settings import Environment
 from holdfast.spec.jobs import Job
-from holdfast.spec.launch import ROLES
 from holdfast.spec.names import node_dir
+from holdfast.spec.roles import ROLES
 from holdfast.spec.settings import about
 from holdfast.supervise.lock import holder, take_lock
 from holdfast.supervise.loop import Supervisor

@@ -1,4 +1,5 @@
-"""`holdfast up --backend local`: a store, a frontend and a control, and this machine as a node of their fleet."""
+"""`holdfast up --backend local`: a store, a frontend and a control, and this machine as a node of their fleet; with
+`--backend ray` the nodes of a Ray cluster are."""
 
 from __future__ import annotations
 
@@ -12,33 +13,62 @@ from holdfast.core.errors import UserError
 from holdfast.memory.devices.host_room import free_host_bytes
 from holdfast.roles.devices import sizes_of
 from holdfast.roles.hosted import NodeSite
+from holdfast.roles.ray.cluster import check_installed
 from holdfast.settings import handed_on
 from holdfast.spec.deployment import DeploymentSpec
 from holdfast.spec.launch import StoredLaunch, WorkerLaunch
 from holdfast.spec.names import check_process_name
 from holdfast.spec.plan import plan
+from holdfast.spec.roles import RayLaunch
 
 GIB = 2**30
+# Variables that replicas on other nodes have as well; a terminal's own say nothing there.
+OURS = ("HOLDFAST_", "DYN_", "HF_", "HOME")
 
 
 def run_node(state_dir: Path, spec: DeploymentSpec, detach: bool, tied: bool = True) -> int:
     """The exit status. UserError before anything is started."""
     node = node_name(spec)
     totals = totals_of(spec)
-    frontend = structs.replace(spec.frontend, known=structs.replace(spec.frontend.known, fleet=True))
-    worker = WorkerLaunch(model="")
-    bare = structs.replace(spec, node=node, workers=0, standbys=0, gpus=(), worker=worker, frontend=frontend)
-    stored = next(launch for launch in plan(state_dir, bare) if isinstance(launch, StoredLaunch))
+    bare = _bare(structs.replace(spec, node=node))
+    store = _store_of(state_dir, bare)
     site = NodeSite(
         deployment=spec.name,
         name=node,
         state_dir=str(state_dir),
-        store=stored.store,
+        store=store,
         environ=handed_on(),
         totals=totals,
         vault_dir=spec.vault_dir,
     )
     return run_up(state_dir, bare, detach, tied, node=site)
+
+
+def run_on_ray(state_dir: Path, spec: DeploymentSpec, detach: bool, tied: bool = True) -> int:
+    """The exit status. UserError before anything is started."""
+    check_installed()
+    bare = _bare(spec)
+    ray = RayLaunch(
+        state_dir=str(state_dir),
+        name="ray",
+        log_level=spec.log_level,
+        store=_store_of(state_dir, bare),
+        deployment=spec.name,
+        address=spec.address,
+        environ=tuple((name, value) for name, value in sorted(handed_on().items()) if name.startswith(OURS)),
+        device_bytes=int(spec.node_gib * GIB),
+    )
+    return run_up(state_dir, bare, detach, tied, more=(ray,))
+
+
+def _bare(spec: DeploymentSpec) -> DeploymentSpec:
+    """A fleet's replicas are all the workers that there are."""
+    frontend = structs.replace(spec.frontend, known=structs.replace(spec.frontend.known, fleet=True))
+    return structs.replace(spec, workers=0, standbys=0, gpus=(), worker=WorkerLaunch(model=""), frontend=frontend)
+
+
+def _store_of(state_dir: Path, bare: DeploymentSpec) -> str:
+    return next(launch.store for launch in plan(state_dir, bare) if isinstance(launch, StoredLaunch))
 
 
 def node_name(spec: DeploymentSpec) -> str:

@@ -69,6 +69,10 @@ class Up(Asked, frozen=True):
     def run(self, env: Environment) -> int:
         if self.file is not None:
             return self._run_manifest(env)
+        if self.spec.backend == "ray":
+            from holdfast.cli.fleet_up import run_on_ray
+
+            return run_on_ray(env.state_dir, self.spec, self.detach, tied=not self.untied)
         if self.spec.backend:
             return self._run_node(env)
         from holdfast.cli.up import choose_and_tell, run_up

@@ -35,10 +35,16 @@ from holdfast.supervise.status import web_address
 
 
 def run_up(
-    state_dir: Path, spec: DeploymentSpec, detach: bool, tied: bool = True, *, node: NodeSite | None = None
+    state_dir: Path,
+    spec: DeploymentSpec,
+    detach: bool,
+    tied: bool = True,
+    *,
+    node: NodeSite | None = None,
+    more: Sequence[Launch] = (),
 ) -> int:
     """Run it; the exit status. UserError before anything is started. `tied`: in the foreground nothing outlives it.
-    `node`: of a fleet, which this machine is then as well."""
+    `node`: of a fleet, which this machine is then as well; `more`: processes besides those of `spec`."""
     with settled():
         check_machine()
         check_store(spec.store)
@@ -53,7 +59,7 @@ def run_up(
         sign(lock, Holder(os.getpid()))
         spec = structs.replace(spec, port=settle_port(spec.host, spec.port, state_dir))
         spec = _prepare(state_dir, spec)  # minutes, maybe: after all that is quick
-        start = Start.of(state_dir, LocalProcesses(log_dir(state_dir)), plan(state_dir, spec))
+        start = Start.of(state_dir, LocalProcesses(log_dir(state_dir)), [*plan(state_dir, spec), *more])
         planned = Planned(start, spec.wait_s, node)
         return keep(PlannedWish(Screen(), spec, planned, detach), lock, detach=detach, tied=tied)
     finally:
@@ -111,7 +117,7 @@ class PlannedWish:
         statuses = await look_at_all(self.kept.state_dir)
         what = f"model {model}" if spec.workers else "frontends only, no worker was asked for"
         if spec.backend:
-            what = f"node {spec.node} of a fleet"
+            what = "a fleet on Ray" if spec.backend == "ray" else f"node {spec.node} of a fleet"
         title = f"Holdfast {__version__} is up: {what}, deployment {spec.name}"
         if lack:
             title = f"Holdfast {__version__} runs, but {lack}"

@@ -18,7 +18,7 @@ import msgspec
 from holdfast.core.errors import REFUSED
 from holdfast.core.unwritten import say
 from holdfast.roles.run import run
-from holdfast.spec.launch import ROLES
+from holdfast.spec.roles import ROLES
 
 
 def main(argv: list[str]) -> int:

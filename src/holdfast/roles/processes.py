@@ -21,6 +21,7 @@ from holdfast.core.ports import Network
 from holdfast.core.tasks import beside, done_before, first
 from holdfast.spec.health import HealthSettings
 from holdfast.spec.launch import ControlLaunch, FrontendLaunch, Launch, StoreLaunch, VaultLaunch, WorkerLaunch
+from holdfast.spec.roles import RayLaunch
 from holdfast.supervise.asking import ask_page
 from holdfast.supervise.records import journals_dir, read_record, read_records
 
@@ -50,6 +51,10 @@ async def run_role(launch: Launch, stop: asyncio.Event, on_ready: OnReady) -> No
             await _run_frontend(launch, stop, on_ready)
         case ControlLaunch():
             await _run_control(launch, stop, on_ready)
+        case RayLaunch():
+            from holdfast.roles.ray.watcher import run_watcher
+
+            await run_watcher(launch, stop, on_ready)
 
 
 async def _run_store(launch: StoreLaunch, stop: asyncio.Event, on_ready: OnReady) -> None:

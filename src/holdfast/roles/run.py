@@ -21,7 +21,8 @@ from holdfast.core.limits import raise_descriptor_limit
 from holdfast.core.log_files import log_to_own_file
 from holdfast.core.unwritten import UNWRITTEN, say
 from holdfast.roles.processes import run_role
-from holdfast.spec.launch import Launch, WorkerLaunch, role_of
+from holdfast.spec.launch import Launch, WorkerLaunch
+from holdfast.spec.roles import role_of
 from holdfast.supervise.records import Record, remove_record, run_dir, write_record
 from holdfast.wire.net import CannotListenError
 

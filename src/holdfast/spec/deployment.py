@@ -82,7 +82,15 @@ class DeploymentSpec(Settings, frozen=True):
         str,
         about(
             "Be a node of a fleet, for `holdfast deploy`, in place of workers of its own.",
-            choices=("", "local"),
+            choices=("", "local", "ray"),
+            panel="The fleet",
+            commands=_UP,
+        ),
+    ] = ""
+    address: Annotated[
+        str,
+        about(
+            "With --backend ray: the head of its cluster, HOST:PORT; default: the one that runs on this machine.",
             panel="The fleet",
             commands=_UP,
         ),

@@ -7,20 +7,21 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.spec.launch import FrontendLaunch, Launch, StoredLaunch, VaultLaunch, WorkerLaunch, role_of
+from holdfast.spec.launch import FrontendLaunch, Launch, StoredLaunch, VaultLaunch, WorkerLaunch
 from holdfast.spec.probes import Probes
+from holdfast.spec.roles import role_of
 
 # Who is there before the others start: a worker needs its vault's memory, and everyone asks the store.
-START_ORDER = (("store", "vault"), ("worker", "frontend"))
+START_ORDER = (("store", "vault"), ("worker", "frontend", "ray"))
 # Who comes when the others serve, and is waited for by nobody: serving goes on without.
 AT_LEISURE = ("control",)
 # Who leaves first has no peer left to break a stream of, and control takes no leaving worker for a dead one; memory
 # outlives its engines, and the store goes last.
-STOP_ORDER = (("frontend", "control"), ("worker",), ("vault", "server", "keeper"), ("store",))
+STOP_ORDER = (("frontend", "control"), ("worker", "ray"), ("vault", "server", "keeper"), ("store",))
 
 # SIGTERM to SIGKILL. A worker hands its streams back in milliseconds; together with the frontends' drain, the vaults'
 # and the store's bound this keeps a whole Ctrl-C at ten seconds. A killed vault's memory goes with its lifeline.
-STOP_S = {"worker": 3.0, "store": 1.0, "vault": 1.0, "control": 1.0}
+STOP_S = {"worker": 3.0, "store": 1.0, "vault": 1.0, "control": 1.0, "ray": 15.0}
 FRONTEND_GRACE_S = 1.0  # on top of its own drain
 # On top of loading, which gives up by itself: to import, compile and capture.
 LOAD_GRACE_S = 60.0

@@ -267,25 +267,3 @@ class ControlLaunch(StoredLaunch, frozen=True):
     def elected_by(self) -> str:
         """The lock of whoever said none."""
         return self.lock or control_lock(self.state_dir, self.store, self.deployment)
-
-
-ROLES: dict[str, type[Launch]] = {
-    "store": StoreLaunch,
-    "vault": VaultLaunch,
-    "worker": WorkerLaunch,
-    "frontend": FrontendLaunch,
-    "control": ControlLaunch,
-}
-
-
-def role_of(launch: Launch) -> str:
-    return next(role for role, kind in ROLES.items() if isinstance(launch, kind))
-
-
-def encode_launches(launches: list[Launch]) -> bytes:
-    return msgspec.json.encode([(role_of(launch), launch) for launch in launches])
-
-
-def decode_launches(data: bytes) -> list[Launch]:
-    pairs = msgspec.json.decode(data, type=list[tuple[str, msgspec.Raw]])
-    return [msgspec.json.decode(settings, type=ROLES[role]) for role, settings in pairs]

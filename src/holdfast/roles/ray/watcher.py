@@ -1,0 +1,166 @@
+"""Keeps an agent on every node of a Ray cluster that has devices: the process `ray` of `holdfast up --backend ray`.
+
+Which nodes there are Ray says; an agent's death Ray says too, at once. One that does not answer is replaced: that costs
+no stream, since replicas live on and the next agent adopts them. What a dead node's replicas had in Ray is given back.
+
+Always true: when this process is told to stop nothing of the deployment is left on the cluster; when it is killed
+everything goes on, and the next one finds all of it by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.address import TcpAddress, parse_address
+from holdfast.core.errors import Refused, UserError, settled
+from holdfast.core.tasks import Tasks, beside, first
+from holdfast.roles.ray import cluster
+from holdfast.roles.ray.agent import AgentSite, HoldfastAgent
+from holdfast.roles.ray.cluster import Gone, Handle, RayNode
+from holdfast.spec.roles import RayLaunch
+from holdfast.wire.net import SocketNetwork
+
+log = logging.getLogger(__name__)
+
+REACH_S = 5.0  # for a cluster's port to be open; Ray itself would try for two minutes
+NODES_S = 1.0  # between two looks at which nodes there are
+PING_S = 2.0  # between two questions to an agent
+SILENT_S = 10.0  # past it an agent is replaced: it renews a lease that is shorter
+BEGIN_S = 90.0  # for an agent's process to come up and adopt
+AGAIN_S = 1.0  # before an agent that died is made again
+STOP_S = 10.0  # for all agents at once, each with its replicas
+
+
+def folder_of(state_dir: str, node: str) -> str:
+    """A node's state directory, on its own machine: several nodes of one machine have each their own."""
+    return str(Path(state_dir) / "ray" / node)
+
+
+async def run_watcher(launch: RayLaunch, stop: asyncio.Event, on_ready: Any) -> None:
+    """Until it is told to stop. Refused says why the cluster cannot be used."""
+    with settled():
+        cluster.check_installed()
+    await _reach(launch.address)
+    try:
+        await cluster.asked(cluster.connect, launch.address, launch.deployment)
+    except TimeoutError:
+        which = launch.address or "of this machine"
+        raise Refused(f"the Ray cluster {which} did not answer within {cluster.ASK_S:g} s") from None
+    watcher = Watcher(launch)
+    try:
+        on_ready({})
+        async with beside(watcher.run(), "nodes") as watching:
+            await first((stop.wait(),), (watching,))
+        if not stop.is_set():
+            watching.result()
+        await watcher.stop()
+    finally:
+        with contextlib.suppress(TimeoutError):
+            await cluster.asked(cluster.leave)
+
+
+async def _reach(address: str) -> None:
+    """That somebody listens there; Ray would wait for minutes, and not say who for."""
+    if not address or address == "auto":
+        return
+    try:
+        where = parse_address(f"tcp://{address.removeprefix('ray://')}")
+        if address.startswith("ray://") or not isinstance(where, TcpAddress):
+            raise ValueError("HOST:PORT of its head is needed, as `ray start --head` says it")
+        transport = await SocketNetwork().connect(where, asyncio.Protocol, REACH_S)
+    except ValueError as error:
+        raise Refused(f"--address {address}: {error}") from error
+    except (OSError, TimeoutError) as error:
+        raise Refused(f"--address {address}: no Ray cluster answers there: {error or 'nothing comes back'}") from error
+    transport.close()
+
+
+class Watcher:
+    """The agents of one deployment."""
+
+    def __init__(self, launch: RayLaunch) -> None:
+        self._launch = launch
+        self._deployment = launch.deployment
+        self._kept: dict[str, asyncio.Task[None]] = {}  # by the node's id
+        self._tasks = Tasks("agents")
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            with contextlib.suppress(TimeoutError):  # Ray's control store is away, and what runs goes on
+                await self._look()
+            await asyncio.sleep(NODES_S)
+
+    async def _look(self) -> None:
+        alive = {node.id: node for node in await cluster.asked(cluster.nodes)}
+        for gone in self._kept.keys() - alive.keys():
+            self._kept.pop(gone).cancel()
+            log.warning("node %s is gone", gone[:8])
+        for node in alive.values():
+            kept = self._kept.get(node.id)
+            if node.resource and (kept is None or kept.done()):
+                self._kept[node.id] = self._tasks.spawn(self._keep(node), f"agent of {node.name}")
+        names = {node.name for node in alive.values()}
+        ours = cluster.groups_of(self._deployment)
+        for group in await cluster.asked(cluster.groups, ours):
+            if group.removeprefix(ours).partition(":")[0] not in names:  # Ray would look for room for it for ever
+                await cluster.asked(cluster.remove_group, group)
+
+    async def _keep(self, node: RayNode) -> None:
+        name = cluster.agent_name(self._deployment, node.name)
+        while True:
+            handle: Handle = None
+            try:
+                handle = await cluster.asked(cluster.begin_agent, HoldfastAgent, name, node.id, self._site(node))
+                pid = await cluster.answer(handle.begin.remote(), BEGIN_S)
+                log.info("%s runs, pid %d", name, pid)
+                await self._ask_on(handle)
+            except (Gone, TimeoutError) as error:
+                log.warning("%s is gone or silent, and is made again: %s", name, error)
+                if handle is not None:
+                    await cluster.asked(cluster.kill, handle)  # its name is free then
+            await asyncio.sleep(AGAIN_S)
+
+    async def _ask_on(self, handle: Handle) -> None:
+        """Until it ends, Gone, or is silent, TimeoutError."""
+        async with beside(cluster.answer(handle.over.remote(), None), "over") as over:
+            while not over.done():
+                await cluster.answer(handle.ping.remote(), SILENT_S)
+                await first((asyncio.sleep(PING_S),), (over,))
+            over.result()
+
+    def _site(self, node: RayNode) -> AgentSite:
+        launch = self._launch
+        return AgentSite(
+            deployment=launch.deployment,
+            node=node,
+            state_dir=folder_of(launch.state_dir, node.name),
+            store=launch.store,
+            environ=dict(launch.environ),
+            device_bytes=launch.device_bytes,
+        )
+
+    async def stop(self) -> None:
+        """Take everything of this deployment off the cluster."""
+        await self._tasks.stop()
+        try:
+            names = await cluster.asked(cluster.actors)
+            agents = [name for name in names if name.startswith(cluster.agent_name(self._deployment, ""))]
+            await asyncio.gather(*(self._stop_one(name) for name in agents))
+            for name in await cluster.asked(cluster.actors):
+                if (handle := await cluster.asked(cluster.find, name)) is not None:
+                    await cluster.asked(cluster.kill, handle)
+            for group in await cluster.asked(cluster.groups, cluster.groups_of(self._deployment)):
+                await cluster.asked(cluster.remove_group, group)
+        except TimeoutError as error:
+            raise UserError("Ray's control store does not answer: what runs on the cluster is left there") from error
+
+    async def _stop_one(self, name: str) -> None:
+        handle = await cluster.asked(cluster.find, name)
+        if handle is not None:
+            with contextlib.suppress(Gone, TimeoutError):
+                await cluster.answer(handle.stop.remote(), STOP_S)
