@@ -81,7 +81,8 @@ class DeploymentSpec(Settings, frozen=True):
     backend: Annotated[
         str,
         about(
-            "Be a node of a fleet, for `holdfast deploy`, in place of workers of its own.",
+            "Be a fleet, for `holdfast deploy`, in place of workers of its own: local, with this machine as a node, or "
+            "ray, with a Ray cluster's.",
             choices=("", "local", "ray"),
             panel="The fleet",
             commands=_UP,
