@@ -85,6 +85,7 @@ ROOTS = {
     "control/outbox.py": "the root of what follows from one verdict: a bug costs that deed only",
     "store/client.py": "the root of the client's task",
     "store/etcd_client.py": "the root of the client's task",
+    "roles/ray/cluster.py": "the root of a thread that asks Ray: who waits for it is told",
     "supervise/hosting.py": "a look at its replicas, which costs the supervisor nothing",
 }
 ENVIRONMENT = {

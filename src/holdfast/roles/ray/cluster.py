@@ -114,11 +114,9 @@ async def asked(call: Callable[P, T], *words: P.args, **more: P.kwargs) -> T:
     def run() -> None:
         try:
             result = call(*words, **more)
-        except BaseException as error:  # SystemExit too: Ray ends threads by it
-            raised = error if isinstance(error, Exception) else Gone(str(error))
+        except Exception as error:
+            raised = error
             told(lambda: done.set_exception(raised))
-            if not isinstance(error, Exception):
-                raise
         else:
             told(lambda: done.set_result(result))
 
