@@ -74,7 +74,7 @@ RAY_VENV := .venv-ray
 test-ray: export HOLDFAST_TEST_SEED = $(SEED)
 test-ray: $(RAY_VENV)/.installed ## Run the tests on a Ray cluster of three nodes, all on this machine, with Ray in .venv-ray: 0.4 GB and torch.
 	@echo "3/3 testing on Ray with seed $(SEED)"
-	@$(RAY_VENV)/bin/python -m pytest --hypothesis-seed=$(SEED) --timeout=600 tests/roles/ray $(ARGS)
+	@$(RAY_VENV)/bin/python -m pytest --hypothesis-seed=$(SEED) --timeout=600 tests/roles/on_ray $(ARGS)
 
 ray: $(RAY_VENV)/.installed ## Install Holdfast with Ray into .venv-ray, for `make test-ray`.
 

@@ -1,0 +1,121 @@
+"""A Ray cluster of three nodes on this machine, by Ray's own cluster utilities, and a fleet on it by its commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from holdfast.testing.fleet import FleetPlace
+from holdfast.testing.processes import kill_together
+
+BOUND_S = 180.0  # on a loaded machine: an actor's process alone took 6 s there
+DEVICES = 2  # of each node
+GIB = 0.5  # of each device
+SIM = ("--engine", "sim", "--vault-gib", "0.1", "--sim-ttft-ms", "5", "--sim-tpot-ms", "20", "--memory-gib", "0.2")
+
+
+class RayPlace(FleetPlace):
+    """`cluster`: a `ray.cluster_utils.Cluster` whose nodes all have devices."""
+
+    def __init__(self, cluster: Any) -> None:
+        super().__init__()
+        self.cluster = cluster
+
+    def begin(self) -> None:
+        self.up()
+        self.wait_until(lambda: len(self.nodes()) == len(self.cluster.list_all_nodes()), "an agent on each", BOUND_S)
+
+    def up(self) -> None:
+        ports = ("--port", str(self.port), "--status-port", "0")
+        where = ("--address", self.cluster.address, "--node-gib", str(GIB))
+        self.told("up", "--backend", "ray", *where, "--detach", *ports)
+
+    # -- looking
+
+    def folder_of(self, node: str) -> Path:
+        return self.folder / "ray" / node
+
+    def ready(self, key: str) -> dict[str, str]:
+        """The node of each replica that serves, by its name."""
+        return {one["name"]: one["node"] for one in self.model(key)["replicas"] if one["phase"] == "ready"}
+
+    def record_of(self, replica: str) -> dict[str, Any]:
+        """What a replica's actor wrote down of itself."""
+        (path,) = (self.folder / "ray").glob(f"*/run/{replica.replace(':', '-')}.json")
+        return json.loads(path.read_bytes())  # type: ignore[no-any-return]
+
+    def ray_node(self, name: str) -> Any:
+        return next(node for node in self.cluster.list_all_nodes() if node.node_id.startswith(name))
+
+    def ray(self, *words: str) -> str:
+        """What a command of Ray's says."""
+        command = [str(Path(sys.executable).parent / "ray"), *words, "--address", self.cluster.address]
+        said = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=BOUND_S, check=False)
+        assert said.returncode == 0, said
+        return said.stdout
+
+    # -- breaking
+
+    def kill_actor(self, replica: str) -> None:
+        os.kill(self.record_of(replica)["pid"], signal.SIGKILL)
+
+    def stop_actor(self, replica: str) -> int:
+        pid: int = self.record_of(replica)["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        return pid
+
+    def raylet_of(self, node: str) -> int:
+        from ray._private.ray_constants import PROCESS_TYPE_RAYLET
+
+        pid: int = self.ray_node(node).all_processes[PROCESS_TYPE_RAYLET][0].process.pid
+        return pid
+
+    def kill_raylet(self, node: str) -> None:
+        os.kill(self.raylet_of(node), signal.SIGKILL)
+
+    def kill_node(self, node: str) -> None:
+        """The raylet and all of its node at one stroke."""
+        raylet = self.raylet_of(node)
+        kill_together(pid for pid in _all() if pid == raylet or raylet in _ancestors(pid))
+
+    def mend(self, node: str) -> None:
+        """Another in the place of a node that was broken."""
+        self.cluster.remove_node(self.ray_node(node), allow_graceful=False)
+        add_node(self.cluster)
+
+    # -- asking
+
+    def returned(self, key: str, count: int, without: str, since_s: float) -> float:
+        """Seconds until so many serve again, and the one that was broken is not among them."""
+
+        def back() -> bool:
+            there = self.ready(key)
+            return len(there) == count and without not in there and without not in there.values()
+
+        self.wait_until(back, f"{count} replicas of {key} without {without}", BOUND_S)
+        return time.monotonic() - since_s
+
+
+def add_node(cluster: Any) -> None:
+    cluster.add_node(num_cpus=1, resources={"holdfast_device": DEVICES}, object_store_memory=80 * 2**20)
+
+
+def _all() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _ancestors(pid: int) -> list[int]:
+    found: list[int] = []
+    while pid > 1:
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, IndexError):
+            break
+        found.append(pid)
+    return found
