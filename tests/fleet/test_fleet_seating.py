@@ -7,10 +7,10 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from fleet_moment import ASKED, NOW_S, RESIDENT_S, flying, model, node, replica, seen, told, warm
+from fleet_moment import ASKED, NOW_S, PLACED, RESIDENT_S, flying, model, node, replica, seen, told, warm
 from holdfast.fleet.actions import ASK_S, COPY_S, Action, Tries, Verb, replica_name
-from holdfast.fleet.desired import Level
-from holdfast.fleet.observed import Demand, Memory, Node, Phase
+from holdfast.fleet.desired import Level, Model
+from holdfast.fleet.observed import Demand, Memory, Node, Observed, Phase
 from holdfast.fleet.planner import plan
 
 JUST, BEFORE = Tries(1, NOW_S), Tries(1, NOW_S - 9)
@@ -31,6 +31,47 @@ def test_whoever_waits_for_longest_comes_first() -> None:
     """Of two that matter as much, and with room for one."""
     asked = {"b": Demand(1, NOW_S - 1), "c": Demand(1, NOW_S - 2)}
     assert told([model("b", 60), model("c", 60)], seen([node()], demand=asked)) == ["place c1 n"]
+
+
+def seats(models: list[Model], observed: Observed) -> list[str]:
+    """Where everybody is placed, e.g. `a1 n gpu0`."""
+    actions = plan(models, observed, NOW_S).actions
+    return [f"{one.model}{one.serial} {one.node} {'+'.join(one.devices)}" for one in actions]
+
+
+@pytest.mark.parametrize(
+    ("wish", "observed", "where"),
+    [
+        pytest.param(
+            {"wanted": 4},
+            seen([node("m", gpus=2), node(gpus=2)]),
+            ["a1 m gpu0", "a2 n gpu0", "a3 m gpu1", "a4 n gpu1"],
+            id="nodes first, then devices",
+        ),
+        pytest.param(
+            {"wanted": 3},
+            seen([node(gpus=2, a1=20)], [replica(size=20)], flying=flying(structs.replace(PLACED, serial=2))),
+            ["a3 n gpu1"],
+            id="those that are there and those that fly count",
+        ),
+        pytest.param(
+            {"wanted": 3, "devices": 2},
+            seen([node(gpus=4)]),
+            ["a1 n gpu0+gpu1", "a2 n gpu2+gpu3", "a3 n gpu0+gpu1"],
+            id="several devices each",
+        ),
+        pytest.param({"wanted": 2}, seen([node(gpus=2, size=30, x1=5)]), ["a1 n gpu0", "a2 n gpu1"], id="tightest"),
+        pytest.param({"wanted": 2}, seen([node(gpus=1)]), ["a1 n gpu0", "a2 n gpu0"], id="where there is but one"),
+    ],
+)
+def test_replicas_of_one_model_are_apart(wish: dict[str, object], observed: Observed, where: list[str]) -> None:
+    """A node or a device that fails takes few of one model."""
+    assert seats([model(size=20, **wish)], observed) == where
+
+
+def test_different_models_are_together() -> None:
+    """So that what is free is left whole."""
+    assert seats([model("a", 20), model("b", 20)], seen([node(gpus=2)])) == ["a1 n gpu0", "b1 n gpu0"]
 
 
 def test_one_that_is_warm_is_promoted_once() -> None:

@@ -30,6 +30,7 @@ class Orders:
         self.moved: set[str] = set()  # models of those
         self.emptied: set[str] = set()  # nodes that somebody is to leave
         self._added = Counter[tuple[str, str]]()  # HOT ones that are to come, by model and node
+        self._crowds: dict[tuple[str, str], Counter[str]] = {}  # by model and node
         self._used = Counter[str]()  # serials, by model
 
     def look_again(self, at_s: float) -> None:
@@ -62,8 +63,11 @@ class Orders:
     def come(self, verb: Verb, model: Model, serial: int, node: str, level: Level = Level.HOT) -> None:
         """Somebody is to come."""
         name, ground = replica_name(model.key, serial), self.room.grounds[node]
-        devices = ground.seats(model.devices, model.device_bytes) if level is Level.HOT else ()
+        devices: tuple[str, ...] = ()
         if level is Level.HOT:
+            crowd = self._crowd(model.key, node)
+            devices = ground.seats(model.devices, model.device_bytes, crowd)
+            crowd.update(devices)
             self._added[model.key, node] += 1
             self.room.take(node, devices, model.device_bytes)
         else:
@@ -84,6 +88,20 @@ class Orders:
                 host_bytes=model.host_bytes,
             )
         )
+
+    def _crowd(self, key: str, node: str) -> Counter[str]:
+        """How many of a model are on each device of a node, or are to come there: a device that fails takes few of one
+        model. Kept for the pass."""
+        crowd = self._crowds.get((key, node))
+        if crowd is None:
+            flights = self.view.asked_on.get(node, {}).values()
+            asked = {one.action.name: one.action.devices for one in flights if one.action.model == key}
+            there = self.view.on_node.get(node, {}).values()
+            seen = {one.name: one.devices for one in there if one.model == key and one.on_devices}
+            crowd = self._crowds[key, node] = Counter()
+            for devices in (asked | seen).values():
+                crowd.update(devices)
+        return crowd
 
     # -- down
 

@@ -49,10 +49,12 @@ class Ground:
         rooms = sorted(map(self.room, self.devices), reverse=True)
         return rooms[count - 1] if len(rooms) >= count else -1
 
-    def seats(self, count: int, size: int) -> tuple[str, ...]:
-        """The tightest devices that hold so much now; none, if there are too few."""
-        fit = sorted((self.room(device), device) for device in self.devices if self.room(device) >= size)
-        return tuple(sorted(device for _, device in fit[:count])) if len(fit) >= count else ()
+    def seats(self, count: int, size: int, crowd: Mapping[str, int]) -> tuple[str, ...]:
+        """Devices that hold so much now, the least crowded and then the tightest; none, if there are too few. `crowd`:
+        how many sit there beside whom it should not."""
+        rooms = ((self.room(device), device) for device in self.devices)
+        fit = sorted((crowd.get(device, 0), room, device) for room, device in rooms if room >= size)
+        return tuple(sorted(device for _, _, device in fit[:count])) if len(fit) >= count else ()
 
     def seats_later(self, count: int, size: int, more: Mapping[str, int]) -> tuple[str, ...]:
         """Those that will hold so much, with `more` that is to leave, too."""

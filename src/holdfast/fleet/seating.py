@@ -106,7 +106,8 @@ class Seating:
         return True
 
     def _place(self, census: Census, model: Model) -> bool:
-        """Start one where there is room: on a node that has none of it yet, then where its files are."""
+        """Start one where there is room: on a node that has none of it yet, then where its files are. Its
+        devices are for `Orders.come` to say."""
         disks, best, seen = self.view.on_disk.get(model.key, set()), None, 0
         for ground in self._roomy(model):
             if not self.orders.may_be_on(census, model, ground.name):
