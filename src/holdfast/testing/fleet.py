@@ -23,13 +23,13 @@ FIRST = "n1"
 
 
 class FleetPlace(Place):
-    """`devices` of `gib` each, of every node; `nodes`: how many."""
+    """`devices` of `gib` each, of every node; `nodes`: how many. `more`: of `holdfast up`'s options."""
 
-    def __init__(self, *, nodes: int = 1, devices: int = 2, gib: float = 0.5, controls: int = 1) -> None:
+    def __init__(self, *more: str, nodes: int = 1, devices: int = 2, gib: float = 0.5) -> None:
         super().__init__()
         self.names = [f"n{number + 1}" for number in range(nodes)]
         self._has = ("--node-devices", str(devices), "--node-gib", str(gib))
-        self._controls = controls
+        self._more = more
 
     def begin(self) -> None:
         self.up()
@@ -38,8 +38,8 @@ class FleetPlace(Place):
 
     def up(self) -> None:
         """The first node, with the store, the frontend and the control; or its agent again."""
-        ports = ("--port", str(self.port), "--status-port", "0", "--controls", str(self._controls))
-        self.told("up", "--backend", "local", "--detach", "--node", FIRST, *self._has, *ports)
+        ports = ("--port", str(self.port), "--status-port", "0")
+        self.told("up", "--backend", "local", "--detach", "--node", FIRST, *self._has, *ports, *self._more)
 
     def join(self, name: str) -> None:
         self.told("node", "--detach", "--node", name, *self._has)
@@ -78,9 +78,13 @@ class FleetPlace(Place):
                 found[path.stem] = json.loads(path.read_bytes())
         return found
 
-    def engine_pids(self) -> dict[str, int]:
-        """Of all nodes."""
-        found = [record for name in self.names for record in self.processes_of(name).items()]
+    def vault_sockets(self, node: str) -> list[str]:
+        """Of the vaults that are there, or were."""
+        return sorted(str(path) for path in (self.folder_of(node) / "gms").glob("gms_*.sock"))
+
+    def engine_pids(self, *nodes: str) -> dict[str, int]:
+        """Of these nodes, or of all."""
+        found = [record for name in nodes or self.names for record in self.processes_of(name).items()]
         return {name: one["pid"] for name, one in found if one["role"] == "worker"}
 
     def agent_pid(self, node: str) -> int:
