@@ -1,0 +1,19 @@
+"""A fleet of real processes under attack: a tenth of what `make prove-fleet-local` does."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from bench.fleet_local import storm
+from bench.prove_fleet_local import STORM_S
+
+SEED = int(os.environ.get("HOLDFAST_TEST_SEED", "0"))
+
+
+@pytest.mark.long
+def test_three_models_take_turns_while_they_are_killed() -> None:
+    """Nobody is lost or told something else, no device has more than there is, and nobody gives way before its time."""
+    row = storm.run(STORM_S / 10, SEED)
+    assert row["met"], row
