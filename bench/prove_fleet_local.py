@@ -15,7 +15,7 @@ from bench.prove import Rows
 
 STORM_S = 300.0
 FIGURES = (
-    "requests", "lost", "wrong", "killed", "over", "vault_samples", "swaps", "swaps_allowed", "shortest_residence_s",
+    "requests", "lost", "wrong", "killed", "over", "vault_samples", "swaps", "swaps_allowed", "residences_s",
     "wait_ms", "step_s", "held", "first_answer_s", "ready_s", "most_hot",
 )  # fmt: skip
 
