@@ -74,6 +74,7 @@ class Machine:
     done: set[str] = field(default_factory=set)  # ids
     buried: set[str] = field(default_factory=set)  # names
     changed: bool = True
+    shrank: bool = False  # what was decided before that may not fit, and is refused
 
     def __post_init__(self) -> None:
         self.leases = {device: {} for device in self.totals}
@@ -89,6 +90,11 @@ class Machine:
             self.leases[device][owner] = max(size, self.leases[device].get(owner, 0))
             used = sum(self.leases[device].values())
             assert used <= self.totals[device], f"{self.name} {device}: {used} of {self.totals[device]} for {owner}"
+
+    def refuses(self, devices: tuple[str, ...], size: int) -> bool:
+        """What does not fit since it has less."""
+        used = {device: sum(self.leases[device].values()) for device in devices}
+        return self.shrank and any(used[device] + size > self.totals[device] for device in devices)
 
     def free(self, owner: str, *, host: bool = True, devices: bool = True) -> None:
         for device, leases in self.leases.items():
@@ -117,10 +123,11 @@ class Machine:
 
     def do_place(self, action: Action, body: Body | None, now_s: float, fails: bool) -> str:
         assert body is None, f"{action.name} is started twice"
-        if fails:
-            return "failed"
         hot = action.level is Level.HOT
-        self.grant(action.name, action.devices if hot else (HOST,), action.device_bytes if hot else action.host_bytes)
+        where, size = (action.devices, action.device_bytes) if hot else ((HOST,), action.host_bytes)
+        if fails or self.refuses(where, size):
+            return "failed"
+        self.grant(action.name, where, size)
         due_s = now_s + (3.0 if action.model in self.on_disk else 8.0)
         body = Body(action, action.level, Phase.PROVISIONING, now_s, due_s, action.devices)
         body.device_bytes = action.device_bytes
@@ -130,6 +137,8 @@ class Machine:
 
     def do_promote(self, action: Action, body: Body | None, now_s: float, fails: bool) -> str:
         if fails or body is None or body.phase is not Phase.READY or body.level is not Level.WARM:
+            return "failed"
+        if self.refuses(action.devices, action.device_bytes):
             return "failed"
         self.grant(action.name, action.devices, action.device_bytes)
         body.turn += 1
@@ -145,7 +154,7 @@ class Machine:
         return ""
 
     def do_demote(self, action: Action, body: Body | None, now_s: float, fails: bool) -> str:
-        if fails or body is None or body.phase is not Phase.DRAINING:
+        if fails or body is None or body.phase is not Phase.DRAINING or self.refuses((HOST,), action.host_bytes):
             return "failed"
         assert body.running == 0 or now_s >= body.until_s, f"{action.name} is demoted with {body.running} running"
         self.grant(action.name, (HOST,), action.host_bytes)

@@ -52,14 +52,20 @@ class Storm:
             wanted=rng.randint(0, most),
             floor=floor,
             dedicated=rng.random() < 0.2,
-            nodes=frozenset(rng.sample(sorted(self.world.machines), 1)) if rng.random() < 0.15 else frozenset(),
+            nodes=self.pinned(),
             per_node_max=rng.choice((0, 0, 0, 1, 2)),
             devices=rng.choice((1, 1, 1, 2)),
             device_bytes=size,
-            host_bytes=size,
+            host_bytes=rng.choice((size, size, size // 2, size if floor is Level.WARM else 0)),
             load_s=rng.choice((15.0, 60.0)),
             drain_s=rng.choice((0.0, 5.0, 20.0)),
         )
+
+    def pinned(self) -> frozenset[str]:
+        """Mostly anywhere; else on one or two nodes, of which one may never come."""
+        if self.rng.random() >= 0.2:
+            return frozenset()
+        return frozenset(self.rng.sample([*sorted(self.world.machines), "n9"], self.rng.choice((1, 1, 2))))
 
     def run(self) -> Counter[str]:
         for step in range(STEPS):
@@ -112,6 +118,13 @@ class Storm:
 
     def befall_reboot(self) -> None:
         self.rng.choice(list(self.world.machines.values())).reboot()
+
+    def befall_smaller(self) -> None:
+        """It starts again with less memory: on a device, or in its host."""
+        machine = self.rng.choice(list(self.world.machines.values()))
+        machine.reboot()
+        machine.shrank = True
+        machine.totals[self.rng.choice(list(machine.totals))] //= 2
 
     def befall_away(self) -> None:
         """It is not reached for a while, or is dead; it is noticed at once, or not."""

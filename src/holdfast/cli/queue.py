@@ -1,11 +1,15 @@
-"""`holdfast queue`: which requests wait in the frontends of one state directory, for what, and in which place.
+"""`holdfast queue`: which requests wait in the frontends of one state directory, for what, and in which place; and how
+one of them is ended.
 
-Always true: it only looks; a frontend that does not tell is named, and what a client wrote moves no cursor.
+Always true: without `--kill` it only looks; a frontend that does not tell is named, and what a client wrote moves no
+cursor.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,12 +18,17 @@ import msgspec
 
 from holdfast.cli.arguments import Asked, Json
 from holdfast.cli.checks import readable
+from holdfast.cli.deployments.book import StoreOption, answered, opened, store_of
 from holdfast.cli.ps import show_json
 from holdfast.cli.screen import Screen, tilde
-from holdfast.cli.terminal import Cell
+from holdfast.cli.terminal import Cell, write_out
 from holdfast.core.address import parse_address
+from holdfast.core.errors import UserError
 from holdfast.settings import Environment
 from holdfast.spec.settings import about
+from holdfast.store.contract import StoreUnavailable
+from holdfast.streams.kills import Kill
+from holdfast.streams.kills import ask as ask_to_end
 from holdfast.supervise.asking import ask
 from holdfast.supervise.records import Record, read_records
 from holdfast.supervise.status import ANSWER_S
@@ -65,8 +74,12 @@ class Queue(Asked, frozen=True):
 
     json: Json = False
     all: Annotated[bool, about("Also requests that are on a worker.")] = False
+    kill: Annotated[str, about("End this one, by its id, waiting or on a worker: its client is told so.")] = ""
+    store: StoreOption = ""
 
     def run(self, env: Environment) -> int:
+        if self.kill:
+            return answered(_kill(store_of(self.store, Path(env.state_dir), "holdfast up"), self.kill))
         state_dir = readable(env.state_dir)
         told = asyncio.run(ask_all(state_dir))
         rows = [row for row in told.rows if self.all or row.state in WAITS]
@@ -74,6 +87,20 @@ class Queue(Asked, frozen=True):
             return show_json(Told(rows, told.notes))
         show(Screen(), state_dir, rows, told.notes)
         return 0
+
+
+async def _kill(url: str, name: str) -> int:
+    kill, token = Kill(name=name, at_unix_s=time.time()), f"{random.Random().getrandbits(64):016x}"
+    async with opened(url, ()) as book:
+        try:
+            done = await ask_to_end(book.store, kill, token)
+        except StoreUnavailable as error:
+            unsure = f"whether {name} was ended is not known, and `holdfast queue --all` shows it"
+            raise UserError(f"{unsure}: {error}") from error
+    if not done:
+        raise UserError(f"no frontend has a request {name!r}; `holdfast queue --all` shows those that are under way")
+    write_out(f"request {name} ended\n")
+    return 0
 
 
 async def ask_all(state_dir: Path) -> Told:

@@ -11,8 +11,10 @@ import logging
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from holdfast.core.tiers import Tier
+from holdfast.frontend.api.errors import ApiError
 from holdfast.frontend.api.request import ParsedRequest
 from holdfast.frontend.metrics import FrontendMetrics
 from holdfast.frontend.notes import WaitNotes
@@ -27,7 +29,18 @@ PATH_CHARS_MAX = 200  # of a path, in the line
 ASKED_CHARS_MAX = 512  # of a model's name, in what is shown of a request
 PAST_S = 60.0  # for who asks right after its connection broke
 PAST_MAX = 1024  # half a megabyte, however many there are in a minute
-_STATES = {"success": State.DONE, "error": State.FAILED, "cancelled": State.CANCELLED}
+_STATES = {
+    "success": State.DONE,
+    "error": State.FAILED,
+    "cancelled": State.CANCELLED,
+    "killed": State.CANCELLED,
+}
+
+
+class Preparing(Protocol):
+    """Whoever makes a request ready for a worker."""
+
+    def kill(self, error: ApiError) -> None: ...
 
 
 @dataclass(slots=True)
@@ -100,6 +113,7 @@ class Account:
     model: str = "unknown"
     kind: str = "unknown"
     deployment: str = ""  # whose workers serve it, once that is known
+    preparing: Preparing | None = None  # until there is
     reply: Reply | None = None
     held_bytes: int = 0  # what it asks takes in memory, until it is on its way
     waited: bool = False  # for a worker set
@@ -119,6 +133,14 @@ class Account:
         """Before there was a reply."""
         self._close("cancelled", None)
 
+    def kill(self, error: ApiError) -> None:
+        """By somebody else's word than its client's."""
+        if self.reply is not None:
+            self.reply.kill(error)
+        elif (preparing := self.preparing) is not None:
+            self._close("killed", None)
+            preparing.kill(error)
+
     def over(self, reply: Reply | None) -> None:
         self._close(reply.outcome if reply is not None else "error", reply)
 
@@ -126,7 +148,7 @@ class Account:
         if self.ended is not None:
             return
         metrics = self.accounts.metrics
-        self.reply = self.notes = None
+        self.reply = self.notes = self.preparing = None
         self.ended, self.ended_s = _STATES[outcome], asyncio.get_running_loop().time()
         self.accounts.over(self)
         if self.kind != "unknown":

@@ -16,11 +16,13 @@ from holdfast.frontend.api.parse import Unexplained
 from holdfast.frontend.api.request import ParsedRequest
 from holdfast.frontend.body_reader import PARSERS
 from holdfast.frontend.gate import ANYONE, Caller, Gate, RequestNames
+from holdfast.frontend.kills import Kills
 from holdfast.frontend.large_bodies import PARSE_NOW_BYTES_MAX, LargeBodies
 from holdfast.frontend.levels import AllLevels
 from holdfast.frontend.lobby import Lobby
 from holdfast.frontend.model_text import ModelText
 from holdfast.frontend.pages import OPEN_PATHS, Pages
+from holdfast.frontend.requests import PATH as REQUESTS
 from holdfast.frontend.requests import Requests
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.flight import WorkerSet
@@ -56,6 +58,10 @@ class _Preparing:
     def client_writable(self) -> None:
         """Nothing has been written yet."""
 
+    def kill(self, error: ApiError) -> None:
+        self.task.cancel()
+        _refuse(self.connection, error)
+
 
 @dataclass(slots=True)
 class App:
@@ -68,6 +74,7 @@ class App:
     names: RequestNames
     accounts: Accounts
     requests: Requests
+    kills: Kills
     lobby: Lobby
     large: LargeBodies
     levels: AllLevels
@@ -106,8 +113,9 @@ class App:
             self.gate.check_method(request, "GET", "HEAD")
             self.pages.answer(connection, path)
         elif self.requests.has(path):
-            self.gate.check_method(request, "GET", "HEAD")
-            self.requests.answer(connection, path, caller.key)
+            self.gate.check_method(request, "GET", "HEAD", *(("DELETE",) if path != REQUESTS else ()))
+            about = self.kills if request.method == "DELETE" else self.requests
+            about.answer(connection, path, caller.key)
         else:
             raise ApiError(404, f"unknown path {path[:200]!r}; see /v1/models, /v1/chat/completions, /v1/completions")
 
@@ -168,7 +176,7 @@ class App:
         task = self._tasks.spawn(self._prepare(connection, account, asked), "prepare")
         # Not inside the task: one that is cancelled before its first step never gets to run a line of its own.
         task.add_done_callback(lambda done: self._prepared(account, done))
-        connection.responder = _Preparing(connection, account, task)
+        connection.responder = account.preparing = _Preparing(connection, account, task)
 
     def _prepared(self, account: Account, done: asyncio.Task[None]) -> None:
         self._held_bytes -= account.held_bytes
@@ -205,6 +213,7 @@ class App:
 
     async def close(self) -> None:
         await self._tasks.stop()
+        await self.kills.close()
         await self.large.close()
 
 

@@ -142,7 +142,7 @@ class Gate:
             return None
         headers = request.headers.get(b"access-control-request-headers", b"authorization, content-type")
         return (
-            (b"access-control-allow-methods", b"GET, POST"),
+            (b"access-control-allow-methods", b"GET, POST, DELETE"),
             (b"access-control-allow-headers", headers),
             (b"access-control-max-age", _REMEMBER_S),
         )

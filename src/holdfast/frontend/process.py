@@ -18,6 +18,7 @@ from holdfast.discovery.keys import (
     CONTROLS,
     HEALTH,
     INSTANCES,
+    KILLS,
     REFUSALS,
     ROLLOUTS,
     STANDBYS,
@@ -31,6 +32,7 @@ from holdfast.frontend.admission import Admission, AdmissionSettings
 from holdfast.frontend.app import App
 from holdfast.frontend.demand import Demands
 from holdfast.frontend.gate import Gate, RequestNames
+from holdfast.frontend.kills import Kills
 from holdfast.frontend.large_bodies import LargeBodies
 from holdfast.frontend.levels import AllLevels, Levels
 from holdfast.frontend.lobby import Lobby
@@ -79,15 +81,15 @@ async def run_frontend(
     admission = Admission(directory, dispatcher, AdmissionSettings(), rng, unix_s)
     shown = FrontendMetrics(dispatcher.stats)
     pages = Pages(directory, dispatcher, roster, int(unix_s()), lambda: store.state, shown, settings.name, others)
-    access = AccessLog() if settings.access_log else None
-    accounts = Accounts(directory, shown, access)
+    accounts = Accounts(directory, shown, AccessLog() if settings.access_log else None)
     large = LargeBodies(admission.settings.prompt_chars_max, shown.reader_lost)
     lobby = Lobby(directory, settings.holds, dispatcher.stats, loop.time)
     requests = pages.requests = Requests(accounts, lobby, directory, loop.time, unix_s)
     shed_retry_s, stats = settings.holds.shed_retry_s, dispatcher.stats
     levels = {one: Levels(one, directory, stats, shed_retry_s, loop.time) for one in settings.serves}
     names = RequestNames(rng)
-    app = App(gate, directory, admission, pages, names, accounts, requests, lobby, large, AllLevels(levels))
+    kills = Kills(requests, store, settings.deployment, rng, unix_s)
+    app = App(gate, directory, admission, pages, names, accounts, requests, kills, lobby, large, AllLevels(levels))
     pages.level = lambda: levels[settings.deployment].level
     pages.streams = lambda: accounts.inflight
     roster.on_models_changed = lobby.changed
@@ -105,7 +107,7 @@ async def run_frontend(
     directory.unread = {*WATCHED, *map(models_of, settings.serves)}
     watches = [tasks.spawn(_watch(store, prefix, registry, roster, refusals), f"watch {prefix}") for prefix in WATCHED]
     watches.append(tasks.spawn(_hear(store, roster), f"watch {HEALTH}"))
-    watches.append(tasks.spawn(lobby.remind(), "remind who waits"))
+    watches += [tasks.spawn(lobby.remind(), "remind who waits"), tasks.spawn(kills.follow(), f"watch {KILLS}")]
     for one in settings.serves:
         watches.append(tasks.spawn(_hear_controls(store, one, roster, standings, levels[one]), f"controls of {one}"))
         watches.append(tasks.spawn(_hear_rollout(store, one, roster, directory, pages, settings), f"rollouts of {one}"))

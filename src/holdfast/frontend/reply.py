@@ -58,7 +58,7 @@ class Reply:
         self._over = over  # called once, with the outcome set
         self.choices: list[Choice] = []
         self.prompts: list[list[int]] = []
-        self.outcome = ""  # "success", "error" or "cancelled"
+        self.outcome = ""  # "success", "error", "cancelled" or "killed"
         self.first_token_s = 0.0
         self.release: Callable[[], None] = lambda: None  # lets go of all streams still running
         self.now: Callable[[], float] = lambda: 0.0
@@ -86,6 +86,12 @@ class Reply:
         log_failure(self.connection.request_id, error)
         self._send_error(error)
         self._end("error")
+
+    def kill(self, error: ApiError) -> None:
+        """End it, and all its streams, by somebody's word."""
+        if not self.outcome:
+            self._send_error(error)
+            self._end("killed")
 
     def _end(self, outcome: str) -> None:
         if not self.outcome:

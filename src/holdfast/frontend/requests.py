@@ -71,8 +71,7 @@ class Requests:
         wanted = unquote(path.removeprefix(f"{PATH}/"))
         found = self.find(wanted, key)
         if found is None:
-            message = f"there is no request {wanted[:200]!r} here, nor was there one in the last minute"
-            raise ApiError(404, message, code="request_not_found")
+            raise not_found(wanted)
         connection.respond(200, msgspec.json.encode(found))
 
     def answer_all(self, connection: HttpConnection, key: str = "") -> None:
@@ -80,13 +79,21 @@ class Requests:
 
     def find(self, name: str, key: str = "") -> Shown | None:
         """By its answer's id; or the latest that its client called so, whatever clients with other keys call theirs."""
-        mine = [one for one in self.accounts.under_way.values() if name in (one.id, one.name) and _may_see(one, key)]
-        account = next((one for one in mine if one.id == name), mine[-1] if mine else None)
+        account = self.under_way(name, lambda one: _may_see(one, key))
         if account is not None:
             return self._shown(account, dict(self._waiting()).get(account.id))
         lately = self.accounts.lately(self.clock())
         gone = next((one for one in lately if name in (one.id, one.name) and _may_see(one, key)), None)
         return self._shown(gone, None) if gone is not None else None
+
+    def under_way(self, name: str, may: Callable[[Account], bool]) -> Account | None:
+        """As `find`, of those that are, and that `may`."""
+        mine = [one for one in self.accounts.under_way.values() if name in (one.id, one.name) and may(one)]
+        return next((one for one in mine if one.id == name), mine[-1] if mine else None)
+
+    def shown(self, account: Account) -> Shown:
+        """One that does not wait."""
+        return self._shown(account, None)
 
     def all(self, key: str = "") -> Listed:
         """All that are under way."""
@@ -139,6 +146,11 @@ def _flights(account: Account) -> list[Flight]:
     reply = account.reply
     assert reply is not None, account
     return [choice.flight for choice in reply.choices if choice.flight is not None]
+
+
+def not_found(name: str) -> ApiError:
+    message = f"there is no request {name[:200]!r} here, nor was there one in the last minute"
+    return ApiError(404, message, code="request_not_found")
 
 
 def _may_see(one: Account, key: str) -> bool:

@@ -19,7 +19,7 @@ class State(StrEnum):
     RUNNING = "RUNNING"
     DONE = "DONE"
     FAILED = "FAILED"
-    CANCELLED = "CANCELLED"  # its client left
+    CANCELLED = "CANCELLED"  # its client left, or somebody ended it
 
 
 class Waiting(NamedTuple):
