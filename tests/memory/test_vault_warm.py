@@ -342,6 +342,43 @@ async def test_host_memory_goes_with_its_vault_and_the_weights_are_loaded_anew()
         await read(rig)
 
 
+@pytest.mark.parametrize("killed", [("server",), ("server", "keeper")])
+async def test_weights_lost_from_host_memory_are_not_written_to_a_device_that_others_have(killed: tuple[str, ...]) -> None:
+    """A vault that shares its device says that they are lost, and lets nobody write; one that died while they were on
+    the device finds them there."""
+    with warm_rig(leased=True) as rig:
+        await committed(rig)
+        for kind in ("demote", "promote", "demote"):
+            await (demote if kind == "demote" else promote)(rig.path())
+        (before,) = rig.pids("server")
+        rig.kill(*killed)
+        if len(killed) > 1:
+            await rig.start_again()
+        after = await next_vault(rig, before)
+        assert (after["weights"], after["device_bytes"]) == ("LOST", 0)
+        async with rig.client(0) as engine:
+            with pytest.raises(TimeoutError):
+                await engine.acquire("rw_or_ro", 100)
+            with pytest.raises(TimeoutError):
+                await engine.acquire("rw", 100)
+        assert (await refusal(promote(rig.path()))).code == "hot"
+        (again,) = rig.pids("server")
+        rig.kill("server")
+        assert (await next_vault(rig, again))["weights"] == "LOST", "the next one knows it too"
+
+
+async def test_weights_that_came_back_are_not_lost_with_their_vault() -> None:
+    """They are on the device again: the next vault has them, though others share it."""
+    with warm_rig(leased=True) as rig:
+        await committed(rig)
+        await demote(rig.path())
+        await promote(rig.path())
+        (before,) = rig.pids("server")
+        rig.kill("server")
+        assert (await next_vault(rig, before))["weights"] == "COMMITTED"
+        await read(rig)
+
+
 async def test_a_keepers_death_moves_nothing() -> None:
     """Killed while the weights are in host memory, and once more on their way back: they come back."""
     with warm_rig() as rig:

@@ -74,7 +74,8 @@ async def _run_vault(launch: VaultLaunch, stop: asyncio.Event, on_ready: OnReady
     from holdfast.memory.vault.settings import VaultSettings
     from holdfast.supervise.records import forget_parts, write_parts
 
-    settings = VaultSettings(launch.device, launch.socket_path, launch.budget_bytes, launch.host_budget_bytes)
+    budgets = launch.budget_bytes, launch.host_budget_bytes
+    settings = VaultSettings(launch.device, launch.socket_path, *budgets, leased=launch.leased)
     vault = VaultProcesses(settings, on_members=lambda pids: write_parts(Path(launch.state_dir), launch.name, pids))
     vault.start()
     try:

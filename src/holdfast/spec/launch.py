@@ -57,6 +57,7 @@ class VaultLaunch(Launch, frozen=True):
     socket_path: Annotated[str, about("Where it listens.")] = ""
     budget_bytes: Annotated[int, about("At most this much, weights and pool; 0: what there is.", "bytes", min=0)] = 0
     host_budget_bytes: Annotated[int, about("Host memory for demoted weights; 0: none.", "bytes", min=0)] = 0
+    leased: Annotated[bool, about("Others may have the device's memory while its weights are in host memory.")] = False
 
 
 class StoredLaunch(Launch, frozen=True):

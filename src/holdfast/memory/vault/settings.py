@@ -12,6 +12,7 @@ log = logging.getLogger(__name__)
 
 LIVE = "live"
 ENDED = "ended"
+WARM = "warm"
 
 
 class VaultSettings(msgspec.Struct, frozen=True):
@@ -21,6 +22,8 @@ class VaultSettings(msgspec.Struct, frozen=True):
     socket_path: str
     budget_bytes: int = 0  # for weights and pool together; 0: whatever the writers can allocate
     host_budget_bytes: int = 0  # of host memory for weights that were demoted; 0: none are
+    # Others have its device's memory while its weights are in host memory: if they are lost there, nobody writes them anew.
+    leased: bool = False
     allowed_uids: tuple[int, ...] = ()  # besides the vault's own
     status_address: str = ""  # where /metrics is served; empty: nowhere
     # After a loss of vault and keeper together, how long mapped engines have to give weights back before others are
@@ -31,7 +34,8 @@ class VaultSettings(msgspec.Struct, frozen=True):
 
     @property
     def marker(self) -> Path:
-        """Says LIVE once a vault has served and ENDED after a clean end: tells a first start from a total loss."""
+        """Says LIVE once a vault has served, WARM while its weights are in host memory only, and ENDED after a clean end:
+        tells a first start from a total loss."""
         return Path(self.socket_path + ".state")
 
     @property

@@ -31,6 +31,7 @@ class Shared:
     now_s: Callable[[], float]  # the event loop's
     clock: Clock
     note: Callable[[str], None]  # for the history that people read
+    mark: Callable[[str], None]  # for whoever follows this vault (`VaultSettings.marker`)
 
 
 class InOrder(Generic[Effect]):

@@ -29,12 +29,12 @@ from holdfast.memory.vault.pool import VaultPool
 from holdfast.memory.vault.pool_machine import Seat
 from holdfast.memory.vault.processes import Processes, is_over
 from holdfast.memory.vault.sessions import PREFIX, ClientRecord, Session, decode_client
-from holdfast.memory.vault.settings import ENDED, LIVE, VaultSettings
+from holdfast.memory.vault.settings import ENDED, LIVE, WARM, VaultSettings
 from holdfast.memory.vault.tags import Shared
 from holdfast.memory.vault.uploads import Budget
 from holdfast.memory.vault.warm import VaultWarm
 from holdfast.memory.vault.weights import VaultWeights
-from holdfast.memory.vault.weights_machine import Holder
+from holdfast.memory.vault.weights_machine import NEVER_S, Holder
 
 log = logging.getLogger("holdfast.vault")
 
@@ -68,7 +68,7 @@ class Vault:
         self._ended: dict[int, Session] = {}  # connection closed, process alive, epoch not quiesced
         self.history: deque[tuple[float, str]] = deque(maxlen=HISTORY_MAX)
         budget = Budget(settings.budget_bytes, self.kept_bytes, settings.host_budget_bytes)
-        shared = Shared(settings.device, budget, kept, self.sessions, self._loop.time, clock, self._note)
+        shared = Shared(settings.device, budget, kept, self.sessions, self._loop.time, clock, self._note, settings.mark)
         self.weights, self.pool = VaultWeights(shared), VaultPool(shared)
         self.warm = VaultWarm(shared, self.weights, self.pool)
         self._uids = {os.getuid(), *settings.allowed_uids}
@@ -77,11 +77,14 @@ class Vault:
 
     def start(self) -> None:
         """Adopt what the keeper has, then accept."""
-        lost = self._settings.marked(LIVE) and not self._kept.whole
-        self._settings.mark(LIVE)
+        settings = self._settings
+        lost = settings.marked(LIVE) and not self._kept.whole
         readers, seats = self._expect_clients()
-        donation_s = self._settings.weights_donation_s
-        self.weights.adopt(readers, self._loop.time() + donation_s if lost else None)
+        donation_s = settings.weights_donation_s
+        refill_from_s = self._loop.time() + donation_s if lost else None
+        self.weights.adopt(readers, NEVER_S if settings.leased and settings.marked(WARM) else refill_from_s)
+        if self.weights.state.refill_from_s != NEVER_S:
+            settings.mark(LIVE)
         self.pool.adopt(seats, lost=lost, donation_s=self._settings.pool_donation_s)
         if lost:  # and should this vault die before that, the next one must know it too
             self._loop.call_later(donation_s, self._kept.mark_whole)

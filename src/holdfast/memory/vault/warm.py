@@ -19,6 +19,7 @@ from holdfast.memory.vault import weights_machine
 from holdfast.memory.vault.kept import nothing
 from holdfast.memory.vault.moving import Figures, Mover
 from holdfast.memory.vault.pool import VaultPool
+from holdfast.memory.vault.settings import LIVE, WARM
 from holdfast.memory.vault.tags import InOrder, Shared
 from holdfast.memory.vault.weights import VaultWeights
 
@@ -117,6 +118,7 @@ class VaultWarm:
             case machine.FreeHost():
                 self._loop.run_in_executor(self._thread, self._mover.forget).add_done_callback(self._forgotten)
             case machine.Return():
+                self._shared.mark(LIVE)
                 self._weights.step(weights_machine.Move(away=False))
             case machine.Done(asker):
                 self._answer(asker)
@@ -133,6 +135,7 @@ class VaultWarm:
         self._shared.note(f"{session!r} had the weights moved, {moved}: {self.state!r}")
 
     def _free_device(self, generation: int) -> None:
+        self._shared.mark(WARM)  # before the device's copy goes: whoever follows a vault that dies now must know
         self._pool.discard()
         self.device_bytes = self.state.size_bytes
         self._weights.lose(generation, self._settled)

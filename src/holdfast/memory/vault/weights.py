@@ -44,7 +44,8 @@ class VaultWeights:
     # -- the vault's life
 
     def adopt(self, readers: list[machine.Holder], refill_from_s: float | None) -> None:
-        """Take over what the keeper had; with `refill_from_s` it had lost things, and mappers may give them back."""
+        """Take over what the keeper had; with `refill_from_s` it had lost things, and mappers may give them back.
+        NEVER_S: they were in host memory, and may not be on the device."""
         generations = []
         for key, record in self._shared.kept.records.items():
             if key.startswith(PREFIX):
@@ -58,7 +59,7 @@ class VaultWeights:
         self.state, effects = machine.restore(
             generations,
             seats,
-            refill_from_s=None if generations else refill_from_s,
+            refill_from_s=None if generations and refill_from_s != machine.NEVER_S else refill_from_s,
             gone=int(gone.blob) if gone is not None else 0,
         )
         self.perform(effects)

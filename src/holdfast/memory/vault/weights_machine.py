@@ -19,6 +19,7 @@ only unread, and superseded or asked to go; an event with no `Refuse` for its se
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -28,6 +29,7 @@ import msgspec
 
 # More than all ranks and standbys a machine can run; past a thousand something is looping, and each step stays short.
 WAITERS_MAX = 1024
+NEVER_S = math.inf  # as a time
 
 Mode = Literal["rw", "ro", "rw_or_ro", "drop"]
 
@@ -238,7 +240,7 @@ class Weights:
     writer: Holder | None = None
     readers: tuple[Holder, ...] = ()
     waiters: tuple[Ask, ...] = ()
-    refill_from_s: float | None = None  # nothing is written anew before this time; see Donate
+    refill_from_s: float | None = None  # nothing is written anew before this time (`NEVER_S`: at all); see Donate
     away: bool = False  # the current generation is not on the device
 
     def __repr__(self) -> str:
@@ -254,11 +256,13 @@ class Weights:
 
     @property
     def phase(self) -> str:
-        """EMPTY, RW, COMMITTED, AWAY or RO; a replacement at work changes nothing for readers: it does not show."""
+        """EMPTY, LOST, RW, COMMITTED, AWAY or RO; a replacement at work changes nothing for readers: it does not show."""
         if self.away:
             return "AWAY"
+        if self.current is None and self.writer is None:
+            return "LOST" if self.refill_from_s == NEVER_S else "EMPTY"
         if self.current is None:
-            return "EMPTY" if self.writer is None else "RW"
+            return "RW"
         return "RO" if self.readers_of(self.current) else "COMMITTED"
 
     def generation_of(self, session: int) -> int | None:
@@ -328,7 +332,7 @@ def restore(
         current=current,
         superseded=tuple(known),
         readers=seats,
-        refill_from_s=refill_from_s,
+        refill_from_s=refill_from_s if current is None else None,
     )
     return _drop_unread(state)
 
