@@ -12,7 +12,7 @@ import random
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -35,6 +35,7 @@ from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import CANARY_TIER, GenerateRequest, Output
 from holdfast.engines.shadow.proving import Canary
 from holdfast.engines.sim.engine import SimEngine
+from holdfast.memory.client.levels import demote, promote, standing
 from holdfast.memory.client.pool import PoolClient
 from holdfast.spec.engines import SimSettings
 from holdfast.testing.processes import VAULT
@@ -424,6 +425,33 @@ async def test_rest_hands_every_stream_back_and_a_wake_finds_its_blocks(kind: st
             assert rig.engine.resumes.recomputed_tokens_max <= size_of(kind)
             await rig.engine.rest()
         assert all(output.stream == 20 for batch in first.batches[said:] for output in batch)
+
+
+@pytest.mark.parametrize("kind", SHADOWS)
+async def test_memory_that_was_let_go_of_may_be_moved_and_is_there_again(kind: str) -> None:
+    """Two engines let go of the vault's memory: it leaves its device whole and comes back; each is right by its canary
+    before it serves, and says the same as before."""
+    with Vault(host_budget_bytes=2**31) as vault:
+        others = [] if kind == "vllm" else [1]  # of which one process has one
+        async with awake(kind, vault) as first, AsyncExitStack() as stack:
+            whole = await alone(first, request(prompt(40), 30))
+            await first.engine.rest()
+            rigs = [first, *[await stack.enter_async_context(standing_by(kind, vault, at)) for at in others]]
+            for epoch in (1001, 1002):
+                for rig in rigs:
+                    await rig.engine.let_go()
+                    await rig.engine.let_go()
+                    assert await rig.engine.check() == "", "the last outcome stands"
+                await demote(vault.socket)
+                assert (await standing(vault.socket)).device_bytes == 0
+                await promote(vault.socket)
+                for rig in rigs:
+                    assert await rig.engine.stand_up() == ""
+                    assert not rig.engine.memory.asleep
+                woken = await rigs[epoch % len(rigs)].engine.wake(epoch)
+                assert woken.blocks == 0
+                assert await alone(rigs[epoch % len(rigs)], request(prompt(40), 30), epoch) == whole
+                await rigs[epoch % len(rigs)].engine.rest()
 
 
 async def unbroken(kind: str) -> dict[int, list[int]]:

@@ -343,7 +343,7 @@ async def test_host_memory_goes_with_its_vault_and_the_weights_are_loaded_anew()
 
 
 @pytest.mark.parametrize("killed", [("server",), ("server", "keeper")])
-async def test_weights_lost_from_host_memory_are_not_written_to_a_device_that_others_have(killed: tuple[str, ...]) -> None:
+async def test_weights_lost_from_host_memory_are_not_written_where_others_are(killed: tuple[str, ...]) -> None:
     """A vault that shares its device says that they are lost, and lets nobody write; one that died while they were on
     the device finds them there."""
     with warm_rig(leased=True) as rig:

@@ -50,6 +50,15 @@ class Tasks:
         """Cancel all that runs and wait for its end; new tasks may be started afterwards."""
         await stop(self._owner, self._running - {asyncio.current_task()})
 
+    @contextlib.asynccontextmanager
+    async def still(self, then: Callable[[], Coroutine[Any, Any, Any]], name: str) -> AsyncIterator[None]:
+        """Nothing of it runs inside but what is started there; `then` does afterwards, however it ends."""
+        await self.stop()
+        try:
+            yield
+        finally:
+            self.spawn(then(), name)
+
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:

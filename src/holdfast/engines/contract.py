@@ -170,6 +170,14 @@ class ShadowEngine(Engine, Protocol):
         """Answer a known question beside the shared pool, in private memory: what is to blame for a wrong answer, or
         nothing."""
 
+    async def let_go(self) -> None:
+        """While it stands by: nothing of the vault's is mapped any more, so that it may be moved; what was captured and
+        compiled stays, and so do the addresses."""
+
+    async def stand_up(self) -> str:
+        """What was let go of is there again, and the canary says so: what is to blame for a wrong answer, or nothing.
+        Raises as `load` does."""
+
     async def wake(self, epoch: int, pass_fds: tuple[int, ...] = ()) -> Woken:
         """Own the pool under `epoch`: returns past the CPU fence, ready for work. Raises as `load` does; the caller
         bounds it. `pass_fds` go to processes it starts."""

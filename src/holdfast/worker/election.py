@@ -30,6 +30,8 @@ class Election:
         self._poked = asyncio.Event()
         self._stuck = 0
         self.asleep = False
+        self.rested = asyncio.Event()  # it has no lock, nor is it about to step back from one
+        self.rested.set()
         self.blocked = ""  # why nobody here can take over, as far as can be seen
 
     async def won(self, stop: asyncio.Event) -> asyncio.Event | None:
@@ -45,6 +47,7 @@ class Election:
             lost = acquiring.result()
             self.blocked = ""
             if not stop.is_set() and not self.asleep:
+                self.rested.clear()
                 return lost
             await self._lock.release()
         return None
@@ -84,6 +87,10 @@ class Election:
     def rest(self) -> None:
         self.asleep = True
         self.poke()
+
+    def left(self) -> None:
+        """It led, and the lock is given back."""
+        self.rested.set()
 
     def take_part(self) -> None:
         self.asleep = False

@@ -40,6 +40,7 @@ from holdfast.failover.lock import FailoverLock
 from holdfast.worker.election import Election
 from holdfast.worker.failures import FAILURES, in_words
 from holdfast.worker.process import Worker
+from holdfast.worker.sleeping import Sleeping
 from holdfast.worker.timeline import Timeline
 
 log = logging.getLogger("holdfast.worker")
@@ -69,12 +70,11 @@ class Shadow(EngineEvents):
         self._timeline: Timeline | None = None
         self._patience: asyncio.Timeout | None = None  # with the wake under way
         self._seen_gone = (0, 0.0)  # the leader that the vault saw go last, by its epoch, and when
-        self._rested = asyncio.Event()
         self._renewing = ""  # why the weights are to be loaded anew
         self._renewed = asyncio.Event()
         self._tasks = Tasks(f"shadow {worker.settings.name}")
         worker.more_facts = self.facts
-        worker.actions.update(sleep=self.sleep, wake_up=self.wake_up)
+        worker.actions.update(Sleeping(worker, engine, self._election).actions())
         worker.renewal.renew = self._renew
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[dict[str, Any]], None]) -> None:
@@ -244,7 +244,7 @@ class Shadow(EngineEvents):
             await self._stand_by()
             self._renewing = ""  # nobody's next takeover is to be a load
             self._renewed.set()
-            self._rested.set()
+            self._election.left()
 
     async def _hand_over(self, why: str, *, believed: bool = True) -> None:
         worker = self._worker
@@ -265,16 +265,6 @@ class Shadow(EngineEvents):
 
     # -- operators
 
-    async def sleep(self) -> str:
-        """Step back and take no part in the election until `wake_up`."""
-        if self._worker.life.state is State.INIT:
-            raise UserError("it is still loading; it can sleep once it stands by")
-        self._rested.clear()
-        self._election.rest()
-        if self._worker.life.state is not State.STANDBY:
-            await self._rested.wait()  # bounded by whoever asked
-        return "asleep: it takes no part in the election until it is woken"
-
     async def _renew(self, why: str) -> None:
         """Returns when it leads again; refuses if it does not lead, or is put to sleep before."""
         self._renewed.clear()
@@ -284,11 +274,6 @@ class Shadow(EngineEvents):
             await self._renewed.wait()
         if not self._leading:
             raise UserError(f"{why}; they were not loaded anew, because it leads no more")
-
-    async def wake_up(self) -> str:
-        """Take part again. Who leads is the election's to say."""
-        self._election.take_part()
-        return "it takes part in the election again"
 
     def facts(self) -> dict[str, Any]:
         """What a member of a group shows beyond a worker's own facts."""

@@ -17,14 +17,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from holdfast.core.requests import GenerateRequest, Output
+from holdfast.core.requests import GenerateRequest
 from holdfast.core.tasks import Tasks
 from holdfast.engines.contract import Capabilities, Engine, EngineEvents, Limits, Progress, Woken
 from holdfast.engines.shadow.loading import WeightsPlan
 from holdfast.engines.shadow.memory import VaultMemory
 from holdfast.engines.shadow.pool import Owned
-from holdfast.engines.shadow.proving import CANARY, Canary, Proving
+from holdfast.engines.shadow.proving import CANARY, Canary
 from holdfast.engines.shadow.ranks import HOLD_S, Ranks
+from holdfast.engines.shadow.told import Told
 from holdfast.kv.geometry import Geometry
 from holdfast.kv.resumes import Resumes
 from holdfast.memory.client.pool_mapping import Home, PoolMapping
@@ -87,47 +88,12 @@ class Tenant(Engine, Protocol):
 T = TypeVar("T", bound=Tenant)
 
 
-class _Told(EngineEvents):
-    """What the tenant and its seats tell, on its way to whoever runs the engine. What was taken over is judged here."""
-
-    def __init__(self, passed: Callable[[], None]) -> None:
-        self.events: EngineEvents  # from `load` on
-        self.proving = Proving(passed)
-        self._silent = False
-
-    def outputs(self, outputs: list[Output]) -> bool:
-        if self.proving.left:
-            judged = self.proving.judge(outputs)
-            if judged is None:
-                self.proving.end(alive=False)
-                self._silent = True
-                self.events.disproved("the canary's answer was wrong after taking over")
-            outputs = judged or []
-        return self.events.outputs(outputs) if outputs and not self._silent else True
-
-    def closed(self, streams: list[int]) -> None:
-        if others := [stream for stream in streams if stream != CANARY]:
-            self.events.closed(others)
-
-    def fatal(self, why: str) -> None:
-        self.events.fatal(why)
-
-    def memory(self, why: str) -> None:
-        self.events.memory(why)
-
-    def loading(self, why: str) -> None:
-        self.events.loading(why)
-
-    def owner_gone(self, epoch: int) -> None:
-        self.events.owner_gone(epoch)
-
-
 class VaultEngine(Generic[T]):
     """A `ShadowEngine` around a tenant."""
 
     def __init__(self, tenant: T, place: Place) -> None:
         self.tenant, self.place = tenant, place
-        self._told = told = _Told(self._passed)
+        self._told = told = Told(self._passed)
         self.ranks = Ranks(place, told)
         self.memory = VaultMemory(place, tenant.private_bytes, _Inhabitant(self))
         self.gpu_fence = self.memory.gpu_fence
@@ -206,9 +172,20 @@ class VaultEngine(Generic[T]):
 
     async def _answer(self) -> str:
         async with self.memory.still:
+            if self.memory.asleep:  # it was put to sleep a moment ago
+                return self._wrong
             mapping = self.memory.pool.mapping
             assert mapping is not None, "private memory is mapped from the first load on"
             return await self.tenant.check(mapping)
+
+    async def let_go(self) -> None:
+        async with self.ranks.turn:
+            await asyncio.gather(self.memory.sleep(), self.ranks.let_go())
+
+    async def stand_up(self) -> str:
+        async with self.ranks.turn:
+            await asyncio.gather(self.memory.stand_up(), self.ranks.stand_up())
+        return await self.check()
 
     async def stop(self) -> None:
         self._told.proving.end(alive=False)

@@ -47,6 +47,13 @@ class Guest(Seat):
         await self._map()
         await self._client.register_mapping(None)
 
+    async def let_go(self) -> None:
+        await self._client.unmap()
+
+    async def stand_up(self) -> None:
+        if await self._client.remap() != RO:
+            raise ConnectionError("the vault has no weights")
+
     async def wake(self, epoch: int) -> None:
         await self._client.register_mapping(epoch)
 

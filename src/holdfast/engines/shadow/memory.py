@@ -97,14 +97,20 @@ class VaultMemory:
 
     async def sleep(self) -> None:
         """Give the mappings up and keep the addresses."""
-        await self._beside.stop()
-        async with self.still:
-            await self._loaded.let_go()
-            await self.client.unmap()
-            self._follower = None
-            self.pool.unmap()
-            self.asleep = True
-        self._beside.spawn(self._tend(), "tend")
+        async with self._beside.still(self._tend, "tend"), self.still:
+            if not self.asleep:
+                await self._loaded.let_go()
+                await self.client.unmap()
+                self._follower = None
+                self.pool.unmap()
+                self.asleep = True
+
+    async def stand_up(self) -> None:
+        """Map again what `sleep` gave up, unless it is to stand by without. Raises as `own` does."""
+        if self.asleep and not self.place.unmapped:
+            async with self._beside.still(self._tend, "tend"):
+                await self._remap()
+                await self._stand_by()
 
     @property
     def _loaded(self) -> Loader:
@@ -118,26 +124,20 @@ class VaultMemory:
 
     async def renew(self) -> None:
         """Load the weights anew, whatever they are now, while it stands by."""
-        await self._beside.stop()
-        try:
+        async with self._beside.still(self._tend, "tend"):
             if self.asleep:
                 await self._remap()
             async with self.still:
                 await self._loaded.renew(self.place.load_s)
-        finally:
-            self._beside.spawn(self._tend(), "tend")
 
     # -- owning
 
     async def own(self, epoch: int) -> Owned:
         """Past the CPU fence, with everything mapped. TimeoutError, OSError, VaultRefused, StaleMemoryLayoutError."""
-        await self._beside.stop()
-        try:
+        async with self._beside.still(self._tend, "tend"):
             owned, told = await self._own(epoch), self.inhabitant
             self.owned = owned
             self._beside.spawn(after_takeover(owned.pool, self._fenced, told.books, told.room), "after takeover")
-        finally:
-            self._beside.spawn(self._tend(), "tend")
         return owned
 
     async def _own(self, epoch: int) -> Owned:

@@ -65,6 +65,12 @@ class Rank(Seat):
     async def sleep(self) -> None:
         await self.memory.sleep()
 
+    async def let_go(self) -> None:
+        await self.memory.sleep()
+
+    async def stand_up(self) -> None:
+        await self.memory.stand_up()
+
     async def hold(self) -> None:
         await self.memory.settled.wait()
         await self.memory.still.acquire()

@@ -159,6 +159,12 @@ class Ranks:
     async def sleep(self) -> None:
         await self.order("sleep", self.place.load_s)
 
+    async def let_go(self) -> None:
+        await self.order("let_go", self.place.load_s)
+
+    async def stand_up(self) -> None:
+        await self.order("stand_up", self.place.load_s)
+
     async def wake(self, epoch: int, fds: tuple[int, ...]) -> None:
         """Guests answer at once; the others agree with the leader on the way, and whoever wakes it bounds that."""
         await self.order("wake", self.place.wake_s if self.guests else None, fds, epoch=epoch)

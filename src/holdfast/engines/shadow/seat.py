@@ -1,7 +1,7 @@
 """A seat: one further process of an engine, which maps memory and decides nothing. It hangs on its leader, takes
 orders, and dies with it.
 
-There are seven orders, the methods of `Seat`. They come over a socket pair as JSON, each with a number and perhaps
+There are nine orders, the methods of `Seat`. They come over a socket pair as JSON, each with a number and perhaps
 descriptors; they are carried out side by side, and each is answered by its number. Always true: the process ends when
 its leader does (a death signal, and EOF on the socket pair) and when an order fails, which ends the engine too;
 descriptors it gets are close-on-exec, and closed when it rests: with them it holds the election's lock, and only then
@@ -49,6 +49,12 @@ class Seat(Protocol):
     async def sleep(self) -> None:
         """Give the mappings up, if it is asked to stand by without them."""
 
+    async def let_go(self) -> None:
+        """Give the mappings up, however it stands by."""
+
+    async def stand_up(self) -> None:
+        """Have again what was let go of, as it stands by."""
+
     async def wake(self, epoch: int) -> None:
         """Work under the leader's epoch from now on."""
 
@@ -61,6 +67,7 @@ class Seat(Protocol):
 
 def orders_of(seat: Seat) -> dict[str, Order]:
     pause: dict[str, Order] = {"hold": seat.hold, "go_on": seat.go_on, "sleep": seat.sleep}
+    pause |= {"let_go": seat.let_go, "stand_up": seat.stand_up}
     return pause | {"load": seat.load, "wake": seat.wake, "fence": seat.fence, "rest": seat.rest}
 
 

@@ -22,7 +22,7 @@ class VaultSettings(msgspec.Struct, frozen=True):
     socket_path: str
     budget_bytes: int = 0  # for weights and pool together; 0: whatever the writers can allocate
     host_budget_bytes: int = 0  # of host memory for weights that were demoted; 0: none are
-    # Others have its device's memory while its weights are in host memory: if they are lost there, nobody writes them anew.
+    # Others have its device's memory while its weights are in host memory: lost there, they are not written anew.
     leased: bool = False
     allowed_uids: tuple[int, ...] = ()  # besides the vault's own
     status_address: str = ""  # where /metrics is served; empty: nowhere
@@ -34,7 +34,7 @@ class VaultSettings(msgspec.Struct, frozen=True):
 
     @property
     def marker(self) -> Path:
-        """Says LIVE once a vault has served, WARM while its weights are in host memory only, and ENDED after a clean end:
+        """Says LIVE once a vault has served, WARM while its weights are in host memory only, ENDED after a clean end:
         tells a first start from a total loss."""
         return Path(self.socket_path + ".state")
 

@@ -256,7 +256,7 @@ class Weights:
 
     @property
     def phase(self) -> str:
-        """EMPTY, LOST, RW, COMMITTED, AWAY or RO; a replacement at work changes nothing for readers: it does not show."""
+        """EMPTY, LOST, RW, COMMITTED, AWAY or RO; a replacement at work changes nothing for readers: not shown."""
         if self.away:
             return "AWAY"
         if self.current is None and self.writer is None:
