@@ -123,11 +123,14 @@ class Machine:
 
     def do_place(self, action: Action, body: Body | None, now_s: float, fails: bool) -> str:
         assert body is None, f"{action.name} is started twice"
-        hot = action.level is Level.HOT
-        where, size = (action.devices, action.device_bytes) if hot else ((HOST,), action.host_bytes)
-        if fails or self.refuses(where, size):
+        is_warm = action.level is Level.WARM
+        if fails or self.refuses(action.devices, action.device_bytes):
             return "failed"
-        self.grant(action.name, where, size)
+        if is_warm and self.refuses((HOST,), action.host_bytes):
+            return "failed"
+        self.grant(action.name, action.devices, action.device_bytes)
+        if is_warm:
+            self.grant(action.name, (HOST,), action.host_bytes)
         due_s = now_s + (3.0 if action.model in self.on_disk else 8.0)
         body = Body(action, action.level, Phase.PROVISIONING, now_s, due_s, action.devices)
         body.device_bytes = action.device_bytes
@@ -140,10 +143,11 @@ class Machine:
             return "failed"
         if self.refuses(action.devices, action.device_bytes):
             return "failed"
+        assert action.devices == body.devices, f"{action.name} is on {body.devices}, not on {action.devices}"
         self.grant(action.name, action.devices, action.device_bytes)
         body.turn += 1
         body.level, body.phase, body.since_s, body.due_s = Level.HOT, Phase.PROVISIONING, now_s, now_s + COPY_S
-        body.devices, body.device_bytes = action.devices, action.device_bytes
+        body.device_bytes = action.device_bytes
         return ""
 
     def do_drain(self, action: Action, body: Body | None, now_s: float, fails: bool) -> str:
@@ -194,8 +198,9 @@ class Machine:
             elif body.due_s is not None and now_s >= body.due_s:
                 self.changed = True
                 if body.phase is Phase.DEMOTING:
+                    body.level, body.turn = Level.WARM, body.turn + 1
+                if body.level is Level.WARM:
                     self.free(name, host=False)
-                    body.level, body.devices, body.turn = Level.WARM, (), body.turn + 1
                 if body.level is Level.HOT:
                     self.free(name, devices=False)
                     body.idle_s = now_s

@@ -25,6 +25,7 @@ from holdfast.fleet.actions import Tries, Verb
 from holdfast.fleet.desired import Level
 from holdfast.fleet.observed import Demand, Memory, Node, Observed, Phase
 from holdfast.fleet.planner import Planner, plan
+from holdfast.fleet.warming import NO_DEVICE
 
 # -- counting once
 
@@ -83,12 +84,20 @@ def test_a_restarted_controller_adopts_what_is_there() -> None:
 
 
 def test_a_crashed_warm_replica_does_not_come_back_hot_on_a_full_device() -> None:
-    """Its floor gets another one WARM; the device is another's."""
-    wanted = model(floor=Level.WARM, replicas_min=1)
+    """The device is another's: its floor gets another one WARM by way of a device that has room, and else waits."""
+    wanted = [model(wanted=0, floor=Level.WARM, replicas_min=1), model("b", 60, dedicated=True)]
     owner = replica("b", size=60)
-    observed = seen([node(host=100, b1=60)], [owner])
-    planned = plan([wanted, model("b", 60, dedicated=True)], observed, NOW_S)
-    assert [(one.verb, one.level) for one in planned.actions] == [(Verb.PLACE, Level.WARM)]
+    full = plan(wanted, seen([node(host=100, b1=60)], [owner]), NOW_S)
+    assert (full.actions, full.unmet) == ((), {"a": NO_DEVICE})
+    planned = plan(wanted, seen([node(gpus=2, host=100, b1=60)], [owner]), NOW_S)
+    assert [(one.verb, one.level, one.devices) for one in planned.actions] == [(Verb.PLACE, Level.WARM, ("gpu1",))]
+
+
+def test_one_that_is_warm_comes_back_to_its_own_devices() -> None:
+    """Its vaults are of those: with room on others only, another is started there."""
+    nodes = [node(gpus=2, host=100, b1=60)]
+    for mine, planned in (("gpu1", ["promote a1 n"]), ("gpu0", ["place a2 n"])):
+        assert told([model(), model("b", 60)], seen(nodes, [warm(devices=(mine,)), replica("b", size=60)])) == planned
 
 
 def test_a_memory_ledger_does_not_drift() -> None:

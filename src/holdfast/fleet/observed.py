@@ -72,8 +72,9 @@ class Replica(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def on_devices(self) -> bool:
-        """Whether it has, or is to have, memory there."""
-        return self.level is Level.HOT and self.phase is not Phase.GONE
+        """Whether it has, or is to have, memory there; so has one that is to be WARM, until it is."""
+        is_coming = self.level is Level.WARM and self.phase is Phase.PROVISIONING
+        return is_coming or (self.level is Level.HOT and self.phase is not Phase.GONE)
 
     @property
     def in_host(self) -> bool:

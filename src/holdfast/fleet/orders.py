@@ -60,16 +60,17 @@ class Orders:
         self._added[model.key, node] += 1
         self.room.await_(node, seats, model.device_bytes)
 
-    def come(self, verb: Verb, model: Model, serial: int, node: str, level: Level = Level.HOT) -> None:
-        """Somebody is to come."""
+    def come(
+        self, verb: Verb, model: Model, serial: int, node: str, level: Level = Level.HOT, seats: tuple[str, ...] = ()
+    ) -> None:
+        """Somebody is to come; who is to be WARM, by way of the devices. `seats`: those that it must have."""
         name, ground = replica_name(model.key, serial), self.room.grounds[node]
-        devices: tuple[str, ...] = ()
+        crowd = self._crowd(model.key, node)
+        devices = seats or ground.seats(model.devices, model.device_bytes, crowd)
+        self.room.take(node, devices, model.device_bytes)
         if level is Level.HOT:
-            crowd = self._crowd(model.key, node)
-            devices = ground.seats(model.devices, model.device_bytes, crowd)
             crowd.update(devices)
             self._added[model.key, node] += 1
-            self.room.take(node, devices, model.device_bytes)
         else:
             self.room.take(node, (HOST,), model.host_bytes)
         self._add(

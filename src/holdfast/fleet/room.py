@@ -16,7 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from holdfast.fleet.actions import LEAVING, Action, Tries, Verb, subject_of
+from holdfast.fleet.actions import COMING, LEAVING, Action, Tries, Verb, subject_of
 from holdfast.fleet.desired import Level
 from holdfast.fleet.observed import Memory, Node, Phase, Replica
 
@@ -56,6 +56,12 @@ class Ground:
         fit = sorted((crowd.get(device, 0), room, device) for room, device in rooms if room >= size)
         return tuple(sorted(device for _, _, device in fit[:count])) if len(fit) >= count else ()
 
+    def room_on(self, devices: Collection[str], count: int) -> int:
+        """Of the fullest of these; -1: one is not here. With none said, of the k-th roomiest."""
+        if not devices:
+            return self.kth_room(count)
+        return min(self.room(device) if device in self.devices else -1 for device in devices)
+
     def seats_later(self, count: int, size: int, more: Mapping[str, int]) -> tuple[str, ...]:
         """Those that will hold so much, with `more` that is to leave, too."""
         later = {device: self.later[device] + more.get(device, 0) for device in self.devices}
@@ -82,9 +88,9 @@ def ground_of(
         if one.in_host:
             promise(one.name, (HOST,), one.host_bytes)
     for action in asked:
-        if action.verb in (Verb.PLACE, Verb.PROMOTE) and action.level is Level.HOT:
+        if action.verb in COMING:
             promise(action.name, action.devices, action.device_bytes)
-        elif action.verb in (Verb.PLACE, Verb.DEMOTE):
+        if action.verb in (Verb.PLACE, Verb.DEMOTE) and action.level is Level.WARM:
             promise(action.name, (HOST,), action.host_bytes)
     for device, memory in memories.items():
         owners = held[device]

@@ -91,18 +91,18 @@ class Seating:
         return 0
 
     def _promote(self, census: Census, model: Model) -> bool:
-        """Make a WARM one HOT where it is."""
+        """Make a WARM one HOT on the devices that its vaults are of."""
         found: tuple[int, str, Replica] | None = None
         for one in census.asleep:
             ground = self.room.grounds.get(one.node)
             if ground is None or one.name in self.orders.told or not self.orders.may_be_on(census, model, one.node):
                 continue
-            room = ground.kth_room(model.devices)
+            room = ground.room_on(one.devices, model.devices)
             if room >= model.device_bytes and (found is None or (room, one.name) < found[:2]):
                 found = room, one.name, one
         if found is None:
             return False
-        self.orders.come(Verb.PROMOTE, model, found[2].serial, found[2].node)
+        self.orders.come(Verb.PROMOTE, model, found[2].serial, found[2].node, seats=found[2].devices)
         return True
 
     def _place(self, census: Census, model: Model) -> bool:

@@ -17,6 +17,8 @@ from holdfast.fleet.orders import LOOK_AGAIN_S, Orders
 from holdfast.fleet.room import HOST, Ground, Room
 from holdfast.fleet.view import View
 
+NO_DEVICE = "its weights come to host memory by way of a device, and none has room for it"
+
 
 class Warming:
     """`spares`: by node, WARM replicas that no floor needs."""
@@ -74,12 +76,15 @@ class Warming:
             self.orders.look_again(self.now_s + LOOK_AGAIN_S)
             return
         for ground in self.room.fitting(0, model.host_bytes):
-            fit = len(ground.devices) >= model.devices  # else it could never be HOT there
-            if fit and self.orders.may_be_on(census, model, ground.name):
+            fits = ground.kth_room(model.devices) >= model.device_bytes  # it is loaded by way of them
+            if fits and self.orders.may_be_on(census, model, ground.name):
                 self.orders.come(Verb.PLACE, model, self.orders.serial(model.key), ground.name, Level.WARM)
                 return
         self.orders.look_again(self.now_s + LOOK_AGAIN_S)
-        self.orders.unmet.setdefault(model.key, "no host has memory for it")
+        hosts = any(self.orders.may_be_on(census, model, one.name) for one in self.room.fitting(0, model.host_bytes))
+        self.orders.unmet.setdefault(model.key, NO_DEVICE if hosts else "no host has memory for it")
+        if hosts:
+            return
         for node in sorted(self.spares):
             ground = self.room.grounds[node]
             if self.orders.may_be_on(census, model, node) and self._drop_spares(ground, model.host_bytes):
