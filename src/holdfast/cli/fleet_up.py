@@ -10,6 +10,7 @@ from msgspec import structs
 
 from holdfast.cli.up import run_up
 from holdfast.core.errors import UserError
+from holdfast.fleet.room import HOST
 from holdfast.memory.devices.host_room import free_host_bytes
 from holdfast.roles.devices import sizes_of
 from holdfast.roles.hosted import NodeSite
@@ -82,7 +83,13 @@ def node_name(spec: DeploymentSpec) -> str:
 
 
 def totals_of(spec: DeploymentSpec) -> dict[str, int]:
-    """What replicas may have together of each device here."""
+    """What replicas may have together of each device here, and of the host's memory."""
+    free = free_host_bytes() if spec.gpus else 0
+    host = free // 2 if spec.node_host_gib < 0 else int(spec.node_host_gib * GIB)
+    return {**_devices(spec), HOST: host}
+
+
+def _devices(spec: DeploymentSpec) -> dict[str, int]:
     if spec.gpus:
         from holdfast.engines.torch.gpu.memory_plan import usable_bytes  # loads numpy
 

@@ -28,7 +28,7 @@ class NodeSite(Struct, frozen=True, kw_only=True):
     state_dir: str
     store: str
     environ: dict[str, str]  # of whoever starts it: replicas have it, too
-    totals: dict[str, int]  # bytes that replicas may have together, of each device
+    totals: dict[str, int]  # bytes that replicas may have together, of each device; of the host under `fleet.room.HOST`
     vault_dir: str = ""
 
     def jobs(self) -> list[Job]:
@@ -52,6 +52,7 @@ class NodeSite(Struct, frozen=True, kw_only=True):
                 machine,
                 named,
                 tell=tell,
+                network=SocketNetwork(),
             ).run()
         finally:
             await store.close()

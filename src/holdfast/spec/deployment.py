@@ -101,6 +101,15 @@ class DeploymentSpec(Settings, frozen=True):
     node_gib: Annotated[
         float, about("What replicas may have of each of them; 0: half of what is free.", "GiB", min=0, **_FLEET)
     ] = 0.0
+    node_host_gib: Annotated[
+        float,
+        about(
+            "Host memory for weights of WARM replicas; -1: half of what is free beside GPUs, else none.",
+            "GiB",
+            min=-1,
+            **_FLEET,
+        ),
+    ] = -1.0
     gpus: Annotated[tuple[str, ...], about("A real engine's devices, by UUID; none: host memory.")] = ()
     # As long as loading the largest models may take.
     wait_s: Annotated[

@@ -1,4 +1,4 @@
-"""Ask a process's status page: one GET, one JSON object, a bound on time and size."""
+"""Ask a process's status page: one request, one JSON object, a bound on time and size."""
 
 from __future__ import annotations
 
@@ -55,9 +55,20 @@ async def ask_status(address: Address, network: Network, bound_s: float, path: s
     return int(words[1]), str((_facts(answer) or {}).get("reason") or "")
 
 
-async def _get(address: Address, network: Network, bound_s: float, path: str) -> bytes | None:
+async def ask_to(address: Address, network: Network, bound_s: float, path: str) -> tuple[int | None, str]:
+    """Have it do what stands at `path`: the status code, or None where no answer came in time; and what it says."""
+    answer = await _get(address, network, bound_s, path, "POST") or b""
+    words = answer.partition(b"\r\n")[0].split()
+    code = int(words[1]) if words[1:] and words[1].isdigit() else None
+    return code, str((_facts(answer) or {}).get("message") or "")
+
+
+async def _get(
+    address: Address, network: Network, bound_s: float, path: str, method: str = "GET"
+) -> bytes | None:
     host = f"{address.host}:{address.port}" if isinstance(address, TcpAddress) else "localhost"
-    request = f"GET {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n"
+    length = "content-length: 0\r\n" if method == "POST" else ""
+    request = f"{method} {path} HTTP/1.1\r\nhost: {host}\r\n{length}connection: close\r\n\r\n"
     transport: asyncio.Transport | None = None
     answer = _Answer()
     try:

@@ -42,7 +42,7 @@ class NodeBackend(Protocol):
 
     @property
     def totals(self) -> Mapping[str, int]:
-        """What replicas may have together of each device, in bytes."""
+        """What replicas may have together of each device, in bytes; of the host's memory under `HOST`."""
 
     def kept(self) -> Mapping[str, Kept]:
         """Every replica that has processes here, by its name; those that end for good are not."""

@@ -22,7 +22,7 @@ from msgspec import structs
 
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import Refused, UserError
-from holdfast.core.ports import Clock
+from holdfast.core.ports import Clock, Network
 from holdfast.core.tasks import Tasks, beside
 from holdfast.discovery.keys import MODELS
 from holdfast.fleet import agent
@@ -37,6 +37,7 @@ from holdfast.spec.manifest.whole import Named, settled_launch
 from holdfast.store.contract import Registration, Store
 from holdfast.store.mirror import Mirror
 from holdfast.supervise.backend import Kept, NodeBackend
+from holdfast.supervise.levels import LOST, Levels, vaults_of
 from holdfast.supervise.machine import Life
 from holdfast.supervise.machine import Phase as JobPhase
 from holdfast.supervise.outlook import Said, prefixes, said_by
@@ -61,6 +62,7 @@ class Hosting:
         named: Named,
         *,
         tell: Callable[[str], None],
+        network: Network,
         clock: Clock | None = None,
     ) -> None:
         self.deployment = deployment
@@ -77,6 +79,7 @@ class Hosting:
         self._refused: dict[str, str] = {}  # why a replica could not be started, by its name
         self._deeds = Tasks(f"replicas on {node}")
         self._leaving: set[str] = set()  # whose processes are being ended
+        self._levels = Levels(machine.state_dir, network, backend.kept, self._mirror.news.set)
         self._registered: Registration | None = None
         self._bug: str | None = None  # of the last look
         self._told = NodeRecord(node=agent.node_of(node, backend.totals, {}))
@@ -91,6 +94,7 @@ class Hosting:
                 await self._mirror.whole.wait()
                 while True:
                     self._mirror.news.clear()
+                    await self._levels.look()
                     self._look()
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(LOOK_S):
@@ -98,6 +102,7 @@ class Hosting:
         finally:
             if self._registered is not None:
                 await self._registered.withdraw()
+            await self._levels.stop()
             await self._deeds.stop()
 
     # -- one turn
@@ -123,7 +128,7 @@ class Hosting:
             return
         found = self._backend.kept()
         said = said_by(self._mirror.values, self.deployment)
-        seen = {name: self._sight(one, said) for name, one in found.items()}
+        seen = {name: self._sight(name, one, said) for name, one in found.items()}
         for name, why in self._refused.items():
             seen.setdefault(name, agent.Sight(trouble=why))
         turn = agent.step(self._houses, orders, seen, self._clock.unix_s())
@@ -138,16 +143,20 @@ class Hosting:
                     self._leaving.add(name)
                     self._tell(f"{self.node}: {name} leaves")
                     self._deeds.spawn(self._remove(name), f"stop {name}")
+                case agent.Move(action, to) if action.name in found and action.name not in self._leaving:
+                    self._levels.move(action, to)
 
-    def _sight(self, one: Kept, said: Said) -> agent.Sight:
+    def _sight(self, name: str, one: Kept, said: Said) -> agent.Sight:
         lives = {name: life for name, (job, life) in one.processes.items() if job.role == "worker"}
         leads = any(life.phase is JobPhase.READY and name in said.leading for name, life in lives.items())
         return agent.Sight(
             is_there=True,
             serves=leads,
             running=said.streams(tuple(lives)) if leads else 0,
-            trouble=_trouble(life for _, life in one.processes.values()),
+            trouble=_trouble(life for _, life in one.processes.values()) or (LOST if name in self._levels.lost else ""),
             replica=self._replica(one),
+            in_host=self._levels.in_host.get(name),
+            wrong=self._levels.wrong.get(name, ("", "")),
         )
 
     def _replica(self, one: Kept) -> Replica:
@@ -163,6 +172,7 @@ class Hosting:
             phase=Phase.PROVISIONING,
             since_s=self._clock.unix_s(),
             device_bytes=max((each.promised_bytes for each in seats), default=0),
+            host_bytes=sum(each.host_budget_bytes for each in vaults_of(job for job, _ in one.processes.values())),
         )
 
     def _say(self, turn: agent.Turn, found: Mapping[str, Kept]) -> None:
@@ -212,7 +222,7 @@ class Hosting:
         seats = Devices().seats(action.devices, taken_by(self._backend.jobs()))
         launches = replica_launches(pod, pod.replica(action.serial), seats, self._machine)
         settled = [settled_launch(launch, self._named, sharing=1) for launch in launches]
-        return [Job.of(_bounded(launch, action.device_bytes)) for launch in settled]
+        return [Job.of(_bounded(launch, action)) for launch in settled]
 
     async def _remove(self, name: str) -> None:
         try:
@@ -222,9 +232,13 @@ class Hosting:
             self._mirror.news.set()
 
 
-def _bounded(launch: Launch, device_bytes: int) -> Launch:
-    """A vault keeps what was promised, and no more."""
-    return structs.replace(launch, budget_bytes=device_bytes) if isinstance(launch, VaultLaunch) else launch
+def _bounded(launch: Launch, action: Action) -> Launch:
+    """A vault keeps what was promised, and no more; of several each has its part of the host's memory."""
+    if not isinstance(launch, VaultLaunch):
+        return launch
+    host_bytes = action.host_bytes // len(action.devices)
+    bounds = {"budget_bytes": action.device_bytes, "host_budget_bytes": host_bytes, "leased": bool(host_bytes)}
+    return structs.replace(launch, **bounds)
 
 
 def _trouble(lives: Iterable[Life]) -> str:
