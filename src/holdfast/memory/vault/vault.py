@@ -80,14 +80,13 @@ class Vault:
         settings = self._settings
         lost = settings.marked(LIVE) and not self._kept.whole
         readers, seats = self._expect_clients()
-        donation_s = settings.weights_donation_s
-        refill_from_s = self._loop.time() + donation_s if lost else None
+        refill_from_s = self._loop.time() + settings.weights_donation_s if lost else None
         self.weights.adopt(readers, NEVER_S if settings.leased and settings.marked(WARM) else refill_from_s)
         if self.weights.state.refill_from_s != NEVER_S:
             settings.mark(LIVE)
         self.pool.adopt(seats, lost=lost, donation_s=self._settings.pool_donation_s)
         if lost:  # and should this vault die before that, the next one must know it too
-            self._loop.call_later(donation_s, self._kept.mark_whole)
+            self._loop.call_later(settings.weights_donation_s, self._kept.mark_whole)
         else:
             self._kept.mark_whole()
         records = f"{len(self._kept.records)} records{', the rest was lost' if lost else ''}"
@@ -98,8 +97,7 @@ class Vault:
 
     def _expect_clients(self) -> tuple[list[Holder], list[Seat]]:
         """Clients of the vault before this one whose processes live keep their seats; the others are over."""
-        readers: list[Holder] = []
-        seats: list[Seat] = []
+        readers, seats = list[Holder](), list[Seat]()
         for key, kept in list(self._kept.records.items()):
             if not key.startswith(PREFIX):
                 continue
