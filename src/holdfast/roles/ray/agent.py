@@ -93,8 +93,9 @@ class HoldfastAgent:
         store = open_store(site.store, SocketNetwork(), random.Random())
         await store.start()
         try:
-            node = site.node.name
-            await Hosting(site.deployment, node, store, backend, machine, named, tell=self._tell).run()
+            node, network = site.node.name, SocketNetwork()
+            hosting = Hosting(site.deployment, node, store, backend, machine, named, tell=self._tell, network=network)
+            await hosting.run()
         finally:
             await store.close()
 
