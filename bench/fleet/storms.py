@@ -9,7 +9,7 @@ from collections import Counter
 
 from msgspec import structs
 
-from bench.fleet.agent import Machine
+from bench.fleet.agent import Body, Machine
 from bench.fleet.world import World
 from holdfast.fleet.actions import Action
 from holdfast.fleet.desired import Level, Model
@@ -152,6 +152,15 @@ class Storm:
             model = self.rng.choice(list(self.world.models.values()))
             self.world.want(structs.replace(model, wanted=self.rng.randint(0, model.replicas_max)))
 
+    def befall_evict(self) -> None:
+        """A person sends one replica away, and one fewer is wanted, or not."""
+        there = [body.action for _, body in self.world.bodies() if body.action.model in self.world.models]
+        if there:
+            action = self.rng.choice(there)
+            model = self.world.models[action.model]
+            wanted = model.wanted - (model.wanted > 0 and self.rng.random() < 0.3)
+            self.world.want(structs.replace(model, going=model.going | {action.serial}, wanted=wanted))
+
     def befall_unwish(self) -> None:
         if self.world.models:
             self.world.unwant(self.rng.choice(list(self.world.models)))
@@ -195,7 +204,7 @@ class Storm:
         there = [body for _, body in world.bodies() if body.serves and body.action.model == model.key]
         told = f"{model.key}: {len(there)} of {model.hot} serve, {world.last.unmet}"
         assert len(there) <= model.hot, told
-        if len(there) == model.hot and all(body.action.version == model.version for body in there):
+        if len(there) == model.hot and all(_is_current(body, model) for body in there):
             return
         assert model.key in world.last.unmet, told
         for machine in world.machines.values():
@@ -204,6 +213,10 @@ class Storm:
             free = [total - sum(machine.leases[device].values()) for device, total in machine.totals.items() if device]
             roomy = sum(size >= model.device_bytes for size in free)
             assert not (fits and roomy >= model.devices), f"{told}, and {machine.name} has room: {free}"
+
+
+def _is_current(body: Body, model: Model) -> bool:
+    return body.action.version == model.version and body.action.serial not in model.going
 
 
 EVENTS = [name.removeprefix("befall_") for name in vars(Storm) if name.startswith("befall_")]

@@ -78,6 +78,28 @@ async def test_an_evicted_model_stays_known(desk: Desk) -> None:
     assert "there is no model 'tiny'; `holdfast deploy` asks for one" in (await desk.say("evict", "tiny")).stderr
 
 
+async def test_one_replica_is_evicted_by_its_name(desk: Desk) -> None:
+    """As many are wanted as before, so that another comes, or with --shrink one fewer; it is waited for."""
+    assert (await desk.say("scale", "tiny", "2")).returncode == 0
+    wish = await desk.wished("tiny")
+    await desk.node("n1", [replica(wish, 1), replica(wish, 2)])
+    done = await desk.say("evict", "tiny", "r2")
+    told = "replica r2 of tiny on n1 leaves when its requests have ended; another comes for it\n"
+    assert (done.returncode, done.stdout) == (0, told), done
+    model = (await desk.wished("tiny")).model
+    assert (model.wanted, model.going) == (2, {2})
+    await desk.node("n1", [replica(wish, 1), replica(wish, 3)])
+    async with waiting(desk, "evict", "tiny", replica(wish, 3).name, "--shrink") as ended:
+        await desk.node("n1", [replica(wish, 1)])
+        assert (await ended).returncode == 0
+    model = (await desk.wished("tiny")).model
+    assert (model.wanted, model.going) == (1, {3}), "who is gone is not kept in mind"
+    wrong = await desk.say("evict", "tiny", "r7")
+    assert (wrong.returncode, "tiny has no replica 'r7'; it has r1" in wrong.stderr) == (1, True), wrong
+    for words in (("evict", "tiny", "--shrink"), ("evict", "tiny", "r1", "--forget")):
+        assert (await desk.say(*words)).returncode == 2
+
+
 async def test_models_are_shown_with_their_replicas(desk: Desk) -> None:
     """What is wanted, what is there by name, and what is missing; one alone, and as JSON."""
     wish = await desk.wished("tiny")

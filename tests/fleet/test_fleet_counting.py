@@ -64,6 +64,24 @@ def floor(level: Level = Level.WARM, least: int = 1, **fields: object) -> Model:
             id="an old version that is told to come is stopped, not drained",
         ),
         pytest.param(
+            model(going=frozenset({1})), seen([HOST], [replica()]), ["place a2 n"], id="another comes for it"
+        ),
+        pytest.param(
+            model(going=frozenset({1})),
+            seen([HOST], [replica(), replica(serial=2)]),
+            ["drain a1 n"],
+            id="who is sent away leaves when enough serve without it",
+        ),
+        pytest.param(
+            model(wanted=1, going=frozenset({2})),
+            seen([HOST], [replica(), replica(serial=2, running=9)]),
+            ["drain a2 n"],
+            id="where one fewer is wanted it is that one, however busy",
+        ),
+        pytest.param(
+            model(going=frozenset({1, 7})), seen([HOST], [replica(serial=2)]), [], id="and then it is as with any"
+        ),
+        pytest.param(
             model(),
             seen([HOST], flying=flying(PLACED) | flying(order(Verb.STOP))),
             ["place a2 n"],

@@ -5,8 +5,9 @@ an action or its effect or both are seen. Who is on a node that is not alive is 
 comes back there is one too many.
 
 Requests end first: a HOT replica that serves is only ever asked to drain, and goes when nothing runs on it or its
-requests have had their time. Of another version somebody leaves when enough serve without it, one more than wanted
-being started for that. What has no traffic, because it is WARM or never came up, is stopped.
+requests have had their time. Of another version, or of those that a person sends away, somebody leaves when enough
+serve without it, one more than wanted being started for that. What has no traffic, because it is WARM or never came up,
+is stopped.
 """
 
 from __future__ import annotations
@@ -157,7 +158,12 @@ class _Taker:
                 self.census.on[action.node] += 1
 
     def _is_current(self, one: Replica) -> bool:
-        return self.model is not None and one.version == self.model.version
+        """Whether it may stay: who is to go is replaced as one of another version is."""
+        return self.model is not None and one.version == self.model.version and one.serial not in self.model.going
+
+    def _why_not(self, one: Replica) -> str:
+        is_sent = self.model is not None and one.serial in self.model.going
+        return "it is to go, by a person's word" if is_sent else "it is of another version"
 
     # -- who is missing, and who is too many
 
@@ -168,7 +174,7 @@ class _Taker:
         census.old = [one for one in others if one.phase is Phase.READY and one.level is Level.HOT]
         for one in others:
             if one not in census.old:  # it is not up yet, or WARM still and told to come
-                self._send_away(one, "it is of another version")
+                self._send_away(one, self._why_not(one))
         have = len(new) + self.coming[Level.HOT]
         missing = max(0, model.hot - have)
         if census.old:
@@ -204,7 +210,7 @@ class _Taker:
 
     def _retire(self, old: list[Replica], surplus: int) -> None:
         for one in old[: max(0, surplus)]:
-            self._send_away(one, "it is of another version")
+            self._send_away(one, self._why_not(one))
 
     def _line_up(self, model: Model, serving: list[Replica], *, asked: bool) -> None:
         """Those that may have to give way, of whom the last matters most."""
@@ -224,7 +230,7 @@ class _Taker:
     def _put_to_sleep(self, model: Model, have: int) -> None:
         census, now_s = self.census, self.now_s
         for one in [one for one in self.warm if not self._is_current(one)]:
-            self._send_away(one, "it is of another version")
+            self._send_away(one, self._why_not(one))
         warm = [one for one in self.warm if self._is_current(one)]
         needed = max(0, model.kept - have)
         spare = sorted(warm, key=lambda one: (one.since_s, one.serial))[: max(0, len(warm) - needed)]

@@ -55,6 +55,7 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     wanted: int = 0  # HOT, now
     floor: Level = Level.COLD  # below which the first `replicas_min` never fall
     dedicated: bool = False  # nobody takes its place
+    going: frozenset[int] = frozenset()  # serials of replicas that are to go, by a person's word
     nodes: frozenset[str] = frozenset()  # where it may be; none named: anywhere
     per_node_max: int = 0  # HOT ones on a node; 0: as many as fit
     devices: int = 1  # of each replica, all on one node

@@ -41,7 +41,8 @@ class Warming:
             elif found is None and self.now_s < one.drain_until_s:
                 self.orders.look_again(one.drain_until_s)
             else:
-                self.orders.tell(Verb.STOP, model.key, one.serial, one.node, "its host has no memory for it")
+                why = "its host has no memory for it" if model.host_bytes else "it has drained, and is never WARM"
+                self.orders.tell(Verb.STOP, model.key, one.serial, one.node, why)
 
     def _find_host_room(self, model: Model, one: Replica) -> bool | None:
         """Whether its host has memory for it; None: it will, when others have left."""

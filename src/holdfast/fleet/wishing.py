@@ -6,7 +6,7 @@ wanted now, and how long a load takes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from msgspec import structs
 
@@ -69,7 +69,7 @@ def deployed(asked: Wish, *, counts: bool) -> Change:
     def change(before: Wish | None) -> Wish:
         if before is None:
             return asked
-        model = structs.replace(asked.model, generation=before.model.generation)
+        model = structs.replace(asked.model, generation=before.model.generation, going=before.model.going)
         if not counts:
             least = model.replicas_min if model.floor is Level.HOT else 0
             model = structs.replace(model, wanted=min(max(before.model.wanted, least), model.replicas_max))
@@ -89,6 +89,21 @@ def evicted(key: str) -> Change:
     def change(before: Wish | None) -> Wish:
         wish = there(key, before)
         return structs.replace(wish, model=structs.replace(wish.model, wanted=0, floor=Level.COLD))
+
+    return change
+
+
+def one_evicted(key: str, serial: int, serials: Collection[int], *, shrink: bool) -> Change:
+    """One replica is to go, and another to come for it; `shrink`: one fewer is wanted. `serials`: of all there are."""
+
+    def change(before: Wish | None) -> Wish:
+        wish = there(key, before)
+        model = wish.model
+        least = model.replicas_min if model.floor is Level.HOT else 0
+        if shrink and model.wanted <= least:
+            raise UserError(f"{key} has {least} HOT replicas at least; leave --shrink out, or deploy it with --min")
+        going = frozenset(one for one in (*model.going, serial) if one in serials)
+        return structs.replace(wish, model=structs.replace(model, going=going, wanted=model.wanted - shrink))
 
     return change
 

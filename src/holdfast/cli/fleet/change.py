@@ -10,11 +10,13 @@ from typing import Annotated
 from holdfast.cli.arguments import Asked, Json
 from holdfast.cli.deployments.book import StoreOption, answered
 from holdfast.cli.deployments.waiting import Timeout, Wait, seconds
-from holdfast.cli.fleet.seen import DeploymentOption, Key, fleet_at, where
+from holdfast.cli.fleet.seen import DeploymentOption, Fleet, Key, fleet_at, where
 from holdfast.cli.fleet.waiting import Manner, end
+from holdfast.core.errors import UserError
 from holdfast.fleet.records import scaled
-from holdfast.fleet.wishing import evicted, forgotten
+from holdfast.fleet.wishing import evicted, forgotten, one_evicted
 from holdfast.settings import Environment
+from holdfast.spec.arguments import UsageError
 from holdfast.spec.manifest.fleet import REPLICAS_MAX
 from holdfast.spec.settings import about
 
@@ -52,6 +54,10 @@ class Evict(Asked, frozen=True):
     """`holdfast evict`."""
 
     key: Key = ""
+    replica: Annotated[
+        str, about("One alone, e.g. r3; default: all of them.", positional=True, flag="REPLICA")
+    ] = ""
+    shrink: Annotated[bool, about("With REPLICA: one fewer is wanted, and none comes for it.")] = False
     forget: Annotated[bool, about("Do not know it any more: clients are told that there is no such model.")] = False
     wait: Wait = False
     timeout: Timeout = "10m"
@@ -60,15 +66,34 @@ class Evict(Asked, frozen=True):
     store: StoreOption = ""
 
     def run(self, env: Environment) -> int:
+        if self.shrink and not self.replica:
+            raise UsageError("--shrink is for `holdfast evict KEY REPLICA`; `holdfast scale` says how many are wanted")
+        if self.forget and self.replica:
+            raise UsageError("--forget is for a model, and REPLICA is one of its replicas; leave one out")
         manner = Manner(self.wait, seconds("--timeout", self.timeout), self.json)
         return answered(self._evict(where(self.store, env), env, manner))
 
     async def _evict(self, url: str, env: Environment, manner: Manner) -> int:
         async with fleet_at(url, self.deployment, env) as fleet:
             fleet.seen.check(self.key)
+            if self.replica:
+                return await self._evict_one(fleet, manner)
             change = forgotten(self.key) if self.forget else evicted(self.key)
             wish = await fleet.ask(self.key, change)
             left = len(fleet.seen.replicas(self.key))
             leave = f"; its {left} {'replica leaves' if left == 1 else 'replicas leave'} when requests have ended"
             what = f"model {self.key} {'forgotten' if self.forget else 'evicted: none wanted, none kept'}"
             return await end(fleet, self.key, wish, what + (leave if left else ""), manner)
+
+    async def _evict_one(self, fleet: Fleet, manner: Manner) -> int:
+        found = {one.serial: one for one in fleet.seen.replicas(self.key)}
+        names = {name: one for one in found.values() for name in (one.name, one.id, str(one.serial))}
+        one = names.get(self.replica)
+        if one is None:
+            ids = ", ".join(one.id for one in found.values()) or "none"
+            raise UserError(f"{self.key} has no replica {self.replica!r}; it has {ids}")
+        wish = await fleet.ask(self.key, one_evicted(self.key, one.serial, found, shrink=self.shrink))
+        assert wish is not None, "who evicts a replica does not forget its model"
+        instead = f"{wish.model.hot} wanted" if self.shrink else "another comes for it"
+        told = f"replica {one.id} of {self.key} on {one.node} leaves when its requests have ended; {instead}"
+        return await end(fleet, self.key, wish, told, manner)

@@ -20,7 +20,8 @@ def is_in_place(seen: FleetSeen, wish: Wish) -> bool:
     hot, warm = (_own(seen.ready(model.key, level), model) for level in (Level.HOT, Level.WARM))
     on_devices = sum(one.on_devices for one in seen.replicas(model.key))
     is_enough = hot >= model.hot and hot + warm >= model.kept
-    return is_enough and (wish.scaling is not None or on_devices <= model.hot)
+    is_left = not any(one.serial in model.going for one in seen.replicas(model.key))
+    return is_enough and is_left and (wish.scaling is not None or on_devices <= model.hot)
 
 
 def how_far(seen: FleetSeen, wish: Wish) -> str:
