@@ -16,6 +16,7 @@ from typing import Protocol
 from holdfast.fleet.actions import replica_name
 from holdfast.spec.jobs import Job
 from holdfast.supervise.changing import Changing
+from holdfast.supervise.leftovers import sweep
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Life, Phase
 from holdfast.supervise.replicas import Whose, whose
@@ -78,10 +79,12 @@ class LocalBackend:
     def __init__(
         self, deployment: str, supervisor: Supervisor, changing: Changing, totals: Mapping[str, int]
     ) -> None:
+        """Of what an earlier supervisor left, too, nothing stays that is of no use."""
         self.totals = dict(totals)
         self._deployment = deployment
         self._supervisor = supervisor
         self._changing = changing
+        self._sweep()
 
     def kept(self) -> dict[str, Kept]:
         return kept_of(self._deployment, ((slot.job, slot.life) for slot in self._supervisor.slots.values()))
@@ -99,3 +102,7 @@ class LocalBackend:
         found = self.kept().get(replica)
         if found is not None:
             await self._changing.remove(list(found.processes))
+            self._sweep()
+
+    def _sweep(self) -> None:
+        sweep(self._changing.state_dir, self._deployment, self._supervisor.slots)

@@ -58,7 +58,7 @@ class Changing:
 
     def __init__(self, supervisor: Supervisor, state_dir: Path) -> None:
         self._supervisor = supervisor
-        self._state_dir = state_dir
+        self.state_dir = state_dir
 
     def enter(self, jobs: Sequence[Job]) -> None:
         """They are there from now on, as others see them; `add` starts them."""
@@ -83,7 +83,7 @@ class Changing:
         leaving = [slots[name] for name in names if name in slots]
         for slot in leaving:
             with contextlib.suppress(OSError):  # a full disk: the next may take it for a job until told
-                mark_leaving(self._state_dir, slot.job.name)
+                mark_leaving(self.state_dir, slot.job.name)
         for roles in STOP_ORDER:
             group = [slot for slot in self._supervisor.of(roles) if slot.job.name in names]
             for slot in group:
