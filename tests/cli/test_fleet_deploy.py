@@ -156,7 +156,7 @@ async def test_a_file_says_the_same(desk: Desk) -> None:
     two = await desk.say("deploy", "-f", str(file))
     assert two.returncode == REFUSED
     assert "spec.services: a model is exactly one worker service; a fleet has frontends" in two.stderr
-    assert "spec.services.Frontend: a model's key is 1 to 30 of a-z, 0-9 and '-'" in two.stderr
+    assert "Frontend: a model's key" not in two.stderr, "it is none"
     file.write_text(FILE.replace("words:", "w" * 31 + ":").replace("hostGib: 0.5, ", ""))
     wrong = await desk.say("deploy", "-f", str(file))
     assert "fleet.hostGib: a floor of WARM needs host memory" in wrong.stderr, "before where it runs is looked at"

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import structs
 
+from holdfast.cli.fleet.written import ModelText
 from holdfast.cli.up import run_up
 from holdfast.core.errors import UserError
 from holdfast.fleet.room import HOST
@@ -27,7 +29,9 @@ GIB = 2**30
 OURS = ("HOLDFAST_", "DYN_", "HF_", "HOME")
 
 
-def run_node(state_dir: Path, spec: DeploymentSpec, detach: bool, tied: bool = True) -> int:
+def run_node(
+    state_dir: Path, spec: DeploymentSpec, detach: bool, tied: bool = True, models: Sequence[ModelText] = ()
+) -> int:
     """The exit status. UserError before anything is started."""
     node = node_name(spec)
     totals = totals_of(spec)
@@ -42,10 +46,12 @@ def run_node(state_dir: Path, spec: DeploymentSpec, detach: bool, tied: bool = T
         totals=totals,
         vault_dir=spec.vault_dir,
     )
-    return run_up(state_dir, bare, detach, tied, node=site)
+    return run_up(state_dir, bare, detach, tied, node=site, models=models)
 
 
-def run_on_ray(state_dir: Path, spec: DeploymentSpec, detach: bool, tied: bool = True) -> int:
+def run_on_ray(
+    state_dir: Path, spec: DeploymentSpec, detach: bool, tied: bool = True, models: Sequence[ModelText] = ()
+) -> int:
     """The exit status. UserError before anything is started."""
     check_installed()
     bare = _bare(spec)
@@ -59,7 +65,7 @@ def run_on_ray(state_dir: Path, spec: DeploymentSpec, detach: bool, tied: bool =
         environ=tuple((name, value) for name, value in sorted(handed_on().items()) if name.startswith(OURS)),
         device_bytes=int(spec.node_gib * GIB),
     )
-    return run_up(state_dir, bare, detach, tied, more=(ray,))
+    return run_up(state_dir, bare, detach, tied, more=(ray,), models=models)
 
 
 def _bare(spec: DeploymentSpec) -> DeploymentSpec:

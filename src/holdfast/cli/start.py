@@ -10,8 +10,9 @@ same lock is of its group.
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 from msgspec.structs import replace
 
@@ -23,8 +24,12 @@ from holdfast.settings import Environment, handed_on
 from holdfast.spec.commands import control_by, frontend_by, own_store, worker_by
 from holdfast.spec.deployment import DeploymentSpec, check_state_dir, ranks_of
 from holdfast.spec.launch import ControlLaunch, Launch, StoreLaunch, WorkerLaunch
+from holdfast.spec.manifest.local import Machine
 from holdfast.spec.names import group_of, own_page, socket_path
 from holdfast.spec.settings import S, about
+
+if TYPE_CHECKING:
+    from holdfast.cli.fleet.written import ModelText
 
 
 class Up(Asked, frozen=True):
@@ -67,12 +72,13 @@ class Up(Asked, frozen=True):
         )
 
     def run(self, env: Environment) -> int:
-        if self.file is not None:
+        if self.file is not None and not self.spec.backend:
             return self._run_manifest(env)
         if self.spec.backend == "ray":
             from holdfast.cli.fleet_up import run_on_ray
 
-            return run_on_ray(env.state_dir, self.spec, self.detach, tied=not self.untied)
+            spec, models = self._fleet(env)
+            return run_on_ray(env.state_dir, spec, self.detach, tied=not self.untied, models=models)
         if self.spec.backend:
             return self._run_node(env)
         from holdfast.cli.up import choose_and_tell, run_up
@@ -94,17 +100,30 @@ class Up(Asked, frozen=True):
         from holdfast.cli.manifest_up import ALL
         from holdfast.roles.devices import choose
 
+        spec, models = self._fleet(env)
         with settled():
             gpus = choose("torch", self.device, ALL).gpus
-        return run_node(env.state_dir, replace(self.spec, gpus=gpus), self.detach, tied=not self.untied)
+        return run_node(env.state_dir, replace(spec, gpus=gpus), self.detach, tied=not self.untied, models=models)
+
+    def _fleet(self, env: Environment) -> tuple[DeploymentSpec, Sequence[ModelText]]:
+        """As the options say and, with -f, the manifest; and the models that are wished for then."""
+        if self.file is None:
+            return self.spec, ()
+        from holdfast.cli.deployments.files import said_in
+        from holdfast.cli.fleet.manifest import fleet_spec, models_in
+
+        spec = self.spec
+        machine = Machine(env.state_dir, handed_on(), store=spec.store, host=spec.host, port=spec.port)
+        written, models = models_in(said_in("up", self.file), machine)
+        return fleet_spec(spec, written.manifest, machine), models
 
     def _run_manifest(self, env: Environment) -> int:
-        from holdfast.cli.deployments.files import read_manifest
+        from holdfast.cli.deployments.files import read_manifest, said_in
         from holdfast.cli.manifest_up import run_manifest
         from holdfast.roles.rolled import Site
 
         spec, environ = self.spec, handed_on()
-        written = read_manifest("up", self.file, env.state_dir, environ)
+        written = read_manifest(said_in("up", self.file), env.state_dir, environ)
         site = Site(
             state_dir=str(env.state_dir),
             manifest=written.text,

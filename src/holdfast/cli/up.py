@@ -11,6 +11,8 @@ from msgspec import structs
 
 from holdfast import __version__
 from holdfast.cli.checks import check_engine, check_machine, check_store, made, own, settle_port
+from holdfast.cli.fleet.manifest import wish_for
+from holdfast.cli.fleet.written import ModelText
 from holdfast.cli.keeping import keep, taken_lock
 from holdfast.cli.models import prepare
 from holdfast.cli.ps import look_at_all
@@ -26,7 +28,7 @@ from holdfast.roles.planned import Planned
 from holdfast.roles.running import log_dir
 from holdfast.roles.starting import Doing, Start, follow
 from holdfast.spec.deployment import DeploymentSpec
-from holdfast.spec.launch import Launch
+from holdfast.spec.launch import Launch, StoredLaunch
 from holdfast.spec.plan import plan
 from holdfast.supervise.lock import Holder, holder, sign
 from holdfast.supervise.processes import LocalProcesses
@@ -42,9 +44,11 @@ def run_up(
     *,
     node: NodeSite | None = None,
     more: Sequence[Launch] = (),
+    models: Sequence[ModelText] = (),
 ) -> int:
     """Run it; the exit status. UserError before anything is started. `tied`: in the foreground nothing outlives it.
-    `node`: of a fleet, which this machine is then as well; `more`: processes besides those of `spec`."""
+    `node`: of a fleet, which this machine is then as well; `more`: processes besides those of `spec`; `models`: those
+    that are wished for once it is up."""
     with settled():
         check_machine()
         check_store(spec.store)
@@ -61,7 +65,7 @@ def run_up(
         spec = _prepare(state_dir, spec)  # minutes, maybe: after all that is quick
         start = Start.of(state_dir, LocalProcesses(log_dir(state_dir)), [*plan(state_dir, spec), *more])
         planned = Planned(start, spec.wait_s, node)
-        return keep(PlannedWish(Screen(), spec, planned, detach), lock, detach=detach, tied=tied)
+        return keep(PlannedWish(Screen(), spec, planned, detach, tuple(models)), lock, detach=detach, tied=tied)
     finally:
         os.close(lock)
 
@@ -100,6 +104,7 @@ class PlannedWish:
     spec: DeploymentSpec
     kept: Planned
     detached: bool
+    models: tuple[ModelText, ...] = ()  # that are wished for once it is up
 
     @property
     def wait_s(self) -> float:
@@ -133,6 +138,10 @@ class PlannedWish:
             detached=self.detached,
             more=more,
         )
+        if self.models and not lack:
+            store = next(one.store for one in self.kept.start.launches if isinstance(one, StoredLaunch))
+            for told in await wish_for(store, spec.name, self.models):
+                self.screen.line(told)
 
 
 def starting(launches: Sequence[Launch]) -> str:

@@ -16,14 +16,20 @@ from holdfast.spec.names import check_deployment_name, check_process_name
 WITH_MANIFEST = frozenset({"--filename", "--config", "--detach", "--untied", "--host", "--port"}) | {
     *("--status-host", "--store", "--device", "--wait-s")
 }
-# And to whoever has it kept by a fleet (`holdfast deploy -f`).
+# The same for a fleet that is started with it (`holdfast up --backend local -f`),
+WITH_FLEET = WITH_MANIFEST | {
+    *("--backend", "--address", "--node", "--node-devices", "--node-gib", "--status-port"),
+    *("--redis", "--redis-entries-max"),
+}
+# and to whoever has it kept by one that runs (`holdfast deploy -f`).
 IN_A_FLEET = frozenset({"--filename", "KEY", "--wait", "--timeout", "--json", "--store"})
 
 
 def check_given(options: Options, said: Mapping[str, Any]) -> None:
     """`said`: by flag, on the command line or in a file. Refused names the first that cannot be, or does nothing."""
     if "--filename" in said and "--engine" in options:
-        left = WITH_MANIFEST if "--workers" in options else IN_A_FLEET
+        with_up = WITH_FLEET if said.get("--backend") else WITH_MANIFEST
+        left = with_up if "--workers" in options else IN_A_FLEET
         for flag in (flag for flag in said if flag not in left):
             raise Refused(f"{flag} is for the manifest to say; leave it out, or write it into a container's args")
     if "--engine" in options:

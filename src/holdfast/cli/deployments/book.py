@@ -20,7 +20,7 @@ from holdfast.cli.deployments.names import PROCESSES, bare
 from holdfast.cli.screen import tilde
 from holdfast.core.errors import UserError
 from holdfast.core.tasks import beside
-from holdfast.discovery.keys import DEPLOYMENTS, HISTORY, ROLLOUTS, STEWARDS
+from holdfast.discovery.keys import DEPLOYMENTS, HISTORY, MODELS, NODES, ROLLOUTS, STEWARDS
 from holdfast.rollout import machine
 from holdfast.rollout.history import Entry
 from holdfast.rollout.machine import Memory
@@ -37,6 +37,7 @@ from holdfast.supervise.records import read_record
 from holdfast.wire.net import SocketNetwork
 
 PREFIXES = (DEPLOYMENTS, ROLLOUTS, STEWARDS, HISTORY)
+WITH_FLEETS = (*PREFIXES, MODELS, NODES)
 ANSWER_S = 5.0  # a store that runs answers in milliseconds
 FOUND_S = 2.0  # a store that was started again, by everybody who lost it: they try once a second
 NEAR = 0.5
@@ -113,6 +114,11 @@ class Book:
     def names(self) -> list[str]:
         return sorted(key.removeprefix(DEPLOYMENTS) for key in self._mirror.values if key.startswith(DEPLOYMENTS))
 
+    @property
+    def fleets(self) -> set[str]:
+        """Whose models are wished for one by one; of a book `WITH_FLEETS`."""
+        return {key.split("/")[2] for key in self._mirror.values if key.startswith((MODELS, NODES))} - {*self.names}
+
     def seen(self, name: str) -> Seen | None:
         """None: there is no such deployment. UserError, if what stands there cannot be read."""
         values = self._mirror.values
@@ -131,6 +137,9 @@ class Book:
         found = self.seen(name) if name else None
         if found is not None:
             return found
+        if name in self.fleets:
+            each = "`holdfast evict KEY --forget` takes one away, `holdfast down` the fleet"
+            raise UserError(f"{name} is a fleet, whose models `holdfast models` shows; {each}")
         if not names:
             raise UserError("there are no deployments; `holdfast up -f FILE` starts one")
         if not name:

@@ -14,9 +14,11 @@ from msgspec import structs
 
 from holdfast.cli.arguments import Asked, Filename
 from holdfast.cli.deployments.book import Book, Seen, StoreOption, answered, asked_for, carried, known, opened, store_of
-from holdfast.cli.deployments.files import Written, read_manifest, shaped
+from holdfast.cli.deployments.files import Written, read_manifest, said_in, shaped
 from holdfast.cli.deployments.waiting import DryRun, Timeout, Wait, in_place, seconds
 from holdfast.cli.deployments.words import Format, as_object, written
+from holdfast.cli.fleet import manifest
+from holdfast.cli.fleet.waiting import Manner
 from holdfast.cli.screen import Screen
 from holdfast.cli.terminal import Terminal, write_out
 from holdfast.core.errors import Refused, Untold, UserError
@@ -42,8 +44,13 @@ class Apply(Asked, frozen=True):
     store: StoreOption = ""
 
     def run(self, env: Environment) -> int:
-        timeout_s = seconds("--timeout", self.timeout)
-        asked = read_manifest("apply", self.file, env.state_dir, handed_on())
+        timeout_s, said = seconds("--timeout", self.timeout), said_in("apply", self.file)
+        if fleet := manifest.fleet_of(said, self.store, env):
+            if self.output:
+                raise UsageError(f"-o: {fleet} is a fleet, whose models `holdfast models --json` shows")
+            manner = Manner(self.wait, timeout_s, as_json=False)
+            return manifest.apply(said, self.store, env, manner, dry_run=self.dry_run)
+        asked = read_manifest(said, env.state_dir, handed_on())
         return answered(self._apply(asked, store_of(self.store, env.state_dir), timeout_s))
 
     async def _apply(self, asked: Written, url: str, timeout_s: float | None) -> int:
@@ -98,7 +105,10 @@ class Diff(Asked, frozen=True):
 
     def run(self, env: Environment) -> int:
         try:
-            asked = shaped("diff", self.file)
+            said = said_in("diff", self.file)
+            if manifest.fleet_of(said, self.store, env):
+                return manifest.diff(said, self.store, env)
+            asked = shaped(said)
             return answered(self._diff(asked, store_of(self.store, env.state_dir)))
         except (Refused, UsageError):
             raise

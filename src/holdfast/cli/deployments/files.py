@@ -35,34 +35,42 @@ class Written:
         return revision_of(self.manifest, 1).digest
 
 
-def read_manifest(command: str, file: Path | None, state_dir: Path, environ: Mapping[str, str]) -> Written:
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a file has, unread."""
+
+    name: str
+    data: bytes
+
+
+def read_manifest(said: Said, state_dir: Path, environ: Mapping[str, str]) -> Written:
     """One that is to run on this machine. Refused says that it cannot be, after every mistake was told."""
     from holdfast.spec.manifest.local import Machine
     from holdfast.spec.manifest.whole import cramped, findings, unheard
 
     machine = Machine(state_dir, environ)
     hints: Rules = (unheard, partial(cramped, machine=machine)) if shows_gpus() else (unheard,)
-    return shaped(command, file, (partial(findings, machine=machine),), hints)
+    return shaped(said, (partial(findings, machine=machine),), hints)
 
 
-def shaped(
-    command: str, file: Path | None, more: Rules = (), hints: Rules = (), *, hushed: Collection[str] = ()
-) -> Written:
-    """One that can be, wherever it runs; who only looks needs no more. `hushed`: paths whose warnings do not hold."""
+def said_in(command: str, file: Path | None) -> Said:
     if file is None:
         raise UsageError(f"`holdfast {command}` needs -f FILE: the manifest, or - for standard input")
-    data = _read(file)
-    name = "standard input" if str(file) == "-" else str(file)
-    checked = check(data, more, hints)
+    return Said("standard input" if str(file) == "-" else str(file), _read(file))
+
+
+def shaped(said: Said, more: Rules = (), hints: Rules = (), *, hushed: Collection[str] = ()) -> Written:
+    """One that can be, wherever it runs; who only looks needs no more. `hushed`: paths whose warnings do not hold."""
+    checked = check(said.data, more, hints)
     terminal = Terminal(sys.stderr)
     for warning in (one for one in checked.warnings if one.path not in hushed):
-        terminal.line(f"{name}: warning: {warning}", "yellow")
+        terminal.line(f"{said.name}: warning: {warning}", "yellow")
     for problem in checked.problems:
-        terminal.line(f"{name}: {problem}", "red")
+        terminal.line(f"{said.name}: {problem}", "red")
     if checked.manifest is None:
         count = len(checked.problems)
-        raise Refused(f"{name} cannot be used: {count} {'mistake' if count == 1 else 'mistakes'}")
-    return Written(data.decode(), checked.manifest)
+        raise Refused(f"{said.name} cannot be used: {count} {'mistake' if count == 1 else 'mistakes'}")
+    return Written(said.data.decode(), checked.manifest)
 
 
 def _read(file: Path) -> bytes:

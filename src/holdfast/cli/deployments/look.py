@@ -6,7 +6,7 @@ import time
 from typing import Annotated
 
 from holdfast.cli.arguments import Asked
-from holdfast.cli.deployments.book import Seen, StoreOption, answered, opened, store_of
+from holdfast.cli.deployments.book import WITH_FLEETS, Seen, StoreOption, answered, opened, store_of
 from holdfast.cli.deployments.names import KINDS
 from holdfast.cli.deployments.words import TITLES, Format, as_object, name_of, row, written
 from holdfast.cli.screen import Screen
@@ -35,10 +35,13 @@ class Get(Asked, frozen=True):
         return 0
 
     async def _look(self, url: str) -> list[Seen]:
-        async with opened(url) as book:
+        """UserError, where only a fleet is."""
+        async with opened(url, WITH_FLEETS) as book:
             await book.heard()
             if self.name:
                 return [book.one(self.name)]
+            if not book.names and book.fleets:
+                book.one(min(book.fleets))
             return [seen for name in book.names if (seen := book.seen(name)) is not None]
 
 

@@ -13,8 +13,17 @@ from pathlib import Path
 from typing import Annotated
 
 from holdfast.cli.arguments import Asked, Filename
-from holdfast.cli.deployments.book import ANSWER_S, Book, StoreOption, answered, asked_for, opened, store_of
-from holdfast.cli.deployments.files import shaped
+from holdfast.cli.deployments.book import (
+    ANSWER_S,
+    WITH_FLEETS,
+    Book,
+    StoreOption,
+    answered,
+    asked_for,
+    opened,
+    store_of,
+)
+from holdfast.cli.deployments.files import said_in, shaped
 from holdfast.cli.deployments.names import KINDS, bare
 from holdfast.cli.deployments.waiting import DryRun, Timeout, gone, seconds
 from holdfast.cli.deployments.words import name_of
@@ -51,7 +60,7 @@ class Delete(Asked, frozen=True):
             raise UsageError("`holdfast delete` needs the deployment's name, or -f FILE")
         timeout_s, name = seconds("--timeout", self.timeout), bare(self.name)
         if self.file is not None:
-            name = shaped("delete", self.file).manifest.name
+            name = shaped(said_in("delete", self.file)).manifest.name
         steward = answered(self._delete(name, store_of(self.store, env.state_dir), timeout_s))
         if steward is not None:
             _wait_for_end(steward, env.state_dir)
@@ -59,7 +68,7 @@ class Delete(Asked, frozen=True):
 
     async def _delete(self, name: str, url: str, timeout_s: float | None) -> Steward | None:
         """Whose end is to be waited for."""
-        async with opened(url) as book:
+        async with opened(url, WITH_FLEETS) as book:
             await book.heard()
             if self.ignore_not_found and book.seen(name) is None:
                 return None

@@ -119,6 +119,15 @@ class Deploy(Asked, frozen=True):
 
 
 async def _ask(fleet: Fleet, text: ModelText, manner: Manner) -> int:
+    after, told = await ask_for(fleet, text)
+    await fleet.known(text.key, after)
+    for doubt in _doubts(fleet.seen, after.model):
+        Terminal(sys.stderr).line(f"{text.key}: warning: {doubt}", "yellow")
+    return await end(fleet, text.key, after, told, manner)
+
+
+async def ask_for(fleet: Fleet, text: ModelText, *, dry_run: bool = False) -> tuple[Wish, str]:
+    """What is wanted of that model from now on, and what that changes, in words; with `dry_run` it is not asked."""
     try:
         model = model_of(text.key, text.service, text.version, text.needed_bytes)
     except ValueError as error:
@@ -133,12 +142,9 @@ async def _ask(fleet: Fleet, text: ModelText, manner: Manner) -> int:
         found[:] = [before]
         return change(before)
 
-    after = await fleet.ask(text.key, noted)
+    after = noted(fleet.seen.wishes.get(text.key)) if dry_run else await fleet.ask(text.key, noted)
     assert after is not None, "who deploys a model does not forget it"
-    await fleet.known(text.key, after)
-    for doubt in _doubts(fleet.seen, after.model):
-        Terminal(sys.stderr).line(f"{text.key}: warning: {doubt}", "yellow")
-    return await end(fleet, text.key, after, _told(found[0], after), manner)
+    return after, _told(found[0], after)
 
 
 def _told(before: Wish | None, after: Wish) -> str:

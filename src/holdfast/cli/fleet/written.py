@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.cli.deployments.files import shaped
+from holdfast.cli.deployments.files import Written, said_in, shaped
 from holdfast.core.errors import Refused
 from holdfast.roles.engines import memory_needed
 from holdfast.roles.model_names import named
@@ -94,8 +94,32 @@ class ModelText:
 
 def from_file(file: Path | None, machine: Machine) -> ModelText:
     """Refused, after every mistake was told by line."""
-    written = shaped("deploy", file, rules(machine), hushed=(NO_FRONTEND,))
+    written = shaped(said_in("deploy", file), rules(machine), hushed=(NO_FRONTEND,))
     return _made(written.text, written.manifest, machine)
+
+
+def each_of(written: Written, machine: Machine) -> list[ModelText]:
+    """The models of a manifest that can be: one for each of its worker services."""
+    whole = plain(written.text)
+    services, found = whole["spec"]["services"], []
+    for pod in pods(written.manifest):
+        if pod.component_type == WORKER:
+            own = {**whole, "spec": {**whole["spec"], "services": {pod.service: services[pod.service]}}}
+            text = in_yaml(own)
+            manifest = check(text.encode()).manifest
+            assert manifest is not None, f"{pod.service} was fine beside others"
+            found.append(_made(text, manifest, machine))
+    return found
+
+
+def rules_of_all(machine: Machine) -> Rules:
+    """Of a whole manifest that a fleet is to carry out."""
+    return (a_model, named_well, partial(findings, machine=machine), partial(known_memory, machine=machine))
+
+
+def a_model(manifest: Manifest) -> Findings:
+    if not manifest.of_type(WORKER):
+        yield Finding(("spec", "services"), "a fleet serves models, and no service here is a worker")
 
 
 def rules(machine: Machine) -> Rules:
@@ -110,7 +134,7 @@ def one_worker(manifest: Manifest) -> Findings:
 
 
 def named_well(manifest: Manifest) -> Findings:
-    for pod in pods(manifest):
+    for pod in (one for one in pods(manifest) if one.component_type == WORKER):
         at = ("spec", "services", pod.service)
         if not KEY.fullmatch(pod.service):
             yield Finding(at, f"a model's key is {KEY_WORDS}, got {pod.service!r}")
@@ -125,7 +149,7 @@ def named_well(manifest: Manifest) -> Findings:
 
 def known_memory(manifest: Manifest, machine: Machine) -> Findings:
     """What it takes of a device is a lease, so it must be known; and on how many it can be."""
-    for pod in pods(manifest):
+    for pod in (one for one in pods(manifest) if one.component_type == WORKER):
         service, at = manifest.spec.services[pod.service], ("spec", "services", pod.service)
         try:
             launch = worker_of(pod, machine)

@@ -81,7 +81,7 @@ def unheard(manifest: Manifest) -> Findings:
         if service.env_from_secret:
             yield Finding((*at, "envFromSecret"), SECRETS)
         if service.fleet != Fleet():
-            yield Finding((*at, "fleet"), "only a fleet reads it: `holdfast deploy -f FILE`")
+            yield Finding((*at, "fleet"), "only a fleet reads it: `holdfast up --backend local -f FILE`")
         if service.gpus and not service.failover.enabled:
             yield Finding((*at, "resources", "limits", "gpu"), "without failover no GPU is kept for it here")
         if service.component_type == WORKER and service.sub_component_type == PREFILL:

@@ -1,0 +1,131 @@
+"""A whole manifest onto a fleet: each of its worker services is a model wished for, as `holdfast deploy -f` does
+for one; its frontends and planners are the fleet's own processes.
+
+Always true: there is one way from a wish to processes; every mistake is told before anything is asked for; a model that
+the manifest does not have stays as it is, and is named.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from holdfast.cli.deployments.book import WITH_FLEETS, answered, opened, store_of
+from holdfast.cli.deployments.files import Said, Written, shaped
+from holdfast.cli.fleet.deploy import ask_for
+from holdfast.cli.fleet.seen import PREFIXES, Fleet, fleet_at
+from holdfast.cli.fleet.waiting import Manner, end
+from holdfast.cli.fleet.written import NO_FRONTEND, ModelText, each_of, rules_of_all
+from holdfast.cli.terminal import Terminal, write_out
+from holdfast.core.address import TcpAddress, parse_address
+from holdfast.core.errors import UserError
+from holdfast.settings import Environment, handed_on
+from holdfast.spec.deployment import DeploymentSpec
+from holdfast.spec.launch import ControlLaunch, FrontendLaunch
+from holdfast.spec.manifest.checking import check
+from holdfast.spec.manifest.local import Machine, replica_launches
+from holdfast.spec.manifest.pods import pods
+from holdfast.spec.manifest.types import FRONTEND, PLANNER, Manifest
+from holdfast.spec.manifest.writing import in_yaml, plain
+
+DIFFERS = 1
+COLOURS = {"+": "green", "-": "red", "@": "dim"}
+
+
+def fleet_of(said: Said, store: str, env: Environment) -> str:
+    """The fleet that a manifest is for, by its name; "": it is for none, or that cannot be told."""
+    manifest = check(said.data).manifest
+    if manifest is None:
+        return ""
+    try:
+        url = store_of(store, env.state_dir)
+    except UserError:  # where it matters it is told
+        return ""
+    return manifest.name if answered(_is_fleet(url, manifest.name)) else ""
+
+
+async def _is_fleet(url: str, name: str) -> bool:
+    async with opened(url, WITH_FLEETS) as book:
+        await book.whole()
+        return name in book.fleets
+
+
+def models_in(said: Said, machine: Machine) -> tuple[Written, list[ModelText]]:
+    """Refused, after every mistake was told by line."""
+    written = shaped(said, rules_of_all(machine), hushed=(NO_FRONTEND,))
+    return written, each_of(written, machine)
+
+
+def apply(said: Said, store: str, env: Environment, manner: Manner, *, dry_run: bool) -> int:
+    url = store_of(store, env.state_dir)
+    written, texts = models_in(said, Machine(Path("/") if store else env.state_dir, handed_on(), store=url))
+    return answered(_apply(url, written.manifest.name, texts, env, manner, dry_run))
+
+
+async def _apply(
+    url: str, name: str, texts: Sequence[ModelText], env: Environment, manner: Manner, dry_run: bool
+) -> int:
+    async with fleet_at(url, name, env) as fleet:
+        asked = [(text, *await ask_for(fleet, text, dry_run=dry_run)) for text in texts]
+        for text, wish, told in asked:
+            if dry_run:
+                write_out(f"{told} (dry run)\n")
+            else:
+                await end(fleet, text.key, wish, told, manner)
+        others = sorted(fleet.seen.wishes.keys() - {text.key for text in texts})
+        if others:
+            which = f"{', '.join(others)} {'is' if len(others) == 1 else 'are'} not in it, and not changed"
+            Terminal().line(f"{which}; `holdfast evict KEY --forget` takes one away", "dim")
+    return 0
+
+
+def diff(said: Said, store: str, env: Environment) -> int:
+    """As `holdfast diff`, of its models."""
+    url = store_of(store, env.state_dir)
+    written, texts = models_in(said, Machine(Path("/") if store else env.state_dir, handed_on(), store=url))
+    return answered(_diff(url, written.manifest.name, texts, env))
+
+
+async def _diff(url: str, name: str, texts: Sequence[ModelText], env: Environment) -> int:
+    async with fleet_at(url, name, env) as fleet:
+        wishes = fleet.seen.wishes
+    terminal, differs = Terminal(), False
+    for text in texts:
+        wish = wishes.get(text.key)
+        before = in_yaml(plain(wish.manifest), in_order_of_names=True).splitlines() if wish is not None else []
+        after = in_yaml(plain(text.text), in_order_of_names=True).splitlines()
+        held = f"model {text.key}, generation {wish.model.generation}" if wish is not None else "nothing"
+        for line in difflib.unified_diff(before, after, held, "asked for", lineterm=""):
+            terminal.line(line, COLOURS.get(line[:1], ""))
+            differs = True
+    return DIFFERS if differs else 0
+
+
+# -- of `up`
+
+
+def fleet_spec(spec: DeploymentSpec, manifest: Manifest, machine: Machine) -> DeploymentSpec:
+    """With as many frontends and controls as the manifest has, told what its first of each are."""
+    spec = replace(spec, name=manifest.name)
+    for pod in pods(manifest):
+        if pod.component_type not in (FRONTEND, PLANNER) or not pod.replicas:
+            continue
+        (launch,) = replica_launches(pod, pod.replica(0), (), machine)
+        if isinstance(launch, FrontendLaunch):
+            at = parse_address(launch.address)
+            assert isinstance(at, TcpAddress), launch.address
+            spec = replace(spec, frontends=pod.replicas, frontend=launch, host=at.host, port=at.port)
+        elif isinstance(launch, ControlLaunch):
+            spec = replace(spec, controls=pod.replicas, control=replace(launch, events=spec.control.events))
+    return spec
+
+
+async def wish_for(url: str, deployment: str, texts: Sequence[ModelText]) -> list[str]:
+    """Ask for all of them; what that changed."""
+    async with opened(url, PREFIXES) as book:
+        await book.whole()
+        fleet = Fleet(book, deployment)
+        return [(await ask_for(fleet, text))[1] for text in texts]

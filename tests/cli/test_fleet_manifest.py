@@ -1,0 +1,101 @@
+"""A whole manifest onto a fleet: its workers are wished for, and other commands say what to use in their place."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from fleet_cli_rig import DEPLOYMENT, SIM, Desk, desk_at
+
+from holdfast.cli.fleet.manifest import fleet_spec
+from holdfast.core.errors import REFUSED
+from holdfast.fleet.desired import Level
+from holdfast.settings import read_environment
+from holdfast.spec.deployment import DeploymentSpec
+from holdfast.spec.manifest.checking import check
+from holdfast.spec.manifest.local import Machine
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "fleet.yaml"
+TEXT = EXAMPLE.read_text()
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    async with desk_at(tmp_path) as made:
+        yield made
+
+
+async def test_each_worker_of_a_manifest_becomes_a_wish(desk: Desk) -> None:
+    """As `deploy -f` makes one; applied again nothing changes, and what the manifest does not have stays."""
+    assert (await desk.say("deploy", "other", *SIM)).returncode == 0
+    dry = await desk.say("apply", "-f", str(EXAMPLE), "--dry-run")
+    assert dry.stdout.count("(dry run)") == 2
+    assert await desk.wish("words") is None
+    done = await desk.say("apply", "-f", str(EXAMPLE))
+    assert (done.returncode, done.stderr) == (0, ""), done
+    words, more = await desk.wished("words"), await desk.wished("more-words")
+    assert (words.name, words.model.wanted, words.model.replicas_max) == ("words", 1, 3)
+    assert (more.model.wanted, more.model.floor, more.scaling is not None) == (0, Level.COLD, True)
+    assert "other is not in it, and not changed" in done.stdout
+    again = await desk.say("apply", "-f", str(EXAMPLE))
+    assert again.stdout.count("unchanged") == 2
+    assert (await desk.wished("words")).model.generation == 1
+
+
+async def test_one_model_of_it_may_be_deployed_alone(desk: Desk, tmp_path: Path) -> None:
+    """The same service alone is the same version."""
+    await desk.say("apply", "-f", str(EXAMPLE))
+    before = await desk.wished("words")
+    alone = tmp_path / "alone.yaml"
+    head, _, rest = TEXT.partition("    frontend:\n")
+    alone.write_text(head + "    words:" + rest.partition("    words:")[2].partition("    more-words:")[0])
+    assert (await desk.say("deploy", "-f", str(alone))).returncode == 0
+    assert (await desk.wished("words")).model.version == before.model.version
+
+
+async def test_a_difference_is_shown_by_model(desk: Desk, tmp_path: Path) -> None:
+    """Status 1 where something would change, 0 where nothing would."""
+    await desk.say("apply", "-f", str(EXAMPLE))
+    assert (await desk.say("diff", "-f", str(EXAMPLE))).returncode == 0
+    other = tmp_path / "other.yaml"
+    other.write_text(TEXT.replace("replicasMax: 3", "replicasMax: 4"))
+    told = await desk.say("diff", "-f", str(other))
+    assert told.returncode == 1
+    assert "model words, generation 1" in told.stdout
+    assert "+        replicasMax: 4" in told.stdout
+
+
+async def test_what_is_for_deployments_says_what_to_use(desk: Desk) -> None:
+    """`get` and `delete` know a fleet when they see one."""
+    for words in (("get",), ("get", DEPLOYMENT), ("delete", DEPLOYMENT)):
+        told = await desk.say(*words)
+        assert told.returncode == 1, words
+        assert f"{DEPLOYMENT} is a fleet, whose models `holdfast models` shows" in told.stderr
+
+
+async def test_mistakes_are_told_before_anything_is_asked_for(desk: Desk, tmp_path: Path) -> None:
+    """Of all services at once."""
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(TEXT.replace("--vault-gib", "--vaultgib"))
+    told = await desk.say("apply", "-f", str(wrong))
+    assert told.returncode == REFUSED
+    assert await desk.wish("words") is None
+    nobody = tmp_path / "nobody.yaml"
+    nobody.write_text(TEXT.partition("    words:")[0])
+    told = await desk.say("apply", "-f", str(nobody))
+    assert "a fleet serves models, and no service here is a worker" in told.stderr
+
+
+def test_frontends_and_planners_of_it_are_the_fleets_own(tmp_path: Path) -> None:
+    """As many as it has, told what it tells them."""
+    loud = "      extraPodSpec: {mainContainer: {args: [--access-log]}}\n"
+    text = TEXT.replace("replicas: 1\n    words", f"replicas: 2\n{loud}    words")
+    text = text.replace("    words:", "    planner: {componentType: planner, replicas: 2}\n    words:", 1)
+    manifest = check(text.encode()).manifest
+    assert manifest is not None
+    env = read_environment({"HOLDFAST_STATE_DIR": str(tmp_path)})
+    machine = Machine(env.state_dir, {}, port=1234)
+    spec = fleet_spec(DeploymentSpec("x", port=1234), manifest, machine)
+    assert (spec.name, spec.port) == ("local", 1234)
+    assert (spec.frontends, spec.frontend.access_log, spec.controls) == (2, True, 2)
