@@ -81,6 +81,7 @@ ray: $(RAY_VENV)/.installed ## Install Holdfast with Ray into .venv-ray, for `ma
 $(RAY_VENV)/.installed: $(INSTALLED_BY) | $(RAY_VENV)/bin/python
 	@echo "2/3 installing holdfast with Ray into $(RAY_VENV)"
 	@$(RAY_VENV)/bin/python scripts/install.py --torch "$(TORCH)" --extra dev,ray
+	@$(RAY_VENV)/bin/python -m compileall -q -j 0 $(RAY_VENV)/lib >/dev/null || true  # a node gives its agents 30 s to start
 	@$(call stamp,$@)
 
 lint: $(VENV)/.installed-dev ## Check style, types, imports between rooms, and sizes.

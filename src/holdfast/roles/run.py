@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import errno
 import gc
 import logging
 import os
 import resource
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +19,12 @@ from holdfast.core.limits import raise_descriptor_limit
 from holdfast.core.log_files import log_to_own_file
 from holdfast.core.unwritten import UNWRITTEN, say
 from holdfast.roles.processes import run_role
+from holdfast.roles.tied import die_with
 from holdfast.spec.launch import Launch, WorkerLaunch
 from holdfast.spec.roles import role_of
 from holdfast.supervise.records import Record, remove_record, run_dir, write_record
 from holdfast.wire.net import CannotListenError
 
-PR_SET_PDEATHSIG = 1
 RECORD_RETRY_S = 1.0  # a disk gets room again when somebody makes some: nothing else waits for this
 
 log = logging.getLogger(__name__)
@@ -53,13 +51,6 @@ def run(launch: Launch) -> int:
         say(f"holdfast {role_of(launch)}: {error}")
         return 1
     return 0
-
-
-def die_with(parent: int) -> None:
-    """Ask the kernel to end this process when its parent dies; exit now if it is dead already."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        sys.exit(1)
 
 
 def no_core_dumps() -> None:

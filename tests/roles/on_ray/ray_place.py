@@ -38,6 +38,11 @@ class RayPlace(FleetPlace):
 
     # -- looking
 
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        """None, before the first agent has said anything."""
+        said = self.run("nodes", "--json")
+        return {one["name"]: one for one in json.loads(said.stdout)} if said.returncode == 0 else {}
+
     def folder_of(self, node: str) -> Path:
         return self.folder / "ray" / node
 

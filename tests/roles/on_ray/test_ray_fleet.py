@@ -27,7 +27,7 @@ from holdfast.testing.processes import state_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone]
 
-STREAMS, TOKENS = 6, 160
+STREAMS, TOKENS = 6, 400  # 8 s each: a stopped actor is killed in the middle of them
 TORCH = ("--engine", "torch", "--model", "tiny", "--kv-gib", "0.1", "--memory-gib", "0.4")
 
 

@@ -23,6 +23,7 @@ from holdfast.roles.model_names import named
 from holdfast.roles.ray import cluster
 from holdfast.roles.ray.backend import RayBackend
 from holdfast.roles.ray.cluster import RayNode
+from holdfast.roles.tied import die_with
 from holdfast.spec.manifest.local import Machine
 from holdfast.store.opening import open_store
 from holdfast.supervise.hosting import Hosting
@@ -49,6 +50,7 @@ class HoldfastAgent:
     """One node of a fleet."""
 
     def __init__(self, site: AgentSite) -> None:
+        die_with(os.getppid())  # its raylet: without it nothing can be started here, and Ray does not always end it
         self._site = site
         self._tasks = Tasks(f"agent of {site.node.name}", failed=self._failed)
         self._over: asyncio.Future[None] | None = None

@@ -18,6 +18,7 @@ from holdfast.core.clock import SystemClock
 from holdfast.core.tasks import Tasks
 from holdfast.core.unwritten import say
 from holdfast.roles.running import child_command, log_dir
+from holdfast.roles.tied import die_with
 from holdfast.spec.jobs import Job
 from holdfast.supervise.changing import Changing
 from holdfast.supervise.loop import Supervisor
@@ -40,6 +41,7 @@ class ModelActor:
     """Keeps a replica's processes. Its class and its name are what `ray list actors` shows."""
 
     def __init__(self, replica: str, state_dir: str, jobs: Sequence[Job], environ: Mapping[str, str]) -> None:
+        die_with(os.getppid())  # its raylet: a node that Ray calls dead has nothing left of it
         self._replica = replica
         self._state_dir = Path(state_dir)
         self._jobs = list(jobs)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ async def run_watcher(launch: RayLaunch, stop: asyncio.Event, on_ready: Any) -> 
     except TimeoutError:
         which = launch.address or "of this machine"
         raise Refused(f"the Ray cluster {which} did not answer within {cluster.ASK_S:g} s") from None
+    for number in (signal.SIGTERM, signal.SIGINT):  # once more: Ray puts a handler of its own before ours
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     watcher = Watcher(launch)
     try:
         on_ready({})

@@ -1,0 +1,83 @@
+"""What can be said of Ray without Ray: what is missing, by name, and how shares are counted."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.core.errors import Refused, UserError
+from holdfast.roles.ray import cluster, watcher
+from holdfast.testing.place import Place
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed here")
+def test_without_ray_nothing_is_started() -> None:
+    """Whoever asks for Ray where it is not installed is told how to install it, before anything runs."""
+    with Place() as place:
+        said = place.run("up", "--backend", "ray")
+        assert said.returncode == 1
+        assert "pip install 'holdfast-llm[ray]'" in said.stderr
+        assert not place.pids()
+
+
+def test_an_older_ray_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which version there is, and which is needed."""
+    monkeypatch.setattr(cluster, "version", lambda _name: "2.9.3")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: object())
+    with pytest.raises(UserError, match=r"Ray 2\.9\.3 is installed, and --backend ray needs 2\.60"):
+        cluster.check_installed()
+
+
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.58.0"), "Version mismatch: The"),
+        (ConnectionError("Could not find any running Ray instance."), "no Ray cluster runs here"),
+    ],
+)
+def test_a_cluster_that_cannot_be_used_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, raised: Exception, said: str
+) -> None:
+    """A Ray of another version, and none at all: one line, and no second try."""
+
+    def init(**_options: Any) -> None:
+        raise raised
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init))
+    with pytest.raises(Refused, match=said) as found:
+        cluster.connect("", "local")
+    assert "\n" not in str(found.value)
+
+
+async def test_an_address_where_nobody_listens_is_refused_at_once() -> None:
+    """Ray itself would try for two minutes."""
+    with pytest.raises(Refused, match=r"--address 127\.0\.0\.1:1: no Ray cluster answers there"):
+        await watcher._reach("127.0.0.1:1")
+    with pytest.raises(Refused, match="HOST:PORT"):
+        await watcher._reach("ray://127.0.0.1:10001")
+
+
+async def test_who_waits_for_ray_is_not_kept_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that hangs ends the wait in time, and no thread is waited for at the end."""
+    monkeypatch.setattr(cluster, "ASK_S", 0.05)
+    never = threading.Event()
+    with pytest.raises(TimeoutError):
+        await cluster.asked(never.wait)
+    never.set()
+    assert await asyncio.wait_for(cluster.asked(lambda: 7), 60) == 7
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=20))
+def test_what_fits_by_bytes_fits_in_ray(promised: list[int]) -> None:
+    """Shares of one device are together no more than one of it, where the bytes are no more than it has."""
+    total = max(sum(promised), 10_001)
+    assert sum(cluster.share_of(each * 10_000, total * 10_000) for each in promised) <= 1.0 + 1e-9
+    assert cluster.share_of(0, total) == cluster.share_of(total, total) == 1.0
