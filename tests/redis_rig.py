@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 from holdfast.control.redis_stream import STREAM
 from holdfast.testing.waiting import BOUND_S, wait_until
+
+redis = pytest.importorskip("redis", reason="the redis client is not here: it comes with the extras [redis] and [dev]")
 
 
 def redis_server() -> str:
