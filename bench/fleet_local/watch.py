@@ -75,7 +75,10 @@ class Watch:
         return sum(one.level is Level.HOT and one.phase is Phase.READY for one in there)
 
     async def until_hot(self, model: str, count: int, bound_s: float = 240.0) -> None:
-        await until(lambda: self.hot(model) == len(self.replicas(model)) == count, f"{count} of {model}", bound_s)
+        try:
+            await until(lambda: self.hot(model) == len(self.replicas(model)) == count, f"{count} of {model}", bound_s)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}: there are {self.replicas(model)}\n{self._fleet.logs()}") from None
 
     @property
     def swaps(self) -> int:

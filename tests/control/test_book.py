@@ -11,7 +11,7 @@ import pytest
 from holdfast.control.book import Book
 from holdfast.core.address import UnixAddress
 from holdfast.store.client import EmbeddedStore
-from holdfast.store.contract import Lost
+from holdfast.store.contract import WATCHES_MAX, Lost
 from holdfast.store.durable import DurableFile
 from holdfast.store.server import ServerSettings, StoreServer
 from holdfast.wire.net import SocketNetwork
@@ -34,3 +34,16 @@ async def test_a_lost_store_is_logged_once(tmp_path: Path, caplog: pytest.LogCap
     await store.close()
     server.close()
     assert [record.message.partition(":")[0] for record in caplog.records].count("store lost") == 1
+
+
+async def test_whoever_begins_anew_leaves_no_watches_behind(tmp_path: Path) -> None:
+    """A control that is overtaken again and again goes on: a client may have few of them."""
+    store = EmbeddedStore(UnixAddress(f"{tmp_path}/store.sock"), SocketNetwork(), random.Random(3))
+    await store.start()
+    for _ in range(WATCHES_MAX):
+        book = Book(store, "d")
+        book.open()
+        await asyncio.sleep(0)  # its tasks begin
+        await book.close()
+    assert "0 watches" in repr(store)
+    await store.close()

@@ -1,15 +1,20 @@
-"""The picture in the docs is drawn from the results, and from nothing else."""
+"""The pictures in the docs are drawn from the results, and from nothing else."""
 
 from __future__ import annotations
 
 import json
+from types import ModuleType
 from xml.etree import ElementTree
 
-from bench.fleet.plot import PICTURE, RESULTS, svg
+import pytest
+
+from bench.fleet import plot as planned
+from bench.fleet_local import plot as local
 
 
-def test_the_picture_shows_the_results() -> None:
+@pytest.mark.parametrize("drawing", [planned, local], ids=lambda module: module.PICTURE.name)
+def test_the_picture_shows_the_results(drawing: ModuleType) -> None:
     """Whoever measures anew draws anew; and it is a picture."""
-    drawn = svg(json.loads(RESULTS.read_text()))
-    assert PICTURE.read_text() == drawn
+    drawn = drawing.svg(json.loads(drawing.RESULTS.read_text()))
+    assert drawing.PICTURE.read_text() == drawn
     assert ElementTree.fromstring(drawn).tag.endswith("svg")

@@ -27,6 +27,7 @@ def test_a_node_joins_and_leaves(fleet: FleetPlace) -> None:
     their place; nobody of that name joins beside it."""
     node = fleet.start("n3", fleet.command("node", "--node", "n3", "--node-devices", "1", "--node-gib", "0.5"))
     wait_until(lambda: set(fleet.nodes()) == {"n1", "n2", "n3"}, "it to join", BOUND_S, logs=fleet.logs)
+    wait_until(lambda: "is up: node n3 of the fleet local" in fleet.log("n3"), "it to say so", BOUND_S, logs=fleet.logs)
     twice = fleet.run("node", "--node", "n3", "--detach")
     assert (twice.returncode, "node n3 runs already" in twice.stderr) == (1, True), twice
     fleet.told("deploy", "chat", *SIM, "--wanted", "3", "--wait")

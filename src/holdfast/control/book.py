@@ -7,6 +7,7 @@ another deployment's is not kept. A lost store is told, and what was read stands
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -88,16 +89,17 @@ class Book:
 
     async def _watch(self, prefix: str) -> None:
         take = self._take_found if prefix in FOUND else self._take_value
-        async for event in self._store.watch(prefix):
-            if isinstance(event, Lost):
-                if prefix == HEALTH:  # every watch is told of it; people are told once
-                    log.warning("store lost: %s; nothing is decided that cannot be written down", event.reason)
-                continue
-            take(prefix, event)
-            if isinstance(event, Snapshot) and prefix in self._missing:
-                self._missing.discard(prefix)
-                if not self._missing:
-                    self.whole.set()
+        async with contextlib.aclosing(self._store.watch(prefix)) as events:  # a client may have few of them
+            async for event in events:
+                if isinstance(event, Lost):
+                    if prefix == HEALTH:  # every watch is told of it; people are told once
+                        log.warning("store lost: %s; nothing is decided that cannot be written down", event.reason)
+                    continue
+                take(prefix, event)
+                if isinstance(event, Snapshot) and prefix in self._missing:
+                    self._missing.discard(prefix)
+                    if not self._missing:
+                        self.whole.set()
 
     def _take_found(self, prefix: str, event: WatchEvent) -> None:
         registry = self.registry

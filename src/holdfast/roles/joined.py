@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import msgspec
 
+from holdfast.core.tasks import beside
 from holdfast.roles.hosted import NodeSite
 from holdfast.roles.running import Shown, Tell, begin
 from holdfast.spec.jobs import Job
@@ -43,5 +44,6 @@ class Joined:
     async def run(self, supervisor: Supervisor, *, tied: bool, shown: Shown, tell: Tell) -> None:
         await begin(supervisor, tied=tied)
         supervisor.start_late()
-        await shown("")
-        await self.node.host(supervisor, tell)
+        async with beside(self.node.host(supervisor, tell), "replicas") as hosting:
+            await shown("")  # who shows it waits until the fleet knows of it
+            await hosting
