@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,9 +14,11 @@ from holdfast.cli.fleet import node
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
-    async with desk_at(tmp_path) as made:
-        yield made
+async def desk() -> AsyncIterator[Desk]:
+    """In a folder whose path is short: a node's own stands below it, with sockets."""
+    with tempfile.TemporaryDirectory(prefix="hf-", dir="/tmp") as folder:
+        async with desk_at(Path(folder)) as made:
+            yield made
 
 
 async def test_a_name_that_somebody_has_is_refused(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

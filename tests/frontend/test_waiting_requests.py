@@ -59,11 +59,10 @@ def test_a_wanted_model_is_held_until_its_first_worker_has_come(empty: Deploymen
     with Raw(empty.port) as raw, client:
         raw.post(CHAT, STREAM, named("raw"))
         until_lines(empty, [("raw", "PROVISIONING", 1)])
-        whole = in_thread(lambda: client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=8))
+        asked: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 8, "extra_body": {"ignore_eos": True}}
+        whole = in_thread(lambda: client.chat.completions.create(**asked))
         empty.wait_until(lambda: len(lines(empty)) == 2, "the second to wait")
-        chunks = in_thread(
-            lambda: list(client.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=8, stream=True))
-        )
+        chunks = in_thread(lambda: list(client.chat.completions.create(**asked, stream=True)))
         empty.wait_until(lambda: len(lines(empty)) == 3, "the third to wait")
         assert [(state, place) for _, state, place in lines(empty)] == [("PROVISIONING", place) for place in (1, 2, 3)]
         head = raw.until(b": provisioning\n\n")
