@@ -14,7 +14,7 @@ from holdfast.fleet.desired import Level, Model
 from holdfast.fleet.events import OUTAGE_S, Change, Event, Fact, Kind, Outages, Reader, changes, outlasting
 from holdfast.fleet.observed import Node, Phase, Replica
 from holdfast.fleet.records import NodeRecord, Orders, Wish, node_key, orders_key, wish_key
-from holdfast.health.records import Demand, Report
+from holdfast.health.records import Demand, Killed, Report
 
 MODEL = Model(key="chat", version="v1", wanted=1, replicas_max=4, device_bytes=1, generation=1)
 WISH = Wish(name="Chat", model=MODEL, manifest="", at_unix_s=100.0)
@@ -56,6 +56,17 @@ def replica(serial: int = 1, phase: Phase = Phase.READY, **said: object) -> Repl
 
 def wished(**said: object) -> Wish:
     return structs.replace(WISH, model=structs.replace(MODEL, **{"generation": 2, **said}))
+
+
+def test_a_request_that_was_ended_is_told_once() -> None:
+    """By the key of its model; that its frontend tells of it no longer is no event."""
+    killed = Killed(id="chatcmpl-1", model="Chat", by="operator", at_unix_s=50.0)
+    quiet = facts(WISH, Report(name="f", at_unix_s=50.0))
+    told = facts(WISH, Report(name="f", at_unix_s=51.0, killed=(killed,)))
+    (event,) = events(quiet, told)
+    assert (event.event_type, event.model_key) == (Kind.KILL_REQUEST, "chat")
+    assert event.data == {"request": "chatcmpl-1", "by": "operator"}
+    assert events(told, quiet) == []
 
 
 def test_each_change_of_a_wish_has_its_kind() -> None:

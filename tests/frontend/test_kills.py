@@ -110,6 +110,7 @@ async def test_an_operator_ends_any_request_and_what_was_asked_long_ago_is_forgo
                 while not await is_gone():
                     await asyncio.sleep(0.01)
             await until(lambda: ended.ended is State.CANCELLED, "its end")
+        assert [(one.id, one.by) for one in frontend.kills.lately("d")] == [("id-ended", "operator")]
         assert stays.ended is None
 
 

@@ -153,7 +153,7 @@ COMMANDS = (
         "events",
         FLEET,
         "Show what stands in the fleet's store as events, and with `--follow` what happens: deploy, scale, evict, "
-        "replica, queue_state.",
+        "kill_request, replica, queue_state.",
         "fleet.events:Events",
     ),
     Command("nodes", FLEET, "Show nodes: their devices and host memory, and who has leased it.", "fleet.look:Nodes"),

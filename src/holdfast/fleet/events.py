@@ -86,10 +86,16 @@ class Line(Struct, frozen=True, tag="queue"):
     since_unix_s: float
 
 
-Fact: TypeAlias = Wanted | Leaving | There | Line
+class Killed(Struct, frozen=True, tag="kill"):
+    model: str
+    request: str
+    by: str
+
+
+Fact: TypeAlias = Wanted | Leaving | There | Line | Killed
 Facts: TypeAlias = Mapping[str, Fact]  # by subject
-_ORDER: tuple[type[Fact], ...] = (Wanted, Leaving, There, Line)  # in which changes of one moment are told
-_LEASED = (There, Line)  # of records that go with the store's outage, and come again
+_ORDER: tuple[type[Fact], ...] = (Wanted, Leaving, There, Line, Killed)  # in which changes of one moment are told
+_LEASED = (There, Line, Killed)  # of records that go with the store's outage, and come again
 _LEAVES = (Phase.DRAINING, Phase.DEMOTING)
 _KINDS: dict[str, type[Wish | NodeRecord | Orders | Report]] = {
     MODELS: Wish,
@@ -117,7 +123,7 @@ class Reader:
                 found[key] = self._read_one(kind, key, values[key])
         self._read = found
         records = [record for _, record in found.values()]
-        return {**_wanted(records), **_there(records), **_leaving(records), **_lines(records)}
+        return {**_wanted(records), **_there(records), **_leaving(records), **_lines(records), **_killed(records)}
 
     def _read_one(
         self, kind: type[Wish | NodeRecord | Orders | Report], key: str, value: bytes
@@ -181,6 +187,17 @@ def _lines(records: list[Any]) -> dict[str, Fact]:
             since_s = min(more[1], demand.since_unix_s)
             found[f"queue/{key}"] = Line(key, more[0] + demand.waiting, since_s)
     return found
+
+
+def _killed(records: list[Any]) -> dict[str, Fact]:
+    """Frontends tell of each for a minute."""
+    keys = {one.name: one.model.key for one in records if isinstance(one, Wish)}
+    reports = [one for one in records if isinstance(one, Report)]
+    return {
+        f"kill/{one.id}": Killed(keys.get(one.model, one.model), one.id, one.by)
+        for report in reports
+        for one in report.killed
+    }
 
 
 class Outages:
@@ -253,6 +270,9 @@ def _event(before: Fact | None, now: Fact | None, subject: str) -> Event | None:
         case Line(model, waiting, since_s):
             data = {"waiting": waiting, "since_unix_s": since_s} if now else {"waiting": 0}
             return Event(event_type=Kind.QUEUE_STATE, model_key=model, data=data)
+        case Killed(model, request, by):
+            data = {"request": request, "by": by}
+            return Event(event_type=Kind.KILL_REQUEST, model_key=model, data=data) if now else None
     raise AssertionError(subject)
 
 

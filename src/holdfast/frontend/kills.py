@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 from urllib.parse import unquote
@@ -21,6 +22,7 @@ from holdfast.discovery.keys import KILLS
 from holdfast.frontend.accounts import Account
 from holdfast.frontend.api.errors import ApiError, of_failure
 from holdfast.frontend.requests import PATH, Requests, not_found
+from holdfast.health.records import Killed
 from holdfast.store.contract import Put, Snapshot, Store, StoreUnavailable
 from holdfast.streams import kills
 from holdfast.streams.kills import Kill
@@ -29,8 +31,12 @@ from holdfast.wire.http.connection import HttpConnection
 log = logging.getLogger("holdfast.frontend")
 
 ASKING_MAX = 64  # at once through the store: a person's hands, and a script's
-BY_ITS_KEY = "the request was cancelled by its owner (DELETE /v1/requests)"
-BY_OPERATOR = "the request was cancelled by who runs this service"
+TOLD_S = 60.0  # of one that was ended: whoever reads the store is not away for longer
+TOLD_MAX = 64
+WHY = {
+    "key": "the request was cancelled by its owner (DELETE /v1/requests)",
+    "operator": "the request was cancelled by who runs this service",
+}
 
 
 class Kills:
@@ -45,13 +51,14 @@ class Kills:
         self._rng = rng
         self._unix_s = unix_s
         self._tasks = Tasks("kills")
+        self._lately = deque[tuple[str, Killed]](maxlen=TOLD_MAX)  # with the deployment of each, if it is known
 
     def answer(self, connection: HttpConnection, path: str, key: str) -> None:
         """For whoever has this key, empty where there are none; ApiError for a request that is not there."""
         name = unquote(path.removeprefix(PATH).removeprefix("/"))
         account = self._requests.under_way(name, lambda one: not key or one.key == key)
         if account is not None:
-            self._end(account, BY_ITS_KEY)
+            self._end(account, "key")
             connection.respond(200, msgspec.json.encode(self._requests.shown(account)))
             return
         if not name or self._requests.find(name, key) is not None or len(self._tasks) >= ASKING_MAX:
@@ -86,7 +93,7 @@ class Kills:
         account = self._requests.under_way(kill.name, lambda one: kill.whose in ("", kills.digest(one.key)))
         if account is None:
             return False
-        self._end(account, BY_ITS_KEY if kill.whose else BY_OPERATOR)
+        self._end(account, "key" if kill.whose else "operator")
         return True
 
     async def _remove(self, key: str) -> None:
@@ -95,9 +102,16 @@ class Kills:
         except StoreUnavailable as error:
             log.warning("%s could not be removed: %s", key, error)
 
-    def _end(self, account: Account, why: str) -> None:
-        log.info("request %s (%s) is ended: %s", account.name, account.id, why)
-        account.kill(of_failure(Code.CANCELLED, why))
+    def _end(self, account: Account, by: str) -> None:
+        log.info("request %s (%s) is ended: %s", account.name, account.id, WHY[by])
+        killed = Killed(id=account.id, model=account.model, by=by, at_unix_s=self._unix_s())
+        self._lately.append((account.deployment, killed))
+        account.kill(of_failure(Code.CANCELLED, WHY[by]))
+
+    def lately(self, deployment: str) -> tuple[Killed, ...]:
+        """Those of the last minute, for whoever reads reports."""
+        since_s = self._unix_s() - TOLD_S
+        return tuple(one for whose, one in self._lately if whose in ("", deployment) and one.at_unix_s > since_s)
 
     async def close(self) -> None:
         await self._tasks.stop()

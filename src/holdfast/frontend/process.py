@@ -116,7 +116,8 @@ async def run_frontend(
         watches.append(tasks.spawn(wanted.follow(store), f"models of {one}"))
         watches.append(tasks.spawn(_hear_fleet(store, one, roster, wanted), f"fleet of {one}"))
         demand = Demands(one, directory, lobby, loop.time, unix_s)
-        reporting = Reporting(store, one, roster, directory, accounts, unix_s, settings.name, demand.now)
+        told = (demand.now, kills.lately)
+        reporting = Reporting(store, one, roster, directory, accounts, unix_s, settings.name, *told)
         watches.append(tasks.spawn(reporting.run(), f"report to {one}"))
     try:
         on_ready({"address": str(address), "status": str(status or address), "deployment": settings.deployment})

@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.discovery.keys import REPORTS
 from holdfast.frontend.accounts import Accounts, Ended
-from holdfast.health.records import Demand, Report
+from holdfast.health.records import Demand, Killed, Report
 from holdfast.store.contract import Registration, Store
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.roster import Roster
@@ -33,6 +33,7 @@ class Reporting:
         unix_s: Callable[[], float],
         process: str = "",
         demand: Callable[[], dict[str, Demand]] = dict,
+        killed: Callable[[str], tuple[Killed, ...]] = lambda _: (),
     ) -> None:
         self._store = store
         self._deployment = deployment
@@ -43,6 +44,7 @@ class Reporting:
         self._accounts = accounts
         self._unix_s = unix_s
         self._demand = demand
+        self._killed = killed
         self._told: Report | None = None
         self._registration: Registration | None = None
 
@@ -77,6 +79,7 @@ class Reporting:
             waiting=sum(len(workers.holds) for workers in sets),
             held={workers.namespace: workers.held for workers in sets if workers.held},
             demand=self._demand(),
+            killed=self._killed(own),
             ended=ended.requests,
             prompt_tokens=ended.prompt_tokens,
             answer_tokens=ended.answer_tokens,

@@ -101,6 +101,15 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     since_unix_s: UnixS  # when the first of them came
 
 
+class Killed(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that was ended by somebody's word."""
+
+    id: str
+    model: str
+    by: str  # "key": its own; "operator"
+    at_unix_s: UnixS
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What a frontend sees; workers by instance, in hex."""
 
@@ -115,6 +124,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     waiting: Count = 0  # requests without a place,
     held: dict[str, Count] = {}  # and of those, by the namespace of their set, the ones that had begun
     demand: dict[str, Demand] = {}  # and all of them, by model
+    killed: tuple[Killed, ...] = ()  # of the last minute
     # Requests that came to their good end since the frontend began, and their tokens: what requests are like.
     ended: Count = 0
     prompt_tokens: Count = 0
