@@ -87,8 +87,7 @@ async def run_frontend(
     requests = pages.requests = Requests(accounts, lobby, directory, loop.time, unix_s)
     shed_retry_s, stats = settings.holds.shed_retry_s, dispatcher.stats
     levels = {one: Levels(one, directory, stats, shed_retry_s, loop.time) for one in settings.serves}
-    names = RequestNames(rng)
-    kills = Kills(requests, store, settings.deployment, rng, unix_s)
+    names, kills = RequestNames(rng), Kills(requests, store, settings.deployment, rng, unix_s)
     app = App(gate, directory, admission, pages, names, accounts, requests, kills, lobby, large, AllLevels(levels))
     pages.level = lambda: levels[settings.deployment].level
     pages.streams = lambda: accounts.inflight
@@ -116,9 +115,9 @@ async def run_frontend(
         watches.append(tasks.spawn(wanted.follow(store), f"models of {one}"))
         watches.append(tasks.spawn(_hear_fleet(store, one, roster, wanted), f"fleet of {one}"))
         demand = Demands(one, directory, lobby, loop.time, unix_s)
-        told = (demand.now, kills.lately)
-        reporting = Reporting(store, one, roster, directory, accounts, unix_s, settings.name, *told)
-        watches.append(tasks.spawn(reporting.run(), f"report to {one}"))
+        told = (settings.name, demand.now, kills.lately)
+        reporting = Reporting(store, one, roster, directory, accounts, unix_s, *told).run()
+        watches.append(tasks.spawn(reporting, f"report to {one}"))
     try:
         on_ready({"address": str(address), "status": str(status or address), "deployment": settings.deployment})
         await first((stop.wait(),), watches)
