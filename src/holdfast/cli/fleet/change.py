@@ -13,7 +13,7 @@ from holdfast.cli.deployments.waiting import Timeout, Wait, seconds
 from holdfast.cli.fleet.seen import DeploymentOption, Fleet, Key, fleet_at, where
 from holdfast.cli.fleet.waiting import Manner, end
 from holdfast.core.errors import UserError
-from holdfast.fleet.records import scaled
+from holdfast.fleet.records import Wish, scaled
 from holdfast.fleet.wishing import evicted, forgotten, one_evicted
 from holdfast.settings import Environment
 from holdfast.spec.arguments import UsageError
@@ -82,7 +82,8 @@ class Evict(Asked, frozen=True):
             wish = await fleet.ask(self.key, change)
             left = len(fleet.seen.replicas(self.key))
             leave = f"; its {left} {'replica leaves' if left == 1 else 'replicas leave'} when requests have ended"
-            what = f"model {self.key} {'forgotten' if self.forget else 'evicted: none wanted, none kept'}"
+            does = "forgotten" if wish is None else f"evicted: none wanted, {_kept(wish)}"
+            what = f"model {self.key} {does}"
             return await end(fleet, self.key, wish, what + (leave if left else ""), manner)
 
     async def _evict_one(self, fleet: Fleet, manner: Manner) -> int:
@@ -97,3 +98,7 @@ class Evict(Asked, frozen=True):
         instead = f"{wish.model.hot} wanted" if self.shrink else "another comes for it"
         told = f"replica {one.id} of {self.key} on {one.node} leaves when its requests have ended; {instead}"
         return await end(fleet, self.key, wish, told, manner)
+
+
+def _kept(wish: Wish) -> str:
+    return "WARM at most, until its host memory is needed" if wish.model.host_bytes else "none kept"
