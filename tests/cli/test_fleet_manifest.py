@@ -11,7 +11,6 @@ from fleet_cli_rig import DEPLOYMENT, SIM, Desk, desk_at
 from holdfast.cli.fleet.manifest import fleet_spec
 from holdfast.core.errors import REFUSED
 from holdfast.fleet.desired import Level
-from holdfast.settings import read_environment
 from holdfast.spec.deployment import DeploymentSpec
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.local import Machine
@@ -87,15 +86,14 @@ async def test_mistakes_are_told_before_anything_is_asked_for(desk: Desk, tmp_pa
     assert "a fleet serves models, and no service here is a worker" in told.stderr
 
 
-def test_frontends_and_planners_of_it_are_the_fleets_own(tmp_path: Path) -> None:
+def test_frontends_and_planners_of_it_are_the_fleets_own() -> None:
     """As many as it has, told what it tells them."""
     loud = "      extraPodSpec: {mainContainer: {args: [--access-log]}}\n"
     text = TEXT.replace("replicas: 1\n    words", f"replicas: 2\n{loud}    words")
     text = text.replace("    words:", "    planner: {componentType: planner, replicas: 2}\n    words:", 1)
     manifest = check(text.encode()).manifest
     assert manifest is not None
-    env = read_environment({"HOLDFAST_STATE_DIR": str(tmp_path)})
-    machine = Machine(env.state_dir, {}, port=1234)
+    machine = Machine(Path("/tmp/hf"), {}, port=1234)
     spec = fleet_spec(DeploymentSpec("x", port=1234), manifest, machine)
     assert (spec.name, spec.port) == ("local", 1234)
     assert (spec.frontends, spec.frontend.access_log, spec.controls) == (2, True, 2)

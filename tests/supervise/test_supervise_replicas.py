@@ -42,9 +42,10 @@ def read(path: Path) -> Manifest:
 
 
 def starts(manifest: Manifest) -> Iterator[Start]:
-    """One replica of each service."""
+    """One replica of each service that has any."""
     for number, (service, part) in enumerate(revision_of(manifest, 1).parts.items(), 7):
-        yield Start(f"{service}-{number}", service, part.set_id)
+        if manifest.spec.services[service].replicas:
+            yield Start(f"{service}-{number}", service, part.set_id)
 
 
 def on(*sockets: str) -> list[Taken]:
