@@ -1,4 +1,4 @@
-"""A worker and its frontend on two machines (network namespaces joined by a cable that can be cut). Real processes."""
+"""Workers and frontends on two machines (network namespaces joined by a cable that can be cut). Real processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ host, port, path, *tokens = sys.argv[1:]
 connection = http.client.HTTPConnection(host, int(port), timeout=60)
 endless = tokens == ["{ENDLESS}"]
 if tokens:
-    body = {{"model": "holdfast-sim", "prompt": "Once", "max_tokens": int(tokens[0]), "ignore_eos": True}}
+    body = {{"model": "holdfast-sim", "prompt": "Once", "max_tokens": int(tokens[0]), "ignore_eos": True, "seed": 7}}
     body["stream"] = endless
     connection.request("POST", path, json.dumps(body), {{"content-type": "application/json"}})
 else:
@@ -39,7 +39,7 @@ sys.stdin.read()
 
 
 class Machines:
-    """`near` has the worker and the store, `far` the frontend."""
+    """`near` has the store, and what else a test starts there."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="hfns-", dir="/tmp"))
@@ -60,6 +60,9 @@ class Machines:
     def cut_cable(self) -> None:
         """Nobody is told: packets vanish, as when a machine loses its power."""
         _ip("-n", self.spaces["far"], "link", "set", "cable", "down")
+
+    def mend_cable(self) -> None:
+        _ip("-n", self.spaces["far"], "link", "set", "cable", "up")
 
     def start(self, machine: str, *words: str, stdin: Any = subprocess.DEVNULL) -> subprocess.Popen[str]:
         state = self.folder / machine
@@ -143,3 +146,47 @@ def test_a_worker_serves_a_frontend_on_another_machine_and_notices_that_it_is_go
     machines.cut_cable()
     gone_s = wait_until(lambda: streams() == 0, "the worker to let go of a frontend that is gone", START_S)
     assert gone_s > 1.0, "a look at a cable that was not cut"
+
+
+@pytest.mark.long
+def test_a_fleet_on_two_machines_outlives_the_loss_of_one(machines: Machines) -> None:
+    """A replica on each, both serve the one frontend; when a machine is cut off in mid-answer all answers are the ones
+    that they would have been, and when it is back its replica is."""
+    store = ("--store", f"tcp://{machines.hosts['near']}:7000")
+    machines.start("near", "-m", "holdfast", "store", "--address", "tcp://0.0.0.0:7000")
+    for machine, words in (("near", ("up", "--backend", "local", "--status-port", "0")), ("far", ("node",))):
+        node = ("--node", machine, "--node-address", machines.hosts[machine], "--node-gib", "0.3")
+        machines.start(machine, "-m", "holdfast", *words, *store, *node)
+
+    def told(*words: str) -> str:
+        state = {**os.environ, "HOLDFAST_STATE_DIR": str(machines.folder / "near")}
+        command = ["ip", "netns", "exec", machines.spaces["near"], sys.executable, "-m", "holdfast", *words, *store]
+        done = subprocess.run(command, env=state, capture_output=True, text=True, timeout=START_S, check=False)
+        return done.stdout if done.returncode == 0 else ""
+
+    def serve_on() -> list[str]:
+        found = json.loads(told("models", "chat", "--json") or "{}").get("replicas", [])
+        return sorted(one["node"] for one in found if one["phase"] == "ready")
+
+    wait_until(lambda: '"far"' in told("nodes", "--json"), "both nodes", START_S)
+    engine = ("--engine", "sim", "--vault-gib", "0.1", "--sim-tpot-ms", "10", "--served-name", "holdfast-sim")
+    told("deploy", "chat", *engine, "--memory-gib", "0.2", "--wanted", "2", "--max", "2", "--per-node", "1")
+    wait_until(lambda: serve_on() == ["far", "near"], "a replica on each", START_S)
+    ask = ("8000", "/v1/completions", "300")
+    whole = text_of(machines.get("near", 8000, *ask[1:])[1])
+    clients = [machines.start("near", "-c", ASK, "127.0.0.1", *ask, stdin=subprocess.PIPE) for _ in range(4)]
+    health = ("near", 8000, "/v1/requests")
+    wait_until(lambda: machines.get(*health)[1].count('"RUNNING"') == 4, "all to run", START_S)
+    machines.cut_cable()
+    for client in clients:
+        assert client.stdout is not None
+        status, _, body = client.stdout.readline().partition(" ")
+        assert (status, text_of(ast.literal_eval(body))) == ("200", whole)
+    wait_until(lambda: serve_on() == ["near"], "the machine to be missed", START_S)
+    machines.mend_cable()
+    wait_until(lambda: serve_on() == ["far", "near"], "it to be back", START_S)
+
+
+def text_of(body: str) -> str:
+    found: str = json.loads(body)["choices"][0]["text"]
+    return found

@@ -45,6 +45,7 @@ def run_node(
         environ=handed_on(),
         totals=totals,
         vault_dir=spec.vault_dir,
+        reach=spec.node_address,
     )
     return run_up(state_dir, bare, detach, tied, node=site, models=models)
 

@@ -30,6 +30,7 @@ class NodeSite(Struct, frozen=True, kw_only=True):
     environ: dict[str, str]  # of whoever starts it: replicas have it, too
     totals: dict[str, int]  # bytes that replicas may have together, of each device; of the host under `fleet.room.HOST`
     vault_dir: str = ""
+    reach: str = ""  # where frontends on other machines reach its engines
 
     def jobs(self) -> list[Job]:
         """Replicas that an earlier supervisor kept."""
@@ -39,7 +40,7 @@ class NodeSite(Struct, frozen=True, kw_only=True):
     async def host(self, supervisor: Supervisor, tell: Tell) -> None:
         """Until cancelled."""
         state_dir = Path(self.state_dir)
-        machine = Machine(state_dir, self.environ, self.store, self.vault_dir)
+        machine = Machine(state_dir, self.environ, self.store, self.vault_dir, reach=self.reach)
         machine.vaults.mkdir(parents=True, exist_ok=True, mode=0o700)
         store = open_store(self.store, SocketNetwork(), random.Random())
         await store.start()

@@ -97,6 +97,13 @@ class DeploymentSpec(Settings, frozen=True):
         ),
     ] = ""
     node: Annotated[str, about("What this node is called; default: the machine's name.", **_FLEET)] = ""
+    node_address: Annotated[
+        str,
+        about(
+            "Where frontends on other machines reach its engines, a host or its IP; default: from this one only.",
+            **_FLEET,
+        ),
+    ] = ""
     node_devices: Annotated[int, about("Devices in host memory, where there are no GPUs.", min=1, max=64, **_FLEET)] = 1
     node_gib: Annotated[
         float, about("What replicas may have of each of them; 0: half of what is free.", "GiB", min=0, **_FLEET)

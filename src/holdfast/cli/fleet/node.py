@@ -79,6 +79,7 @@ class Node(Asked, frozen=True):
                 store=url,
                 environ=handed_on(),
                 totals=totals,
+                reach=self.spec.node_address,
             )
             return keep(Joining(Screen(), Joined(site), self.detach), lock, detach=self.detach, tied=not self.untied)
         finally:

@@ -50,6 +50,14 @@ class Machine:
     host: str = "127.0.0.1"  # where frontends listen that are not told
     port: int = 8000
     status_host: str = "127.0.0.1"
+    reach: str = ""  # where frontends on other machines reach its engines; empty: sockets, on this one only
+
+    def addresses(self, name: str) -> dict[str, str]:
+        """Of an engine and its beats."""
+        if self.reach:
+            return dict.fromkeys(("address", "beat_address"), str(TcpAddress(self.reach, 0)))
+        socket = f"unix://{self.state_dir}/run/{name}"
+        return {"address": f"{socket}.sock", "beat_address": f"{socket}.beat"}
 
     @property
     def store_url(self) -> str:
@@ -141,9 +149,8 @@ def _engines(pod: Pod, replica: str, seats: Sequence[Seat], machine: Machine) ->
         launch = replace(
             _worker(container, replica, machine),
             name=name,
-            address=f"unix://{machine.state_dir}/run/{name}.sock",
-            beat_address=f"unix://{machine.state_dir}/run/{name}.beat",
             status_any=True,
+            **machine.addresses(name),
             **_kept(pod, container),
         )
         if pod.init:
