@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from bench.fleet.agent import Machine
 from holdfast.fleet.actions import Tries, Verb
@@ -185,6 +186,28 @@ def test_a_node_is_lost_after_its_grace_and_not_before() -> None:
     made.run(60)
     assert "back" in told(keeper)
     assert made.hot("m") == 1
+
+
+def test_a_node_whose_agent_is_stopped_is_lost_and_not_by_one_who_was_stopped_itself() -> None:
+    """Its record stands, and is not told again: three times that long. A controller that comes late listens anew."""
+    told_again = structs.replace(place(1).agents["n0"].record(), again_s=5.0)
+    controller = Controller("d", "c")
+    controller.begin(Book(), {}, {}, {"n0": told_again}, 100.0)
+    assert controller.next_deadline_s() == 115.0
+
+    def lost(now_s: float) -> list[str]:
+        controller.step(now_s)
+        return [one.what for one in controller.take_told()]
+
+    assert lost(114.0) == []
+    controller.node("n0", told_again, 114.0)
+    assert lost(128.9) == []
+    assert lost(129.0) == ["lost"]
+    controller.node("n0", told_again, 130.0)
+    assert lost(130.0) == ["back"]
+    assert lost(200.0) == [], "nobody knows who was stopped"
+    assert lost(214.9) == []
+    assert lost(215.0) == ["lost"]
 
 
 def test_a_store_that_was_lost_loses_no_node() -> None:

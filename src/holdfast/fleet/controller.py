@@ -11,9 +11,10 @@ was read.
 Nodes' records that come while something is being written are taken after it: an answer may come before its order is
 known to stand. What a record says is seen first and its answers are believed after, so that a failure counts once.
 
-A node is lost when its record was missing for `GRACE_S`; not before, for leased records vanish with the store that had
-them and come again. For the same reason nothing is decided, after a beginning or an outage, until each node that was
-asked for anything was heard, or that time is over.
+A node is lost when its record was missing for `GRACE_S`, or stood unchanged for longer than its agent would leave it:
+a process that is stopped keeps its lease where its machine answers for it. Not before, for leased records vanish with
+the store that had them and come again. For the same reason nothing is decided, after a beginning or an outage, until
+each node that was asked for anything was heard, or that time is over.
 
 Always true: nothing is asked for of which the serial does not stand in the book; nothing is decided while something is
 being written; replicas of a model that nobody here ever wished for are left alone, as are those of a wish that cannot
@@ -39,6 +40,7 @@ from holdfast.fleet.traffic import Load, Traffic
 
 # A store that restarts is back in a second or two, and its clients' leased keys within another.
 GRACE_S = 5.0
+SILENT = 3  # times that a node did not tell of itself, and is lost: its agent is stopped, or its machine thrashes
 TOLD_MAX = 10_000  # lines that nobody took: more than one pass over a large fleet says
 WAITED_FOR = "requests wait for it, and 0 are wanted, by a person's word"
 WHY_CHARS_MAX = 300  # of why a start failed: what fits into a line or two
@@ -85,6 +87,7 @@ class Controller:
         self._scaled: dict[str, Scaled] = {}
         self._scaling_to: dict[str, Scaled] = {}  # numbers that are being written
         self._gone: dict[str, float] = {}  # nodes without a record, and since when
+        self._silent_s: dict[str, tuple[float, float]] = {}  # of those with one: how long it may stand, and until when
         self._unheard: set[str] = set()  # nodes that are waited for,
         self._quiet_until_s = 0.0  # until then
         self._drains: dict[str, frozenset[str]] = {}  # processes of replicas that leave, by node
@@ -158,8 +161,10 @@ class Controller:
         """A node's record; None: it is not there any more. One that cannot be read is not told at all."""
         if record is None:
             self._late.pop(name, None)
+            self._silent_s.pop(name, None)
             self._gone.setdefault(name, now_s)
             return
+        self._silent_s[name] = SILENT * record.again_s, now_s + SILENT * record.again_s
         self._gone.pop(name, None)
         self._unheard.discard(name)
         if self._asking is not None:
@@ -180,6 +185,7 @@ class Controller:
     def away(self, now_s: float) -> None:
         """The store was lost, and is back: whoever is missing has its time again, and all are to be heard anew."""
         self._gone = dict.fromkeys(self._gone, now_s)
+        self._listen_anew(now_s)
         self._unheard = {name for name, node in self._view.nodes.items() if node.alive}
         self._quiet_until_s = now_s + GRACE_S
 
@@ -234,6 +240,9 @@ class Controller:
     def step(self, now_s: float) -> Writes:
         """What is to be written now; if that is anything, it must be `written` before the next step."""
         assert self._asking is None, "one thing is written at a time"
+        due_s = self.next_deadline_s()
+        if due_s is not None and now_s > due_s + GRACE_S:
+            self._listen_anew(now_s)  # who comes so late may not have heard: it was stopped itself
         self._stepped_s = now_s
         self._lose(now_s)
         if self._unheard and now_s < self._quiet_until_s:
@@ -273,6 +282,7 @@ class Controller:
         """When to step again though nothing happens; None: not before something does. What was due at the last step was
         looked at then."""
         due = [self._plan.next_s] + [since_s + GRACE_S for since_s in self._gone.values()]
+        due += [until_s for for_s, until_s in self._silent_s.values() if for_s]
         if self._unheard:
             due.append(self._quiet_until_s)
         for key in self._elastic & self._scaled.keys():
@@ -331,6 +341,13 @@ class Controller:
             if name in self._view.nodes:
                 self._view.lose(name)
                 self._tell("lost", f"node {name} is lost: it was not heard of for {GRACE_S:g} s")
+        for name, (for_s, until_s) in self._silent_s.items():
+            if for_s and now_s >= until_s and name in self._view.nodes and self._view.nodes[name].alive:
+                self._view.lose(name)
+                self._tell("lost", f"node {name} is lost: its agent told nothing for {for_s:g} s; is it stopped?")
+
+    def _listen_anew(self, now_s: float) -> None:
+        self._silent_s = {name: (for_s, now_s + for_s) for name, (for_s, _) in self._silent_s.items()}
 
     def _tell_late(self, now_s: float) -> None:
         due_s = self._view.next_due_s()

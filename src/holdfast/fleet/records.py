@@ -50,6 +50,7 @@ class NodeRecord(Struct, frozen=True, kw_only=True):
     answers: Mapping[str, str] = {}
     number: Count = 0  # of this record, by this agent
     at_unix_s: UnixS = 0.0  # when it was told; 0: nobody says
+    again_s: float = 0.0  # within which it is told again though nothing changed; 0: it is not
     pid: int = 0
     host: str = ""
     processes: Mapping[str, tuple[str, ...]] = {}  # of each replica, by its name, as `holdfast ps` calls them

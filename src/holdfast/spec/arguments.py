@@ -120,6 +120,8 @@ def parse(words: Sequence[str], options: Options, command: str) -> dict[str, Any
             _take_option(word, rest, flags, options, said=said, command=command)
         elif free and word.lower() in options[free[0]].extra.get("kinds", ()) and not said_kind:
             said_kind = True
+        elif free and not word:
+            raise UsageError(f"{options[free[0]].name} must not be empty")
         elif free:
             flag = free.popleft()
             said[flag] = _value(options[flag].name, options[flag], word)

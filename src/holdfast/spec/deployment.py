@@ -18,7 +18,7 @@ from holdfast.core.errors import UserError
 from holdfast.spec.engines import ENGINES
 from holdfast.spec.launch import ControlLaunch, FrontendLaunch, WorkerLaunch
 from holdfast.spec.names import check_deployment_name, check_url
-from holdfast.spec.settings import Settings, about
+from holdfast.spec.settings import GIB_MAX, Settings, about
 
 WORKERS_MAX = 256  # processes on one machine; more is a typing mistake
 CONTROLS_MAX = 8  # one decides; more than two or three wait for nothing
@@ -106,7 +106,10 @@ class DeploymentSpec(Settings, frozen=True):
     ] = ""
     node_devices: Annotated[int, about("Devices in host memory, where there are no GPUs.", min=1, max=64, **_FLEET)] = 1
     node_gib: Annotated[
-        float, about("What replicas may have of each of them; 0: half of what is free.", "GiB", min=0, **_FLEET)
+        float,
+        about(
+            "What replicas may have of each of them; 0: half of what is free.", "GiB", min=0, max=GIB_MAX, **_FLEET
+        ),
     ] = 0.0
     node_host_gib: Annotated[
         float,
@@ -114,6 +117,7 @@ class DeploymentSpec(Settings, frozen=True):
             "Host memory for weights of WARM replicas; -1: half of what is free beside GPUs, else none.",
             "GiB",
             min=-1,
+            max=GIB_MAX,
             **_FLEET,
         ),
     ] = -1.0

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from holdfast.core.errors import Refused, UserError
-from holdfast.spec.settings import Setting, Settings, about
+from holdfast.spec.settings import GIB_MAX, Setting, Settings, about
 from holdfast.spec.vllm_words import ranks_in
 
 ENGINES = ("sim", "torch", "vllm")
@@ -50,6 +50,7 @@ class SimSettings(Settings, frozen=True):
             "A sim engine's memory in the vault, weights and KV pages.",
             "GiB",
             min=0,
+            max=GIB_MAX,
             commands=_BOTH,
             flag="--vault-gib",
             panel="Failover",

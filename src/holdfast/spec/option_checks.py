@@ -19,6 +19,7 @@ WITH_MANIFEST = frozenset({"--filename", "--config", "--detach", "--untied", "--
 # The same for a fleet that is started with it (`holdfast up --backend local -f`),
 WITH_FLEET = WITH_MANIFEST | {
     *("--backend", "--address", "--node", "--node-devices", "--node-gib", "--status-port"),
+    *("--node-address", "--node-host-gib"),
     *("--redis", "--redis-entries-max"),
 }
 # and to whoever has it kept by one that runs (`holdfast deploy -f`).

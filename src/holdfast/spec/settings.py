@@ -41,6 +41,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 S = TypeVar("S", bound=Settings)
 NUMBER_MAX = sys.float_info.max
 TIME_MAX = 1_000_000_000  # 31 years in seconds: whoever wishes for more means "always"
+GIB_MAX = 1_000_000  # a petabyte: more is a mistake sooner than a machine
 Path = tuple[str, ...]  # names of the structs that a setting is in, and its own
 
 

@@ -46,6 +46,7 @@ from holdfast.supervise.seats import NOWHERE, Devices, taken_by
 
 log = logging.getLogger("holdfast.up")
 
+TELL_S = 5.0  # after which it is told anew that this node is there, though nothing changed
 LOOK_S = 0.5  # between two looks, where the store tells of nothing: processes become ready, and leave
 
 
@@ -82,7 +83,8 @@ class Hosting:
         self._levels = Levels(machine.state_dir, network, backend.kept, self._mirror.news.set)
         self._registered: Registration | None = None
         self._bug: str | None = None  # of the last look
-        self._told = NodeRecord(node=agent.node_of(node, backend.totals, {}))
+        self._told = NodeRecord(node=agent.node_of(node, backend.totals, {}), again_s=TELL_S)
+        self._told_s = 0.0
 
     def __repr__(self) -> str:
         return f"<{self.node}: {len(self._houses)} replicas of {self.deployment}>"
@@ -185,9 +187,10 @@ class Hosting:
             host=os.uname().nodename,
             processes={name: tuple(one.processes) for name, one in found.items()},
         )
-        if told != self._told or self._registered is None:
-            self._told = structs.replace(told, number=told.number + 1)
-            data = msgspec.json.encode(structs.replace(self._told, at_unix_s=self._clock.unix_s()))
+        now_s = self._clock.unix_s()
+        if told != self._told or self._registered is None or not 0 <= now_s - self._told_s < TELL_S:
+            self._told, self._told_s = structs.replace(told, number=told.number + 1), now_s
+            data = msgspec.json.encode(structs.replace(self._told, at_unix_s=now_s))
             if self._registered is None:
                 self._registered = self._store.register(node_key(self.deployment, self.node), data)
             else:

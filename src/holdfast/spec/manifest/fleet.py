@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, ClassVar
 
 from holdfast.spec.manifest.parts import Names, Section
-from holdfast.spec.settings import about
+from holdfast.spec.settings import GIB_MAX, about
 
 FLOORS = ("hot", "warm", "cold")
 REPLICAS_MAX = 256  # of one service
@@ -75,9 +75,12 @@ class Fleet(Section, frozen=True):
         int, about("HOT ones on one node; 0: as many as fit.", min=0, max=REPLICAS_MAX, **_DEPLOY)
     ] = 0
     memory_gib: Annotated[
-        float, about("On each device, weights and KV; 0: by its engine's options.", "GiB", min=0, **_DEPLOY)
+        float,
+        about("On each device, weights and KV; 0: by its engine's options.", "GiB", min=0, max=GIB_MAX, **_DEPLOY),
     ] = 0.0
-    host_gib: Annotated[float, about("In host memory when WARM; 0: it never is.", "GiB", min=0, **_DEPLOY)] = 0.0
+    host_gib: Annotated[
+        float, about("In host memory when WARM; 0: it never is.", "GiB", min=0, max=GIB_MAX, **_DEPLOY)
+    ] = 0.0
     ready_seconds: Annotated[
         float, about("How long one may take until it serves.", "s", over=0, flag="--ready-s", **_DEPLOY)
     ] = 600.0
