@@ -12,6 +12,7 @@ import pytest
 from fleet_cli_rig import DEPLOYMENT, GIB, SIM, Desk, desk_at
 from msgspec.structs import replace
 
+from holdfast.cli.fleet import seen
 from holdfast.cli.fleet.deploy import Deploy
 from holdfast.cli.fleet.written import as_words
 from holdfast.core.errors import REFUSED
@@ -211,8 +212,11 @@ async def test_what_may_keep_it_from_coming_is_told(desk: Desk) -> None:
     assert large.stderr == f"tiny: warning: {needs}\n"
 
 
-async def test_without_a_fleet_it_is_told_what_to_start(desk: Desk, tmp_path: Path) -> None:
+async def test_without_a_fleet_it_is_told_what_to_start(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where nothing runs, and where a store runs that knows of none."""
+    monkeypatch.setattr(seen, "FOUND_S", 0.1)
     nothing = await desk.say("deploy", "tiny", *SIM, store=False)
     assert nothing.returncode == 1
     assert "nothing runs in ~/state: start it with `holdfast up --backend local`, or name a store" in nothing.stderr

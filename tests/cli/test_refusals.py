@@ -132,7 +132,7 @@ def test_config_and_headers_decide_before_torch_is_loaded(refusing: Refusing) ->
         (("--model", "tiny", "--kv-gib", "1e9"), "--kv-gib 1e+09 does not fit into memory: host "),
         (("--model", "tiny", "--torch-threads", "100000"), "--torch-threads 100000 is too many: at most "),
         (("--model", "tiny", "--context", "5000"), "--context 5000 is beyond the 4096 tokens"),
-        (("--engine", "sim", "--vault-gib", "1e9"), "--vault-gib 1e+09 for each of 1 workers does not fit"),
+        (("--engine", "sim", "--vault-gib", "1e5"), "--vault-gib 100000 for each of 1 workers does not fit"),
     ],
 )
 def test_what_cannot_be_is_refused_once(
