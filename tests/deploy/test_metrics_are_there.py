@@ -72,13 +72,13 @@ def scraped(up: Supervised) -> dict[str, set[str]]:
     return found
 
 
-ELSEWHERE = ("holdfast_vault_", "holdfast_fleet_")
+ELSEWHERE = ("holdfast_vault_", "holdfast_fleet_", "holdfast_events_")
 
 
 @pytest.mark.processes
 def test_every_metric_that_is_asked_for_is_exposed(up: Supervised) -> None:
     """By real processes, once a stream ran and a canary was answered; and those that the docs list, but for a vault's
-    own and those of a fleet, where there is none."""
+    own and those of a fleet and its mirror of events, where there is none."""
     assert up.stream("hello", max_tokens=5).answer().wrong == ""
     up.wait_until(lambda: "dynamo_worker_status" in scraped(up), "control to have judged the workers")
     shown = scraped(up)
