@@ -16,6 +16,10 @@ ARGS ?=
 # cpu, cuda, none (then only `--engine sim` works), or the address of a package index to take it from.
 TORCH ?= auto
 
+# Compiled files are kept, whatever the environment says: without them each of the many processes that start here compiles
+# all it imports anew, which takes half of its time to start. They lie where `make clean` finds them.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV := .venv
 INSTALL := $(VENV)/bin/python scripts/install.py
 INSTALLED_BY := pyproject.toml constraints.txt scripts/install.py scripts/torch_choice.py
