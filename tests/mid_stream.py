@@ -13,6 +13,12 @@ def slow_down(deployment: Deployment, factor: float = SLOWER) -> None:
         deployment.chaos(name, "slow", factor=factor)
 
 
+def speed_up(deployment: Deployment) -> None:
+    """Everybody's usual pace again."""
+    for name in deployment.worker_names:
+        deployment.chaos(name, "clear")
+
+
 def serving(deployment: Deployment, streams: int = 1) -> str:
     """The worker that has so many streams."""
     found: list[str] = []

@@ -20,7 +20,7 @@ from holdfast.testing.clients import Stream
 from holdfast.testing.deployment import Deployment
 from holdfast.testing.place import free_port
 from holdfast.wire.net import SocketNetwork
-from mid_stream import slow_down
+from mid_stream import slow_down, speed_up
 
 TOKENS = 150
 
@@ -102,6 +102,7 @@ def test_a_fall_moves_streams_once_and_no_client_sees_more_than_a_pause(pair: De
     moved = pair.health()["resumed_total"]
     assert moved > 0
     decide(pair, victim, Status.SUSPICIOUS, fall=1)
+    speed_up(pair)
     assert texts(streams) == whole
     port = free_port()
     pair.start_frontend("later", port)
@@ -129,8 +130,7 @@ def reports(pair: Deployment, fits: Any) -> list[Report]:
 def test_a_drained_worker_gives_its_streams_away_by_plan(pair: Deployment) -> None:
     """It ends with none, before they are over; no failure is counted, and every answer is whole."""
     whole = texts(asked(pair, 8))
-    for name in pair.worker_names:
-        pair.chaos(name, "slow", factor=4)
+    slow_down(pair, 4.0)
     streams = asked(pair, 8)
     victim = max(pair.worker_names, key=lambda name: shown(pair, name)["streams"])
     decide(pair, victim, Status.DRAINING)
@@ -138,6 +138,7 @@ def test_a_drained_worker_gives_its_streams_away_by_plan(pair: Deployment) -> No
     assert shown(pair, victim)["standing"] == "DRAINING"
     assert pair.health()["streams"] == 8
     assert pair.health()["resumed_total"] == 0
+    speed_up(pair)
     assert texts(streams) == whole
 
 

@@ -16,6 +16,7 @@ from waiting_rig import CHAT, get, lines, listed, report, requests, tell_level, 
 
 from holdfast.routing.degradation import LevelRecord
 from holdfast.testing.deployment import Deployment
+from mid_stream import slow_down
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -88,8 +89,9 @@ def test_a_wanted_model_is_held_until_its_first_worker_has_come(empty: Deploymen
 def test_a_wanted_model_that_lost_its_last_worker_is_waited_for() -> None:
     """In the line of the set that it had: a stream under way is told so too, and goes on; a frontend that drains tells
     who waits that it does."""
-    with Deployment(workers=1, sim={**SIM, "tpot_ms": 20.0}, frontend={**PATIENT, "drain_s": 0.5}) as deployment:
+    with Deployment(workers=1, sim=SIM, frontend={**PATIENT, "drain_s": 0.5}) as deployment:
         want(deployment, MODEL)
+        slow_down(deployment, 20.0)  # the one that is killed
         with Raw(deployment.port) as running, Raw(deployment.port) as fresh:
             running.post(CHAT, chat(stream=True, max_tokens=300, ignore_eos=True), named("running"))
             running.until(b"data: ")

@@ -132,26 +132,23 @@ async def test_odd_outputs_reach_the_client_as_well_as_they_can(rig: Rig) -> Non
                 assert read_answer(received).done
 
 
-@pytest.mark.parametrize(
-    ("failure", "status"),
-    [
+async def test_every_failure_becomes_an_answer(rig: Rig) -> None:
+    """With a status while none has gone out, as an error event once a stream has begun; never as a false end."""
+    for failure, status in (
         (Failure("Cancelled", "changed my mind"), 499),
         (Failure("InvalidRequest", "not this one"), 400),
         (Failure("ResourceExhausted", "never fits"), 429),
         (Failure("NoSuchCode", "x"), 503),
         (Failure("", ""), 503),
-    ],
-)
-async def test_every_failure_becomes_an_answer(rig: Rig, failure: Failure, status: int) -> None:
-    """With a status while none has gone out, as an error event once a stream has begun; never as a false end."""
-    rig.engine.script = [Output(0, [], failure=failure)]
-    received = await rig.ask()
-    assert received.status == status
-    assert b'"error"' in received.body()
-    rig.engine.script = [Output(0, [300]), Output(0, [], failure=failure)]
-    answer = read_answer(await rig.ask(stream=True))
-    assert answer.error is not None
-    assert not answer.done
+    ):
+        rig.engine.script = [Output(0, [], failure=failure)]
+        received = await rig.ask()
+        assert received.status == status, failure
+        assert b'"error"' in received.body(), failure
+        rig.engine.script = [Output(0, [300]), Output(0, [], failure=failure)]
+        answer = read_answer(await rig.ask(stream=True))
+        assert answer.error is not None, failure
+        assert not answer.done, failure
 
 
 async def test_outputs_after_the_end_and_for_nobody_are_dropped(rig: Rig) -> None:
@@ -168,18 +165,15 @@ async def test_outputs_after_the_end_and_for_nobody_are_dropped(rig: Rig) -> Non
     assert (answer.tokens, answer.finish, answer.done) == ([300, 301], "stop", True)
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
+async def test_a_worker_that_loses_its_tongue_is_left_and_met_again(rig: Rig) -> None:
+    """The connection breaks, the stream waits and goes on when the worker is met anew."""
+    for raw in (
         b"HTTP/1.1 200 OK\r\n\r\n",
         frame(b"\x91" * 100_000),
         frame(b""),
         b"\xff\xff\xff\xff",
         encode(Draining("no")) + b"\xff\xff\xff\xff",
-    ],
-)
-async def test_a_worker_that_loses_its_tongue_is_left_and_met_again(rig: Rig, raw: bytes) -> None:
-    """The connection breaks, the stream waits and goes on when the worker is met anew."""
-    rig.engine.raw = raw
-    answer = read_answer(await rig.ask(stream=True))
-    assert (answer.tokens, answer.done, answer.resumed) == ([300, 301], True, 1)
+    ):
+        rig.engine.raw = raw
+        answer = read_answer(await rig.ask(stream=True))
+        assert (answer.tokens, answer.done, answer.resumed) == ([300, 301], True, 1), raw[:20]
