@@ -32,6 +32,7 @@ class Body:
     idle_s: float = 0.0
     until_s: float = 0.0
     device_bytes: int = 0  # that it was promised
+    host_bytes: int = 0
     stops: bool = False  # as soon as it may
     turn: int = 0  # how often it changed its level
 
@@ -55,7 +56,7 @@ class Body:
             idle_s=self.idle_s,
             drain_until_s=self.until_s,
             device_bytes=self.device_bytes,
-            host_bytes=action.host_bytes,
+            host_bytes=self.host_bytes,
         )
 
 
@@ -133,7 +134,7 @@ class Machine:
             self.grant(action.name, (HOST,), action.host_bytes)
         due_s = now_s + (3.0 if action.model in self.on_disk else 8.0)
         body = Body(action, action.level, Phase.PROVISIONING, now_s, due_s, action.devices)
-        body.device_bytes = action.device_bytes
+        body.device_bytes, body.host_bytes = action.device_bytes, action.host_bytes
         self.bodies[action.name] = body
         self.on_disk.add(action.model)
         return ""
@@ -162,6 +163,7 @@ class Machine:
             return "failed"
         assert body.running == 0 or now_s >= body.until_s, f"{action.name} is demoted with {body.running} running"
         self.grant(action.name, (HOST,), action.host_bytes)
+        body.host_bytes = action.host_bytes
         body.running, body.phase, body.since_s, body.due_s = 0, Phase.DEMOTING, now_s, now_s + COPY_S
         return ""
 

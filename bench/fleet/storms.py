@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import ClassVar
 
 from msgspec import structs
 
@@ -23,6 +24,8 @@ COMPARED = 7  # one pass in so many is planned from scratch as well
 
 class Storm:
     """One world, its weather, and what is promised whatever the weather."""
+
+    events: ClassVar[list[str]] = []  # that befall it
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -71,7 +74,7 @@ class Storm:
         for step in range(STEPS):
             self.world.now_s += self.rng.choice((0.5, 2.0, 5.0, 20.0))
             for _ in range(self.rng.choice((0, 0, 0, 1, 2))):
-                getattr(self, f"befall_{self.rng.choice(EVENTS)}")()
+                getattr(self, f"befall_{self.rng.choice(self.events)}")()
             self.traffic()
             self.pass_once(step % COMPARED == 0, 0.15)
         self.calm_down()
@@ -190,6 +193,7 @@ class Storm:
             raise AssertionError(f"it does not come to rest: {world.last} {world.planner!r}")
         for model in world.models.values():
             self.check(model)
+            self.check_floor(model)
 
     def is_at_rest(self) -> bool:
         world, view = self.world, self.world.planner.view
@@ -214,18 +218,65 @@ class Storm:
             roomy = sum(size >= model.device_bytes for size in free)
             assert not (fits and roomy >= model.devices), f"{told}, and {machine.name} has room: {free}"
 
+    def check_floor(self, model: Model) -> None:
+        """As many are HOT or WARM as are kept, of the right version; if not, no host has memory for one more beside a
+        device with room, nor has one for whom others of another version would leave."""
+        world, floor = self.world, model.floored
+        there = [body for _, body in world.bodies() if body.action.model == model.key and body.phase is Phase.READY]
+        own, told = [body for body in there if _is_current(body, model)], f"{model}: {world.last.unmet}"
+        outdated = [body for body in there if body.level is Level.WARM and not _is_current(body, model)]
+        assert len(there) >= floor or model.key in world.last.unmet, told
+        if len(own) >= floor:
+            assert not outdated, told
+            return
+        assert model.key in world.last.unmet, told
+        assert not any(body.action.serial in model.going for body in outdated), told
+        for machine in world.machines.values():
+            on = sum(body.serves and body.action.node == machine.name for body in there)
+            fits = model.may_be_on(machine.name) and (not model.per_node_max or on < model.per_node_max)
+            free = {device: total - sum(machine.leases[device].values()) for device, total in machine.totals.items()}
+            host = free.pop(HOST) + sum(body.host_bytes for body in outdated if body.action.node == machine.name)
+            roomy = sum(size >= model.device_bytes for size in free.values())
+            fits &= roomy >= model.devices and host >= model.host_bytes
+            assert not fits, f"{told}, and {machine.name} has room: {free} and {host}"
+
 
 def _is_current(body: Body, model: Model) -> bool:
     return body.action.version == model.version and body.action.serial not in model.going
 
 
-EVENTS = [name.removeprefix("befall_") for name in vars(Storm) if name.startswith("befall_")]
-EVENTS += ["crash", "back", "scale"]  # more often than the others
+Storm.events = [name.removeprefix("befall_") for name in vars(Storm) if name.startswith("befall_")]
+Storm.events += ["crash", "back", "scale"]  # more often than the others
 
 
-def play(seed: int) -> Counter[str]:
+class Rollouts(Storm):
+    """Floors of WARM and HOT, whose models have another version again and again."""
+
+    def add_machine(self, name: str) -> None:
+        super().add_machine(name)
+        machine = self.world.machines[name]
+        machine.totals[HOST], machine.changed = self.rng.choice((60, 100, 150, 300)), True
+        self.world.look(machine)
+
+    def model(self, key: str) -> Model:
+        model = super().model(key)
+        least, floor = max(1, model.replicas_min), self.rng.choice((Level.WARM, Level.WARM, Level.WARM, Level.HOT))
+        wanted = self.rng.choice((0, 0, model.wanted))
+        host = model.host_bytes or model.device_bytes
+        return structs.replace(model, floor=floor, replicas_min=least, wanted=wanted, host_bytes=host)
+
+    def befall_version(self) -> None:
+        if self.world.models:
+            model = self.rng.choice(list(self.world.models.values()))
+            self.world.want(structs.replace(model, version=self.rng.choice("abc")))
+
+
+Rollouts.events = [*Storm.events, *["version"] * 8, "evict", "scale", "restart"]
+
+
+def play(seed: int, kind: type[Storm] = Storm) -> Counter[str]:
     """One world; AssertionError says what was broken, and by which seed."""
     try:
-        return Storm(seed).run()
+        return kind(seed).run()
     except AssertionError as error:
-        raise AssertionError(f"world {seed}: {error}") from error
+        raise AssertionError(f"world {seed} of {kind.__name__}: {error}") from error

@@ -9,10 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from bench.fleet.agent import Body, Machine
-from holdfast.fleet.actions import Action, Verb
-from holdfast.fleet.desired import HYSTERESIS, Hysteresis, Model
+from holdfast.fleet.actions import LEAVING, Action, Verb
+from holdfast.fleet.desired import HYSTERESIS, Hysteresis, Level, Model
 from holdfast.fleet.observed import Demand, Observed, Phase
 from holdfast.fleet.planner import Plan, Planner, plan
+
+ROLLOUT = ("it is of another version", "it is to go, by a person's word")  # why somebody leaves for another
+CHOSEN = (*ROLLOUT, "fewer are wanted")
 
 
 @dataclass
@@ -72,7 +75,25 @@ class World:
             assert fresh.unmet == self.last.unmet
         for action in self.last.actions:
             self._check(action)
+        for key in {action.model for action in self.last.actions if action.verb in LEAVING and action.why in ROLLOUT}:
+            self._check_floor(key)
         return self.last.actions
+
+    def _check_floor(self, key: str) -> None:
+        """Another version, or a person's word, takes nobody who serves or is WARM while no other has come; where there
+        is no room, one after the other."""
+        view, model = self.planner.view, self.models.get(key)
+        if model is None:
+            return
+        whys = {one.name: one.why for one in self.last.actions if one.verb in LEAVING and one.why in CHOSEN}
+        leaving = {one.action.name for one in view.asked_of.get(key, {}).values() if one.action.verb in LEAVING}
+        there = [one for one in view.of_model[key].values() if view.nodes[one.node].alive and one.name not in leaving]
+        ready = [one for one in there if one.phase is Phase.READY]
+        for level, least in ((Level.HOT, model.hot), (Level.WARM, model.floored)):
+            gone = [one for one in ready if one.level is level and whys.get(one.name) in ROLLOUT]
+            left = sum(one.level >= level and one.name not in whys for one in ready)
+            self.counts[f"outdated {level.word}"] += len(gone)
+            assert not gone or left >= least, f"{left} of {model} are left without {gone}"
 
     def _check(self, action: Action) -> None:
         """What the planner promises of each action, by what it was told."""

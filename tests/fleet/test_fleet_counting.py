@@ -23,8 +23,10 @@ COMING = replica(phase=Phase.PROVISIONING)
 DRAINS = replica(phase=Phase.DRAINING, drain_until_s=NOW_S)
 LOWERED = replica(phase=Phase.DEMOTING, since_s=NOW_S - COPY_S)
 DRAINED = flying(order(Verb.DRAIN))
+STOPPED = flying(order(Verb.STOP))
 PLACED_WARM = structs.replace(PLACED, level=Level.WARM, devices=(), host_bytes=40)
 HOST = node(gpus=4, host=100)
+ROOMY = node(gpus=4, host=200)
 
 
 def floor(level: Level = Level.WARM, least: int = 1, **fields: object) -> Model:
@@ -62,6 +64,75 @@ def floor(level: Level = Level.WARM, least: int = 1, **fields: object) -> Model:
             seen([HOST], [warm(version="x")], flying=flying(order(Verb.PROMOTE))),
             ["stop a1 n", "place a2 n"],
             id="an old version that is told to come is stopped, not drained",
+        ),
+        pytest.param(
+            floor(version="y", least=2),
+            seen([ROOMY], [warm(version="x"), warm(serial=2, version="x")]),
+            ["place a3 n"],
+            id="old WARM ones stay until another has come",
+        ),
+        pytest.param(
+            floor(version="y", least=2),
+            seen([ROOMY], [warm(version="x"), warm(serial=2, version="x"), warm(serial=3, version="y")]),
+            ["stop a1 n"],
+            id="and leave one by one",
+        ),
+        pytest.param(
+            floor(version="y", least=2),
+            seen([ROOMY], [warm(version="x"), warm(serial=2, version="x"), replica(serial=3, version="y")]),
+            ["drain a3 n"],
+            id="nor for one that leaves its devices, before it is WARM",
+        ),
+        pytest.param(
+            floor(version="y", least=2),
+            seen([HOST], [warm(version="x"), warm(serial=2, version="x")]),
+            ["stop a1 n"],
+            id="without room in the host one of them goes first",
+        ),
+        pytest.param(
+            floor(version="y", least=2),
+            seen([HOST], [warm(version="x"), warm(serial=2, version="x")], flying=STOPPED),
+            [],
+            id="and no other meanwhile",
+        ),
+        pytest.param(
+            floor(version="y", least=1),
+            seen([node(host=50, size=30)], [warm(version="x")]),
+            [],
+            id="but not where no device has room to load another",
+        ),
+        pytest.param(
+            floor(going=frozenset({1})),
+            seen([node(host=50, size=30)], [warm()]),
+            ["stop a1 n"],
+            id="except by a person's word",
+        ),
+        pytest.param(
+            floor(version="y", host_bytes=70),
+            seen([node(host=90, gpus=4)], [warm(version="x"), warm(serial=2, version="x")]),
+            ["stop a1 n"],
+            id="more old ones than a floor needs do not stay",
+        ),
+        pytest.param(
+            floor(version="y", least=2, host_bytes=70),
+            seen([node(host=90, gpus=4)], [warm(version="x"), warm(serial=2, version="x")]),
+            ["stop a1 n", "stop a2 n"],
+            id="as many give up their places as one needs",
+        ),
+        pytest.param(
+            floor(version="y"),
+            seen([HOST], [warm(version="x", phase=Phase.PROVISIONING, since_s=NOW_S)]),
+            ["stop a1 n", "place a2 n"],
+            id="who is not WARM yet does not stay",
+        ),
+        pytest.param(
+            model(version="y", wanted=0), seen([HOST], [warm(version="x")]), ["stop a1 n"], id="nor without a floor"
+        ),
+        pytest.param(
+            model(version="y", wanted=2, floor=Level.WARM, replicas_min=2),
+            seen([HOST], [replica(version="x"), replica(serial=2, version="x")]),
+            ["place a3 n"],
+            id="HOT ones of an old version count for a floor of WARM",
         ),
         pytest.param(
             model(going=frozenset({1})), seen([HOST], [replica()]), ["place a2 n"], id="another comes for it"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import pytest
 
-from bench.fleet.storms import play
+from bench.fleet.storms import Rollouts, play
 
 SEED = int(os.environ.get("HOLDFAST_TEST_SEED", "0")) % 1_000_000
 PARTS, EACH = 10, 100
+ROLLED = 4  # parts
 BROKE = (
     907_935,  # one who was told to stop in vain was drained again and again
     911_179,  # a WARM one of an old version, told to come, was asked to drain at every look
@@ -22,6 +24,14 @@ def test_whatever_befalls_a_fleet_its_promises_hold(part: int) -> None:
     plan; and at rest, when it is quiet, with what is wanted as far as there is room."""
     for number in range(EACH):
         play(SEED + part * EACH + number)
+
+
+@pytest.mark.parametrize("part", range(ROLLED))
+def test_another_version_takes_nobody_before_another_has_come(part: int) -> None:
+    """Floors of WARM and HOT hold through rollouts, evictions and whatever else befalls; and at rest all are of the
+    last version, as far as there is room."""
+    counts = sum((play(SEED + part * EACH + number, Rollouts) for number in range(EACH)), Counter[str]())
+    assert counts["outdated WARM"] > EACH
 
 
 @pytest.mark.parametrize("seed", BROKE)

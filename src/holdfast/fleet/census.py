@@ -61,6 +61,8 @@ class Census:
     needs: list[Need] = field(default_factory=list)  # of those that are missing, each
     warm_missing: int = 0  # besides those
     old: list[Replica] = field(default_factory=list)  # HOT ones of another version, that serve
+    outdated: list[Replica] = field(default_factory=list)  # WARM ones of another version, that a floor has still
+    restless: int = 0  # WARM ones that come, or leave
     leaving: int = 0  # HOT ones
     coming: int = 0  # HOT ones
     on: Counter[str] = field(default_factory=Counter)  # HOT ones, there or coming, by node

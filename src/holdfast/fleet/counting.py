@@ -6,8 +6,8 @@ comes back there is one too many.
 
 Requests end first: a HOT replica that serves is only ever asked to drain, and goes when nothing runs on it or its
 requests have had their time. Of another version, or of those that a person sends away, somebody leaves when enough
-serve without it, one more than wanted being started for that. What has no traffic, because it is WARM or never came up,
-is stopped.
+serve without it, one more than wanted being started for that; from a floor of WARM when enough are HOT or WARM without
+it. What has no traffic, because it is WARM or never came up, is stopped.
 """
 
 from __future__ import annotations
@@ -119,6 +119,7 @@ class _Taker:
 
     def _leaves(self, one: Replica, *, sinks: bool) -> None:
         self.census.leaving += one.level is Level.HOT
+        self.census.restless += one.level is Level.WARM
         if sinks and self._is_current(one):
             self.census.sinking.append(one)
 
@@ -173,7 +174,7 @@ class _Taker:
         others = [one for one in self.hot if not self._is_current(one)]
         census.old = [one for one in others if one.phase is Phase.READY and one.level is Level.HOT]
         for one in others:
-            if one not in census.old:  # it is not up yet, or WARM still and told to come
+            if one not in census.old and not self._is_woken(model, one):  # it is not up yet
                 self._send_away(one, self._why_not(one))
         have = len(new) + self.coming[Level.HOT]
         missing = max(0, model.hot - have)
@@ -185,9 +186,11 @@ class _Taker:
         self._thin_out(new, have - model.hot)
         serving = [one for one in new if one.phase is Phase.READY and one.level is Level.HOT]
         census.coming = have - len(serving)
-        self._retire(census.old, len(serving) + len(census.old) - model.hot)
+        staying = [one for one in serving if one.serial not in self._stale()]
+        self._retire(census.old, len(staying) + len(census.old) - model.hot)
         self._line_up(model, [*serving, *census.old], asked=asked)
         self._put_to_sleep(model, have)
+        self._keep_floor(model, have, serving)
 
     def _need(self, model: Model, place: int, others: int, *, asked: bool) -> Need:
         """Of the replica at that place among its model's, with so many others; the first one matters most."""
@@ -214,7 +217,7 @@ class _Taker:
 
     def _line_up(self, model: Model, serving: list[Replica], *, asked: bool) -> None:
         """Those that may have to give way, of whom the last matters most."""
-        leaving = {intent.serial for intent in self.census.intents}
+        leaving = self._stale()
         order = sorted(self._victim(model, one) for one in serving if one.serial not in leaving)
         for place, one in enumerate(reversed(order)):
             need = self._need(model, place, place, asked=asked)
@@ -229,8 +232,6 @@ class _Taker:
 
     def _put_to_sleep(self, model: Model, have: int) -> None:
         census, now_s = self.census, self.now_s
-        for one in [one for one in self.warm if not self._is_current(one)]:
-            self._send_away(one, self._why_not(one))
         warm = [one for one in self.warm if self._is_current(one)]
         needed = max(0, model.kept - have)
         spare = sorted(warm, key=lambda one: (one.since_s, one.serial))[: max(0, len(warm) - needed)]
@@ -240,12 +241,38 @@ class _Taker:
                 self._intend(Verb.STOP, one.serial, one.node, "nobody wanted it for long")
             else:
                 self._look_again(one.since_s + self.hysteresis.linger_s)
-        stale = {intent.serial for intent in census.intents}
+        stale = self._stale()
         ready = [one for one in warm if one.phase is Phase.READY and one.serial not in stale]
         census.asleep = [one for one in ready if self._may(Verb.PROMOTE, one.name)]
+
+    def _is_woken(self, model: Model, one: Replica) -> bool:
+        """It was WARM and is told to come; a floor lets it, and it leaves as those do that serve."""
+        verbs = {flight.action.verb for flight in self.asked.get(one.serial, [])}
+        return model.floored > 0 and Verb.PROMOTE in verbs
+
+    def _keep_floor(self, model: Model, have: int, serving: list[Replica]) -> None:
+        """At which as many are kept of any version; those of another go one by one, for one that came."""
+        census, floor = self.census, model.floored
+        warm = [one for one in self.warm if self._is_current(one)]
+        others = [one for one in self.warm if not self._is_current(one)]
+        census.outdated = [one for one in others if one.phase is Phase.READY]
+        for one in others:
+            if one.phase is not Phase.READY:
+                self._send_away(one, self._why_not(one))
         falling = self.falling + len(census.drained) + len(census.sinking)
-        floor = model.replicas_min if model.floor is not Level.COLD else 0
-        census.warm_missing = max(0, floor - have - len(warm) - self.coming[Level.WARM] - falling)
+        own = have + len(warm) + self.coming[Level.WARM] + falling
+        stale = self._stale()
+        ready = [one for one in (*serving, *census.old, *self.warm) if one.phase is Phase.READY]
+        ready = [one for one in ready if one.serial not in stale]
+        self._retire(census.outdated, len(ready) - floor)
+        old = sum(not self._is_current(one) for one in ready)
+        old += sum(not self._is_current(one) and self._is_woken(model, one) for one in self.hot)
+        census.warm_missing = max(0, floor - own if not old else min(floor - own, floor + 1 - own - old))
+        census.restless += self.coming[Level.WARM] + falling + sum(one.phase is not Phase.READY for one in self.warm)
+
+    def _stale(self) -> set[int]:
+        """Serials of those about whom something was decided already."""
+        return {intent.serial for intent in self.census.intents}
 
     # -- what is to be done
 

@@ -77,7 +77,12 @@ class Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def kept(self) -> int:
         """How many must be WARM at least."""
-        return max(self.hot, self.replicas_min) if self.floor is not Level.COLD else self.hot
+        return max(self.hot, self.floored)
+
+    @property
+    def floored(self) -> int:
+        """How many must be, HOT or WARM, though nobody asks for them."""
+        return self.replicas_min if self.floor is not Level.COLD else 0
 
     def may_be_on(self, node: str) -> bool:
         return not self.nodes or node in self.nodes

@@ -7,6 +7,7 @@ no floor needs are dropped, the oldest and smallest first. It waits for them no 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
 
 from holdfast.fleet.actions import Verb, subject_of
 from holdfast.fleet.census import Census
@@ -84,9 +85,29 @@ class Warming:
         self.orders.look_again(self.now_s + LOOK_AGAIN_S)
         hosts = any(self.orders.may_be_on(census, model, one.name) for one in self.room.fitting(0, model.host_bytes))
         self.orders.unmet.setdefault(model.key, NO_DEVICE if hosts else "no host has memory for it")
-        if hosts:
-            return
-        for node in sorted(self.spares):
+        for node in sorted(self.spares) if not hosts else ():
             ground = self.room.grounds[node]
             if self.orders.may_be_on(census, model, node) and self._drop_spares(ground, model.host_bytes):
                 return
+        self._swap(census, model)
+
+    def _swap(self, census: Census, model: Model) -> None:
+        """Have the places of its own old version, no more of them than must go for one, if nobody else of it is leaving
+        or coming. Who is to go by a person's word does so in any case."""
+        if census.leaving or census.coming or census.restless or model.key in self.orders.moved:
+            return
+        ways: list[tuple[int, str, list[Replica]]] = []
+        for node in sorted({one.node for one in census.outdated}):
+            ground = self.room.grounds[node]
+            if self.orders.may_be_on(census, model, node) and ground.kth_room(model.devices) >= model.device_bytes:
+                there = [one for one in census.outdated if one.node == node]
+                rooms = accumulate((one.host_bytes for one in there), initial=ground.later[HOST])
+                count = next((number for number, room in enumerate(rooms) if room >= model.host_bytes), None)
+                ways += [(count, node, there[:count])] if count is not None else []
+        _, node, leavers = min(ways, default=(0, "", []))
+        if not ways:
+            leavers = [one for one in census.outdated if one.serial in model.going][:1]
+        for one in leavers:
+            self.orders.tell(Verb.STOP, one.model, one.serial, one.node, "another one needs its place")
+        if ways:
+            self.room.await_(node, (HOST,), model.host_bytes)
