@@ -15,6 +15,7 @@ from bench.prove import Row
 RESULTS, PICTURE = ROOT / "bench" / "results" / "fleet.json", ROOT / "docs" / "fleet.svg"
 LEFT, TOP, WIDE, HIGH = 70, 56, 340, 220  # of the first panel's axes
 APART = 460  # from one panel's axes to the next
+SIGN_WIDE = 8  # of a figure below an axis, and some room
 INK, RED, BLUE, GREEN = "#1f2d33", "#b3392f", "#31505f", "#2f7d46"
 
 Point = tuple[float, float]
@@ -39,8 +40,13 @@ class Panel:
             text(self.left, TOP - 24, title, "start", bold=True),
             text(self.left + WIDE / 2, low + 42, below, "middle"),
         ]
+        after = -math.inf  # where the last one ends: one that would touch it is left out
         for x in xs:
-            lines.append(text(self.left + WIDE * self.across(x), low + 20, f"{x:,.0f}", "middle"))
+            said, at = f"{x:,.0f}", self.left + WIDE * self.across(x)
+            half = SIGN_WIDE * len(said) / 2
+            if at - half > after:
+                lines.append(text(at, low + 20, said, "middle"))
+                after = at + half
         for y, word in ys:
             height = low - HIGH * self.up(y)
             lines.append(f'<path d="M{self.left} {height:.1f}h{WIDE}" stroke="#d7dde0"/>')
@@ -73,11 +79,11 @@ def at_once(scale: Row) -> list[str]:
     return [
         *panel.axes("A pass over everything, CPU", "replicas", [row["replicas"] for row in rows], ys),
         *panel.curve([(0, 1.0), (10_000, 1.0)], RED, dashed=True),
-        panel.word((0, 1.0), "bound", RED, -6, "start"),
+        panel.word((150, 1.0), "bound", RED, -6, "start"),
         *panel.curve(placing, BLUE),
         panel.word(placing[-1], "all are placed", BLUE),
         *panel.curve(resting, GREEN),
-        panel.word(resting[-1], "all are there", GREEN, 20),
+        panel.word(resting[-1], "all are there", GREEN, 32),
     ]
 
 
