@@ -129,14 +129,22 @@ def _filled(pattern: S, values: Mapping[Path, Any]) -> S:
 
 def fields_of(kind: type[Settings], pattern: Settings | None = None) -> Iterator[Setting]:
     """The fields of one struct, also those that are structs; with the defaults of `pattern`, where one is given."""
+    for one in _fields(kind):
+        yield one if pattern is None else replace(one, default=getattr(pattern, one.name))
+
+
+@functools.cache
+def _fields(kind: type[Settings]) -> tuple[Setting, ...]:
+    """Hints are evaluated once: that takes a millisecond, and a manifest asks for them a thousand times."""
     hints = get_type_hints(kind, include_extras=True)
+    found = []
     for one in msgspec.structs.fields(kind):
         hint, meta = hints[one.name], msgspec.Meta()
         if get_origin(hint) is Annotated:
             hint, meta = get_args(hint)
         extra = dict(meta.extra or {})
-        default = one.default if pattern is None else getattr(pattern, one.name)
-        yield Setting((one.name,), hint, default, meta.description or "", extra.pop("unit", ""), extra)
+        found.append(Setting((one.name,), hint, one.default, meta.description or "", extra.pop("unit", ""), extra))
+    return tuple(found)
 
 
 def _is_struct(hint: Any) -> bool:
