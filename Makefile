@@ -33,18 +33,19 @@ up: $(VENV)/.installed ## Install what is needed, then serve on http://127.0.0.1
 	@echo "3/3 starting"
 	@exec $(VENV)/bin/holdfast up $(ARGS)
 
-# Two at a time, with one order of sets and dictionaries for both. Tests marked `alone` kill whole deployments or look at
-# the clock: not beside the others, which take all the CPU there is. How tidy the tree is, `make lint` says.
+# Several at a time, with one order of sets and dictionaries for all: most of a test's time is waiting. Tests marked
+# `alone` kill whole deployments or look at the clock: two at a time, not beside the others, which take all the CPU there
+# is. How tidy the tree is, `make lint` says.
 ALONE = $(sort $(shell grep -rl --include='test_*.py' 'mark\.alone' tests))
 PYTEST := $(VENV)/bin/python -m pytest --hypothesis-seed=$(SEED)
-PAIRS := PYTHONHASHSEED=0 $(PYTEST) -n 2 --dist
+TOGETHER := PYTHONHASHSEED=0 $(PYTEST) --dist
 
 test: export HOLDFAST_TEST_SEED = $(SEED)
 test: $(VENV)/.installed-dev ## Run the tests (ARGS: options of pytest; SEED: repeat a run's random choices).
 	@echo "3/3 testing with seed $(SEED); the same choices again: make test SEED=$(SEED)"
 ifeq ($(strip $(ARGS)),)
-	@$(PAIRS) loadfile -m "not long and not alone" --ignore tests/test_tidy.py tests
-	@$(PAIRS) loadfile -m "alone and not long" $(ALONE)
+	@$(TOGETHER) loadfile -n 4 -m "not long and not alone" --ignore tests/test_tidy.py tests
+	@$(TOGETHER) loadfile -n 2 -m "alone and not long" $(ALONE)
 else
 	@$(PYTEST) $(ARGS)
 endif
@@ -52,7 +53,12 @@ endif
 test-all: export HOLDFAST_TEST_SEED = $(SEED)
 test-all: $(VENV)/.installed-dev ## Run the long tests, which `make test` leaves out: many kills.
 	@echo "3/3 testing with seed $(SEED); the same choices again: make test-all SEED=$(SEED)"
-	@$(PAIRS) worksteal -m long tests $(ARGS)
+ifeq ($(strip $(ARGS)),)
+	@$(TOGETHER) worksteal -n 3 -m "long and not alone" tests
+	@$(TOGETHER) worksteal -n 2 -m "long and alone" $(ALONE)
+else
+	@$(TOGETHER) worksteal -n 2 -m long tests $(ARGS)
+endif
 
 # vLLM brings a torch of its own, so it has a venv of its own. Which version: VLLM=0.26.0. An engine of it takes half a
 # minute to start, and some tests start several in turn.
