@@ -19,9 +19,12 @@ from holdfast.supervise.incidents import (
     Incident,
     complete,
     ended_unix_s,
+    fold,
     from_its_end,
+    kept_apart,
     led,
     read_incidents,
+    read_own,
 )
 from holdfast.supervise.machine import Fell, Life, Phase
 from holdfast.supervise.notes import Slot
@@ -404,3 +407,21 @@ def test_the_state_that_is_shown() -> None:
     assert shown_state({"status": "ready", "state": "standby", "group": "g"}) == "standby"
     assert shown_state({"status": "not_admitted", "state": "active", "group": "g"}) == "not_admitted"
     assert shown_state({"status": "silent"}) == "silent"
+
+
+def test_supervisors_that_share_a_directory_lose_none_of_each_others(tmp_path: Path) -> None:
+    """Each has a file of its own, all are read as one; when one is gone its incidents are with the others, and nothing
+    else is left of it."""
+    witnesses = {name: Witness(tmp_path, ManualClock(1000.0 + at), name) for at, name in enumerate("ab")}
+    for name, witness in witnesses.items():
+        witness.fell(Slot.of(Job(f"{name}-engine-0", "worker")), Fell(7, "SIGKILL", was_ready=True))
+    witnesses["a"].fell(Slot.of(Job("a-engine-1", "worker")), Fell(8, "SIGKILL", was_ready=True))
+    names = [one.name for one in read_incidents(tmp_path)]
+    assert names == ["a-engine-0", "a-engine-1", "b-engine-0"]
+    assert kept_apart(tmp_path) == {"a", "b"}
+    fold(tmp_path, "a", [Incident(1002.0, "a", "actor", 9, "SIGKILL")])
+    assert kept_apart(tmp_path) == {"b"}
+    assert [one.name for one in read_own(tmp_path)] == ["a-engine-0", "a-engine-1", "a"]
+    assert [one.name for one in read_incidents(tmp_path)] == [*names, "a"]
+    fold(tmp_path, "nobody")
+    assert len(read_incidents(tmp_path)) == 4

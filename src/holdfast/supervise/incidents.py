@@ -5,9 +5,12 @@ The supervisor writes them down (`supervise.witness`); `holdfast ps` and `holdfa
 them: the supervisor why a process ended, control what a worker did wrong, the engines' journals who led when, the
 frontends what their streams saw.
 
-Always true: the last `INCIDENTS_MAX` are kept, across restarts of everything; nothing is guessed: what no witness has
-said is None or empty; one cause is one incident: a verdict on a worker whose process then ends, or on weights that two
-engines share, is told once.
+Where several supervisors share a directory (a Ray node's actors) each has a file of its own, until it is gone and its
+incidents are put with the others (`fold`).
+
+Always true: of one file there is one writer; the last `INCIDENTS_MAX` are kept, across restarts of everything; nothing
+is guessed: what no witness has said is None or empty; one cause is one incident: a verdict on a worker whose process
+then ends, or on weights that two engines share, is told once.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from holdfast.supervise.standing import with_new_standby
 from holdfast.supervise.status import Status
 
 INCIDENTS_MAX = 100
+APART = "incidents"  # the folder of those who share a directory
 # From a process's end to when a supervisor that looks hears of it: milliseconds, on a starved machine a few seconds.
 SEEN_LATE_NS = 5_000_000_000
 # Two who saw the same end; an epoch, which may stand for it, is a whole millisecond.
@@ -66,20 +70,45 @@ class Incident(msgspec.Struct, frozen=True):
 
 
 def read_incidents(state_dir: Path) -> list[Incident]:
-    """Oldest first."""
+    """Everybody's, oldest first."""
+    apart = sorted((state_dir / APART).glob("*.json"))
+    found = {(one.unix_s, one.name): one for path in (_path(state_dir), *apart) for one in _read(path)}
+    return [found[key] for key in sorted(found)][-INCIDENTS_MAX:]
+
+
+def read_own(state_dir: Path, apart: str = "") -> list[Incident]:
+    """Those of one supervisor."""
+    return _read(_path(state_dir, apart))
+
+
+def _read(path: Path) -> list[Incident]:
     try:
-        return msgspec.json.decode(_path(state_dir).read_bytes(), type=list[Incident])
+        return msgspec.json.decode(path.read_bytes(), type=list[Incident])
     except (OSError, msgspec.DecodeError):
         return []
 
 
-def write_incidents(state_dir: Path, incidents: Sequence[Incident]) -> None:
-    """All there are; OSError if they cannot be written."""
-    write_whole(_path(state_dir), msgspec.json.encode(incidents))
+def write_incidents(state_dir: Path, incidents: Sequence[Incident], apart: str = "") -> None:
+    """All there are of one supervisor; OSError if they cannot be written."""
+    write_whole(_path(state_dir, apart), msgspec.json.encode(incidents))
 
 
-def _path(state_dir: Path) -> Path:
-    return state_dir / "incidents.json"
+def kept_apart(state_dir: Path) -> set[str]:
+    """Who has a file of its own there."""
+    return {path.stem for path in (state_dir / APART).glob("*.json")}
+
+
+def fold(state_dir: Path, apart: str, more: Sequence[Incident] = ()) -> None:
+    """One that kept its incidents apart is gone: put them, and `more` of it, with the others. OSError leaves all as it
+    was."""
+    found = {(one.unix_s, one.name): one for one in (*read_own(state_dir), *read_own(state_dir, apart), *more)}
+    if found:
+        write_incidents(state_dir, [found[key] for key in sorted(found)][-INCIDENTS_MAX:])
+    _path(state_dir, apart).unlink(missing_ok=True)
+
+
+def _path(state_dir: Path, apart: str = "") -> Path:
+    return state_dir / APART / f"{apart}.json" if apart else state_dir / "incidents.json"
 
 
 def led(terms: Sequence[Term], pid: int, looked_ns: int) -> int:

@@ -45,7 +45,8 @@ REPLACE_WAIT_S = 30.0  # for one replaced process to be ready before the next is
 
 
 class Supervisor:
-    """Keeps jobs running until they are stopped. Use it inside one running event loop, in the main thread."""
+    """Keeps jobs running until they are stopped. Use it inside one running event loop, in the main thread. `apart`:
+    what it is called among several that share the state directory."""
 
     def __init__(
         self,
@@ -56,6 +57,7 @@ class Supervisor:
         *,
         tell: Callable[[str], None],
         clock: Clock,
+        apart: str = "",
     ) -> None:
         self._state_dir = state_dir
         self._processes = processes
@@ -63,7 +65,7 @@ class Supervisor:
         self._tell = tell
         self.slots = {job.name: Slot.of(job) for job in jobs}
         self.adopted: list[Record] = []
-        self.witness = Witness(state_dir, clock)
+        self.witness = Witness(state_dir, clock, apart)
         self.parts = Parts(state_dir, processes, self.slots, self.witness)
         self._notes = Notes(state_dir, tell)
         self._changed = asyncio.Event()

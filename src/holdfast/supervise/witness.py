@@ -31,7 +31,7 @@ from holdfast.supervise.incidents import (
     complete,
     ended_unix_s,
     led,
-    read_incidents,
+    read_own,
     write_incidents,
 )
 from holdfast.supervise.lock import beat
@@ -54,12 +54,13 @@ Key = tuple[float, str]  # when, and who
 
 
 class Witness:
-    """Keeps the incidents of one state directory."""
+    """Keeps the incidents of one state directory; `apart`: of one supervisor among several there, by its name."""
 
-    def __init__(self, state_dir: Path, clock: Clock) -> None:
+    def __init__(self, state_dir: Path, clock: Clock, apart: str = "") -> None:
         self._state_dir = state_dir
         self._clock = clock
-        self.incidents = {(incident.unix_s, incident.name): incident for incident in read_incidents(state_dir)}
+        self._apart = apart
+        self.incidents = {(incident.unix_s, incident.name): incident for incident in read_own(state_dir, apart)}
         self._down: dict[str, Key] = {}  # of those whose process is not ready again
         # Of those without traffic, by control's verdict; that outlives us, so what was told of it goes on.
         told = [(key, one) for key, one in self.incidents.items() if one.verdict and one.back_after_s is None]
@@ -228,7 +229,7 @@ class Witness:
 
     def _write(self) -> None:
         try:
-            write_incidents(self._state_dir, list(self.incidents.values()))
+            write_incidents(self._state_dir, list(self.incidents.values()), self._apart)
         except OSError:
             self._written = False  # a full disk: it is tried again while `run` runs
         else:
