@@ -61,6 +61,8 @@ def test_help_names_every_command(place: Place) -> None:
         (("up", "--api-key", "good "), REFUSED, "--api-key has spaces at its ends"),
         ("up --cors-origin https://a.example/chat", REFUSED, "is no origin; e.g. https://chat.example.org"),
         ("frontend --cors-origin a.example", REFUSED, "is no origin"),
+        ("up --backend ray --node n1", REFUSED, "--node does nothing with --backend ray: Ray knows its nodes"),
+        ("up --backend local --address 127.0.0.1:6379", REFUSED, "--address does nothing without --backend ray"),
         ("up --engine sim --hold-s inf", REFUSED, "--hold-s must be a finite number"),
         ("up --engine sim --hold-s 1e300", REFUSED, "--hold-s must be 1,000,000,000 or less"),
         ("up --engine sim --served-name \udcff", 2, "--served-name must be UTF-8, got b'\\xff'"),

@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.errors import Refused, UserError
+from holdfast.fleet.actions import replica_name
 from holdfast.roles.ray import cluster, watcher
+from holdfast.roles.ray.clearing import Left, left_in, take_away
+from holdfast.roles.ray.model_actor import record_name, replica_of
 from holdfast.testing.place import Place
 
 
@@ -81,3 +85,22 @@ def test_what_fits_by_bytes_fits_in_ray(promised: list[int]) -> None:
     total = max(sum(promised), 10_001)
     assert sum(cluster.share_of(each * 10_000, total * 10_000) for each in promised) <= 1.0 + 1e-9
     assert cluster.share_of(0, total) == cluster.share_of(total, total) == 1.0
+
+
+@pytest.mark.parametrize("model", ["a", "a-b", "llama-3.1-8b-r2", "r1"])
+def test_whose_a_record_is_is_told_by_its_name(model: str) -> None:
+    """Whatever dashes a model's name has: a replica without a placement group is found by that."""
+    replica = replica_name(model, 12)
+    assert replica_of(record_name(replica)) == replica
+
+
+async def test_what_was_on_a_cluster_that_is_gone_is_forgotten(tmp_path: Path) -> None:
+    """Its head's end was its end; and nobody who only looks is told of it again."""
+    left = Left("local", "127.0.0.1:1")
+    left.write(tmp_path)
+    Left("other", "127.0.0.1:1").write(tmp_path)
+    assert [one.deployment for one in left_in(tmp_path)] == ["local", "other"]
+    told: list[str] = []
+    await take_away(left, tmp_path, told.append)
+    assert told == ["local on the Ray cluster 127.0.0.1:1 is gone with its head"]
+    assert [one.deployment for one in left_in(tmp_path)] == ["other"]

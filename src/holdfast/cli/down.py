@@ -18,6 +18,7 @@ from holdfast.cli.checks import readable
 from holdfast.cli.screen import Screen
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import UserError
+from holdfast.roles.ray.clearing import left_in, take_away
 from holdfast.roles.running import child_command, log_dir
 from holdfast.settings import Environment
 from holdfast.spec.jobs import Job
@@ -86,7 +87,10 @@ def run_down(state_dir: Path) -> int:
             left = asyncio.run(_stop_records(state_dir, jobs, screen))
         finally:
             os.close(lock)
-    if not running and not left and not supervisors:
+    on_ray = left_in(state_dir)
+    for one in on_ray:
+        asyncio.run(take_away(one, state_dir, screen.line))
+    if not (running or left or supervisors or on_ray):
         screen.line(f"nothing runs in {state_dir}")
     else:
         screen.line("everything has stopped")

@@ -65,6 +65,7 @@ def run_on_ray(
         address=spec.address,
         environ=tuple((name, value) for name, value in sorted(handed_on().items()) if name.startswith(OURS)),
         device_bytes=int(spec.node_gib * GIB),
+        host_bytes=-1 if spec.node_host_gib < 0 else int(spec.node_host_gib * GIB),
     )
     return run_up(state_dir, bare, detach, tied, more=(ray,), models=models)
 

@@ -21,7 +21,7 @@ STOP_ORDER = (("frontend", "control"), ("worker", "ray"), ("vault", "server", "k
 
 # SIGTERM to SIGKILL. A worker hands its streams back in milliseconds; together with the frontends' drain, the vaults'
 # and the store's bound this keeps a whole Ctrl-C at ten seconds. A killed vault's memory goes with its lifeline.
-STOP_S = {"worker": 3.0, "store": 1.0, "vault": 1.0, "control": 1.0, "ray": 15.0}
+STOP_S = {"worker": 3.0, "store": 1.0, "vault": 1.0, "control": 1.0, "ray": 30.0}
 FRONTEND_GRACE_S = 1.0  # on top of its own drain
 # On top of loading, which gives up by itself: to import, compile and capture.
 LOAD_GRACE_S = 60.0

@@ -26,6 +26,10 @@ WITH_FLEET = WITH_MANIFEST | {
 IN_A_FLEET = frozenset({"--filename", "KEY", "--wait", "--timeout", "--json", "--store"})
 
 
+# What a Ray cluster says of its own nodes.
+RAYS = ("--node", "--node-devices", "--node-address", "--device")
+
+
 def check_given(options: Options, said: Mapping[str, Any]) -> None:
     """`said`: by flag, on the command line or in a file. Refused names the first that cannot be, or does nothing."""
     if "--filename" in said and "--engine" in options:
@@ -37,8 +41,18 @@ def check_given(options: Options, said: Mapping[str, Any]) -> None:
         engine, standbys = (said.get(flag, _default(options, flag)) for flag in ("--engine", "--standbys"))
         vaults = standbys or options["--standbys"].extra.get("vaults", 0)  # in a fleet one alone has its vault, too
         refuse_idle(engine, vaults, [options[flag] for flag in said])
+    if "--backend" in options:
+        _check_backend(said)
     for flag, value in said.items():
         _check(flag, value)
+
+
+def _check_backend(said: Mapping[str, Any]) -> None:
+    on_ray = said.get("--backend") == "ray"
+    for flag in (flag for flag in RAYS if on_ray and flag in said):
+        raise Refused(f"{flag} does nothing with --backend ray: Ray knows its nodes; leave it out")
+    if "--address" in said and not on_ray:
+        raise Refused("--address does nothing without --backend ray; leave it out")
 
 
 def _default(options: Options, flag: str) -> Any:

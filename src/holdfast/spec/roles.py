@@ -26,6 +26,12 @@ class RayLaunch(StoredLaunch, frozen=True):
     device_bytes: Annotated[
         int, about("What replicas may have of each device that is no GPU; 0: half of what is free.", "bytes", min=0)
     ] = 0
+    host_bytes: Annotated[
+        int,
+        about(
+            "Of each node, for weights of WARM replicas; -1: half of Ray's beside GPUs, else none.", "bytes", min=-1
+        ),
+    ] = -1
 
 
 ROLES: dict[str, type[Launch]] = {

@@ -60,6 +60,12 @@ class NodeBackend(Protocol):
     async def remove(self, replica: str) -> None:
         """End its processes, memory last, and forget it. Asked again, it goes on where it was."""
 
+    async def seat(self, replica: str) -> None:
+        """It comes back from host memory: count it among those on its devices. Refused says why it cannot be."""
+
+    async def unseat(self, replica: str) -> None:
+        """It is in host memory, and its devices are others'. Asked again, nothing happens."""
+
 
 def kept_of(deployment: str, lives: Iterable[tuple[Job, Life]]) -> dict[str, Kept]:
     """Whose these processes are, by the replicas' names; what is of no replica of this deployment, or over, is left
@@ -103,6 +109,12 @@ class LocalBackend:
         if found is not None:
             await self._changing.remove(list(found.processes))
             self._sweep()
+
+    async def seat(self, replica: str) -> None:
+        """What vaults have is all that is counted here."""
+
+    async def unseat(self, replica: str) -> None:
+        """Nor this."""
 
     def _sweep(self) -> None:
         sweep(self._changing.state_dir, self._deployment, self._supervisor.slots)

@@ -5,6 +5,9 @@ which replica each is of; the agent (`fleet.agent`) says what follows from both.
 followed by one that finds the same orders and the same processes, and nothing is started twice. What the node tells of
 itself is leased: with its agent gone it is not there.
 
+Whoever else counts what of the devices is taken (`backend`) is told, too: before one comes back from host memory, and
+of each that is there.
+
 Always true: before what the store says is whole nothing is done; while the store is away nothing new is asked for, and
 what runs goes on; a replica's vaults may keep what it was promised, and no more.
 """
@@ -27,6 +30,7 @@ from holdfast.core.tasks import Tasks, beside
 from holdfast.discovery.keys import MODELS
 from holdfast.fleet import agent
 from holdfast.fleet.actions import Action
+from holdfast.fleet.desired import Level
 from holdfast.fleet.observed import Phase, Replica
 from holdfast.fleet.records import NodeRecord, Orders, Wish, node_key, orders_key, read, wish_key
 from holdfast.spec.jobs import Job
@@ -80,6 +84,8 @@ class Hosting:
         self._refused: dict[str, str] = {}  # why a replica could not be started, by its name
         self._deeds = Tasks(f"replicas on {node}")
         self._leaving: set[str] = set()  # whose processes are being ended
+        self._seats: dict[str, bool] = {}  # whether the backend counts it on its devices, as far as it was told
+        self._seating: set[str] = set()  # of whom it is being told
         self._levels = Levels(machine.state_dir, network, backend.kept, self._mirror.news.set)
         self._registered: Registration | None = None
         self._bug: str | None = None  # of the last look
@@ -146,7 +152,11 @@ class Hosting:
                     self._tell(f"{self.node}: {name} leaves")
                     self._deeds.spawn(self._remove(name), f"stop {name}")
                 case agent.Move(action, to) if action.name in found and action.name not in self._leaving:
-                    self._levels.move(action, to)
+                    if to is Level.WARM or self._is_seated(action.name, action.id):
+                        self._levels.move(action, to)
+        self._seats = {name: seat for name, seat in self._seats.items() if name in turn.houses}
+        for name in (name for name, house in turn.houses.items() if name in found and not house.replica.on_devices):
+            self._is_seated(name)
 
     def _sight(self, name: str, one: Kept, said: Said) -> agent.Sight:
         lives = {name: life for name, (job, life) in one.processes.items() if job.role == "worker"}
@@ -226,6 +236,28 @@ class Hosting:
         launches = replica_launches(pod, pod.replica(action.serial), seats, self._machine)
         settled = [settled_launch(launch, self._named, sharing=1) for launch in launches]
         return [Job.of(_bounded(launch, action)) for launch in settled]
+
+    def _is_seated(self, name: str, order: str = "") -> bool:
+        """As it is to be, on its devices by an order's id or else on none; if not yet, the backend is asked for it."""
+        if self._seats.get(name) is bool(order):
+            return True
+        if name not in self._seating:
+            self._seating.add(name)
+            self._deeds.spawn(self._seat(name, order), f"seat {name}")
+        return False
+
+    async def _seat(self, name: str, order: str) -> None:
+        try:
+            await (self._backend.seat(name) if order else self._backend.unseat(name))
+        except (Refused, OSError) as error:
+            if not order:
+                return  # the next look asks again
+            self._levels.wrong[name] = (order, str(error) or type(error).__name__)
+        else:
+            self._seats[name] = bool(order)
+        finally:
+            self._seating.discard(name)
+        self._mirror.news.set()
 
     async def _remove(self, name: str) -> None:
         try:

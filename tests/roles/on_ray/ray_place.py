@@ -2,39 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from holdfast.testing.answers import Answer
+from holdfast.testing.clients import Stream
 from holdfast.testing.fleet import FleetPlace
 from holdfast.testing.processes import kill_together
 
 BOUND_S = 180.0  # on a loaded machine: an actor's process alone took 6 s there
 DEVICES = 2  # of each node
 GIB = 0.5  # of each device
+STREAMS, TOKENS = 6, 400  # 8 s each: a stopped actor is killed in the middle of them
 SIM = ("--engine", "sim", "--vault-gib", "0.1", "--sim-ttft-ms", "5", "--sim-tpot-ms", "20", "--memory-gib", "0.2")
 
 
 class RayPlace(FleetPlace):
-    """`cluster`: a `ray.cluster_utils.Cluster` whose nodes all have devices."""
+    """`cluster`: a `ray.cluster_utils.Cluster` whose nodes all have devices; `host_gib`: what each has for WARM."""
 
-    def __init__(self, cluster: Any) -> None:
+    def __init__(self, cluster: Any, host_gib: float = 0.0) -> None:
         super().__init__()
         self.cluster = cluster
+        self.host_gib = host_gib
 
     def begin(self) -> None:
         self.up()
         self.wait_until(lambda: len(self.nodes()) == len(self.cluster.list_all_nodes()), "an agent on each", BOUND_S)
 
     def up(self) -> None:
+        self.told(*self.up_words(), "--detach")
+
+    def up_words(self) -> tuple[str, ...]:
         ports = ("--port", str(self.port), "--status-port", "0")
-        where = ("--address", self.cluster.address, "--node-gib", str(GIB))
-        self.told("up", "--backend", "ray", *where, "--detach", *ports)
+        has = ("--node-gib", str(GIB), "--node-host-gib", str(self.host_gib))
+        return ("up", "--backend", "ray", "--address", self.cluster.address, *has, *ports)
 
     # -- looking
 
@@ -54,6 +66,21 @@ class RayPlace(FleetPlace):
         """What a replica's actor wrote down of itself."""
         (path,) = (self.folder / "ray").glob(f"*/run/{replica.replace(':', '-')}.json")
         return json.loads(path.read_bytes())  # type: ignore[no-any-return]
+
+    def actor_pids(self) -> dict[str, int]:
+        """Of every process that writes itself down on the cluster's nodes: actors, vaults, engines; not agents."""
+        found = {}
+        for path in (self.folder / "ray").glob("*/run/*.json"):
+            with contextlib.suppress(OSError, ValueError):
+                record = json.loads(path.read_bytes())
+                found[record["name"]] = record["pid"]
+        found.pop("agent", None)
+        return found
+
+    def listed(self, what: str, state: str) -> dict[str, Any]:
+        """Actors or placement groups that Ray has in this state, by name."""
+        said = json.loads(self.ray("list", what, "--format", "json", "--detail", "--limit", "1000"))
+        return {one["name"]: one for one in said if one["state"] == state}
 
     def ray_node(self, name: str) -> Any:
         return next(node for node in self.cluster.list_all_nodes() if node.node_id.startswith(name))
@@ -96,6 +123,10 @@ class RayPlace(FleetPlace):
 
     # -- asking
 
+    def streams(self, model: str = "chat") -> list[Stream]:
+        more = {"model": model, "return_token_ids": True}
+        return [self.stream(f"story {number}", TOKENS, seed=number, **more) for number in range(STREAMS)]
+
     def returned(self, key: str, count: int, without: str, since_s: float) -> float:
         """Seconds until so many serve again, and the one that was broken is not among them."""
 
@@ -105,6 +136,41 @@ class RayPlace(FleetPlace):
 
         self.wait_until(back, f"{count} replicas of {key} without {without}", BOUND_S)
         return time.monotonic() - since_s
+
+
+@contextlib.contextmanager
+def made_cluster(nodes: int, **settings: str) -> Iterator[Any]:
+    """Of Ray's own utilities; `settings`: of Ray, for it and for all who join it."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed here; `make test-ray` installs it into .venv-ray")
+    # They start slowly on a loaded machine.
+    patched = {"RAY_agent_register_timeout_ms": "300000", **{f"RAY_{name}": value for name, value in settings.items()}}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in patched.items():
+            patch.setenv(name, value)
+        from ray.cluster_utils import Cluster
+
+        head = {"num_cpus": 1, "resources": {"holdfast_device": DEVICES}, "object_store_memory": 80 * 2**20}
+        made = Cluster(initialize_head=True, head_node_args=head | {"include_dashboard": True, "dashboard_port": 0})
+        try:
+            for _ in range(nodes - 1):
+                add_node(made)
+            made.wait_for_nodes(BOUND_S)
+            yield made
+        finally:
+            made.shutdown()
+
+
+def answers(streams: list[Stream]) -> list[Answer]:
+    return [one.answer(BOUND_S) for one in streams]
+
+
+def note(fault: str, figures: dict[str, float]) -> None:
+    """What it cost, into `$HOLDFAST_RAY_FIGURES`, if that is a file's name."""
+    print(fault, figures)
+    if path := os.environ.get("HOLDFAST_RAY_FIGURES"):
+        with Path(path).open("a") as file:
+            file.write(json.dumps({"fault": fault, **{key: round(value, 2) for key, value in figures.items()}}) + "\n")
 
 
 def add_node(cluster: Any) -> None:

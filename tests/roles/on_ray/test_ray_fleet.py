@@ -1,50 +1,25 @@
 """A fleet on a real Ray cluster of three nodes: the same commands as without Ray, and everything broken that Ray has.
 
-What each fault cost is written to `$HOLDFAST_RAY_FIGURES`, if that is a file's name.
+What each fault cost is written to `$HOLDFAST_RAY_FIGURES`, if that is a file's name. Each test leaves a fleet of two
+replicas on three nodes to the next.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from ray_place import BOUND_S, DEVICES, SIM, STREAMS, RayPlace, answers, note
 
-if importlib.util.find_spec("ray") is None:
-    pytest.skip("Ray is not installed here; `make test-ray` installs it into .venv-ray", allow_module_level=True)
-
-from ray_place import BOUND_S, DEVICES, SIM, RayPlace, add_node
-
-from holdfast.testing.answers import Answer
-from holdfast.testing.clients import Stream
 from holdfast.testing.processes import state_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone]
 
-STREAMS, TOKENS = 6, 400  # 8 s each: a stopped actor is killed in the middle of them
 TORCH = ("--engine", "torch", "--model", "tiny", "--kv-gib", "0.1", "--memory-gib", "0.4")
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    os.environ["RAY_agent_register_timeout_ms"] = "300000"  # noqa: SIM112 - they start slowly on a loaded machine
-    from ray.cluster_utils import Cluster
-
-    head = {"num_cpus": 1, "resources": {"holdfast_device": DEVICES}, "include_dashboard": True, "dashboard_port": 0}
-    made = Cluster(initialize_head=True, head_node_args=head | {"object_store_memory": 80 * 2**20})
-    try:
-        for _ in range(2):
-            add_node(made)
-        made.wait_for_nodes(BOUND_S)
-        yield made
-    finally:
-        made.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -55,38 +30,22 @@ def fleet(cluster: Any) -> Iterator[RayPlace]:
         place.told("down")
 
 
-def _streams(fleet: RayPlace, model: str = "chat") -> list[Stream]:
-    more = {"model": model, "return_token_ids": True}
-    return [fleet.stream(f"story {number}", TOKENS, seed=number, **more) for number in range(STREAMS)]
-
-
-def _answers(streams: list[Stream]) -> list[Answer]:
-    return [one.answer(BOUND_S) for one in streams]
-
-
 def _survives(fleet: RayPlace, fault: str, hit: Callable[[], str], model: str = "chat", count: int = 2) -> None:
     """Streams that are under way go on with the tokens they would have had; capacity returns without what was hit."""
-    unbroken = _answers(_streams(fleet, model))
+    unbroken = answers(fleet.streams(model))
     assert all(one.tokens and not one.wrong for one in unbroken), [one.wrong for one in unbroken]
-    streams = _streams(fleet, model)
+    streams = fleet.streams(model)
     for one in streams:
         one.wait_tokens(5)
     began_s = time.monotonic()
     without = hit()
-    broken = _answers(streams)
+    broken = answers(streams)
     assert [one.wrong for one in broken] == [""] * STREAMS
     assert [one.tokens for one in broken] == [one.tokens for one in unbroken]
     took_s = fleet.returned(model, count, without, began_s)
     resumed = sum(one.resumed > 0 for one in broken)
     stall_s = max(max(one.gaps_s) for one in broken)
-    _note(fault, {"resumed": resumed, "streams": STREAMS, "worst_gap_s": stall_s, "capacity_back_s": took_s})
-
-
-def _note(fault: str, figures: dict[str, float]) -> None:
-    print(fault, figures)
-    if path := os.environ.get("HOLDFAST_RAY_FIGURES"):
-        with Path(path).open("a") as file:
-            file.write(json.dumps({"fault": fault, **{key: round(value, 2) for key, value in figures.items()}}) + "\n")
+    note(fault, {"resumed": resumed, "streams": STREAMS, "worst_gap_s": stall_s, "capacity_back_s": took_s})
 
 
 def _one_of(fleet: RayPlace, key: str = "chat") -> str:
@@ -102,8 +61,7 @@ def test_ray_shows_what_a_user_of_ray_expects(fleet: RayPlace) -> None:
     """Each replica is an actor of its name, each node has its agent, and what they take is counted by Ray."""
     replicas = fleet.ready("chat")
     assert len(replicas) == 2
-    listed = fleet.ray("list", "actors", "--format", "json")
-    actors = {one["name"]: one for one in json.loads(listed) if one["state"] == "ALIVE"}
+    actors = fleet.listed("actors", "ALIVE")
     assert set(replicas) <= set(actors)
     assert {f"HoldfastAgent:local:{node}" for node in fleet.nodes()} <= set(actors)
     for name, node in replicas.items():
@@ -140,18 +98,39 @@ def test_an_agent_is_killed(fleet: RayPlace) -> None:
     """No replica notices: the next agent of the node adopts them, the same processes."""
     node, engines = _away_from_head(fleet), fleet.record_of(_one_of(fleet))["pid"]
     before, agent = fleet.ready("chat"), fleet.agent_pid(node)
-    streams = _streams(fleet)
+    streams = fleet.streams()
     for one in streams:
         one.wait_tokens(5)
     began_s = time.monotonic()
     os.kill(agent, signal.SIGKILL)
-    assert [one.wrong for one in _answers(streams)] == [""] * STREAMS
-    assert [one.resumed for one in _answers(streams)] == [0] * STREAMS
+    assert [one.wrong for one in answers(streams)] == [""] * STREAMS
+    assert [one.resumed for one in answers(streams)] == [0] * STREAMS
     fleet.wait_until(lambda: fleet.nodes().get(node, {}).get("agent_pid", agent) != agent, "another agent", BOUND_S)
     took_s = time.monotonic() - began_s
     fleet.wait_until(lambda: fleet.ready("chat") == before, "the same replicas", BOUND_S)
     assert fleet.record_of(_one_of(fleet))["pid"] == engines
-    _note("agent killed", {"resumed": 0, "streams": STREAMS, "agent_back_s": took_s})
+    note("agent killed", {"resumed": 0, "streams": STREAMS, "agent_back_s": took_s})
+
+
+def test_an_agent_is_stopped(fleet: RayPlace) -> None:
+    """Another comes in its place, ends it, and adopts its replicas. It takes as long as a node may be silent: where
+    others were placed meanwhile, who is too many leaves; no stream breaks."""
+    node = _away_from_head(fleet)
+    agent = fleet.agent_pid(node)
+    unbroken = answers(fleet.streams())
+    streams = fleet.streams()
+    for one in streams:
+        one.wait_tokens(5)
+    began_s = time.monotonic()
+    os.kill(agent, signal.SIGSTOP)
+    fleet.wait_until(lambda: fleet.nodes().get(node, {}).get("agent_pid", agent) != agent, "another agent", BOUND_S)
+    took_s = time.monotonic() - began_s
+    assert state_of(agent) in ("", "Z")
+    broken = answers(streams)
+    assert [one.wrong for one in broken] == [""] * STREAMS
+    assert [one.tokens for one in broken] == [one.tokens for one in unbroken]
+    fleet.wait_until(lambda: len(fleet.ready("chat")) == len(fleet.model("chat")["replicas"]) == 2, "two", BOUND_S)
+    note("agent stopped", {"streams": STREAMS, "agent_back_s": took_s})
 
 
 def test_a_raylet_is_killed(fleet: RayPlace) -> None:
@@ -185,8 +164,7 @@ def test_two_devices_are_one_placement_group(fleet: RayPlace) -> None:
     fleet.told("deploy", "wide", *TORCH, "--devices", "2", "--wanted", "1", "--max", "1", "--wait", "--timeout", "300")
 
     def groups() -> list[Any]:
-        found = json.loads(fleet.ray("list", "placement-groups", "--format", "json", "--detail"))
-        return [one for one in found if ":wide:" in one["name"] and one["state"] == "CREATED"]
+        return [one for name, one in fleet.listed("placement-groups", "CREATED").items() if ":wide:" in name]
 
     (group,) = groups()
     assert len(group["bundles"]) == 2
@@ -205,7 +183,7 @@ def test_two_devices_are_one_placement_group(fleet: RayPlace) -> None:
 def test_nothing_is_left_on_the_cluster(fleet: RayPlace) -> None:
     """Who is told to stop takes its actors and placement groups away."""
     fleet.told("down")
-    actors = [one for one in json.loads(fleet.ray("list", "actors", "--format", "json")) if one["state"] == "ALIVE"]
-    assert actors == []
-    assert "/6.0 holdfast_device (0.0 used" not in fleet.ray("status")
+    assert fleet.listed("actors", "ALIVE") == {}
+    assert fleet.listed("placement-groups", "CREATED") == {}
+    assert "holdfast_device (" not in fleet.ray("status")
     assert not list(fleet.pids())

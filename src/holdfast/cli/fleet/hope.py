@@ -40,7 +40,7 @@ def _own(found: list[Replica], model: Model) -> int:
 def trouble_of(seen: FleetSeen) -> str:
     """Why nothing comes of what is wanted; "": something does."""
     if not seen.nodes:
-        return f"no node of {seen.deployment} is there: `{START}` makes this machine one"
+        return f"no node of {seen.deployment} is there: `{START}` makes this machine one (on Ray: `holdfast ps`)"
     if not seen.is_led:
         return f"nobody decides for {seen.deployment}: no control of it runs, and what is there goes on as it is"
     return ""

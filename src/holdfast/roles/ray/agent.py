@@ -17,6 +17,7 @@ from msgspec import Struct
 from holdfast.core.errors import UserError
 from holdfast.core.tasks import Tasks
 from holdfast.core.unwritten import say
+from holdfast.fleet.room import HOST
 from holdfast.memory.devices.host_room import free_host_bytes
 from holdfast.roles.devices import look, sizes_of
 from holdfast.roles.model_names import named
@@ -33,6 +34,9 @@ from holdfast.wire.net import SocketNetwork
 
 NAME = "agent"  # of its record
 END_S = 5.0  # for an earlier one that was killed
+HOST_S = 2.0  # for Ray to say whether it has the host memory that was asked for
+HOST_AGAIN_S = 5.0  # between two looks whether Ray has the host memory that was asked for
+GIB = 2**30
 
 
 class AgentSite(Struct, frozen=True, kw_only=True):
@@ -44,6 +48,8 @@ class AgentSite(Struct, frozen=True, kw_only=True):
     store: str
     environ: dict[str, str]
     device_bytes: int = 0  # of each device in host memory; 0: half of what is free
+    host_bytes: int = 0  # for weights of WARM replicas
+    reach: str = ""  # where frontends on other machines reach its engines
 
 
 class HoldfastAgent:
@@ -56,12 +62,12 @@ class HoldfastAgent:
         self._over: asyncio.Future[None] | None = None
         self._backend: RayBackend | None = None
 
-    async def begin(self) -> int:
-        """Look after this node, unless it does; its pid."""
+    async def begin(self) -> tuple[int, AgentSite]:
+        """Look after this node, unless it does; its pid, and what it was told when it was made."""
         if self._over is None:
             self._over = asyncio.get_running_loop().create_future()
             self._tasks.spawn(self._run(), "hosting")
-        return os.getpid()
+        return os.getpid(), self._site
 
     async def ping(self) -> int:
         return os.getpid()
@@ -90,7 +96,9 @@ class HoldfastAgent:
         backend = RayBackend(site.deployment, site.node, state_dir, totals, site.environ, self._tell)
         await backend.adopt()
         self._backend = backend
-        machine = Machine(state_dir, site.environ, site.store)
+        if not await self._has_host(backend):
+            self._tasks.spawn(self._wait_for_host(backend), "host memory")
+        machine = Machine(state_dir, site.environ, site.store, reach=site.reach)
         machine.vaults.mkdir(parents=True, exist_ok=True, mode=0o700)
         store = open_store(site.store, SocketNetwork(), random.Random())
         await store.start()
@@ -100,6 +108,32 @@ class HoldfastAgent:
             await hosting.run()
         finally:
             await store.close()
+
+    async def _has_host(self, backend: RayBackend) -> bool:
+        """Have so much of this node's memory in Ray, all of it or none; whether Ray has given it yet."""
+        site = self._site
+        name, bundle = cluster.host_group(site.deployment, site.node.name), {cluster.MEMORY: site.host_bytes}
+        try:
+            if not await cluster.asked(cluster.is_group_of, name, bundle):  # an earlier `up` wanted another size
+                await cluster.asked(cluster.remove_group, name)
+            if site.host_bytes:
+                group = await cluster.asked(cluster.make_group, name, [bundle], site.node.id)
+                if not await cluster.asked(cluster.is_placed, group, HOST_S):
+                    return False
+        except (ValueError, TimeoutError):  # Ray's control store is away
+            return False
+        backend.totals[HOST] = site.host_bytes
+        return True
+
+    async def _wait_for_host(self, backend: RayBackend) -> None:
+        """Others have it, or this node never had it: nobody is WARM here until Ray gives it."""
+        name, size = self._site.node.name, f"{self._site.host_bytes / GIB:.2f} GiB"
+        self._tell(f"Ray has not {size} of memory free on {name}: nobody is WARM there yet; `ray status` shows who has")
+        while True:
+            await asyncio.sleep(HOST_AGAIN_S)
+            if await self._has_host(backend):
+                break
+        self._tell(f"{name} has {size} of host memory for WARM replicas")
 
     async def _follow(self, state_dir: Path) -> None:
         """An earlier agent that Ray was told to kill may only be stopped."""

@@ -5,32 +5,45 @@ is followed by one that finds the groups of its node, and in each the actor that
 has died, in milliseconds, and never that it is stopped (facts 30): so each is asked for its processes' lives, within a
 bound, and of one that is silent the kernel says whether it is stopped. Then it is killed by its pid, which Ray sees.
 
-Always true: what Ray counts as taken is taken: a group is removed when no process of its replica is left. Nothing is
-killed for being slow: a silent actor whose process runs is waited for, for as long as its engines may serve without it.
+A replica in host memory has no devices, so it has no group: others are placed there. Ray ends whoever is in a group
+that is removed; so one that may ever be WARM is beside its group, on the same node, and is found by what its process
+wrote down. The host memory of WARM replicas is one group for the node, of Ray's `memory`.
+
+Always true: what Ray counts as taken is taken: a group is removed when no process of its replica is left, or none of
+their memory on its devices. Nothing is killed for being slow: a silent actor whose process runs is waited for, for as
+long as its engines may serve without it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from holdfast.core.errors import Refused
 from holdfast.core.procfs import is_stopped
 from holdfast.core.tasks import Tasks, beside, first
 from holdfast.roles.ray import cluster
 from holdfast.roles.ray.cluster import Gone, Handle, RayNode
-from holdfast.roles.ray.model_actor import ModelActor, record_name
+from holdfast.roles.ray.model_actor import ROLE, ModelActor, record_name, replica_of
 from holdfast.spec.jobs import STOP_S as ROLES_STOP_S
 from holdfast.spec.jobs import Job
 from holdfast.supervise.backend import Kept, kept_of
+from holdfast.supervise.incidents import Incident, fold, kept_apart
+from holdfast.supervise.leftovers import sweep
+from holdfast.supervise.levels import vaults_of
 from holdfast.supervise.machine import KERNEL_S, Life, Phase
 from holdfast.supervise.processes import LocalProcesses
-from holdfast.supervise.records import Record, forget, read_record
+from holdfast.supervise.records import Record, forget, read_record, read_records
 from holdfast.supervise.seats import NOWHERE, taken_by
 
-GROUP_S = 20.0  # for Ray to find devices that its node should have: it takes milliseconds where they are free
+# For Ray to find devices that its node should have: milliseconds where they are free, and who leaves them for host
+# memory gives them back within a second. Longer, and nobody is told that somebody else has them.
+GROUP_S = 5.0
 BEGIN_S = 60.0  # for an actor's process to come up: 2 s here, more on a loaded machine
 LOOK_S = 0.5  # between two questions to an actor
 SILENT_S = 2.0  # past it the kernel is asked; an actor that runs answers in milliseconds
@@ -39,6 +52,7 @@ WEDGED_S = 60.0  # silent for so long though it runs: its engines serve, and nob
 STOP_S = ROLES_STOP_S["worker"] + ROLES_STOP_S["vault"] + KERNEL_S  # of an actor: its engines, then its memory
 END_S = 10.0  # for what a killed actor kept: the kernel tears down memory first (facts 4c)
 END_LOOK_S = 0.05
+LATE = "Ray did not answer in time"
 
 
 @dataclass(slots=True)
@@ -49,6 +63,7 @@ class _Actor:
     record: Record | None = None  # of its own process
     silent_s: float | None = None  # since when; None: it answers
     stopped_looks: int = 0
+    seated: bool = False  # it has its group
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # it is not removed while it is started
 
     def become(self, phase: Phase, note: str) -> None:
@@ -96,8 +111,8 @@ class RayBackend:
         async with one.lock:
             try:
                 await self._place(replica, one)
-            except (Gone, TimeoutError, ValueError) as error:
-                one.become(Phase.REFUSED, str(error) or "Ray did not answer in time")
+            except (Gone, Refused, TimeoutError, ValueError) as error:
+                one.become(Phase.REFUSED, str(error) or LATE)
                 return
         self._tasks.spawn(self._keep(replica, one), replica)
 
@@ -114,21 +129,54 @@ class RayBackend:
                 await cluster.asked(cluster.kill, one.handle)
             await self._clear(replica, one)
 
+    async def seat(self, replica: str) -> None:
+        one = self._actors.get(replica)
+        if one is None:
+            raise Refused("it has just gone")
+        async with one.lock:
+            if not one.seated:
+                try:
+                    await self._seat(replica, one)
+                except TimeoutError as error:
+                    raise Refused(LATE) from error
+
+    async def unseat(self, replica: str) -> None:
+        one = self._actors.get(replica)
+        if one is None:
+            return
+        async with one.lock:
+            await cluster.asked(cluster.remove_group, self._groups + replica)
+            one.seated = False
+
     # -- one actor
 
-    async def _place(self, replica: str, one: _Actor) -> None:
-        shares = [
+    def _shares(self, one: _Actor) -> list[float]:
+        return [
             cluster.share_of(each.promised_bytes, self.totals.get(each.seat.device, 0))
             for each in sorted(taken_by(one.jobs), key=lambda each: (len(each.process), each.process))
             if each.seat.device != NOWHERE
         ] or [1.0]
-        resource = self._node.resource
-        bundles = [{resource: share} for share in shares]
-        group = await cluster.asked(cluster.make_group, self._groups + replica, bundles, self._node.id)
+
+    async def _seat(self, replica: str, one: _Actor) -> Any:
+        """Its group, once Ray has placed it; Refused, if there is no room for it."""
+        shares, resource = self._shares(one), self._node.resource
+        name, bundles = self._groups + replica, [{resource: share} for share in shares]
+        group = await cluster.asked(cluster.make_group, name, bundles, self._node.id)
         if not await cluster.asked(cluster.is_placed, group, GROUP_S):
-            raise Gone(f"Ray has not {sum(shares):g} {resource} free on {self._node.name}; `ray status` shows who has")
-        words = (replica, str(self._state_dir), list(one.jobs), dict(self._environ))
-        handle = await cluster.asked(cluster.begin_in, group, ModelActor, replica, resource, shares[0], *words)
+            await cluster.asked(cluster.remove_group, name)
+            lacks = f"Ray has not {sum(shares):g} {resource} free on {self._node.name}"
+            raise Refused(f"{lacks}; `ray status` shows who has")
+        one.seated = True
+        return group
+
+    async def _place(self, replica: str, one: _Actor) -> None:
+        group = await self._seat(replica, one)
+        words = (str(self._state_dir), list(one.jobs), dict(self._environ))
+        if vaults_of(one.jobs):  # it may leave its devices, and live
+            where = cluster.on_node(self._node.id)
+        else:
+            where = cluster.in_group(group, self._node.resource, self._shares(one)[0])
+        handle = await cluster.asked(cluster.begin, where, ModelActor, replica, replica, *words)
         one.handle = handle
         one.record, _ = await cluster.answer(handle.begin.remote(), BEGIN_S)
 
@@ -140,10 +188,12 @@ class RayBackend:
                 await self._look_at(replica, one)
                 await first((asyncio.sleep(LOOK_S),), (over,))
             died = over.exception()
+        told = []
         if died is not None:
             self._tell(f"{replica} died: {died}")
+            told = [Incident(time.time(), replica, ROLE, one.record.pid if one.record else 0, str(died))]
         async with one.lock:
-            await self._clear(replica, one)
+            await self._clear(replica, one, told)
 
     async def _look_at(self, replica: str, one: _Actor) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -170,8 +220,8 @@ class RayBackend:
         if process is not None:
             process.send(signal.SIGKILL)
 
-    async def _clear(self, replica: str, one: _Actor) -> None:
-        """Nothing of it is left, here and in Ray. Asked again, nothing happens."""
+    async def _clear(self, replica: str, one: _Actor, told: Sequence[Incident] = ()) -> None:
+        """Nothing of it is left, here and in Ray, but what is `told` of it. Asked again, nothing happens."""
         if self._actors.get(replica) is not one:
             return
         one.become(Phase.KILLED, "its actor has ended")
@@ -181,6 +231,16 @@ class RayBackend:
         for name in (*(job.name for job in one.jobs), record_name(replica)):
             forget(self._state_dir, name)
         del self._actors[replica]
+        self._tidy([record_name(replica)], told)
+
+    def _tidy(self, gone: Iterable[str], told: Sequence[Incident] = ()) -> None:
+        """Put the incidents of those who are gone with the node's own, and leave nothing else of them on its disk."""
+        try:
+            for name in gone:
+                fold(self._state_dir, name, told)
+        except OSError as error:
+            self._tell(f"incidents of {self._node.name} cannot be written: {error}")
+        sweep(self._state_dir, self._deployment, [job.name for job in self.jobs()])
 
     async def _ended(self, names: Sequence[str], actor: Record | None) -> None:
         """Returns when none of them lives; or in time: Ray may then give to another what is not free yet."""
@@ -197,16 +257,21 @@ class RayBackend:
 
     async def adopt(self) -> None:
         """Go on with the actors that an earlier agent of this node began; groups without one are removed."""
-        for group in await cluster.asked(cluster.groups, self._groups):
-            replica = group.removeprefix(self._groups)
+        own = cluster.host_group(self._deployment, self._node.name)
+        groups = [name for name in await cluster.asked(cluster.groups, self._groups) if name != own]
+        seated = {group.removeprefix(self._groups) for group in groups}
+        written = {replica_of(one.name) for one in read_records(self._state_dir) if one.role == ROLE and one.alive}
+        for replica in sorted(seated | written):
             handle = await cluster.asked(cluster.find, replica)
             one = await self._adopted(replica, handle) if handle is not None else None
             if one is None:
-                await cluster.asked(cluster.remove_group, group)
+                await cluster.asked(cluster.remove_group, self._groups + replica)
             else:
+                one.seated = replica in seated
                 self._actors[replica] = one
                 self._tell(f"{replica} is adopted")
                 self._tasks.spawn(self._keep(replica, one), replica)
+        self._tidy(kept_apart(self._state_dir) - {record_name(replica) for replica in self._actors})
 
     async def _adopted(self, replica: str, handle: Handle) -> _Actor | None:
         """None: it has died, or is stopped, and is killed."""

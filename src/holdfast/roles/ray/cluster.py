@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ OLDEST = (2, 60)  # placement groups that name their node by its label
 ASK_S = 45.0  # for Ray's control store, which answers in milliseconds; to become a driver took 5 s under load
 DEVICE = "holdfast_device"  # what a node without GPUs declares: `ray start --resources '{"holdfast_device": 2}'`
 GPU = "GPU"
+MEMORY = "memory"  # of the host, in bytes, as Ray counts it
 NODE_LABEL = "ray.io/node-id"
 SHARE_MIN = 0.0001  # Ray counts in ten-thousandths
 
@@ -42,6 +44,7 @@ class RayNode:
     host: str  # its address
     resource: str = ""  # what its devices are counted as; "": it has none
     devices: int = 0
+    memory_bytes: int = 0  # of its host, that Ray gives away
 
     @property
     def name(self) -> str:
@@ -65,6 +68,11 @@ def groups_of(deployment: str, node: str = "") -> str:
     return f"Holdfast:{deployment}:{node}:" if node else f"Holdfast:{deployment}:"
 
 
+def host_group(deployment: str, node: str) -> str:
+    """Of the placement group that has the host memory for WARM replicas of a node."""
+    return groups_of(deployment, node) + "host"
+
+
 # -- the library
 
 
@@ -82,6 +90,7 @@ def connect(address: str, deployment: str) -> None:
     """Become a driver of the cluster. Not from the main thread: there Ray takes SIGTERM for itself."""
     import ray
 
+    logging.getLogger("ray").setLevel(logging.ERROR)  # it warns that it leaves SIGTERM to us
     try:
         ray.init(
             address=address or "auto",
@@ -93,6 +102,13 @@ def connect(address: str, deployment: str) -> None:
         raise Refused("no Ray cluster runs here; start one with `ray start --head`, or name it: --address") from error
     except RuntimeError as error:
         raise Refused(f"the Ray cluster cannot be used: {' '.join(str(error).split())}") from error
+
+
+def address() -> str:
+    """Of the cluster that this is a driver of."""
+    import ray
+
+    return str(ray.get_runtime_context().gcs_address)
 
 
 def leave() -> None:
@@ -149,28 +165,30 @@ def nodes() -> list[RayNode]:
 def _node(told: Mapping[str, Any]) -> RayNode:
     has = told["Resources"]
     resource = next((name for name in (GPU, DEVICE) if has.get(name, 0) >= 1), "")
-    return RayNode(told["NodeID"], told["NodeManagerAddress"], resource, int(has.get(resource, 0)))
+    counts = int(has.get(resource, 0)), int(has.get(MEMORY, 0))
+    return RayNode(told["NodeID"], told["NodeManagerAddress"], resource, *counts)
 
 
 # -- actors
 
 
-def begin_agent(kind: type, name: str, node: str, *words: Any) -> Handle:
-    """On this node or nowhere; the one that is there, if there is one."""
+def on_node(node: str) -> dict[str, Any]:
+    """There or nowhere, for `begin`."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    return _begin(kind, name, words, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
 
 
-def begin_in(group: Any, kind: type, name: str, resource: str, share: float, *words: Any) -> Handle:
-    """In the first bundle of a placement group, all of which it takes."""
+def in_group(group: Any, resource: str, share: float) -> dict[str, Any]:
+    """In the first bundle of a placement group, all of which it takes; for `begin`."""
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    takes = {"num_gpus": share} if resource == GPU else {"resources": {resource: share}}
-    return _begin(kind, name, words, scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0), **takes)
+    takes: dict[str, Any] = {"num_gpus": share} if resource == GPU else {"resources": {resource: share}}
+    return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, 0), **takes}
 
 
-def _begin(kind: type, name: str, words: Sequence[Any], **where: Any) -> Handle:
+def begin(where: Mapping[str, Any], kind: type, name: str, *words: Any) -> Handle:
+    """The actor of this name that there is, or else a new one, made of `words`."""
     import ray
 
     options = {"name": name, "lifetime": "detached", "max_restarts": 0, "num_cpus": 0, "get_if_exists": True}
@@ -204,9 +222,11 @@ def kill(handle: Handle) -> None:
 
 
 def make_group(name: str, bundles: Sequence[Mapping[str, float]], node: str) -> Any:
-    """All of them on this node; it outlives who made it."""
-    from ray.util.placement_group import placement_group
+    """All of them on this node; it outlives who made it. The one of that name, if there is one."""
+    from ray.util.placement_group import get_placement_group, placement_group
 
+    with contextlib.suppress(ValueError):  # there is none
+        return get_placement_group(name)
     here = [{NODE_LABEL: node}] * len(bundles)
     return placement_group(
         [dict(bundle) for bundle in bundles],
@@ -215,6 +235,16 @@ def make_group(name: str, bundles: Sequence[Mapping[str, float]], node: str) -> 
         lifetime="detached",
         bundle_label_selector=here,
     )
+
+
+def is_group_of(name: str, bundle: Mapping[str, float]) -> bool:
+    """Whether there is one of this name, and it is that one bundle."""
+    from ray.util.placement_group import get_placement_group
+
+    try:
+        return list(get_placement_group(name).bundle_specs) == [bundle]
+    except ValueError:
+        return False
 
 
 def is_placed(group: Any, bound_s: float) -> bool:

@@ -32,9 +32,18 @@ from holdfast.wire.net import SocketNetwork
 RAYS_OWN = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONBREAKPOINT")
 
 
+ROLE = "actor"  # of its record
+
+
 def record_name(replica: str) -> str:
     """How its own process is written down beside those it keeps."""
     return replica.replace(":", "-")
+
+
+def replica_of(record: str) -> str:
+    """Whose record it is: the first dash and the last stand for colons."""
+    kind, _, rest = record.partition("-")
+    return f"{kind}:{':'.join(rest.rsplit('-', 1))}"
 
 
 class ModelActor:
@@ -49,7 +58,7 @@ class ModelActor:
         self._supervisor: Supervisor | None = None
         self._tasks = Tasks(replica)
         self._over: asyncio.Event | None = None
-        self._record = Record.of_process(os.getpid(), record_name(replica), "actor")
+        self._record = Record.of_process(os.getpid(), record_name(replica), ROLE)
 
     async def begin(self) -> tuple[Record, list[Job]]:
         """Start its processes, unless they were; which process this is, and whom it keeps."""
@@ -58,8 +67,9 @@ class ModelActor:
             self._over = asyncio.Event()
             processes = LocalProcesses(log_dir(self._state_dir), _without_rays(self._environ))
             command = child_command(os.getpid())
+            apart, clock = self._record.name, SystemClock()
             self._supervisor = Supervisor(
-                self._state_dir, (), processes, command, tell=self._tell, clock=SystemClock()
+                self._state_dir, (), processes, command, tell=self._tell, clock=clock, apart=apart
             )
             self._tasks.spawn(Watching(self._supervisor, SocketNetwork()).run(), "watching")
             self._tasks.spawn(Changing(self._supervisor, self._state_dir).add(self._jobs), "start")

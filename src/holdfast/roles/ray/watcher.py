@@ -4,7 +4,8 @@ Which nodes there are Ray says; an agent's death Ray says too, at once. One that
 no stream, since replicas live on and the next agent adopts them. What a dead node's replicas had in Ray is given back.
 
 Always true: when this process is told to stop nothing of the deployment is left on the cluster; when it is killed
-everything goes on, and the next one finds all of it by name.
+everything goes on, and the next one finds all of it by name. Where something may be is written down for as long
+(`Left`), so that `holdfast down` takes it away without this process, too.
 """
 
 from __future__ import annotations
@@ -21,24 +22,30 @@ from holdfast.core.errors import Refused, UserError, settled
 from holdfast.core.tasks import Tasks, beside, first
 from holdfast.roles.ray import cluster
 from holdfast.roles.ray.agent import AgentSite, HoldfastAgent
+from holdfast.roles.ray.clearing import REACH_S, Left, clear
 from holdfast.roles.ray.cluster import Gone, Handle, RayNode
 from holdfast.spec.roles import RayLaunch
 from holdfast.wire.net import SocketNetwork
 
 log = logging.getLogger(__name__)
 
-REACH_S = 5.0  # for a cluster's port to be open; Ray itself would try for two minutes
 NODES_S = 1.0  # between two looks at which nodes there are
 PING_S = 2.0  # between two questions to an agent
 SILENT_S = 10.0  # past it an agent is replaced: it renews a lease that is shorter
 BEGIN_S = 90.0  # for an agent's process to come up and adopt
+GIB = 2**30
 AGAIN_S = 1.0  # before an agent that died is made again
-STOP_S = 10.0  # for all agents at once, each with its replicas
 
 
 def folder_of(state_dir: str, node: str) -> str:
     """A node's state directory, on its own machine: several nodes of one machine have each their own."""
     return str(Path(state_dir) / "ray" / node)
+
+
+def _host_bytes(launch: RayLaunch, node: RayNode) -> int:
+    """What a node gives for WARM replicas."""
+    half = node.memory_bytes // 2 if node.resource == cluster.GPU else 0
+    return half if launch.host_bytes < 0 else launch.host_bytes
 
 
 async def run_watcher(launch: RayLaunch, stop: asyncio.Event, on_ready: Any) -> None:
@@ -54,13 +61,16 @@ async def run_watcher(launch: RayLaunch, stop: asyncio.Event, on_ready: Any) -> 
     for number in (signal.SIGTERM, signal.SIGINT):  # once more: Ray puts a handler of its own before ours
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     watcher = Watcher(launch)
+    left = Left(launch.deployment, await cluster.asked(cluster.address))
     try:
+        left.write(Path(launch.state_dir))
         on_ready({})
         async with beside(watcher.run(), "nodes") as watching:
             await first((stop.wait(),), (watching,))
         if not stop.is_set():
             watching.result()
         await watcher.stop()
+        left.path(Path(launch.state_dir)).unlink(missing_ok=True)
     finally:
         with contextlib.suppress(TimeoutError):
             await cluster.asked(cluster.leave)
@@ -115,11 +125,17 @@ class Watcher:
 
     async def _keep(self, node: RayNode) -> None:
         name = cluster.agent_name(self._deployment, node.name)
+        if (wanted := _host_bytes(self._launch, node)) > node.memory_bytes:
+            has = f"{wanted / GIB:.2f} GiB of memory for WARM, and Ray has {node.memory_bytes / GIB:.2f} in all"
+            log.warning("node %s is to have %s: nobody will be WARM there", node.name, has)
         while True:
             handle: Handle = None
             try:
-                handle = await cluster.asked(cluster.begin_agent, HoldfastAgent, name, node.id, self._site(node))
-                pid = await cluster.answer(handle.begin.remote(), BEGIN_S)
+                site = self._site(node)
+                handle = await cluster.asked(cluster.begin, cluster.on_node(node.id), HoldfastAgent, name, site)
+                pid, told = await cluster.answer(handle.begin.remote(), BEGIN_S)
+                if told != site:
+                    raise Gone("it was told otherwise, by an earlier `up`")
                 log.info("%s runs, pid %d", name, pid)
                 await self._ask_on(handle)
             except (Gone, TimeoutError) as error:
@@ -145,25 +161,15 @@ class Watcher:
             store=launch.store,
             environ=dict(launch.environ),
             device_bytes=launch.device_bytes,
+            host_bytes=_host_bytes(launch, node),
+            # Where the store is a socket, everybody is on its machine.
+            reach="" if launch.store.startswith("unix://") else node.host,
         )
 
     async def stop(self) -> None:
         """Take everything of this deployment off the cluster."""
         await self._tasks.stop()
         try:
-            names = await cluster.asked(cluster.actors)
-            agents = [name for name in names if name.startswith(cluster.agent_name(self._deployment, ""))]
-            await asyncio.gather(*(self._stop_one(name) for name in agents))
-            for name in await cluster.asked(cluster.actors):
-                if (handle := await cluster.asked(cluster.find, name)) is not None:
-                    await cluster.asked(cluster.kill, handle)
-            for group in await cluster.asked(cluster.groups, cluster.groups_of(self._deployment)):
-                await cluster.asked(cluster.remove_group, group)
+            await clear(self._deployment)
         except TimeoutError as error:
             raise UserError("Ray's control store does not answer: what runs on the cluster is left there") from error
-
-    async def _stop_one(self, name: str) -> None:
-        handle = await cluster.asked(cluster.find, name)
-        if handle is not None:
-            with contextlib.suppress(Gone, TimeoutError):
-                await cluster.answer(handle.stop.remote(), STOP_S)
