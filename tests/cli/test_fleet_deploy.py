@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from fleet_cli_rig import DEPLOYMENT, GIB, SIM, Desk, desk_at
 from msgspec.structs import replace
@@ -15,9 +16,12 @@ from msgspec.structs import replace
 from holdfast.cli.fleet import seen
 from holdfast.cli.fleet.deploy import Deploy
 from holdfast.cli.fleet.written import as_words
-from holdfast.core.errors import REFUSED
+from holdfast.core.errors import REFUSED, UserError
+from holdfast.fleet import records
 from holdfast.fleet.desired import Level
+from holdfast.fleet.records import Wish, wish_key
 from holdfast.fleet.scaling import Scaling
+from holdfast.fleet.wishing import forgotten
 from holdfast.spec.arguments import by_path, kind_of, options_of, takes_many
 from holdfast.spec.commands import asked
 from holdfast.spec.deployment import seat_at
@@ -26,6 +30,7 @@ from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.local import Machine, replica_launches
 from holdfast.spec.manifest.pods import pods
 from holdfast.spec.settings import Setting, all_settings, filled
+from holdfast.store.contract import Store
 
 FILE = """
 apiVersion: nvidia.com/v1alpha1
@@ -50,7 +55,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
 
 async def test_words_become_a_wish(desk: Desk) -> None:
     """With all that was said of it, the version that its pods have, and a manifest that makes its processes."""
-    words = ("--min", "1", "--max", "4", "--wanted", "2", "--floor", "warm", "--host-gib", "0.25", "--dedicated")
+    words = ("--min", "1", "--max", "4", "--wanted", "2", "--floor", "warm", "--host-gib", "0.75", "--dedicated")
     words += ("--node", "n1", "--per-node", "2", "--memory-gib", "1.5", "--sim-tpot-ms", "2.5", "--allow-chaos")
     done = await desk.say("deploy", "tiny", *SIM, *words, "--served-name", "small words", "--standbys", "0")
     assert done.returncode == 0, done
@@ -60,7 +65,7 @@ async def test_words_become_a_wish(desk: Desk) -> None:
     assert (wish.name, wish.scaling, model.generation) == ("small words", None, 1)
     assert (model.replicas_min, model.replicas_max, model.wanted, model.floor) == (1, 4, 2, Level.WARM)
     assert (model.dedicated, model.nodes, model.per_node_max, model.devices) == (True, frozenset({"n1"}), 2, 1)
-    assert (model.device_bytes, model.host_bytes) == (3 * GIB // 2, GIB // 4)
+    assert (model.device_bytes, model.host_bytes) == (3 * GIB // 2, 3 * GIB // 4)
     manifest = check(wish.manifest.encode()).manifest
     assert manifest is not None
     (pod,) = pods(manifest)
@@ -127,6 +132,8 @@ async def test_every_mistake_is_told_at_once(desk: Desk) -> None:
         ("deploy a --engine sim --kv-gib 1", REFUSED, "--kv-gib is for --engine torch or vllm and does nothing"),
         ("deploy a --engine sim --min 1 --floor cold", REFUSED, "--min: on disk there are no replicas"),
         ("deploy a --engine sim --standbys 2", REFUSED, "--standbys must be 0 to 1, got 2"),
+        ("deploy a --engine sim --vault-gib 2 --host-gib 1", REFUSED, "--host-gib: its weights take 2 GiB at least"),
+        ("deploy a --model tiny --kv-gib 1 --host-gib 0.0001", REFUSED, "--host-gib: its weights take 0.00"),
         ("deploy a --engine sim --floor tepid", 2, "--floor must be one of hot, warm, cold, got 'tepid'"),
         ("deploy a --engine sim --deployment elsewhere", 1, "there is no fleet 'elsewhere'; there is local"),
         ("deploy a --engine sim --timeout soon", 2, "--timeout is a time such as 90s, 1m30s or 2h; got 'soon'"),
@@ -253,3 +260,59 @@ def another(option: Setting) -> Any:
         return ("--a b", "c")
     kinds = {bool: not option.default, str: "x", int: 7, float: 0.125}
     return kinds[kind_of(option)]
+
+
+async def test_one_name_is_not_given_to_two_that_ask_at_the_same_instant(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other's wish stands in the store after it was looked for and before this one does: this one is taken back,
+    and what was there before it is there again."""
+    assert (await desk.say("deploy", "one", *SIM, "--served-name", "words")).returncode == 0
+    rival = msgspec.json.encode(await desk.wished("one"))
+    assert (await desk.say("evict", "one", "--forget")).returncode == 0
+    assert (await desk.say("deploy", "two", *SIM)).returncode == 0
+    before, real = await desk.wished("two"), records.ask
+
+    async def late(store: Store, deployment: str, key: str, change: records.Change) -> Wish | None:
+        await store.put(wish_key(deployment, "one"), rival, 10.0)
+        return await real(store, deployment, key, change)
+
+    monkeypatch.setattr(records, "ask", late)
+    for key in ("two", "three"):
+        await desk.store.delete(wish_key(DEPLOYMENT, "one"), 10.0)
+        wrong = await desk.say("deploy", key, *SIM, "--served-name", "words")
+        assert wrong.returncode == 1, wrong
+        assert "one is served as 'words' already" in wrong.stderr
+    assert (await desk.wished("two")).name == before.name == "two"
+    assert await desk.wish("three") is None
+    assert (await desk.wished("one")).name == "words"
+
+
+class Meanwhile:
+    """A store in which somebody else writes before the first swap that is asked of it."""
+
+    def __init__(self, store: Store, key: str, value: bytes) -> None:
+        self._store, self._others = store, [(key, value)]
+
+    async def get(self, key: str, timeout_s: float) -> bytes | None:
+        return await self._store.get(key, timeout_s)
+
+    async def swap(self, key: str, value: bytes | None, expected: bytes | None, timeout_s: float) -> bool:
+        while self._others:
+            await self._store.put(*self._others.pop(), timeout_s)
+        return await self._store.swap(key, value, expected, timeout_s)
+
+
+async def test_what_is_deployed_at_the_same_instant_is_not_forgotten(desk: Desk) -> None:
+    """What only has another number since it was read is."""
+    assert (await desk.say("deploy", "tiny", *SIM)).returncode == 0
+    wish, where = await desk.wished("tiny"), wish_key(DEPLOYMENT, "tiny")
+    anew = replace(wish, at_unix_s=wish.at_unix_s + 1)
+    meanwhile = Meanwhile(desk.store, where, msgspec.json.encode(anew))
+    with pytest.raises(UserError, match="tiny was deployed anew at the same moment, and is not forgotten"):
+        await records.ask(meanwhile, DEPLOYMENT, "tiny", forgotten("tiny"))  # type: ignore[arg-type]
+    assert await desk.wished("tiny") == anew
+    scaled = replace(anew, model=replace(anew.model, wanted=0, generation=9))
+    meanwhile = Meanwhile(desk.store, where, msgspec.json.encode(scaled))
+    assert await records.ask(meanwhile, DEPLOYMENT, "tiny", forgotten("tiny")) is None  # type: ignore[arg-type]
+    assert await desk.wish("tiny") is None

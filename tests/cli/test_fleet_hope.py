@@ -23,13 +23,13 @@ def wished(**said: Any) -> Wish:
 
 
 def fleet(wish: Wish, replicas: list[Replica], *sizes: list[int]) -> FleetSeen:
-    """Nodes n1, n2, … with devices of so many GiB."""
+    """Nodes n1, n2, … with devices of so many GiB, and 2 in the host."""
     nodes = {}
     for place, gib in enumerate(sizes or ([8],)):
         name = f"n{place + 1}"
         devices = {f"d{at}": Memory(size * GIB) for at, size in enumerate(gib)}
         own = tuple(one for one in replicas if one.node == name)
-        nodes[name] = NodeRecord(node=Node(name=name, devices=devices), replicas=own)
+        nodes[name] = NodeRecord(node=Node(name=name, devices=devices, host=Memory(2 * GIB)), replicas=own)
     return FleetSeen("local", {"m": wish}, nodes, Book(), is_led=True)
 
 
@@ -95,6 +95,11 @@ def test_scaling_may_have_more() -> None:
         ({"wanted": 1, "nodes": frozenset({"n2"})}, [[8], [0]], "no node has that: the largest device has 0.00 GiB"),
         ({"wanted": 1, "nodes": frozenset({"n7"})}, [[8]], ""),
         ({"wanted": 0}, [[0]], ""),
+        ({"wanted": 0, "replicas_min": 2, "floor": Level.WARM}, [[8]], ""),
+        ({"wanted": 0, "replicas_min": 3, "floor": Level.WARM}, [[8]], "3 are to be WARM, and the host memory of all"),
+        ({"wanted": 1, "replicas_min": 3, "floor": Level.WARM}, [[8]], ""),
+        ({"wanted": 0, "replicas_min": 3, "floor": Level.WARM}, [[8], [8]], ""),
+        ({"wanted": 0, "replicas_min": 1, "floor": Level.WARM}, [[0]], "each WARM replica needs 1.00 GiB of host"),
     ],
 )
 def test_what_no_node_could_hold_is_told(said: dict[str, Any], sizes: list[list[int]], told: str) -> None:

@@ -81,6 +81,19 @@ async def test_a_swap_changes_what_is_as_expected(rig: Rig, store: Store) -> Non
         assert await other.get("s/1", BOUND_S) == b"four"
 
 
+async def test_a_swap_removes_what_is_as_expected(store: Store) -> None:
+    """What is another stays; what is not there any more is removed."""
+    await store.put("s/1", b"one", BOUND_S)
+    assert not await store.swap("s/1", None, b"two", BOUND_S)
+    assert not await store.swap("s/1", None, b"", BOUND_S)
+    assert await store.get("s/1", BOUND_S) == b"one"
+    assert await store.swap("s/1", None, b"one", BOUND_S)
+    assert await store.get("s/1", BOUND_S) is None
+    assert await store.swap("s/1", None, b"one", BOUND_S), "it has what was asked for"
+    assert await store.swap("s/1", None, None, BOUND_S)
+    assert await items_under(store, "s/") == {}
+
+
 async def test_of_swaps_at_once_one_succeeds(rig: Rig, store: Store) -> None:
     """Whoever writes what it read and changed loses nobody's change, if it tries again when it failed."""
 

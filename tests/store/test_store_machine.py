@@ -76,13 +76,14 @@ class StoreModel(RuleBasedStateMachine):
         assert self.take(self.machine.handle(connection, m.PutKey(7, key, value, leased))) == [m.Done(7)]
         self.truth[key] = (value, connection if leased else None)
 
-    @rule(connection=connections, key=KEYS, value=VALUES, expected=st.none() | VALUES)
-    def swap(self, connection: int, key: str, value: bytes, expected: bytes | None) -> None:
+    @rule(connection=connections, key=KEYS, value=st.none() | VALUES, expected=st.none() | VALUES)
+    def swap(self, connection: int, key: str, value: bytes | None, expected: bytes | None) -> None:
         held = self.truth[key][0] if key in self.truth else None
         [answer] = self.take(self.machine.handle(connection, m.SwapKey(7, key, value, expected)))
         if held in (expected, value):
             assert answer == m.Done(7)
-            self.truth[key] = (value, None)
+            self.truth.pop(key, None)
+            self.truth |= {key: (value, None)} if value is not None else {}
         else:
             assert answer == m.Value(7, held)
 

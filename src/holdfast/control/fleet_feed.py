@@ -56,6 +56,7 @@ class FleetFeed:
             {key.removeprefix(self.wishes): one for key, one in wishes.items() if one is not None},
             {key.removeprefix(self.nodes): one for key, one in nodes.items() if one is not None},
             now_s,
+            unread=[key.removeprefix(self.nodes) for key, one in nodes.items() if one is None],
         )
         for key in [key for key, one in wishes.items() if one is None]:
             self.controller.wish_unread(key.removeprefix(self.wishes))
@@ -94,9 +95,11 @@ class FleetFeed:
             else:
                 self.controller.wish(name, wish)
         elif key.startswith(self.nodes):
-            record = None if value is None else self._node(key, value)
-            if value is None or record is not None:
-                self.controller.node(key.removeprefix(self.nodes), record, now_s)
+            name, record = key.removeprefix(self.nodes), None if value is None else self._node(key, value)
+            if value is not None and record is None:
+                self.controller.node_unread(name, now_s)
+            else:
+                self.controller.node(name, record, now_s)
         else:
             self.controller.report(key.removeprefix(self._reports), _demand(value))
 

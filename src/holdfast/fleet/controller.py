@@ -14,7 +14,8 @@ known to stand. What a record says is seen first and its answers are believed af
 A node is lost when its record was missing for `GRACE_S`, or stood unchanged for longer than its agent would leave it:
 a process that is stopped keeps its lease where its machine answers for it. Not before, for leased records vanish with
 the store that had them and come again. For the same reason nothing is decided, after a beginning or an outage, until
-each node that was asked for anything was heard, or that time is over.
+each node that was asked for anything was heard, or that time is over. A record that cannot be read is a node that is
+there, as it was; where nobody knows how that is, since a controller begins, it is waited for longer.
 
 Always true: nothing is asked for of which the serial does not stand in the book; nothing is decided while something is
 being written; replicas of a model that nobody here ever wished for are left alone, as are those of a wish that cannot
@@ -31,15 +32,20 @@ from holdfast.fleet import scaling
 from holdfast.fleet.actions import COMING, LEAVING, Action, Flying, Verb, subject_of
 from holdfast.fleet.desired import HYSTERESIS, Hysteresis, Level
 from holdfast.fleet.observed import Demand, Observed, Phase, Replica
+from holdfast.fleet.orders import FAILED
 from holdfast.fleet.planner import Plan, Planner
 from holdfast.fleet.prospects import Prospect, Shapes, failed
 from holdfast.fleet.records import Book, NodeRecord, Orders, Wish, process_name
 from holdfast.fleet.scaling import Scaled, Signs
-from holdfast.fleet.seating import FAILED, NO_ROOM
+from holdfast.fleet.seating import NO_ROOM
 from holdfast.fleet.traffic import Load, Traffic
+from holdfast.fleet.warming import NO_HOST
 
 # A store that restarts is back in a second or two, and its clients' leased keys within another.
 GRACE_S = 5.0
+# A node whose record cannot be read as a controller begins: its agent tells anew every 5 s, so that whatever was torn
+# is whole long before; what still cannot be read then is of another version, and decisions do not wait for it for ever.
+UNREAD_S = 60.0
 SILENT = 3  # times that a node did not tell of itself, and is lost: its agent is stopped, or its machine thrashes
 TOLD_MAX = 10_000  # lines that nobody took: more than one pass over a large fleet says
 WAITED_FOR = "requests wait for it, and 0 are wanted, by a person's word"
@@ -88,8 +94,7 @@ class Controller:
         self._scaling_to: dict[str, Scaled] = {}  # numbers that are being written
         self._gone: dict[str, float] = {}  # nodes without a record, and since when
         self._silent_s: dict[str, tuple[float, float]] = {}  # of those with one: how long it may stand, and until when
-        self._unheard: set[str] = set()  # nodes that are waited for,
-        self._quiet_until_s = 0.0  # until then
+        self._unheard: dict[str, float] = {}  # nodes that are waited for, each until then
         self._drains: dict[str, frozenset[str]] = {}  # processes of replicas that leave, by node
         self._claimed = False
         self._asking: tuple[Action, ...] | None = None  # while they are being written
@@ -112,8 +117,9 @@ class Controller:
         wishes: Mapping[str, Wish],
         nodes: Mapping[str, NodeRecord],
         now_s: float,
+        unread: Iterable[str] = (),
     ) -> None:
-        """Go on from what stands in the store."""
+        """Go on from what stands in the store. `unread`: nodes that have a record, which cannot be read."""
         self._book, self._orders = book, dict(orders)
         self._known.update(book.serials)
         self._whys = dict(book.whys)
@@ -126,8 +132,8 @@ class Controller:
             self.wish(key, wish)
         for name, record in nodes.items():
             self.node(name, record, now_s)
-        self._unheard = {name for name in orders if name not in nodes}
-        self._quiet_until_s = now_s + GRACE_S
+        self._unheard = {name: now_s + GRACE_S for name in orders if name not in nodes}
+        self._unheard |= dict.fromkeys(unread, now_s + UNREAD_S)
 
     # -- what happens
 
@@ -158,19 +164,29 @@ class Controller:
             self._unread.add(key)
 
     def node(self, name: str, record: NodeRecord | None, now_s: float) -> None:
-        """A node's record; None: it is not there any more. One that cannot be read is not told at all."""
+        """A node's record; None: it is not there any more."""
         if record is None:
             self._late.pop(name, None)
             self._silent_s.pop(name, None)
             self._gone.setdefault(name, now_s)
+            if name in self._unheard:
+                self._unheard[name] = min(self._unheard[name], now_s + GRACE_S)
             return
         self._silent_s[name] = SILENT * record.again_s, now_s + SILENT * record.again_s
         self._gone.pop(name, None)
-        self._unheard.discard(name)
+        self._unheard.pop(name, None)
         if self._asking is not None:
             self._late[name] = record
         else:
             self._see(name, record, now_s)
+
+    def node_unread(self, name: str, now_s: float) -> None:
+        """A node told of itself, and what it told cannot be read: it is there, and as it was."""
+        self._gone.pop(name, None)
+        if name in self._silent_s:
+            for_s, _ = self._silent_s[name]
+            self._silent_s[name] = for_s, now_s + for_s
+            self._unheard.pop(name, None)
 
     def report(self, frontend: str, demand: Mapping[str, Demand] | None) -> None:
         """Who waits at a frontend, by the name that was asked for; None: it is gone."""
@@ -186,8 +202,8 @@ class Controller:
         """The store was lost, and is back: whoever is missing has its time again, and all are to be heard anew."""
         self._gone = dict.fromkeys(self._gone, now_s)
         self._listen_anew(now_s)
-        self._unheard = {name for name, node in self._view.nodes.items() if node.alive}
-        self._quiet_until_s = now_s + GRACE_S
+        alive = (name for name, node in self._view.nodes.items() if node.alive)
+        self._unheard |= dict.fromkeys(alive, now_s + GRACE_S)
 
     def _see(self, name: str, record: NodeRecord, now_s: float) -> None:
         view = self._view
@@ -245,9 +261,8 @@ class Controller:
             self._listen_anew(now_s)  # who comes so late may not have heard: it was stopped itself
         self._stepped_s = now_s
         self._lose(now_s)
-        if self._unheard and now_s < self._quiet_until_s:
+        if self._is_waited_for(now_s):
             return Writes()
-        self._unheard.clear()
         wishes = self._scale(now_s)
         self._tell_late(now_s)
         self._plan = self._planner.plan(now_s)
@@ -283,8 +298,7 @@ class Controller:
         looked at then."""
         due = [self._plan.next_s] + [since_s + GRACE_S for since_s in self._gone.values()]
         due += [until_s for for_s, until_s in self._silent_s.values() if for_s]
-        if self._unheard:
-            due.append(self._quiet_until_s)
+        due += self._unheard.values()
         for key in self._elastic & self._scaled.keys():
             by = self._wishes[key].scaling
             due.append(scaling.next_deadline_s(self._scaled[key], by) if by is not None else None)
@@ -323,9 +337,9 @@ class Controller:
             tries = view.tries.get(subject_of(Verb.PLACE, key))
             if why == FAILED and tries is not None:
                 found[key] = failed(tries, self._whys.get(key, ""))
-            elif why == NO_ROOM and key in view.models:
+            elif why in (NO_ROOM, NO_HOST) and key in view.models:
                 shapes = shapes or Shapes(view.nodes)
-                found[key] = shapes.without_room(view.models[key], why)
+                found[key] = (shapes.without_room if why == NO_ROOM else shapes.without_host)(view.models[key], why)
             else:
                 found[key] = Prospect(why)
         asked = {key for key in view.demand if key in self._wishes}
@@ -345,6 +359,14 @@ class Controller:
             if for_s and now_s >= until_s and name in self._view.nodes and self._view.nodes[name].alive:
                 self._view.lose(name)
                 self._tell("lost", f"node {name} is lost: its agent told nothing for {for_s:g} s; is it stopped?")
+
+    def _is_waited_for(self, now_s: float) -> bool:
+        """Whether a node may yet be heard, without which nothing is decided."""
+        for name in [name for name, until_s in self._unheard.items() if now_s >= until_s]:
+            del self._unheard[name]
+            if name not in self._view.nodes:
+                self._tell("lost", f"node {name} is lost: it was not heard of, or what it says cannot be read")
+        return bool(self._unheard)
 
     def _listen_anew(self, now_s: float) -> None:
         self._silent_s = {name: (for_s, now_s + for_s) for name, (for_s, _) in self._silent_s.items()}

@@ -17,6 +17,7 @@ from holdfast.fleet.room import HOST, Room, is_stuck
 from holdfast.fleet.view import View
 
 DRAIN_S = 30.0  # of a model that nobody wants any more, whose own time is not known
+FAILED = "it failed to start"  # and is not tried again at once
 LOOK_AGAIN_S = 5.0  # at those who found no room: who resided for too short a time may do now
 
 

@@ -2,7 +2,8 @@
 
 Theory. The planner says that there is no room, or that a start failed. Whether waiting helps is another question: for
 room that others have it does; for more room than any node has it does not, nor where it has failed to start several
-times in a row, until it is tried again. Nodes that are lost count as if they were there: they may come back.
+times in a row, until it is tried again. Nodes that are lost count as if they were there: they may come back. What only
+a floor of WARM misses is nobody's first one: it is told, and never hopeless for who waits.
 """
 
 from __future__ import annotations
@@ -31,14 +32,33 @@ def too_large(nodes: Iterable[Node], model: Model) -> str:
     """Why these nodes could not hold what is wanted, were they empty; "": they could, or none is there."""
     mine = [node for node in nodes if model.may_be_on(node.name)]
     room = sum(_holds(node, model) for node in mine)
-    if not mine or room >= model.hot:
+    if not mine:
         return ""
+    if room >= model.hot:
+        return _no_host(mine, model)
     size = f"{model.device_bytes / GIB:.2f} GiB"
     each = size if model.devices == 1 else f"{model.devices} devices with {size} each"
     if room:
         return f"{model.hot} are wanted, and all nodes together could hold {room}, of {each}"
     most = max((memory.total_bytes for node in mine for memory in node.devices.values()), default=0)
     return f"each replica needs {each}, and no node has that: the largest device has {most / GIB:.2f} GiB"
+
+
+def _no_host(nodes: list[Node], model: Model) -> str:
+    """Why these could not have in host memory those that a floor keeps there now; "": they could."""
+    warm, room = model.floored - model.hot, sum(_hosts(node, model) for node in nodes)
+    if warm <= room:
+        return ""
+    size = f"{model.host_bytes / GIB:.2f} GiB"
+    if room:
+        return f"{warm} are to be WARM, and the host memory of all nodes together could hold {room}, of {size}"
+    most = max(node.host.total_bytes for node in nodes) / GIB
+    return f"each WARM replica needs {size} of host memory, and no node has that: the most is {most:.2f} GiB"
+
+
+def _hosts(node: Node, model: Model) -> int:
+    """By way of its devices."""
+    return node.host.total_bytes // max(1, model.host_bytes) if _holds(node, model) else 0
 
 
 def _holds(node: Node, model: Model) -> int:
@@ -60,17 +80,32 @@ class Shapes:
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         self._nodes = nodes
         self._is_any_there = any(node.alive for node in nodes.values())
-        kinds = {tuple(sorted(one.total_bytes for one in node.devices.values())): node for node in nodes.values()}
+        kinds = {_shape(node): node for node in nodes.values()}
         self._alike = list(kinds.values())
 
     def without_room(self, model: Model, why: str) -> Prospect:
         """There is none for it; `why`: as the planner says it."""
+        nodes, none = self._for(model)
+        if none or any(_holds(node, model) for node in nodes):
+            return Prospect(none or why)
+        return Prospect(too_large(nodes, model) or why, hopeless=True)
+
+    def without_host(self, model: Model, why: str) -> Prospect:
+        """A floor of WARM misses somebody, and no host has memory for it."""
+        nodes, none = self._for(model)
+        if none or any(_hosts(node, model) for node in nodes):
+            return Prospect(none or why)
+        return Prospect(_no_host(nodes, model) or why)
+
+    def _for(self, model: Model) -> tuple[list[Node], str]:
+        """Those that it may be on, or one of each kind; and why none of them is there, where that is so."""
         if not self._is_any_there:
-            return Prospect(NO_NODE)
+            return [], NO_NODE
         named = [self._nodes[name] for name in sorted(model.nodes) if name in self._nodes]
         if model.nodes and not any(node.alive for node in named):
-            return Prospect(f"none of the nodes that it may be on is there: {', '.join(sorted(model.nodes))}")
-        nodes = named if model.nodes else self._alike
-        if any(_holds(node, model) for node in nodes):
-            return Prospect(why)
-        return Prospect(too_large(nodes, model) or why, hopeless=True)
+            return [], f"none of the nodes that it may be on is there: {', '.join(sorted(model.nodes))}"
+        return named if model.nodes else self._alike, ""
+
+
+def _shape(node: Node) -> tuple[int, ...]:
+    return node.host.total_bytes, *sorted(one.total_bytes for one in node.devices.values())

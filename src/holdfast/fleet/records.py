@@ -133,12 +133,11 @@ async def ask(store: Store, deployment: str, key: str, change: Change) -> Wish |
         after = change(before)
         if after == before:
             return after
-        if after is None:
-            await store.delete(where, TIMEOUT_S)
-            return None
-        generation = before.model.generation + 1 if before is not None else 1
-        after = structs.replace(after, model=structs.replace(after.model, generation=generation))
-        if await store.swap(where, msgspec.json.encode(after), held, TIMEOUT_S):
+        if after is not None:
+            generation = before.model.generation + 1 if before is not None else 1
+            after = structs.replace(after, model=structs.replace(after.model, generation=generation))
+        value = None if after is None else msgspec.json.encode(after)
+        if await store.swap(where, value, held, TIMEOUT_S):
             return after
     raise UserError(f"{key} is changed by others all the time; try again")
 

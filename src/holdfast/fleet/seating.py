@@ -20,13 +20,12 @@ from holdfast.fleet.actions import Verb, node_subject, subject_of
 from holdfast.fleet.census import Census, Need, Victim
 from holdfast.fleet.desired import Hysteresis, Model
 from holdfast.fleet.observed import Replica
-from holdfast.fleet.orders import LOOK_AGAIN_S, Orders
+from holdfast.fleet.orders import FAILED, LOOK_AGAIN_S, Orders
 from holdfast.fleet.room import Ground, Room
 from holdfast.fleet.view import View
 from holdfast.fleet.warming import Warming
 
 NO_ROOM = "there is no room for it"
-FAILED = "it failed to start"
 CANDIDATES_MAX = 16  # nodes that are compared for one replica: the tightest that fit are alike
 
 

@@ -14,10 +14,11 @@ from holdfast.fleet.census import Census
 from holdfast.fleet.counting import IDLE_GRAIN_S
 from holdfast.fleet.desired import Level, Model
 from holdfast.fleet.observed import Replica
-from holdfast.fleet.orders import LOOK_AGAIN_S, Orders
+from holdfast.fleet.orders import FAILED, LOOK_AGAIN_S, Orders
 from holdfast.fleet.room import HOST, Ground, Room
 from holdfast.fleet.view import View
 
+NO_HOST = "no host has memory for it"
 NO_DEVICE = "its weights come to host memory by way of a device, and none has room for it"
 
 
@@ -76,6 +77,8 @@ class Warming:
         assert model is not None, "only what is wanted has a floor"
         if not model.host_bytes or not self.orders.may(subject_of(Verb.PLACE, model.key)):
             self.orders.look_again(self.now_s + LOOK_AGAIN_S)
+            if model.host_bytes:
+                self.orders.unmet.setdefault(model.key, FAILED)
             return
         for ground in self.room.fitting(0, model.host_bytes):
             fits = ground.kth_room(model.devices) >= model.device_bytes  # it is loaded by way of them
@@ -84,7 +87,7 @@ class Warming:
                 return
         self.orders.look_again(self.now_s + LOOK_AGAIN_S)
         hosts = any(self.orders.may_be_on(census, model, one.name) for one in self.room.fitting(0, model.host_bytes))
-        self.orders.unmet.setdefault(model.key, NO_DEVICE if hosts else "no host has memory for it")
+        self.orders.unmet.setdefault(model.key, NO_DEVICE if hosts else NO_HOST)
         for node in sorted(self.spares) if not hosts else ():
             ground = self.room.grounds[node]
             if self.orders.may_be_on(census, model, node) and self._drop_spares(ground, model.host_bytes):

@@ -109,10 +109,22 @@ def one_evicted(key: str, serial: int, serials: Collection[int], *, shrink: bool
 
 
 def forgotten(key: str) -> Change:
-    """It is not known any more."""
+    """It is not known any more, unless somebody deploys it between two tries to say so."""
+    deployed_s: list[float] = []
 
     def change(before: Wish | None) -> None:
-        there(key, before)
+        deployed_s.append(there(key, before).at_unix_s)
+        if deployed_s[-1] != deployed_s[0]:
+            raise UserError(f"{key} was deployed anew at the same moment, and is not forgotten; ask again to do so")
+
+    return change
+
+
+def undone(asked: Wish, before: Wish | None) -> Change:
+    """As it was before that was asked for, unless somebody asked for something else since."""
+
+    def change(now: Wish | None) -> Wish | None:
+        return before if now is not None and now.name == asked.name else now
 
     return change
 

@@ -17,11 +17,11 @@ from holdfast.core.errors import UserError
 from holdfast.discovery.card import ModelCard, WeightsIdentity
 from holdfast.engines.contract import Engine, ShadowEngine
 from holdfast.engines.sim.chaos_server import ChaosServer
-from holdfast.engines.sim.computer import vault_bytes
+from holdfast.engines.sim.computer import vault_bytes, weights_bytes
 from holdfast.engines.sim.engine import SimEngine
 from holdfast.engines.sim.faults import Fault, Faults
 from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, Tongue, chat_template, tokenizer_json
-from holdfast.roles.examining import Asked, examine, examine_vllm, gpu_bytes, vllm_bytes
+from holdfast.roles.examining import Asked, examine, examine_vllm, gpu_bytes, torch_weights_bytes, vllm_bytes
 from holdfast.roles.model_names import named
 from holdfast.roles.progress import Lines
 from holdfast.roles.small_files import read_template
@@ -118,6 +118,16 @@ def memory_needed(launch: WorkerLaunch) -> int:
         return vllm_bytes(launch)
     source, _ = named(launch.engine, launch.source, launch.model)
     return gpu_bytes(Asked.of_worker(replace(launch, source=source)))
+
+
+def weights_least(launch: WorkerLaunch) -> int:
+    """Bytes that its weights take at least, of all its ranks together; 0: that is not known here."""
+    if launch.engine == "sim":
+        return max(0, weights_bytes(launch.sim))
+    if launch.engine == "vllm":
+        return 0
+    source, _ = named(launch.engine, launch.source, launch.model)
+    return torch_weights_bytes(Asked.of_worker(replace(launch, source=source)))
 
 
 def make_sim(launch: WorkerLaunch, rng: random.Random) -> tuple[Engine, SimEngine, ModelCard, bytes]:

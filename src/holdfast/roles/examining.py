@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 # Threads beyond the cores only wait for each other; that many are a typing mistake.
 THREADS_PER_CORE = 4
 SETS_MAX = 64  # whose needs are remembered: of all revisions that are kept, and more
+BF16_BYTES = 2  # of a number, on a GPU; on a CPU it takes twice as much
 THREADS_MIN = 16  # as many may be asked for anywhere: what was chosen for one machine starts on a smaller one
 
 
@@ -115,6 +116,21 @@ def _gpu_bytes(asked: Asked) -> int:
         raise UserError(f"{asked.source} is not here yet")
     check_ranks(shape, asked.torch.ranks)
     return needed_bytes(shape, asked.torch, asked.standbys)
+
+
+def torch_weights_bytes(asked: Asked) -> int:
+    """What the weights take on GPUs, of all ranks together, and so at least; 0: the model is not here, or cannot be."""
+    from holdfast.engines.torch.files.resolve import shape_at_hand
+    from holdfast.engines.torch.model.parameters import check_ranks, count
+
+    try:
+        shape = shape_at_hand(asked.source, Path(asked.cache_dir))
+        if shape is None:
+            return 0
+        check_ranks(shape, asked.torch.ranks)
+    except (UserError, ValueError, OSError):
+        return 0
+    return count(shape, asked.torch.ranks) * asked.torch.ranks * BF16_BYTES
 
 
 # -- vLLM

@@ -111,9 +111,9 @@ class EmbeddedStore:
         check_value(value)
         await self._call(lambda call: m.PutKey(call, key, value, False), f"put {key}", timeout_s)
 
-    async def swap(self, key: str, value: bytes, expected: bytes | None, timeout_s: float) -> bool:
+    async def swap(self, key: str, value: bytes | None, expected: bytes | None, timeout_s: float) -> bool:
         check_key(key)
-        check_value(value)
+        check_value(value or b"")
         answer = await self._call(lambda call: m.SwapKey(call, key, value, expected), f"swap {key}", timeout_s)
         return isinstance(answer, m.Done)
 

@@ -101,9 +101,10 @@ class Store(Protocol):
     async def put(self, key: str, value: bytes, timeout_s: float) -> None:
         """Write a key without a lease; when this returns it survives the store's restart."""
 
-    async def swap(self, key: str, value: bytes, expected: bytes | None, timeout_s: float) -> bool:
-        """Write a key as `put` does if it has the expected value (None: if it is not there); whether it has the new one
-        now. Of several that expect the same one succeeds. It may be asked again: who has the new value has it."""
+    async def swap(self, key: str, value: bytes | None, expected: bytes | None, timeout_s: float) -> bool:
+        """Write a key as `put` does, or remove it (None), if it has the expected value (None: if it is not there);
+        whether it has the new one now. Of several that expect the same one succeeds. It may be asked again: who has the
+        new value has it."""
 
     async def delete(self, key: str, timeout_s: float) -> None:
         """Remove a key; one that is not there is no error."""

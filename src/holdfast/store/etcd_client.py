@@ -115,19 +115,20 @@ class EtcdStore:
         check_value(value)
         await self._call("kv/put", PutRequest(key.encode(), value), Empty, f"put {key}", timeout_s)
 
-    async def swap(self, key: str, value: bytes, expected: bytes | None, timeout_s: float) -> bool:
+    async def swap(self, key: str, value: bytes | None, expected: bytes | None, timeout_s: float) -> bool:
         check_key(key)
-        check_value(value)
+        check_value(value or b"")
         name, what = key.encode(), f"swap {key}"
         held = {"target": "VALUE", "value": expected} if expected is not None else {"target": "CREATE"}
+        does = {"request_delete_range": {"key": name}} if value is None else {"request_put": PutRequest(name, value)}
         request = {
             "compare": [{"key": name, "result": "EQUAL", **held}],
-            "success": [{"request_put": PutRequest(name, value)}],
+            "success": [does],
             "failure": [{"request_range": RangeRequest(name)}],
         }
         answer = await self._call("kv/txn", request, TxnResponse, what, timeout_s)
         there = [one.value for response in answer.responses for one in response.response_range.kvs]
-        return answer.succeeded or there == [value]
+        return answer.succeeded or there == ([] if value is None else [value])
 
     async def delete(self, key: str, timeout_s: float) -> None:
         check_key(key)

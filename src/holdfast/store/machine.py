@@ -163,6 +163,8 @@ class StoreMachine:
         held = entry.value if entry is not None else None
         if held != message.expected and held != message.value:
             return Effects([Send(connection, m.Value(message.call, held))])
+        if message.value is None:
+            return self._delete(connection, m.DeleteKey(message.call, message.key, False))
         return self._put(connection, m.PutKey(message.call, message.key, message.value, False))
 
     def _delete(self, connection: int, message: m.DeleteKey) -> Effects:

@@ -60,12 +60,12 @@ class Unwatch(msgspec.Struct, frozen=True, array_like=True, tag=8):
 
 
 class SwapKey(msgspec.Struct, frozen=True, array_like=True, tag=9):
-    """Put it without a lease if it has this value (None: if it is not there), or the new one already. The answer is
-    `Done`, or the `Value` that it has instead."""
+    """Put it without a lease (None: remove it) if it has this value (None: if it is not there), or the new one already.
+    The answer is `Done`, or the `Value` that it has instead."""
 
     call: int
     key: str
-    value: bytes
+    value: bytes | None
     expected: bytes | None
 
 

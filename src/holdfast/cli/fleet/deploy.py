@@ -25,7 +25,7 @@ from holdfast.core.errors import Refused, UserError
 from holdfast.fleet.desired import Model
 from holdfast.fleet.prospects import too_large
 from holdfast.fleet.records import Wish
-from holdfast.fleet.wishing import check_name, deployed, model_of, scaling_of
+from holdfast.fleet.wishing import check_name, deployed, model_of, scaling_of, undone
 from holdfast.roles.model_names import named
 from holdfast.roles.small_files import template_path
 from holdfast.settings import Environment, handed_on
@@ -120,7 +120,6 @@ class Deploy(Asked, frozen=True):
 
 async def _ask(fleet: Fleet, text: ModelText, manner: Manner) -> int:
     after, told = await ask_for(fleet, text)
-    await fleet.known(text.key, after)
     for doubt in _doubts(fleet.seen, after.model):
         Terminal(sys.stderr).line(f"{text.key}: warning: {doubt}", "yellow")
     return await end(fleet, text.key, after, told, manner)
@@ -144,7 +143,20 @@ async def ask_for(fleet: Fleet, text: ModelText, *, dry_run: bool = False) -> tu
 
     after = noted(fleet.seen.wishes.get(text.key)) if dry_run else await fleet.ask(text.key, noted)
     assert after is not None, "who deploys a model does not forget it"
+    if not dry_run:
+        await _be_alone(fleet, after, found[0])
     return after, _told(found[0], after)
+
+
+async def _be_alone(fleet: Fleet, asked: Wish, before: Wish | None) -> None:
+    """Two may ask for one name at the same instant: whoever was later reads the other's wish with its own, and takes
+    its own back. UserError then. It may be that both do."""
+    await fleet.known(asked.model.key, asked)
+    try:
+        check_name(asked, fleet.seen.wishes)
+    except UserError:
+        await fleet.ask(asked.model.key, undone(asked, before))
+        raise
 
 
 def _told(before: Wish | None, after: Wish) -> str:

@@ -17,10 +17,10 @@ import msgspec
 
 from holdfast.cli.deployments.files import Written, said_in, shaped
 from holdfast.core.errors import Refused
-from holdfast.roles.engines import memory_needed
+from holdfast.roles.engines import memory_needed, weights_least
 from holdfast.roles.model_names import named
 from holdfast.spec.arguments import Options, kind_of, takes_many
-from holdfast.spec.engines import REAL
+from holdfast.spec.engines import GIB, REAL
 from holdfast.spec.launch import WorkerLaunch
 from holdfast.spec.manifest.addresses import address_of
 from holdfast.spec.manifest.checking import check
@@ -161,6 +161,10 @@ def known_memory(manifest: Manifest, machine: Machine) -> Findings:
         if not service.fleet.memory_gib and not memory_needed(launch):
             mend = MEMORY_MENDS.get(launch.engine, "give it")
             yield Finding((*at, "fleet", "memoryGib"), UNKNOWN, mend=mend)
+        weights = weights_least(launch) if service.fleet.host_gib else 0
+        if weights > service.fleet.host_gib * GIB:
+            what = f"its weights take {weights / GIB:.3g} GiB at least, and {service.fleet.host_gib:g} do not hold them"
+            yield Finding((*at, "fleet", "hostGib"), what, mend="give more, or leave it out: then it is never WARM")
 
 
 def _made(text: str, manifest: Manifest, machine: Machine) -> ModelText:

@@ -29,10 +29,14 @@ def geometry(weights: str, block_size: int, kv_blocks: int) -> Geometry:
     return made
 
 
+def weights_bytes(settings: SimSettings) -> int:
+    """What is left of its memory beside its pages."""
+    return round(settings.vault_gib * GIB) - settings.kv_blocks * settings.block_size * TOKEN_BYTES
+
+
 def vault_bytes(settings: SimSettings) -> int:
     """What a sim engine has in its vault: weights, pages and their index, each in whole slabs."""
-    pages = settings.kv_blocks * settings.block_size * TOKEN_BYTES
-    weights = round(settings.vault_gib * GIB) - pages
+    pages, weights = settings.kv_blocks * settings.block_size * TOKEN_BYTES, weights_bytes(settings)
     index = index_bytes(geometry("", settings.block_size, settings.kv_blocks))
     sizes = [-(-size // SLAB_BYTES) * SLAB_BYTES for size in (max(SLAB_BYTES, weights), pages, index)]
     return sum(sizes) + SLAB_BYTES * (1 + sizes[0] // GIB)  # tensors are aligned, in slabs of a GiB
