@@ -135,10 +135,13 @@ async def refusal(task: asyncio.Task[WorkerSet]) -> ApiError:
 async def test_a_line_is_per_model_and_higher_tiers_stand_first() -> None:
     """A full line keeps those who stand first: another is pushed out for a higher tier, a newcomer is refused."""
     rig = Rig(fresh_max=2)
+    starved: list[str] = []
+    rig.lobby.on_starved = lambda: starved.append("told")
     rig.directory.want("d", frozenset({"m", "n"}))
     low, usual, other = rig.ask("low", tier=Tier.BEST_EFFORT), rig.ask("usual"), rig.ask("other", "n")
     await asyncio.sleep(0)
     assert rig.shown() == [("usual", 1), ("low", 2), ("other", 1)]
+    assert len(starved) == 3
     high, late = rig.ask("high", tier=Tier.PREMIUM), rig.ask("late", tier=Tier.BEST_EFFORT)
     pushed, refused = await refusal(low), await refusal(late)
     assert (pushed.status, pushed.code, pushed.reason) == (429, "PushedOut", "pushed_out")

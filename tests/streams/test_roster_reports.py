@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from roster_rig import RosterRig, roster_rig, until
 
+from holdfast.core.tasks import beside
 from holdfast.discovery.keys import HEALTH
 from holdfast.frontend.accounts import Accounts
 from holdfast.frontend.metrics import FrontendMetrics
@@ -60,6 +62,20 @@ async def test_who_has_joined_is_admitted_before_it_was_sent_anything(tmp_path: 
         await until(lambda: not rig.links(worker), "it to be forgotten")
         telling.tell()
         assert store.report.admitted == ()
+
+
+async def test_who_is_starved_is_told_before_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that nobody serves is a reason to report at once: a fleet fetches its model then."""
+    monkeypatch.setattr("holdfast.frontend.reporting.PERIOD_S", 600.0)
+    async with roster_rig(tmp_path) as rig:
+        store = Told()
+        telling = reporting(rig, store)
+        async with beside(telling.run(), "reports"):
+            telling.soon()
+            await until(lambda: store.writes == 1, "the first report")
+            await rig.serving(0x2A)
+            telling.soon()
+            await until(lambda: store.report.admitted == ("2a",), "what has changed")
 
 
 async def test_controls_verdict_takes_nobody_out_of_it(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ SLAB_BYTES = GIB  # the default, and what facts 5 speaks of
 READY_S = 30.0
 FREED_S = 60.0  # for pinned memory to be given back, which is done after a promotion was answered
 LOOK_S = 0.02
+REST_S = 1.0  # between two moves: the driver clears what was given back, at the cost of a copy right behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,7 @@ async def _measure(bench: WarmBench, path: str) -> dict[str, Any]:
         began_s = time.perf_counter()
         down.add(await demote(path), time.perf_counter() - began_s)
         await _counts(path, device_bytes=0, host_bytes=bench.total_bytes)
+        await asyncio.sleep(REST_S)
         began_s = time.perf_counter()
         up.add(await promote(path), time.perf_counter() - began_s)
         await _counts(path, device_bytes=bench.total_bytes, host_bytes=0)

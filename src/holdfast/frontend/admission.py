@@ -60,6 +60,7 @@ class Admission:
         self._rng = rng
         self._wall_clock = wall_clock
         self._loop = asyncio.get_running_loop()
+        self.on_starved: Callable[[], None] = lambda: None  # a request has come for workers of whom none serves
 
     def find_set(self, parsed: ParsedRequest) -> WorkerSet | None:
         """The set that will serve it; None while the model, or any model, is waited for; ApiError if it is unknown."""
@@ -183,6 +184,8 @@ class Admission:
             if reply.outcome:
                 return
             self._dispatcher.launch(flight)
+            if not flight.workers.table.routable_count:
+                self.on_starved()
             room -= LAUNCH_TOKENS_EACH + flight.ledger.length
             if room <= 0:
                 self._loop.call_soon(self._launch_some, reply, flights)

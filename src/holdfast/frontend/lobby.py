@@ -57,6 +57,7 @@ class Lobby:
         self._lines: dict[str, TierLine[_Waiter]] = {}  # by model, none empty
         self._count = 0
         self.held_bytes = 0  # of all who wait
+        self.on_starved: Callable[[], None] = lambda: None  # one more waits
 
     def __len__(self) -> int:
         return self._count
@@ -120,6 +121,7 @@ class Lobby:
             raise of_failure(Code.NO_WORKER, why, retry_after_s=self._settings.hold_s)
         self._count += 1
         self.held_bytes += waiter.account.held_bytes
+        self.on_starved()
         if leaves is not None:
             self._push_out(leaves)
 

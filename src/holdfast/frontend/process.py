@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from holdfast.core.address import parse_address
@@ -100,13 +100,13 @@ async def run_frontend(
     status = await own.start(parse_address(settings.status_address)) if settings.status_address else None
     address = await server.start(parse_address(settings.address), share_port=True)
     roster.start()
-    registry = Registry(*settings.serves)
+    registry, tasks = Registry(*settings.serves), Tasks("frontend")
     refusals = Refusals(store, registry)
-    tasks = Tasks("frontend")
     directory.unread = {*WATCHED, *map(models_of, settings.serves)}
     watches = [tasks.spawn(_watch(store, prefix, registry, roster, refusals), f"watch {prefix}") for prefix in WATCHED]
     watches.append(tasks.spawn(_hear(store, roster), f"watch {HEALTH}"))
     watches += [tasks.spawn(lobby.remind(), "remind who waits"), tasks.spawn(kills.follow(), f"watch {KILLS}")]
+    reports = list[Reporting]()
     for one in settings.serves:
         watches.append(tasks.spawn(_hear_controls(store, one, roster, standings, levels[one]), f"controls of {one}"))
         watches.append(tasks.spawn(_hear_rollout(store, one, roster, directory, pages, settings), f"rollouts of {one}"))
@@ -114,10 +114,10 @@ async def run_frontend(
         wanted = Wanted(one, directory, lobby.changed)
         watches.append(tasks.spawn(wanted.follow(store), f"models of {one}"))
         watches.append(tasks.spawn(_hear_fleet(store, one, roster, wanted), f"fleet of {one}"))
-        demand = Demands(one, directory, lobby, loop.time, unix_s)
-        told = (settings.name, demand.now, kills.lately)
-        reporting = Reporting(store, one, roster, directory, accounts, unix_s, *told).run()
-        watches.append(tasks.spawn(reporting, f"report to {one}"))
+        told = (settings.name, Demands(one, directory, lobby, loop.time, unix_s).now, kills.lately)
+        reports.append(Reporting(store, one, roster, directory, accounts, unix_s, *told))
+    watches += [tasks.spawn(one.run(), "report") for one in reports]
+    admission.on_starved = lobby.on_starved = lambda: _tell_soon(reports)
     try:
         on_ready({"address": str(address), "status": str(status or address), "deployment": settings.deployment})
         await first((stop.wait(),), watches)
@@ -131,6 +131,11 @@ async def run_frontend(
         await roster.close()
         server.close()
         own.close()  # last: while it drains it says so
+
+
+def _tell_soon(reports: Iterable[Reporting]) -> None:
+    for one in reports:
+        one.soon()
 
 
 class Refusals:

@@ -1,4 +1,5 @@
-"""Tells control what this frontend sees: a leased key in the store, written once a second at most, when it changed.
+"""Tells control what this frontend sees: a leased key in the store, written when it changed: once a second, and at once
+when a request has come that nobody serves, since a fleet fetches its model then.
 
 Nothing waits for it and nothing depends on it: without a control, or a store, requests are served all the same.
 """
@@ -6,6 +7,7 @@ Nothing waits for it and nothing depends on it: without a control, or a store, r
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 import msgspec
@@ -18,6 +20,7 @@ from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.roster import Roster
 
 PERIOD_S = 1.0
+REST_S = 0.1  # between two reports, whoever waits
 
 
 class Reporting:
@@ -47,12 +50,21 @@ class Reporting:
         self._killed = killed
         self._told: Report | None = None
         self._registration: Registration | None = None
+        self._soon = asyncio.Event()
+
+    def soon(self) -> None:
+        """What is to be told does not wait for its turn."""
+        self._soon.set()
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
-            await asyncio.sleep(PERIOD_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PERIOD_S - REST_S):
+                    await self._soon.wait()
+            self._soon.clear()
             self.tell()
+            await asyncio.sleep(REST_S)
 
     def tell(self) -> None:
         """What is to be seen now, if it is another than was told."""

@@ -94,7 +94,8 @@ class Levels:
         except (VaultRefused, OSError, ValueError) as error:
             self.wrong[name] = (action.id, str(error) or type(error).__name__)
         finally:
-            self._moving.discard(name)
+            # What came of it is seen a moment later: until then it is not begun anew.
+            asyncio.get_running_loop().call_later(AGAIN_S, self._moving.discard, name)
             self._news()
 
     # -- there

@@ -23,15 +23,16 @@ FIRST = "n1"
 
 
 class FleetPlace(Place):
-    """`devices` of `gib` each, and `host_gib` for WARM replicas, of every node; `nodes`: how many. `more`: of `holdfast
-    up`'s options."""
+    """`devices` of `gib` each, or the GPU `device`, and `host_gib` for WARM replicas, of every node; `nodes`: how many.
+    `more`: of `holdfast up`'s options."""
 
     def __init__(
-        self, *more: str, nodes: int = 1, devices: int = 2, gib: float = 0.5, host_gib: float = 0.0
+        self, *more: str, nodes: int = 1, devices: int = 2, gib: float = 0.5, host_gib: float = 0.0, device: str = ""
     ) -> None:
         super().__init__()
         self.names = [f"n{number + 1}" for number in range(nodes)]
-        self._has = ("--node-devices", str(devices), "--node-gib", str(gib), "--node-host-gib", str(host_gib))
+        of_host = ("--node-devices", str(devices), "--node-gib", str(gib))
+        self._has = (*(("--device", device) if device else of_host), "--node-host-gib", str(host_gib))
         self._more = more
 
     def begin(self) -> None:

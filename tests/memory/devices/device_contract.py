@@ -175,7 +175,7 @@ def scratch_may_be_written_and_keeps_what_is_ones_own(rig: Rig) -> None:
 
 
 def scratch_costs_little_and_makes_room_for_a_slab(rig: Rig) -> None:
-    size = 64 * rig.size
+    size = 256 * rig.size  # of a GPU, slabs of 128 MiB and its halves
 
     def seen() -> bool:
         before = rig.device.free_bytes()
@@ -336,7 +336,7 @@ def host_memory_beside_it_keeps_what_is_copied_there(rig: Rig) -> None:
     with slab(rig) as fd, mapped(rig, fd) as address:
         try:
             rig.device.write(address, b"a" * half + b"b" * half)
-            kept = memory.take(rig.size)
+            (kept,) = memory.take([rig.size])
             for offset in (0, half):
                 memory.copy_out(kept + offset, address + offset, half)
             memory.wait()
@@ -347,7 +347,7 @@ def host_memory_beside_it_keeps_what_is_copied_there(rig: Rig) -> None:
             memory.wait()
             assert rig.device.read(address, rig.size) == b"a" * half + b"b" * half
             with pytest.raises(OutOfMemory):
-                memory.take(1 << 50)
+                memory.take([rig.size, 1 << 50])
         finally:
             memory.close()
             memory.close()

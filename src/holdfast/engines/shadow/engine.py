@@ -80,10 +80,6 @@ class Tenant(Engine, Protocol):
         """Blocks came free: whoever waits for some may ask again."""
         return
 
-    def moved(self) -> bool:
-        """The pool of one that stands by lies elsewhere now; whether it must be checked again before it is used."""
-        return False
-
 
 T = TypeVar("T", bound=Tenant)
 
@@ -99,7 +95,6 @@ class VaultEngine(Generic[T]):
         self.gpu_fence = self.memory.gpu_fence
         self._wrong = "it was never tried"  # the last canary's outcome
         self._tasks = Tasks("shadow engine")
-        self._beside = Tasks("engine", lambda error: told.fatal(f"the device cannot be made ready: {error}"))
 
     def __repr__(self) -> str:
         return f"<{self.tenant!r}, {self.memory!r}>"
@@ -191,7 +186,6 @@ class VaultEngine(Generic[T]):
         self._told.proving.end(alive=False)
         await self.tenant.stop()
         await self._tasks.stop()
-        await self._beside.stop()
         self.ranks.stop()
         await self.memory.close()
 
@@ -263,11 +257,3 @@ class _Inhabitant:
 
     def room(self) -> None:
         self._engine.tenant.room()
-
-    def moved(self) -> None:
-        if self._engine.tenant.moved():
-            self._engine._beside.spawn(self._check_again(), "check again")
-
-    async def _check_again(self) -> None:
-        if await self._engine.check():
-            self._told.fatal("the canary's answer was wrong after the pool was mapped anew")

@@ -26,9 +26,6 @@ class Inhabitant(Protocol):
     def room(self) -> None:
         """Blocks came free at the GPU fence, or may be taken that were spared."""
 
-    def moved(self) -> None:
-        """A standby's pool lies elsewhere now; called with `still` held."""
-
 
 class Peers(Protocol):
     """The other seats of an engine with several pools."""

@@ -90,7 +90,8 @@ class VaultMemory:
 
     async def stand_by(self, geometry: Geometry, home: Home | None = None) -> None:
         """Beside a pool of this geometry, or ready to make one. Whoever wants it unmapped calls `sleep` next."""
-        self.geometry, self.pool.home = geometry, home
+        self.geometry = geometry
+        self.pool.settle(home, geometry.block_count * geometry.block_bytes)
         self.pool.geometry = ("direct " if self.place.direct else "") + geometry.hash.hex()
         await self._stand_by()
         self._beside.spawn(self._tend(), "tend")
@@ -189,6 +190,7 @@ class VaultMemory:
             self._follower = None
             self.pool.unmap()
             self._direct.free()
+            self.pool.leave()
             await self.client.close()
 
     async def _remap(self) -> None:
@@ -207,7 +209,7 @@ class VaultMemory:
     async def _stand_by(self) -> None:
         """Map the pool that is there, and follow it."""
         async with self.still:
-            self._pool_changed, before, mapping = False, self.pool.mapping, None
+            self._pool_changed, mapping = False, None
             if self.place.direct:
                 await self.client.register_mapping(None)
             else:
@@ -216,8 +218,6 @@ class VaultMemory:
                 self._follower = None
                 self.pool.private_only()
             self._follower = followed(mapping, self.geometry) if mapping is not None else None
-            if self.pool.mapping is not before:
-                self.inhabitant.moved()
 
     async def _tend(self) -> None:
         """Until cancelled: what the vault tells, and every now and then a look at what the owner published."""

@@ -16,7 +16,7 @@ from holdfast.kv.geometry import Geometry
 from holdfast.kv.index import HEADER_BYTES, Index, index_bytes
 from holdfast.kv.pool import Pool
 from holdfast.memory.client.pool import PoolClient, PoolMapping
-from holdfast.memory.client.pool_mapping import Home
+from holdfast.memory.client.pool_mapping import Home, empty_home
 from holdfast.memory.devices import view
 from holdfast.memory.devices.contract import Device, OutOfMemory
 from holdfast.memory.fdsocket import close_all
@@ -104,7 +104,7 @@ def _adopted(adoption: Adoption, mapping: PoolMapping) -> Owned:
 
 
 def _where(mapping: PoolMapping) -> tuple[int, int, int]:
-    return mapping.pages_address, mapping.range_size, sum(mapping.page_sizes)
+    return mapping.pages_address, mapping.range_size, mapping.private_at
 
 
 async def _make(client: PoolClient, geometry: Geometry, epoch: int) -> Owned:
@@ -147,7 +147,9 @@ class DirectPool:
                 self.device.map(at, size, fd, writable=True)
         index = Index(bytearray(index_bytes(geometry)), geometry)
         index.format(epoch)
-        return Owned(Pool(index, epoch), self._address, size, pool)
+        if home is not None:
+            return Owned(Pool(index, epoch), at, size + home.private_size, size)
+        return Owned(Pool(index, epoch), at, size, pool)
 
     async def _create(self, size: int, timeout_s: float) -> int:
         loop = asyncio.get_running_loop()
@@ -169,6 +171,6 @@ class DirectPool:
             if self._home is None:
                 self.device.release(self._address, self._size)
             else:
-                self.device.scratch(self._address, self._size, self._home.own)
+                empty_home(self.device, self._home)
             close_all([self._fd])
             self._fd = -1

@@ -157,9 +157,6 @@ class SeatInhabitant:
     def room(self) -> None:
         """Nobody waits here."""
 
-    def moved(self) -> None:
-        """What is mapped is looked up when an order needs it."""
-
 
 def ends_when_emptied(memory: VaultMemory) -> None:
     """An engine of several pools that works when one of its vaults comes back empty gives back what it has mapped

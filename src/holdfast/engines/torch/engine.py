@@ -160,11 +160,6 @@ class TorchTenant(Tenant):
         except torch.OutOfMemoryError as error:
             raise OutOfMemory(f"the device has no room for a step: {error}", "use a smaller --kv-gib") from error
 
-    def moved(self) -> bool:
-        """What is ready is the old range's: a GPU's graphs are captured again, the canary's prompt is computed into its
-        new blocks, and all is tried, before anybody needs it."""
-        return self._readiness.ready is not None
-
     # -- awake
 
     async def begin(self, owned: Owned) -> None:

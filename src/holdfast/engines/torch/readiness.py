@@ -72,7 +72,7 @@ class Readiness:
 
     def check(self, mapping: PoolMapping) -> str:
         """The canary, alone, over what is mapped: what is to blame if its answer is not the known one."""
-        ready = self.make(mapping.pages_address, mapping.range_size, sum(mapping.page_sizes))
+        ready = self.make(mapping.pages_address, mapping.range_size, mapping.private_at)
         computer = self._leader.canary_computer(ready.computer, ready.blocks.start)
         settings, size = self.settings_for(ready.computer), self._work.settings.block_tokens
         tokens = run_canary(self.canary.request, settings, computer.compute, ready.blocks, size)

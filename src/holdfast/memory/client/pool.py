@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from holdfast.memory import protocol
 from holdfast.memory.client.attached import CALL_TIMEOUT_S
 from holdfast.memory.client.calls import Notice, patience_s
-from holdfast.memory.client.pool_mapping import Home, PoolMapper, PoolMapping
+from holdfast.memory.client.pool_mapping import Home, PoolMapper, PoolMapping, leave_home, make_home
 from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices.contract import Device
 from holdfast.memory.errors import VaultRefused
@@ -40,6 +40,7 @@ class PoolClient:
     gpu_fence: asyncio.Event = field(default_factory=asyncio.Event)
     geometry: str = ""  # of the pool that is owned; with a home, of any that may be mapped there
     granted: protocol.PoolGranted | None = None  # what this process owns
+    _made: Home | None = None  # the home, if it was made here
 
     def __post_init__(self) -> None:
         before = self.client.on_notice
@@ -62,6 +63,19 @@ class PoolClient:
         """Owners up to this epoch are none any more."""
         if self.granted is not None and self.granted.epoch <= epoch:
             self.on_deposed(f"deposed: {why}")
+
+    def settle(self, home: Home | None, pages_bytes: int) -> None:
+        """Where pools of so many bytes are mapped from now on: in a home of the engine's, or of this one's where it has
+        private memory."""
+        if home is None and self.private_bytes:
+            home = self._made = make_home(self.client.device, pages_bytes, self.private_bytes)
+        self.home = home
+
+    def leave(self) -> None:
+        """The home that was made here goes, with its private slab; no pool is mapped."""
+        if self._made is not None:
+            leave_home(self.client.device, self._made)
+            self.home = self._made = None
 
     @property
     def _mapper(self) -> PoolMapper:

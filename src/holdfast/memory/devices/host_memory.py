@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from typing import Protocol
 
 from holdfast.memory.devices.contract import Device
@@ -18,8 +19,8 @@ from holdfast.spec.names import is_host
 class HostMemory(Protocol):
     """Addresses of host memory, and copies between it and what the device has mapped."""
 
-    def take(self, size: int) -> int:
-        """The address of so many bytes; OutOfMemory if they are not there."""
+    def take(self, sizes: Sequence[int]) -> list[int]:
+        """An address for each; OutOfMemory if they are not there, all of them."""
         ...
 
     def copy_out(self, address: int, device_address: int, size: int) -> None:
@@ -45,7 +46,10 @@ class PlainMemory:
     def __init__(self) -> None:
         self._device = HostDevice()
 
-    def take(self, size: int) -> int:
+    def take(self, sizes: Sequence[int]) -> list[int]:
+        return [self._take(size) for size in sizes]
+
+    def _take(self, size: int) -> int:
         fd = self._device.create(size)
         try:
             address = self._device.reserve(size)

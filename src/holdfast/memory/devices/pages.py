@@ -53,6 +53,12 @@ def map_private(address: int, size: int, fd: int, offset: int) -> None:
     _mmap(address, size, access, mmap.MAP_PRIVATE | MAP_FIXED, fd, offset=offset)
 
 
+def map_own(address: int, size: int) -> None:
+    """Memory of this process's own over a reserved range; none is there before it is touched."""
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    _mmap(address, size, access, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_FIXED, -1)
+
+
 def unmap(address: int, size: int) -> None:
     if _libc.munmap(address, size) != 0:
         raise _failure("munmap")

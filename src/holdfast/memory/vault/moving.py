@@ -56,10 +56,9 @@ class Mover:
         try:
             device = self._device = open_device(self._name)
             host = self._host = open_host_memory(device)
-            for size in sizes:
-                self._go_on()
-                self._addresses.append(host.take(size))
-                self.host_bytes += size
+            self._go_on()
+            self._addresses = host.take(sizes)
+            self.host_bytes = sum(sizes)
             own = copy_all(list(fds))
             try:
                 copy_s = self._copy(device, host, sizes, own, out=True)

@@ -41,6 +41,7 @@ class TorchWeights:
         self.specs.append(_spec(SUMS, (len(self._parameters),), torch.int64))
         self.meta = {"source": checkpoint.source[:200]}
         self.tensors: dict[str, torch.Tensor] = {}
+        self._last: tuple[Mapping[str, int], dict[str, torch.Tensor]] = ({}, {})  # where they were, and they
 
     @property
     def size_bytes(self) -> int:
@@ -59,7 +60,14 @@ class TorchWeights:
         return f"{self._parameters[wrong[0]].name} is not what was written" if wrong else ""
 
     def use(self, mapped: Mapped | None) -> None:
-        self.tensors = self._views(mapped.addresses()) if mapped is not None else {}
+        """Where they were before, the same tensors: what was made with them is good again."""
+        if mapped is None:
+            self.tensors = {}
+            return
+        addresses = mapped.addresses()
+        if addresses != self._last[0]:
+            self._last = addresses, self._views(addresses)
+        self.tensors = self._last[1]
 
     def _views(self, addresses: Mapping[str, int]) -> dict[str, torch.Tensor]:
         views = {}

@@ -1,0 +1,1 @@
+"""A fleet's WARM replicas on a GPU: `make prove-fleet-gpu`."""
