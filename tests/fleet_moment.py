@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from holdfast.fleet.actions import Action, Flying, Verb, replica_name
 from holdfast.fleet.desired import HYSTERESIS, Level, Model
-from holdfast.fleet.observed import Demand, Memory, Node, Observed, Replica
+from holdfast.fleet.observed import Memory, Node, Observed, Replica
 from holdfast.fleet.planner import plan
+from holdfast.health.records import Demand
 
 NOW_S = 10_000.0
 LONG_AGO_S = 5_000.0

@@ -15,9 +15,9 @@ from bench.fleet.agent import Machine
 from holdfast.fleet.actions import Action, Verb
 from holdfast.fleet.controller import Controller, Writes
 from holdfast.fleet.desired import Model
-from holdfast.fleet.observed import Demand
 from holdfast.fleet.records import Book, NodeRecord, Orders, Wish, process_name
 from holdfast.fleet.scaling import Scaling
+from holdfast.health.records import Demand
 
 T = TypeVar("T")
 DEPLOYMENT = "d"

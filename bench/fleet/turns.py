@@ -13,8 +13,8 @@ from bench.fleet.agent import Machine
 from bench.fleet.world import World
 from bench.prove import Row
 from holdfast.fleet.desired import HYSTERESIS, Hysteresis, Model
-from holdfast.fleet.observed import Demand
 from holdfast.fleet.room import HOST
+from holdfast.health.records import Demand
 
 SECONDS = 3_600
 EVERY_S = 5.0  # between two requests for a model, in the mean

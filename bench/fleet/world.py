@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from bench.fleet.agent import Body, Machine
 from holdfast.fleet.actions import LEAVING, Action, Verb
 from holdfast.fleet.desired import HYSTERESIS, Hysteresis, Level, Model
-from holdfast.fleet.observed import Demand, Observed, Phase
+from holdfast.fleet.observed import Observed, Phase
 from holdfast.fleet.planner import Plan, Planner, plan
+from holdfast.health.records import Demand
 
 ROLLOUT = ("it is of another version", "it is to go, by a person's word")  # why somebody leaves for another
 CHOSEN = (*ROLLOUT, "fewer are wanted")

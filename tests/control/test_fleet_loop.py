@@ -22,11 +22,10 @@ from holdfast.core.tasks import first
 from holdfast.discovery.keys import REPORTS
 from holdfast.fleet.controller import GRACE_S, WAITED_FOR
 from holdfast.fleet.desired import Model
-from holdfast.fleet.observed import Demand
 from holdfast.fleet.records import Book, book_key, node_key, orders_key, wish_key
 from holdfast.fleet.scaling import Scaling
 from holdfast.fleet.traffic import Load
-from holdfast.health.records import Report
+from holdfast.health.records import Demand, Report
 from holdfast.testing.waiting import BOUND_S, until
 from holdfast.wire.messages import Beat
 from keeper_rig import wish
@@ -211,27 +210,15 @@ async def test_a_book_that_cannot_be_read_stops_everything_where_it_is(
         assert here.placed() == []
 
 
-class DemandSaid(msgspec.Struct):
-    waiting: int
-    since_unix_s: float
-
-
-class ReportSaid(Report, frozen=True, kw_only=True):
-    """A frontend's, that says who waits."""
-
-    demand: dict[str, DemandSaid]
-
-
-async def test_a_held_request_brings_one_up(process: StoreProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_held_request_brings_one_up(process: StoreProcess) -> None:
     """Where the number is scaling's: one is wanted, and written into the wish. Where a person said none, the book says
     why nobody comes."""
-    monkeypatch.setattr(fleet_feed, "Report", ReportSaid)
     async with site(process, "d") as here, here.leading():
         await here.want(model(wanted=0), Scaling())
         await here.want(model("said", wanted=0))
         now_s = here.clock.unix_s()
-        demand = {f"served-{key}": DemandSaid(1, now_s) for key in ("m", "said")}
-        report = ReportSaid(name="f", at_unix_s=now_s, demand=demand)
+        demand = {f"served-{key}": Demand(1, now_s) for key in ("m", "said")}
+        report = Report(name="f", at_unix_s=now_s, demand=demand)
         here.store.register(f"{REPORTS}d/f", msgspec.json.encode(report))
         await until(lambda: here.serving() == 1, "one that serves")
         assert (await here.wanted("m"), await here.wanted("said")) == (1, 0)
@@ -242,11 +229,10 @@ async def test_a_held_request_brings_one_up(process: StoreProcess, monkeypatch: 
         await until(told, "a word on the other")
 
 
-def test_who_waited_before_there_was_a_wish_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waited_before_there_was_a_wish_counts() -> None:
     """A report is not said again while nothing in it changes."""
-    monkeypatch.setattr(fleet_feed, "Report", ReportSaid)
     feed = fleet_feed.FleetFeed("d", "k")
-    report = ReportSaid(name="f", at_unix_s=1.0, demand={"served-m": DemandSaid(2, 1.0)})
+    report = Report(name="f", at_unix_s=1.0, demand={"served-m": Demand(2, 1.0)})
     values = {f"{REPORTS}d/f": msgspec.json.encode(report)}
     feed.begin({}, 10.0)
     feed.feed(values, 10.0)

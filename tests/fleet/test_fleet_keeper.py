@@ -10,10 +10,10 @@ from bench.fleet.agent import Machine
 from holdfast.fleet.actions import Tries, Verb
 from holdfast.fleet.controller import GRACE_S, WAITED_FOR, Controller
 from holdfast.fleet.desired import Level, Model
-from holdfast.fleet.observed import Demand
 from holdfast.fleet.records import Book, Orders
 from holdfast.fleet.room import HOST
 from holdfast.fleet.scaling import Scaling
+from holdfast.health.records import Demand
 from keeper_rig import BOOK, NODES, ORDERS, Keeper, Overtaken, Place, wish
 
 

@@ -23,9 +23,10 @@ from fleet_moment import (
 )
 from holdfast.fleet.actions import Tries, Verb
 from holdfast.fleet.desired import Level
-from holdfast.fleet.observed import Demand, Memory, Node, Observed, Phase
+from holdfast.fleet.observed import Memory, Node, Observed, Phase
 from holdfast.fleet.planner import Planner, plan
 from holdfast.fleet.warming import NO_DEVICE
+from holdfast.health.records import Demand
 
 # -- counting once
 

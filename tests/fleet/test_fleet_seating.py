@@ -10,8 +10,9 @@ from msgspec import structs
 from fleet_moment import ASKED, NOW_S, PLACED, RESIDENT_S, flying, model, node, replica, seen, told, warm
 from holdfast.fleet.actions import ASK_S, COPY_S, Action, Tries, Verb, replica_name
 from holdfast.fleet.desired import Level, Model
-from holdfast.fleet.observed import Demand, Memory, Node, Observed, Phase
+from holdfast.fleet.observed import Memory, Node, Observed, Phase
 from holdfast.fleet.planner import plan
+from holdfast.health.records import Demand
 
 JUST, BEFORE = Tries(1, NOW_S), Tries(1, NOW_S - 9)
 NO_ROOM, IN_MAKING, FAILED = "there is no room for it", "room is being made for it", "it failed to start"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from holdfast.control.event_metrics import EventMetrics
 from holdfast.control.redis_stream import Overwritten, RedisAway, RedisStream
-from holdfast.core.tasks import beside, first
+from holdfast.core.tasks import beside, first, set_within
 from holdfast.fleet.events import Change, Fact, Kind, Outages, Reader, changes, gap, outlasting
 from holdfast.store.backoff import Backoff
 from holdfast.store.contract import Store
@@ -108,9 +108,7 @@ class EventMirror:
             if not mirror.away:
                 facts = self._reader.read(mirror.values)
                 self._hear(outlasting(self._facts, facts) if left_s else facts)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_s or None):
-                    await mirror.news.wait()
+            await set_within(mirror.news, left_s or None)
             await asyncio.sleep(self._read_s)
             mirror.news.clear()
 
@@ -156,9 +154,7 @@ class EventMirror:
                 await asyncio.sleep(self._backoff.next_s())
                 continue
             self._well()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._look_s):
-                    await self._news.wait()
+            await set_within(self._news, self._look_s)
 
     async def _go_on(self) -> None:
         """From what Redis says was told."""

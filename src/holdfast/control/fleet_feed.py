@@ -15,9 +15,8 @@ import msgspec
 from holdfast.core.errors import UserError
 from holdfast.discovery.keys import MODELS, NODES, ORDERS, REPORTS
 from holdfast.fleet.controller import Controller
-from holdfast.fleet.observed import Demand
 from holdfast.fleet.records import Book, NodeRecord, Orders, Wish, book_key, read
-from holdfast.health.records import Report
+from holdfast.health.records import Demand, Report
 
 log = logging.getLogger("holdfast.control")
 
@@ -144,5 +143,4 @@ def _demand(value: bytes | None) -> dict[str, Demand] | None:
         report = msgspec.json.decode(value, type=Report)
     except (ValueError, RecursionError):
         return None  # it is told where reports are summed
-    found = getattr(report, "demand", {})
-    return {name: Demand(one.waiting, one.since_unix_s) for name, one in found.items()}
+    return report.demand

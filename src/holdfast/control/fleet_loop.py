@@ -10,7 +10,6 @@ verdict waits for it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
@@ -21,7 +20,7 @@ from holdfast.control.fleet_feed import FleetFeed, Overtaken
 from holdfast.control.fleet_metrics import FAILURES, FleetMetrics
 from holdfast.core.errors import UserError
 from holdfast.core.ports import World
-from holdfast.core.tasks import beside, first
+from holdfast.core.tasks import beside, first, set_within
 from holdfast.fleet.controller import Writes
 from holdfast.fleet.traffic import Load
 from holdfast.store.contract import Store, StoreUnavailable
@@ -145,9 +144,7 @@ class FleetLoop:
             rest_s = min(rest_s, max(NEXT_S_MIN, due_s - self.now_s))
         if self._mirror.away:
             rest_s = LOOK_S
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(rest_s):
-                await self._mirror.news.wait()
+        await set_within(self._mirror.news, rest_s)
 
     # -- what is written
 

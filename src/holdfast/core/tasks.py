@@ -98,6 +98,13 @@ async def first(events: Iterable[Coroutine[Any, Any, Any]], futures: Iterable[as
             wait.cancel()
 
 
+async def set_within(event: asyncio.Event, bound_s: float | None) -> None:
+    """Returns when the event is set, or the time is over; None: it takes as long as it takes."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(bound_s):
+            await event.wait()
+
+
 async def done_before(over: asyncio.Event, work: Coroutine[Any, Any, None], name: str) -> bool:
     """Whether it was done, or raised, before `over`; else it is cancelled and waited for."""
     async with beside(work, name) as task:

@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from holdfast.core.ports import World
-from holdfast.core.tasks import Tasks, first
+from holdfast.core.tasks import Tasks, first, set_within
 from holdfast.failover.lock import Holder, in_a_word, read_holder, signature
 from holdfast.failover.lost_event import LostEvent
 from holdfast.spec.names import parse_endpoints
@@ -178,9 +178,7 @@ class EtcdLock:
             except StoreUnavailable as error:
                 _log.warning("%r: not renewed: %s", self, error)
                 rest_s = backoff.next_s()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(rest_s):
-                    await lost.wait()
+            await set_within(lost, rest_s)
         return self._say_lost("it could not be renewed in time")
 
     def _say_lost(self, why: str) -> None:

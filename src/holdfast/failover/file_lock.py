@@ -13,7 +13,6 @@ refuses a second leader (facts 4d). The lock belongs to the open file, which the
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import fcntl
 import logging
 import os
@@ -23,6 +22,7 @@ from pathlib import Path
 from holdfast.core.errors import UserError
 from holdfast.core.flock import is_at_path, open_lock_file, read_signature, sign, try_flock
 from holdfast.core.ports import Clock
+from holdfast.core.tasks import set_within
 from holdfast.failover.filesystems import filesystem_of, is_networked
 from holdfast.failover.lock import Holder, in_a_word, read_holder, signature
 
@@ -133,9 +133,7 @@ class FileLock:
     async def _rest(self) -> None:
         self._nudged.clear()
         nudged = asyncio.get_running_loop().time() < self._nudged_until_s
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(NUDGED_POLL_S if nudged else POLL_S):
-                await self._nudged.wait()
+        await set_within(self._nudged, NUDGED_POLL_S if nudged else POLL_S)
 
     # -- holding
 

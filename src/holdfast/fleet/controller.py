@@ -31,7 +31,7 @@ from msgspec import Struct, structs
 from holdfast.fleet import scaling
 from holdfast.fleet.actions import COMING, LEAVING, Action, Flying, Verb, subject_of
 from holdfast.fleet.desired import HYSTERESIS, Hysteresis, Level
-from holdfast.fleet.observed import Demand, Observed, Phase, Replica
+from holdfast.fleet.observed import Observed, Phase, Replica
 from holdfast.fleet.orders import FAILED
 from holdfast.fleet.planner import Plan, Planner
 from holdfast.fleet.prospects import Prospect, Shapes, failed
@@ -40,6 +40,7 @@ from holdfast.fleet.scaling import Scaled, Signs
 from holdfast.fleet.seating import NO_ROOM
 from holdfast.fleet.traffic import Load, Traffic
 from holdfast.fleet.warming import NO_HOST
+from holdfast.health.records import Demand
 
 # A store that restarts is back in a second or two, and its clients' leased keys within another.
 GRACE_S = 5.0
@@ -464,7 +465,7 @@ class Controller:
         demand, load = self._view.demand.get(key), self._traffic.load(name)
         return Signs(
             waiting=demand.waiting if demand is not None else 0,
-            wait_s=max(0.0, now_s - demand.since_s) if demand is not None else 0.0,
+            wait_s=max(0.0, now_s - demand.since_unix_s) if demand is not None else 0.0,
             running=max(load.running, sum(one.running for one in there)),
             kv_used=load.kv_used,
             ready=sum(one.level is Level.HOT and one.phase is Phase.READY for one in there),

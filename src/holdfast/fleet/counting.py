@@ -18,7 +18,8 @@ from collections.abc import Iterable, Mapping
 from holdfast.fleet.actions import COMING, COPY_S, LEAVING, Flying, Tries, Verb, replica_name, subject_of
 from holdfast.fleet.census import Census, Intent, Need, Victim
 from holdfast.fleet.desired import Hysteresis, Level, Model
-from holdfast.fleet.observed import Demand, Node, Phase, Replica
+from holdfast.fleet.observed import Node, Phase, Replica
+from holdfast.health.records import Demand
 
 IDLE_GRAIN_S = 60.0  # who is idle since the same minute is alike, and the smaller one goes
 
@@ -73,7 +74,7 @@ class _Taker:
                 self._send_away(one, "its model is not wanted any more")
             return self.census
         census, waits = self.census, demand is not None and demand.waiting > 0
-        census.since_s = demand.since_s if demand is not None and waits else 0.0
+        census.since_s = demand.since_unix_s if demand is not None and waits else 0.0
         self._balance(self.model, asked=waits or self.running > 0)
         return census
 

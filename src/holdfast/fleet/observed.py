@@ -18,6 +18,7 @@ from msgspec import Struct
 from holdfast.fleet.actions import Flying, Tries, replica_name
 from holdfast.fleet.desired import Level
 from holdfast.health.bounds import Count, UnixS
+from holdfast.health.records import Demand
 
 
 class Memory(Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,13 +81,6 @@ class Replica(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def in_host(self) -> bool:
         """Whether it has, or is to have, memory there."""
         return (self.level is Level.WARM and self.phase is not Phase.GONE) or self.phase is Phase.DEMOTING
-
-
-class Demand(Struct, frozen=True, forbid_unknown_fields=True):
-    """Requests for a model that wait."""
-
-    waiting: int
-    since_s: UnixS  # the first of them
 
 
 class Observed(Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from holdfast.fleet.observed import Demand
+from holdfast.health.records import Demand
 
 FRONTENDS_MAX = 1024  # whose words are kept; of more the first ones are
 
@@ -45,7 +45,7 @@ class Traffic:
         """None: nobody waits."""
         found = [report[name] for report in self._reports.values() if name in report]
         waiting = sum(one.waiting for one in found)
-        since_s = min((one.since_s for one in found if one.waiting), default=0.0)
+        since_s = min((one.since_unix_s for one in found if one.waiting), default=0.0)
         return Demand(waiting, since_s) if waiting else None
 
     def load(self, name: str) -> Load:

@@ -14,7 +14,8 @@ from msgspec import structs
 
 from holdfast.fleet.actions import COMING, LEAVING, Action, Flying, Tries, Verb, one_more, subject_of
 from holdfast.fleet.desired import Level, Model
-from holdfast.fleet.observed import Demand, Node, Observed, Phase, Replica
+from holdfast.fleet.observed import Node, Observed, Phase, Replica
+from holdfast.health.records import Demand
 
 
 class View:

@@ -83,7 +83,6 @@ class Kind(StrEnum):
     TRUNCATED = "truncated"
     ZERO_TOKENS = "zero tokens"
     ENGINE_ERROR = "engine error"
-    WRONG_ANSWER = "wrong answer"  # of a canary
 
 
 _BLAME: dict[str, Kind | None] = {

@@ -94,7 +94,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     fall: Count = 0  # the last of which its streams were moved
 
 
-class Demand(msgspec.Struct, frozen=True, kw_only=True):
+class Demand(msgspec.Struct, frozen=True):
     """Requests for one model that wait."""
 
     waiting: Count

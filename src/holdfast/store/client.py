@@ -17,7 +17,7 @@ from functools import partial
 
 from holdfast.core.address import Address
 from holdfast.core.ports import Network
-from holdfast.core.tasks import Tasks
+from holdfast.core.tasks import Tasks, set_within
 from holdfast.store import messages as m
 from holdfast.store.backoff import Backoff
 from holdfast.store.contract import (
@@ -89,9 +89,7 @@ class EmbeddedStore:
         if self._link is not None:
             link = self._link
             link.close()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(GOODBYE_S):
-                    await link.closed.wait()
+            await set_within(link.closed, GOODBYE_S)
             link.abort()
 
     def register(self, key: str, value: bytes) -> LeasedKey:
@@ -265,9 +263,7 @@ class EmbeddedStore:
                 if tick % PING_TICKS == 0 and link.welcomed and silent < LOST_TICKS:
                     link.send(m.Ping())
                 link.quiet = True
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(TICK_S):
-                        await link.closed.wait()
+                await set_within(link.closed, TICK_S)
                 tick += 1
                 silent = silent + 1 if link.quiet else 0
                 if silent == LOST_TICKS and not link.closed.is_set():

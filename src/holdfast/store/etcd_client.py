@@ -9,12 +9,11 @@ stream merely breaks goes on from the revision after the last one it saw.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 from dataclasses import dataclass
 
-from holdfast.core.tasks import Tasks
+from holdfast.core.tasks import Tasks, set_within
 from holdfast.store.backoff import Backoff
 from holdfast.store.contract import (
     State,
@@ -171,9 +170,7 @@ class EtcdStore:
             self._beat_now.clear()
             failures = 0 if await self._beat(failures) else failures + 1
             rest_s = self._backoff.next_s() if failures else HEART_INTERVAL_S
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(rest_s):
-                    await self._beat_now.wait()
+            await set_within(self._beat_now, rest_s)
 
     async def _beat(self, failures: int) -> bool:
         """One question; False if it was not answered."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from holdfast.core.tasks import set_within
 from holdfast.store.backoff import Backoff
 from holdfast.store.contract import REGISTRATIONS_MAX
 from holdfast.store.etcd_gateway import (
@@ -69,9 +70,7 @@ class LeaseKeeper:
             # Many withdrawals and no etcd to tell: let the whole lease run out and start another.
             self._abandon_lease()
         self._poked.set()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
-                await done.wait()
+        await set_within(done, WITHDRAW_TIMEOUT_S)
 
     async def run(self) -> None:
         while True:
@@ -92,9 +91,7 @@ class LeaseKeeper:
                         if not leased.registered:
                             leased.become_refused(str(error))
                 wait_s = self._backoff.next_s()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._poked.wait()
+            await set_within(self._poked, wait_s)
 
     async def revoke(self) -> None:
         """Drop every key now; if etcd does not answer, the lease runs out by itself."""

@@ -14,8 +14,6 @@ what runs goes on; a replica's vaults may keep what it was promised, and no more
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -26,7 +24,7 @@ from msgspec import structs
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import Refused, UserError
 from holdfast.core.ports import Clock, Network
-from holdfast.core.tasks import Tasks, beside
+from holdfast.core.tasks import Tasks, beside, set_within
 from holdfast.discovery.keys import MODELS
 from holdfast.fleet import agent
 from holdfast.fleet.actions import Action
@@ -104,9 +102,7 @@ class Hosting:
                     self._mirror.news.clear()
                     await self._levels.look()
                     self._look()
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(LOOK_S):
-                            await self._mirror.news.wait()
+                    await set_within(self._mirror.news, LOOK_S)
         finally:
             if self._registered is not None:
                 await self._registered.withdraw()

@@ -14,7 +14,6 @@ look, as its trouble.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
@@ -24,7 +23,7 @@ from msgspec import structs
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import Refused, UserError
 from holdfast.core.ports import Clock
-from holdfast.core.tasks import Tasks, beside
+from holdfast.core.tasks import Tasks, beside, set_within
 from holdfast.discovery.keys import DEPLOYMENTS, HISTORY, STEWARDS
 from holdfast.rollout import machine, records
 from holdfast.rollout.history import KEPT, Entry, noted, surplus
@@ -105,9 +104,7 @@ class Rolling:
                 await self._open()
                 self._registered = self._store.register(STEWARDS + self.name, encode(self.steward))
                 while not await self._turn():
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(LOOK_S):
-                            await self._mirror.news.wait()
+                    await set_within(self._mirror.news, LOOK_S)
         finally:
             if self._registered is not None:
                 await self._registered.withdraw()

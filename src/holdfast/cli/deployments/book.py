@@ -19,7 +19,7 @@ from holdfast.cli.checks import check_store, readable
 from holdfast.cli.deployments.names import PROCESSES, bare
 from holdfast.cli.screen import tilde
 from holdfast.core.errors import UserError
-from holdfast.core.tasks import beside
+from holdfast.core.tasks import beside, set_within
 from holdfast.discovery.keys import DEPLOYMENTS, HISTORY, MODELS, NODES, ROLLOUTS, STEWARDS
 from holdfast.rollout import machine
 from holdfast.rollout.history import Entry
@@ -96,9 +96,7 @@ class Book:
 
     async def news(self, bound_s: float) -> None:
         """Returns when something was heard, or the time is over."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(bound_s):
-                await self._mirror.news.wait()
+        await set_within(self._mirror.news, bound_s)
         self._mirror.news.clear()
 
     @property

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.core.tasks import Tasks
+from holdfast.core.tasks import Tasks, set_within
 from holdfast.engines.shadow.inhabitant import Inhabitant, Peers
 from holdfast.engines.shadow.loading import Loader, WeightsPlan
 from holdfast.engines.shadow.pool import DirectPool, Owned, followed, take
@@ -223,9 +223,7 @@ class VaultMemory:
         """Until cancelled: what the vault tells, and every now and then a look at what the owner published."""
         self._look.set()
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(FOLLOW_S if self._follower is not None else None):
-                    await self._look.wait()
+            await set_within(self._look, FOLLOW_S if self._follower is not None else None)
             self._look.clear()
             try:
                 await self._look_around()

@@ -19,7 +19,7 @@ import torch
 
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import GenerateRequest
-from holdfast.engines.contract import Capabilities, EngineEvents, Limits, Progress
+from holdfast.engines.contract import Capabilities, EngineEvents, Limits, Progress, p99_ms
 from holdfast.engines.paged.blocks import PoolBlocks
 from holdfast.engines.paged.scheduler import Scheduler
 from holdfast.engines.shadow.engine import Tenant, VaultEngine
@@ -109,13 +109,12 @@ class TorchTenant(Tenant):
 
     def progress(self) -> Progress:
         stepper, scheduler = self._stepper, self._stepper.scheduler
-        recent = sorted(stepper.recent_s)
         budget_ms = stepper.budget_ms  # before `steps`: see there
         return Progress(
             steps=stepper.steps,
             running=len(scheduler.running) if scheduler is not None else 0,
             waiting=len(scheduler.waiting) if scheduler is not None else 0,
-            step_ms_p99=recent[(len(recent) * 99 - 1) // 100] * 1000 if recent else 0.0,
+            step_ms_p99=p99_ms(stepper.recent_s),
             budget_ms=budget_ms,
             thread=(os.getpid(), stepper.thread) if stepper.thread else None,
             kv=blocks.pool.use() if (blocks := self._blocks) is not None else KvUse(),

@@ -24,6 +24,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.core.errors import UserError
+from holdfast.core.tasks import set_within
 from holdfast.memory.vault.members import KEEPER, LOOK_S, Members, announce
 from holdfast.memory.vault.settings import ENDED, VaultSettings
 from holdfast.memory.writer_lock import FILE_NAME as WRITER_LOCK
@@ -117,9 +118,7 @@ class VaultProcesses:
         try:
             while not self.gone():
                 said.clear()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_S):
-                        await said.wait()
+                await set_within(said, LOOK_S)
                 for told in self.members.kill_stopped():
                     log.warning("%s: %s", self.settings.device, told)
         finally:
