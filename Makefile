@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up test test-all test-vllm vllm test-ray ray lint promtool redis clean prove-data-path prove-vault prove-failover prove-engine prove-vllm prove-torment prove-health prove-bit-flips prove-rollouts prove-rollouts-gpu prove-apart prove-fleet prove-fleet-local prove-install
+.PHONY: help up test test-all test-vllm vllm test-ray ray lint promtool redis clean prove-data-path prove-vault prove-failover prove-engine prove-vllm prove-torment prove-health prove-bit-flips prove-rollouts prove-rollouts-gpu prove-apart prove-fleet prove-fleet-local prove-fleet-gpu prove-install
 
 # python3 if it is new enough, else the newest that is. Override: make up PYTHON=/path/to/python3.12
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -163,6 +163,9 @@ prove-fleet: $(VENV)/.installed-dev ## Plan for 10,000 random fleets, three mode
 prove-fleet-local: $(VENV)/.installed-dev ## Three models of real processes on memory for one and a half, attacked for five minutes; one scaled to four, to none and back; one that its traffic scales.
 	@$(VENV)/bin/python -m bench.prove fleet-local $(ARGS)
 	@$(VENV)/bin/python -m bench.fleet_local.plot
+
+prove-fleet-gpu: $(VENV)/.installed-dev ## Weights of 16 GiB between a GPU and host memory, and a fleet's model that wakes there (ARGS="--device cpu": without one).
+	@$(VENV)/bin/python -m bench.prove fleet-gpu $(ARGS)
 
 prove-install: $(VENV)/.installed-dev ## A stranger's first `make up`: plain PyPI, no root, a bare Debian, the wheel; gigabytes are fetched.
 	@$(VENV)/bin/python scripts/install_matrix.py $(ARGS)
