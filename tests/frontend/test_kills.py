@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,13 +20,14 @@ from waiting_rig import CHAT, get, lines, until_lines, want
 
 from holdfast.core.tasks import beside
 from holdfast.core.tiers import Tier
-from holdfast.discovery.keys import KILLS
+from holdfast.discovery.keys import KILLS, REPORTS
 from holdfast.frontend.accounts import Account, Accounts
 from holdfast.frontend.api.errors import ApiError
 from holdfast.frontend.kills import Kills
 from holdfast.frontend.lobby import Lobby
 from holdfast.frontend.metrics import FrontendMetrics
 from holdfast.frontend.requests import Requests
+from holdfast.health.records import Report
 from holdfast.spec.waits import HoldSettings
 from holdfast.store.contract import Snapshot, Store
 from holdfast.streams import kills
@@ -35,6 +38,7 @@ from holdfast.streams.stats import DispatchStats
 from holdfast.testing.deployment import Deployment
 from holdfast.testing.waiting import BOUND_S, until
 from holdfast.wire.http.connection import HttpConnection
+from said_here import said_here
 from served_store import served_store
 
 NOW_S = 1000.0
@@ -49,11 +53,19 @@ class Frontend:
         self.accounts = Accounts(directory, FrontendMetrics(stats))
         lobby = Lobby(directory, HoldSettings(), stats, clock)
         requests = Requests(self.accounts, lobby, directory, clock, lambda: NOW_S)
-        self.kills = Kills(requests, store, "d", random.Random(number), lambda: NOW_S)
+        peer = f"frontend-0{number}"
+        report = Report(name=peer, at_unix_s=NOW_S, process=f"f-{number}")
+        store.register(f"{REPORTS}d/{peer}", msgspec.json.encode(report))
+        self.silent: dict[str, bytes | None] = {}
+
+        async def others() -> dict[str, bytes | None]:
+            return self.silent
+
+        self.kills = Kills(requests, store, "d", peer, random.Random(number), lambda: NOW_S, others)
         self.told: list[str] = []
 
-    def begin(self, name: str, key: str) -> Account:
-        account = self.accounts.begin("chat", Tier.STANDARD, id=f"id-{name}", name=name, key=key)
+    def begin(self, name: str, key: str, id: str = "") -> Account:
+        account = self.accounts.begin("chat", Tier.STANDARD, id=id or f"id-{name}", name=name, key=key)
         account.preparing = cast(Any, SimpleNamespace(kill=lambda error: self.told.append(f"{name}: {error.code}")))
         return account
 
@@ -69,8 +81,9 @@ class Frontend:
         return cast("tuple[int, Any]", await asyncio.wait_for(answered, BOUND_S))
 
 
-async def test_a_key_ends_its_own_requests_wherever_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here at once, at another frontend through the store, by its id or name; of another's it does not even hear."""
+async def test_a_key_ends_its_own_requests_wherever_they_are(tmp_path: Path) -> None:
+    """Here at once, at another frontend through the store, by its id or name; of another's it does not even hear, and
+    nothing of it is left in the store."""
     async with served_store(tmp_path) as (store,):
         here, there = Frontend(store, 1), Frontend(store, 2)
         async with beside(here.kills.follow(), "here"), beside(there.kills.follow(), "there"):
@@ -78,17 +91,93 @@ async def test_a_key_ends_its_own_requests_wherever_they_are(tmp_path: Path, mon
             status, body = await here.delete("id-mine", "k")
             assert (status, body["state"], mine.ended) == (200, "CANCELLED", State.CANCELLED)
             status, body = await here.delete("far", "k")
-            assert (status, body["state"], far.ended) == (200, "CANCELLED", State.CANCELLED)
+            assert (status, body["state"], body["ended"]) == (200, "CANCELLED", ["id-far"])
+            assert far.ended is State.CANCELLED
             assert (here.told, there.told) == (["mine: Cancelled"], ["far: Cancelled"])
-            monkeypatch.setattr(kills, "ANSWER_S", 0.2)
-            for name in ("hers", "nobody's"):
+            for name in ("hers", "nobody's", "nobody", "", "é"):
                 status, body = await here.delete(name, "k")
-                assert (status, body["error"]["code"]) == (404, "request_not_found")
+                assert (status, body["error"]["code"]) == (404, "request_not_found"), name
             assert hers.ended is None
-            assert (await here.delete("mine", "k"))[0] == 404, "it is over"
-            first = await anext(aiter(store.watch(KILLS)))
+            await _until_no_kills(store)
+
+
+async def _until_no_kills(store: Store) -> None:
+    async with asyncio.timeout(BOUND_S):
+        while True:
+            async with contextlib.aclosing(store.watch(KILLS)) as events:
+                first = await anext(aiter(events))
             assert isinstance(first, Snapshot)
-            assert first.items == {}
+            if first.items == {}:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def test_who_ends_a_request_again_is_told_that_it_is_over(tmp_path: Path) -> None:
+    """By whichever frontend, id or name: the second word is no error, and says how it ended."""
+    async with served_store(tmp_path) as (store,):
+        here, there = Frontend(store, 1), Frontend(store, 2)
+        async with beside(here.kills.follow(), "here"), beside(there.kills.follow(), "there"):
+            here.begin("mine", "")
+            done = here.begin("done", "")
+            done.over(None)
+            assert (await there.delete("mine", ""))[1]["ended"] == ["id-mine"]
+            for frontend in (here, there):
+                for name in ("mine", "id-mine"):
+                    status, body = await frontend.delete(name, "")
+                    assert (status, body["state"], body["ended"]) == (200, "CANCELLED", []), (frontend, name)
+                assert (await frontend.delete("done", ""))[1]["state"] == "FAILED"
+
+
+async def test_requests_of_one_name_are_ended_together(tmp_path: Path) -> None:
+    """All that clients gave one name, wherever they are; by its id one alone."""
+    async with served_store(tmp_path) as (store,):
+        here, there = Frontend(store, 1), Frontend(store, 2)
+        async with beside(here.kills.follow(), "here"), beside(there.kills.follow(), "there"):
+            first, second = here.begin("one", "k", "id-1"), here.begin("one", "k", "id-2")
+            third, other = there.begin("one", "k", "id-3"), there.begin("one", "other", "id-4")
+            assert (await here.delete("id-1", "k"))[1]["ended"] == ["id-1"]
+            assert (first.ended, second.ended) == (State.CANCELLED, None)
+            assert sorted((await here.delete("one", "k"))[1]["ended"]) == ["id-2", "id-3"]
+            assert (third.ended, other.ended) == (State.CANCELLED, None)
+            again = [here.begin("one", "k", "id-5"), there.begin("one", "k", "id-6")]
+            found = await kills.ask(store, Kill(name="one", at_unix_s=NOW_S), "token")
+            assert (sorted(found.ended), found.silent) == (["id-4", "id-5", "id-6"], [])
+            assert [one.ended for one in again] == [State.CANCELLED] * 2
+
+
+async def test_without_keys_anybody_ends_what_came_without_one_and_nothing_else(tmp_path: Path) -> None:
+    """One rule, whichever frontend is asked; and it is never told as the operator's word."""
+    async with served_store(tmp_path) as (store,):
+        here, there = Frontend(store, 1), Frontend(store, 2)
+        async with beside(here.kills.follow(), "here"), beside(there.kills.follow(), "there"):
+            keyed, bare = there.begin("keyed", "k"), there.begin("bare", "")
+            assert (await here.delete("bare", ""))[0] == 200
+            assert (await here.delete("keyed", ""))[0] == 404
+            assert (bare.ended, keyed.ended) == (State.CANCELLED, None)
+            assert [(one.id, one.by) for one in there.kills.lately("d")] == [("id-bare", "key")]
+
+
+async def test_a_frontend_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody says for it that there is no such request; what was ended is told all the same."""
+    monkeypatch.setattr(kills, "ANSWER_S", 0.3)
+    async with served_store(tmp_path) as (store,):
+        here, _ = Frontend(store, 1), Frontend(store, 2)
+        async with beside(here.kills.follow(), "here"):
+            status, body = await here.delete("far", "k")
+            assert (status, "f-2 did not answer" in body["error"]["message"]) == (503, True), body
+            found = await kills.ask(store, Kill(name="far", at_unix_s=NOW_S), "token")
+            assert (found.ended, found.silent) == ([], ["f-2"])
+            here.begin("mine", "k")
+            status, body = await here.delete("mine", "k")
+            assert (status, body["ended"], body["unheard"]) == (200, ["id-mine"], ["f-2"])
+            here.begin("more", "k")
+            assert (await kills.ask(store, Kill(name="id-more", at_unix_s=NOW_S), "more")).silent == ["f-2"]
+        async with beside(here.kills.follow(), "here"):
+            await store.delete(f"{REPORTS}d/frontend-02", BOUND_S)
+            assert (await here.delete("far", "k"))[0] == 404
+            here.silent = {"f-2": None, "f-3": b"well"}
+            status, body = await here.delete("far", "k")
+            assert (status, "f-2 did not answer" in body["error"]["message"]) == (503, True), body
 
 
 async def test_an_operator_ends_any_request_and_what_was_asked_long_ago_is_forgotten(tmp_path: Path) -> None:
@@ -101,7 +190,8 @@ async def test_an_operator_ends_any_request_and_what_was_asked_long_ago_is_forgo
             await store.put(KILLS + token, value, BOUND_S)
         async with beside(frontend.kills.follow(), "frontend"):
             ended = frontend.begin("ended", "k")
-            assert await kills.ask(store, Kill(name="id-ended", at_unix_s=NOW_S), "new")
+            found = await kills.ask(store, Kill(name="id-ended", at_unix_s=NOW_S), "new")
+            assert (found.ended, found.silent) == (["id-ended"], [])
 
             async def is_gone() -> bool:
                 return await store.get(f"{KILLS}old", BOUND_S) is None
@@ -152,3 +242,23 @@ def test_who_is_ended_is_told_and_its_place_is_the_next_ones(one_place: Deployme
     assert sum(float(line.rpartition(" ")[2]) for line in counted) == 2.0
     gone = one_place.run("queue", "--kill", "nobody", "--store", one_place.store)
     assert (gone.returncode, "no frontend has a request 'nobody'" in gone.stderr) == (1, True), gone.stderr
+    again = one_place.run("queue", "--kill", found, "--store", one_place.store)
+    assert (again.returncode, again.stdout) == (0, f"request {found} is over already: CANCELLED\n"), again.stderr
+    for method in (b"PUT", b"POST", b"PATCH"):
+        with Raw(one_place.port) as asker:
+            wrong = asker.send(method + b" /v1/requests/runs HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n").reply()
+        assert (wrong.status, wrong.headers["allow"]) == (405, "GET, HEAD, DELETE")
+        assert "use GET or HEAD or DELETE" in wrong.error["message"]
+    one_place.signal("frontend", signal.SIGSTOP)
+    silent = one_place.run("queue", "--kill", "runs", "--json", "--store", one_place.store)
+    told = json.loads(silent.stdout)
+    assert (silent.returncode, told["ended"], told["silent"]) == (1, [], ["frontend"]), silent.stderr
+    assert "whether runs was ended is not known: frontend did not answer" in silent.stderr
+
+
+async def test_what_is_no_requests_name_is_refused(tmp_path: Path) -> None:
+    """Before anybody is asked; a store that is away is not looked for."""
+    for name in ("", " ", "é", "x" * 129):
+        done = said_here(("queue", "--kill", name, "--store", f"unix://{tmp_path}/none"), {"HOME": str(tmp_path)})
+        assert (done.returncode, done.stdout) == (2, ""), done
+        assert "is no request's id or name; `holdfast queue --all` shows ids" in done.stderr

@@ -1,8 +1,8 @@
 """`holdfast queue`: which requests wait in the frontends of one state directory, for what, and in which place; and how
 one of them is ended.
 
-Always true: without `--kill` it only looks; a frontend that does not tell is named, and what a client wrote moves no
-cursor.
+Always true: without `--kill` it only looks; a frontend that does not tell is named, and nothing is said for it; what a
+client wrote moves no cursor.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from holdfast.cli.terminal import Cell, write_out
 from holdfast.core.address import parse_address
 from holdfast.core.errors import UserError
 from holdfast.settings import Environment
+from holdfast.spec.arguments import UsageError
 from holdfast.spec.settings import about
 from holdfast.store.contract import StoreUnavailable
-from holdfast.streams.kills import Kill
+from holdfast.streams.kills import NAME, Kill
 from holdfast.streams.kills import ask as ask_to_end
 from holdfast.supervise.asking import ask
 from holdfast.supervise.records import Record, read_records
@@ -69,17 +70,49 @@ class Told(msgspec.Struct, frozen=True):
     notes: list[str]  # of those that did not say all
 
 
+class Killed(msgspec.Struct, frozen=True):
+    """What became of requests that were to end."""
+
+    name: str
+    ended: list[str]  # ids
+    over: str  # none was under way, and the latest of that name ended so
+    silent: list[str]  # frontends that did not answer
+
+    @property
+    def told(self) -> str:
+        if not self.ended:
+            return f"request {self.name} is over already: {self.over}" if self.over else ""
+        which = "" if self.ended == [self.name] else f": {', '.join(self.ended)}"
+        return f"{'request' if len(self.ended) == 1 else 'requests'} {self.name} ended{which}"
+
+    @property
+    def trouble(self) -> str:
+        """What a person has to know that was not told; "": nothing."""
+        if self.silent:
+            unsure = "" if self.ended or self.over else f"whether {self.name} was ended is not known: "
+            return f"{unsure}{', '.join(self.silent)} did not answer, and may have one of that name; ask again"
+        if not self.ended and not self.over:
+            return f"no frontend has a request {self.name!r}; `holdfast queue --all` shows those that are under way"
+        return ""
+
+
 class Queue(Asked, frozen=True):
     """`holdfast queue`."""
 
     json: Json = False
     all: Annotated[bool, about("Also requests that are on a worker.")] = False
-    kill: Annotated[str, about("End this one, by its id, waiting or on a worker: its client is told so.")] = ""
+    kill: Annotated[
+        str | None,
+        about("End this one, waiting or on a worker, by its id, or all that clients gave this name: they are told so."),
+    ] = None
     store: StoreOption = ""
 
     def run(self, env: Environment) -> int:
-        if self.kill:
-            return answered(_kill(store_of(self.store, Path(env.state_dir), "holdfast up"), self.kill))
+        if self.kill is not None:
+            if not NAME.fullmatch(self.kill):
+                raise UsageError(f"--kill {self.kill!r} is no request's id or name; `holdfast queue --all` shows ids")
+            url = store_of(self.store, Path(env.state_dir), "holdfast up")
+            return answered(self._kill(url, self.kill, Path(env.state_dir)))
         state_dir = readable(env.state_dir)
         told = asyncio.run(ask_all(state_dir))
         rows = [row for row in told.rows if self.all or row.state in WAITS]
@@ -88,30 +121,39 @@ class Queue(Asked, frozen=True):
         show(Screen(), state_dir, rows, told.notes)
         return 0
 
-
-async def _kill(url: str, name: str) -> int:
-    kill, token = Kill(name=name, at_unix_s=time.time()), f"{random.Random().getrandbits(64):016x}"
-    async with opened(url, ()) as book:
-        try:
-            done = await ask_to_end(book.store, kill, token)
-        except StoreUnavailable as error:
-            unsure = f"whether {name} was ended is not known, and `holdfast queue --all` shows it"
-            raise UserError(f"{unsure}: {error}") from error
-    if not done:
-        raise UserError(f"no frontend has a request {name!r}; `holdfast queue --all` shows those that are under way")
-    write_out(f"request {name} ended\n")
-    return 0
+    async def _kill(self, url: str, name: str, state_dir: Path) -> int:
+        kill, token = Kill(name=name, at_unix_s=time.time()), f"{random.Random().getrandbits(64):016x}"
+        async with opened(url, ()) as book:
+            try:
+                found = await ask_to_end(book.store, kill, token)
+            except StoreUnavailable as error:
+                unsure = f"whether {name} was ended is not known, and `holdfast queue --all` shows it"
+                raise UserError(f"{unsure}: {error}") from error
+        silent = found.silent
+        if not silent and not found.ended and not self.store:  # the store forgets one that is stopped after a moment
+            silent = [one.name for one, page in await _pages(state_dir) if page is None and one.alive]
+        killed = Killed(name, found.ended, found.over, [] if name in found.ended else silent)
+        if self.json:
+            show_json(killed)
+        elif told := killed.told:
+            write_out(f"{told}\n")
+        if trouble := killed.trouble:
+            raise UserError(trouble)
+        return 0
 
 
 async def ask_all(state_dir: Path) -> Told:
     """All frontends at once."""
-    frontends = [record for record in read_records(state_dir) if record.role == "frontend" and record.status]
-    pages = await asyncio.gather(*(_ask_one(record) for record in frontends))
-    named = list(zip(frontends, pages, strict=True))
+    named = await _pages(state_dir)
     rows = [msgspec.structs.replace(row, frontend=record.name) for record, page in named if page for row in page.data]
     notes = [f"{record.name} does not tell: it is gone, busy, or wants a key" for record, page in named if page is None]
     notes += [f"{record.name} has more than it shows" for record, page in named if page and page.has_more]
     return Told(sorted(rows, key=_order), notes)
+
+
+async def _pages(state_dir: Path) -> list[tuple[Record, _Page | None]]:
+    frontends = [record for record in read_records(state_dir) if record.role == "frontend" and record.status]
+    return list(zip(frontends, await asyncio.gather(*map(_ask_one, frontends)), strict=True))
 
 
 async def _ask_one(record: Record) -> _Page | None:

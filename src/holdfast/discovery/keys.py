@@ -31,7 +31,7 @@ HISTORY = "v1/history/"  # + deployment/ + revision: what became of it
 MODELS = "v1/models/"  # + deployment/ + the model's key: what is wanted of it
 ORDERS = "v1/orders/"  # + deployment/ + node: what is asked of it
 FLEETS = "v1/fleets/"  # + deployment: what its controller must not forget
-KILLS = "v1/kills/"  # + anything: streams.kills.Kill; there for seconds
+KILLS = "v1/kills/"  # + a token: streams.kills.Kill; there for seconds; + /peer, leased: streams.kills.Answer
 # Leased.
 REPORTS = "v1/reports/"  # + deployment/ + the frontend's peer name: health.records.Report
 STEWARDS = "v1/stewards/"  # + deployment: rollout.steward.Steward

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import hmac
 import random
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from holdfast.core.tiers import Tier, UnknownTier, tier_of
 from holdfast.frontend.api.errors import INVALID_REQUEST, ApiError, invalid
+from holdfast.streams.kills import NAME
 from holdfast.wire.http.request import HttpRequest
 from holdfast.wire.http.response import Headers
 
@@ -27,8 +27,6 @@ _READABLE = b"retry-after, x-request-id, x-holdfast-reason"
 
 _NAME_HEADER = b"x-request-id"
 TIER_HEADER = b"x-priority-tier"
-# Room for two UUIDs or a W3C trace parent; a longer one is somebody's mistake.
-_NAME = re.compile(rb"[A-Za-z0-9._:/+=@,~-]{1,128}")
 
 
 class Caller(NamedTuple):
@@ -49,9 +47,9 @@ class RequestNames:
 
     def of(self, headers: Mapping[bytes, bytes]) -> str:
         """The client's own name for it, or a new one."""
-        given = headers.get(_NAME_HEADER)
-        if given is not None and _NAME.fullmatch(given):
-            return given.decode()
+        given = headers.get(_NAME_HEADER, b"").decode("latin-1")
+        if NAME.fullmatch(given):
+            return given
         return f"req-{self._rng.getrandbits(96):024x}"
 
     def of_answer(self, endpoint: str) -> str:
@@ -107,7 +105,7 @@ class Gate:
 
     def check_method(self, request: HttpRequest, *allowed: str) -> None:
         if request.method not in allowed:
-            message = f"method {request.method} is not allowed here; use {allowed[0]}"
+            message = f"method {request.method} is not allowed for {request.path[:200]!r}; use {' or '.join(allowed)}"
             raise GateError(405, message, ((b"allow", ", ".join(allowed).encode()),))
 
     def check_body(self, request: HttpRequest) -> None:

@@ -87,7 +87,7 @@ async def run_frontend(
     requests = pages.requests = Requests(accounts, lobby, directory, loop.time, unix_s)
     shed_retry_s, stats = settings.holds.shed_retry_s, dispatcher.stats
     levels = {one: Levels(one, directory, stats, shed_retry_s, loop.time) for one in settings.serves}
-    names, kills = RequestNames(rng), Kills(requests, store, settings.deployment, rng, unix_s)
+    names, kills = RequestNames(rng), Kills(requests, store, settings.deployment, peer, rng, unix_s, others)
     app = App(gate, directory, admission, pages, names, accounts, requests, kills, lobby, large, AllLevels(levels))
     pages.level = lambda: levels[settings.deployment].level
     pages.streams = lambda: accounts.inflight

@@ -79,21 +79,21 @@ class Requests:
 
     def find(self, name: str, key: str = "") -> Shown | None:
         """By its answer's id; or the latest that its client called so, whatever clients with other keys call theirs."""
-        account = self.under_way(name, lambda one: _may_see(one, key))
-        if account is not None:
-            return self._shown(account, dict(self._waiting()).get(account.id))
-        lately = self.accounts.lately(self.clock())
-        gone = next((one for one in lately if name in (one.id, one.name) and _may_see(one, key)), None)
+        if accounts := self.under_way(name, lambda one: _may_see(one, key)):
+            return self._shown(accounts[-1], dict(self._waiting()).get(accounts[-1].id))
+        gone = self.lately(name, lambda one: _may_see(one, key))
         return self._shown(gone, None) if gone is not None else None
 
-    def under_way(self, name: str, may: Callable[[Account], bool]) -> Account | None:
-        """As `find`, of those that are, and that `may`."""
-        mine = [one for one in self.accounts.under_way.values() if name in (one.id, one.name) and may(one)]
-        return next((one for one in mine if one.id == name), mine[-1] if mine else None)
+    def under_way(self, name: str, may: Callable[[Account], bool]) -> list[Account]:
+        """Those that are, and that `may`: the one with that id, or all that their clients called so, as they came."""
+        if (one := self.accounts.under_way.get(name)) is not None and may(one):
+            return [one]
+        return [one for one in self.accounts.under_way.values() if one.name == name and may(one)]
 
-    def shown(self, account: Account) -> Shown:
-        """One that does not wait."""
-        return self._shown(account, None)
+    def lately(self, name: str, may: Callable[[Account], bool]) -> Account | None:
+        """The latest of that id or name that is over, if that is not long ago."""
+        gone = self.accounts.lately(self.clock())
+        return next((one for one in gone if name in (one.id, one.name) and may(one)), None)
 
     def all(self, key: str = "") -> Listed:
         """All that are under way."""
@@ -150,6 +150,8 @@ def _flights(account: Account) -> list[Flight]:
 
 def not_found(name: str) -> ApiError:
     message = f"there is no request {name[:200]!r} here, nor was there one in the last minute"
+    if not name:
+        message = f"no request is named: {PATH}/ID is one, {PATH} are all"
     return ApiError(404, message, code="request_not_found")
 
 

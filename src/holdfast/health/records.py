@@ -106,7 +106,7 @@ class Killed(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     model: str
-    by: str  # "key": its own; "operator"
+    by: str  # "key": by who may through a frontend; "operator"
     at_unix_s: UnixS
 
 
