@@ -195,7 +195,7 @@ async def test_two_models_have_two_names(desk: Desk) -> None:
     assert (await desk.say("deploy", "one", *SIM)).returncode == 0
     taken = await desk.say("deploy", "two", *SIM, "--served-name", "one")
     assert taken.returncode == 1
-    assert "one is served as 'one' already; give this another name with --served-name" in taken.stderr
+    assert "one is served as 'one' already; give two another name (--served-name, or modelName" in taken.stderr
     assert await desk.wish("two") is None
 
 

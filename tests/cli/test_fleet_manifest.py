@@ -86,6 +86,44 @@ async def test_mistakes_are_told_before_anything_is_asked_for(desk: Desk, tmp_pa
     assert "a fleet serves models, and no service here is a worker" in told.stderr
 
 
+async def test_two_services_of_one_name_are_refused_by_both_their_names(desk: Desk, tmp_path: Path) -> None:
+    """By `apply` and by `up`, before anything is asked for or started; also where the other is in the fleet already."""
+    twice = tmp_path / "twice.yaml"
+    twice.write_text(TEXT.replace("modelName: more-words", "modelName: words"))
+    both = "words and more-words are both served as 'words', and clients could not tell them apart"
+    for words in (("apply",), ("apply", "--dry-run"), ("up", "--backend", "local")):
+        told = await desk.say(*words, "-f", str(twice), store=words[0] != "up")
+        assert (told.returncode, both in told.stderr) == (REFUSED, True), told
+        assert "spec.services.more-words.modelName" in told.stderr
+    assert not (tmp_path / "state").exists()
+    assert (await desk.say("deploy", "other", *SIM, "--served-name", "more-words")).returncode == 0
+    told = await desk.say("apply", "-f", str(EXAMPLE))
+    assert told.returncode == 1
+    assert "other is served as 'more-words' already; give more-words another name" in told.stderr
+    assert await desk.wish("words") is None, "nothing of a manifest is asked for that cannot be as a whole"
+
+
+async def test_models_may_swap_their_names(desk: Desk, tmp_path: Path) -> None:
+    """In one manifest, since it is asked for as a whole."""
+    assert (await desk.say("apply", "-f", str(EXAMPLE))).returncode == 0
+    other = TEXT.replace("modelName: more-words", "modelName: x").replace("modelName: words", "modelName: more-words")
+    swapped = tmp_path / "swapped.yaml"
+    swapped.write_text(other.replace("modelName: x", "modelName: words"))
+    assert (await desk.say("apply", "-f", str(swapped))).returncode == 0
+    assert [(await desk.wished(key)).name for key in ("words", "more-words")] == ["more-words", "words"]
+
+
+async def test_who_waits_for_a_manifest_hears_of_all_its_models(desk: Desk, tmp_path: Path) -> None:
+    """What was asked for is told first; one that does not come hides nothing of the others."""
+    large = tmp_path / "large.yaml"
+    large.write_text(TEXT.replace("memoryGib: 0.2}", "memoryGib: 99}", 1))
+    told = await desk.say("apply", "-f", str(large), "--wait", "--timeout", "20")
+    assert (told.returncode, told.stdout.count(" deployed: ")) == (1, 2), told
+    assert "more-words: 0 HOT, 0 wanted, version" in told.stdout
+    assert "words: " in told.stderr
+    assert "99" in told.stderr
+
+
 def test_frontends_and_planners_of_it_are_the_fleets_own() -> None:
     """As many as it has, told what it tells them."""
     loud = "      extraPodSpec: {mainContainer: {args: [--access-log]}}\n"

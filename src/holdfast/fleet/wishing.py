@@ -133,4 +133,5 @@ def check_name(wish: Wish, others: Mapping[str, Wish]) -> None:
     """UserError, if clients could not tell it from another by its name."""
     for key, other in others.items():
         if key != wish.model.key and other.name == wish.name:
-            raise UserError(f"{key} is served as {wish.name!r} already; give this another name with --served-name")
+            mend = f"give {wish.model.key} another name (--served-name, or modelName in a manifest)"
+            raise UserError(f"{key} is served as {wish.name!r} already; {mend}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -119,22 +120,39 @@ class Deploy(Asked, frozen=True):
 
 
 async def _ask(fleet: Fleet, text: ModelText, manner: Manner) -> int:
-    after, told = await ask_for(fleet, text)
+    ((after, told),) = await ask_for(fleet, [text])
     for doubt in _doubts(fleet.seen, after.model):
         Terminal(sys.stderr).line(f"{text.key}: warning: {doubt}", "yellow")
     return await end(fleet, text.key, after, told, manner)
 
 
-async def ask_for(fleet: Fleet, text: ModelText, *, dry_run: bool = False) -> tuple[Wish, str]:
-    """What is wanted of that model from now on, and what that changes, in words; with `dry_run` it is not asked."""
+async def ask_for(fleet: Fleet, texts: Sequence[ModelText], *, dry_run: bool = False) -> list[tuple[Wish, str]]:
+    """What is wanted of those models from now on, and what that changes, in words; with `dry_run` it is not asked.
+    UserError, before any is asked for, if clients could not tell them from each other, or from what is there."""
+    wishes = {text.key: _wish_of(text) for text in texts}
+    for wish in wishes.values():
+        check_name(wish, {**fleet.seen.wishes, **wishes})
+    asked = [await _asked(fleet, text, wishes[text.key], dry_run) for text in texts]
+    if not dry_run:
+        for _, after in asked:
+            await fleet.known(after.model.key, after)
+        for before, after in asked:
+            await _be_alone(fleet, after, before)
+    return [(after, _told(before, after)) for before, after in asked]
+
+
+def _wish_of(text: ModelText) -> Wish:
     try:
         model = model_of(text.key, text.service, text.version, text.needed_bytes)
     except ValueError as error:
         raise Refused(str(error)) from error
     scaling = scaling_of(text.service.fleet.autoscale)
-    asked = Wish(name=text.name, model=model, manifest=text.text, scaling=scaling, at_unix_s=time.time())
-    check_name(asked, fleet.seen.wishes)
-    change = deployed(asked, counts=text.counts)
+    return Wish(name=text.name, model=model, manifest=text.text, scaling=scaling, at_unix_s=time.time())
+
+
+async def _asked(fleet: Fleet, text: ModelText, wish: Wish, dry_run: bool) -> tuple[Wish | None, Wish]:
+    """How it was wanted before, and how from now on."""
+    change = deployed(wish, counts=text.counts)
     found: list[Wish | None] = []
 
     def noted(before: Wish | None) -> Wish | None:
@@ -143,15 +161,12 @@ async def ask_for(fleet: Fleet, text: ModelText, *, dry_run: bool = False) -> tu
 
     after = noted(fleet.seen.wishes.get(text.key)) if dry_run else await fleet.ask(text.key, noted)
     assert after is not None, "who deploys a model does not forget it"
-    if not dry_run:
-        await _be_alone(fleet, after, found[0])
-    return after, _told(found[0], after)
+    return found[0], after
 
 
 async def _be_alone(fleet: Fleet, asked: Wish, before: Wish | None) -> None:
     """Two may ask for one name at the same instant: whoever was later reads the other's wish with its own, and takes
     its own back. UserError then. It may be that both do."""
-    await fleet.known(asked.model.key, asked)
     try:
         check_name(asked, fleet.seen.wishes)
     except UserError:

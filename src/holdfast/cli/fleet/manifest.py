@@ -17,7 +17,7 @@ from holdfast.cli.deployments.book import WITH_FLEETS, answered, opened, store_o
 from holdfast.cli.deployments.files import Said, Written, shaped
 from holdfast.cli.fleet.deploy import ask_for
 from holdfast.cli.fleet.seen import PREFIXES, Fleet, fleet_at
-from holdfast.cli.fleet.waiting import Manner, end
+from holdfast.cli.fleet.waiting import Manner, all_in_place
 from holdfast.cli.fleet.written import NO_FRONTEND, ModelText, each_of, rules_of_all
 from holdfast.cli.terminal import Terminal, write_out
 from holdfast.core.address import TcpAddress, parse_address
@@ -69,16 +69,15 @@ async def _apply(
     url: str, name: str, texts: Sequence[ModelText], env: Environment, manner: Manner, dry_run: bool
 ) -> int:
     async with fleet_at(url, name, env) as fleet:
-        asked = [(text, *await ask_for(fleet, text, dry_run=dry_run)) for text in texts]
-        for text, wish, told in asked:
-            if dry_run:
-                write_out(f"{told} (dry run)\n")
-            else:
-                await end(fleet, text.key, wish, told, manner)
+        asked = await ask_for(fleet, texts, dry_run=dry_run)
+        for _, told in asked:
+            write_out(f"{told}{' (dry run)' if dry_run else ''}\n")
         others = sorted(fleet.seen.wishes.keys() - {text.key for text in texts})
         if others:
             which = f"{', '.join(others)} {'is' if len(others) == 1 else 'are'} not in it, and not changed"
             Terminal().line(f"{which}; `holdfast evict KEY --forget` takes one away", "dim")
+        if manner.wait and not dry_run:
+            await all_in_place(fleet, [wish for wish, _ in asked], manner.timeout_s)
     return 0
 
 
@@ -128,4 +127,4 @@ async def wish_for(url: str, deployment: str, texts: Sequence[ModelText]) -> lis
     async with opened(url, PREFIXES) as book:
         await book.whole()
         fleet = Fleet(book, deployment)
-        return [(await ask_for(fleet, text))[1] for text in texts]
+        return [told for _, told in await ask_for(fleet, texts)]

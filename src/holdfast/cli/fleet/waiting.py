@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.cli.fleet.hope import Hope, Parting, how_far
@@ -45,6 +46,22 @@ async def end(fleet: Fleet, key: str, wish: Wish | None, told: str, manner: Mann
         if manner.as_json:
             show_json(model_shown(fleet.seen, key))
     return 0
+
+
+async def all_in_place(fleet: Fleet, wishes: Sequence[Wish], timeout_s: float | None) -> None:
+    """Each of several, one after the other, within one time for all. UserError, once all were waited for, says which
+    are not, and why."""
+    loop, wrong = asyncio.get_running_loop(), []
+    until_s = None if timeout_s is None else loop.time() + timeout_s
+    for wish in wishes:
+        key, left_s = wish.model.key, None if until_s is None else max(0.001, until_s - loop.time())
+        try:
+            await fleet.known(key, wish)
+            await _until(fleet, key, Hope(wish, fleet.seen), Screen(), left_s)
+        except UserError as error:
+            wrong.append(f"{key}: {error}".replace(f"{key}: {key}", key))
+    if wrong:
+        raise UserError("; ".join(wrong))
 
 
 async def _until(fleet: Fleet, key: str, hope: Hope | Parting, screen: Screen, timeout_s: float | None) -> None:

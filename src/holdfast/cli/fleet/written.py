@@ -114,12 +114,27 @@ def each_of(written: Written, machine: Machine) -> list[ModelText]:
 
 def rules_of_all(machine: Machine) -> Rules:
     """Of a whole manifest that a fleet is to carry out."""
-    return (a_model, named_well, partial(findings, machine=machine), partial(known_memory, machine=machine))
+    apart = partial(told_apart, machine=machine)
+    return (a_model, named_well, partial(findings, machine=machine), partial(known_memory, machine=machine), apart)
 
 
 def a_model(manifest: Manifest) -> Findings:
     if not manifest.of_type(WORKER):
         yield Finding(("spec", "services"), "a fleet serves models, and no service here is a worker")
+
+
+def told_apart(manifest: Manifest, machine: Machine) -> Findings:
+    """Clients ask for a model by its name, so no two have one."""
+    known: dict[str, str] = {}
+    for pod in (one for one in pods(manifest) if one.component_type == WORKER):
+        try:
+            launch = worker_of(pod, machine)
+        except Refused:  # that is told by itself
+            continue
+        name = named(launch.engine, launch.source, launch.model)[1]
+        if (other := known.setdefault(name, pod.service)) != pod.service:
+            what = f"{other} and {pod.service} are both served as {name!r}, and clients could not tell them apart"
+            yield Finding(("spec", "services", pod.service, "modelName"), what, mend="give each a name of its own")
 
 
 def rules(machine: Machine) -> Rules:
