@@ -100,6 +100,33 @@ async def test_one_replica_is_evicted_by_its_name(desk: Desk) -> None:
         assert (await desk.say(*words)).returncode == 2
 
 
+async def test_whether_another_comes_for_one_that_is_evicted_is_what_is_so(desk: Desk) -> None:
+    """Not for a WARM one that no floor needs, nor where as many are left as are wanted."""
+    assert (await desk.say("scale", "tiny", "1")).returncode == 0
+    wish = await desk.wished("tiny")
+    warm = replica(wish, 3, level=Level.WARM, devices=())
+    await desk.node("n1", [replica(wish, 1), replica(wish, 2), warm])
+    for one, told in (
+        ("r3", "leaves host memory; none comes for it: 1 wanted, 2 HOT without it"),
+        ("r2", "leaves when its requests have ended; none comes for it: 1 wanted, 1 HOT without it"),
+        ("r1", "leaves when its requests have ended; another comes for it"),
+    ):
+        done = await desk.say("evict", "tiny", one)
+        assert (done.returncode, done.stdout) == (0, f"replica {one} of tiny on n1 {told}\n"), done
+    shrunk = await desk.say("evict", "tiny", "r3", "--shrink")
+    assert (shrunk.returncode, "r3 is WARM and not one of those that are wanted" in shrunk.stderr) == (1, True), shrunk
+    assert (await desk.say("scale", "tiny", "0")).returncode == 0
+    await desk.node("n1", [replica(wish, 4)])
+    assert "none comes for it: 0 wanted\n" in (await desk.say("evict", "tiny", "r4")).stdout
+    shrunk = await desk.say("evict", "tiny", "r4", "--shrink")
+    assert (shrunk.returncode, "none of tiny is wanted; leave --shrink out" in shrunk.stderr) == (1, True), shrunk
+    floor = ("--min", "1", "--max", "2", "--floor", "warm", "--host-gib", "1", "--wanted", "0")
+    assert (await desk.say("deploy", "tiny", *SIM, *SIZE, *floor)).returncode == 0
+    kept = await desk.wished("tiny")
+    await desk.node("n1", [replica(kept, 5, level=Level.WARM, devices=())])
+    assert "leaves host memory; another comes for it\n" in (await desk.say("evict", "tiny", "r5")).stdout
+
+
 async def test_models_are_shown_with_their_replicas(desk: Desk) -> None:
     """What is wanted, what is there by name, and what is missing; one alone, and as JSON."""
     wish = await desk.wished("tiny")

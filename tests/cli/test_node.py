@@ -29,7 +29,7 @@ async def test_a_name_that_somebody_has_is_refused(desk: Desk, monkeypatch: pyte
         1,
         "holdfast: local has a node n1 (pid 7 on here); call this one otherwise: --node\n",
     )
-    assert not list((desk.folder / "state" / "nodes" / "n1").glob("run/*"))
+    assert not (desk.folder / "state").exists(), "nothing is left of who is refused"
 
 
 async def test_which_fleet_is_joined(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,6 +46,7 @@ async def test_which_fleet_is_joined(desk: Desk, monkeypatch: pytest.MonkeyPatch
     assert (nobody.returncode, "no answer within 0.2 s" in nobody.stderr) == (1, True), nobody
     nowhere = await desk.say("node", "--node", "n2", store=False)
     assert (nowhere.returncode, "or name a store with --store" in nowhere.stderr) == (1, True), nowhere
+    assert not (desk.folder / "state").exists()
 
 
 async def test_who_is_not_here_is_not_stopped_or_shown(desk: Desk) -> None:

@@ -317,6 +317,23 @@ def test_a_change_of_leaders_that_nobody_saw_says_so() -> None:
     assert last_failover(group, []) is None
 
 
+def test_a_wake_is_called_one_and_who_sleeps_is_asleep() -> None:
+    """Nobody handed over, no KV was to be kept, and the first token came when somebody asked."""
+    woke = {"woke": True, "zero": "it was woken", "from_pid": 8, "from_engine": "worker-1b"}
+    (group,) = groups_of([active(failover=TIMELINE | woke)])
+    told = last_failover(group, [])
+    assert told is not None
+    assert (told.line.partition(" ")[0], told.line.rpartition(": ")[2]) == ("woke", "worker-1b leads")
+    assert (told.facts, told.steps[0]) == ([], "from when it was woken: lock 2.0 ms")
+    assert not any("first token" in step for step in told.steps)
+    facts = {"status": "standby", "state": "standby", "group": "worker-1"}
+    assert [shown_state(facts | {"asleep": asleep}) for asleep in (True, False)] == ["asleep", "standby"]
+    assert shown_state(facts | {"asleep": True, "state": "draining", "status": "draining"}) == "draining"
+    sleepers = [Status("worker", f"worker-1{one}", 7, "asleep", "", 0, group="worker-1") for one in "ab"]
+    (group,) = groups_of(sleepers)
+    assert str(group) == "worker-1: asleep (WARM, or by `/engine/sleep`): worker-1a and worker-1b"
+
+
 def test_the_next_start_took_nothing_over() -> None:
     """Who leads after everything was stopped and started is nobody's successor, and an old failover is not shown as
     how it came to lead."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from holdfast.core.clock import SystemClock
 from holdfast.failover.journal import Journal
-from holdfast.worker.timeline import UNSEEN, Timeline
+from holdfast.worker.timeline import UNSEEN, WOKEN, Timeline
 
 
 def after_a_leader(folder: Path) -> Timeline:
@@ -42,6 +42,19 @@ def test_one_that_came_later_does_not_claim_to_have_seen_the_end(tmp_path: Path)
     facts = timeline.facts()
     assert (facts["zero"], facts["lock_ms"], facts["from_epoch"]) == (UNSEEN, 0.0, 5)
     assert "eof_ms" not in facts
+
+
+def test_one_that_was_woken_takes_over_from_nobody(tmp_path: Path) -> None:
+    """Its zero is when it was woken, if the last leader had gone by then; who was awake when it went takes over."""
+    Journal(tmp_path / "a.journal", SystemClock()).begin(5)
+    now_s = time.monotonic() + 10
+    for gone_s, woke in ((now_s - 60, True), (now_s + 1, False)):
+        timeline = Timeline(tmp_path, 6, 1000.0, after=5, woken_s=now_s)
+        timeline.mark_end(5, gone_s)
+        timeline.mark("lock", now_s + 2)
+        facts = timeline.facts()
+        assert (facts["woke"], facts["zero"] == WOKEN, "eof_ms" in facts) == (woke, woke, not woke)
+        assert facts["lock_ms"] == (2000.0 if woke else 1000.0)
 
 
 def test_a_first_start_has_no_end_before_it(tmp_path: Path) -> None:

@@ -11,7 +11,11 @@ from holdfast.supervise.incidents import Incident
 from holdfast.supervise.standing import Group, timeline
 
 _TAKEN = {"wrong-answer": "was quarantined", "crawling": "was drained", "device-sick": "was drained"}
-_ZEROS = {"last token": "from its last token", "successor's lock": "from its successor's lock"}
+_ZEROS = {
+    "last token": "from its last token",
+    "successor's lock": "from its successor's lock",
+    "woken": "from when it was woken",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +28,13 @@ class Told:
 
 
 def last_failover(group: Group, incidents: Sequence[Incident]) -> Told | None:
-    """How the present active came to lead; None if it was the first."""
+    """How the present active came to lead: after another, or from its sleep; None if it was the first."""
     ours = [i for i in incidents if i.group == group.name and i.epoch and (i.successor or group.active is None)]
     seen, shown = ours[-1] if ours else None, group.failover
     if shown is not None and (seen is None or shown.get("from_pid") != seen.pid) and _is_newer(shown, seen):
+        if shown.get("woke") is True:
+            assert group.active is not None, "it told this"
+            return Told(f"woke {_when(shown.get('unix_s'))}: {group.active.name} leads", [], steps(shown, 0))
         line = f"last failover {_when(shown.get('unix_s'))}: {_unseen(shown, group)}"
         return Told(line, _kv(shown), steps(shown))
     if seen is None or _began_anew(group, seen):

@@ -17,7 +17,7 @@ from holdfast.cli.terminal import Cell, Spinner, Terminal
 from holdfast.supervise.standing import Group, groups_of
 from holdfast.supervise.status import Status, web_address
 
-_GOOD = ("ready", "active", "standby")
+_GOOD = ("ready", "active", "standby", "asleep")
 AT_LEISURE = {("control", "starting")}  # it comes last, and nobody waits for it
 _BAD = ("dead", "stopped", "silent", "backing off", "crash loop", "refused", "unkillable", "unhealthy")
 STATE_COLOURS = dict.fromkeys(_GOOD, "green") | dict.fromkeys(_BAD, "red")

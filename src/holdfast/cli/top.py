@@ -229,7 +229,7 @@ def _fitting(rows: list[dict[str, Cell]], width: int) -> list[str]:
 
 
 def _row(worker: WorkerSeen) -> list[Cell]:
-    asleep = worker.state in ("standby", "waking", "starting")
+    asleep = worker.state in ("standby", "asleep", "waking", "starting")
     weight = "–" if worker.weight is None or asleep else f"{worker.weight:g}"
     age = _age(worker.canary_age_s)
     canary = (f"{age} {'ok' if worker.canary == 'passed' else worker.canary}", COLOURS.get(worker.canary, ""))

@@ -100,6 +100,8 @@ def one_evicted(key: str, serial: int, serials: Collection[int], *, shrink: bool
         wish = there(key, before)
         model = wish.model
         least = model.replicas_min if model.floor is Level.HOT else 0
+        if shrink and not model.wanted:
+            raise UserError(f"none of {key} is wanted; leave --shrink out")
         if shrink and model.wanted <= least:
             raise UserError(f"{key} has {least} HOT replicas at least; leave --shrink out, or deploy it with --min")
         going = frozenset(one for one in (*model.going, serial) if one in serials)

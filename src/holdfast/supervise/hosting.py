@@ -211,7 +211,7 @@ class Hosting:
             self._refused[action.name] = f"cannot be started: {error}"
             self._mirror.news.set()
             return
-        self._tell(f"{self.node}: {action.name} comes: {action.why}")
+        self._tell(f"{self.node}: {action.name} comes, to be {action.level.word} on {', '.join(action.devices)}")
         self._backend.enter(action.name, jobs)  # at once: the next that is started finds its sockets taken
         self._deeds.spawn(self._backend.start(action.name, jobs), f"start {action.name}")
 

@@ -42,6 +42,8 @@ class Group:
         return found if found and found.get("from_epoch", 1) else None
 
     def __str__(self) -> str:
+        if self.members and all(member.state == "asleep" for member in self.members):
+            return f"{self.name}: asleep (WARM, or by `/engine/sleep`): {_and([one.name for one in self.members])}"
         if self.active is None:
             return f"{self.name}: nobody is active; {self._others()}"
         epoch = f" (epoch {self.active.epoch})" if self.active.epoch is not None else ""
@@ -51,8 +53,12 @@ class Group:
         others = [member for member in self.members if member is not self.active]
         ready = [member.name for member in others if member.state == "standby" and not member.note]
         late = [f"{member.name} is {member.state}" for member in others if member.name not in ready]
-        stand = f"{' and '.join(ready)} {'stand' if len(ready) > 1 else 'stands'} by" if ready else "nobody stands by"
+        stand = f"{_and(ready)} {'stand' if len(ready) > 1 else 'stands'} by" if ready else "nobody stands by"
         return ", ".join([stand, *late])
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(names)
 
 
 def groups_of(statuses: Sequence[Status]) -> list[Group]:

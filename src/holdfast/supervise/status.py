@@ -31,7 +31,7 @@ class Status(msgspec.Struct, frozen=True):
     pid: int
     # starting, ready, no_worker, not_admitted, draining, stopped, silent, backing off, crash loop, refused, unkillable,
     # dead;
-    # of an engine in a group also its lifecycle: standby, waking, active
+    # of an engine in a group also its lifecycle: standby, waking, active; and asleep: it takes no part
     state: str
     address: str
     streams: int
@@ -136,6 +136,8 @@ def metrics_address(record: Record) -> str:
 def shown_state(facts: dict[str, Any]) -> str:
     """The word a process has for itself; for an engine of a group its place in the lifecycle, if it says no more."""
     status, lifecycle = str(facts.get("status", "ready")), str(facts.get("state") or "")
+    if facts.get("asleep") is True and lifecycle == "standby" and status in ("ready", "standby"):
+        return "asleep"
     return lifecycle if lifecycle and facts.get("group") and status == "ready" else status
 
 

@@ -30,6 +30,7 @@ class Election:
         self._poked = asyncio.Event()
         self._stuck = 0
         self.asleep = False
+        self.woken_s = 0.0  # when it was woken last, and has not led since; 0: it was not
         self.rested = asyncio.Event()  # it has no lock, nor is it about to step back from one
         self.rested.set()
         self.blocked = ""  # why nobody here can take over, as far as can be seen
@@ -92,7 +93,9 @@ class Election:
         """It led, and the lock is given back."""
         self.rested.set()
 
-    def take_part(self) -> None:
+    def take_part(self, now_s: float) -> None:
+        if self.asleep:
+            self.woken_s = now_s
         self.asleep = False
         self.poke()
 

@@ -136,7 +136,9 @@ class Shadow(EngineEvents):
         known = max(engine.last_epoch, worker.life.epoch)
         epoch = next_epoch(known, int(self._clock.unix_s() * 1000))
         before = 0 if self._renewing else known  # it takes over from nobody then
-        timeline = self._timeline = Timeline(self._journals, epoch, self._clock.unix_s(), after=before)
+        woken_s, self._election.woken_s = self._election.woken_s, 0.0  # it leads by that once
+        unix_s = self._clock.unix_s()
+        timeline = self._timeline = Timeline(self._journals, epoch, unix_s, after=before, woken_s=woken_s)
         timeline.mark("lock", self._clock.monotonic_s())
         timeline.mark_end(*self._seen_gone)
         worker.step(LockWon(epoch, contended=before > 0))

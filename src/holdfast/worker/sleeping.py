@@ -47,7 +47,7 @@ class Sleeping:
         """Map again what was let go of, try it, and take part. Who leads is the election's to say."""
         if self._election.asleep:
             await self._stand_up()
-        self._election.take_part()
+        self._election.take_part(self._worker.clock.monotonic_s())
         return "it takes part in the election again"
 
     async def _stand_up(self) -> None:

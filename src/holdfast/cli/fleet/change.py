@@ -5,6 +5,7 @@ Always true: only the wish is written, from what it is at that moment.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 from holdfast.cli.arguments import Asked, Json
@@ -13,6 +14,8 @@ from holdfast.cli.deployments.waiting import Timeout, Wait, seconds
 from holdfast.cli.fleet.seen import DeploymentOption, Fleet, Key, fleet_at, where
 from holdfast.cli.fleet.waiting import Manner, end
 from holdfast.core.errors import UserError
+from holdfast.fleet.desired import Level, Model
+from holdfast.fleet.observed import Phase, Replica
 from holdfast.fleet.records import Wish, scaled
 from holdfast.fleet.wishing import evicted, forgotten, one_evicted
 from holdfast.settings import Environment
@@ -80,7 +83,7 @@ class Evict(Asked, frozen=True):
                 return await self._evict_one(fleet, manner)
             change = forgotten(self.key) if self.forget else evicted(self.key)
             wish = await fleet.ask(self.key, change)
-            left = len(fleet.seen.replicas(self.key))
+            left = sum(one.on_devices or wish is None for one in fleet.seen.replicas(self.key))
             leave = f"; its {left} {'replica leaves' if left == 1 else 'replicas leave'} when requests have ended"
             does = "forgotten" if wish is None else f"evicted: none wanted, {_kept(wish)}"
             what = f"model {self.key} {does}"
@@ -93,11 +96,23 @@ class Evict(Asked, frozen=True):
         if one is None:
             ids = ", ".join(one.id for one in found.values()) or "none"
             raise UserError(f"{self.key} has no replica {self.replica!r}; it has {ids}")
+        if self.shrink and one.level is Level.WARM:
+            raise UserError(f"{one.id} is WARM and not one of those that are wanted; leave --shrink out")
         wish = await fleet.ask(self.key, one_evicted(self.key, one.serial, found, shrink=self.shrink))
         assert wish is not None, "who evicts a replica does not forget its model"
-        instead = f"{wish.model.hot} wanted" if self.shrink else "another comes for it"
-        told = f"replica {one.id} of {self.key} on {one.node} leaves when its requests have ended; {instead}"
+        leaves = "leaves host memory" if one.level is Level.WARM else "leaves when its requests have ended"
+        instead = f"{wish.model.hot} wanted" if self.shrink else _instead(wish.model, found.values())
+        told = f"replica {one.id} of {self.key} on {one.node} {leaves}; {instead}"
         return await end(fleet, self.key, wish, told, manner)
+
+
+def _instead(model: Model, replicas: Iterable[Replica]) -> str:
+    """Whether another comes for those that are to go."""
+    stay = [one for one in replicas if one.serial not in model.going and one.phase in (Phase.PROVISIONING, Phase.READY)]
+    hot = sum(one.level is Level.HOT for one in stay)
+    if hot < model.hot or len(stay) < model.kept:
+        return "another comes for it"
+    return f"none comes for it: {model.hot} wanted" + (f", {hot} HOT without it" if hot else "")
 
 
 def _kept(wish: Wish) -> str:

@@ -66,9 +66,12 @@ class Node(Asked, frozen=True):
         with settled():
             check_machine()
             check_state_dir(state_dir)
+            totals = totals_of(replace(self.spec, gpus=choose("torch", self.device, ALL).gpus))
+        if not state_dir.exists():  # who is refused leaves nothing behind
+            answered(self._fleet(url, name, env))
+        with settled():
             own(env.state_dir)
             own(state_dir)
-            totals = totals_of(replace(self.spec, gpus=choose("torch", self.device, ALL).gpus))
         lock = taken_lock(state_dir, "", lambda: _already(state_dir, name))
         try:
             sign(lock, Holder(os.getpid(), store=url))

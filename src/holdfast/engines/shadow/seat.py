@@ -26,11 +26,13 @@ from holdfast.core.limits import raise_descriptor_limit
 from holdfast.core.tasks import Tasks
 from holdfast.core.unwritten import say
 from holdfast.engines.shadow.memory import VaultMemory
-from holdfast.memory.errors import VaultRefused
+from holdfast.memory.devices import DeviceError
+from holdfast.memory.errors import StaleMemoryLayoutError, VaultRefused
 from holdfast.memory.fdsocket import close_all, receive
 
 PR_SET_PDEATHSIG = 1
 ORDER_BYTES_MAX = 4096
+FAILURES = (TimeoutError, OSError, DeviceError, VaultRefused, StaleMemoryLayoutError)  # anything else is our own bug
 
 Order = Callable[..., Awaitable[Any]]
 
@@ -114,7 +116,11 @@ class Orders:
             self._tasks.spawn(self._answer(number, do, orders[do](**fields)), do)
 
     async def _answer(self, number: int, do: str, work: Awaitable[Any]) -> None:
-        answer = await work
+        try:
+            answer = await work
+        except FAILURES as error:  # the outside world's: a line is enough
+            end(f"{do} failed: {str(error) or type(error).__name__}")
+            return
         if do == "rest":
             close_all(self._fds)
             self._fds = []
