@@ -3,6 +3,7 @@
 Always true: a person's mistake ends in one line on stderr, never in a traceback, and in status 2 for words that make no
 sense, 78 where trying again cannot help, else 1. A character that the terminal's encoding does not have costs its
 looks, never the command; an output that cannot be written is such a line, a reader that left is status 1 without one.
+With `--json` the line is on standard output too, as `{"error": "…"}`, unless a document stands there already.
 What is imported before the version check must load on any Python 3.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import json
 import os
 import sys
 from typing import TextIO
@@ -27,16 +29,21 @@ def main() -> None:
     open_what_is_closed()
     soften_output()
     from holdfast.cli.app import run
-    from holdfast.cli.terminal import write_out
+    from holdfast.cli.terminal import has_written, write_begins, write_out
     from holdfast.core.errors import UserError, exit_status
     from holdfast.spec.arguments import UsageError
 
+    write_begins()
     try:
         status = run(sys.argv[1:])
         write_out()  # what was shown and could not be, too
     except UserError as error:
+        told = " ".join(str(error).split())
         with contextlib.suppress(OSError):
-            print(f"holdfast: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+            print(f"holdfast: {told}", file=sys.stderr, flush=True)
+        if {"--json", "--json=true"} & {*sys.argv[1:]} and not has_written():
+            with contextlib.suppress(OSError, UserError):
+                write_out(json.dumps({"error": told}) + "\n")
         status = USAGE if isinstance(error, UsageError) else exit_status(error)
     except KeyboardInterrupt:
         status = INTERRUPTED

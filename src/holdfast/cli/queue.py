@@ -113,6 +113,8 @@ class Queue(Asked, frozen=True):
                 raise UsageError(f"--kill {self.kill!r} is no request's id or name; `holdfast queue --all` shows ids")
             url = store_of(self.store, Path(env.state_dir), "holdfast up")
             return answered(self._kill(url, self.kill, Path(env.state_dir)))
+        if self.store:
+            raise UsageError("--store is for --kill; without it the frontends of this state directory are asked")
         state_dir = readable(env.state_dir)
         told = asyncio.run(ask_all(state_dir))
         rows = [row for row in told.rows if self.all or row.state in WAITS]

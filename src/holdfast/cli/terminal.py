@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import shutil
 import sys
 import textwrap
@@ -31,6 +32,7 @@ _JOINED = re.compile("\u200d.|[\U0001f3fb-\U0001f3ff]")  # shown in one with wha
 _PICTURE = re.compile(".\ufe0f")  # a sign that is shown as a picture, which is wide
 _WIDE = "\uff03"
 
+_WROTE: list[str] = []  # the last that was written whole; nothing, if none was
 _LOST: list[OSError] = []  # why what people were to see on standard output was not written; told at the exit
 
 Cell = tuple[str, str]  # text and style
@@ -44,10 +46,22 @@ def write_out(text: str = "") -> None:
         sys.stdout.flush()
         if _LOST:
             raise _LOST[0]
+        if text:
+            _WROTE[:] = [text]
     except BrokenPipeError:
         raise
     except OSError as error:
         raise UserError(f"standard output cannot be written: {error.strerror}") from error
+
+
+def write_begins() -> None:
+    """A command begins, and has written nothing."""
+    _WROTE.clear()
+
+
+def has_written() -> bool:
+    """Whether anything was for programs."""
+    return bool(_WROTE)
 
 
 def cells(text: str) -> int:
@@ -91,8 +105,9 @@ class Terminal:
 
     @property
     def is_shown(self) -> bool:
-        """Whether what was written last could be: a terminal may have been closed."""
-        return self._shown
+        """Whether what was written last could be, and somebody may read more: a terminal may have been closed, and who
+        reads a pipe may have left (`| head -1`), which else is found out with the next line only."""
+        return self._shown and not _has_left(self.file)
 
     def raw(self, text: str) -> None:
         """As it is, for a screen that is drawn whole."""
@@ -181,6 +196,15 @@ class Spinner:
             self._terminal.move(f"{self._signs[turns % len(self._signs)]} {self.text}")
             turns += 1
             self.over.wait(TURN_S)
+
+
+def _has_left(file: TextIO) -> bool:
+    """Whether nobody reads it any more; what cannot be asked has not."""
+    with contextlib.suppress(OSError, ValueError):
+        asked = select.poll()
+        asked.register(file.fileno(), 0)
+        return any(found & (select.POLLERR | select.POLLHUP) for _, found in asked.poll(0))
+    return False
 
 
 def _width(file: TextIO, is_terminal: bool) -> int:

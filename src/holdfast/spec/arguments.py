@@ -116,7 +116,7 @@ def parse(words: Sequence[str], options: Options, command: str) -> dict[str, Any
             dashes = False
         elif dashes and word in HELP:
             raise HelpWanted
-        elif dashes and word.startswith("-") and word != "-":
+        elif dashes and word.startswith("-") and word != "-" and not (free and _is_number(word, options[free[0]])):
             _take_option(word, rest, flags, options, said=said, command=command)
         elif free and word.lower() in options[free[0]].extra.get("kinds", ()) and not said_kind:
             said_kind = True
@@ -130,6 +130,11 @@ def parse(words: Sequence[str], options: Options, command: str) -> dict[str, Any
     if missing := [options[flag].name for flag in free if options[flag].extra.get("required")]:
         raise UsageError(f"`{command}` needs {' and '.join(missing)}")
     return said
+
+
+def _is_number(word: str, setting: Setting) -> bool:
+    """Whether it is one below zero, where a number may stand."""
+    return kind_of(setting) in (int, float) and word[1:2].isdecimal()
 
 
 def _flags(options: Options) -> dict[str, tuple[str, bool]]:

@@ -17,7 +17,7 @@ from holdfast.fleet.events import Change, Fact, Outages, Reader, changes, outlas
 from holdfast.settings import Environment
 from holdfast.spec.settings import about
 
-LOOK_S = 60.0  # between two looks, where the store tells of nothing
+LOOK_S = 5.0  # between two looks, where the store tells of nothing: whether anybody reads it yet
 ALL = (*PREFIXES, ORDERS, REPORTS)
 
 
@@ -46,9 +46,9 @@ class Events(Asked, frozen=True):
                         write_out(self._line(change, number))
                 before = now
                 if not self.follow:
-                    break
-                await fleet.book.news(left_s or LOOK_S)
-        return 0
+                    return 0
+                await fleet.book.news(min(left_s or LOOK_S, LOOK_S))
+        raise BrokenPipeError
 
     def _line(self, change: Change, number: int) -> str:
         event = change.event

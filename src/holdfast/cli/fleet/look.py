@@ -100,7 +100,7 @@ async def _shown(fleet: Fleet, made: Callable[[FleetSeen], Any], show: Show, *, 
         if last != (last := text if moves else found):  # only where one page replaces another, ages are worth one
             write_out(CLEARED + text if moves else text)
         await fleet.book.news(LOOK_S)
-    return 0
+    raise BrokenPipeError
 
 
 def _page(terminal: Terminal, show: Show, seen: FleetSeen) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -139,17 +139,27 @@ async def fleet_at(
         known = await _fleets(book)
         if not known:
             raise UserError(f"the store {url} knows of no fleet: start one with `{START}`")
-        yield Fleet(book, _which(known, deployment, env.deployment))
+        fleet = Fleet(book, _which(known, deployment, env.deployment))
+        # A store that was started again knows wishes at once, and nodes when they have told it.
+        await _within(FOUND_S, book, lambda: bool(fleet.seen.nodes))
+        yield fleet
 
 
 async def _fleets(book: Book) -> set[str]:
     """By name; one that was started a moment ago has the time to say so."""
+
+    def known() -> set[str]:
+        return {key.split("/")[2] for key in book.values if key.startswith((MODELS, NODES, FLEETS))}
+
+    await _within(FOUND_S, book, lambda: bool(known()))
+    return known()
+
+
+async def _within(bound_s: float, book: Book, is_so: Callable[[], bool]) -> None:
+    """Returns when it is so, or the time is over."""
     loop = asyncio.get_running_loop()
-    until_s = loop.time() + FOUND_S
-    while True:
-        known = {key.split("/")[2] for key in book.values if key.startswith((MODELS, NODES, FLEETS))}
-        if known or loop.time() > until_s:
-            return known
+    until_s = loop.time() + bound_s
+    while not is_so() and loop.time() < until_s:
         await book.news(until_s - loop.time())
 
 

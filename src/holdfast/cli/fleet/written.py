@@ -151,6 +151,11 @@ def one_worker(manifest: Manifest) -> Findings:
 def named_well(manifest: Manifest) -> Findings:
     for pod in (one for one in pods(manifest) if one.component_type == WORKER):
         at = ("spec", "services", pod.service)
+        for node in manifest.spec.services[pod.service].fleet.nodes:
+            try:
+                check_process_name(node)
+            except ValueError as error:
+                yield Finding((*at, "fleet", "nodes"), f"no node is called {error}".replace(" must", ": it must"))
         if not KEY.fullmatch(pod.service):
             yield Finding(at, f"a model's key is {KEY_WORDS}, got {pod.service!r}")
             continue
