@@ -103,6 +103,33 @@ async def test_two_services_of_one_name_are_refused_by_both_their_names(desk: De
     assert await desk.wish("words") is None, "nothing of a manifest is asked for that cannot be as a whole"
 
 
+async def test_what_traffic_has_scaled_stays_where_the_manifest_says_the_same(desk: Desk, tmp_path: Path) -> None:
+    """An autoscaled model's `replicas` is where it begins: applied again, nobody who serves is sent away."""
+    assert (await desk.say("apply", "-f", str(EXAMPLE))).returncode == 0
+    assert (await desk.say("scale", "more-words", "1")).returncode == 0  # as its traffic does
+    assert (await desk.say("scale", "words", "2")).returncode == 0
+    again = await desk.say("apply", "-f", str(EXAMPLE))
+    assert "model more-words unchanged: version" in again.stdout, again
+    assert [(await desk.wished(key)).model.wanted for key in ("more-words", "words")] == [1, 1]
+    other = tmp_path / "other.yaml"
+    other.write_text(TEXT.replace("replicas: 0", "replicas: 1"))
+    assert (await desk.say("apply", "-f", str(other))).returncode == 0
+    assert (await desk.say("apply", "-f", str(EXAMPLE))).returncode == 0
+    assert (await desk.wished("more-words")).model.wanted == 0, "another number is somebody's word"
+
+
+async def test_what_apply_does_not_change_is_told(desk: Desk, tmp_path: Path) -> None:
+    """A fleet's own processes; and a manifest of another name is for no fleet."""
+    told = await desk.say("apply", "-f", str(EXAMPLE))
+    assert "frontend: as `holdfast up` started it; models alone are changed while a fleet runs" in told.stdout
+    other = tmp_path / "other.yaml"
+    other.write_text(TEXT.replace("name: local", "name: other"))
+    desk.env["HOLDFAST_STATE_DIR"] = "/tmp/hf-nobody"  # short enough for sockets, and nobody makes it
+    told = await desk.say("apply", "-f", str(other))
+    assert told.returncode == 1
+    assert "there is none, and a fleet local, for manifests of that name" in told.stderr
+
+
 async def test_models_may_swap_their_names(desk: Desk, tmp_path: Path) -> None:
     """In one manifest, since it is asked for as a whole."""
     assert (await desk.say("apply", "-f", str(EXAMPLE))).returncode == 0

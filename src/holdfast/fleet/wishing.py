@@ -136,4 +136,5 @@ def check_name(wish: Wish, others: Mapping[str, Wish]) -> None:
     for key, other in others.items():
         if key != wish.model.key and other.name == wish.name:
             mend = f"give {wish.model.key} another name (--served-name, or modelName in a manifest)"
+            mend += f", or `holdfast evict {key} --forget`"
             raise UserError(f"{key} is served as {wish.name!r} already; {mend}")

@@ -13,7 +13,18 @@ from dataclasses import replace
 from msgspec import structs
 
 from holdfast.cli.arguments import Asked, Filename
-from holdfast.cli.deployments.book import Book, Seen, StoreOption, answered, asked_for, carried, known, opened, store_of
+from holdfast.cli.deployments.book import (
+    WITH_FLEETS,
+    Book,
+    Seen,
+    StoreOption,
+    answered,
+    asked_for,
+    carried,
+    known,
+    opened,
+    store_of,
+)
 from holdfast.cli.deployments.files import Written, read_manifest, said_in, shaped
 from holdfast.cli.deployments.waiting import DryRun, Timeout, Wait, in_place, seconds
 from holdfast.cli.deployments.words import Format, as_object, written
@@ -55,7 +66,7 @@ class Apply(Asked, frozen=True):
 
     async def _apply(self, asked: Written, url: str, timeout_s: float | None) -> int:
         name = asked.manifest.name
-        async with opened(url) as book:
+        async with opened(url, WITH_FLEETS) as book:
             await book.heard()
             before = _kept_here(book, name)
             change = applied(asked.text, asked.digest, time.time(), anew=before.memory.undone)
@@ -90,6 +101,8 @@ def _kept_here(book: Book, name: str) -> Seen:
     """What is applied to; UserError, if nobody would carry it out."""
     if book.seen(name) is None:
         there = f"there is {', '.join(book.names)}" if book.names else "there is none"
+        if book.fleets:
+            there += f", and a fleet {', '.join(sorted(book.fleets))}, for manifests of that name"
         raise UserError(
             f"nobody here keeps a deployment {name!r} ({there}); `holdfast up -f FILE` does, "
             "in a HOLDFAST_STATE_DIR of its own"

@@ -36,6 +36,7 @@ from holdfast.spec.launch import WorkerLaunch
 from holdfast.spec.manifest.fleet import DEVICES_MAX, REPLICAS_MAX
 from holdfast.spec.manifest.fleet import Fleet as Fields
 from holdfast.spec.manifest.local import Machine
+from holdfast.spec.manifest.writing import plain
 from holdfast.spec.settings import about
 
 _FLEET = {"panel": "The fleet"}
@@ -152,12 +153,16 @@ def _wish_of(text: ModelText) -> Wish:
 
 async def _asked(fleet: Fleet, text: ModelText, wish: Wish, dry_run: bool) -> tuple[Wish | None, Wish]:
     """How it was wanted before, and how from now on."""
-    change = deployed(wish, counts=text.counts)
     found: list[Wish | None] = []
 
     def noted(before: Wish | None) -> Wish | None:
         found[:] = [before]
-        return change(before)
+        if before is None or before.scaling is None or wish.scaling is None:
+            return deployed(wish, counts=text.counts)(before)
+        # Its traffic may have said how many since: what is asked for again as before is no other word.
+        is_new = _count_in(before.manifest, text.key) != _count_in(text.text, text.key)
+        after = deployed(wish, counts=text.counts and is_new)(before)
+        return replace(before, manifest=text.text) if is_new and after == before else after
 
     after = noted(fleet.seen.wishes.get(text.key)) if dry_run else await fleet.ask(text.key, noted)
     assert after is not None, "who deploys a model does not forget it"
@@ -172,6 +177,11 @@ async def _be_alone(fleet: Fleet, asked: Wish, before: Wish | None) -> None:
     except UserError:
         await fleet.ask(asked.model.key, undone(asked, before))
         raise
+
+
+def _count_in(manifest: str, key: str) -> Any:
+    """How many it says are wanted; None: it does not."""
+    return plain(manifest)["spec"]["services"][key].get("replicas")
 
 
 def _told(before: Wish | None, after: Wish) -> str:

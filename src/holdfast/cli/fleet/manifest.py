@@ -62,7 +62,12 @@ def models_in(said: Said, machine: Machine) -> tuple[Written, list[ModelText]]:
 def apply(said: Said, store: str, env: Environment, manner: Manner, *, dry_run: bool) -> int:
     url = store_of(store, env.state_dir)
     written, texts = models_in(said, Machine(Path("/") if store else env.state_dir, handed_on(), store=url))
-    return answered(_apply(url, written.manifest.name, texts, env, manner, dry_run))
+    own = [pod.service for pod in pods(written.manifest) if pod.component_type in (FRONTEND, PLANNER)]
+    status = answered(_apply(url, written.manifest.name, texts, env, manner, dry_run))
+    if own:
+        which = f"{', '.join(own)}: as `holdfast up` started {'it' if len(own) == 1 else 'them'}"
+        Terminal().line(f"{which}; models alone are changed while a fleet runs", "dim")
+    return status
 
 
 async def _apply(
