@@ -62,13 +62,16 @@ class Shelf:
         self.asked: set[str] = set()  # ids of all that ever stood in orders
         self.serials: dict[str, int] = {}
 
-    def swap(self, key: str, value: bytes, expected: bytes | None) -> bool:
+    def swap(self, key: str, value: bytes | None, expected: bytes | None) -> bool:
         if self.values.get(key) == value:
             return True
         if self.values.get(key) != expected:
             return False
-        self.values[key] = value
-        self._check(key, value)
+        if value is None:
+            del self.values[key]
+        else:
+            self.values[key] = value
+            self._check(key, value)
         return True
 
     def _check(self, key: str, value: bytes) -> None:
@@ -105,7 +108,7 @@ class Keeper:
         self.shelf, self.controller = shelf, Controller(DEPLOYMENT, by)
         self.held = {key: value for key, value in shelf.values.items() if key == BOOK or key.startswith(ORDERS)}
         self.fed = {key: value for key, value in shelf.values.items() if key not in self.held}
-        self.left: list[tuple[str, bytes]] | None = None  # that are still to be written
+        self.left: list[tuple[str, bytes | None]] | None = None  # that are still to be written
         self.controller.begin(
             shelf.read(BOOK, Book) or Book(),
             shelf.under(ORDERS, Orders),
@@ -146,19 +149,22 @@ class Keeper:
             self.controller.written(now_s)
         return True
 
-    def _write(self, key: str, value: bytes) -> None:
+    def _write(self, key: str, value: bytes | None) -> None:
         is_wish = key.startswith(WISHES)
         swapped = self.shelf.swap(key, value, self.fed.get(key) if is_wish else self.held.get(key))
         if not is_wish:
             if not swapped:
                 raise Overtaken(key)
-            self.held[key] = value
+            self.held.pop(key, None)
+            if value is not None:
+                self.held[key] = value
 
 
-def as_bytes(writes: Writes) -> Iterator[tuple[str, bytes]]:
+def as_bytes(writes: Writes) -> Iterator[tuple[str, bytes | None]]:
     if writes.book is not None:
         yield BOOK, msgspec.json.encode(writes.book)
-    yield from ((ORDERS + name, msgspec.json.encode(one)) for name, one in writes.orders.items())
+    for name, one in writes.orders.items():
+        yield ORDERS + name, None if one is None else msgspec.json.encode(one)
     yield from ((WISHES + key, msgspec.json.encode(one)) for key, one in writes.wishes.items())
 
 

@@ -20,8 +20,9 @@ from holdfast.control.metrics import ControlMetrics
 from holdfast.control.showing import View
 from holdfast.core.tasks import first
 from holdfast.discovery.keys import REPORTS
-from holdfast.fleet.controller import GRACE_S, WAITED_FOR
+from holdfast.fleet.controller import WAITED_FOR
 from holdfast.fleet.desired import Model
+from holdfast.fleet.hearing import FORGET_S, GRACE_S
 from holdfast.fleet.records import Book, book_key, node_key, orders_key, wish_key
 from holdfast.fleet.scaling import Scaling
 from holdfast.fleet.traffic import Load
@@ -151,7 +152,7 @@ async def test_a_node_that_is_lost_is_replaced_and_may_come_back(process: StoreP
         await here.rests()
         (there,) = [one for one in here.agents if one.machine.bodies]
         there.away = True
-        await until(lambda: loop._feed.controller._gone, "its absence to be seen")
+        await until(lambda: loop._feed.controller._hearing.is_any_gone, "its absence to be seen")
         assert len(here.placed()) == 1
         here.clock.ahead_s += GRACE_S
         await here.want(model(wanted=1, drain_s=4.0))  # it is looked at the time
@@ -169,6 +170,27 @@ async def test_who_has_no_wish_is_written_nothing(process: StoreProcess) -> None
         await until(lambda: sum(here.metrics.fleet._passes), "a pass")
         for key in (book_key("d"), orders_key("d", "n0"), orders_key("d", "n1")):
             assert await here.store.get(key, BOUND_S) is None
+
+
+async def test_a_node_that_does_not_come_back_is_forgotten(process: StoreProcess) -> None:
+    """Its orders are removed from the store, by one who goes on then; if it comes back all the same, it is one more."""
+    async with site(process, "d") as here, here.leading() as (loop, _):
+        await here.want(model(wanted=1))
+        await until(lambda: here.serving() == 1, "one that serves")
+        await here.rests()
+        (there,) = [one for one in here.agents if one.machine.bodies]
+        there.away, where = True, orders_key("d", there.machine.name)
+        await until(lambda: loop._feed.controller._hearing.is_any_gone, "its absence to be seen")
+        here.clock.ahead_s += FORGET_S
+        await here.want(model(wanted=1, drain_s=4.0))  # it is looked at the time
+        await until(lambda: where not in loop._mirror.values, "its orders to be removed")
+        await until(lambda: here.serving() == 2, "another one")
+        there.away = False
+        await here.want(model(wanted=2, drain_s=4.0))
+        await until(lambda: there.machine.name in loop._feed.controller._view.nodes, "it to be heard")
+        await here.rests()
+        assert here.serving() == 2
+        assert loop._begun == 1
 
 
 async def test_another_deployments_words_are_not_taken(process: StoreProcess) -> None:

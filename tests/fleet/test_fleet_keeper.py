@@ -8,8 +8,9 @@ from msgspec import structs
 
 from bench.fleet.agent import Machine
 from holdfast.fleet.actions import Tries, Verb
-from holdfast.fleet.controller import GRACE_S, WAITED_FOR, Controller
+from holdfast.fleet.controller import WAITED_FOR, Controller
 from holdfast.fleet.desired import Level, Model
+from holdfast.fleet.hearing import GRACE_S
 from holdfast.fleet.records import Book, Orders
 from holdfast.fleet.room import HOST
 from holdfast.fleet.scaling import Scaling

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bench.fleet.agent import Machine
-from holdfast.fleet.controller import GRACE_S, UNREAD_S, Controller
+from holdfast.fleet.controller import Controller
 from holdfast.fleet.desired import Level, Model
+from holdfast.fleet.hearing import FORGET_S, GRACE_S, UNREAD_S, Hearing
 from holdfast.fleet.records import Book, NodeRecord, Orders, Wish
 from holdfast.fleet.room import HOST
 from keeper_rig import BOOK, NODES, ORDERS, WISHES, Place
@@ -76,3 +77,58 @@ def test_a_node_that_cannot_be_read_is_not_waited_for_for_ever() -> None:
     assert controller.next_deadline_s() == 1000.0 + UNREAD_S
     assert controller.step(1000.0 + UNREAD_S)
     assert [one.what for one in controller.take_told()] == ["lost"]
+
+
+def orders(made: Place, node: str) -> Orders | None:
+    return made.shelf.read(ORDERS + node, Orders)
+
+
+def test_a_node_that_does_not_come_back_is_forgotten() -> None:
+    """With what was asked of it, though that was never done; then nobody who begins waits for it."""
+    made = place(2)
+    made.want(model(wanted=2, per_node_max=1))
+    keeper = made.keeper()
+    while not (stands := orders(made, "n1")) or not stands.actions:
+        keeper.advance(made.now_s)
+    made.agents["n1"].machine.near = False
+    made.run(FORGET_S - 5)
+    assert orders(made, "n1")
+    made.run(10)
+    assert orders(made, "n1") is None
+    assert made.hot("m") == 1
+    assert [one.what for one in keeper.controller.take_told()][-2:] == ["lost", "forgotten"]
+    made.keepers.clear()
+    assert not made.keeper().controller._hearing.waits
+
+
+def test_who_comes_back_though_forgotten_has_its_replicas() -> None:
+    """They are counted as any others: who is one too many leaves, nobody is started under a name that was used, and
+    what it was asked for and never heard of is not done."""
+    made = place(2)
+    made.want(model(wanted=2, per_node_max=1))
+    made.keeper()
+    made.run(20)
+    made.agents["n1"].machine.near = False
+    made.want(model(wanted=3))
+    made.run(FORGET_S + 30)
+    assert orders(made, "n1") is None
+    made.agents["n1"].machine.near = True
+    made.run(1)
+    assert made.hot("m") == 3, "two on the other one, and its own"
+    made.want(model(wanted=2))
+    made.run(60)
+    assert made.hot("m") == 2
+    assert book(made).serials == {"m": 3}
+
+
+def test_a_node_whose_record_stands_is_not_forgotten() -> None:
+    """Its agent is stopped, or writes what cannot be read: it is there, and what was asked of it is."""
+    hearing = Hearing()
+    hearing.begin(["a", "b", "c"], ["a"], ["b"], 0.0)
+    hearing.hear("a", 5.0, 0.0)
+    hearing.hear_unread("c", 10.0)
+    assert dict(hearing.lost(100.0)) == {"a": "its agent told nothing for 15 s; is it stopped?"}
+    assert hearing.forgotten(FORGET_S * 2) == []
+    hearing.miss("b", 100.0)
+    assert hearing.forgotten(100.0 + FORGET_S) == ["b"]
+    assert hearing.forgotten(100.0 + FORGET_S) == []

@@ -15,8 +15,9 @@ from msgspec import structs
 
 from bench.fleet.agent import Machine
 from bench.fleet.storms import Storm
-from holdfast.fleet.controller import GRACE_S
+from holdfast.fleet import hearing
 from holdfast.fleet.desired import Level, Model
+from holdfast.fleet.hearing import GRACE_S
 from holdfast.fleet.records import Book, Wish
 from holdfast.fleet.room import HOST
 from holdfast.fleet.scaling import Scaling
@@ -27,6 +28,7 @@ PARTS, EACH = 8, 30
 STEPS = 120
 QUIET_STEPS_MAX = 800  # back-offs of five minutes and an hour of time-outs are passed in leaps
 KEEPERS_MAX = 2
+FORGET_S = 15.0  # of worlds that are over sooner than nodes are forgotten
 ELASTIC = frozenset({"m1", "m3"})  # models whose number is scaling's
 SCALING = Scaling(high_s=1.0, low_s=10.0, step_up_s=5.0, step_down_s=10.0, idle_s=120.0)
 
@@ -211,10 +213,11 @@ EVENTS += ["crash", "back", "scale"]  # more often than the others
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_whatever_befalls_controllers_their_fleet_comes_to_be(part: int) -> None:
+def test_whatever_befalls_controllers_their_fleet_comes_to_be(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is started twice, no vault is over its bytes, no work is cut short; and at rest, with what is wanted as
-    far as there is room, when one controller is left."""
+    far as there is room, when one controller is left. In half of them nodes are forgotten, and come back."""
     deaths = 0
+    monkeypatch.setattr(hearing, "FORGET_S", FORGET_S if part % 2 else hearing.FORGET_S)
     for number in range(EACH):
         seed = SEED + part * EACH + number
         weather = Weather(seed)

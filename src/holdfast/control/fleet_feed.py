@@ -39,6 +39,7 @@ class FleetFeed:
         self._told: dict[str, bytes] = {}
         self.controller = Controller(deployment, by)
         self.held: dict[str, bytes] = {}  # book and orders as they stand, by what was read and written since
+        self._removed: set[str] = set()  # orders that this one took away, and that is not told yet
 
     def begin(self, values: Mapping[str, bytes], now_s: float) -> None:
         """Go on from what stands. UserError, if book or orders cannot be read: everything stays as it is."""
@@ -73,6 +74,14 @@ class FleetFeed:
                 told[key] = value
                 self._tell(key, value, now_s)
 
+    def hold(self, key: str, value: bytes | None) -> None:
+        """It was written; None: it was removed."""
+        self.held.pop(key, None)
+        if value is None:
+            self._removed.add(key)
+        else:
+            self.held[key] = value
+
     def told(self, key: str) -> bytes | None:
         """What stands there, as far as the controller was told."""
         return self._told.get(key)
@@ -104,6 +113,9 @@ class FleetFeed:
 
     def _look_at_writer(self, key: str, value: bytes | None) -> None:
         """Its own words come late, when the next are written already."""
+        if value is None and key in self._removed:
+            self._removed.discard(key)
+            return
         if value is None:
             raise Overtaken(f"{key} was removed")
         by = read(Book, key, value).by if key == self.book else read(Orders, key, value).by

@@ -22,6 +22,7 @@ from holdfast.core.errors import UserError
 from holdfast.core.ports import World
 from holdfast.core.tasks import beside, first, set_within
 from holdfast.fleet.controller import Writes
+from holdfast.fleet.records import Orders
 from holdfast.fleet.traffic import Load
 from holdfast.store.contract import Store, StoreUnavailable
 from holdfast.store.mirror import Mirror
@@ -152,20 +153,21 @@ class FleetLoop:
         """Returns when it stands. Overtaken, if another's words stand there."""
         if writes.book is not None:
             await self._write_all({self._feed.book: msgspec.json.encode(writes.book)})
-        orders = [(self._feed.orders + name, msgspec.json.encode(one)) for name, one in writes.orders.items()]
+        orders = [(self._feed.orders + name, _encoded(one)) for name, one in writes.orders.items()]
         for begin in range(0, len(orders), AT_ONCE):
             await self._write_all(dict(orders[begin : begin + AT_ONCE]))
         for name, wish in writes.wishes.items():
             await self._write_wish(self._feed.wishes + name, msgspec.json.encode(wish))
 
-    async def _write_all(self, values: Mapping[str, bytes]) -> None:
+    async def _write_all(self, values: Mapping[str, bytes | None]) -> None:
+        """None: it is to be removed."""
         held = self._feed.held
         async with asyncio.TaskGroup() as tasks:
             asked = {key: tasks.create_task(self._swap(key, value, held.get(key))) for key, value in values.items()}
         for key, task in asked.items():
             if not task.result():
                 raise Overtaken(f"{key} was written by another")
-            held[key] = values[key]
+            self._feed.hold(key, values[key])
 
     async def _write_wish(self, key: str, value: bytes) -> None:
         """One that a person changed meanwhile is left as it is."""
@@ -174,7 +176,7 @@ class FleetLoop:
         if expected is not None and await self._swap(key, value, expected) and values.get(key) == expected:
             values[key] = value  # as the store will tell
 
-    async def _swap(self, key: str, value: bytes, expected: bytes | None) -> bool:
+    async def _swap(self, key: str, value: bytes | None, expected: bytes | None) -> bool:
         """Whether it has the new value. A store that is away is waited for: what was asked may stand already."""
         retry_s = RETRY_S_MIN
         while not self._lost.is_set():
@@ -190,6 +192,10 @@ class FleetLoop:
         for one in self._feed.controller.take_told():
             self._metrics.told(one)
             log.log(logging.WARNING if one.what in FAILURES else logging.INFO, "fleet: %s", one.text)
+
+
+def _encoded(orders: Orders | None) -> bytes | None:
+    return None if orders is None else msgspec.json.encode(orders)
 
 
 def loads_of(contacts: Iterable[Contact]) -> dict[str, Load]:

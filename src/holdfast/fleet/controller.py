@@ -11,11 +11,7 @@ was read.
 Nodes' records that come while something is being written are taken after it: an answer may come before its order is
 known to stand. What a record says is seen first and its answers are believed after, so that a failure counts once.
 
-A node is lost when its record was missing for `GRACE_S`, or stood unchanged for longer than its agent would leave it:
-a process that is stopped keeps its lease where its machine answers for it. Not before, for leased records vanish with
-the store that had them and come again. For the same reason nothing is decided, after a beginning or an outage, until
-each node that was asked for anything was heard, or that time is over. A record that cannot be read is a node that is
-there, as it was; where nobody knows how that is, since a controller begins, it is waited for longer.
+Which nodes are there, lost, waited for or forgotten is for `hearing.py` to say.
 
 Always true: nothing is asked for of which the serial does not stand in the book; nothing is decided while something is
 being written; replicas of a model that nobody here ever wished for are left alone, as are those of a wish that cannot
@@ -24,13 +20,14 @@ be read: a store that forgot stops nobody.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import Struct, structs
 
 from holdfast.fleet import scaling
 from holdfast.fleet.actions import COMING, LEAVING, Action, Flying, Verb, subject_of
 from holdfast.fleet.desired import HYSTERESIS, Hysteresis, Level
+from holdfast.fleet.hearing import GRACE_S, Hearing
 from holdfast.fleet.observed import Observed, Phase, Replica
 from holdfast.fleet.orders import FAILED
 from holdfast.fleet.planner import Plan, Planner
@@ -42,12 +39,6 @@ from holdfast.fleet.traffic import Load, Traffic
 from holdfast.fleet.warming import NO_HOST
 from holdfast.health.records import Demand
 
-# A store that restarts is back in a second or two, and its clients' leased keys within another.
-GRACE_S = 5.0
-# A node whose record cannot be read as a controller begins: its agent tells anew every 5 s, so that whatever was torn
-# is whole long before; what still cannot be read then is of another version, and decisions do not wait for it for ever.
-UNREAD_S = 60.0
-SILENT = 3  # times that a node did not tell of itself, and is lost: its agent is stopped, or its machine thrashes
 TOLD_MAX = 10_000  # lines that nobody took: more than one pass over a large fleet says
 WAITED_FOR = "requests wait for it, and 0 are wanted, by a person's word"
 WHY_CHARS_MAX = 300  # of why a start failed: what fits into a line or two
@@ -61,7 +52,7 @@ class Writes(Struct, frozen=True, kw_only=True):
     be left as they are."""
 
     book: Book | None = None
-    orders: Mapping[str, Orders] = {}  # by node
+    orders: Mapping[str, Orders | None] = {}  # by node; None: they are to be removed
     wishes: Mapping[str, Wish] = {}  # by key
 
     def __bool__(self) -> bool:
@@ -93,9 +84,8 @@ class Controller:
         self._elastic: set[str] = set()  # models that are scaled
         self._scaled: dict[str, Scaled] = {}
         self._scaling_to: dict[str, Scaled] = {}  # numbers that are being written
-        self._gone: dict[str, float] = {}  # nodes without a record, and since when
-        self._silent_s: dict[str, tuple[float, float]] = {}  # of those with one: how long it may stand, and until when
-        self._unheard: dict[str, float] = {}  # nodes that are waited for, each until then
+        self._hearing = Hearing()
+        self._forgotten: set[str] = set()  # nodes whose orders are to be removed
         self._drains: dict[str, frozenset[str]] = {}  # processes of replicas that leave, by node
         self._claimed = False
         self._asking: tuple[Action, ...] | None = None  # while they are being written
@@ -118,7 +108,7 @@ class Controller:
         wishes: Mapping[str, Wish],
         nodes: Mapping[str, NodeRecord],
         now_s: float,
-        unread: Iterable[str] = (),
+        unread: Collection[str] = (),
     ) -> None:
         """Go on from what stands in the store. `unread`: nodes that have a record, which cannot be read."""
         self._book, self._orders = book, dict(orders)
@@ -131,10 +121,9 @@ class Controller:
         self._view.begin((), Observed(flying=flying, tries=tries, serials=book.serials))
         for key, wish in wishes.items():
             self.wish(key, wish)
+        self._hearing.begin(orders, nodes, unread, now_s)
         for name, record in nodes.items():
             self.node(name, record, now_s)
-        self._unheard = {name: now_s + GRACE_S for name in orders if name not in nodes}
-        self._unheard |= dict.fromkeys(unread, now_s + UNREAD_S)
 
     # -- what happens
 
@@ -168,14 +157,10 @@ class Controller:
         """A node's record; None: it is not there any more."""
         if record is None:
             self._late.pop(name, None)
-            self._silent_s.pop(name, None)
-            self._gone.setdefault(name, now_s)
-            if name in self._unheard:
-                self._unheard[name] = min(self._unheard[name], now_s + GRACE_S)
+            self._hearing.miss(name, now_s)
             return
-        self._silent_s[name] = SILENT * record.again_s, now_s + SILENT * record.again_s
-        self._gone.pop(name, None)
-        self._unheard.pop(name, None)
+        self._hearing.hear(name, record.again_s, now_s)
+        self._forgotten.discard(name)
         if self._asking is not None:
             self._late[name] = record
         else:
@@ -183,11 +168,8 @@ class Controller:
 
     def node_unread(self, name: str, now_s: float) -> None:
         """A node told of itself, and what it told cannot be read: it is there, and as it was."""
-        self._gone.pop(name, None)
-        if name in self._silent_s:
-            for_s, _ = self._silent_s[name]
-            self._silent_s[name] = for_s, now_s + for_s
-            self._unheard.pop(name, None)
+        self._hearing.hear_unread(name, now_s)
+        self._forgotten.discard(name)
 
     def report(self, frontend: str, demand: Mapping[str, Demand] | None) -> None:
         """Who waits at a frontend, by the name that was asked for; None: it is gone."""
@@ -201,10 +183,7 @@ class Controller:
 
     def away(self, now_s: float) -> None:
         """The store was lost, and is back: whoever is missing has its time again, and all are to be heard anew."""
-        self._gone = dict.fromkeys(self._gone, now_s)
-        self._listen_anew(now_s)
-        alive = (name for name, node in self._view.nodes.items() if node.alive)
-        self._unheard |= dict.fromkeys(alive, now_s + GRACE_S)
+        self._hearing.away((name for name, node in self._view.nodes.items() if node.alive), now_s)
 
     def _see(self, name: str, record: NodeRecord, now_s: float) -> None:
         view = self._view
@@ -259,10 +238,10 @@ class Controller:
         assert self._asking is None, "one thing is written at a time"
         due_s = self.next_deadline_s()
         if due_s is not None and now_s > due_s + GRACE_S:
-            self._listen_anew(now_s)  # who comes so late may not have heard: it was stopped itself
+            self._hearing.listen_anew(now_s)  # who comes so late may not have heard: it was stopped itself
         self._stepped_s = now_s
         self._lose(now_s)
-        if self._is_waited_for(now_s):
+        if self._hearing.waits:
             return Writes()
         wishes = self._scale(now_s)
         self._tell_late(now_s)
@@ -282,7 +261,8 @@ class Controller:
         writes, actions = self._writing, self._asking
         self._writing, self._asking, self._claimed = Writes(), None, True
         self._book = writes.book or self._book
-        self._orders.update(writes.orders)
+        self._orders = {name: one for name, one in (self._orders | dict(writes.orders)).items() if one is not None}
+        self._forgotten &= self._orders.keys()
         for action in actions:
             self._view.ask(action)
             self._tell(action.verb, f"{_words(action)}: {action.why or 'it is wanted'}")
@@ -297,9 +277,7 @@ class Controller:
     def next_deadline_s(self) -> float | None:
         """When to step again though nothing happens; None: not before something does. What was due at the last step was
         looked at then."""
-        due = [self._plan.next_s] + [since_s + GRACE_S for since_s in self._gone.values()]
-        due += [until_s for for_s, until_s in self._silent_s.values() if for_s]
-        due += self._unheard.values()
+        due = [self._plan.next_s, *self._hearing.deadlines_s()]
         for key in self._elastic & self._scaled.keys():
             by = self._wishes[key].scaling
             due.append(scaling.next_deadline_s(self._scaled[key], by) if by is not None else None)
@@ -328,7 +306,7 @@ class Controller:
     @property
     def is_idle(self) -> bool:
         """There is nothing to be done, nor was there ever."""
-        return not (self._wishes or self._view.nodes or self._view.flying or self._gone)
+        return not (self._wishes or self._view.nodes or self._view.flying or self._hearing.is_any_gone)
 
     def _foresee(self) -> dict[str, Prospect]:
         """Of all who miss somebody."""
@@ -351,26 +329,20 @@ class Controller:
         return model in self._known and model not in self._unread
 
     def _lose(self, now_s: float) -> None:
-        for name in [name for name, since_s in self._gone.items() if now_s >= since_s + GRACE_S]:
-            del self._gone[name]
-            if name in self._view.nodes:
-                self._view.lose(name)
-                self._tell("lost", f"node {name} is lost: it was not heard of for {GRACE_S:g} s")
-        for name, (for_s, until_s) in self._silent_s.items():
-            if for_s and now_s >= until_s and name in self._view.nodes and self._view.nodes[name].alive:
-                self._view.lose(name)
-                self._tell("lost", f"node {name} is lost: its agent told nothing for {for_s:g} s; is it stopped?")
-
-    def _is_waited_for(self, now_s: float) -> bool:
-        """Whether a node may yet be heard, without which nothing is decided."""
-        for name in [name for name, until_s in self._unheard.items() if now_s >= until_s]:
-            del self._unheard[name]
-            if name not in self._view.nodes:
+        view = self._view
+        for name, why in self._hearing.lost(now_s):
+            if name in view.nodes and view.nodes[name].alive:
+                view.lose(name)
+                self._tell("lost", f"node {name} is lost: {why}")
+        for name in self._hearing.given_up(now_s):
+            if name not in view.nodes:
                 self._tell("lost", f"node {name} is lost: it was not heard of, or what it says cannot be read")
-        return bool(self._unheard)
-
-    def _listen_anew(self, now_s: float) -> None:
-        self._silent_s = {name: (for_s, now_s + for_s) for name, (for_s, _) in self._silent_s.items()}
+        for name in self._hearing.forgotten(now_s):
+            view.forget(name)
+            self._drains.pop(name, None)
+            if name in self._orders:
+                self._forgotten.add(name)
+                self._tell("forgotten", f"node {name} is forgotten, and what was asked of it: it did not come back")
 
     def _tell_late(self, now_s: float) -> None:
         due_s = self._view.next_due_s()
@@ -388,13 +360,14 @@ class Controller:
         flown = {flight.action.node for flight in view.flying.values()}
         stand = {name for name, one in self._orders.items() if one.actions}
         orders = {name: self._orders_of(name, more.get(name, [])) for name in sorted(flown | stand | more.keys())}
+        changed = {
+            name: one
+            for name, one in orders.items()
+            if one != structs.replace(self._orders.get(name, Orders()), by=self._by)
+        }
         return Writes(
             book=book if book != structs.replace(self._book, by=self._by) else None,
-            orders={
-                name: one
-                for name, one in orders.items()
-                if one != structs.replace(self._orders.get(name, Orders()), by=self._by)
-            },
+            orders=changed | dict.fromkeys(sorted(self._forgotten)),
             wishes=wishes,
         )
 
