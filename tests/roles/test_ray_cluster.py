@@ -104,3 +104,14 @@ async def test_what_was_on_a_cluster_that_is_gone_is_forgotten(tmp_path: Path) -
     await take_away(left, tmp_path, told.append)
     assert told == ["local on the Ray cluster 127.0.0.1:1 is gone with its head"]
     assert [one.deployment for one in left_in(tmp_path)] == ["other"]
+
+
+def test_what_ray_says_of_an_end_is_told_in_short() -> None:
+    """The reason, without the advice; words that are none of these stay as they are."""
+    long = (
+        "The actor died unexpectedly before finishing this task.\n\tclass_name: ModelActor\n"
+        "Worker exit type: SYSTEM_ERROR Worker exit detail: Worker exits with a connection error. End of file.\n"
+        "Some common causes include: (1) the process was killed by the OOM killer"
+    )
+    assert cluster.in_short(long) == "Worker exits with a connection error. End of file."
+    assert cluster.in_short("its node is\ndead") == "its node is dead"

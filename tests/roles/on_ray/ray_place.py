@@ -40,6 +40,12 @@ class RayPlace(FleetPlace):
         self.up()
         self.wait_until(lambda: len(self.nodes()) == len(self.cluster.list_all_nodes()), "an agent on each", BOUND_S)
 
+    def close(self) -> None:
+        """With what it has on the cluster, which is the next one's too."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.run("down")
+        super().close()
+
     def up(self) -> None:
         self.told(*self.up_words(), "--detach")
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from ray_place import BOUND_S, DEVICES, SIM, STREAMS, RayPlace, answers, note
 
+from holdfast.supervise.incidents import read_incidents
 from holdfast.testing.processes import state_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone]
@@ -27,7 +28,6 @@ def fleet(cluster: Any) -> Iterator[RayPlace]:
     with RayPlace(cluster) as place:
         place.told("deploy", "chat", *SIM, "--wanted", "2", "--max", "3", "--per-node", "1", "--wait")
         yield place
-        place.told("down")
 
 
 def _survives(fleet: RayPlace, fault: str, hit: Callable[[], str], model: str = "chat", count: int = 2) -> None:
@@ -71,14 +71,18 @@ def test_ray_shows_what_a_user_of_ray_expects(fleet: RayPlace) -> None:
 
 
 def test_an_actor_is_killed(fleet: RayPlace) -> None:
-    """Its engines die with it, its streams go on elsewhere, and the fleet brings another."""
+    """Its engines die with it, its streams go on elsewhere, and the fleet brings another; its node remembers it."""
+    killed: dict[str, str] = {}
 
     def hit() -> str:
         replica = _one_of(fleet)
+        killed[replica] = fleet.ready("chat")[replica]
         fleet.kill_actor(replica)
         return replica
 
     _survives(fleet, "actor killed", hit)
+    ((replica, node),) = killed.items()
+    assert replica in [one.name for one in read_incidents(fleet.folder_of(node)) if one.role == "actor"]
 
 
 def test_an_actor_is_stopped(fleet: RayPlace) -> None:

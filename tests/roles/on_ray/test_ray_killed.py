@@ -23,6 +23,14 @@ class Foreground(RayPlace):
     def up(self) -> None:
         self.start("up", self.command(*self.up_words()))
 
+    def agent_pids(self) -> set[int]:
+        return {node["agent_pid"] for node in self.nodes().values()}
+
+    def is_ready(self, name: str, before: int) -> bool:
+        """Another process of this name than that one."""
+        record = self.record(name)
+        return record.get("state") == "ready" and record["pid"] not in (0, before)
+
     def host_totals(self) -> set[int]:
         return {node["host"]["total_bytes"] for node in self.nodes().values()}
 
@@ -35,17 +43,23 @@ class Foreground(RayPlace):
 
 
 def test_who_starts_it_again_finds_the_same_replicas_and_who_does_not_leaves_nothing(cluster: Any) -> None:
-    """`up` is killed: its replicas live on, and the next one serves with the same processes, also with other settings
-    than the first had. Killed again, `down` takes all that it had off the cluster."""
+    """Its process `ray` is killed: nobody notices. `up` is killed: its replicas live on, and the next one serves with
+    the same processes, also with other settings than the first had. Killed again, `down` takes all that it had off the
+    cluster."""
     with Foreground(cluster) as place:
         place.told("deploy", "chat", *SIM, "--wanted", "2", "--max", "2", "--per-node", "1", "--wait")
         right, before, serving = place.ask("chat", 1), place.actor_pids(), place.ready("chat")
+        agents, ray = place.agent_pids(), place.record("ray")["pid"]
+        os.kill(ray, signal.SIGKILL)
+        place.wait_until(lambda: place.is_ready("ray", ray), "another process `ray`", BOUND_S)
+        assert (place.agent_pids(), place.actor_pids()) == (agents, before)
         place.kill_up()
         assert set(serving) <= set(place.listed("actors", "ALIVE"))
         began_s = time.monotonic()
         place.host_gib = 0.25
         place.begin()
         place.wait_until(lambda: place.ready("chat") == serving, "the same replicas", BOUND_S)
+        place.wait_until(place.health, "its frontend", BOUND_S)
         assert place.ask("chat", 1) == right
         note("`up` killed and started again", {"answered_s": time.monotonic() - began_s})
         assert place.actor_pids() == before

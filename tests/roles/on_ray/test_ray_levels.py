@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from ray_place import BOUND_S, DEVICES, SIM, RayPlace, note
 
 pytestmark = [pytest.mark.processes, pytest.mark.alone]
 
+EXAMPLES = Path(__file__).parents[3] / "examples"
 # Of 0.5 GiB one has a device for itself.
 WARM = (*SIM[:-1], "0.4", "--host-gib", "0.12")
 HOLD = f"""
@@ -31,7 +33,6 @@ ray.get(hold.options(scheduling_strategy=NodeAffinitySchedulingStrategy(sys.argv
 def fleet(cluster: Any) -> Iterator[RayPlace]:
     with RayPlace(cluster, host_gib=0.5) as place:
         yield place
-        place.told("down")
 
 
 def group_of(node: str, model: str) -> str:
@@ -87,6 +88,15 @@ def test_a_floor_of_warm_is_kept_and_woken(fleet: RayPlace) -> None:
     fleet.told("scale", "d", "1")
     assert len(fleet.ask("d", 1)) == 40
     fleet.told("evict", "d", "--forget", "--wait")
+
+
+def test_a_manifest_is_the_same_as_without_ray(fleet: RayPlace) -> None:
+    """The example for one machine, onto this fleet: who is wanted comes, who is not comes when asked for."""
+    fleet.told("apply", "-f", str(EXAMPLES / "fleet.yaml"))
+    assert len(fleet.ask("words", 1)) == len(fleet.ask("more-words", 1)) == 40
+    assert {"ModelActor:words:r1", "ModelActor:more-words:r1"} <= set(fleet.listed("actors", "ALIVE"))
+    for model in ("words", "more-words"):
+        fleet.told("evict", model, "--forget", "--wait")
 
 
 def test_devices_that_another_job_holds_are_told_as_the_reason(fleet: RayPlace) -> None:

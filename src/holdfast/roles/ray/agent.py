@@ -28,8 +28,10 @@ from holdfast.roles.tied import die_with
 from holdfast.spec.manifest.local import Machine
 from holdfast.store.opening import open_store
 from holdfast.supervise.hosting import Hosting
+from holdfast.supervise.lock import Holder, beat, sign, take_lock
 from holdfast.supervise.processes import LocalProcesses
 from holdfast.supervise.records import Record, read_record, write_record
+from holdfast.supervise.witness import BEAT_S
 from holdfast.wire.net import SocketNetwork
 
 NAME = "agent"  # of its record
@@ -92,6 +94,7 @@ class HoldfastAgent:
     async def _run(self) -> None:
         site, state_dir = self._site, Path(self._site.state_dir)
         await self._follow(state_dir)
+        self._tasks.spawn(self._look_on(state_dir), "signs that it looks")
         totals = await asyncio.to_thread(totals_of, site)
         backend = RayBackend(site.deployment, site.node, state_dir, totals, site.environ, self._tell)
         await backend.adopt()
@@ -145,7 +148,16 @@ class HoldfastAgent:
                 process.on_exit(lambda _status: ended.set())
                 process.send(signal.SIGKILL)
                 await asyncio.wait_for(ended.wait(), END_S)
+        if (lock := take_lock(state_dir)) is None:
+            raise UserError(f"{state_dir} is looked after by another process; stop that one")
+        sign(lock, Holder(os.getpid(), detached=True, up=True))  # until its end: nobody else is to look after this node
         write_record(state_dir, Record.of_process(os.getpid(), NAME, NAME))
+
+    async def _look_on(self, state_dir: Path) -> None:
+        """For `holdfast ps` of this node."""
+        while True:
+            beat(state_dir)
+            await asyncio.sleep(BEAT_S)
 
     def _tell(self, line: str) -> None:
         say(line)

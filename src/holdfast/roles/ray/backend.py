@@ -63,6 +63,7 @@ class _Actor:
     record: Record | None = None  # of its own process
     silent_s: float | None = None  # since when; None: it answers
     stopped_looks: int = 0
+    condemned: str = ""  # why it was killed
     seated: bool = False  # it has its group
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # it is not removed while it is started
 
@@ -191,7 +192,8 @@ class RayBackend:
         told = []
         if died is not None:
             self._tell(f"{replica} died: {died}")
-            told = [Incident(time.time(), replica, ROLE, one.record.pid if one.record else 0, str(died))]
+            pid = one.record.pid if one.record is not None else 0
+            told = [Incident(time.time(), replica, ROLE, pid, one.condemned or str(died))]
         async with one.lock:
             await self._clear(replica, one, told)
 
@@ -211,7 +213,8 @@ class RayBackend:
         one.stopped_looks = one.stopped_looks + 1 if stopped else 0
         silent_s = asyncio.get_running_loop().time() - one.silent_s
         if one.stopped_looks >= STOPPED_LOOKS or silent_s > WEDGED_S:
-            self._tell(f"{replica} is {'stopped' if stopped else 'silent'}, and is killed")
+            one.condemned = f"it was {'stopped' if stopped else 'silent'}, and was killed"
+            self._tell(f"{replica}: {one.condemned}")
             self._kill(one.record)
 
     def _kill(self, record: Record | None) -> None:

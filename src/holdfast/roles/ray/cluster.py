@@ -149,7 +149,13 @@ async def answer(reference: Any, bound_s: float | None) -> Any:
     except ActorUnavailableError as error:
         raise TimeoutError("it cannot be reached at this moment") from error
     except RayError as error:
-        raise Gone(" ".join(str(error).split())) from error
+        raise Gone(in_short(str(error))) from error
+
+
+def in_short(words: str) -> str:
+    """What Ray says of an actor's end, without its name and without advice."""
+    line = " ".join(words.split()).partition(" Some common causes")[0]
+    return line.rpartition("Worker exit detail: ")[2]
 
 
 # -- nodes
