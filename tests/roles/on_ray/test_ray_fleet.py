@@ -189,5 +189,5 @@ def test_nothing_is_left_on_the_cluster(fleet: RayPlace) -> None:
     fleet.told("down")
     assert fleet.listed("actors", "ALIVE") == {}
     assert fleet.listed("placement-groups", "CREATED") == {}
-    assert "holdfast_device (" not in fleet.ray("status")
+    fleet.wait_until(lambda: "holdfast_device (" not in fleet.ray("status"), "Ray's count, told every few s", BOUND_S)
     assert not list(fleet.pids())
