@@ -67,7 +67,11 @@ def test_ray_shows_what_a_user_of_ray_expects(fleet: RayPlace) -> None:
     for name, node in replicas.items():
         assert actors[name]["class_name"] == "ModelActor"
         assert actors[name]["node_id"].startswith(node)
-    assert f"0.8/{3 * DEVICES}.0 holdfast_device" in fleet.ray("status").replace("0.7999999999999998", "0.8")
+
+    def is_counted() -> bool:
+        return f"0.8/{3 * DEVICES}.0 holdfast_device" in fleet.ray("status").replace("0.7999999999999998", "0.8")
+
+    fleet.wait_until(is_counted, "Ray's count, told every few s", BOUND_S)
 
 
 def test_an_actor_is_killed(fleet: RayPlace) -> None:
