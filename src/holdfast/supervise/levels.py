@@ -58,6 +58,7 @@ class Levels:
         self._news = news
         self._moves = Tasks("moves of replicas")
         self._moving: set[str] = set()  # replicas' names
+        self._again: dict[str, tuple[str, float]] = {}  # of each the last order that is over, and when it may be anew
         self.wrong: dict[str, tuple[str, str]] = {}  # of each the last order that came to nothing, and why
         self.in_host: dict[str, bool | None] = {}  # by name; None: its vaults do not say, or differ
         self.lost: set[str] = set()
@@ -73,6 +74,7 @@ class Levels:
         self.in_host = {name: _in_host(each) for name, each in phases.items()}
         self.lost = {name for name, each in phases.items() if "LOST" in each}
         self.wrong = {name: wrong for name, wrong in self.wrong.items() if name in asked}
+        self._again = {name: again for name, again in self._again.items() if name in asked}
 
     async def _phases(self, vaults: Iterable[VaultLaunch]) -> list[str]:
         return list(await asyncio.gather(*(_phase(vault) for vault in vaults)))
@@ -82,8 +84,10 @@ class Levels:
         return vaults_of(job for job, _ in one.processes.values()) if one is not None else []
 
     def move(self, action: Action, to: Level) -> None:
-        """Begin it, unless one is under way."""
-        if action.name not in self._moving:
+        """Begin it, unless one is under way, or it was over a moment ago: what came of it is seen a little later."""
+        over, again_s = self._again.get(action.name, ("", 0.0))
+        rests = over == action.id and asyncio.get_running_loop().time() < again_s
+        if action.name not in self._moving and not rests:
             self._moving.add(action.name)
             self._moves.spawn(self._move(action, to), f"{action.verb} {action.name}")
 
@@ -94,8 +98,8 @@ class Levels:
         except (VaultRefused, OSError, ValueError) as error:
             self.wrong[name] = (action.id, str(error) or type(error).__name__)
         finally:
-            # What came of it is seen a moment later: until then it is not begun anew.
-            asyncio.get_running_loop().call_later(AGAIN_S, self._moving.discard, name)
+            self._moving.discard(name)
+            self._again[name] = action.id, asyncio.get_running_loop().time() + AGAIN_S
             self._news()
 
     # -- there
