@@ -4,6 +4,7 @@ before a pool, with one, without one again; and memory of the engine's own there
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Iterator
 
@@ -13,7 +14,7 @@ from vault_rig import MIB, Rig
 from holdfast.engines.shadow.pool import DirectPool
 from holdfast.kv.geometry import Geometry
 from holdfast.memory.client.pool import PoolClient
-from holdfast.memory.client.pool_mapping import Home, PoolMapper
+from holdfast.memory.client.pool_mapping import Home, PoolMapper, leave_home, make_home
 from holdfast.memory.client.weights import MemoryClient
 from holdfast.memory.devices import HostDevice, open_device
 from holdfast.memory.devices.contract import DeviceError, OutOfMemory, WrongFd
@@ -262,3 +263,30 @@ async def test_a_home_keeps_its_scratch_until_there_is_memory(
         owned = await direct.take(GEOMETRY, home, 2, 20.0)
     assert (owned.pages_address, tries) == (home.address, [SIZE] * 3)
     direct.free()
+
+
+async def test_own_memory_is_given_back_before_its_home_takes_any(
+    device: HostDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine steps back on a full device too: what an empty home needs may be of the memory that goes. The private
+    slab behind it stays as it is, and nothing is left of a home that was left."""
+    home = make_home(device, SIZE, STEP)
+    direct = DirectPool(device, STEP, asyncio.Lock())
+    device.write(home.private_address, b"canary")
+    owned = await direct.take(GEOMETRY, home, 1, 1.0)
+    assert (owned.pages_address, owned.range_bytes, owned.private_at) == (home.address, SIZE + STEP, SIZE)
+    device.write(home.address + SIZE - 3, b"end")
+    create, slab = device.create, direct._fd
+
+    def create_unless_full(size: int) -> int:
+        with contextlib.suppress(OSError):
+            os.fstat(slab)
+            raise OutOfMemory("all of it is still there")
+        return create(size)
+
+    monkeypatch.setattr(device, "create", create_unless_full)
+    direct.free()
+    assert device.read(home.private_address, 6) == b"canary"
+    leave_home(device, home)
+    assert not device._ranges.reserved
+    assert not device._ranges.mappings()

@@ -72,8 +72,8 @@ async def test_a_fast_engines_canary_is_computed_alone(
     async with rig(vault, exact=False) as r:
         if ahead:
             await r.wake_again(ahead=1)
-        if filled:
-            assert await r.engine.check() == ""
+        if not filled:
+            r.tenant._readiness._filled = None  # as where it was made in the wake, and never checked
         on_launch(monkeypatch, plans.append)
         r.submit({number: request(prompt(50, number), 40) for number in range(1, 6)})
         r.engine.submit(0, r.tenant.canary.request)

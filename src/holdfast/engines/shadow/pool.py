@@ -168,9 +168,9 @@ class DirectPool:
     def free(self) -> None:
         if self._fd >= 0:
             self.device.unmap(self._address, self._size)
+            close_all([self._fd])  # first: what a home needs while it is empty may be of this memory
+            self._fd = -1
             if self._home is None:
                 self.device.release(self._address, self._size)
             else:
                 empty_home(self.device, self._home)
-            close_all([self._fd])
-            self._fd = -1
