@@ -21,6 +21,7 @@ JUST = Tries(1, NOW_S)  # failed a moment ago
 BEFORE = Tries(1, NOW_S - 60)  # failed, and may be tried again
 COMING = replica(phase=Phase.PROVISIONING)
 DRAINS = replica(phase=Phase.DRAINING, drain_until_s=NOW_S)
+WOKEN = replica(phase=Phase.PROVISIONING, since_s=NOW_S, turn=1)
 LOWERED = replica(phase=Phase.DEMOTING, since_s=NOW_S - COPY_S)
 DRAINED = flying(order(Verb.DRAIN))
 STOPPED = flying(order(Verb.STOP))
@@ -190,6 +191,8 @@ def test_who_counts_as_what(wish: Model, observed: Observed, does: list[str]) ->
         pytest.param(0, replica(), {"tries": {f"drain/{NAME}": JUST}}, "", id="it could not be drained just now"),
         pytest.param(1, warm(), {"tries": {f"promote/{NAME}": JUST}}, "place a2 n", id="nor promoted"),
         pytest.param(None, structs.replace(COMING, running=1, since_s=NOW_S), {}, "drain a1 n", id="it has work"),
+        pytest.param(0, structs.replace(COMING, since_s=NOW_S), {}, "stop a1 n", id="it is loaded in vain"),
+        pytest.param(0, WOKEN, {"flying": flying(order(Verb.PROMOTE))}, "", id="from host memory it is let come up"),
     ],
 )
 def test_what_is_to_be_done_about_one(wish: int | None, one: Replica, rest: dict[str, object], does: str) -> None:

@@ -1,8 +1,7 @@
 """One model looked at by itself: who of it is there, who is coming, who must leave, how many are missing. Pure.
 
-Theory. A replica is counted once, by its name, whether
-an action or its effect or both are seen. Who is on a node that is not alive is lost: it is missing, and if its node
-comes back there is one too many.
+Theory. A replica is counted once, by its name, whether an action or its effect or both are seen. Who is on a node that
+is not alive is lost: it is missing, and if its node comes back there is one too many.
 
 Requests end first: a HOT replica that serves is only ever asked to drain, and goes when nothing runs on it or its
 requests have had their time. Of another version, or of those that a person sends away, somebody leaves when enough
@@ -209,7 +208,7 @@ class _Taker:
             settled_s = one.since_s + self.hysteresis.resident_s
             if one.phase is Phase.READY and self.now_s < settled_s:
                 self._look_again(settled_s)
-            else:
+            elif not self._is_promoted(one):
                 self._send_away(one, "fewer are wanted")
 
     def _retire(self, old: list[Replica], surplus: int) -> None:
@@ -227,8 +226,7 @@ class _Taker:
                 self.census.victims.append(Victim(need, one.busy, *size, one.replica))
 
     def _victim(self, model: Model, one: Replica) -> Victim:
-        minute = int((one.idle_s or one.since_s) // IDLE_GRAIN_S)
-        size = one.device_bytes * len(one.devices)
+        minute, size = int((one.idle_s or one.since_s) // IDLE_GRAIN_S), one.device_bytes * len(one.devices)
         return Victim(Need.IDLE, one.running > 0, minute, size, model.reload_s, one.name, one)
 
     def _put_to_sleep(self, model: Model, have: int) -> None:
@@ -248,8 +246,11 @@ class _Taker:
 
     def _is_woken(self, model: Model, one: Replica) -> bool:
         """It was WARM and is told to come; a floor lets it, and it leaves as those do that serve."""
-        verbs = {flight.action.verb for flight in self.asked.get(one.serial, [])}
-        return model.floored > 0 and Verb.PROMOTE in verbs
+        return model.floored > 0 and self._is_promoted(one)
+
+    def _is_promoted(self, one: Replica) -> bool:
+        """It was WARM and is told to come: stopped on its way, it would have to be loaded from disk."""
+        return Verb.PROMOTE in {flight.action.verb for flight in self.asked.get(one.serial, [])}
 
     def _keep_floor(self, model: Model, have: int, serving: list[Replica]) -> None:
         """At which as many are kept of any version; those of another go one by one, for one that came."""
@@ -282,11 +283,10 @@ class _Taker:
         self._intend(Verb.DRAIN if serves else Verb.STOP, one.serial, one.node, why)
 
     def _intend(self, verb: Verb, serial: int, node: str, why: str) -> None:
-        intent = Intent(verb, serial, node, why)
         name = replica_name(self.census.key, serial)
         asked = {flight.action.verb for flight in self.asked.get(serial, [])}
         if verb not in asked and Verb.STOP not in asked and self._may(verb, name):
-            self.census.intents.append(intent)
+            self.census.intents.append(Intent(verb, serial, node, why))
 
     def _may(self, verb: Verb, whose: str) -> bool:
         """Whether it is not too soon after the last failure."""

@@ -76,10 +76,11 @@ class Readiness:
         computer = self._leader.canary_computer(ready.computer, ready.blocks.start)
         settings, size = self.settings_for(ready.computer), self._work.settings.block_tokens
         tokens = run_canary(self.canary.request, settings, computer.compute, ready.blocks, size)
-        self._filled = ready
         known = known_answer(self._answers, self._kind(computer), tokens)
         self.canary = Canary(self.canary.request, known, str(self._answers))
-        return "" if tokens == self.canary.tokens else self.canary.suspects
+        is_right = tokens == self.canary.tokens
+        self._filled = ready if is_right else None
+        return "" if is_right else self.canary.suspects
 
     def alone(self, ready: Ready) -> Scheduler:
         """For a canary beside the streams, in steps of its own, which then have the very shapes of `check`'s."""

@@ -211,7 +211,7 @@ class PoolClient:
         self.client.epoch = self.granted = None
 
     def unmap(self) -> None:
-        """Everything, the private slab too."""
+        """Everything; a private slab that is a home's stays."""
         mapping, self.mapping = self.mapping, None
         if mapping is not None:
             self._mapper.unmap(mapping)

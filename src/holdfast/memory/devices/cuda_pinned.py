@@ -39,9 +39,11 @@ class PinnedMemory:
         room, size = free_host_bytes() - HostSettings().spare_bytes, sum(sizes)
         if size > room:
             raise OutOfMemory(f"the host has {max(0, room)} bytes left, {size} more are needed", "free memory")
-        addresses = [pages.reserve(one, HUGE_PAGE_BYTES) for one in sizes]
-        self._taken |= dict(zip(addresses, sizes, strict=True))
+        addresses: list[int] = []
         try:
+            for one in sizes:
+                addresses.append(pages.reserve(one, HUGE_PAGE_BYTES))
+                self._taken[addresses[-1]] = one
             with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1), "pin") as threads:
                 for work in (_touch, self._register):  # in turn: both hold one lock of the kernel's
                     list(threads.map(work, addresses, sizes))
