@@ -35,10 +35,7 @@ async def test_a_number_below_zero_is_no_option(desk: Desk) -> None:
 
 
 async def test_what_is_empty_is_a_variable_that_was_not_set(desk: Desk) -> None:
-    """Neither the usual store nor any node is meant by it."""
-    for command in ("models", "nodes", "events"):
-        told = await desk.say(command, "--store", "", store=False)
-        assert (told.returncode, "--store is empty; is a variable unset?" in told.stderr) == (REFUSED, True), told
+    """No node is meant by it."""
     told = await desk.say("node", "--node", "")
     assert (told.returncode, "--node is empty; is a variable unset?" in told.stderr) == (REFUSED, True), told
     for node in ("", "a/b", "é"):

@@ -66,8 +66,8 @@ def _check(flag: str, value: Any) -> None:
                 check_deployment_name(value)
             except ValueError as error:
                 raise Refused(f"--deployment: {error}") from error
-        case ("--store" | "--node"), "":
-            raise Refused(f"{flag} is empty; is a variable unset? Leave the option out for the usual one")
+        case "--node", "":
+            raise Refused("--node is empty; is a variable unset? Leave the option out for the usual one")
         case "--name", str():  # files and sockets are called by it
             try:
                 check_process_name(value)
