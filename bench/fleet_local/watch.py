@@ -48,7 +48,7 @@ class Watch:
         self.memory = Memory()
         self.nodes: dict[str, NodeRecord] = {}
         self.orders: dict[str, tuple[float, Action]] = {}  # by id, with when it was first seen
-        self.ready_s: dict[str, float] = {}  # replicas, by name, and when each first served
+        self.ready_s: dict[str, float] = {}  # replicas, by name, and since when each serves, as its node says
         self.residences_s: list[float] = []  # of those who gave way
         self.over_leased: list[str] = []
 
@@ -103,7 +103,7 @@ class Watch:
         self.nodes[record.node.name] = record
         for one in record.replicas:
             if one.level is Level.HOT and one.phase is Phase.READY:
-                self.ready_s.setdefault(one.name, time.time())
+                self.ready_s.setdefault(one.name, one.since_s)
         for device, memory in record.node.devices.items():
             if sum(memory.leases.values()) > memory.total_bytes:
                 self.over_leased.append(f"{record.node.name} {device}: {dict(memory.leases)}")

@@ -16,4 +16,4 @@ SEED = int(os.environ.get("HOLDFAST_TEST_SEED", "0"))
 def test_three_models_take_turns_while_they_are_killed() -> None:
     """Nobody is lost or told something else, no device has more than there is, and nobody gives way before its time."""
     row = storm.run(STORM_S / 10, SEED)
-    assert row["met"], row
+    assert row["met"], str(row)
