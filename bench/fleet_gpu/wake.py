@@ -37,8 +37,6 @@ CALM_S = 1.5  # of the other's streams, between two moves
 TOKENS = 32
 AROUND_S = 0.1  # of a move, that counts as its time
 FIRST_S_MAX = 0.6
-# Of the device, that those who sleep keep: contexts, graphs and workspaces of two engines, and the vault's context.
-KEPT_MIB_MAX = 4096
 Span = tuple[float, float]
 
 
