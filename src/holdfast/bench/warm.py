@@ -29,7 +29,7 @@ SLAB_BYTES = GIB  # the default, and what facts 5 speaks of
 READY_S = 30.0
 FREED_S = 60.0  # for pinned memory to be given back, which is done after a promotion was answered
 LOOK_S = 0.02
-REST_S = 1.0  # between two moves: the driver clears what was given back, at the cost of a copy right behind it
+REST_S = 1.0  # between two moves, as in a fleet: what a driver does with memory that was just given back is not counted
 
 
 @dataclass(frozen=True, slots=True)
