@@ -49,6 +49,22 @@ ENDS_S = 40.0  # kept for the last answers' ends: 2,000 tokens at 15 ms and some
 FENCE_S = 5.0  # the GPU fence's mark comes within half a second (facts 4a)
 TOKENS = re.compile(rb'"token_ids":\[\d')  # in every chunk that brings some
 
+# What clients ask for, in turn. `plain` draws inside the step's graph; every other kind of row takes another path to
+# its token (facts 44), and a takeover must survive all of them in one batch.
+SAMPLING: dict[str, tuple[Row, ...]] = {
+    "plain": ({"temperature": 0}, {"temperature": 0.8}),
+    "mixed": (
+        {"temperature": 0},
+        {"temperature": 0.8},
+        {"temperature": 0.8, "top_p": 0.9},
+        {"temperature": 0.8, "top_k": 40},
+        {"temperature": 0.8, "min_p": 0.05},
+        {"temperature": 0.8, "frequency_penalty": 0.5, "presence_penalty": 0.2},
+        {"temperature": 0, "logprobs": 2},
+        {"temperature": 0, "logit_bias": {"1000": -5, "1001": 5}},
+    ),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class ChainBench:
@@ -65,6 +81,8 @@ class ChainBench:
     kv_gib: float = 40.0
     start_s: float = 300.0  # weights are made at the first load
     limit_s: float = 480.0  # for all; whoever lends the GPU lends it for minutes
+    sampling: str = "plain"  # of SAMPLING
+    ahead_s: float = AHEAD_S  # how long all standbys are waited for before the next kill
     up: str = ""  # other words for `holdfast up`
 
     def options(self) -> tuple[str, ...]:
@@ -79,15 +97,16 @@ class ChainBench:
         return (*what, *device, *sizes, *self.up.split())
 
     def body(self, number: int) -> tuple[str, Row]:
+        kinds = SAMPLING[self.sampling]
         return "/v1/completions", {
             "model": NAME,
             "prompt": prompt_ids(number, self.prompt),
             "max_tokens": self.tokens,
-            "temperature": 0.8 if number % 2 else 0,
             "seed": 1000 + number,
             "stream": True,
             "ignore_eos": True,
             "return_token_ids": True,
+            **kinds[number % len(kinds)],
         }
 
 
@@ -130,6 +149,7 @@ def run(bench: ChainBench, keep: Keep) -> Row:
     with Supervised(*bench.options(), start_s=bench.start_s) as up:
         head: Row = {"engine": bench.engine, "model": bench.model, "streams": bench.streams}
         head |= {"prompt_tokens": bench.prompt, "answer_tokens": bench.tokens, "standbys": bench.standbys}
+        head["sampling"] = bench.sampling
         head["start_s"] = round(time.monotonic() - began_s, 1)
         state = _Run(bench, up, Asking(up.port, bench), gpu, keep, began_s + bench.limit_s, head)
         try:
@@ -165,8 +185,11 @@ async def _run(state: _Run) -> Row:
     answers = [(expected[number], read_answer(one)) for number, one in asking.received]
     _add_calm_gaps(state, [answer for _, answer in answers])
     row = state.row(answers) | {"unfinished": asking.unfinished, "stopped": stopped}
-    row |= {"errors": failures(answer for _, answer in answers), "two_leaders": len(two_leaders(state.up.terms()))}
-    row["met"] = row["met"] and not row["two_leaders"] and not stopped
+    terms = state.up.terms()
+    row |= {"errors": failures(answer for _, answer in answers), "two_leaders": len(two_leaders(terms))}
+    # Every leadership but the last was ended by a kill of ours; one more means that an engine ended by itself.
+    row["ended_by_themselves"] = len(terms) - 1 - len(state.kills)
+    row["met"] = row["met"] and not (row["two_leaders"] or row["ended_by_themselves"] or stopped)
     state.keep(row)
     return row
 
@@ -202,7 +225,7 @@ async def _kill(state: _Run, ready: int) -> Kill:
     leader = await _leader(state, active.pid)
     dead = await in_thread(device_memory, state.gpu)
     failover = leader.facts.get("failover") or {}
-    again = await _standbys(state, ready, AHEAD_S)
+    again = await _standbys(state, ready, state.bench.ahead_s)
     again_s = round(time.monotonic() - killed_s, 1) if again else None
     after = await in_thread(device_memory, state.gpu)
     return Kill(

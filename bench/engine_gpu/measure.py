@@ -42,6 +42,7 @@ def run_part(part: str, asked: argparse.Namespace, keep: Keep) -> Row:
             small |= {"up": f"--context {CONTEXT}", "start_s": asked.start_s}
         small |= {"up": asked.up} if asked.up else {}
         many = {"streams": asked.streams, "kills": asked.kills, "standbys": asked.standbys, "limit_s": asked.limit_s}
+        many |= {"sampling": asked.sampling, "ahead_s": asked.ahead_s}
         return chain.run(chain.ChainBench(**where, **many, **small), keep)
     if part == "speed":
         from bench.engine_gpu import speed
@@ -99,6 +100,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--standbys", type=int, default=2)
+    parser.add_argument("--sampling", default="plain", choices=("plain", "mixed"), help="of the chain's streams")
+    parser.add_argument("--ahead-s", type=float, default=45.0, help="wait this long for all standbys before each kill")
     parser.add_argument("--limit-s", type=float, default=480.0, help="for a whole chain")
     parser.add_argument("--start-s", type=float, default=240.0, help="for vLLM's engines to be ready")
     parser.add_argument("--up", default="", help="other words for `holdfast up`, in one string: --up='--wake-s 10'")
