@@ -39,13 +39,14 @@ up: $(VENV)/.installed ## Install what is needed, then serve on http://127.0.0.1
 ALONE = $(sort $(shell grep -rl --include='test_*.py' 'mark\.alone' tests))
 PYTEST := $(VENV)/bin/python -m pytest --hypothesis-seed=$(SEED)
 TOGETHER := PYTHONHASHSEED=0 $(PYTEST) --dist
+# The second half runs even if the first fails, and the status is that of the first failure. Ctrl-C ends both.
+both = trap 'exit 130' INT; failed=0; $(1) || failed=$$?; $(2) || failed=$$((failed ? failed : $$?)); exit $$failed
 
 test: export HOLDFAST_TEST_SEED = $(SEED)
 test: $(VENV)/.installed-dev ## Run the tests (ARGS: options of pytest; SEED: repeat a run's random choices).
 	@echo "3/3 testing with seed $(SEED); the same choices again: make test SEED=$(SEED)"
 ifeq ($(strip $(ARGS)),)
-	@$(TOGETHER) loadfile -n 4 -m "not long and not alone" --ignore tests/test_tidy.py tests
-	@$(TOGETHER) loadfile -n 2 -m "alone and not long" $(ALONE)
+	@$(call both,$(TOGETHER) loadfile -n 4 -m "not long and not alone" --ignore tests/test_tidy.py tests,$(TOGETHER) loadfile -n 2 -m "alone and not long" $(ALONE))
 else
 	@$(PYTEST) $(ARGS)
 endif
@@ -54,8 +55,7 @@ test-all: export HOLDFAST_TEST_SEED = $(SEED)
 test-all: $(VENV)/.installed-dev ## Run the long tests, which `make test` leaves out: many kills.
 	@echo "3/3 testing with seed $(SEED); the same choices again: make test-all SEED=$(SEED)"
 ifeq ($(strip $(ARGS)),)
-	@$(TOGETHER) worksteal -n 3 -m "long and not alone" tests
-	@$(TOGETHER) worksteal -n 2 -m "long and alone" $(ALONE)
+	@$(call both,$(TOGETHER) worksteal -n 3 -m "long and not alone" tests,$(TOGETHER) worksteal -n 2 -m "long and alone" $(ALONE))
 else
 	@$(TOGETHER) worksteal -n 2 -m long tests $(ARGS)
 endif
