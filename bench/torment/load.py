@@ -135,10 +135,14 @@ def judged(expected: list[Answer], said: list[Answer], *, part: bool = False) ->
     return "; ".join(f"choice {index}: {wrong}" for index, wrong in enumerate(differences) if wrong)
 
 
-def scripts(seed: int, model: str, count: int) -> list[Script]:
-    """Mixed sampling, chat and raw, short prompts and long ones, one answer or three; still without their answers."""
+def scripts(seed: int, model: str, count: int, long_answer: int = 0) -> list[Script]:
+    """Mixed sampling, chat and raw, short prompts and long ones, one answer or three; still without their answers. With
+    `long_answer` every tenth has an answer of so many tokens, which is under way while several faults happen."""
     rng = random.Random(seed)
-    return [_script(rng, seed, model, number) for number in range(count)]
+    made = [_script(rng, seed, model, number) for number in range(count)]
+    for script in made[1::10] if long_answer else ():
+        script.body |= {"max_tokens": long_answer, "n": 1}
+    return made
 
 
 def _script(rng: random.Random, seed: int, model: str, number: int) -> Script:

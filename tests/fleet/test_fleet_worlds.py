@@ -35,7 +35,7 @@ def test_another_version_takes_nobody_before_another_has_come(part: int) -> None
 
 
 def test_worlds_of_rollouts_replace_replicas() -> None:
-    """The test above would show nothing if no replica were replaced. How many are is random, so the worlds are fixed."""
+    """The test above would show nothing if no replica were replaced. That is random, so these worlds are fixed."""
     counts = sum((play(number, Rollouts) for number in range(10)), Counter[str]())
     assert counts["outdated WARM"] > 0
     assert counts["outdated HOT"] > 0
