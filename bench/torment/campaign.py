@@ -55,7 +55,7 @@ OPTIONS = {
 }
 MODELS = {"torch": "tiny", "sim": "holdfast-sim"}
 LONG_ANSWER = {"torch": 0, "sim": 800}  # tokens; 8 s of the sim engine
-JUDGING = {"canary_interval_s": 2.0, "canary_share": 1.0}
+JUDGING: dict[str, Any] = {"canary_interval_s": 2.0, "canary_share": 1.0}
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,10 +66,10 @@ class Supervised(Place):
                 up.wait(END_S)
         self._remove()
 
-    def start_control(self, **health: Any) -> None:
+    def start_control(self, levels: dict[str, Any] | None = None, **health: Any) -> None:
         """A control beside a deployment without one (`--controls 0`), with settings that `up` has no options for."""
         settings = {"store": f"unix://{self.folder}/run/store.sock", "deployment": "local", "health": health}
-        self.start_role("control", "control", settings)
+        self.start_role("control", "control", settings | ({"levels": levels} if levels else {}))
 
     # -- who is there
 
