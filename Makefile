@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up test test-all test-vllm vllm test-ray ray lint promtool redis clean prove-data-path prove-vault prove-failover prove-engine prove-vllm prove-torment prove-health prove-bit-flips prove-rollouts prove-rollouts-gpu prove-apart prove-fleet prove-fleet-local prove-fleet-gpu prove-install
+.PHONY: help up test test-all test-vllm vllm test-ray ray lint promtool redis clean prove-data-path prove-vault prove-failover prove-engine prove-vllm prove-torment prove-health prove-harm prove-bit-flips prove-rollouts prove-rollouts-gpu prove-apart prove-fleet prove-fleet-local prove-fleet-gpu prove-install
 
 # python3 if it is new enough, else the newest that is. Override: make up PYTHON=/path/to/python3.12
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -143,6 +143,9 @@ prove-torment: $(VENV)/.installed-dev ## Kill, stop and starve everything of a d
 
 prove-health: $(VENV)/.installed-dev ## Break workers in every way, alone and in pairs, and show what was found, how soon, and what it cost.
 	@$(VENV)/bin/python -m bench.prove health $(ARGS)
+
+prove-harm: $(VENV)/.installed-dev ## Give every check false and true alarms under long streams, and show that none takes the last worker away: 40 minutes.
+	@$(VENV)/bin/python -m bench.prove harm $(ARGS)
 
 prove-bit-flips: $(VENV)/.installed-dev ## Flip random bits in a real model's weights, and show how many canaries find, how soon, and what the others did.
 	@$(VENV)/bin/python -m bench.prove bit-flips $(ARGS)

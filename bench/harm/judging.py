@@ -62,6 +62,7 @@ def row_of(what: str, case: str, seen: Seen) -> dict[str, Any]:
     return {
         "what": what,
         "streams": len(ended),
+        "right": sum(not one.lost and not one.wrong for one in ended),
         "lost": sum(bool(one.lost) for one in ended),
         "failed_by_name": sum(bool(one.lost and one.code) for one in ended),
         "wrong": sum(one.wrong for one in ended),
@@ -86,8 +87,7 @@ def shown(cells: dict[str, dict[str, Any]], case: str) -> str:
     if "absent" in cell:
         return f"none: {cell['absent']}"
     if case == "d":
-        right = cell["streams"] - cell["failed_by_name"] - cell["wrong"]
-        text = f"{right} right, {cell['flagged']} flagged, {cell['failed_by_name']} failed by name"
+        text = f"{cell['right']} right, {cell['flagged']} flagged, {cell['failed_by_name']} failed by name"
     else:
         text = f"{cell['lost']} lost"
     return f"{text}, away {cell['away_s']:g} s" + ("" if cell["met"] else " **missed**")
