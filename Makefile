@@ -4,7 +4,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help up test test-all test-vllm vllm test-ray ray lint promtool redis clean prove-data-path prove-vault prove-failover prove-engine prove-vllm prove-torment prove-health prove-bit-flips prove-rollouts prove-rollouts-gpu prove-apart prove-fleet prove-fleet-local prove-fleet-gpu prove-install
+.PHONY: help up test test-all test-vllm vllm test-ray ray lint promtool redis clean prove-data-path prove-vault prove-failover prove-engine prove-vllm prove-torment prove-health prove-harm prove-bit-flips prove-rollouts prove-rollouts-gpu prove-apart prove-fleet prove-fleet-local prove-fleet-gpu prove-install
 
 # python3 if it is new enough, else the newest that is. Override: make up PYTHON=/path/to/python3.12
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -39,13 +39,14 @@ up: $(VENV)/.installed ## Install what is needed, then serve on http://127.0.0.1
 ALONE = $(sort $(shell grep -rl --include='test_*.py' 'mark\.alone' tests))
 PYTEST := $(VENV)/bin/python -m pytest --hypothesis-seed=$(SEED)
 TOGETHER := PYTHONHASHSEED=0 $(PYTEST) --dist
+# The second half runs even if the first fails, and the status is that of the first failure. Ctrl-C ends both.
+both = trap 'exit 130' INT; failed=0; $(1) || failed=$$?; $(2) || failed=$$((failed ? failed : $$?)); exit $$failed
 
 test: export HOLDFAST_TEST_SEED = $(SEED)
 test: $(VENV)/.installed-dev ## Run the tests (ARGS: options of pytest; SEED: repeat a run's random choices).
 	@echo "3/3 testing with seed $(SEED); the same choices again: make test SEED=$(SEED)"
 ifeq ($(strip $(ARGS)),)
-	@$(TOGETHER) loadfile -n 4 -m "not long and not alone" --ignore tests/test_tidy.py tests
-	@$(TOGETHER) loadfile -n 2 -m "alone and not long" $(ALONE)
+	@$(call both,$(TOGETHER) loadfile -n 4 -m "not long and not alone" --ignore tests/test_tidy.py tests,$(TOGETHER) loadfile -n 2 -m "alone and not long" $(ALONE))
 else
 	@$(PYTEST) $(ARGS)
 endif
@@ -54,8 +55,7 @@ test-all: export HOLDFAST_TEST_SEED = $(SEED)
 test-all: $(VENV)/.installed-dev ## Run the long tests, which `make test` leaves out: many kills.
 	@echo "3/3 testing with seed $(SEED); the same choices again: make test-all SEED=$(SEED)"
 ifeq ($(strip $(ARGS)),)
-	@$(TOGETHER) worksteal -n 3 -m "long and not alone" tests
-	@$(TOGETHER) worksteal -n 2 -m "long and alone" $(ALONE)
+	@$(call both,$(TOGETHER) worksteal -n 3 -m "long and not alone" tests,$(TOGETHER) worksteal -n 2 -m "long and alone" $(ALONE))
 else
 	@$(TOGETHER) worksteal -n 2 -m long tests $(ARGS)
 endif
@@ -143,6 +143,9 @@ prove-torment: $(VENV)/.installed-dev ## Kill, stop and starve everything of a d
 
 prove-health: $(VENV)/.installed-dev ## Break workers in every way, alone and in pairs, and show what was found, how soon, and what it cost.
 	@$(VENV)/bin/python -m bench.prove health $(ARGS)
+
+prove-harm: $(VENV)/.installed-dev ## Give every check false and true alarms under long streams, and show that none takes the last worker away: 40 minutes.
+	@$(VENV)/bin/python -m bench.prove harm $(ARGS)
 
 prove-bit-flips: $(VENV)/.installed-dev ## Flip random bits in a real model's weights, and show how many canaries find, how soon, and what the others did.
 	@$(VENV)/bin/python -m bench.prove bit-flips $(ARGS)

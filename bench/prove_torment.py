@@ -1,5 +1,6 @@
-"""`make prove-torment`: ten minutes of random faults under a real engine's deployment; then ten with two frontends that
-ask twice what the workers can take, calm and with workers killed all the while.
+"""`make prove-torment`: ten minutes of random faults under a real engine's deployment; ten minutes each with one sim
+worker and with two, whose requests fail, connections break and known questions are answered wrongly while a control
+judges them; then ten with two frontends that ask twice what the workers can take, calm and with workers killed.
 
 A bound is missed if an answer was lost, wrong or hung, if there were two leaders, if redundancy did not come back, if a
 process was left behind, if a refusal was not a 429 with a time to come back, or if a frontend or a client starved.
@@ -7,11 +8,13 @@ process was left behind, if a refusal was not a 429 with a time to come back, or
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import replace
 from functools import partial
 
 from bench.prove import Row, Rows, tell
 from bench.torment import campaign as torment
+from bench.torment.campaign import Torment
 from holdfast.bench import overload
 from holdfast.bench.overload import OverloadBench
 
@@ -38,8 +41,27 @@ def _overload(bench: OverloadBench) -> Row:
 # Answers of three seconds: with clients for twice the places some stand in line for 5 s (`--queue-s`) and are refused.
 _TWICE = OverloadBench(seconds=300.0, workers=2, tokens=150)
 
-ROWS: Rows = {
-    "everything": partial(torment.run, tell),
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of the rows with random faults."""
+    defaults = Torment()
+    parser.add_argument("--seconds", type=float, default=defaults.seconds, help="how long each row with faults lasts")
+    parser.add_argument("--seed", type=int, default=defaults.seed, help="of the faults' order and of the requests")
+    parser.add_argument("--workers", type=int, default=defaults.workers, help="workers of the row `everything`")
+    parser.add_argument("--engine", choices=sorted(torment.OPTIONS), default=defaults.engine, help="of `everything`")
+
+
+def rows(chosen: argparse.Namespace) -> Rows:
+    own = Torment(seconds=chosen.seconds, seed=chosen.seed, workers=chosen.workers, engine=chosen.engine)
+    return {
+        "everything": partial(torment.run, tell, own),
+        "judged-one": partial(torment.run, tell, replace(own, workers=1, engine="sim")),
+        "judged-two": partial(torment.run, tell, replace(own, workers=2, engine="sim")),
+        **OVERLOADS,
+    }
+
+
+OVERLOADS: Rows = {
     "overload": partial(_overload, _TWICE),
     "overload-with-kills": partial(_overload, replace(_TWICE, kill_every_s=10.0)),
 }

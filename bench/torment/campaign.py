@@ -1,17 +1,17 @@
-"""`make prove-torment`: a real engine's deployment with everything around it killed, stopped and starved, under load.
+"""`make prove-torment`: a deployment with everything around it killed, stopped and starved, under load.
 
 Faults come in shuffled rounds, one after the other, each when redundancy is back after the one before: an active and a
 ready standby, vault, keeper, launcher and store, none of those that were hit. Meanwhile clients compare every answer
-with its unbroken one. All processes run with few descriptors, on a small disk that is full for a while.
+with its unbroken one. All processes run with few descriptors, on a small disk that is full for a while. With the sim
+engine a control judges the workers meanwhile, and requests that fail, connections that break and known questions that
+are answered wrongly are among the faults.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +19,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.torment.faults import (
+    ACTIVE,
+    COMMANDS,
+    FULL_DISK,
+    RESETS,
+    SAID,
+    SIGNALS,
+    STANDBY,
+    Fault,
+    Said,
+    hit,
+    roles_of,
+    say,
+)
 from bench.torment.load import ANSWER_S, Clients, Seen, learn, scripts
 from holdfast.failover.journal import two_leaders
 from holdfast.testing import disks
@@ -34,67 +48,52 @@ END_S = 20.0
 DISK_BYTES = 48 << 20
 DESCRIPTORS = 256  # of each process
 CLIENTS, SCRIPTS = 8, 30
-OPTIONS = ("--engine", "torch", "--model", "tiny", "--torch-threads", "1", "--exact")
-
-
-KILL, STOP = signal.SIGKILL, signal.SIGSTOP
-# What a role's command holds. Engines are told apart by what they say of themselves.
-COMMANDS = {
-    "store": "holdfast.roles store",
-    "launcher": "holdfast.roles vault",
-    "keeper": "-m holdfast.memory.vault.keeper ",
-    "vault": "-m holdfast.memory.vault.server ",
+# Without a control of its own, the deployment gets one that asks often: a canary of the sim engine takes 100 ms.
+OPTIONS = {
+    "torch": ("--engine", "torch", "--model", "tiny", "--torch-threads", "1", "--exact", "--allow-chaos"),
+    "sim": ("--engine", "sim", "--allow-chaos", "--sim-ttft-ms", "20", "--sim-tpot-ms", "10", "--controls", "0"),
 }
-FULL_DISK_S = 20.0
-FULL_DISK = "full disk"
-
+MODELS = {"torch": "tiny", "sim": "holdfast-sim"}
+LONG_ANSWER = {"torch": 0, "sim": 800}  # tokens; 8 s of the sim engine
+JUDGING: dict[str, Any] = {"canary_interval_s": 2.0, "canary_share": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """A signal to some roles at once; with no roles, a full disk under which the active engine is killed."""
+class Torment:
+    """Settings: how long, with which random choices, and what runs. The sim engine takes the faults on command."""
 
-    roles: tuple[str, ...]
-    signal: signal.Signals = KILL
+    seconds: float = 600.0
+    seed: int = 1
+    workers: int = 1
+    engine: str = "torch"
 
     @property
-    def name(self) -> str:
-        return f"{self.signal.name} {' + '.join(self.roles)}" if self.roles else FULL_DISK
-
-
-FAULTS = (
-    *(
-        Fault(roles, number)
-        for roles in (
-            ("active",), ("standby",), ("vault",), ("keeper",), ("store",), ("launcher",),
-            ("vault", "active"), ("keeper", "active"),
-        )
-        for number in (KILL, STOP)
-    ),
-    Fault(()),
-)  # fmt: skip
+    def faults(self) -> tuple[Fault | Said, ...]:
+        return (*SIGNALS, *(SAID if self.engine == "sim" else RESETS))
 
 
 @dataclass(slots=True)
 class _Run:
     """What happens while it runs."""
 
-    seconds: float
-    seed: int
+    torment: Torment
     hits: list[tuple[float, str, float]] = field(default_factory=list)  # when, what, seconds until whole again
     not_whole: list[str] = field(default_factory=list)
 
 
-def run(tell: Callable[[str], None], seconds: float = 600.0, seed: int = 1) -> dict[str, Any]:
+def run(tell: Callable[[str], None], torment: Torment = Torment()) -> dict[str, Any]:  # noqa: B008 (it is frozen)
     """Everything; the result is flat, for a results file. State directories are kept where something went wrong."""
     folder = Path(tempfile.mkdtemp(prefix="hf-", dir="/tmp"))
     no_disk = disks.mount(folder, DISK_BYTES)  # it takes the right to mount a filesystem
     result: dict[str, Any] = {"met": False}
+    options = (*OPTIONS[torment.engine], "--workers", str(torment.workers))
     try:
-        up = Supervised(*OPTIONS, folder=folder, descriptors=DESCRIPTORS, start_s=WHOLE_S)
+        up = Supervised(*options, folder=folder, descriptors=DESCRIPTORS, start_s=WHOLE_S)
         try:
             with up:
-                result = _under_load(_Run(seconds, seed), up, no_disk, tell)
+                if torment.engine == "sim":
+                    up.start_control(**JUDGING)
+                result = _under_load(_Run(torment), up, no_disk, tell)
         finally:
             left = _left_behind(folder)
         result |= {"left_behind": left, "met": result["met"] and not left}
@@ -106,38 +105,39 @@ def run(tell: Callable[[str], None], seconds: float = 600.0, seed: int = 1) -> d
 
 
 def _under_load(state: _Run, up: Supervised, no_disk: str, tell: Callable[[str], None]) -> dict[str, Any]:
-    asked = scripts(state.seed, "tiny", SCRIPTS)
-    learn(up.port, asked, state.seed, tell)
-    clients = Clients(up.port, asked, CLIENTS, state.seed)
+    torment = state.torment
+    asked = scripts(torment.seed, MODELS[torment.engine], SCRIPTS, LONG_ANSWER[torment.engine])
+    learn(up.port, asked, torment.seed, tell)
+    clients = Clients(up.port, asked, CLIENTS, torment.seed)
     clients.start()
     began_s = time.monotonic()
-    for fault in _order(state.seed, no_disk):
-        if time.monotonic() - began_s > state.seconds or state.not_whole:
+    for fault, number in _order(torment, no_disk):
+        if time.monotonic() - began_s > torment.seconds or state.not_whole:
             break
-        _one_fault(state, up, fault)
+        _one_fault(state, up, fault, number)
         tell(f"{len(state.hits)} faults, {len(clients.seen)} answers, {len(clients.wrong())} wrong: {fault.name}")
     hanging = clients.stop()
     return _judge(state, clients, hanging, up) | {"full_disk": f"never: {no_disk}" if no_disk else "in turn"}
 
 
-def _order(seed: int, no_disk: str) -> Iterator[Fault]:
-    """Every fault once in each round, each round in an order of its own."""
-    rng = random.Random(seed)
-    faults = [fault for fault in FAULTS if fault.roles or not no_disk]
+def _order(torment: Torment, no_disk: str) -> Iterator[tuple[Fault | Said, int]]:
+    """Every fault once in each round, each round in an order of its own, and each to a worker by chance."""
+    rng = random.Random(torment.seed)
+    faults = [fault for fault in torment.faults if fault.name != FULL_DISK or not no_disk]
     while True:
         for fault in rng.sample(faults, len(faults)):
             time.sleep(rng.uniform(*PAUSE_S))
-            yield fault
+            yield fault, rng.randint(1, torment.workers)
 
 
-def _one_fault(state: _Run, up: Supervised, fault: Fault) -> None:
+def _one_fault(state: _Run, up: Supervised, fault: Fault | Said, number: int) -> None:
     at_s = time.monotonic()
-    pids = under_full_disk(up) if fault.name == FULL_DISK else hit(up, fault)
+    pids = say(up, fault, number) if isinstance(fault, Said) else hit(up, fault, number)
     try:
         up.wait_until(lambda: whole(up, pids), f"whole deployment after {fault.name}", WHOLE_S)
     except TimeoutError as error:
-        there = {role: f"{pid} {state_of(pid)}" for role, pid in who(up).items()}
-        state.not_whole.append(f"after {fault.name} of {sorted(pids)}: {there}\n{error}")
+        there = {role: f"{pid} {state_of(pid)}" for role, pid in roles_of(up, number).items()}
+        state.not_whole.append(f"after {fault.name} of {sorted(pids)}: {there}, {up.health()}\n{error}")
     state.hits.append((at_s, fault.name, time.monotonic() - at_s))
 
 
@@ -158,7 +158,9 @@ def _judge(state: _Run, clients: Clients, hanging: list[str], up: Supervised) ->
         "whole_again_s_max": spread(again_s)["max"],
         "not_whole": state.not_whole,
         "descriptors": DESCRIPTORS,
-        "seed": state.seed,
+        "workers": state.torment.workers,
+        "engine": state.torment.engine,
+        "seed": state.torment.seed,
         "wrong": [_story(state, seen) for seen in wrong[:20]],
         "bound": "nothing lost, wrong or hanging, never two leaders, whole again after each fault, nothing left behind",
         "met": not (wrong or hanging or state.not_whole or two) and bool(state.hits) and len(clients.seen) > 0,
@@ -179,58 +181,12 @@ def _left_behind(folder: Path) -> list[str]:
     return [f"{pid} {state_of(pid)} {words[:120]}" for pid, words in processes_in(folder).items()]
 
 
-# -- what is done, and who is there
-
-
-def who(up: Supervised) -> dict[str, int]:
-    """The pid of every role that is there; an engine only if it answers."""
-    roles = {
-        role: pid
-        for pid, words in processes_in(up.folder).items()
-        for role, command in COMMANDS.items()
-        if command in words.split(" -- ")[0]
-    }
-    for engine in up.engines():
-        if engine.state == "active" or (engine.state == "standby" and engine.facts["ready"]):
-            roles[engine.state] = engine.pid
-    return roles
-
-
 def whole(up: Supervised, hit: set[int]) -> bool:
-    """Every role is there, running, and none of the processes that were hit is any more."""
-    roles = who(up)
-    wanted = {*COMMANDS, "active", "standby"}
+    """Every role is there, running, and has its traffic; none of the processes that were hit is there any more."""
     over = not any(state_of(pid) not in ("", "Z") for pid in hit)
-    return over and wanted <= roles.keys() and up.restored() and up.health().get("status") == "ready"
-
-
-def hit(up: Supervised, fault: Fault) -> set[int]:
-    """Do it; the pids that must be over afterwards."""
-    roles = who(up)
-    pids = [roles[role] for role in fault.roles or ("active",)]
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, fault.signal) if os.getpgid(pid) == pid and _leads_alone(pid, roles) else os.kill(
-                pid, fault.signal
-            )
-    return set(pids)
-
-
-def _leads_alone(pid: int, roles: dict[str, int]) -> bool:
-    """An engine's group is the engine; a keeper's group has the vault in it, which is another role."""
-    return pid in (roles.get("active"), roles.get("standby"))
-
-
-def under_full_disk(up: Supervised) -> set[int]:
-    """The disk is full for a while; in the middle of it the active engine is killed."""
-    until_s = time.monotonic() + FULL_DISK_S
-    gone: set[int] = set()
-    try:
-        while (left_s := until_s - time.monotonic()) > 0:
-            disks.fill(up.folder)
-            if left_s < FULL_DISK_S * 0.75 and not gone:
-                gone = hit(up, Fault(("active",)))
-            time.sleep(min(0.5, left_s))
-    finally:
-        disks.make_room(up.folder)
-    return gone
+    wanted = {*COMMANDS, ACTIVE, STANDBY}
+    if not (over and up.restored() and all(wanted <= roles_of(up, at + 1).keys() for at in range(up.workers))):
+        return False
+    health = up.health()
+    serving = [worker for worker in health.get("workers", []) if worker["active"] and worker["weight"] > 0]
+    return health.get("status") == "ready" and len(serving) >= up.workers

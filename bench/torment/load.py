@@ -16,7 +16,9 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from holdfast.testing.answers import Answer, difference, events_of, read_events, read_whole
@@ -26,6 +28,7 @@ ANSWER_S = 90.0
 FIRST_ID, IDS = 1000, 4000  # plain words in the tiny model's vocabulary
 LONG_TOKENS = 600
 CANCEL_SHARE = 0.15
+LEARNERS = 4  # clients that ask for unbroken answers at once
 SAMPLING: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
     {"temperature": 0.8},
@@ -135,10 +138,14 @@ def judged(expected: list[Answer], said: list[Answer], *, part: bool = False) ->
     return "; ".join(f"choice {index}: {wrong}" for index, wrong in enumerate(differences) if wrong)
 
 
-def scripts(seed: int, model: str, count: int) -> list[Script]:
-    """Mixed sampling, chat and raw, short prompts and long ones, one answer or three; still without their answers."""
+def scripts(seed: int, model: str, count: int, long_answer: int = 0) -> list[Script]:
+    """Mixed sampling, chat and raw, short prompts and long ones, one answer or three; still without their answers. With
+    `long_answer` every tenth has an answer of so many tokens, which is under way while several faults happen."""
     rng = random.Random(seed)
-    return [_script(rng, seed, model, number) for number in range(count)]
+    made = [_script(rng, seed, model, number) for number in range(count)]
+    for script in made[1::10] if long_answer else ():
+        script.body |= {"max_tokens": long_answer, "n": 1}
+    return made
 
 
 def _script(rng: random.Random, seed: int, model: str, number: int) -> Script:
@@ -163,15 +170,21 @@ def _script(rng: random.Random, seed: int, model: str, number: int) -> Script:
 def learn(port: int, asked: list[Script], seed: int, tell: Callable[[str], None]) -> None:
     """Ask each script unbroken, whole and streamed; both must agree. Every third then gets a stop string out of the
     middle of its own answer, and is asked again."""
-    rng, connection = random.Random(seed), _connect(port)
-    for number, script in enumerate(asked):
-        tell(f"unbroken answer {number + 1} of {len(asked)}")
+    with ThreadPoolExecutor(LEARNERS) as learners:
+        for number in learners.map(partial(_learn, port, seed), range(len(asked)), asked):
+            tell(f"unbroken answer {number + 1} of {len(asked)}")
+
+
+def _learn(port: int, seed: int, number: int, script: Script) -> int:
+    """Learn one script's answer; return its number."""
+    rng = random.Random(seed * 1000 + number)
+    with contextlib.closing(_connect(port)) as connection:
         script.expected = ask(connection, script, stream=False)
         if number % 3 == 0 and len(text := script.expected[0].text) > 20:
             at = rng.randrange(len(text) // 2, len(text) - 4)
             script.body["stop"] = [text[at : at + rng.randrange(1, 5)], "\u0001never"]
             script.expected = ask(connection, script, stream=False)
         streamed = ask(connection, script, stream=True)
-        if wrong := judged(script.expected, streamed):
-            raise AssertionError(f"script {number} unbroken, streamed and whole differ: {wrong}: {script.body}")
-    connection.close()
+    if wrong := judged(script.expected, streamed):
+        raise AssertionError(f"script {number} unbroken, streamed and whole differ: {wrong}: {script.body}")
+    return number

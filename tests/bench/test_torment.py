@@ -19,7 +19,7 @@ def test_nothing_is_lost_or_wrong_whatever_is_killed_or_stopped() -> None:
     """A minute of random faults: every answer equals its unbroken one, redundancy comes back each time, and nothing is
     left behind."""
     seed = int(os.environ.get("HOLDFAST_TEST_SEED", "1"))
-    row = torment.run(print, seconds=60.0, seed=seed)
+    row = torment.run(print, torment.Torment(seconds=60.0, seed=seed))
     assert row["met"], row
 
 

@@ -92,9 +92,12 @@ class Desk:
 
 
 async def eventually(is_so: Any, what: str) -> None:
-    async with asyncio.timeout(30.0):
-        while not await is_so():
-            await asyncio.sleep(0.01)
+    try:
+        async with asyncio.timeout(60.0):
+            while not await is_so():
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise TimeoutError(f"waited 60 s for {what}") from None
 
 
 def replica(wish: Wish, serial: int, phase: Phase = Phase.READY, level: Level = Level.HOT, **more: Any) -> Replica:

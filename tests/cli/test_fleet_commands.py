@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from fleet_cli_rig import DEPLOYMENT, GIB, SIM, Desk, Told, desk_at, replica
+from fleet_cli_rig import DEPLOYMENT, GIB, SIM, Desk, Told, desk_at, eventually, replica
 
 from holdfast.cli.fleet import hope
 from holdfast.core.errors import REFUSED
@@ -195,28 +195,34 @@ async def test_which_fleet_is_asked_where_there_are_several(desk: Desk) -> None:
 async def waiting(desk: Desk, *words: str) -> AsyncIterator[asyncio.Task[Told]]:
     """A command that waits, in a process of its own; from when it does."""
     command = (sys.executable, "-m", "holdfast", *words, "--wait", "--store", desk.url)
-    pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE, "env": desk.env}
-    process = await asyncio.create_subprocess_exec(*command, **pipes)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    said = process.stderr if "--json" in words else process.stdout
-    try:
+    out, err = desk.folder / "out", desk.folder / "err"
+    with out.open("wb") as to_out, err.open("wb") as to_err:
+        process = await asyncio.create_subprocess_exec(*command, stdout=to_out, stderr=to_err, env=desk.env)
+
+    async def told() -> Told:
         async with asyncio.timeout(60.0):
-            while b"waiting for" not in (line := await said.readline()):
-                assert line, await process.communicate()
+            await process.wait()
+        assert process.returncode is not None
+        return Told(words, process.returncode, out.read_text(), err.read_text())
 
-        async def told() -> Told:
-            async with asyncio.timeout(60.0):
-                out, err = await process.communicate()
-            assert process.returncode is not None
-            return Told(words, process.returncode, out.decode(), err.decode())
-
+    try:
         async with asyncio.TaskGroup() as tasks:
-            yield tasks.create_task(told())
+            ended = tasks.create_task(told())
+            await shows(desk, "waiting for", "err" if "--json" in words else "out")
+            yield ended
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+async def shows(desk: Desk, text: str, where: str = "out") -> None:
+    """Return when the command that waits has shown this."""
+
+    async def is_there() -> bool:
+        return text in (desk.folder / where).read_text()
+
+    await eventually(is_there, f"the command to show {text!r}")
 
 
 async def test_it_waits_until_as_many_are_hot(desk: Desk) -> None:
@@ -255,11 +261,15 @@ async def test_what_cannot_be_is_told_at_once(desk: Desk) -> None:
 
 
 async def test_what_fails_again_and_again_is_told_with_why(desk: Desk) -> None:
-    """As its node says it; what failed before is not counted."""
+    """As its node says it; what failed before is not counted. The store keeps the last of two values, so each one is
+    shown before the next is written."""
     await desk.book(tries={"place/tiny": Tries(7, 1.0)})
     async with waiting(desk, "scale", "tiny", "3") as ended:
-        await desk.book(tries={"place/tiny": Tries(9, 3.0)})
-        await desk.node("n1", answers={"place/ModelActor:tiny:r9/0.1": "cannot be started: no such model"})
+        await desk.book(tries={"place/tiny": Tries(9, 3.0)}, unmet={"tiny": "two more failures"})
+        await shows(desk, "two more failures")
+        answers = {"place/ModelActor:tiny:r9/0.1": "cannot be started: no such model"}
+        await desk.node("n1", [replica(await desk.wished("tiny"), 9, Phase.PROVISIONING)], answers=answers)
+        await shows(desk, "r9 provisioning on n1")
         assert not ended.done()
         await desk.book(tries={"place/tiny": Tries(1, 4.0)})
         done = await ended

@@ -134,6 +134,20 @@ async def test_slow_and_clear() -> None:
         await r.until(lambda: len(r.tokens(1)) > count + 10)
 
 
+async def test_known_questions_alone_are_answered_wrongly() -> None:
+    """A false alarm: control's questions, or so many proofs after a takeover, have wrong answers; clients have not."""
+    client = request([5, 6, 7], 8)
+    known = msgspec.structs.replace(client, tier=CANARY_TIER)
+    async with rig(**FAST) as r:
+        r.fault(fault="wrong_canaries")
+        r.engine.faults.wrong_proofs = 1
+        await r.run({0: client, 1: client, 2: known})
+        assert [r.tokens(number) == expected(client, 8) for number in range(3)] == [False, True, False]
+        r.fault(fault="clear")
+        await r.run({3: known})
+        assert r.tokens(3) == expected(client, 8)
+
+
 async def test_wrong_tokens_and_drift() -> None:
     """Both faults show in the output and are gone once cleared."""
     async with rig(**FAST) as r:

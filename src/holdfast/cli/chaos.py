@@ -27,6 +27,7 @@ class Chaos(Asked, frozen=True):
     every: Annotated[int, about("error-every: one in so many streams.")] = 5
     seed: Annotated[int, about("flip-bits: which bits, and how many.")] = 0
     ms: Annotated[int, about("late-pongs, late-beats: how late.", "ms")] = 3000
+    times: Annotated[int, about("wrong-proofs: how many of them.")] = 1
     by: Annotated[float, about("drift-logprobs: how much lower.")] = 0.5
 
     def run(self, env: Environment) -> int:

@@ -27,6 +27,9 @@ Faults:
 - slow – everything takes --factor times as long
 - wrong-tokens – every token is another word than it should be
 - drift-logprobs – every logprob is lower --by this
+- wrong-canaries – control's known questions are answered wrongly, clients rightly
+- wrong-proofs – so many proofs after a takeover (--times) come out wrong
+- wrong-verify – a verification finds its weights damaged, though they are not
 - cut – running streams vanish without an end
 - error-after – running streams fail after --tokens more
 - error-every – one in --every new streams fails after its first token

@@ -178,11 +178,12 @@ def chat_body(words: str, max_tokens: int, **more: Any) -> dict[str, Any]:
 class Stream:
     """One streamed answer, read as it comes in a thread of its own."""
 
-    def __init__(self, port: int, body: dict[str, Any], path: str = "/v1/chat/completions") -> None:
+    def __init__(self, port: int, body: dict[str, Any], path: str = "/v1/chat/completions", **headers: str) -> None:
         self.events: list[Event] = []
         self._why = ""  # it ended otherwise than by its end
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=STREAM_S)
-        self._connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        self._connection.request("POST", path, json.dumps(body), {"content-type": "application/json", **sent})
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
@@ -209,6 +210,10 @@ class Stream:
             ended=lambda: "" if self._thread.is_alive() else f"the answer ended ({self._why})",
         )
         return self
+
+    @property
+    def is_over(self) -> bool:
+        return not self._thread.is_alive()
 
     def answer(self, bound_s: float = STREAM_S) -> Answer:
         """All of it, once it has ended."""

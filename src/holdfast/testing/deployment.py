@@ -7,11 +7,7 @@ waited for.
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -83,14 +79,6 @@ class Deployment(Place):
     def start_control(self, name: str = "control", **other: Any) -> None:
         settings: dict[str, Any] = {"store": self.store, "deployment": "bench"}
         self.start_role("control", name, settings | (self._control_settings or {}) | other)
-
-    def start_role(self, role: str, name: str, settings: dict[str, Any]) -> None:
-        """One process of ours, with the settings it is launched with."""
-        # The kernel ends such a child with the *thread* that started it, so only the main one may ask for that.
-        parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
-        launch = {"state_dir": str(self.folder), "name": name, "parent": parent, **settings}
-        command = [sys.executable, "-m", "holdfast.roles", role, json.dumps(launch)]
-        self.start(name, command)
 
     def pid(self, name: str) -> int:
         return self.processes[name].pid

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +98,13 @@ class Place:
                 start_new_session=True,
             )
         return self.processes[name]
+
+    def start_role(self, role: str, name: str, settings: dict[str, Any]) -> None:
+        """One process of ours, with the settings it is launched with."""
+        # The kernel ends such a child with the *thread* that started it, so only the main one may ask for that.
+        parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
+        launch = {"state_dir": str(self.folder), "name": name, "parent": parent, **settings}
+        self.start(name, [sys.executable, "-m", "holdfast.roles", role, json.dumps(launch)])
 
     def pids(self) -> set[int]:
         """Every process of this place, whoever started it."""

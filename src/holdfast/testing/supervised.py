@@ -39,6 +39,7 @@ class Supervised(Place):
         self._descriptors = descriptors  # that each process may have open; 0: as many as this one
         self._group = group
         self._start_s = start_s
+        self.workers = int(options[options.index("--workers") + 1]) if "--workers" in options else 1
         engine = () if "--engine" in options else ("--engine", "sim", "--allow-chaos")
         self._options = ("--port", str(self.port), *engine, *options)
 
@@ -51,6 +52,10 @@ class Supervised(Place):
 
     def close(self) -> None:
         """Ctrl-C, and what a person would do who has waited long enough. What outlives that is not hidden."""
+        for name, process in self.processes.items():
+            if name != UP:  # started beside it
+                process.kill()
+                process.wait(END_S)
         up = self.processes[UP]
         if up.poll() is None:
             up.send_signal(signal.SIGINT)
@@ -60,6 +65,11 @@ class Supervised(Place):
                 up.kill()
                 up.wait(END_S)
         self._remove()
+
+    def start_control(self, levels: dict[str, Any] | None = None, **health: Any) -> None:
+        """A control beside a deployment without one (`--controls 0`), with settings that `up` has no options for."""
+        settings = {"store": f"unix://{self.folder}/run/store.sock", "deployment": "local", "health": health}
+        self.start_role("control", "control", settings | ({"levels": levels} if levels else {}))
 
     # -- who is there
 
@@ -76,10 +86,11 @@ class Supervised(Place):
         return found
 
     def restored(self) -> bool:
-        """One is active, another stands by and is ready."""
+        """Of each worker one engine is active, another stands by and is ready."""
         engines = self.engines()
-        ready = [engine for engine in engines if engine.state == "standby" and engine.facts["ready"]]
-        return bool(ready) and sum(engine.state == "active" for engine in engines) == 1
+        active = [engine.facts["group"] for engine in engines if engine.state == "active"]
+        ready = {engine.facts["group"] for engine in engines if engine.state == "standby" and engine.facts["ready"]}
+        return len(active) == self.workers and ready == set(active)
 
     def vault_pids(self) -> tuple[int, int]:
         """The vault's and its keeper's pid."""

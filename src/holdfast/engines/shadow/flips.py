@@ -75,10 +75,13 @@ class WeightFaults:
                 os.kill(os.getpid(), signal.SIGKILL)
             case "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
+            case "reset":
+                self.faults.reset()
             case "flip_bits":
                 self.faults.flipped += self._flips.flip_random(int(fault.value))
             case "clear":
                 self._flips.mend()
                 self.faults.clear()
             case kind:
-                raise HoldfastError(Code.INVALID_REQUEST, f"fault {kind}: this engine has crash, stop and flip_bits")
+                has = "crash, stop, reset and flip_bits"
+                raise HoldfastError(Code.INVALID_REQUEST, f"fault {kind}: this engine has {has}")

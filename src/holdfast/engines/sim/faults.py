@@ -19,6 +19,9 @@ FIELDS: dict[str, tuple[str, float, float] | None] = {
     "slow": ("factor", 1.0, 10_000.0),  # everything takes so many times as long
     "wrong_tokens": None,  # every token is another word than it should be
     "drift_logprobs": ("by", -10.0, 10.0),  # every logprob is lower by this
+    "wrong_canaries": None,  # control's known questions are answered wrongly; every client is answered rightly
+    "wrong_proofs": ("times", 1, 1_000_000),  # so many proofs after a takeover come out wrong
+    "wrong_verify": None,  # a verification of the weights finds damage, and there is none
     "cut": None,  # running streams vanish without a last output
     "error_after": ("tokens", 0, 1_000_000),  # running streams fail after so many more tokens
     "error_every": ("every", 1, 1_000_000),  # one in so many new streams fails after its first token
@@ -43,6 +46,9 @@ SWITCHES = {
     "slow": "slow_factor",
     "wrong_tokens": "wrong_tokens",
     "drift_logprobs": "logprob_drift",
+    "wrong_canaries": "wrong_canaries",
+    "wrong_proofs": "wrong_proofs",
+    "wrong_verify": "wrong_verify",
     "error_every": "error_every",
     "zero_tokens": "zero_tokens",
     "truncate": "truncate_tokens",
@@ -57,7 +63,7 @@ SWITCHES = {
 FATAL = frozenset({"crash", "stop", "device_error"})
 
 # These need memory in a vault.
-SHADOW = frozenset({"wake_fails", "wake_hangs", "memory_flip", "flip_bits"})
+SHADOW = frozenset({"wrong_proofs", "wrong_verify", "wake_fails", "wake_hangs", "memory_flip", "flip_bits"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,9 @@ class Faults:
     slow_factor: float = 1.0
     wrong_tokens: bool = False
     logprob_drift: float = 0.0
+    wrong_canaries: bool = False
+    wrong_proofs: int = 0  # that are still to come
+    wrong_verify: bool = False
     load_fails: bool = False
     load_hangs: bool = False
     wake_fails: bool = False

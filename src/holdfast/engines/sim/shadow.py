@@ -126,10 +126,14 @@ class SimTenant(SimEngine, Tenant):
 
 
 class ShadowSim(VaultEngine[SimTenant]):
-    """The sim as a shadow engine, whose wakes fail and hang on command."""
+    """The sim as a shadow engine, whose wakes fail and hang on command, and whose weights are accused on command."""
 
     def __init__(self, settings: SimSettings, rng: random.Random, place: Place) -> None:
         super().__init__(SimTenant(settings, rng), place)
+
+    async def verify(self) -> str:
+        accused = "the weights are damaged, on command (fault wrong_verify)" if self.tenant.faults.wrong_verify else ""
+        return accused or await super().verify()
 
     async def wake(self, epoch: int, pass_fds: tuple[int, ...] = ()) -> Woken:
         faults = self.tenant.faults
