@@ -121,13 +121,15 @@ class Up(Asked, frozen=True):
         from holdfast.cli.deployments.files import read_manifest, said_in
         from holdfast.cli.manifest_up import run_manifest
         from holdfast.roles.rolled import Site
+        from holdfast.supervise.secrets import SecretFiles
 
-        spec, environ = self.spec, handed_on()
-        written = read_manifest(said_in("up", self.file), env.state_dir, environ)
+        spec, environ, secrets = self.spec, handed_on(), SecretFiles(env.state_dir, env.secrets_dir)
+        written = read_manifest(said_in("up", self.file), env.state_dir, environ, secrets)
         site = Site(
             state_dir=str(env.state_dir),
             manifest=written.text,
             environ=environ,
+            secrets_dir=env.secrets_dir,
             store=spec.store,
             vault_dir=spec.vault_dir,
             host=spec.host,
