@@ -1,4 +1,4 @@
-"""API keys of a manifest's deployment, with real processes: a missing secret starts nothing, and keys are never lost."""
+"""API keys of a manifest's deployment, with real processes: a missing secret starts nothing, keys are never lost."""
 
 from __future__ import annotations
 

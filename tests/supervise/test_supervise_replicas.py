@@ -149,7 +149,8 @@ def test_a_free_gpu_is_told_to_one_service() -> None:
     assert room_of(wish, {}, sets, GROUND, ()) == {}
     odd = check(text.replace("torch", "steam").encode()).manifest
     assert odd is not None
-    assert room_of(revision_of(odd, 1), {}, sets_of([(odd, {})]), four, ()) == {}, "what cannot be is told when it is started"
+    room = room_of(revision_of(odd, 1), {}, sets_of([(odd, {})]), four, ())
+    assert room == {}, "what cannot be is told when it is started"
 
 
 # -- what is seen of its processes

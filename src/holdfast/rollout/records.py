@@ -74,8 +74,9 @@ def applied(
     anew: int = 0,
     secrets: Mapping[str, str] = NO_DIGESTS,
 ) -> Change:
-    """A manifest with these sets; `secrets`: hashes of their values, by reference. With the sets that are wanted already it keeps their number, unless they were undone
-    (`anew`: the number of those that were): who asks for them again wants them tried again."""
+    """A manifest with these sets; `secrets`: hashes of the values of its secrets. With the sets that are wanted already
+    it keeps their number, unless they were undone (`anew`: the number of those that were): who asks for them again
+    wants them tried again."""
 
     def change(before: Wanted | None) -> Wanted:
         if before is None:

@@ -1,8 +1,8 @@
 """The values of secrets on this machine: read from a directory, and kept for as long as a revision needs them.
 
 `SECRETS_DIR/SECRET/KEY` is one value, as Kubernetes mounts a secret. The values that revisions were asked for with are
-kept in `STATE_DIR/secrets.json`, by their hash: the store holds the hashes alone, and a supervisor that is started again
-without the variables or files finds the values here.
+kept in `STATE_DIR/secrets.json`, by their hash: the store holds the hashes alone, and a supervisor that is started
+again without the variables or files finds the values here.
 
 Always true: the kept values are readable by their owner alone; a hash tells nothing of its value without the random key
 in that file.

@@ -88,9 +88,9 @@ class Machine:
         return read_environment({**starter, **kept, **said, **self.variables(container), **where})
 
     def variables(self, container: Container) -> dict[str, str]:
-        """Return what the manifest puts into the container's environment; Refused names a secret that is missing. What a
-        pod would say of itself is in the starter's environment, or nowhere."""
-        digests, said = dict(container.digests), {}
+        """Return what the manifest puts into the container's environment; Refused names a secret that is missing. What
+        a pod would say of itself is in the starter's environment, or nowhere."""
+        digests, said = dict(container.digests), dict[str, str]()
         if container.env_from_secret:
             said |= self._whole_secret(container.env_from_secret, digests)
         for variable in container.env:
