@@ -41,6 +41,7 @@ class Environment:
     http_port: int  # DYN_HTTP_PORT: its port; default 8000
     shares: tuple[str, ...]  # HOLDFAST_SHARES: other deployments whose workers a frontend serves; default none
     gms_socket_dir: Path  # GMS_SOCKET_DIR: where vaults listen, one socket per device; default "gms" in the state dir
+    secrets_dir: str  # HOLDFAST_SECRETS_DIR: a manifest's secrets, as SECRET/KEY; default "secrets" in the state dir
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         http_port=_whole_number(env, "DYN_HTTP_PORT", "a port number", 0, 65535, "8000"),
         shares=tuple(one.strip() for one in env.get("HOLDFAST_SHARES", "").split(",") if one.strip()),
         gms_socket_dir=Path(env.get("GMS_SOCKET_DIR") or os.path.join(state_dir, "gms")).absolute(),
+        secrets_dir=os.path.abspath(env.get("HOLDFAST_SECRETS_DIR") or os.path.join(state_dir, "secrets")),
     )
 
 

@@ -64,7 +64,7 @@ def sockets_of(jobs: Iterable[Job]) -> list[str]:
 def test_a_started_replica_is_found_by_its_processes_names(path: Path) -> None:
     """By each of them, by the names alone; and it is started as a whole manifest starts it, but for its number."""
     manifest = read(path)
-    sets = sets_of([manifest])
+    sets = sets_of([(manifest, {})])
     planned = {one.name: Job.of(one) for one in whole(manifest, GROUND.machine, (), GROUND.named)}
     for start in starts(manifest):
         jobs = jobs_of(start, sets, GROUND, ())
@@ -85,7 +85,7 @@ def test_names_of_others_are_nobodys() -> None:
 def test_no_two_replicas_share_a_seat() -> None:
     """Each has the first that is free; what is there is told from what it was started with."""
     manifest = read(next(path for path in EXAMPLES if path.stem == "failover"))
-    sets, there = sets_of([manifest]), []
+    sets, there = sets_of([(manifest, {})]), []
     (worker,) = [one for one in starts(manifest) if one.service != "Frontend"]
     for number in range(1, 4):
         start = structs.replace(worker, name=f"{worker.service}-{number}")
@@ -119,7 +119,7 @@ spec:
 """
     manifest = check(text.encode()).manifest
     assert manifest is not None
-    sets, (start,) = sets_of([manifest]), starts(manifest)
+    sets, (start,) = sets_of([(manifest, {})]), starts(manifest)
     ground = Ground(GROUND.machine, ("GPU-a", "GPU-b"), GROUND.named)
     assert sockets_of(jobs_of(start, sets, ground, on("GPU-a"))) == ["GPU-b"]
     assert sockets_of(jobs_of(start, sets, ground, on("GPU-a.2"))) == ["GPU-b"], "who stood by has the place"
@@ -141,7 +141,7 @@ def test_a_free_gpu_is_told_to_one_service() -> None:
     text = f"{head}    Frontend: {{componentType: frontend}}\n    One:{one}\n    Two:{two}\n"
     checked = check(text.encode())
     assert checked.manifest is not None, checked.problems
-    sets, wish = sets_of([checked.manifest]), revision_of(checked.manifest, 1)
+    sets, wish = sets_of([(checked.manifest, {})]), revision_of(checked.manifest, 1)
     four = Ground(GROUND.machine, ("a", "b", "c", "d"), GROUND.named)
     assert room_of(wish, {"One": 1, "Two": 1}, sets, four, on("a")) == {"One": 3, "Two": 1}
     assert room_of(wish, {"One": 2, "Two": 1}, sets, four, on("a", "b", "c")) == {"One": 1, "Two": 0}
@@ -149,7 +149,8 @@ def test_a_free_gpu_is_told_to_one_service() -> None:
     assert room_of(wish, {}, sets, GROUND, ()) == {}
     odd = check(text.replace("torch", "steam").encode()).manifest
     assert odd is not None
-    assert room_of(revision_of(odd, 1), {}, sets_of([odd]), four, ()) == {}, "what cannot be is told when it is started"
+    room = room_of(revision_of(odd, 1), {}, sets_of([(odd, {})]), four, ())
+    assert room == {}, "what cannot be is told when it is started"
 
 
 # -- what is seen of its processes

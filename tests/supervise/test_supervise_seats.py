@@ -57,7 +57,7 @@ class Bench:
     def __init__(self, has_mib: int, *, failover: bool, devices: int = 1) -> None:
         self.ground = ground_of(has_mib, devices)
         old, new = (manifest_of(tpot, failover=failover) for tpot in (9, 10))
-        self.sets = sets_of([old, new])
+        self.sets = sets_of([(old, {}), (new, {})])
         self.old, self.wish = revision_of(old, 1), revision_of(new, 2)
         self.there = jobs_of(self.start(1, new=False), self.sets, self.ground, ())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ def requests(draw: st.DrawFn) -> bytes:
     """A request as some client may write it."""
     method = draw(st.sampled_from(["GET", "POST", "PUT"]))
     version = draw(st.sampled_from(["1.0", "1.1"]))
-    lines = [f"{method} /{draw(token)}?q HTTP/{version}", "connection: keep-alive"]
+    lines = [f"{method} /{draw(token)}?q HTTP/{version}", "connection: keep-alive", "host: x"]
     lines += [f"{name}: {value}" for name, value in draw(headers).items()]
     body = draw(st.binary(max_size=200))
     if version == "1.1" and draw(st.booleans()):
@@ -73,7 +74,7 @@ def test_an_endless_header_is_refused_within_its_bound(step: int) -> None:
     """However it is cut: memory is bounded by the limit and one piece."""
     fed = 0
     reader = RequestReader(BOUNDS, lambda request: None, lambda: None)
-    reader.feed(b"GET / HTTP/1.1\r\nx: ")
+    reader.feed(b"GET / HTTP/1.1\r\nhost: y\r\nx: ")
     status = 0
     while not status:
         fed += step
@@ -87,6 +88,48 @@ def test_an_endless_header_is_refused_within_its_bound(step: int) -> None:
 
 def test_many_wishes_for_an_upgrade_do_not_pile_up() -> None:
     """Each is read again without it, one after another and not inside one another."""
-    one = b"GET /a HTTP/1.1\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+    one = b"GET /a HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
     got, status = read([one * 2000])
     assert (len(got), status) == (2000, 0)
+
+
+@pytest.mark.parametrize("upgrade", ["", "connection: upgrade\r\nupgrade: h2c\r\n"])
+@pytest.mark.parametrize(
+    ("version", "host", "status"),
+    [("1.1", "", 400), ("1.1", "host: x\r\nHost: y\r\n", 400), ("1.1", "Host:\r\n", 0), ("1.0", "", 0)],
+)
+def test_http_1_1_needs_one_host(version: str, host: str, status: int, upgrade: str) -> None:
+    """RFC 9112, 3.2; an empty one will do, and an older version needs none."""
+    assert read([f"GET / HTTP/{version}\r\n{host}{upgrade}\r\n".encode()])[1] == status
+
+
+def test_a_head_decides_how_much_of_its_body_is_read() -> None:
+    """Before any of the body has come, and for bodies without a length while they arrive; without a body it is not
+    asked."""
+    asked: list[HttpRequest] = []
+
+    def at_most(head: HttpRequest) -> int:
+        asked.append(head)
+        if head.path == "/none":
+            raise RefusedRequest(401, "no key")
+        return 10
+
+    def status(data: bytes) -> int:
+        reader = RequestReader(BOUNDS, lambda request: None, lambda: None, at_most)
+        try:
+            reader.feed(data)
+        except RefusedRequest as refused:
+            return refused.status
+        return 0
+
+    head = b"POST %s HTTP/1.1\r\nhost: x\r\n%s\r\n"
+    chunked = b"transfer-encoding: chunked\r\n"
+    assert status(head % (b"/", b"")) == 0
+    assert asked == []
+    assert status(head % (b"/none", b"content-length: 4000\r\n")) == 401
+    assert status(head % (b"/none", chunked)) == 401
+    assert status(head % (b"/", b"content-length: 11\r\n")) == 413
+    assert status(head % (b"/", b"content-length: 10\r\n") + b"0123456789") == 0
+    assert status(head % (b"/", chunked) + b"6\r\n012345\r\n") == 0
+    assert status(head % (b"/", chunked) + b"6\r\n012345\r\n" * 2) == 413
+    assert {(one.method, one.headers[b"host"], one.body) for one in asked} == {("POST", b"x", b"")}

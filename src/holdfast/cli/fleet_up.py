@@ -30,7 +30,12 @@ OURS = ("HOLDFAST_", "DYN_", "HF_", "HOME")
 
 
 def run_node(
-    state_dir: Path, spec: DeploymentSpec, detach: bool, tied: bool = True, models: Sequence[ModelText] = ()
+    state_dir: Path,
+    spec: DeploymentSpec,
+    detach: bool,
+    tied: bool = True,
+    models: Sequence[ModelText] = (),
+    secrets_dir: str = "",
 ) -> int:
     """The exit status. UserError before anything is started."""
     node = node_name(spec)
@@ -46,6 +51,7 @@ def run_node(
         totals=totals,
         vault_dir=spec.vault_dir,
         reach=spec.node_address,
+        secrets_dir=secrets_dir,
     )
     return run_up(state_dir, bare, detach, tied, node=site, models=models)
 

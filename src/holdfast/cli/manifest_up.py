@@ -61,6 +61,7 @@ def run_manifest(written: Written, site: Site, device: str, *, detach: bool, tie
     lock = taken_lock(state_dir, name, lambda: _already(state_dir, name))
     try:
         sign(lock, Holder(os.getpid(), deployment=name, store=site.machine.store_url))
+        site = _with_secrets(written, site)
         with settled():
             launches, site = _on_devices(written, site, device)
         screen = Screen()
@@ -68,6 +69,17 @@ def run_manifest(written: Written, site: Site, device: str, *, detach: bool, tie
         return keep(ManifestWish(screen, Rolled(site), detach), lock, detach=detach, tied=tied)
     finally:
         os.close(lock)
+
+
+def _with_secrets(written: Written, site: Site) -> Site:
+    """Return the site with the hashes of the manifest's secrets, whose values are kept from now on, and with variables
+    such as HOLDFAST_API_KEYS that an earlier `up` had and this one has not."""
+    files = site.secret_files
+    return replace(
+        site,
+        environ={**files.inherited(), **site.environ},
+        secrets=files.digests(written.manifest, site.environ),
+    )
 
 
 def _already(state_dir: Path, name: str) -> str:
@@ -159,7 +171,7 @@ class ManifestWish:
             async with opened(self.kept.machine.store_url) as book:
                 await book.whole()
                 seen = book.seen(self.kept.manifest.name)
-        if seen is not None and (told := goes_on(seen.wanted, self.kept.manifest)):
+        if seen is not None and (told := goes_on(seen.wanted, self.kept.manifest, self.kept.site.secrets)):
             self.screen.line(f"\n{told}", style="yellow")
 
 

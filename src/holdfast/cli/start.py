@@ -103,7 +103,14 @@ class Up(Asked, frozen=True):
         spec, models = self._fleet(env)
         with settled():
             gpus = choose("torch", self.device, ALL).gpus
-        return run_node(env.state_dir, replace(spec, gpus=gpus), self.detach, tied=not self.untied, models=models)
+        return run_node(
+            env.state_dir,
+            replace(spec, gpus=gpus),
+            self.detach,
+            tied=not self.untied,
+            models=models,
+            secrets_dir=env.secrets_dir,
+        )
 
     def _fleet(self, env: Environment) -> tuple[DeploymentSpec, Sequence[ModelText]]:
         """As the options say and, with -f, the manifest; and the models that are wished for then."""
@@ -111,9 +118,13 @@ class Up(Asked, frozen=True):
             return self.spec, ()
         from holdfast.cli.deployments.files import said_in
         from holdfast.cli.fleet.manifest import fleet_spec, models_in
+        from holdfast.supervise.secrets import SecretFiles
 
         spec = self.spec
-        machine = Machine(env.state_dir, handed_on(), store=spec.store, host=spec.host, port=spec.port)
+        secrets = SecretFiles(env.state_dir, env.secrets_dir)
+        machine = Machine(
+            env.state_dir, handed_on(), store=spec.store, host=spec.host, port=spec.port, secrets=secrets
+        )
         written, models = models_in(said_in("up", self.file), machine)
         return fleet_spec(spec, written.manifest, machine), models
 
@@ -121,13 +132,15 @@ class Up(Asked, frozen=True):
         from holdfast.cli.deployments.files import read_manifest, said_in
         from holdfast.cli.manifest_up import run_manifest
         from holdfast.roles.rolled import Site
+        from holdfast.supervise.secrets import SecretFiles
 
-        spec, environ = self.spec, handed_on()
-        written = read_manifest(said_in("up", self.file), env.state_dir, environ)
+        spec, environ, secrets = self.spec, handed_on(), SecretFiles(env.state_dir, env.secrets_dir)
+        written = read_manifest(said_in("up", self.file), env.state_dir, environ, secrets)
         site = Site(
             state_dir=str(env.state_dir),
             manifest=written.text,
             environ=environ,
+            secrets_dir=env.secrets_dir,
             store=spec.store,
             vault_dir=spec.vault_dir,
             host=spec.host,

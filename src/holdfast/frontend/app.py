@@ -27,7 +27,7 @@ from holdfast.frontend.requests import Requests
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.flight import WorkerSet
 from holdfast.wire.http.connection import HttpConnection
-from holdfast.wire.http.request import HttpRequest
+from holdfast.wire.http.request import HttpRequest, RefusedRequest
 
 log = logging.getLogger("holdfast.frontend")
 
@@ -35,6 +35,9 @@ log = logging.getLogger("holdfast.frontend")
 # are text. Those that wait for a first worker are counted apart.
 PREPARING_MAX = 1024
 PREPARING_BYTES_MAX = 512 * 1024 * 1024
+
+# Of a body where none is needed: some clients send "{}" with every request.
+OTHER_BODY_BYTES_MAX = 64 * 1024
 
 _GENERATING = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}  # each is a key of PARSERS
 
@@ -78,6 +81,7 @@ class App:
     lobby: Lobby
     large: LargeBodies
     levels: AllLevels
+    body_bytes_max: int
     _tasks: Tasks = field(default_factory=lambda: Tasks("frontend"))
     _held_bytes: int = 0  # by all of them
 
@@ -87,6 +91,15 @@ class App:
         connection.answer_headers = self.gate.headers_for(request)
         if self.accounts.access is not None:
             self.accounts.access.begin(connection, request)
+
+    def admit(self, connection: HttpConnection, request: HttpRequest) -> int:
+        """Return how much of a request's body is read, by its head alone; RefusedRequest: none, and why."""
+        try:
+            self._check_head(request)
+        except ApiError as error:
+            log_failure("without a name", error)
+            raise RefusedRequest(error.status, error.message, headers=error.headers, body=error.body()) from None
+        return self.body_bytes_max if request.path in _GENERATING else OTHER_BODY_BYTES_MAX
 
     def handle(self, connection: HttpConnection, request: HttpRequest) -> None:
         """The root of every request."""
@@ -104,20 +117,31 @@ class App:
         if allowed is not None:
             connection.respond(200, b"", b"text/plain", allowed)
             return
+        caller = self._check_head(request)
+        if path in _GENERATING:
+            self._generate(connection, request, _GENERATING[path], caller)
+        elif self.pages.has(path):
+            self.pages.answer(connection, path)
+        else:
+            about = self.kills if request.method == "DELETE" else self.requests
+            about.answer(connection, path, caller.key)
+
+    def _check_head(self, request: HttpRequest) -> Caller:
+        """Return who asks; ApiError, if its key, path, method or kind of body will not do."""
+        path = request.path
+        if self.gate.may_ask_first(request) is not None:
+            return ANYONE
         caller = self.gate.check_key(request) if path not in OPEN_PATHS else ANYONE
         if path in _GENERATING:
             self.gate.check_method(request, "POST")
             self.gate.check_body(request)
-            self._generate(connection, request, _GENERATING[path], caller)
         elif self.pages.has(path):
             self.gate.check_method(request, "GET", "HEAD")
-            self.pages.answer(connection, path)
         elif self.requests.has(path):
             self.gate.check_method(request, "GET", "HEAD", *(("DELETE",) if path != REQUESTS else ()))
-            about = self.kills if request.method == "DELETE" else self.requests
-            about.answer(connection, path, caller.key)
         else:
             raise ApiError(404, f"unknown path {path[:200]!r}; see /v1/models, /v1/chat/completions, /v1/completions")
+        return caller
 
     # -- generating
 

@@ -88,14 +88,22 @@ async def run_frontend(
     shed_retry_s, stats = settings.holds.shed_retry_s, dispatcher.stats
     levels = {one: Levels(one, directory, stats, shed_retry_s, loop.time) for one in settings.serves}
     names, kills = RequestNames(rng), Kills(requests, store, settings.deployment, peer, rng, unix_s, others)
-    app = App(gate, directory, admission, pages, names, accounts, requests, kills, lobby, large, AllLevels(levels))
+    all_levels, body_bytes_max = AllLevels(levels), settings.body_bytes_max
+    app = App(
+        gate, directory, admission, pages, names, accounts, requests, kills, lobby, large, all_levels, body_bytes_max
+    )
     pages.level = lambda: levels[settings.deployment].level
     pages.streams = lambda: accounts.inflight
     roster.on_models_changed = lobby.changed
     bounds = HttpBounds(
-        body_bytes_max=settings.body_bytes_max, request_s=settings.request_s, unread_s=settings.unread_s
+        body_bytes_max=body_bytes_max,
+        buffered_bytes_max=max(HttpBounds().buffered_bytes_max, 2 * body_bytes_max),
+        request_s=settings.request_s,
+        unread_s=settings.unread_s,
     )
-    server = HttpServer(app.handle, network, bounds, begin=app.begin, share=SHARE, probes=OPEN_PATHS)
+    server = HttpServer(
+        app.handle, network, bounds, begin=app.begin, admit=app.admit, share=SHARE, probes=OPEN_PATHS
+    )
     own = HttpServer(pages.handle_own, network)
     status = await own.start(parse_address(settings.status_address)) if settings.status_address else None
     address = await server.start(parse_address(settings.address), share_port=True)

@@ -17,6 +17,7 @@ from holdfast.supervise.changing import Changing, kept_jobs
 from holdfast.supervise.hosting import Hosting
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.replicas import whose
+from holdfast.supervise.secrets import SecretFiles
 from holdfast.wire.net import SocketNetwork
 
 
@@ -31,6 +32,7 @@ class NodeSite(Struct, frozen=True, kw_only=True):
     totals: dict[str, int]  # bytes that replicas may have together, of each device; of the host under `fleet.room.HOST`
     vault_dir: str = ""
     reach: str = ""  # where frontends on other machines reach its engines
+    secrets_dir: str = ""  # empty: `secrets` in the state directory
 
     def jobs(self) -> list[Job]:
         """Replicas that an earlier supervisor kept."""
@@ -40,7 +42,8 @@ class NodeSite(Struct, frozen=True, kw_only=True):
     async def host(self, supervisor: Supervisor, tell: Tell) -> None:
         """Until cancelled."""
         state_dir = Path(self.state_dir)
-        machine = Machine(state_dir, self.environ, self.store, self.vault_dir, reach=self.reach)
+        secrets = SecretFiles(state_dir, self.secrets_dir)
+        machine = Machine(state_dir, self.environ, self.store, self.vault_dir, reach=self.reach, secrets=secrets)
         machine.vaults.mkdir(parents=True, exist_ok=True, mode=0o700)
         store = open_store(self.store, SocketNetwork(), random.Random())
         await store.start()

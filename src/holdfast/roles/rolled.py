@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -42,6 +43,7 @@ from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Phase
 from holdfast.supervise.replicas import Ground, whose
 from holdfast.supervise.rolling import Rolling
+from holdfast.supervise.secrets import SecretFiles
 from holdfast.wire.net import SocketNetwork
 
 
@@ -51,6 +53,8 @@ class Site(Struct, frozen=True, kw_only=True):
     state_dir: str
     manifest: str  # its text
     environ: dict[str, str]  # of whoever starts it: containers have it, too
+    secrets: dict[str, str] = {}  # hashes of the values of the manifest's secrets, which are kept in `state_dir`
+    secrets_dir: str = ""  # empty: `secrets` in the state directory
     store: str = ""  # empty: our own
     vault_dir: str = ""  # empty: `gms` in the state directory
     host: str = "127.0.0.1"
@@ -77,8 +81,19 @@ class Site(Struct, frozen=True, kw_only=True):
     @property
     def machine(self) -> Machine:
         return Machine(
-            Path(self.state_dir), self.environ, self.store, self.vault_dir, self.host, self.port, self.status_host
+            Path(self.state_dir),
+            self.environ,
+            self.store,
+            self.vault_dir,
+            self.host,
+            self.port,
+            self.status_host,
+            secrets=self.secret_files,
         )
+
+    @property
+    def secret_files(self) -> SecretFiles:
+        return SecretFiles(Path(self.state_dir), self.secrets_dir)
 
 
 class Rolled:
@@ -171,9 +186,11 @@ class Rolled:
         memory = await WrittenMemory(store, name).open(now_s)
         held = await wanted(store, name)
         if held is None or (memory.stable is None and not held.deleted):
-            digest = revision_of(self.manifest, 1).digest
-            await ask(store, name, applied(self.site.manifest, digest, now_s, cause="up"))
-        elif told := goes_on(held, self.manifest):
+            secrets = self.site.secrets
+            digest = revision_of(self.manifest, 1, secrets).digest
+            await ask(store, name, applied(self.site.manifest, digest, now_s, cause="up", secrets=secrets))
+            self.site.secret_files.asked_with(secrets)
+        elif told := goes_on(held, self.manifest, self.site.secrets):
             tell(told)
 
     # -- its rollouts
@@ -194,6 +211,7 @@ class Rolled:
                 await task
             except Overtaken as error:
                 raise UserError(f"{name} is carried out by another process now: {error}") from error
+        self.site.secret_files.forget()
         tell(f"{name} was deleted, and is gone")
 
     async def _until_up(self, rolling: Rolling, task: asyncio.Task[None]) -> str:
@@ -224,11 +242,15 @@ def lacks(rolling: Rolling) -> str | None:
     return "" if report.is_done or report.verdict is Verdict.PAUSED else None
 
 
-def goes_on(held: Wanted, manifest: Manifest) -> str:
-    """That the store's wish wins over the file's, where they differ; "": they do not."""
+def goes_on(held: Wanted, manifest: Manifest, secrets: Mapping[str, str]) -> str:
+    """That the store's wish wins over the file's, where they differ; "": they do not. `secrets`: hashes of the values
+    that are found now."""
     if held.deleted:
         return f"{manifest.name} is being deleted, and that goes on; then it can be begun anew"
-    if check(held.manifest.encode()).manifest == manifest:
-        return ""
     holds = f"{manifest.name} goes on with revision {held.revision}, which the store holds"
-    return f"{holds}; the file differs, and `holdfast apply -f` changes it"
+    if check(held.manifest.encode()).manifest != manifest:
+        return f"{holds}; the file differs, and `holdfast apply -f` changes it"
+    other = sorted(one for one, digest in secrets.items() if held.secrets.get(one, digest) != digest)
+    if other:
+        return f"{holds}, and with its secrets; {', '.join(other)} differ now, and `holdfast apply -f` changes that"
+    return ""

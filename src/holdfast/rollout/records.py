@@ -11,7 +11,7 @@ sets. The memory is written by one: who finds another's where its own should be 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import chain
 
 import msgspec
@@ -24,6 +24,7 @@ from holdfast.rollout import machine
 from holdfast.rollout.history import Entry
 from holdfast.rollout.machine import Memory
 from holdfast.rollout.replica import COMING, Want
+from holdfast.spec.manifest.addresses import NO_DIGESTS
 from holdfast.spec.names import namespace_of, pod_name
 from holdfast.store.contract import VALUE_BYTES_MAX, Store
 
@@ -44,11 +45,17 @@ class Wanted(Struct, frozen=True, kw_only=True):
     deleted: bool = False  # it should be gone, and then this record as well
     cause: str = "apply"
     at_unix_s: UnixS = 0.0
+    secrets: dict[str, str] = {}  # hashes of the values of secrets, by reference (`spec.manifest.secrets`)
 
     def entry(self) -> Entry:
         """Its place in the history, as long as nothing came of it."""
         return Entry(
-            number=self.revision, manifest=self.manifest, digest=self.digest, at_unix_s=self.at_unix_s, cause=self.cause
+            number=self.revision,
+            manifest=self.manifest,
+            digest=self.digest,
+            at_unix_s=self.at_unix_s,
+            cause=self.cause,
+            secrets=self.secrets,
         )
 
 
@@ -58,16 +65,27 @@ Change = Callable[[Wanted | None], Wanted]
 # -- what is asked for, from what was wanted before; all of it is pure
 
 
-def applied(manifest: str, digest: str, at_unix_s: float, *, cause: str = "apply", anew: int = 0) -> Change:
-    """A manifest with these sets. With the sets that are wanted already it keeps their number, unless they were undone
-    (`anew`: the number of those that were): who asks for them again wants them tried again."""
+def applied(
+    manifest: str,
+    digest: str,
+    at_unix_s: float,
+    *,
+    cause: str = "apply",
+    anew: int = 0,
+    secrets: Mapping[str, str] = NO_DIGESTS,
+) -> Change:
+    """A manifest with these sets; `secrets`: hashes of the values of its secrets. With the sets that are wanted already
+    it keeps their number, unless they were undone (`anew`: the number of those that were): who asks for them again
+    wants them tried again."""
 
     def change(before: Wanted | None) -> Wanted:
         if before is None:
-            return Wanted(revision=1, manifest=manifest, digest=digest, cause=cause, at_unix_s=at_unix_s)
+            first = Wanted(revision=1, manifest=manifest, digest=digest, cause=cause, at_unix_s=at_unix_s)
+            return structs.replace(first, secrets=dict(secrets))
         same = before.digest == digest and not before.deleted and before.revision != anew
         number = before.revision if same else before.revision + 1
         said = {"revision": number, "manifest": manifest, "digest": digest, "deleted": False}
+        said |= {"secrets": dict(secrets)}
         told = {} if same else {"cause": cause, "at_unix_s": at_unix_s}
         return structs.replace(before, **said, **told)
 

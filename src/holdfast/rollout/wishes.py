@@ -11,19 +11,20 @@ from msgspec import structs
 from holdfast.rollout.machine import Memory, Phase
 from holdfast.rollout.records import Wanted
 from holdfast.rollout.revision import Part, Revision
-from holdfast.spec.manifest.addresses import address_of, peers_of
+from holdfast.spec.manifest.addresses import NO_DIGESTS, address_of, peers_of
+from holdfast.spec.manifest.secrets import Digests
 from holdfast.spec.manifest.types import WORKER, Manifest
 
 
-def revision_of(manifest: Manifest, number: int) -> Revision:
-    """What the manifest asks for, as the deployment's revision of that number."""
-    return Revision(number=number, parts={name: _part(manifest, name) for name in manifest.spec.services})
+def revision_of(manifest: Manifest, number: int, digests: Digests = NO_DIGESTS) -> Revision:
+    """What the manifest asks for, as the deployment's revision of that number; `digests`: of the values of secrets."""
+    return Revision(number=number, parts={name: _part(manifest, name, digests) for name in manifest.spec.services})
 
 
 def wish_of(wanted: Wanted, manifest: Manifest) -> Revision:
     """What is wanted, as its manifest and a person's word have it. Who takes a deployment away waits for no stream's
     end but a drain's."""
-    wish = revision_of(manifest, wanted.revision)
+    wish = revision_of(manifest, wanted.revision, wanted.secrets)
     parts = dict(wish.parts)
     for name, part in wish.parts.items():
         if wanted.deleted:
@@ -51,7 +52,7 @@ def is_gone(wanted: Wanted, memory: Memory) -> bool:
     return wanted.deleted and known and memory.phase is Phase.STEADY and not memory.replicas
 
 
-def _part(manifest: Manifest, name: str) -> Part:
+def _part(manifest: Manifest, name: str, digests: Digests) -> Part:
     service = manifest.spec.services[name]
     rollout, replicas = service.rollout, service.replicas
     surge = amount(rollout.max_surge, replicas, up=True)
@@ -60,7 +61,7 @@ def _part(manifest: Manifest, name: str) -> Part:
     surge = surge or int(not unavailable)
     plain = Part(set_id="", replicas=0)
     return Part(
-        set_id=address_of(manifest, name).hash8,
+        set_id=address_of(manifest, name, digests).hash8,
         replicas=replicas,
         # A lock of the manifest's own elects one engine of all that there are: a second replica would wait for ever.
         surge=0 if service.failover.lock else surge,

@@ -33,6 +33,7 @@ from holdfast.fleet.observed import Phase, Replica
 from holdfast.fleet.records import NodeRecord, Orders, Wish, node_key, orders_key, read, wish_key
 from holdfast.spec.jobs import Job
 from holdfast.spec.launch import Launch, VaultLaunch
+from holdfast.spec.manifest.addresses import NO_DIGESTS
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.local import Machine, replica_launches
 from holdfast.spec.manifest.whole import Named, settled_launch
@@ -225,7 +226,7 @@ class Hosting:
             manifest = check(read(Wish, key, data).manifest.encode()).manifest
         except UserError as error:
             raise Refused(str(error)) from error
-        pod = None if manifest is None else sets_of([manifest]).get((action.model, action.version))
+        pod = None if manifest is None else sets_of([(manifest, NO_DIGESTS)]).get((action.model, action.version))
         if pod is None:
             raise Refused(f"what the version {action.version} of {action.model} is, is not kept")
         seats = Devices().seats(action.devices, taken_by(self._backend.jobs()))

@@ -27,6 +27,7 @@ from holdfast.spec.launch import Launch, VaultLaunch
 from holdfast.spec.manifest.local import Machine, replica_launches, seats_of, worker_of
 from holdfast.spec.manifest.pod import Pod
 from holdfast.spec.manifest.pods import pods
+from holdfast.spec.manifest.secrets import Digests
 from holdfast.spec.manifest.types import WORKER, Manifest
 from holdfast.spec.manifest.whole import Named, settled_launch
 from holdfast.supervise.machine import Life, Phase
@@ -56,9 +57,9 @@ def whose(process: str, deployment: str, services: Iterable[str]) -> Whose | Non
     return Whose(f"{service}-{found['number']}", service, found["set"])
 
 
-def sets_of(manifests: Iterable[Manifest]) -> dict[tuple[str, str], Pod]:
-    """What every set is, of all the manifests that are kept."""
-    return {(pod.service, pod.namespace.rpartition("-")[2]): pod for one in manifests for pod in pods(one)}
+def sets_of(kept: Iterable[tuple[Manifest, Digests]]) -> dict[tuple[str, str], Pod]:
+    """What every set is, of all the manifests that are kept, each with the hashes of its secrets' values."""
+    return {(pod.service, pod.namespace.rpartition("-")[2]): pod for one in kept for pod in pods(*one)}
 
 
 @dataclass(frozen=True, slots=True)

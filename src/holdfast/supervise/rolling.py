@@ -33,6 +33,7 @@ from holdfast.rollout.status import report
 from holdfast.rollout.steward import Steward, encode
 from holdfast.rollout.wishes import is_gone, on_trial, wish_of, worked_at
 from holdfast.spec.manifest.checking import check
+from holdfast.spec.manifest.secrets import Digests
 from holdfast.spec.manifest.types import Manifest
 from holdfast.store.contract import Registration, Store, StoreUnavailable
 from holdfast.store.mirror import Mirror
@@ -161,7 +162,7 @@ class Rolling:
         self._traffic.take(said.reports, instances_of(here, said), now_s)
         there = Counter(one.service for one in memory.replicas.values())
         next_one, taken = worked_at(wish, memory), self._taken()
-        sets = sets_of([manifest] if next_one is wish else self._kept())
+        sets = sets_of([(manifest, wanted.secrets)] if next_one is wish else self._kept())
         room = room_of(next_one, there, sets, self.ground, taken)
         roomy = roomy_of(next_one, sets, self.ground, taken, self._seated(services))
         traffic = self._traffic.of(now_s, *on_trial(wish, memory, now_s))
@@ -259,11 +260,11 @@ class Rolling:
         read = [read_entry(key, value) for key, value in values if key.startswith(f"{HISTORY}{self.name}/")]
         return [entry for entry in read if entry is not None]
 
-    def _kept(self) -> list[Manifest]:
-        """The manifests that are kept, oldest first, what is wanted now last."""
-        _, manifest = self._wanted()
-        kept = (self._manifest(entry.manifest) for entry in self._entries())
-        return [*(one for one in kept if one is not None), manifest]
+    def _kept(self) -> list[tuple[Manifest, Digests]]:
+        """The manifests that are kept, oldest first, what is wanted now last; each with its secrets' hashes."""
+        wanted, manifest = self._wanted()
+        kept = ((self._manifest(entry.manifest), entry.secrets) for entry in self._entries())
+        return [*((one, secrets) for one, secrets in kept if one is not None), (manifest, wanted.secrets)]
 
     def _manifest(self, text: str) -> Manifest | None:
         if text not in self._manifests:

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 from manifests import accepted
-from test_manifest_fields import FIELDS, MAIN, manifest_with
+from test_manifest_fields import FIELDS, MAIN, SECRET, manifest_with
+from test_manifest_secrets import Source
 
 from holdfast.rollout.wishes import revision_of
 from holdfast.spec.manifest.addresses import address_of
@@ -17,12 +18,15 @@ from holdfast.spec.manifest.checking import Checked, check
 from holdfast.spec.manifest.local import Machine
 from holdfast.spec.manifest.whole import findings, unheard, whole
 
-MACHINE = Machine(Path("/tmp/hf"), {"HOME": "/"})
+SECRETS = Source({"s": {"k": "one", "l": "two"}, "t": {"k": "three"}})
+MACHINE = Machine(Path("/tmp/hf"), {"HOME": "/"}, secrets=SECRETS)
+MISSING = {"name": "s", "key": "missing"}
 TEMPLATE = {"args": ["--chat-template", "t"]}
 # Of those the manifests of the other table say what is so here anyway.
 HERE = FIELDS | {
     "MainContainer.args": (f"{MAIN}.args", None, ["--sim-tpot-ms", "1"]),
     "MainContainer.workingDir": (MAIN, TEMPLATE, TEMPLATE | {"workingDir": "/w"}),
+    "SecretKey.optional": (SECRET, MISSING, MISSING | {"optional": True}),
     "Service.livenessProbe": ("spec.services.Worker.livenessProbe", None, {"httpGet": {"port": 1, "path": "/live"}}),
 }
 

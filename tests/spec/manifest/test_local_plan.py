@@ -116,14 +116,13 @@ def test_all_that_does_not_run_here_is_told_at_once() -> None:
 
 
 def test_what_is_done_otherwise_here_is_warned_about() -> None:
-    """Secrets, which come from the starter's environment, probes that ask otherwise than the supervisor, and a GPU that
-    nobody keeps for a worker without failover."""
-    secret = "valueFrom: {secretKeyRef: {name: s, key: k}}"
-    text = worker(f"envFromSecret: s\nenvs: [{{name: A, {secret}}}]\nlivenessProbe: {{exec: {{command: [a]}}}}")
+    """Facts of a pod, which come from the starter's environment, probes that ask otherwise than the supervisor, and a
+    GPU that nobody keeps for a worker without failover."""
+    fact = "valueFrom: {fieldRef: {fieldPath: metadata.uid}}"
+    text = worker(f"envs: [{{name: A, {fact}}}]\nlivenessProbe: {{exec: {{command: [a]}}}}")
     found = check(text.encode(), hints=(unheard,)).warnings
     assert [problem.path.removeprefix("spec.services.Worker.") for problem in found] == [
         "resources.limits.gpu",
-        "envFromSecret",
         "envs[0].valueFrom",
         "livenessProbe",
     ]

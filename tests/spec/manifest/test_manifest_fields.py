@@ -112,6 +112,7 @@ FIELDS: dict[str, tuple[str, Any, Any]] = {
     "PodField.fieldPath": (f"{OF_POD}.fieldPath", "metadata.uid", "metadata.name"),
     "SecretKey.name": (f"{SECRET}.name", "s", "t"),
     "SecretKey.key": (f"{SECRET}.key", "k", "l"),
+    "SecretKey.optional": (f"{SECRET}.optional", None, True),
 }
 # Where fields that do nothing are written.
 PLACES = {

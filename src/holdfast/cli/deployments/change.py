@@ -6,8 +6,10 @@ Always true: what nobody would carry out is not asked for; `--dry-run` says what
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 from msgspec import structs
@@ -39,7 +41,9 @@ from holdfast.rollout.wishes import revision_of
 from holdfast.settings import Environment, handed_on
 from holdfast.spec.arguments import UsageError
 from holdfast.spec.manifest.checking import check
+from holdfast.spec.manifest.secrets import refers
 from holdfast.spec.manifest.writing import in_yaml, plain
+from holdfast.supervise.secrets import SecretFiles
 
 DIFFERS = 1
 
@@ -61,18 +65,24 @@ class Apply(Asked, frozen=True):
                 raise UsageError(f"-o: {fleet} is a fleet, whose models `holdfast models --json` shows")
             manner = Manner(self.wait, timeout_s, as_json=False)
             return manifest.apply(said, self.store, env, manner, dry_run=self.dry_run)
-        asked = read_manifest(said, env.state_dir, handed_on())
-        return answered(self._apply(asked, store_of(self.store, env.state_dir), timeout_s))
+        url, secrets = store_of(self.store, env.state_dir), SecretFiles(env.state_dir, env.secrets_dir)
+        asked = read_manifest(said, env.state_dir, handed_on(), None if self.store else secrets)
+        return answered(self._apply(asked, url, timeout_s, secrets))
 
-    async def _apply(self, asked: Written, url: str, timeout_s: float | None) -> int:
+    async def _apply(self, asked: Written, url: str, timeout_s: float | None, secrets: SecretFiles) -> int:
         name = asked.manifest.name
         async with opened(url, WITH_FLEETS) as book:
             await book.heard()
             before = _kept_here(book, name)
-            change = applied(asked.text, asked.digest, time.time(), anew=before.memory.undone)
+            asked = replace(asked, secrets=self._secrets(asked, before, secrets))
+            change = applied(
+                asked.text, asked.digest, time.time(), anew=before.memory.undone, secrets=asked.secrets
+            )
             after = change(before.wanted)
             if not self.dry_run:
                 after = await asked_for(book, name, change)
+                if _runs_at(before, secrets):
+                    secrets.asked_with(asked.secrets, _needed(before))
             elif after != before.wanted:
                 after = structs.replace(after, serial=after.serial + 1)  # of it nobody has told anything
             self._show(asked, before.wanted, after, before)
@@ -80,6 +90,16 @@ class Apply(Asked, frozen=True):
                 return 0
             seen = await known(book, name, after)
             return await in_place(book, seen, Screen(Terminal(sys.stderr) if self.output else None), timeout_s)
+
+    def _secrets(self, asked: Written, before: Seen, secrets: SecretFiles) -> Mapping[str, str]:
+        """Return the hashes of the manifest's secrets; UserError, if their values are on another machine."""
+        if _runs_at(before, secrets):
+            return secrets.digests(asked.manifest, handed_on(), keep=not self.dry_run)
+        if refers(asked.manifest):
+            where = f"{before.steward.host}, in {before.steward.state_dir}" if before.steward is not None else "it"
+            what = f"{asked.manifest.name} refers to secrets, which are read where it runs"
+            raise UserError(f"{what}; run `holdfast apply` on {where}")
+        return before.wanted.secrets
 
     def _show(self, asked: Written, before: Wanted, after: Wanted, seen: Seen) -> None:
         if self.output in ("yaml", "json"):
@@ -89,6 +109,18 @@ class Apply(Asked, frozen=True):
         else:
             told = "unchanged" if _asks_the_same(after, before) else "configured"
             write_out(f"{asked.manifest} {told}{' (dry run)' if self.dry_run else ''}\n")
+
+
+def _runs_at(seen: Seen, secrets: SecretFiles) -> bool:
+    """Return whether the deployment is carried out from the state directory of these secrets."""
+    steward = seen.steward
+    return steward is not None and (steward.host, steward.state_dir) == (os.uname().nodename, secrets.state_dir)
+
+
+def _needed(seen: Seen) -> set[str]:
+    """Return the hashes of all values that a revision in the history was asked for with."""
+    known = [seen.wanted.secrets, *(entry.secrets for entry in seen.entries)]
+    return {digest for one in known for digest in one.values()}
 
 
 def _asks_the_same(one: Wanted, other: Wanted) -> bool:
@@ -121,8 +153,9 @@ class Diff(Asked, frozen=True):
             said = said_in("diff", self.file)
             if manifest.fleet_of(said, self.store, env):
                 return manifest.diff(said, self.store, env)
-            asked = shaped(said)
-            return answered(self._diff(asked, store_of(self.store, env.state_dir)))
+            asked, secrets = shaped(said), SecretFiles(env.state_dir, env.secrets_dir)
+            found = secrets.digests(asked.manifest, handed_on(), keep=False)
+            return answered(self._diff(replace(asked, secrets=found), store_of(self.store, env.state_dir)))
         except (Refused, UsageError):
             raise
         except UserError as error:
@@ -146,7 +179,9 @@ def _show_difference(asked: Written, held: Wanted | None) -> int:
     for line in lines:
         terminal.line(line, {"+": "green", "-": "red", "@": "dim"}.get(line[:1], ""))
     known = check(held.manifest.encode()).manifest if held is not None else None
-    old = revision_of(known, 1) if known is not None else None
-    for told in changes(old, revision_of(asked.manifest, 1)):
+    secrets = held.secrets if held is not None else {}
+    old = revision_of(known, 1, secrets) if known is not None else None
+    new = revision_of(asked.manifest, 1, {**secrets, **asked.secrets})
+    for told in changes(old, new):
         Terminal(sys.stderr).line(told)
-    return DIFFERS if lines else 0
+    return DIFFERS if lines or (old is not None and new.brings(old)) else 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from holdfast.spec.arguments import UsageError
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.reading import BYTES_MAX
 from holdfast.spec.manifest.rules import Rules
+from holdfast.spec.manifest.secrets import SecretSource
 from holdfast.spec.manifest.types import Manifest
 
 
@@ -29,10 +30,11 @@ class Written:
 
     text: str
     manifest: Manifest
+    secrets: Mapping[str, str] = field(default_factory=dict)  # hashes of the values of its secrets, by reference
 
     @property
     def digest(self) -> str:
-        return revision_of(self.manifest, 1).digest
+        return revision_of(self.manifest, 1, self.secrets).digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,15 @@ class Said:
     data: bytes
 
 
-def read_manifest(said: Said, state_dir: Path, environ: Mapping[str, str]) -> Written:
-    """One that is to run on this machine. Refused says that it cannot be, after every mistake was told."""
+def read_manifest(
+    said: Said, state_dir: Path, environ: Mapping[str, str], secrets: SecretSource | None = None
+) -> Written:
+    """One that is to run on this machine. Refused says that it cannot be, after every mistake was told. `secrets`: None
+    where another machine may run it."""
     from holdfast.spec.manifest.local import Machine
     from holdfast.spec.manifest.whole import cramped, findings, unheard
 
-    machine = Machine(state_dir, environ)
+    machine = Machine(state_dir, environ, secrets=secrets)
     hints: Rules = (unheard, partial(cramped, machine=machine)) if shows_gpus() else (unheard,)
     return shaped(said, (partial(findings, machine=machine),), hints)
 

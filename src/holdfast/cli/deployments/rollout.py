@@ -183,7 +183,9 @@ class Undo(Asked, frozen=True):
                 write_out(f"{told} (dry run)\n")
                 return 0
             cause = f"undo to {back.number}"
-            change = applied(back.manifest, back.digest, time.time(), cause=cause, anew=memory.undone)
+            change = applied(
+                back.manifest, back.digest, time.time(), cause=cause, anew=memory.undone, secrets=back.secrets
+            )
             after = await asked_for(book, seen.name, change)
             write_out(f"{told}, as revision {after.revision}\n")
             return await in_place(book, await known(book, seen.name, after), Screen(), timeout_s) if self.wait else 0

@@ -83,6 +83,7 @@ class Node(Asked, frozen=True):
                 environ=handed_on(),
                 totals=totals,
                 reach=self.spec.node_address,
+                secrets_dir=env.secrets_dir,
             )
             return keep(Joining(Screen(), Joined(site), self.detach), lock, detach=self.detach, tied=not self.untied)
         finally:

@@ -31,6 +31,7 @@ from holdfast.supervise.hosting import Hosting
 from holdfast.supervise.lock import Holder, beat, sign, take_lock
 from holdfast.supervise.processes import LocalProcesses
 from holdfast.supervise.records import Record, read_record, write_record
+from holdfast.supervise.secrets import SecretFiles
 from holdfast.supervise.witness import BEAT_S
 from holdfast.wire.net import SocketNetwork
 
@@ -101,7 +102,7 @@ class HoldfastAgent:
         self._backend = backend
         if not await self._has_host(backend):
             self._tasks.spawn(self._wait_for_host(backend), "host memory")
-        machine = Machine(state_dir, site.environ, site.store, reach=site.reach)
+        machine = Machine(state_dir, site.environ, site.store, reach=site.reach, secrets=SecretFiles(state_dir))
         machine.vaults.mkdir(parents=True, exist_ok=True, mode=0o700)
         store = open_store(site.store, SocketNetwork(), random.Random())
         await store.start()

@@ -8,6 +8,7 @@ manifest, never by their names.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -16,9 +17,11 @@ from msgspec.structs import replace
 from holdfast.spec.manifest.fleet import Fleet
 from holdfast.spec.manifest.parts import EnvVar, Section
 from holdfast.spec.manifest.rules import PLANNED
+from holdfast.spec.manifest.secrets import Digests, digests_of
 from holdfast.spec.manifest.types import DECODE, FRONTEND, PREFILL, WORKER, Manifest, Service
 from holdfast.spec.names import namespace_for
 
+NO_DIGESTS: Digests = MappingProxyType({})
 COUPLED = {PREFILL: DECODE, DECODE: PREFILL}
 
 
@@ -40,9 +43,9 @@ class ComponentAddress:
         return f"{self.namespace}/{self.component}"
 
 
-def address_of(manifest: Manifest, name: str) -> ComponentAddress:
-    """Where the service of that name stands."""
-    namespace = namespace_for(manifest.name, _told(manifest, name))
+def address_of(manifest: Manifest, name: str, digests: Digests = NO_DIGESTS) -> ComponentAddress:
+    """Where the service of that name stands; `digests`: of the values of secrets."""
+    namespace = namespace_for(manifest.name, _told(manifest, name, digests))
     return ComponentAddress(namespace, manifest.spec.services[name].component)
 
 
@@ -65,7 +68,16 @@ def variables(manifest: Manifest, service: Service) -> tuple[EnvVar, ...]:
     return tuple(by_name.values())
 
 
-def _told(manifest: Manifest, name: str) -> dict[str, Any]:
+def own_digests(manifest: Manifest, service: Service, digests: Digests) -> dict[str, str]:
+    """Return the hashes of the values of secrets that the service's containers have."""
+    names = {}
+    for variable in variables(manifest, service):
+        secret = variable.value_from.secret_key_ref if variable.value_from is not None else None
+        names[variable.name] = (secret.name, secret.key) if secret is not None else ("", "")
+    return digests_of(service, names, digests)
+
+
+def _told(manifest: Manifest, name: str, digests: Digests) -> dict[str, Any]:
     """All that a service's pods are told, as plain data."""
     service = manifest.spec.services[name]
     plain = Service(service.component_type)
@@ -74,7 +86,8 @@ def _told(manifest: Manifest, name: str) -> dict[str, Any]:
     container = replace(service.container, env=variables(manifest, service))
     said = _said(replace(kept, extra_pod_spec=replace(service.extra_pod_spec, main_container=container)))
     shares = list(manifest.spec.shares) if service.component_type == FRONTEND else []
-    return {"service": name, "spec": said, "shares": shares}
+    secrets = own_digests(manifest, service, digests)
+    return {"service": name, "spec": said, "shares": shares, **({"secrets": secrets} if secrets else {})}
 
 
 def _said(value: Any) -> Any:

@@ -26,9 +26,10 @@ from holdfast.spec.commands import asked, control_by, frontend_by, worker_by
 from holdfast.spec.deployment import Seat
 from holdfast.spec.engines import REAL
 from holdfast.spec.launch import FrontendLaunch, Launch, VaultLaunch, WorkerLaunch
-from holdfast.spec.manifest.pod import GRACE_S, Container, Pod
+from holdfast.spec.manifest.pod import GRACE_S, Container, Pod, Variable
 from holdfast.spec.manifest.pods import LOCK, living, starting
 from holdfast.spec.manifest.rules import PLANNED
+from holdfast.spec.manifest.secrets import SecretSource, keys_in, reference, value_of
 from holdfast.spec.manifest.types import FRONTEND, WORKER
 from holdfast.spec.names import check_process_name, own_page, socket_path
 from holdfast.spec.settings import S
@@ -51,6 +52,7 @@ class Machine:
     port: int = 8000
     status_host: str = "127.0.0.1"
     reach: str = ""  # where frontends on other machines reach its engines; empty: sockets, on this one only
+    secrets: SecretSource | None = None  # None: containers are started elsewhere, and their secrets looked for there
 
     def addresses(self, name: str) -> dict[str, str]:
         """Of an engine and its beats."""
@@ -82,7 +84,68 @@ class Machine:
             said["FAILOVER_LOCK_PATH"] = f"flock://{self.state_dir}/run/{replica}.lock"
         starter = {name: value for name, value in self.environ.items() if name not in PLANNED}
         where = {"HOLDFAST_STATE_DIR": str(self.state_dir)}
-        return read_environment({**starter, **said, **dict(_variables(container)), **where})
+        kept = self._inherited(container)
+        return read_environment({**starter, **kept, **said, **self.variables(container), **where})
+
+    def variables(self, container: Container) -> dict[str, str]:
+        """Return what the manifest puts into the container's environment; Refused names a secret that is missing. What
+        a pod would say of itself is in the starter's environment, or nowhere."""
+        digests, said = dict(container.digests), dict[str, str]()
+        if container.env_from_secret:
+            said |= self._whole_secret(container.env_from_secret, digests)
+        for variable in container.env:
+            if variable.secret:
+                value = self._value(variable.secret, variable.key, variable.name, digests)
+                if value is not None:
+                    said[variable.name] = value
+                elif self.secrets is not None and not variable.optional:
+                    raise Refused(self._missing(variable))
+            elif not variable.field:
+                said[variable.name] = variable.value
+        return said
+
+    def _inherited(self, container: Container) -> dict[str, str]:
+        """Return the variables of `holdfast up` that the container's set was asked for with."""
+        found = {}
+        for one, digest in container.digests:
+            if one.startswith("$"):
+                found[one.removeprefix("$")] = self._kept(one, digest)
+        return found
+
+    def _whole_secret(self, secret: str, digests: Mapping[str, str]) -> dict[str, str]:
+        """Return all keys of a secret with their values, by variable."""
+        if self.secrets is None:
+            return {}
+        keys = keys_in(secret, digests) or self.secrets.keys(secret)
+        if keys is None:
+            folder = f"{self.secrets.directory}/{secret}"
+            raise Refused(f"envFromSecret: the secret {secret!r} is missing: make {folder} with one file per key")
+        values = {key: self._value(secret, key, "", digests) for key in keys if key not in PLANNED}
+        return {key: value for key, value in values.items() if value is not None}
+
+    def _value(self, secret: str, key: str, variable: str, digests: Mapping[str, str]) -> str | None:
+        if self.secrets is None:
+            return None
+        one = reference(secret, key)
+        if one in digests:
+            return self._kept(one, digests[one])
+        return value_of(self.secrets, self.environ, secret, key, variable)
+
+    def _kept(self, one: str, digest: str) -> str:
+        value = self.secrets.kept(digest) if self.secrets is not None else None
+        if value is None:
+            what = f"the value of {one} that this set was asked for with is not kept in {self.state_dir}"
+            raise Refused(f"{what}; `holdfast apply -f FILE` asks again, with the value of now")
+        return value
+
+    def _missing(self, variable: Variable) -> str:
+        assert self.secrets is not None
+        where = f"the file {self.secrets.directory}/{variable.secret}/{variable.key}"
+        return (
+            f"{variable.name} needs the key {variable.key!r} of the secret {variable.secret!r}, and it is missing: "
+            f"looked for {where} and for the variable {variable.name} in the environment of this command; "
+            "write the file, set the variable, or say optional: true to start without it"
+        )
 
 
 def replica_launches(pod: Pod, replica: str, seats: Sequence[Seat], machine: Machine) -> list[Launch]:
@@ -97,7 +160,7 @@ def _launches(pod: Pod, replica: str, seats: Sequence[Seat], machine: Machine) -
         return [*_vaults(pod, replica, seats, machine), *_engines(pod, replica, seats, machine)]
     (container,) = pod.containers
     _check_name(replica, machine)
-    kept = _kept(pod, container)
+    kept = _kept(pod, container, machine)
     if pod.component_type == FRONTEND:
         return [replace(_frontend(container, replica, machine), **kept)]
     control = _asked(control_by(machine.environment(container, replica)), "control", container)
@@ -151,7 +214,7 @@ def _engines(pod: Pod, replica: str, seats: Sequence[Seat], machine: Machine) ->
             name=name,
             status_any=True,
             **machine.addresses(name),
-            **_kept(pod, container),
+            **_kept(pod, container, machine),
         )
         if pod.init:
             yield _seated(launch, replica, seats, machine, len(pod.containers) - 1)
@@ -213,7 +276,7 @@ def _asked(pattern: S, command: str, container: Container) -> S:
         raise Refused("--help is for a person; leave it out") from None
 
 
-def _kept(pod: Pod, container: Container) -> dict[str, Any]:
+def _kept(pod: Pod, container: Container, machine: Machine) -> dict[str, Any]:
     """How the supervisor asks and stops it: its own way, but for what the manifest says of bounds."""
     (port,) = container.ports
     probes, live, start = Launch().probes, container.liveness, container.startup
@@ -224,14 +287,7 @@ def _kept(pod: Pod, container: Container) -> dict[str, Any]:
     if start is not None and start != starting(pod.component_type, port):
         probes = replace(probes, startup_s=start.bound_s)
     stop_s = pod.grace_s if pod.grace_s != GRACE_S else 0.0
-    return {"probes": probes, "stop_s": stop_s, "env": _variables(container)}
-
-
-def _variables(container: Container) -> tuple[tuple[str, str], ...]:
-    """What the process has in its environment, besides its starter's; what a secret or a pod would say is there
-    already, or nowhere."""
-    said = [variable for variable in container.env if not (variable.secret or variable.field)]
-    return tuple((variable.name, variable.value) for variable in said)
+    return {"probes": probes, "stop_s": stop_s, "env": tuple(machine.variables(container).items())}
 
 
 def _inside(folder: str, path: str, *, always: bool = False) -> str:

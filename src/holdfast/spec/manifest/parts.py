@@ -41,8 +41,7 @@ class Section(Settings, frozen=True, rename="camel"):
 class SecretKey(Section, frozen=True):
     name: Annotated[str, about("The secret.", like=NAME)]
     key: Annotated[str, about("The key in it.", like=_VARIABLE)]
-
-    idle: ClassVar[Names] = {"optional": "a secret that is not there is told when the container starts"}
+    optional: Annotated[bool, about("Start without the variable if the secret or the key is missing.")] = False
 
 
 class PodField(Section, frozen=True):

@@ -20,6 +20,7 @@ class Variable(Plain, frozen=True):
     value: str = ""
     secret: str = ""  # whose `key` it has, in place of a value
     key: str = ""
+    optional: bool = False  # whether it may be missing
     field: str = ""  # of its own pod, which it has in place of a value
 
 
@@ -60,6 +61,7 @@ class Container(Plain, frozen=True):
     planned: tuple[Variable, ...] = ()
     env: tuple[Variable, ...] = ()  # what the manifest says
     env_from_secret: str = ""
+    digests: tuple[tuple[str, str], ...] = ()  # hashes of the values of secrets that its set was asked for with
     ports: tuple[Port, ...] = ()
     mounts: tuple[Mount, ...] = ()
     claims: tuple[str, ...] = ()  # of the pod's, by name

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 
-from holdfast.spec.manifest.addresses import ComponentAddress, address_of, variables
+from holdfast.spec.manifest.addresses import NO_DIGESTS, ComponentAddress, address_of, own_digests, variables
 from holdfast.spec.manifest.parts import EnvVar, Probe
 from holdfast.spec.manifest.pod import Claim, Container, Mount, Pod, Port, Question, Variable
 from holdfast.spec.manifest.rules import PORT_VARIABLES
+from holdfast.spec.manifest.secrets import Digests
 from holdfast.spec.manifest.types import FRONTEND, PLANNER, WORKER, Manifest, Service
 from holdfast.spec.names import pod_name
 
@@ -30,13 +31,14 @@ PORT_OPTION = re.compile(r"--(?:http-)?port(?:=(\d+))?")
 STARTING = {FRONTEND: 60, PLANNER: 60, WORKER: 720}
 
 
-def pods(manifest: Manifest) -> list[Pod]:
-    """What every service's replicas are, in the manifest's order."""
-    return [_pod(manifest, name, service) for name, service in manifest.spec.services.items()]
+def pods(manifest: Manifest, digests: Digests = NO_DIGESTS) -> list[Pod]:
+    """What every service's replicas are, in the manifest's order. `digests`: of the values of secrets that the manifest
+    was asked for with; without them values are looked up as a replica is started."""
+    return [_pod(manifest, name, service, digests) for name, service in manifest.spec.services.items()]
 
 
-def _pod(manifest: Manifest, name: str, service: Service) -> Pod:
-    address = address_of(manifest, name)
+def _pod(manifest: Manifest, name: str, service: Service, digests: Digests) -> Pod:
+    address = address_of(manifest, name, digests)
     failover = service.failover.enabled
     engines = range(service.failover.num_shadows + 1) if failover else range(1)
     return Pod(
@@ -47,7 +49,7 @@ def _pod(manifest: Manifest, name: str, service: Service) -> Pod:
         component=address.component,
         replicas=service.replicas,
         init=(_vault(service),) if failover else (),
-        containers=tuple(_container(manifest, name, address, engine_id) for engine_id in engines),
+        containers=tuple(_container(manifest, name, address, engine_id, digests) for engine_id in engines),
         volumes=(SHARED_VOLUME,) if failover else (),
         claims=(Claim(SHARED_GPUS, service.gpus),) if failover else (),
         grace_s=service.extra_pod_spec.termination_grace_period_seconds,
@@ -70,7 +72,9 @@ def _vault(service: Service) -> Container:
     )
 
 
-def _container(manifest: Manifest, name: str, address: ComponentAddress, engine_id: int) -> Container:
+def _container(
+    manifest: Manifest, name: str, address: ComponentAddress, engine_id: int, digests: Digests
+) -> Container:
     service = manifest.spec.services[name]
     main, failover = service.container, service.failover.enabled
     written = variables(manifest, service)
@@ -84,6 +88,7 @@ def _container(manifest: Manifest, name: str, address: ComponentAddress, engine_
         planned=_planned(manifest, name, address, port, engine_id),
         env=tuple(_variable(one) for one in written if not (failover and one.name == "DYN_SYSTEM_PORT")),
         env_from_secret=service.env_from_secret,
+        digests=tuple(own_digests(manifest, service, digests).items()),
         ports=(port,),
         mounts=(Mount(SHARED_VOLUME, SHARED),) if failover else (),
         claims=(SHARED_GPUS,) if failover else (),
@@ -150,7 +155,7 @@ def _variable(written: EnvVar) -> Variable:
         return Variable(written.name, written.value)
     secret, field = written.value_from.secret_key_ref, written.value_from.field_ref
     if secret is not None:
-        return Variable(written.name, secret=secret.name, key=secret.key)
+        return Variable(written.name, secret=secret.name, key=secret.key, optional=secret.optional)
     return Variable(written.name, field=field.field_path if field is not None else "")
 
 

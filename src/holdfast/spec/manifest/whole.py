@@ -28,7 +28,6 @@ LEFT = (
     "on a GPU its KV pool takes all that is left, so that an update has no memory beside it and nobody serves while it "
     "is swapped in place; leave some with --kv-gib"
 )
-SECRETS = "there are no secrets here; what `holdfast` is started with is handed on"
 PODS = "there are no pods here; what `holdfast` is started with is handed on"
 
 # Of an engine, what was said after --model, and the name that clients ask for ("": none): what is loaded, and its name.
@@ -78,8 +77,6 @@ def unheard(manifest: Manifest) -> Findings:
     """What a cluster carries out and this machine does in its own way, or not at all: a rule for warnings."""
     for name, service in manifest.spec.services.items():
         at: Steps = ("spec", "services", name)
-        if service.env_from_secret:
-            yield Finding((*at, "envFromSecret"), SECRETS)
         if service.fleet != Fleet():
             yield Finding((*at, "fleet"), "only a fleet reads it: `holdfast up --backend local -f FILE`")
         if service.gpus and not service.failover.enabled:
@@ -90,8 +87,8 @@ def unheard(manifest: Manifest) -> Findings:
         for where, probe in probes_of(name, service):
             yield from _unheard_probe(where, probe)
     for where, variable in variables_in(manifest):
-        if variable.value_from is not None:
-            yield Finding((*where, "valueFrom"), SECRETS if variable.value_from.secret_key_ref else PODS)
+        if variable.value_from is not None and variable.value_from.field_ref is not None:
+            yield Finding((*where, "valueFrom"), PODS)
     imaged = [name for name, service in manifest.spec.services.items() if service.container.image]
     if imaged:  # once: everybody's manifest has one in every service
         image = ("spec", "services", imaged[0], "extraPodSpec", "mainContainer", "image")

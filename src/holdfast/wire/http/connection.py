@@ -30,21 +30,38 @@ LINGER_S = 2.0
 # After a client said that it sends no more, for a reset to come back from one that is gone altogether.
 RESET_S = 0.05
 
+# Bodies up to this size are not counted against the budget of all connections: ordinary requests are read at any time.
+UNCOUNTED_BYTES_MAX = 64 * 1024
+
 Handler = Callable[["HttpConnection", HttpRequest], None]
+Admit = Callable[["HttpConnection", HttpRequest], int]
 Told = Callable[["HttpConnection"], None]
+Buffered = Callable[[int], None]
 
 
 class HttpConnection(asyncio.Protocol):
     """One client's connection."""
 
-    def __init__(self, begin: Handler, handler: Handler, bounds: HttpBounds, came: Told, left: Told) -> None:
+    def __init__(
+        self,
+        begin: Handler,
+        handler: Handler,
+        bounds: HttpBounds,
+        *,
+        admit: Admit,
+        came: Told,
+        left: Told,
+        buffered: Buffered,
+    ) -> None:
         self._begin = begin
         self._handler = handler
         self._bounds = bounds
         self._came = came
         self._left = left
+        self._buffered = buffered  # is told how many bytes more, or less, are held here
         self._loop = asyncio.get_running_loop()
-        self._reader = RequestReader(bounds, self._on_request, self._on_expect)
+        self._reader = RequestReader(bounds, self._on_request, self._on_expect, lambda head: admit(self, head))
+        self.buffered_bytes = 0  # of bodies that are not answered yet, as it was last told
         self.transport: asyncio.Transport | None = None
         self.responder: Responder | None = None
         self.paused = False
@@ -77,7 +94,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
         self._left(self)
-        self._waiting.clear()
+        self._drop_bodies()
         if self._linger is not None:
             self._linger.cancel()
         responder, self.responder = self.responder, None
@@ -104,6 +121,7 @@ class HttpConnection(asyncio.Protocol):
             self.refuse(refused)
         if self._reader.begun != begun:
             self.receiving_since_s = self.active_at_s
+        self._count_bodies()
 
     def eof_received(self) -> bool:
         """The client sends nothing more. It may be gone, or only done with sending: it gets what it asked for."""
@@ -172,10 +190,32 @@ class HttpConnection(asyncio.Protocol):
     def _serve_waiting(self) -> None:
         if self._waiting and not self.busy and self.transport is not None:
             self._serve(self._waiting.popleft())
+            self._count_bodies()
+
+    def _count_bodies(self) -> None:
+        """Tell how much more or less is held here than was told last."""
+        held = self._reader.body_bytes
+        if self._waiting:
+            held += sum(len(request.body) for request in self._waiting)
+        held = held if held > UNCOUNTED_BYTES_MAX else 0
+        if held != self.buffered_bytes:
+            more, self.buffered_bytes = held - self.buffered_bytes, held
+            self._buffered(more)
+
+    def _drop_bodies(self) -> None:
+        self._waiting.clear()
+        self._reader.drop_body()
+        self._count_bodies()
+
+    def shed(self, refusal: RefusedRequest) -> None:
+        """Free all that the client has sent ahead of its answers, and refuse it."""
+        self._drop_bodies()
+        self.refuse(refusal)
 
     def refuse(self, refusal: RefusedRequest) -> None:
         """Read nothing more; answer with the refusal when its turn comes, then close."""
         self._refusal = refusal
+        self._reader.drop_body()
         if not self.at_work and self._linger is None:  # who was hung up on has its answer
             self._answer_refusal(refusal)
 
@@ -183,7 +223,7 @@ class HttpConnection(asyncio.Protocol):
         self._request = refusal.request or self._reader.so_far()
         self._request.keep_alive = False
         self._begin(self, self._request)
-        self.respond(refusal.status, response.refusal(refusal.status, refusal.message), headers=refusal.headers)
+        self.respond(refusal.status, refusal.body, headers=refusal.headers)
 
     # -- answering
 
@@ -284,7 +324,7 @@ class HttpConnection(asyncio.Protocol):
     def _hang_up(self) -> None:
         """Say that nothing more comes; close when the client has closed, or soon."""
         assert self.transport is not None
-        self._waiting.clear()
+        self._drop_bodies()
         if self._half_closed:
             self.transport.close()  # it sends nothing that a close could reset
             return

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import httptools
 
-from holdfast.wire.http.response import Headers
+from holdfast.wire.http.response import Headers, refusal
 
 # Dropped when a request is read again as if it had not asked for another protocol, as headers and as what the
 # connection header lists.
@@ -22,10 +22,12 @@ _NO_PROXY: Headers = ((b"allow", b"GET, HEAD, POST, OPTIONS"),)
 
 @dataclass(frozen=True, slots=True)
 class HttpBounds:
-    """What a client may send, and how long it may do nothing. Who goes on, however slowly, is not cut off."""
+    """What clients may send, and how long one may do nothing. A client that goes on sending is cut off only when its
+    request has taken ten times `request_s` (`server.REQUEST_TIMES_MAX`)."""
 
     header_bytes_max: int = 32 * 1024
     body_bytes_max: int = 16 * 1024 * 1024
+    buffered_bytes_max: int = 128 * 1024 * 1024  # of bodies that are not answered yet, over all connections
     request_s: float = 30.0  # to send a request it has begun, and as much again for what came at a modem's pace
     idle_s: float = 300.0  # between requests; longer than common proxies', so that they close first
     unread_s: float = 300.0  # without taking any of what was sent; reading shows a packet at a time, of up to 64 KiB
@@ -44,25 +46,41 @@ class HttpRequest:
 class RefusedRequest(Exception):
     """Bytes that are not a request we can take: the status and the sentence to answer with.
 
-    `request`: what is refused, where it is more than what is arriving."""
+    `request`: what is refused, where it is more than what is arriving. `body`: of the answer, where it is not made of
+    status and message."""
 
-    def __init__(self, status: int, message: str, request: HttpRequest | None = None, headers: Headers = ()) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        request: HttpRequest | None = None,
+        headers: Headers = (),
+        body: bytes = b"",
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.request = request
         self.headers = headers
+        self.body = body or refusal(status, message)
 
 
 class RequestReader:
-    """One connection's requests. `on_request` is called for each; `on_expect` when a client waits for leave to send."""
+    """One connection's requests. `on_request` is called for each; `on_expect` when a client waits for leave to send.
+    `on_head` is called before a body is read, with all but the body, and returns how many bytes of it are read at most;
+    a RefusedRequest that it raises ends the reading."""
 
     def __init__(
-        self, bounds: HttpBounds, on_request: Callable[[HttpRequest], None], on_expect: Callable[[], None]
+        self,
+        bounds: HttpBounds,
+        on_request: Callable[[HttpRequest], None],
+        on_expect: Callable[[], None],
+        on_head: Callable[[HttpRequest], int] | None = None,
     ) -> None:
         self._bounds = bounds
         self._on_request = on_request
         self._on_expect = on_expect
+        self._on_head = on_head
         self._parser = httptools.HttpRequestParser(self)
         self.begun = 0  # requests that have begun to arrive
         self._reset()
@@ -72,15 +90,24 @@ class RequestReader:
         self._headers: dict[bytes, bytes] = {}
         self._header_bytes = 0  # of lines that are complete
         self._head_bytes = 0  # of an unfinished head
-        self._body: list[bytes] = []
-        self._body_bytes = 0
+        self._body = bytearray()
+        self._body_bytes_max = self._bounds.body_bytes_max
         self._in_head = False
         self.receiving = False  # a request has begun to arrive and is not complete
 
     @property
     def received_bytes(self) -> int:
         """Of the request that is arriving."""
-        return self._header_bytes + self._body_bytes
+        return self._header_bytes + len(self._body)
+
+    @property
+    def body_bytes(self) -> int:
+        """Return how much of the arriving request's body is held."""
+        return len(self._body)
+
+    def drop_body(self) -> None:
+        """Free what arrived of a body: the request is refused, or its client gone."""
+        self._body = bytearray()
 
     def so_far(self) -> HttpRequest:
         """What is known of the request that is arriving, for who refuses it."""
@@ -95,16 +122,18 @@ class RequestReader:
 
     def _feed_parser(self, data: memoryview) -> memoryview:
         """Parse; returns what the parser has not taken."""
-        idle, begun = not self.receiving, self.begun
+        idle, begun, taken = not self.receiving, self.begun, 0
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._read_without_upgrade()
-            return data[upgrade.args[0] :]
+            taken = upgrade.args[0]
         except httptools.HttpParserCallbackError as error:
             raise error.__context__ or error from None
         except httptools.HttpParserError as error:
             raise RefusedRequest(400, f"malformed HTTP request: {error}") from None
+        if taken:  # not where it is caught: an error inside would have the upgrade as its context, and be lost
+            self._read_without_upgrade()
+            return data[taken:]
         if self._in_head and self.begun == begun + idle:
             # httptools keeps an unfinished header line to itself: all of this head's bytes are counted here as well.
             self._head_bytes += len(data)
@@ -142,6 +171,8 @@ class RequestReader:
         if not self._in_head:
             return  # what trails a chunked body changes nothing
         name = name.lower()
+        if name == b"host" and name in self._headers:
+            raise RefusedRequest(400, "the Host header is there twice; send one")
         if name == b"connection" and name in self._headers:
             value = self._headers[name] + b", " + value  # a list, on as many lines as its sender likes
         self._headers[name] = value
@@ -161,32 +192,46 @@ class RequestReader:
             raise RefusedRequest(400, f"HTTP/{version} is not spoken here; use HTTP/1.1")
         if self._parser.should_upgrade():
             return  # it will be read again
-        length = self._headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._bounds.body_bytes_max:
-            limit = self._bounds.body_bytes_max
-            raise RefusedRequest(413, f"request body of {int(length)} bytes is over the limit of {limit}")
+        if version == "1.1" and b"host" not in self._headers:
+            raise RefusedRequest(400, "the Host header is missing, which HTTP/1.1 requires; send 'Host: localhost'")
+        self._check_body_length()
         if version == "1.1" and self._headers.get(b"expect", b"").lower() == b"100-continue":
             self._on_expect()
 
+    def _check_body_length(self) -> None:
+        """Ask whether the body that the head announces is read, and how much of it."""
+        length = self._headers.get(b"content-length", b"0")
+        announced = int(length) if length.isdigit() else 0
+        if announced > self._bounds.body_bytes_max:
+            limit = self._bounds.body_bytes_max
+            raise RefusedRequest(413, f"request body of {announced} bytes is over the limit of {limit}")
+        if self._on_head is not None and (announced or b"transfer-encoding" in self._headers):
+            self._body_bytes_max = self._on_head(self._request(b""))
+            if announced > self._body_bytes_max:
+                what = f"request body of {announced} bytes is over the limit of {self._body_bytes_max} for this path"
+                raise RefusedRequest(413, what)
+
     def on_body(self, body: bytes) -> None:
-        self._body_bytes += len(body)
-        if self._body_bytes > self._bounds.body_bytes_max:
-            raise RefusedRequest(413, f"request body is over the limit of {self._bounds.body_bytes_max} bytes")
-        self._body.append(body)
+        if len(self._body) + len(body) > self._body_bytes_max:
+            raise RefusedRequest(413, f"request body is over the limit of {self._body_bytes_max} bytes")
+        self._body += body
 
     def on_message_complete(self) -> None:
         if self._parser.should_upgrade():
             return
-        request = HttpRequest(
+        request = self._request(bytes(self._body))
+        self._reset()
+        self._on_request(request)
+
+    def _request(self, body: bytes) -> HttpRequest:
+        return HttpRequest(
             self._parser.get_method().decode("latin-1"),
             _path(self._url),
             self._headers,
-            b"".join(self._body),
+            body,
             self._parser.should_keep_alive(),
             self._parser.get_http_version() == "1.0",
         )
-        self._reset()
-        self._on_request(request)
 
 
 def _path(url: bytes) -> str:

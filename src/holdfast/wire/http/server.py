@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from holdfast.core.address import Address, TcpAddress
 from holdfast.core.ports import Listener, Network
 from holdfast.wire.accepting import SHARE_OF_PAGES, Idle, make_room, places
-from holdfast.wire.http.connection import Handler, HttpConnection
+from holdfast.wire.http.connection import Admit, Handler, HttpConnection
 from holdfast.wire.http.request import HttpBounds, HttpRequest, RefusedRequest
 from holdfast.wire.http.response import RETRY_SOON, refusal
 from holdfast.wire.net import has_unread
@@ -19,17 +19,21 @@ log = logging.getLogger("holdfast.http")
 
 # What a request may come in at and have more time than `request_s`: a modem's pace.
 RECEIVED_BYTES_PER_S_MIN = 4096
+# Of `request_s`, for a whole request: five minutes as it is by default, in which the largest body needs 56 KB/s.
+REQUEST_TIMES_MAX = 10
 # Of a server's places: for who comes when all others are taken, to be told so, or to be shown a page for probes.
 SPARED_SHARE = 1 / 8
 # For the next request of a client that was told it may send one, when its server leaves; that one's answer is the last.
 NEXT_S = 1.0
+SHED = "more request bodies are arriving than there is memory for, and this one has been arriving longest"
 FULL = "as many clients are being answered as there can be; let it have more descriptors (`ulimit -n`)"
 
 
 class HttpServer:
     """Serve `handler` on one address until closed. `begin` comes before every answer, be it the handler's or a refusal
-    of what is no request: it may name the request and add headers, and has only what arrived of it. `probes` are paths
-    that are answered also where every place is taken: who is full is not ill."""
+    of what is no request: it may name the request and add headers, and has only what arrived of it. `admit` comes
+    before a body is read: it returns how many bytes of it are read at most, or raises RefusedRequest. `probes` are
+    paths that are answered also where every place is taken: who is full is not ill."""
 
     def __init__(
         self,
@@ -38,10 +42,13 @@ class HttpServer:
         bounds: HttpBounds = HttpBounds(),  # noqa: B008 - frozen
         *,
         begin: Handler = lambda connection, request: None,
+        admit: Admit | None = None,
         share: float = SHARE_OF_PAGES,
         probes: frozenset[str] = frozenset(),
     ) -> None:
         self._begin = begin
+        self._admit = admit
+        self._buffered_bytes = 0  # of bodies, over all connections
         self._handler = handler
         self._network = network
         self._bounds = bounds
@@ -67,7 +74,29 @@ class HttpServer:
         return self._listener.address
 
     def _connection(self) -> HttpConnection:
-        return HttpConnection(self._begin, self._answer, self._bounds, self._came, self._left)
+        return HttpConnection(
+            self._begin,
+            self._answer,
+            self._bounds,
+            admit=self._read_at_most,
+            came=self._came,
+            left=self._left,
+            buffered=self._count_buffered,
+        )
+
+    def _read_at_most(self, connection: HttpConnection, request: HttpRequest) -> int:
+        """Return how many bytes of a body are read; RefusedRequest: none."""
+        if connection in self._excess and request.path not in self._probes:
+            raise RefusedRequest(429, FULL, headers=RETRY_SOON)
+        return self._bounds.body_bytes_max if self._admit is None else self._admit(connection, request)
+
+    def _count_buffered(self, more: int) -> None:
+        """Keep the bodies of all connections within their budget: the one that has been arriving longest makes room."""
+        self._buffered_bytes += more
+        while self._buffered_bytes > self._bounds.buffered_bytes_max:
+            holding = [one for one in self.connections if one.buffered_bytes]
+            oldest = min(holding, key=lambda one: one.receiving_since_s)
+            oldest.shed(RefusedRequest(429, SHED, headers=RETRY_SOON))
 
     def _came(self, connection: HttpConnection) -> None:
         """Where every place is taken an idle one makes room for it, or it has one answer, from a spared place."""
@@ -169,7 +198,8 @@ class HttpServer:
         elif connection.busy:
             connection.check_client()
         elif connection.receiving:
-            allowed_s = bounds.request_s + connection.received_bytes / RECEIVED_BYTES_PER_S_MIN
+            steady_s = bounds.request_s + connection.received_bytes / RECEIVED_BYTES_PER_S_MIN
+            allowed_s = min(steady_s, bounds.request_s * REQUEST_TIMES_MAX)
             if now_s - connection.receiving_since_s > allowed_s:
                 connection.refuse(RefusedRequest(408, f"the request did not arrive within {allowed_s:.0f} s"))
         elif now_s - connection.active_at_s > bounds.idle_s:

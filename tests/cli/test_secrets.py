@@ -1,0 +1,117 @@
+"""API keys of a manifest's deployment, with real processes: a missing secret starts nothing, keys are never lost."""
+
+from __future__ import annotations
+
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+from up_rig import Place
+
+from holdfast.testing.place import fetch
+
+MANIFEST = """
+apiVersion: nvidia.com/v1alpha1
+kind: DynamoGraphDeployment
+metadata: {name: keyed}
+spec:
+  services:
+    Frontend:
+      componentType: frontend
+      replicas: 2
+      extraPodSpec: {mainContainer: {image: "holdfast:1.0"}}
+    Worker:
+      componentType: worker
+      modelName: holdfast-sim
+      extraPodSpec: {mainContainer: {args: [--engine, sim]}}
+"""
+REFERENCE = "envs: [{name: HOLDFAST_API_KEYS, valueFrom: {secretKeyRef: {name: door, key: api-keys}}}]"
+REFERS = MANIFEST.replace("      replicas: 2\n", f"      replicas: 2\n      {REFERENCE}\n")
+FIRST, SECOND = "first-secret-key", "second-secret-key"
+ROLLOUT_S = 300.0  # on a machine with much else to do
+
+
+class Asker:
+    """Asks without a key until it is stopped, on a new connection each time, and counts the answers by status."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self.statuses: dict[int, int] = {}
+
+    def _ask(self) -> None:
+        while not self._over.wait(0.05):
+            try:
+                status = asked(self._place)
+            except OSError:
+                status = 0
+            self.statuses[status] = self.statuses.get(status, 0) + 1
+
+    def __enter__(self) -> Asker:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(60.0)
+
+
+def asked(place: Place, key: str = "") -> int:
+    """The status of a request for the list of models."""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return fetch(f"127.0.0.1:{place.port}", "/v1/models", timeout_s=60.0, **headers)[0]
+
+
+def roll_out(place: Place, file: Path) -> None:
+    command = place.command("apply", "-f", str(file), "--wait")
+    assert place.start("apply", command).wait(ROLLOUT_S) == 0, place.log("apply") + place.logs()
+
+
+@pytest.mark.alone
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.processes
+def test_keys_are_resolved_and_survive_the_supervisor(place: Place, tmp_path: Path) -> None:
+    """A secret that is missing starts nothing. Keys from the variable of the first `up` hold though the supervisor is
+    killed, started again without the variable and told to replace the frontends; keys from a secret's file replace them
+    by a rollout; no value is in the store or in a log."""
+    plain, refers = tmp_path / "plain.yaml", tmp_path / "refers.yaml"
+    plain.write_text(MANIFEST)
+    refers.write_text(REFERS)
+    up = ("up", "-f", str(plain), "--detach", "--port", str(place.port))
+
+    refused = place.run("up", "-f", str(refers), "--detach", "--port", str(place.port))
+    assert refused.returncode == 78, refused.stderr
+    for part in ("'door'", "'api-keys'", f"{place.folder}/secrets/door/api-keys", "HOLDFAST_API_KEYS"):
+        assert part in refused.stderr, refused.stderr
+    assert not place.pids()
+
+    place.env["HOLDFAST_API_KEYS"] = FIRST
+    begun = place.run(*up)
+    assert begun.returncode == 0, begun.stderr
+    assert (asked(place), asked(place, FIRST)) == (401, 200)
+    del place.env["HOLDFAST_API_KEYS"]
+
+    place.lose_supervisor()
+    again = place.run(*up)
+    assert again.returncode == 0, again.stderr
+    plain.write_text(MANIFEST.replace(":1.0", ":2.0"))
+    with Asker(place) as without_key:
+        roll_out(place, plain)
+    assert set(without_key.statuses) <= {0, 401}, without_key.statuses
+    assert (asked(place), asked(place, FIRST)) == (401, 200)
+
+    folder = place.folder / "secrets" / "door"
+    folder.mkdir(parents=True)
+    (folder / "api-keys").write_text(f"{SECOND}\n")
+    with Asker(place) as without_key:
+        roll_out(place, refers)
+    assert set(without_key.statuses) <= {0, 401}, without_key.statuses
+    assert (asked(place), asked(place, FIRST), asked(place, SECOND)) == (401, 401, 200)
+
+    written = [path for path in place.folder.rglob("*") if path.is_file() and path.parent != folder]
+    having = {path for path in written if any(key.encode() in path.read_bytes() for key in (FIRST, SECOND))}
+    assert {path.name for path in having if path.suffix != ".launch"} == {"secrets.json"}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in having} == {0o600}
