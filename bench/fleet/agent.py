@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from holdfast.fleet.actions import Action, Verb
 from holdfast.fleet.desired import Level
-from holdfast.fleet.observed import Memory, Node, Phase, Replica
+from holdfast.fleet.observed import Health, Memory, Node, Phase, Replica
 from holdfast.fleet.room import HOST
 
 COPY_S = 2.0  # between a device and its host, here
@@ -35,10 +35,20 @@ class Body:
     host_bytes: int = 0
     stops: bool = False  # as soon as it may
     turn: int = 0  # how often it changed its level
+    health: Health = Health.SOUND
+    ill_s: float = 0.0
 
     @property
     def serves(self) -> bool:
         return self.level is Level.HOT and self.phase is Phase.READY
+
+    @property
+    def is_sound(self) -> bool:
+        return self.health is Health.SOUND
+
+    def become(self, health: Health, now_s: float) -> None:
+        self.ill_s = 0.0 if health is Health.SOUND else self.ill_s or now_s
+        self.health, self.running = health, 0 if health is Health.AWAY else self.running
 
     def seen(self) -> Replica:
         action = self.action
@@ -57,6 +67,9 @@ class Body:
             drain_until_s=self.until_s,
             device_bytes=self.device_bytes,
             host_bytes=self.host_bytes,
+            came_s=3.0,
+            health=self.health,
+            ill_s=self.ill_s,
         )
 
 
@@ -201,6 +214,7 @@ class Machine:
                 self.changed = True
                 if body.phase is Phase.DEMOTING:
                     body.level, body.turn = Level.WARM, body.turn + 1
+                    body.become(Health.SOUND, now_s)
                 if body.level is Level.WARM:
                     self.free(name, host=False)
                 if body.level is Level.HOT:

@@ -106,7 +106,7 @@ class Storm:
                 self.world.ask_for(key, self.rng.randint(0, 3))
         for machine in self.world.machines.values():
             for body in machine.bodies.values():
-                if body.serves and self.rng.random() < 0.3:
+                if body.serves and body.is_sound and self.rng.random() < 0.3:
                     body.running, body.idle_s, machine.changed = body.running + 1, 0.0, True
                 elif body.running and self.rng.random() < 0.3:
                     body.running, machine.changed = body.running - 1, True
@@ -202,17 +202,22 @@ class Storm:
         young = any(body.serves and world.now_s < body.since_s + 60.0 for _, body in world.bodies())
         return not (moving or view.flying or backing_off or young)
 
+    def ready(self, model: Model) -> list[Body]:
+        """Return the replicas of a model that count: at their level, and in good health."""
+        bodies = [body for _, body in self.world.bodies() if body.action.model == model.key]
+        return [body for body in bodies if body.phase is Phase.READY and body.is_sound]
+
     def check(self, model: Model) -> None:
         """As many serve as are wanted, of the right version; if not, no node has room for one more."""
         world = self.world
-        there = [body for _, body in world.bodies() if body.serves and body.action.model == model.key]
+        there = [body for body in self.ready(model) if body.serves]
         told = f"{model.key}: {len(there)} of {model.hot} serve, {world.last.unmet}"
         assert len(there) <= model.hot, told
         if len(there) == model.hot and all(_is_current(body, model) for body in there):
             return
         assert model.key in world.last.unmet, told
         for machine in world.machines.values():
-            on = sum(body.action.node == machine.name for body in there)
+            on = sum(body.serves and body.action.model == model.key for body in machine.bodies.values())
             fits = model.may_be_on(machine.name) and (not model.per_node_max or on < model.per_node_max)
             free = [total - sum(machine.leases[device].values()) for device, total in machine.totals.items() if device]
             roomy = sum(size >= model.device_bytes for size in free)
@@ -222,7 +227,7 @@ class Storm:
         """As many are HOT or WARM as are kept, of the right version; if not, no host has memory for one more beside a
         device with room, nor has one for whom others of another version would leave."""
         world, floor = self.world, model.floored
-        there = [body for _, body in world.bodies() if body.action.model == model.key and body.phase is Phase.READY]
+        there = self.ready(model)
         own, told = [body for body in there if _is_current(body, model)], f"{model}: {world.last.unmet}"
         outdated = [body for body in there if body.level is Level.WARM and not _is_current(body, model)]
         assert len(there) >= floor or model.key in world.last.unmet, told
@@ -232,7 +237,7 @@ class Storm:
         assert model.key in world.last.unmet, told
         assert not any(body.action.serial in model.going for body in outdated), told
         for machine in world.machines.values():
-            on = sum(body.serves and body.action.node == machine.name for body in there)
+            on = sum(body.serves and body.action.model == model.key for body in machine.bodies.values())
             fits = model.may_be_on(machine.name) and (not model.per_node_max or on < model.per_node_max)
             free = {device: total - sum(machine.leases[device].values()) for device, total in machine.totals.items()}
             host = free.pop(HOST) + sum(body.host_bytes for body in outdated if body.action.node == machine.name)

@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 
 from bench.fleet.agent import Body, Machine
 from holdfast.fleet.actions import LEAVING, Action, Verb
+from holdfast.fleet.counting import FEWER
 from holdfast.fleet.desired import HYSTERESIS, Hysteresis, Level, Model
-from holdfast.fleet.observed import Observed, Phase
+from holdfast.fleet.observed import Health, Observed, Phase, Replica
 from holdfast.fleet.planner import Plan, Planner, plan
 from holdfast.health.records import Demand
 
 ROLLOUT = ("it is of another version", "it is to go, by a person's word")  # why somebody leaves for another
-CHOSEN = (*ROLLOUT, "fewer are wanted")
+CHOSEN = (*ROLLOUT, FEWER)
+UNFIT = ("it did not serve for", "its replacement takes")  # how a reason begins for which health is to blame
 
 
 @dataclass
@@ -78,6 +80,8 @@ class World:
             self._check(action)
         for key in {action.model for action in self.last.actions if action.verb in LEAVING and action.why in ROLLOUT}:
             self._check_floor(key)
+        for key in {action.model for action in self.last.actions if action.verb in LEAVING}:
+            self._check_health(key)
         return self.last.actions
 
     def _check_floor(self, key: str) -> None:
@@ -96,12 +100,32 @@ class World:
             self.counts[f"outdated {level.word}"] += len(gone)
             assert not gone or left >= least, f"{left} of {model} are left without {gone}"
 
+    def _check_health(self, key: str) -> None:
+        """Health ends no replica that could answer unless another is left that can; and where fewer are wanted, none
+        that serves leaves while one stays that does not."""
+        view = self.planner.view
+        whys = {one.name: one.why for one in self.last.actions if one.verb in LEAVING}
+        leaving = {one.action.name for one in view.asked_of.get(key, {}).values() if one.action.verb in LEAVING}
+        there = [one for one in view.of_model.get(key, {}).values() if view.nodes[one.node].alive]
+        # What another model needs the place of was there when health was looked at.
+        gone = leaving | {name for name, why in whys.items() if not why.endswith("needs its place")}
+        staying = [one for one in there if one.is_up and one.name not in gone]
+        for one in (one for one in there if one.name in whys):
+            if whys[one.name].startswith(UNFIT):
+                self.counts[f"unfit {one.health}"] += 1
+                assert not one.serves, f"{one} leaves: {whys[one.name]}"
+                assert one.health is Health.AWAY or any(map(_answers, staying)), f"{one} is the last that answers"
+            if whys[one.name] == FEWER and one.serves:
+                told = [other for other in staying if not any(name.endswith(other.name) for name in view.tries)]
+                assert all(other.serves for other in told), f"{one} leaves before one of {staying}"
+
     def _check(self, action: Action) -> None:
         """What the planner promises of each action, by what it was told."""
         one, model = self.planner.view.replicas.get(action.name), self.models.get(action.model)
         if action.verb is Verb.DRAIN and action.why.endswith("needs its place") and one is not None:
             assert model is None or not model.dedicated or "version" in action.why, action
-            assert "version" in action.why or self.now_s - one.since_s >= self.hysteresis.resident_s, action
+            settled = self.now_s - one.since_s >= self.hysteresis.resident_s
+            assert "version" in action.why or settled or not one.serves, action
             self.counts["evictions"] += "version" not in action.why
         if action.verb in (Verb.STOP, Verb.DEMOTE) and one is not None and one.running:
             assert one.phase is Phase.DRAINING, action
@@ -122,6 +146,8 @@ class World:
         """It is written down. What is asked for once is not asked for again under the same id: it would not be done."""
         assert action.verb is Verb.STOP or action.id not in self.asked, f"{action.id} is asked for twice"
         self.asked.add(action.id)
+        if self.planner.view.has_failed(action):
+            self.planner.view.blame(action, self.now_s)
         self.planner.view.ask(action)
 
     def send(self, action: Action, *, fails: bool = False, reply_lost: bool = False) -> None:
@@ -159,6 +185,10 @@ class World:
         due += [body.until_s for _, body in self.bodies() if body.stops]
         due += [self.last.next_s] if self.last.next_s is not None else []
         return max(self.now_s + 0.1, min(due, default=self.now_s + 60.0))
+
+
+def _answers(one: Replica) -> bool:
+    return one.health is not Health.AWAY
 
 
 def difference(one: Plan, other: Plan) -> str:

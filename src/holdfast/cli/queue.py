@@ -38,8 +38,8 @@ from holdfast.wire.net import SocketNetwork
 PATH = "/v1/requests"
 TITLES = ("id", "model", "state", "place", "waited", "tier", "frontend")
 RIGHT = ("place", "waited")
-WAITS = ("QUEUED", "PROVISIONING")
-COLOURS = {"QUEUED": "yellow", "PROVISIONING": "yellow", "RUNNING": "green", "DISPATCHED": "green"}
+WAITS = ("QUEUED", "PROVISIONING", "HELD")
+COLOURS = {**dict.fromkeys(WAITS, "yellow"), "RUNNING": "green", "DISPATCHED": "green"}
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):

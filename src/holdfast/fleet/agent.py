@@ -25,12 +25,13 @@ from msgspec import Struct, structs
 
 from holdfast.fleet.actions import Action, Verb
 from holdfast.fleet.desired import Level
-from holdfast.fleet.observed import Memory, Node, Phase, Replica
+from holdfast.fleet.observed import WHY_CHARS_MAX, Health, Memory, Node, Phase, Replica
 from holdfast.fleet.records import Orders
 from holdfast.fleet.room import HOST
 
 NOT_THERE = "there is nobody of that name here"
 NOT_SO = "it is {level} and {phase}"
+NOT_LED = "none of its engines serves"
 ELSEWHERE = "its memory is on {devices}, and on no other device"
 
 
@@ -41,6 +42,7 @@ class House(Struct, frozen=True, kw_only=True):
     leaves: bool = False  # for good
     failed: str = ""  # why it never came up, or cannot go on
     in_host: bool = False  # its vaults had the weights in host memory, when they last said
+    placed: bool = False  # by this agent, which therefore knows how long it takes to come up
 
     @property
     def is_leaving(self) -> bool:
@@ -56,7 +58,9 @@ class Sight(Struct, frozen=True, kw_only=True):
     """What a replica's processes are seen to do."""
 
     is_there: bool = False  # any of them is, running or about to
-    serves: bool = False
+    serves: bool = False  # an engine of it leads
+    health: Health = Health.SOUND  # of the one that leads, by control's verdict
+    why: str = ""  # it is not SOUND, or no engine leads
     running: int = 0  # requests
     trouble: str = ""  # why it never will
     replica: Replica | None = None  # as its processes' own settings tell it; None: they do not
@@ -110,7 +114,7 @@ def step(houses: Houses, orders: Orders, seen: Mapping[str, Sight], now_s: float
             case Verb.PLACE if house is not None:
                 after[action.name] = _coming(house, action, sight)
             case Verb.PLACE if action.name not in stopped and action.id not in orders.overdue:
-                after[action.name] = House(replica=_placed(action, now_s))
+                after[action.name] = House(replica=_placed(action, now_s), placed=True)
             case Verb.DRAIN if house is not None:
                 after[action.name] = _drained(house, action.until_s, now_s)
             case Verb.STOP if house is not None:
@@ -229,14 +233,24 @@ def _looked_at(house: House, sight: Sight, told: bool, now_s: float) -> House:
         house = structs.replace(house, in_host=sight.in_host)
     if house.failed:
         phase = one.phase if sight.is_there else Phase.GONE
-        return structs.replace(house, replica=structs.replace(one, phase=phase))
+        return structs.replace(house, replica=_examined(structs.replace(one, phase=phase), sight, now_s))
     if sight.trouble and not house.leaves:
-        return structs.replace(house, replica=one, failed=sight.trouble)
+        return structs.replace(house, replica=_examined(one, sight, now_s), failed=sight.trouble)
     if sight.in_host is not None and not house.leaves:
         one = _levelled(one, sight.in_host, told=told, now_s=now_s)
     if one.level is Level.HOT and one.phase is Phase.PROVISIONING and sight.serves:
-        one = structs.replace(one, phase=Phase.READY, since_s=now_s)
-    return structs.replace(house, replica=one)
+        came_s = now_s - one.since_s if house.placed and not one.turn else one.came_s
+        one = structs.replace(one, phase=Phase.READY, since_s=now_s, came_s=came_s)
+    return structs.replace(house, replica=_examined(one, sight, now_s))
+
+
+def _examined(one: Replica, sight: Sight, now_s: float) -> Replica:
+    """Return the replica with its health: of one that has come up, and since when it is not SOUND."""
+    up = one.level is Level.HOT and one.phase in (Phase.READY, Phase.DRAINING)
+    health, why = (sight.health, sight.why) if sight.serves else (Health.AWAY, sight.why or NOT_LED)
+    if not up or health is Health.SOUND:
+        return structs.replace(one, health=Health.SOUND, ill_s=0.0, ill_why="")
+    return structs.replace(one, health=health, ill_s=one.ill_s or now_s, ill_why=why[:WHY_CHARS_MAX])
 
 
 def _deeds(houses: Houses, asked: Mapping[str, Action], seen: Mapping[str, Sight], now_s: float) -> Iterable[Deed]:

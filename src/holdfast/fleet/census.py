@@ -39,6 +39,7 @@ class Victim(NamedTuple):
     """A HOT replica that might give way; they compare as they stand in line for it."""
 
     need: Need
+    health: int  # the less it can do, the lower
     busy: bool
     idle_minute: int
     size: int
@@ -65,6 +66,8 @@ class Census:
     restless: int = 0  # WARM ones that come, or leave
     leaving: int = 0  # HOT ones
     coming: int = 0  # HOT ones
+    broken: set[str] = field(default_factory=set)  # nodes where a replica of it has failed, to be avoided now
+    last: int = 0  # the serial of one that is unfit and that nothing else could answer for; 0: there is none
     on: Counter[str] = field(default_factory=Counter)  # HOT ones, there or coming, by node
     victims: list[Victim] = field(default_factory=list)
     since_s: float = 0.0  # the first of its requests waits; 0: none does

@@ -28,10 +28,10 @@ from holdfast.fleet import scaling
 from holdfast.fleet.actions import COMING, LEAVING, Action, Flying, Verb, subject_of
 from holdfast.fleet.desired import HYSTERESIS, Hysteresis, Level
 from holdfast.fleet.hearing import GRACE_S, Hearing
-from holdfast.fleet.observed import Observed, Phase, Replica
+from holdfast.fleet.observed import WHY_CHARS_MAX, Health, Observed, Phase, Replica
 from holdfast.fleet.orders import FAILED
 from holdfast.fleet.planner import Plan, Planner
-from holdfast.fleet.prospects import Prospect, Shapes, failed
+from holdfast.fleet.prospects import Prospect, Shapes, failed, ill_prospect
 from holdfast.fleet.records import Book, NodeRecord, Orders, Wish, process_name
 from holdfast.fleet.scaling import Scaled, Signs
 from holdfast.fleet.seating import NO_ROOM
@@ -41,8 +41,8 @@ from holdfast.health.records import Demand
 
 TOLD_MAX = 10_000  # lines that nobody took: more than one pass over a large fleet says
 WAITED_FOR = "requests wait for it, and 0 are wanted, by a person's word"
-WHY_CHARS_MAX = 300  # of why a start failed: what fits into a line or two
 CRASHED = "it ended before it served, or while it did"
+ILL_MAX = 3  # replicas of one model whose trouble is told: what fits into a line or two
 _ORDER = {verb: place for place, verb in enumerate(Verb)}
 _LEAVES = frozenset({Phase.DRAINING, Phase.DEMOTING})
 
@@ -264,6 +264,7 @@ class Controller:
         self._orders = {name: one for name, one in (self._orders | dict(writes.orders)).items() if one is not None}
         self._forgotten &= self._orders.keys()
         for action in actions:
+            self._blame(action, now_s)
             self._view.ask(action)
             self._tell(action.verb, f"{_words(action)}: {action.why or 'it is wanted'}")
         for key, state in self._scaling_to.items():
@@ -308,7 +309,38 @@ class Controller:
         """There is nothing to be done, nor was there ever."""
         return not (self._wishes or self._view.nodes or self._view.flying or self._hearing.is_any_gone)
 
+    def _blame(self, action: Action, now_s: float) -> None:
+        """Count a replica that is removed because it did not serve as failed, and tell people."""
+        if self._view.has_failed(action):
+            one = self._view.replicas[action.name]
+            self._view.blame(action, now_s)
+            self._whys[action.model] = (one.ill_why or str(one.health))[:WHY_CHARS_MAX]
+            self._tell("failed", f"{action.name} on {action.node} is {one.health}: {one.ill_why}; it is replaced")
+
     def _foresee(self) -> dict[str, Prospect]:
+        """Return why models miss a replica, and why those have none that serves whose replicas are in doubt."""
+        found = self._missing()
+        for key in found.keys() | {one.model for one in self.replicas() if one.is_up and not one.serves}:
+            if key in self._wishes and (ill := self._ill(key)):
+                found[key] = ill_prospect(ill, found.get(key), self._is_coming(key))
+        return found
+
+    def _ill(self, key: str) -> str:
+        """Return what is wrong with a model of which no replica serves, and one or more are up; "": nothing is."""
+        view = self._view
+        up = [one for one in view.of_model.get(key, {}).values() if one.is_up and view.nodes[one.node].alive]
+        told = [f"{one.id} on {one.node}: {one.ill_why}" for one in up if one.health is not Health.UNCHECKED]
+        return "; ".join(told[:ILL_MAX]) if told and not any(one.serves for one in up) else ""
+
+    def _is_coming(self, key: str) -> bool:
+        """Return True if a replica of the model is on its way to be HOT."""
+        there = self._view.of_model.get(key, {}).values()
+        flights = self._view.asked_of.get(key, {}).values()
+        return any(one.level is Level.HOT and one.phase is Phase.PROVISIONING for one in there) or any(
+            flight.action.verb in COMING and flight.action.level is Level.HOT for flight in flights
+        )
+
+    def _missing(self) -> dict[str, Prospect]:
         """Of all who miss somebody."""
         view, shapes, found = self._view, None, dict[str, Prospect]()
         self._whys = {key: why for key, why in self._whys.items() if subject_of(Verb.PLACE, key) in view.tries}
@@ -393,6 +425,8 @@ class Controller:
             idle=tuple(sorted(idle)),
             unmet=self.unmet,
             hopeless=tuple(sorted(key for key, one in self._prospects.items() if one.hopeless)),
+            lost=tuple(sorted(name for name, node in self._view.nodes.items() if not node.alive)),
+            stands=tuple(sorted(key for key, one in self._prospects.items() if one.stands)),
             whys=dict(self._whys),
         )
 
@@ -441,7 +475,7 @@ class Controller:
             wait_s=max(0.0, now_s - demand.since_unix_s) if demand is not None else 0.0,
             running=max(load.running, sum(one.running for one in there)),
             kv_used=load.kv_used,
-            ready=sum(one.level is Level.HOT and one.phase is Phase.READY for one in there),
+            ready=sum(one.serves for one in there),
         )
 
     def _tell(self, what: str, text: str) -> None:

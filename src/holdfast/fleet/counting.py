@@ -7,6 +7,10 @@ Requests end first: a HOT replica that serves is only ever asked to drain, and g
 requests have had their time. Of another version, or of those that a person sends away, somebody leaves when enough
 serve without it, one more than wanted being started for that; from a floor of WARM when enough are HOT or WARM without
 it. What has no traffic, because it is WARM or never came up, is stopped.
+
+A replica that is up and does not serve (`Replica.health`) leaves before any other, and no other leaves because it is
+there. Past a bound (`unfit_s`) it is missing: one that no engine of leads has failed and is stopped; one that could
+still answer is replaced as one of another version is, another coming first, and the last of them stays until it has.
 """
 
 from __future__ import annotations
@@ -17,10 +21,12 @@ from collections.abc import Iterable, Mapping
 from holdfast.fleet.actions import COMING, COPY_S, LEAVING, Flying, Tries, Verb, replica_name, subject_of
 from holdfast.fleet.census import Census, Intent, Need, Victim
 from holdfast.fleet.desired import Hysteresis, Level, Model
-from holdfast.fleet.observed import Node, Phase, Replica
+from holdfast.fleet.fitness import RANK, leaves_at, unfit_s, worst_first
+from holdfast.fleet.observed import Health, Node, Phase, Replica
 from holdfast.health.records import Demand
 
 IDLE_GRAIN_S = 60.0  # who is idle since the same minute is alike, and the smaller one goes
+FEWER = "fewer are wanted"
 
 
 def take_census(
@@ -100,6 +106,10 @@ class _Taker:
             self._leaves(one, sinks=False)
         elif one.phase is Phase.PROVISIONING and not verbs & COMING and self._await(one, self._due_s(one)):
             return
+        elif one.health is Health.AWAY and self._is_unfit(one):
+            self._leaves(one, sinks=False)
+            self.census.broken.add(one.node)
+            self._intend(Verb.STOP, one.serial, one.node, self._words_of(one))
         elif one.level is Level.HOT or Verb.PROMOTE in verbs:
             self.hot.append(one)
             self.census.on[one.node] += 1
@@ -158,13 +168,30 @@ class _Taker:
             if action.level is Level.HOT:
                 self.census.on[action.node] += 1
 
-    def _is_current(self, one: Replica) -> bool:
-        """Whether it may stay: who is to go is replaced as one of another version is."""
+    def _is_wanted(self, one: Replica) -> bool:
         return self.model is not None and one.version == self.model.version and one.serial not in self.model.going
 
+    def _is_current(self, one: Replica) -> bool:
+        """Whether it may stay: who is to go is replaced as one of another version is, and so is what is unfit."""
+        return self._is_wanted(one) and not self._is_unfit(one)
+
     def _why_not(self, one: Replica) -> str:
+        if self._is_wanted(one):
+            return self._words_of(one) if self.model is not None and self.model.hot else FEWER
         is_sent = self.model is not None and one.serial in self.model.going
         return "it is to go, by a person's word" if is_sent else "it is of another version"
+
+    def _is_unfit(self, one: Replica) -> bool:
+        due_s = unfit_s(one, self.model, self.hysteresis)
+        if due_s is None or self.now_s >= due_s:
+            return due_s is not None
+        self._look_again(due_s)
+        return False
+
+    def _words_of(self, one: Replica) -> str:
+        """Why a replica that is unfit is replaced."""
+        due_s = unfit_s(one, self.model, self.hysteresis) or one.ill_s
+        return f"it did not serve for {due_s - one.ill_s:.0f} s: {one.ill_why or one.health}"
 
     # -- who is missing, and who is too many
 
@@ -172,7 +199,8 @@ class _Taker:
         census = self.census
         new = [one for one in self.hot if self._is_current(one)]
         others = [one for one in self.hot if not self._is_current(one)]
-        census.old = [one for one in others if one.phase is Phase.READY and one.level is Level.HOT]
+        census.old = sorted((one for one in others if one.is_up), key=worst_first)
+        sound_old = [one for one in census.old if one.serves]
         for one in others:
             if one not in census.old and not self._is_woken(model, one):  # it is not up yet
                 self._send_away(one, self._why_not(one))
@@ -182,15 +210,24 @@ class _Taker:
             missing = min(missing, max(0, model.hot + 1 - have - len(census.old)))
         places = range(have, have + missing)
         # While others of it serve, none is the first.
-        census.needs = [self._need(model, place, place + len(census.old), asked=asked) for place in places]
-        self._thin_out(new, have - model.hot)
-        serving = [one for one in new if one.phase is Phase.READY and one.level is Level.HOT]
+        census.needs = [self._need(model, place, place + len(sound_old), asked=asked) for place in places]
+        serving = [one for one in new if one.is_up]
         census.coming = have - len(serving)
-        staying = [one for one in serving if one.serial not in self._stale()]
-        self._retire(census.old, len(staying) + len(census.old) - model.hot)
+        sound = sum(one.serves for one in serving)
+        self._retire([one for one in census.old if not one.serves], sound + len(census.old) - model.hot)
+        self._thin_out(new, have - model.hot, spare=sound - model.hot)
+        staying = sum(one.serves and one.serial not in self._stale() for one in serving)
+        self._retire(sound_old, staying + len(sound_old) - model.hot)
+        self._spare_last([*serving, *census.old])
         self._line_up(model, [*serving, *census.old], asked=asked)
         self._put_to_sleep(model, have)
         self._keep_floor(model, have, serving)
+
+    def _spare_last(self, there: list[Replica]) -> None:
+        """A replica that only health would replace keeps its place, if no other can answer."""
+        answering = [one for one in there if one.health is not Health.AWAY and one.serial not in self._stale()]
+        if len(answering) == 1 and self._is_wanted(answering[0]) and not answering[0].serves:
+            self.census.last = answering[0].serial
 
     def _need(self, model: Model, place: int, others: int, *, asked: bool) -> Need:
         """Of the replica at that place among its model's, with so many others; the first one matters most."""
@@ -200,16 +237,21 @@ class _Taker:
             return Need.IDLE
         return Need.FIRST if others == 0 else Need.MORE
 
-    def _thin_out(self, new: list[Replica], surplus: int) -> None:
-        """Who is not up yet goes first, then who has the least to do. Who is being promoted is let come up."""
+    def _thin_out(self, new: list[Replica], surplus: int, *, spare: int) -> None:
+        """Those go first that cannot answer, then those that are not up yet, that are in doubt, and that have the least
+        to do. Who is being promoted is let come up. `spare`: so many of those that serve are more than are wanted; none
+        leaves for one that is still coming."""
         there = [one for one in new if one.level is Level.HOT]
-        order = sorted(there, key=lambda one: (one.phase is Phase.READY, one.running, one.idle_s or one.since_s))
+        order = sorted(there, key=lambda one: (leaves_at(one), one.running, one.idle_s or one.since_s))
         for one in order[: max(0, surplus)]:
             settled_s = one.since_s + self.hysteresis.resident_s
-            if one.phase is Phase.READY and self.now_s < settled_s:
+            if one.serves and spare <= 0:
+                continue
+            spare -= one.serves
+            if one.serves and self.now_s < settled_s:
                 self._look_again(settled_s)
             elif not self._is_promoted(one):
-                self._send_away(one, "fewer are wanted")
+                self._send_away(one, FEWER)
 
     def _retire(self, old: list[Replica], surplus: int) -> None:
         for one in old[: max(0, surplus)]:
@@ -223,11 +265,11 @@ class _Taker:
             need = self._need(model, place, place, asked=asked)
             if need is not Need.KEPT:
                 size = (one.idle_minute, one.size, one.reload_s, one.name)
-                self.census.victims.append(Victim(need, one.busy, *size, one.replica))
+                self.census.victims.append(Victim(need, one.health, one.busy, *size, one.replica))
 
     def _victim(self, model: Model, one: Replica) -> Victim:
         minute, size = int((one.idle_s or one.since_s) // IDLE_GRAIN_S), one.device_bytes * len(one.devices)
-        return Victim(Need.IDLE, one.running > 0, minute, size, model.reload_s, one.name, one)
+        return Victim(Need.IDLE, RANK[one.health], one.running > 0, minute, size, model.reload_s, one.name, one)
 
     def _put_to_sleep(self, model: Model, have: int) -> None:
         census, now_s = self.census, self.now_s
@@ -264,7 +306,8 @@ class _Taker:
         falling = self.falling + len(census.drained) + len(census.sinking)
         own = have + len(warm) + self.coming[Level.WARM] + falling
         stale = self._stale()
-        ready = [one for one in (*serving, *census.old, *self.warm) if one.phase is Phase.READY]
+        ready = [one for one in (*serving, *census.old) if one.serves]
+        ready += [one for one in self.warm if one.phase is Phase.READY]
         ready = [one for one in ready if one.serial not in stale]
         self._retire(census.outdated, len(ready) - floor)
         old = sum(not self._is_current(one) for one in ready)
@@ -279,8 +322,9 @@ class _Taker:
     # -- what is to be done
 
     def _send_away(self, one: Replica, why: str) -> None:
-        serves = one.level is Level.HOT and (one.phase is Phase.READY or one.running > 0)
-        self._intend(Verb.DRAIN if serves else Verb.STOP, one.serial, one.node, why)
+        answers = one.is_up and one.health is not Health.AWAY
+        drains = one.level is Level.HOT and (answers or one.running > 0)
+        self._intend(Verb.DRAIN if drains else Verb.STOP, one.serial, one.node, why)
 
     def _intend(self, verb: Verb, serial: int, node: str, why: str) -> None:
         name = replica_name(self.census.key, serial)

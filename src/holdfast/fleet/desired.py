@@ -38,6 +38,10 @@ class Hysteresis(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     resident_s: float = 20.0  # HOT for so long at least: a copy to and fro takes seconds, a load from disk a minute
     cooldown_s: float = 30.0  # HOT for so long before one that matters as much takes its place: the length of a turn
+    # Control takes a replica's traffic for so long before another is started: a breaker may close again, and a canary
+    # pass, within seconds; the streams are held meanwhile.
+    doubt_s: float = 20.0
+    takeover_s: float = 20.0  # for a standby to lead, with its vault restarted: the slowest seen took 9 s
     linger_s: float = 600.0  # a WARM one that nobody wants is kept for so long, if nobody else wants its memory
 
 

@@ -17,8 +17,10 @@ from msgspec import Struct
 
 from holdfast.fleet.actions import Flying, Tries, replica_name
 from holdfast.fleet.desired import Level
-from holdfast.health.bounds import Count, UnixS
+from holdfast.health.bounds import Count, Seconds, UnixS
 from holdfast.health.records import Demand
+
+WHY_CHARS_MAX = 300  # of a reason that is kept: what fits into a line or two
 
 
 class Memory(Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,6 +48,15 @@ class Phase(StrEnum):
     GONE = "gone"  # its process is; its memory may not be
 
 
+class Health(StrEnum):
+    """Whether a HOT replica that has come up serves, as its node can tell."""
+
+    SOUND = "sound"  # it gets requests
+    UNCHECKED = "unchecked"  # an engine of it leads, and control has not passed it yet
+    DOUBTED = "doubted"  # control gives it no traffic, or keeps it as the last resort only
+    AWAY = "away"  # no engine of it leads: it cannot answer at all
+
+
 class Replica(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: str
     version: str = ""
@@ -61,6 +72,10 @@ class Replica(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     drain_until_s: UnixS = 0.0  # when its requests have had their time
     device_bytes: int = 0  # that it was promised on each of its devices
     host_bytes: int = 0
+    came_s: Seconds = 0.0  # how long it took to come up; 0: not known
+    health: Health = Health.SOUND
+    ill_s: UnixS = 0.0  # since when it is not SOUND; 0: it is
+    ill_why: str = ""
 
     @property
     def id(self) -> str:
@@ -70,6 +85,16 @@ class Replica(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def name(self) -> str:
         return replica_name(self.model, self.serial)
+
+    @property
+    def is_up(self) -> bool:
+        """Return True for a HOT replica that has come up; whether it serves is `health`."""
+        return self.level is Level.HOT and self.phase is Phase.READY
+
+    @property
+    def serves(self) -> bool:
+        """Return True if it is up and gets requests."""
+        return self.is_up and self.health is Health.SOUND
 
     @property
     def on_devices(self) -> bool:

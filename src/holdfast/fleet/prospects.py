@@ -22,10 +22,12 @@ NO_NODE = "no node is there"
 
 
 class Prospect(Struct, frozen=True):
-    """Why somebody is missing; `hopeless`: whoever waits for the first one does so in vain, as things are."""
+    """Why somebody is missing; `hopeless`: whoever waits for the first one does so in vain, as things are; `stands`:
+    replicas are up and may not serve, and nothing is being started."""
 
     why: str
     hopeless: bool = False
+    stands: bool = False
 
 
 def too_large(nodes: Iterable[Node], model: Model) -> str:
@@ -72,6 +74,17 @@ def failed(tries: Tries, last: str) -> Prospect:
     """It is not tried again at once, since starting it failed. `last`: what of, if anybody said so."""
     count = "" if tries.failed == 1 else f" {tries.failed} times"
     return Prospect(f"it failed to start{count}" + (f": {last}" if last else ""), tries.failed >= FAILED_MAX)
+
+
+def ill_prospect(ill: str, missing: Prospect | None, is_coming: bool) -> Prospect:
+    """Return what to tell clients of a model whose replicas are up and do not serve.
+
+    `missing`: why no other comes. Such a wait is as long as streams are held, since the replicas may serve again."""
+    if is_coming:
+        return Prospect(f"{ill}; another is being started")
+    if missing is None:
+        return Prospect(ill, stands=True)
+    return Prospect(f"{ill}; no other comes: {missing.why}", stands=True)
 
 
 class Shapes:

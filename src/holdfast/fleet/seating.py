@@ -105,17 +105,17 @@ class Seating:
         return True
 
     def _place(self, census: Census, model: Model) -> bool:
-        """Start one where there is room: on a node that has none of it yet, then where its files are. Its
-        devices are for `Orders.come` to say."""
+        """Start one where there is room: not where one of it has just failed, if it can be; on a node that has none of
+        it yet, then where its files are. Its devices are for `Orders.come` to say."""
         disks, best, seen = self.view.on_disk.get(model.key, set()), None, 0
         for ground in self._roomy(model):
             if not self.orders.may_be_on(census, model, ground.name):
                 continue
-            rank = (self.orders.has_on(census, ground.name), ground.name not in disks)
+            rank = (ground.name in census.broken, self.orders.has_on(census, ground.name), ground.name not in disks)
             if best is None or rank < best[0]:
                 best = rank, ground.name
             seen += 1
-            if rank == (0, bool(not disks)) or seen >= CANDIDATES_MAX:
+            if rank == (False, 0, bool(not disks)) or seen >= CANDIDATES_MAX:
                 break
         if best is None:
             return False
@@ -145,11 +145,13 @@ class Seating:
         """Have the room of one of its own old version, if nobody else of it is leaving or coming."""
         if census.leaving or census.coming or model.key in self.orders.moved:
             return False
-        for one in census.old:
+        for one in (one for one in census.old if one.serial != census.last):
             ground, more = self.room.grounds[one.node], self.orders.held(one)
             seats = ground.seats_later(model.devices, model.device_bytes, more)
             if seats and model.may_be_on(one.node) and self.orders.may(node_subject(one.node)):
-                self.orders.tell(Verb.DRAIN, one.model, one.serial, one.node, "the next version needs its place")
+                is_unfit = one.version == model.version and one.serial not in model.going
+                why = "its replacement takes its place" if is_unfit else "the next version needs its place"
+                self.orders.tell(Verb.DRAIN, one.model, one.serial, one.node, why)
                 self.orders.await_room(model, one.node, seats)
                 return True
         return False
@@ -180,7 +182,7 @@ class Seating:
                 continue
             as_much = self.hysteresis.cooldown_s if victim.need == need else 0.0
             settled_s = victim.replica.since_s + max(self.hysteresis.resident_s, as_much)
-            if self.now_s < settled_s:
+            if victim.replica.serves and self.now_s < settled_s:
                 self.orders.look_again(settled_s)
             elif self.orders.may(subject_of(Verb.DRAIN, victim.name)):
                 yield victim

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import structs
 
-from holdfast.fleet.actions import COMING, LEAVING, Action, Flying, Tries, Verb, one_more, subject_of
+from holdfast.fleet.actions import COMING, LEAVING, Action, Flying, Tries, Verb, node_subject, one_more, subject_of
 from holdfast.fleet.desired import Level, Model
-from holdfast.fleet.observed import Node, Observed, Phase, Replica
+from holdfast.fleet.observed import Health, Node, Observed, Phase, Replica
 from holdfast.health.records import Demand
 
 
@@ -99,6 +99,8 @@ class View:
                 if one.phase is Phase.GONE and (last is None or last.phase is not Phase.GONE):
                     self._ended(last or one, now_s)
                 self._settle(one)
+                if one.serves and (last is None or not last.serves):
+                    self._forgive_start(one)
 
     def lose(self, name: str) -> None:
         """A node does not answer any more. What it had stays as it was last seen, in case it comes back."""
@@ -169,15 +171,31 @@ class View:
         for action in [flight.action for flight in self._asked(one.model, one.name)]:
             if _is_done(action, one):
                 self._land(action.id)
-                if action.verb in COMING and one.phase is Phase.READY:
+                if action.verb in COMING and one.phase is Phase.READY and one.health is Health.SOUND:
                     for subject in (subject_of(Verb.PLACE, one.model), *action.subjects):
                         self.tries.pop(subject, None)
+
+    def _forgive_start(self, one: Replica) -> None:
+        """It serves at last: what failed before says nothing of its model, nor of its node."""
+        for subject in (subject_of(Verb.PLACE, one.model), node_subject(one.node)):
+            self.tries.pop(subject, None)
 
     # -- what is asked for
 
     def ask(self, action: Action) -> None:
         """It is written down, and will be carried out."""
         self._fly(Flying(action))
+
+    def has_failed(self, action: Action) -> bool:
+        """Return True for the first order to remove a replica that is up and does not serve."""
+        one = self.replicas.get(action.name)
+        removes = action.verb in (Verb.STOP, Verb.DRAIN) and action.attempt == 1
+        return removes and one is not None and one.is_up and not one.serves
+
+    def blame(self, action: Action, now_s: float) -> None:
+        """Count the replica that this order removes as a failed start: its model and its node are tried less often."""
+        self._failed((subject_of(Verb.PLACE, action.model), node_subject(action.node)), now_s)
+        self._touch(action.model, action.node)
 
     def _fly(self, flight: Flying) -> None:
         action = flight.action

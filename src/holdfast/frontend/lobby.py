@@ -94,6 +94,8 @@ class Lobby:
         """Wait until something has changed; ApiError, if it need not wait any more."""
         waiter.woken.clear()
         waiter.wanted, missing = self._directory.wants(waiter.model), self._directory.missing(waiter.model)
+        if waiter.wanted and missing.hopeless and not waiter.connection.streaming:
+            raise no_worker(waiter.model, f"none can be started: {missing.why}")
         patience_s = Patience.bound_of(self._settings, wanted=waiter.wanted, missing=missing)
         try:
             async with asyncio.timeout_at(waiter.account.began_s + patience_s):

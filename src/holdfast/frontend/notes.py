@@ -55,6 +55,7 @@ def _in_a_line(text: str) -> str:
 
 
 def _note(waiting: Waiting) -> bytes:
-    if waiting.state is State.PROVISIONING:
-        return b": provisioning%b\n\n" % (f": {_in_a_line(waiting.why)}".encode() if waiting.why else b"")
-    return b": queued %d\n\n" % waiting.place
+    if waiting.state is State.QUEUED:
+        return b": queued %d\n\n" % waiting.place
+    why = f": {_in_a_line(waiting.why)}" if waiting.why else ""
+    return f": {waiting.state.lower()}{why}\n\n".encode()

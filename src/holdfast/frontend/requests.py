@@ -18,7 +18,7 @@ from holdfast.frontend.lobby import Lobby
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.flight import Flight
 from holdfast.streams.lines import line_of, state_of
-from holdfast.streams.states import State, Waiting
+from holdfast.streams.states import WAITS, State, Waiting
 from holdfast.wire.http.connection import HttpConnection
 
 PATH = "/v1/requests"
@@ -117,7 +117,7 @@ class Requests:
 
     def _shown(self, account: Account, waiting: Waiting | None) -> Shown:
         now_s, state = self.clock(), _state(account, waiting)
-        waits = state in (State.QUEUED, State.PROVISIONING)
+        waits = state in WAITS
         since_s = waiting.since_s if waiting is not None else account.began_s
         return Shown(
             id=account.id,

@@ -56,6 +56,8 @@ class Wanted:
 
     def _miss(self) -> bool:
         names = {key: self._models.name_of(models_of(self._deployment) + key) for key in self._book.unmet}
-        hopeless = frozenset(self._book.hopeless)
-        said = {name: Missing(self._book.unmet[key], key in hopeless) for key, name in names.items() if name}
+        hopeless, stands = frozenset(self._book.hopeless), frozenset(self._book.stands)
+        said = {
+            name: Missing(self._book.unmet[key], key in hopeless, key in stands) for key, name in names.items() if name
+        }
         return self._directory.miss(self._deployment, said)

@@ -33,6 +33,7 @@ class HealthRecord(msgspec.Struct, frozen=True, kw_only=True):
     breaker: breaker.Record = breaker.Record()
     canary: canary.Record = canary.Record()
     spare: bool = False  # sound, and kept without traffic until capacity is lost
+    last_resort: bool = False  # in doubt, and serving on only because no other worker of its set can
     at_unix_s: UnixS = 0.0  # when it was written
     by: str = ""  # the control that did
 

@@ -25,10 +25,12 @@ GONE_S = 1.0  # for what was on its way to a set that is gone for good, and is t
 
 
 class Missing(NamedTuple):
-    """Why a model that is wanted has no worker; `hopeless`: as things are, none comes."""
+    """Why a model that is wanted has no worker; `hopeless`: as things are, none comes; `stands`: replicas of it are up,
+    none may serve, and no other is being started."""
 
     why: str = ""
     hopeless: bool = False
+    stands: bool = False
 
 
 NOT_SAID = Missing()
@@ -70,6 +72,8 @@ class ModelDirectory:
     def miss(self, deployment: str, missing: Mapping[str, Missing]) -> bool:
         """Why models of a deployment have no worker, as whoever brings them up says it; whether that is news."""
         before, self._missing[deployment] = self._missing.get(deployment, {}), missing
+        for workers in self.sets.values():
+            workers.withheld = self.missing(workers.card.name).stands
         return before != missing
 
     def missing(self, name: str) -> Missing:
@@ -118,6 +122,7 @@ class ModelDirectory:
         if found is None:
             found = self.sets[key] = WorkerSet(namespace, card, self._rng, self._fresh_holds_max)
             found.table.degrade(self._rules.get(found.deployment, RULES[0]))
+            found.withheld = self.missing(card.name).stands
         return found
 
     def degrade(self, deployment: str, rules: Rules) -> None:

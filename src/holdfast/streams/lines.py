@@ -10,7 +10,9 @@ from holdfast.streams.states import State, Waiting
 
 def waiting_state(workers: WorkerSet) -> State:
     """Of those who wait for a place in it."""
-    return State.QUEUED if workers.table.routable_count else State.PROVISIONING
+    if workers.table.routable_count:
+        return State.QUEUED
+    return State.HELD if workers.withheld else State.PROVISIONING
 
 
 def line_of(workers: WorkerSet, *, wanted: bool, why: str = "") -> Iterator[tuple[Flight, Waiting]]:
@@ -19,8 +21,8 @@ def line_of(workers: WorkerSet, *, wanted: bool, why: str = "") -> Iterator[tupl
     state, places = waiting_state(workers), dict[int, int]()
     for held in workers.holds:
         place = places.setdefault(id(held.item.consumer.asker), len(places) + 1)
-        waits_for_its_model = state is State.PROVISIONING or held.since_s < workers.served_since_s
-        told = why if state is State.PROVISIONING else ""
+        waits_for_its_model = state is not State.QUEUED or held.since_s < workers.served_since_s
+        told = why if state is not State.QUEUED else ""
         yield held.item, Waiting(state, place, held.since_s, wanted and waits_for_its_model, told)
 
 

@@ -8,7 +8,7 @@ choices), waits as if held. Suspects are tried one after the other, each for as 
 tried, the wait of those who ran before is not over. Nor is it while a rollout has taken their workers away: until that
 is in place or undone nobody knows whether they come back. A model that is *wanted* may have to be brought up from
 nothing: whoever waits for its first worker, or waited when that came, may do so for longer; not where whoever brings it
-up says that none comes.
+up says that none is coming. Where it says that none can come at all, a new request is refused at once.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class Patience:
         if flight.standing is not Standing.FRESH:
             away_s = min(flight.workers.away_s - held.since_s, self._settings.away_s)
             return hold_s + max(0.0, flight.workers.tried_s - held.since_s, away_s)
+        if not flight.consumer.answering and not flight.workers.sessions and self._is_hopeless(flight.workers):
+            return 0.0
         if flight.consumer.answering or not full_since_s:
             return hold_s
         if held.since_s < flight.workers.served_since_s and self._wants(flight.workers.card.name):
@@ -67,10 +69,15 @@ class Patience:
         name = workers.card.name
         return self.bound_of(self._settings, wanted=self._wants(name), missing=self._missing(name))
 
+    def _is_hopeless(self, workers: WorkerSet) -> bool:
+        name = workers.card.name
+        return self._wants(name) and self._missing(name).hopeless
+
     @staticmethod
     def bound_of(settings: HoldSettings, *, wanted: bool, missing: Missing) -> float:
         """How long a model's first worker is waited for."""
-        return settings.provision_s if wanted and not missing.hopeless else settings.hold_s
+        comes = wanted and not missing.hopeless and not missing.stands
+        return settings.provision_s if comes else settings.hold_s
 
     def is_tired_of(self, workers: WorkerSet, fate: Fate, now_s: float) -> bool:
         """Whether others are to stand in for a set. Workers that crashed come back; of those that a rollout took away
@@ -88,6 +95,8 @@ class Patience:
             self._refuse_full(flight, f"every worker is full, and no place came free within {waited_s:.0f} s")
         else:
             waited = f"no worker could take it within {self._hold_s(flight.workers):g} s"
+            if self.bound_s(held) <= 0.0:
+                waited = "no worker of it can be started"
             why = "" if flight.workers.full_since_s else self._missing(flight.workers.card.name).why
             self.lose(flight, Code.NO_WORKER, f"{waited}: {why}" if why else waited)
 

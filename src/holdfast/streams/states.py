@@ -15,6 +15,7 @@ class State(StrEnum):
 
     QUEUED = "QUEUED"  # it waits for a place, behind others or alone
     PROVISIONING = "PROVISIONING"  # no worker of its model serves
+    HELD = "HELD"  # nor does any, though one is up: control lets it not serve, and no other is being started
     DISPATCHED = "DISPATCHED"  # it is on a worker, and no token of it has come
     RUNNING = "RUNNING"
     DONE = "DONE"
@@ -22,10 +23,13 @@ class State(StrEnum):
     CANCELLED = "CANCELLED"  # its client left, or somebody ended it
 
 
+WAITS = (State.QUEUED, State.PROVISIONING, State.HELD)
+
+
 class Waiting(NamedTuple):
     """How a request waits."""
 
-    state: State  # QUEUED or PROVISIONING
+    state: State  # one of `WAITS`
     place: int
     since_s: float
     wanted: bool  # its model is brought up when it is asked for: that may take minutes

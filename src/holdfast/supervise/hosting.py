@@ -29,8 +29,9 @@ from holdfast.discovery.keys import MODELS
 from holdfast.fleet import agent
 from holdfast.fleet.actions import Action
 from holdfast.fleet.desired import Level
-from holdfast.fleet.observed import Phase, Replica
+from holdfast.fleet.observed import Health, Phase, Replica
 from holdfast.fleet.records import NodeRecord, Orders, Wish, node_key, orders_key, read, wish_key
+from holdfast.health.standing import UNCHECKED, Cause
 from holdfast.spec.jobs import Job
 from holdfast.spec.launch import Launch, VaultLaunch
 from holdfast.spec.manifest.addresses import NO_DIGESTS
@@ -158,15 +159,30 @@ class Hosting:
     def _sight(self, name: str, one: Kept, said: Said) -> agent.Sight:
         lives = {name: life for name, (job, life) in one.processes.items() if job.role == "worker"}
         leads = any(life.phase is JobPhase.READY and name in said.leading for name, life in lives.items())
+        health, why = self._health(lives, said) if leads else (Health.AWAY, _loop_of(one.processes))
         return agent.Sight(
             is_there=True,
             serves=leads,
+            health=health,
+            why=why,
             running=said.streams(tuple(lives)) if leads else 0,
             trouble=_trouble(life for _, life in one.processes.values()) or (LOST if name in self._levels.lost else ""),
             replica=self._replica(one),
             in_host=self._levels.in_host.get(name),
             wrong=self._levels.wrong.get(name, ("", "")),
         )
+
+    def _health(self, engines: Iterable[str], said: Said) -> tuple[Health, str]:
+        """Return control's verdict on the engine that leads; where no control leads, none is needed."""
+        where = next((said.leading[name] for name in engines if name in said.leading), None)
+        record = said.verdicts.get(where.path) if where is not None else None
+        if record is None:
+            return (Health.UNCHECKED, UNCHECKED) if said.is_led else (Health.SOUND, "")
+        standing = record.standing
+        if standing.weight > 0.0 and not record.last_resort:
+            return Health.SOUND, ""
+        health = Health.UNCHECKED if set(standing.causes) <= {Cause.UNCHECKED} else Health.DOUBTED
+        return health, standing.reason
 
     def _replica(self, one: Kept) -> Replica:
         """As its processes' settings tell it."""
@@ -271,6 +287,12 @@ def _bounded(launch: Launch, action: Action) -> Launch:
     host_bytes = action.host_bytes // len(action.devices)
     bounds = {"budget_bytes": action.device_bytes, "host_budget_bytes": host_bytes, "leased": bool(host_bytes)}
     return structs.replace(launch, **bounds)
+
+
+def _loop_of(processes: Mapping[str, tuple[Job, Life]]) -> str:
+    """Return which process of a replica crashes again and again, for people; "": none does."""
+    loops = (f"{name}: {life}" for name, (_, life) in processes.items() if life.phase is JobPhase.CRASH_LOOP)
+    return next(loops, "")
 
 
 def _trouble(lives: Iterable[Life]) -> str:

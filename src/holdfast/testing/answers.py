@@ -17,7 +17,7 @@ from typing import Any
 Event = tuple[float, str]  # when its last byte came, and its text
 
 DATA, DONE = "data: ", "data: [DONE]"
-WAITING = (": queued ", ": provisioning")  # how comments begin that tell a client how it waits
+WAITING = (": queued ", ": provisioning", ": held")  # how comments begin that tell a client how it waits
 
 
 @dataclass(slots=True)

@@ -116,7 +116,7 @@ _RESUMED = re.compile(r"resumed after (\d{1,9}(?:\.\d{1,9})?) s")
 
 def of_comment(text: str) -> Event | None:
     """What a comment says; every server may send others."""
-    if text.partition(":")[0] in ("provisioning", "waiting"):  # why, behind it; "waiting" as older servers say it
+    if text.partition(":")[0] in ("provisioning", "held", "waiting"):  # why, behind it; older servers say "waiting"
         return Waiting()
     if found := _QUEUED.fullmatch(text):
         return Waiting(int(found[1]))

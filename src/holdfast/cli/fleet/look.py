@@ -13,7 +13,7 @@ from holdfast.cli.arguments import Asked, Json
 from holdfast.cli.deployments.book import StoreOption, answered
 from holdfast.cli.fleet.hope import trouble_of
 from holdfast.cli.fleet.seen import DeploymentOption, Fleet, FleetSeen, fleet_at, where
-from holdfast.cli.fleet.words import model_shown, node_shown, show_models, show_nodes
+from holdfast.cli.fleet.words import NodeShown, model_shown, node_shown, show_models, show_nodes
 from holdfast.cli.ps import show_json
 from holdfast.cli.screen import Screen
 from holdfast.cli.terminal import Terminal, write_out
@@ -76,13 +76,17 @@ class Nodes(Asked, frozen=True):
             return await _shown(fleet, self._object, self._show, as_json=self.json, watch=self.watch)
 
     def _object(self, seen: FleetSeen) -> Any:
-        return [node_shown(seen.nodes[name]) for name in sorted(seen.nodes)]
+        return _nodes(seen)
 
     def _show(self, screen: Screen, seen: FleetSeen) -> None:
         if seen.nodes:
-            show_nodes(screen, [node_shown(seen.nodes[name]) for name in sorted(seen.nodes)], time.time())
+            show_nodes(screen, _nodes(seen), time.time())
         if trouble := trouble_of(seen):
             screen.line(trouble, style="yellow")
+
+
+def _nodes(seen: FleetSeen) -> list[NodeShown]:
+    return [node_shown(one, lost=name in seen.book.lost) for name, one in sorted(seen.nodes.items())]
 
 
 async def _shown(fleet: Fleet, made: Callable[[FleetSeen], Any], show: Show, *, as_json: bool, watch: bool) -> int:

@@ -59,13 +59,15 @@ class FleetSeen:
         )
 
     def replicas(self, key: str = "") -> list[Replica]:
-        """Of one model or of all, in the order they were made."""
-        found = [one for node in self.nodes.values() for one in node.replicas if key in ("", one.model)]
+        """Return those of one model or of all, in the order they were made, without those of lost nodes."""
+        nodes = (node for name, node in self.nodes.items() if name not in self.book.lost)
+        found = [one for node in nodes for one in node.replicas if key in ("", one.model)]
         return sorted(found, key=lambda one: (one.model, one.serial))
 
     def ready(self, key: str, level: Level) -> list[Replica]:
-        """Of one model those at a level."""
-        return [one for one in self.replicas(key) if one.level is level and one.phase is Phase.READY]
+        """Return those of one model that are at a level; of HOT ones those that serve."""
+        there = [one for one in self.replicas(key) if one.level is level and one.phase is Phase.READY]
+        return [one for one in there if one.serves or level is not Level.HOT]
 
     @property
     def keys(self) -> list[str]:

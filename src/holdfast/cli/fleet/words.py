@@ -12,7 +12,7 @@ from holdfast.cli.fleet.seen import FleetSeen
 from holdfast.cli.screen import Screen
 from holdfast.cli.terminal import Cell
 from holdfast.fleet.desired import Level
-from holdfast.fleet.observed import Memory, Phase, Replica
+from holdfast.fleet.observed import Health, Memory, Phase, Replica
 from holdfast.fleet.records import NodeRecord, Wish
 from holdfast.fleet.scaling import Scaling
 from holdfast.spec.engines import GIB
@@ -36,6 +36,8 @@ class ReplicaShown(msgspec.Struct, frozen=True, kw_only=True):
     phase: str
     running: int
     since_unix_s: float
+    health: str = "sound"  # of one that is up: "sound", "unchecked", "doubted" or "away"
+    ill_why: str = ""
 
 
 class ModelShown(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,14 +126,17 @@ def _replica(one: Replica) -> ReplicaShown:
         phase=str(one.phase),
         running=one.running,
         since_unix_s=one.since_s,
+        health=str(one.health),
+        ill_why=one.ill_why,
     )
 
 
-def node_shown(record: NodeRecord) -> NodeShown:
+def node_shown(record: NodeRecord, *, lost: bool = False) -> NodeShown:
+    """`lost`: control has not heard of it in time."""
     node = record.node
     return NodeShown(
         name=node.name,
-        alive=node.alive,
+        alive=node.alive and not lost,
         devices=tuple(_memory(name, memory) for name, memory in sorted(node.devices.items())),
         host=_memory("host", node.host),
         replicas=tuple(map(_replica, record.replicas)),
@@ -175,7 +180,7 @@ def _replica_row(one: ReplicaShown, version: str | None, now_s: float) -> list[C
         (one.name, ""),
         (" ".join((one.node, *one.devices)), ""),
         (one.level, ""),
-        (one.phase, COLOURS.get(Phase(one.phase), "yellow")),
+        (one.phase, COLOURS.get(Phase(one.phase), "yellow")) if one.health == Health.SOUND else (one.health, "red"),
         (str(one.running), ""),
         (age(now_s - one.since_unix_s) if one.since_unix_s else "", ""),
         (one.version, "" if one.version == version else "yellow"),
@@ -196,7 +201,8 @@ def _node_rows(node: NodeShown, now_s: float) -> list[list[Cell]]:
         here = sum(name in memory.leases for name in (one.name for one in node.replicas))
         full = "yellow" if memory.leased_bytes > memory.total_bytes else ""
         size: list[Cell] = [(_gib(memory.leased_bytes), full), (_gib(memory.total_bytes), ""), (str(here), "")]
-        whose: list[Cell] = [(node.name if not place else "", "" if node.alive else "red"), (memory.name, "")]
+        name = node.name if node.alive else f"{node.name} (lost)"
+        whose: list[Cell] = [(name if not place else "", "" if node.alive else "red"), (memory.name, "")]
         rows.append([*whose, *size, (agent if not place else "", ""), (told if not place else "", "")])
     return rows
 
