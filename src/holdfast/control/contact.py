@@ -36,6 +36,7 @@ from holdfast.wire.messages import (
     Reload,
     Reloaded,
     Step,
+    StepDown,
     Welcome,
     decode_to_frontend,
 )
@@ -215,7 +216,9 @@ class Contact:
             case Pong():
                 self._asker.take_pong(message)
             case Reloaded():
-                log.warning("%s: asked to load its weights anew: %s", self.instance.name, message.outcome)
+                log.warning("%s: asked to verify its weights: %s", self.instance.name, message.outcome)
+                if message.right:
+                    self._tell(w.Verified(self.path, message.load))
             case Active() if self.facts is not None:
                 self._say(replace(self.facts, active=True))
             case Draining() if self.facts is not None:
@@ -271,6 +274,9 @@ class Contact:
 
     def reload(self, wish: w.Reload) -> None:
         self._send(Reload(wish.load, wish.in_place, wish.reason, self._token))
+
+    def step_down(self, wish: w.Relieve) -> None:
+        self._send(StepDown(wish.believed, wish.reason, self._token))
 
     def _send(self, message: msgspec.Struct) -> bool:
         if self._connection is None:

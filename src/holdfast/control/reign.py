@@ -43,7 +43,9 @@ SUM_TICKS = 10  # reports are summed once a second
 LEVEL_TICKS = 2  # as often as beats come under work
 # After a `Tick` that failed by a bug of ours: its deadline is still in the past, and the log is not to be flooded.
 FAILED_REST_S = 5.0
-LOUD = frozenset({w.What.MOVED, w.What.DRAINED, w.What.QUARANTINED, w.What.ACCUSED, w.What.RELOADED})
+LOUD = frozenset({
+    w.What.MOVED, w.What.DRAINED, w.What.QUARANTINED, w.What.ACCUSED, w.What.RELOADED, w.What.RELIEVED, w.What.ACQUITTED
+})  # fmt: skip
 QUIET = frozenset({w.What.PASSED})
 
 
@@ -283,6 +285,9 @@ class Reign:
                     self._loop.call_soon(self.tell, gone)
                 case w.Reload() if effect.path in by_path:
                     self._outbox.after([HEALTH + effect.path, *written], partial(by_path[effect.path].reload, effect))
+                case w.Relieve() if effect.path in by_path:
+                    down = partial(by_path[effect.path].step_down, effect)
+                    self._outbox.after([HEALTH + effect.path, *written], down)
                 case w.Flag():
                     self._outbox.after([HEALTH + effect.path, *written], partial(self._flag, effect))
                 case w.Told():

@@ -36,11 +36,14 @@ class Happened:
 
     succeeded: int = 0
     failed: dict[Kind, int] = field(default_factory=dict)
+    outlived: int = 0
+    excused: int = 0
     tokens: int = 0
     stream_s: float = 0.0
 
     def attempts(self) -> Attempts:
-        return Attempts(self.succeeded, {kind: count for kind, count in self.failed.items() if count})
+        failed = {kind: count for kind, count in self.failed.items() if count}
+        return Attempts(self.succeeded, failed, self.outlived, self.excused)
 
 
 class Tally:
@@ -68,6 +71,8 @@ class Tally:
             return
         happened = self._since.setdefault(instance, Happened())
         happened.succeeded += max(0, new.succeeded - old.succeeded)
+        happened.outlived += max(0, new.outlived - old.outlived)
+        happened.excused += max(0, new.excused - old.excused)
         happened.tokens += max(0, new.tokens - old.tokens)
         happened.stream_s += max(0.0, new.stream_s - old.stream_s)
         for word, count in new.failed.items():

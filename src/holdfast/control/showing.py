@@ -96,7 +96,8 @@ def _verdict(path: str, worker: str, record: HealthRecord, unix_s: float) -> Ver
         weight=record.weight,
         spare=record.spare,
         quarantined=standing.quarantined,
-        reason=standing.reason + _reloads(record, unix_s),
+        last_resort=record.last_resort,
+        reason=standing.reason + _remedy(record, unix_s),
         since_unix_s=standing.since_s,
         causes=dict(standing.causes),
         fall=standing.fall,
@@ -110,13 +111,18 @@ def _verdict(path: str, worker: str, record: HealthRecord, unix_s: float) -> Ver
     )
 
 
-def _reloads(record: HealthRecord, unix_s: float) -> str:
-    """How often it was asked to load its weights anew and is not right yet, and when it is asked again."""
-    if not record.standing.quarantined or record.reloads < 2:  # the first follows from the verdict
+def _remedy(record: HealthRecord, unix_s: float) -> str:
+    """Return what is done about wrong answers, and what a person may do."""
+    if not record.standing.quarantined or record.standing.status == Status.DEAD:
         return ""
+    if record.verified:
+        why = "its weights are as they were written, so its process or its device computes wrongly"
+        return f"; {why}: restart it, and if the next process is wrong too, replace the device"
+    if record.reloads < 2:  # the first follows from the verdict
+        return "; its weights are being verified"
     left_s = max(0.0, record.reload_next_s - unix_s)
     soon = f"{left_s:.0f} s" if left_s < 120.0 else f"{left_s / 60.0:.0f} min"
-    return f"; asked to load anew {record.reloads} times, next in {soon}"
+    return f"; asked to verify its weights {record.reloads} times, next in {soon}"
 
 
 def _level(record: LevelRecord | None) -> Level | None:

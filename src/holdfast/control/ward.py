@@ -18,6 +18,7 @@ from holdfast.health import breaker as b
 from holdfast.health import canary as c
 from holdfast.health import expectations as x
 from holdfast.health import standing as s
+from holdfast.health.last_resort import doubt_of
 from holdfast.health.outliers import Pace
 from holdfast.health.records import HealthRecord, device_name
 from holdfast.spec.health import HealthSettings
@@ -26,6 +27,9 @@ from holdfast.wire.messages import Welcome
 # A record whose worker is not found by then is a dead one's. Longer than workers take to register again with a store
 # that was away, because its streams move.
 FIND_S = 60.0
+# A control that begins has talked to all workers that can be reached by then. Until it has, it takes no worker for the
+# last of its set, nor for one of several.
+SOUGHT_S = 10.0
 # Weights that were asked to be loaded anew and are not by then are asked again: whoever does it knows by the load's
 # number that it has, or is about to. Also between loads that fail one after the other; twice as long each time, and up
 # to a fifth more by chance: a device that computes wrongly is not mended by loads, and each costs its host minutes.
@@ -38,7 +42,18 @@ REPACE_S = 5.0
 OWED_S = 30.0
 # And looked at this often: where no other can serve it is asked at once.
 OWED_LOOK_S = 1.0
+# A worker that serves only because too few others can is tried this often, whatever it costs: its streams have no other
+# place, and it is well again as soon as it passes.
+PROBE_S = 3.0
+# A worker that was asked to hand over to its standby has done so by then, or it does not.
+RELIEF_S = 10.0
+# Engines of one group are not asked to hand over more often: where each of them fails, the fault is not the engine's.
+RELIEF_AGAIN_S = 60.0
+# Answers in a row, known to be right, that end a quarantine whose weights are as they were written.
+RIGHTS = 5
 DEVICES_MAX = 64  # of one worker: more than any machine has GPUs
+TRIED = frozenset({s.Cause.CANARY_FAILING, s.Cause.UNCHECKED})  # what an answer ends
+FAILING = frozenset({s.Cause.BREAKER, s.Cause.CANARY_FAILING})
 SLOWNESS = frozenset({s.Cause.SLOW, s.Cause.CRAWLING})
 
 
@@ -105,8 +120,10 @@ class Ward:
     """One worker. Mutable: `Wards` steps its machines."""
 
     __slots__ = (
-        "_dead_kept_s", "asked", "breaker", "canary", "dead_s", "facts", "find_s", "known", "loaded", "look_s",
-        "moved_s", "owed_s", "pace_s", "paced_s", "path", "reload_next_s", "reloads", "spare", "standing",
+        "_dead_kept_s", "accused", "asked", "breaker", "canary", "dead_s", "facts", "find_s", "known", "loaded",
+        "look_s", "moved_s", "owed_s", "pace_s", "paced_s", "path", "probe_s", "relief_s", "relief_until_s",
+        "reload_next_s", "reloads", "rights", "sought_until_s", "spare", "standing",
+        "verified",
     )  # fmt: skip
 
     def __init__(self, path: str, jitter: Callable[[], float], limits: Limits) -> None:
@@ -121,6 +138,12 @@ class Ward:
         self.spare = False
         self.reloads = 0  # in a row, also of loads that followed each other soon
         self.reload_next_s = 0.0
+        self.accused = False  # it was this process that answered wrongly, not only one with the same weights
+        self.verified = False  # since then its weights were found to be as they were written
+        self.rights = 0  # right answers in a row since then
+        self.probe_s = 0.0  # when it is tried again, while it is the last resort
+        self.relief_s = 0.0  # when it was asked to hand over to its standby; 0: it was not
+        self.relief_until_s: float | None = None  # it must have done so by then
         self.asked: tuple[int, int] | None = None  # the number of the try that is out, and its question
         self.moved_s = 0.0  # when its clients last had tokens
         self.pace_s: float | None = None  # seconds per token of its last canary
@@ -128,6 +151,7 @@ class Ward:
         self.owed_s = 0.0  # when it was last asked for a canary that it owes
         self.look_s = 0.0  # when it is looked whether it is to be asked for the next
         self.find_s: float | None = None  # it must be found by then
+        self.sought_until_s: float | None = None  # it may yet be found by then, and is not
         self.dead_s: float | None = None  # when it was lost
 
     def __repr__(self) -> str:
@@ -136,6 +160,10 @@ class Ward:
     @property
     def name(self) -> str:
         return self.facts.name if self.facts else self.known.name
+
+    @property
+    def group(self) -> str:
+        return self.facts.group if self.facts else self.known.group
 
     @property
     def awake(self) -> bool:
@@ -158,7 +186,41 @@ class Ward:
     @property
     def in_doubt(self) -> bool:
         """Whether its weights are to be compared with what was written."""
-        return self.standing.quarantined or s.Cause.DISPUTED in self.standing.causes
+        wrong = self.standing.quarantined and not self.verified
+        return wrong or s.Cause.DISPUTED in self.standing.causes
+
+    @property
+    def set_of(self) -> tuple[str, str]:
+        """The workers that can take its streams have the same: a namespace, and a card."""
+        return self.path.rpartition("/")[0], self.model
+
+    @property
+    def verdict(self) -> tuple[float, int | None] | None:
+        """The weight that it earned and how doubtful it is; None: it is not there, asleep or silent."""
+        if not self.awake or s.Cause.LOST in self.standing.causes:
+            return None
+        return s.earned(self.standing), doubt_of(self.standing.causes, self.standing.heard_s)
+
+    @property
+    def probed(self) -> bool:
+        """Whether it is tried every few seconds."""
+        return self.awake and (self.standing.last_resort or self.misled)
+
+    @property
+    def failing(self) -> bool:
+        """Whether it fails requests, which another process with the same weights may not."""
+        return not FAILING.isdisjoint(self.standing.causes)
+
+    @property
+    def tried(self) -> bool:
+        """Whether right answers would lift what is held against it."""
+        causes = self.standing.causes
+        return not TRIED.isdisjoint(causes) or (self.standing.quarantined and self.verified)
+
+    @property
+    def misled(self) -> bool:
+        """Whether this process answers wrongly with weights that are right."""
+        return self.standing.quarantined and self.verified and self.accused
 
     @property
     def pace(self) -> Pace:
@@ -190,20 +252,25 @@ class Ward:
             yield from (each for each in due if each is not None)
         if self.owing:
             yield self.look_s
-        more = (self.find_s, self.forget_s, self.reload_again_s, self.repace_s)
+        if self.probed:
+            yield self.probe_s
+        bounds = (self.find_s, self.forget_s, self.relief_until_s, self.sought_until_s)
+        more = (*bounds, self.reload_again_s, self.repace_s)
         yield from (each for each in more if each is not None)
 
     def record(self, now_s: float, by: str) -> HealthRecord:
         weights, _, load = self.loaded.rpartition("@")
         return HealthRecord(
             name=self.name,
-            group=self.facts.group if self.facts else self.known.group,
+            group=self.group,
             model=self.model,
             weights=weights,
             load=int(load or 0),
             devices=self.devices,
             reloads=self.reloads,
             reload_next_s=self.reload_next_s,
+            verified=self.verified,
+            last_resort=self.standing.last_resort,
             standing=self.standing,
             breaker=self.breaker.record(),
             # A check that is under way is not in it.
@@ -220,12 +287,13 @@ class Ward:
         self.standing = s.restore(record.standing, now_s)
         self.breaker.restore(record.breaker, now_s)
         self.canary.restore(record.canary)
-        self.spare, self.reloads = record.spare, record.reloads
+        self.spare, self.reloads, self.verified = record.spare, record.reloads, record.verified
+        self.accused = record.verified
         self.reload_next_s = min(record.reload_next_s, now_s + RELOAD_S_MAX * (1 + RELOAD_JITTER))
         if s.Cause.GONE in self.standing.causes:
             self.dead_s = self.standing.since_s
         else:
-            self.find_s = now_s + FIND_S
+            self.find_s, self.sought_until_s = now_s + FIND_S, now_s + SOUGHT_S
 
     def is_older(self, facts: WorkerFacts) -> bool:
         """Whether facts are of an earlier load of the same weights than is known: they come late."""

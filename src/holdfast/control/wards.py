@@ -5,8 +5,12 @@ Theory (facts 13, 14, 22-24). Each machine below knows one thing of one worker: 
 What none of them can know is who else there is, and that is decided here. A wrong answer is the weights', so every
 process that reads them hears of it: a standby, and one that starts later and maps what was convicted before. Who is
 slow is so beside the others of its set. A device's fault is all its workers', also of those that come after. And the
-weights that were convicted are asked to be loaded anew: where another set serves its streams are there by then, and the
-last one does it in place, with its streams held by whoever has them.
+weights that were convicted are verified, and loaded anew where they are damaged: where another set serves its streams
+are there by then, and the last one does it in place, with its streams held by whoever has them. Where they are right,
+the verdict is the process's: the weights are acquitted, and its standby takes over.
+
+No verdict takes the last worker of a set away, or most of them at once (`health.last_resort`): those serve on, are
+tried every few seconds, and fall only once others can take their streams. One that fails and has a standby hands over.
 
 Nothing is done that is not written down first, and what is written down is enough to go on: `restore` gives another
 process the same wards. So a verdict outlives its judge, nobody is revived because somebody forgot, and what was done
@@ -22,8 +26,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from holdfast.control.mates import convicts_of, kept_in, mates_of, standby_of
 from holdfast.control.questions import expectations_of, name_of_key
-from holdfast.control.ward import OWED_LOOK_S, OWED_S, RELOAD_S, Limits, Ward, name_of, next_reload, were_asked
+from holdfast.control.ward import (
+    OWED_LOOK_S,
+    OWED_S,
+    PROBE_S,
+    RELIEF_AGAIN_S,
+    RELIEF_S,
+    RELOAD_S,
+    RIGHTS,
+    Limits,
+    Ward,
+    name_of,
+    next_reload,
+    were_asked,
+)
 from holdfast.control.words import (
     Answer,
     Ask,
@@ -45,8 +63,10 @@ from holdfast.control.words import (
     Reload,
     Reported,
     Spared,
+    Relieve,
     Tick,
     Told,
+    Verified,
     What,
     Write,
     WriteExpected,
@@ -174,6 +194,8 @@ class Wards:
                 self._tell_breaker(ward, event.attempts)
             case EngineFailed():
                 self._tell_standing(ward, s.ReportedFatal(ward.standing.load, event.reason))
+            case Verified():
+                self._hear_verified(ward, event.load)
             case Spared():
                 ward.spare = event.spare
                 self._dirty[ward.path] = None
@@ -188,7 +210,9 @@ class Wards:
         before = ward.facts
         loaded = name_of(facts.weights or ward.path, facts.load or 1)
         fresh, ward.loaded = loaded != ward.loaded, loaded
-        ward.facts, ward.find_s, ward.dead_s = facts, None, None
+        ward.facts, ward.find_s, ward.sought_until_s, ward.dead_s = facts, None, None, None
+        if fresh:
+            ward.accused, ward.verified, ward.rights = False, False, 0
         load = ward.standing.load + fresh
         if before is None or before.key != facts.key:
             self._outliers.setdefault(facts.key, outliers.Outliers()).restore(ward.path, ward.pace)
@@ -208,9 +232,10 @@ class Wards:
             self._reload(loaded)
         for fault in [self._faults[device] for device in facts.devices if device in self._faults]:
             self._tell_standing(ward, fault)
+        self._review(ward)
 
     def _lose(self, ward: Ward, reason: str) -> None:
-        facts, ward.facts, ward.find_s = ward.facts, None, None
+        facts, ward.facts, ward.find_s, ward.sought_until_s = ward.facts, None, None, None
         if ward.dead_s is not None:
             return
         ward.dead_s = self._now_s
@@ -233,7 +258,8 @@ class Wards:
 
     def _is_convicted(self, loaded: str) -> bool:
         written = any(loaded in record.convicted for record in self._written.values())
-        return written or any(w.loaded == loaded and w.standing.quarantined for w in self._wards.values())
+        wards = self._wards.values()
+        return written or any(w.loaded == loaded and w.standing.quarantined and not w.misled for w in wards)
 
     # -- time
 
@@ -245,6 +271,14 @@ class Wards:
                 self._tell_canary(ward, c.Tick())
                 self._tell_breaker(ward, b.Tick())
                 self._tell_standing(ward, s.Tick())
+            if ward.relief_until_s is not None and ward.relief_until_s <= self._now_s:
+                ward.relief_until_s = None
+                self._review(ward)
+            if ward.sought_until_s is not None and ward.sought_until_s <= self._now_s:
+                ward.sought_until_s = None
+                self._review(ward)
+            if ward.probed and ward.probe_s <= self._now_s:
+                self._probe(ward)
             if ward.owing and ward.look_s <= self._now_s:
                 self._collect(ward)
             if ward.repace_s is not None and self._stands_alone(ward):
@@ -325,12 +359,13 @@ class Wards:
         of_key = [w for w in self._wards.values() if w.facts and w.facts.key == ward.facts.key]
         served = {w.facts.group for w in of_key if w.facts and w.facts.active}
         others = [w for w in of_key if w is not ward and not w.standing.quarantined]
-        return not any(w.standing.weight if w.awake else w.facts and w.facts.group not in served for w in others)
+        return not any(s.earned(w.standing) if w.awake else w.facts and w.facts.group not in served for w in others)
 
     def _collect(self, ward: Ward) -> None:
         """Ask for the next canary that it owes."""
         ward.look_s = self._now_s + OWED_LOOK_S
-        if self._now_s >= max(ward.owed_s, ward.standing.fell_s) + OWED_S or self._stands_alone(ward):
+        at_once = ward.standing.last_resort or self._stands_alone(ward)
+        if at_once or self._now_s >= max(ward.owed_s, ward.standing.fell_s) + OWED_S:
             ward.owed_s = self._now_s
             self._tell_canary(ward, c.Asked("it owes canaries"))
 
@@ -346,6 +381,42 @@ class Wards:
         return [
             w for w in self._wards.values() if w.awake and w.facts and w.facts.key == key and not w.standing.quarantined
         ]
+
+    # -- the last resort
+
+    def _review(self, ward: Ward) -> None:
+        """Look who of its set must serve as a last resort, after something else than a verdict changed."""
+        mates = mates_of(ward, self._wards.values())
+        for mate in mates:
+            self._relieve(mate, mates)
+        self._keep(mates, kept_in(mates))
+
+    def _keep(self, mates: list[Ward], kept: set[str]) -> None:
+        for ward in mates:
+            if (ward.path in kept) is not ward.standing.last_resort:
+                self._tell_standing(ward, s.LastResort(ward.path in kept))
+
+    def _probe(self, ward: Ward) -> None:
+        """Try a worker that serves only because too few others can."""
+        ward.probe_s = self._now_s + PROBE_S
+        self._review(ward)
+        if ward.breaker.state is b.State.OPEN:
+            self._tell_breaker(ward, b.Probe())
+        elif ward.tried:
+            self._tell_canary(ward, c.Asked("too few others can serve"))
+
+    def _relieve(self, ward: Ward, mates: list[Ward]) -> None:
+        """Ask a worker that fails, or answers wrongly with weights that are right, to hand over to its standby. Where
+        another process was wrong with them too, the next one would be."""
+        fails = ward.failing and not ward.standing.quarantined and not s.earned(ward.standing)
+        misled = ward.misled and not convicts_of(ward, self._wards.values())
+        standby = standby_of(ward, mates) if ward.awake and (fails or misled) else None
+        asked_s = max(mate.relief_s for mate in mates if mate.group == ward.group)
+        if standby is None or (asked_s and self._now_s < asked_s + RELIEF_AGAIN_S):
+            return
+        ward.relief_s, ward.relief_until_s = self._now_s, self._now_s + RELIEF_S
+        self._tell(ward, What.RELIEVED, f"it is to hand over to {standby.name}: {ward.standing.reason}")
+        self._deeds.append(Relieve(ward.path, fails, ward.standing.reason))
 
     # -- devices
 
@@ -379,6 +450,37 @@ class Wards:
                 self._tell_standing(ward, failed)
         self._reload(event.weights)
 
+    def _hear_verified(self, ward: Ward, load: int) -> None:
+        """Its weights are as they were written: if it was this process that answered wrongly with them, the verdict is
+        its own; if another was too, the device is in doubt, and right answers are waited for."""
+        if ward.facts is None or not ward.standing.quarantined or (ward.facts.load or load) != load or ward.verified:
+            return
+        ward.verified = True
+        self._dirty[ward.path] = None
+        if convicts_of(ward, self._wards.values()):
+            self._tell(ward, What.NOTE, "its weights are right, and another process was wrong with them too")
+            return
+        self._acquit(ward)
+        self._review(ward)
+
+    def _clear(self, ward: Ward, passed: s.CanaryPassed) -> None:
+        """Count right answers of a worker that is quarantined although its weights are right."""
+        if ward.standing.quarantined and ward.verified:
+            ward.rights = ward.rights + 1 if passed.right else 0
+            if ward.rights >= RIGHTS:
+                ward.accused = False
+                self._acquit(ward)
+
+    def _acquit(self, ward: Ward) -> None:
+        """Its weights are right: no worker is quarantined for them but a process that was wrong itself."""
+        assert ward.facts
+        self._deeds.append(Told("", What.ACQUITTED, f"{ward.loaded}: these weights are as they were written"))
+        self._tell_expectations(ward.facts.key, x.Acquitted(ward.loaded))
+        for other in self._wards.values():
+            if other.loaded == ward.loaded and other.standing.quarantined and not other.misled:
+                other.verified, other.rights = False, 0
+                self._tell_standing(other, s.Acquitted())
+
     def _dispute(self, key: x.Key) -> None:
         """Tell those who are in dispute, or not any more. Their weights are verified, one set after the other."""
         disputed = sorted(self._expectations[key].disputed)
@@ -390,7 +492,7 @@ class Wards:
             self._tell_standing(ward, s.Disputed(DISPUTED if ward.loaded in disputed else ""))
 
     def _reload(self, loaded: str) -> None:
-        """Have weights in doubt verified, and loaded anew where they are wrong, by one that has them and is awake."""
+        """Have weights in doubt verified, and loaded anew where they are damaged, by one that has them and is awake."""
         holders = [w for w in self._wards.values() if w.awake and w.loaded == loaded and w.in_doubt]
         next_s, reloads = max(((w.reload_next_s, w.reloads) for w in holders), default=(0.0, 0))
         again = not reloads or self._now_s >= next_s
@@ -406,7 +508,7 @@ class Wards:
         in_place = not any(w.standing.weight for w in others)
         assert first.facts
         often = f" ({reloads} times by now, next in {next_s - self._now_s:.0f} s)" if reloads > 1 else ""
-        what = ("loaded anew" if first.standing.quarantined else "verified") + ", in place" * in_place + often
+        what = "verified, and loaded again where they are damaged" + ", in place" * in_place + often
         self._tell(first, What.RELOADED, f"its weights are to be {what}")
         self._deeds.append(Reload(first.path, first.facts.load, in_place, first.standing.reason))
 
@@ -424,6 +526,7 @@ class Wards:
                 case c.Accuse():
                     self._tell(ward, What.ACCUSED, effect.reason)
                     assert ward.facts
+                    ward.accused, ward.rights = True, 0
                     accused = x.Accused(ward.loaded, effect.question, effect.asked_s, effect.reason)
                     self._tell_expectations(ward.facts.key, accused)
                 case c.AskPeers():
@@ -438,6 +541,7 @@ class Wards:
                 case s.CanaryPassed():
                     self._tell(ward, What.PASSED, "")
                     self._tell_standing(ward, effect)
+                    self._clear(ward, effect)
                     self._vouch(ward, effect)
                 case s.CanaryFailed():
                     self._tell(ward, What.FAILED, f"{effect.failing}: {effect.reason}")
@@ -479,7 +583,19 @@ class Wards:
 
     def _tell_standing(self, ward: Ward, event: s.Event) -> None:
         self._dirty[ward.path] = None
-        ward.standing, effects = s.step(ward.standing, event, self._now_s)
+        before, verdict = ward.standing, ward.verdict
+        ward.standing, effects = s.step(before, event, self._now_s)
+        if ward.verdict == verdict:
+            self._follow(ward, effects)
+            return
+        mates = mates_of(ward, self._wards.values())
+        self._relieve(ward, mates)
+        kept = kept_in(mates, falling=ward if before.weight else None)
+        ward.standing, effects = s.step(before, event, self._now_s, last_resort=ward.path in kept)
+        self._follow(ward, effects)
+        self._keep(mates, kept)
+
+    def _follow(self, ward: Ward, effects: tuple[s.Effect, ...]) -> None:
         for effect in effects:
             match effect:
                 case s.Weigh():

@@ -137,6 +137,14 @@ def device_event(device: str, record: DeviceRecord) -> DeviceFaulted | DeviceCle
 
 
 @dataclass(frozen=True, slots=True)
+class Verified:
+    """It compared its weights with what was written, and they are right."""
+
+    path: str
+    load: int
+
+
+@dataclass(frozen=True, slots=True)
 class Spared:
     """It is to be kept without traffic, as a spare, or not any more."""
 
@@ -151,7 +159,7 @@ class Tick:
 
 Event = (
     Found | Listed | Lost | Answer | NoAnswer | NoPlace | Doubted | Judged | Reported | Paces | EngineFailed
-    | DeviceFaulted | DeviceCleared | Spared | Tick
+    | DeviceFaulted | DeviceCleared | Verified | Spared | Tick
 )  # fmt: skip
 
 
@@ -206,6 +214,15 @@ class Reload:
 
 
 @dataclass(frozen=True, slots=True)
+class Relieve:
+    """Have this worker hand over to its standby and exit. Not `believed`: what it computed is not to be used."""
+
+    path: str
+    believed: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Flag:
     """What it made since then cannot be believed."""
 
@@ -222,6 +239,8 @@ class What(StrEnum):
     DRAINED = "drained"
     QUARANTINED = "quarantined"
     RELOADED = "reloaded"  # it is asked to
+    RELIEVED = "relieved"  # it is asked to hand over to its standby
+    ACQUITTED = "acquitted"  # weights, by name
     BREAKER = "breaker"
     PASSED = "canary-passed"
     FAILED = "canary-failed"
@@ -239,4 +258,4 @@ class Told:
     text: str
 
 
-Effect = WriteExpected | Write | Forget | Ask | Reload | Flag | Told
+Effect = WriteExpected | Write | Forget | Ask | Reload | Relieve | Flag | Told

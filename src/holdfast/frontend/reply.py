@@ -137,8 +137,11 @@ class Reply:
         """How many times the stream changed hands, and whether its tokens are those of an unbroken run."""
         ledgers = [choice.flight.ledger for choice in choices if choice.flight is not None]
         resumed = self.resumed_count(choices)
-        exact = all(ledger.exact for ledger in ledgers) and (self.shape.deterministic or resumed == 0)
-        return {"resumed": resumed, "exact": exact}
+        inexact = next((ledger.inexact for ledger in ledgers if ledger.inexact), "")
+        if not inexact and resumed and not self.shape.deterministic:
+            inexact = "resumed by an engine that does not compute the same tokens twice"
+        told: dict[str, Any] = {"resumed": resumed, "exact": not inexact}
+        return told | {"reason": inexact} if inexact else told
 
     def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
         if not self.shape.logprobs:

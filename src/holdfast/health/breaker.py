@@ -9,7 +9,12 @@ time it opens again soon, and is then tried with canaries, never with customers:
 asked for, all must pass, and one that fails or stays away opens it again.
 
 What is counted comes from several frontends, as counts and without an order. Whoever feeds it therefore tells what all
-of them saw in an interval as one event; a success anywhere in it ends the run, and the rate speaks for the rest.
+of them saw in an interval as one event; a success anywhere in it ends the run, and so do tokens that an attempt made
+since the last failure (long streams end seldom); the rate speaks for the rest. A failure that follows its request to
+another worker was the request's, and is taken back.
+
+Where no other worker serves, a rest would be an outage: the breaker is probed (`Probe`) at once and every few seconds,
+and a probe that fails makes no rest longer.
 
 Always true: `TABLE` is every change of state; customers are admitted in CLOSED only; HALF_OPEN asks for exactly its
 number of canaries; an answer that was not asked for, or comes twice or late, changes nothing; a breaker restored from
@@ -135,6 +140,8 @@ class Attempts:
 
     succeeded: int = 0
     failed: Mapping[Kind, int] = field(default_factory=dict)
+    outlived: int = 0  # failures after which an attempt made tokens there
+    excused: int = 0  # failures, counted before, that followed their request to another worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +158,16 @@ class Renewed:
 
 
 @dataclass(frozen=True, slots=True)
+class Probe:
+    """No other worker serves: try it with canaries now, whatever is left of its rest."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """`next_deadline_s` has come."""
 
 
-Event = Attempts | CanaryAnswered | Renewed | Tick
+Event = Attempts | CanaryAnswered | Renewed | Probe | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +211,8 @@ class Breaker:
     """One worker's. `jitter` draws from [0, 1)."""
 
     __slots__ = (
-        "_asked", "_closed_s", "_jitter", "_limits", "_out", "_rest_s", "_run", "_until_s", "_window", "name", "reason",
-        "state",
+        "_asked", "_closed_s", "_jitter", "_limits", "_out", "_probed", "_rest_s", "_run", "_until_s", "_window", "name",
+        "reason", "state",
     )  # fmt: skip
 
     def __init__(self, name: str, jitter: Callable[[], float], limits: Limits | None = None) -> None:
@@ -216,6 +228,7 @@ class Breaker:
         self._closed_s = 0.0
         self._asked = 0
         self._out: set[int] = set()  # canaries that are not back
+        self._probed = False  # they were asked for before its rest was over
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.state.name.lower()}" + (f" ({self.reason})" if self.reason else "")
@@ -254,14 +267,21 @@ class Breaker:
                 return self._hear(event, now_s)
             case Renewed():
                 return self._become_closed(Cause.RENEWED, "a fresh load", now_s)
+            case Probe():
+                return self._become_half_open(now_s, probed=True) if self.state is State.OPEN else ()
             case Tick():
                 return self._tick(now_s)
 
     def _count(self, event: Attempts, now_s: float) -> tuple[Effect, ...]:
         failures = sum(event.failed.values())
-        if self.state is not State.CLOSED or event.succeeded + failures == 0:
+        if self.state is not State.CLOSED:
             return ()
-        self._run = 0 if event.succeeded else self._run + failures
+        self._excuse(event.excused)
+        if event.succeeded or event.outlived:
+            self._run = 0
+        if event.succeeded + failures == 0:
+            return ()
+        self._run = 0 if event.succeeded or event.outlived else self._run + failures
         self._remember(event.succeeded + failures, failures, now_s)
         if not failures:
             return ()
@@ -274,6 +294,12 @@ class Breaker:
             why = f"{failed} of {attempts} attempts failed within {WINDOW_S:g} s, the last: {kinds}"
             return self._become_open(Cause.TOO_MANY, why, now_s)
         return ()
+
+    def _excuse(self, failures: int) -> None:
+        self._run = max(0, self._run - failures)
+        for slot in reversed(self._window):
+            taken = min(failures, slot[2])
+            slot[1], slot[2], failures = slot[1] - taken, slot[2] - taken, failures - taken
 
     def _remember(self, attempts: int, failures: int, now_s: float) -> None:
         slot = int(now_s // WINDOW_SLOT_S)
@@ -310,15 +336,17 @@ class Breaker:
     def _become_open(self, cause: Cause, why: str, now_s: float) -> tuple[Effect, ...]:
         # Closed for longer than it had rested, it has paid for that; sooner, it was let back too early.
         soon = cause is Cause.NOT_PASSED or (self._rest_s > 0.0 and now_s - self._closed_s < self._rest_s)
-        self._rest_s = min(2 * self._rest_s if soon else self._limits.open_s, OPEN_S_MAX)
+        if not (cause is Cause.NOT_PASSED and self._probed):
+            self._rest_s = min(2 * self._rest_s if soon else self._limits.open_s, OPEN_S_MAX)
         self._turn(cause)
         self.reason = why
         rest_s = self._rest_s * (1 + JITTER_MAX * self._jitter())
         self._until_s = now_s + rest_s
         return (Opened(why, rest_s),)
 
-    def _become_half_open(self, now_s: float) -> tuple[Effect, ...]:
+    def _become_half_open(self, now_s: float, *, probed: bool = False) -> tuple[Effect, ...]:
         self._turn(Cause.RESTED)
+        self._probed = probed
         self._until_s = now_s + CANARY_S
         first = self._asked + 1
         self._asked += self._limits.canaries

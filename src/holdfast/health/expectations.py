@@ -22,7 +22,7 @@ until a third speaks, or one goes or is loaded anew.
 
 Always true: `TABLE` is every change of a question's state; nobody is convicted by its vote, without a witness or by one
 other's word alone; the witness is not convicted itself, so of several sets one at least never is; a convicted set does
-not vote, and is convicted once.
+not vote, and is convicted once, unless it was acquitted since.
 """
 
 from __future__ import annotations
@@ -188,11 +188,18 @@ class Accused:
 
 
 @dataclass(frozen=True, slots=True)
+class Acquitted:
+    """These weights are as they were written: it was a process, or a device, that answered wrongly with them."""
+
+    weights: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """`next_deadline_s` has come."""
 
 
-Event = Sets | Heard | Accused | Tick
+Event = Sets | Heard | Accused | Acquitted | Tick
 
 
 # -- what is to be done
@@ -327,6 +334,8 @@ class Expectations:
                 return self._hear(event, now_s)
             case Accused() if event.weights in self._sets and event.weights not in self._convicted:
                 return self._accuse(event, now_s)
+            case Acquitted():
+                self._convicted.pop(event.weights, None)
             case Tick():
                 return self._decide(now_s)
         return ()

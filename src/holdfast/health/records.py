@@ -32,6 +32,8 @@ class HealthRecord(msgspec.Struct, frozen=True, kw_only=True):
     standing: Standing = Standing()
     breaker: breaker.Record = breaker.Record()
     canary: canary.Record = canary.Record()
+    verified: bool = False  # since it answered wrongly its weights were found to be as they were written
+    last_resort: bool = False  # it serves only because too few others of its set can: to be replaced
     spare: bool = False  # sound, and kept without traffic until capacity is lost
     last_resort: bool = False  # in doubt, and serving on only because no other worker of its set can
     at_unix_s: UnixS = 0.0  # when it was written
@@ -88,6 +90,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     succeeded: Count = 0  # attempts
     failed: dict[str, Count] = {}  # by `breaker.Kind`
+    outlived: Count = 0  # failures after which an attempt made tokens there
+    excused: Count = 0  # failures that followed their request to another worker
     tokens: Count = 0
     stream_s: Seconds = 0.0  # streams' time on it, all together: with `tokens` its pace
     open: Annotated[int, msgspec.Meta(ge=0, le=STREAMS_MAX)] = 0  # streams that run there now

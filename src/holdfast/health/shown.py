@@ -22,6 +22,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     spare: bool = False
     quarantined: bool = False
+    last_resort: bool = False  # it serves only because too few others can
     reason: str = ""
     since_unix_s: float = 0.0  # of this status
     causes: dict[str, str] = {}  # by `standing.Cause`

@@ -8,15 +8,19 @@ the most urgent of those that are held: when the last grave one is lifted the wa
 
 What is quick to undo comes first: half the traffic at the first doubt, none at proof, and then its streams are moved,
 once per fall. Slowness alone takes streams by plan. Nothing here kills or restarts: that is the supervisor's. A wrong
-answer is another matter: no later right one makes the weights what they were, only a fresh load does (facts 22, 23).
+answer is another matter: no later right one makes the weights what they were, only a fresh load does (facts 22, 23),
+or the word that they are as they were written (`Acquitted`).
+
+Where no other worker can serve (`last_resort.kept`, decided by the caller), a worker is SUSPICIOUS at most: its causes
+are held, its streams stay, and a fall is postponed until another can take them.
 
 Who had no traffic returns by way of half of it, and must pass a canary after its customers had time to complain; who
 falls again soon, twice as many as the last time, all but one of them with no traffic.
 
 Always true: `TABLE` names every cause, what it makes of a worker and what lifts it; weight follows from status; a fall
-(something is found that makes it UNHEALTHY or DEAD, and nothing had been) gives exactly one `MoveStreams`, under a
-number of its own, and nothing else does; a quarantined worker has weight 0; an event that is heard twice changes
-nothing the second time; nor does one about an earlier load, or a canary older than the last heard (but a wrong answer
+(something is found that makes it UNHEALTHY or DEAD, and nothing had been, or it is the last resort no longer) gives
+exactly one `MoveStreams`, under a number of its own, and nothing else does; a quarantined worker has weight 0 unless
+it is the last resort; an event that is heard twice changes nothing the second time; nor does one about an earlier load, or a canary older than the last heard (but a wrong answer
 of this load always counts). A `Standing` is plain data: the verdict as it is written down, and all it takes to go on.
 """
 
@@ -43,6 +47,7 @@ PROVING_S = 5.0
 FLAP_S = 600.0
 OWED_MAX = 8  # canaries to pass after a fall: 1, and twice as many at each that follows soon; four minutes (`OWED_S`)
 UNCHECKED = "not checked since it was loaded"
+LAST_RESORT = "it serves because too few others can"
 
 
 class Status(IntEnum):
@@ -66,6 +71,7 @@ class Lift(StrEnum):
     PASSED = "a canary passed"
     ANSWERED = "a canary was answered rightly, if slowly"
     LOADED = "a fresh load"
+    ACQUITTED = "its weights are as they were written, and answer rightly"
     SETTLED = "it is known who is right"
     SEEN = "its process is there"
     ALIVE = "its judge calls it alive"
@@ -103,7 +109,7 @@ TABLE: dict[Cause, tuple[Status, frozenset[Lift]]] = {
     Cause.CANARY_FAILED: (S.SUSPICIOUS, _CANARY),
     Cause.CANARY_FAILING: (S.UNHEALTHY, _CANARY),
     Cause.CANARY_SLOW: (S.SUSPICIOUS, frozenset({L.PASSED, L.LOADED})),
-    Cause.WRONG: (S.UNHEALTHY, frozenset({L.LOADED})),
+    Cause.WRONG: (S.UNHEALTHY, frozenset({L.LOADED, L.ACQUITTED})),
     Cause.DISPUTED: (S.SUSPICIOUS, frozenset({L.SETTLED, L.LOADED})),
     Cause.BREAKER: (S.UNHEALTHY, frozenset({L.CLOSED})),
     Cause.LOST: (S.UNHEALTHY, frozenset({L.BACK, L.ALIVE})),
@@ -166,6 +172,19 @@ class Disputed:
 
 
 @dataclass(frozen=True, slots=True)
+class Acquitted:
+    """Its weights are as they were written, and it was another process that answered wrongly with them, or its own
+    answers are right again."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastResort:
+    """No other worker of its set can serve, or that is over."""
+
+    serves: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ReportedFatal:
     """The worker itself says that its engine cannot go on."""
 
@@ -193,8 +212,8 @@ class Tick:
 
 # Three machines' effects are events here as they are: of its breaker, its judge, and what compares its set.
 Event = (
-    Present | Gone | CanaryPassed | CanaryFailed | Disputed | ReportedFatal | DeviceFaulted | DeviceCleared | Opened
-    | Closed | Judged | Paced | Tick
+    Present | Gone | CanaryPassed | CanaryFailed | Disputed | Acquitted | LastResort | ReportedFatal | DeviceFaulted
+    | DeviceCleared | Opened | Closed | Judged | Paced | Tick
 )  # fmt: skip
 
 
@@ -273,6 +292,7 @@ class Standing:
     fell_for: Mapping[str, str] = field(default_factory=dict)  # the causes that were held then
     flaps: Count = 0  # falls in a row that came soon after another
     cleared_s: UnixS = 0.0  # when its device was last reset or replaced
+    last_resort: bool = False  # no other can serve: SUSPICIOUS at most, and falls are postponed
 
     def __str__(self) -> str:
         return f"{Status(self.status).name} ({self.reason})"
@@ -302,9 +322,17 @@ def next_deadline_s(standing: Standing) -> float | None:
 # -- steps
 
 
-def step(standing: Standing, event: Event, now_s: float) -> Outcome:
-    """The next standing, to be written down first, and then what is to be done, in order."""
+def earned(standing: Standing) -> float:
+    """Return the weight that its causes and what it owes leave it, whether or not another can serve."""
+    return WEIGHTS[_earned_status(standing)]
+
+
+def step(standing: Standing, event: Event, now_s: float, *, last_resort: bool | None = None) -> Outcome:
+    """The next standing, to be written down first, and then what is to be done, in order. `last_resort`: whether no
+    other worker can serve once this is taken; None: as before."""
     taken, asks = _take(standing, event, now_s)
+    if last_resort is not None and last_resort is not taken.last_resort:
+        taken = replace(taken, last_resort=last_resort)
     after, effects = _settle(standing, taken, now_s)
     return after, effects + asks
 
@@ -321,6 +349,10 @@ def _take(s: Standing, event: Event, now_s: float) -> Outcome:
             return _hear_failure(s, event)
         case Disputed():
             return (_hold(s, Cause.DISPUTED, event.reason) if event.reason else _lift(s, Lift.SETTLED)), ()
+        case Acquitted():
+            return _acquit(s), ()
+        case LastResort():
+            return (s if event.serves is s.last_resort else replace(s, last_resort=event.serves)), ()
         case Gone():
             return _hold(s, Cause.GONE, event.reason), ()
         case ReportedFatal():
@@ -348,10 +380,10 @@ def _settle(before: Standing, s: Standing, now_s: float) -> Outcome:
     """What follows from the causes that are held now, and from the difference to those before."""
     if s is before:
         return s, ()
-    fell = _grave(s) and not _grave(before) and before.owed <= 1
+    fell = _taken_out(s) and not _taken_out(before) and (before.owed <= 1 or before.last_resort)
     found = [TABLE[Cause(cause)][0] for cause in s.causes if cause not in before.causes and cause != Cause.UNCHECKED]
     if fell:
-        s = _become_fallen(s, now_s)
+        s = _become_fallen(s, now_s, anew=not (before.last_resort and s.causes.keys() <= s.fell_for.keys()))
     elif Status.DRAINING in found:
         s = replace(s, owed=max(s.owed, 1))
     s = _derive(s)
@@ -422,6 +454,13 @@ def _hear_failure(s: Standing, event: CanaryFailed) -> Outcome:
     return _hold(heard, Cause.CANARY_FAILING, f"{heard.failures} canaries in a row; {why}"), ()
 
 
+def _acquit(s: Standing) -> Standing:
+    lifted = _lift(s, Lift.ACQUITTED)
+    if lifted is s or _grave(lifted):
+        return lifted
+    return replace(lifted, owed=0)  # the fall was not its own
+
+
 def _hear_judge(s: Standing, event: Judged) -> Standing:
     """Doubt (silence) is not written down: who has streams there sees it first, and mostly it passes (facts 31)."""
     if event.after in LOST:
@@ -465,27 +504,39 @@ def _worst(s: Standing) -> Status:
     return max((TABLE[Cause(cause)][0] for cause in s.causes), key=URGENCY.index, default=Status.HEALTHY)
 
 
+def _earned_status(s: Standing) -> Status:
+    owing = Status.HEALTHY if not s.owed else Status.SUSPICIOUS if s.owed == 1 else Status.UNHEALTHY
+    return max(_worst(s), owing, key=URGENCY.index)
+
+
 def _grave(s: Standing) -> bool:
     """Whether something was found that takes its streams: to be unchecked is no finding."""
     return any(TABLE[Cause(cause)][0] in FALLEN for cause in s.causes if cause != Cause.UNCHECKED)
 
 
-def _become_fallen(s: Standing, now_s: float) -> Standing:
+def _taken_out(s: Standing) -> bool:
+    """Whether its streams are to be elsewhere. A process that ended is no resort."""
+    return _grave(s) and not (s.last_resort and Cause.GONE not in s.causes)
+
+
+def _become_fallen(s: Standing, now_s: float, *, anew: bool) -> Standing:
+    """Not `anew`: it had fallen for the same, and served since only because no other could."""
     soon = s.fall > 0 and now_s - s.fell_s <= FLAP_S
-    flaps = s.flaps + 1 if soon else 0
+    flaps = s.flaps if not anew else s.flaps + 1 if soon else 0
     owed = min(2 ** min(flaps, OWED_MAX), OWED_MAX)
     return replace(s, fall=s.fall + 1, fell_s=now_s, fell_for=s.causes, flaps=flaps, owed=owed)
 
 
 def _derive(s: Standing) -> Standing:
     """Status, weight and reason, from what is held and owed. The first of a status; a quarantine's before others'."""
-    owing = Status.HEALTHY if not s.owed else Status.SUSPICIOUS if s.owed == 1 else Status.UNHEALTHY
-    status = max(_worst(s), owing, key=URGENCY.index)
+    status = _earned_status(s)
     reasons = [why for cause, why in s.causes.items() if TABLE[Cause(cause)][0] is status]
     if Cause.WRONG in s.causes and status is not Status.DEAD:
         reasons.insert(0, s.causes[Cause.WRONG])
     if s.owed:
         reasons.append(f"it must pass {s.owed} more canaries" if s.owed > 1 else "it must pass a canary")
     reason = next(iter(reasons), "sound")
+    if s.last_resort and not WEIGHTS[status] and status is not Status.DEAD:
+        status, reason = Status.SUSPICIOUS, f"{LAST_RESORT}: {reason}"
     quarantined = Cause.WRONG in s.causes
     return replace(s, status=status, weight=WEIGHTS[status], quarantined=quarantined, reason=reason)

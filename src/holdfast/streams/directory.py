@@ -161,8 +161,12 @@ class ModelDirectory:
             return sets[0] if sets else None
         weights = [workers.weight for workers in sets]
         if not any(weights):
-            return max(sets, key=lambda workers: (self.fate(workers) is Fate.STAYS, workers.empty_since_s))
+            return max(sets, key=self._may_serve)
         return self._rng.choices(sets, weights)[0]
+
+    def _may_serve(self, workers: WorkerSet) -> tuple[bool, bool, float]:
+        """How soon a set without sound workers may serve: one that does as a last resort first."""
+        return workers.table.routable_count > 0, self.fate(workers) is Fate.STAYS, workers.empty_since_s
 
     def stand_ins(self, flight: Flight) -> list[WorkerSet]:
         """Sets with a place for a stream of another that nobody of their own waits for."""

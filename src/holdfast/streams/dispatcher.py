@@ -28,6 +28,8 @@ from holdfast.wire.messages import Cancel, Generate
 
 log = logging.getLogger("holdfast.workers")
 
+MAY_BE_WRONG = "made by a worker that failed a known-answer check, because no other could serve"
+
 
 class Dispatcher:
     """Streams to workers."""
@@ -74,8 +76,9 @@ class Dispatcher:
         if workers is None or link.data is None:
             return
         routable = link.trusted and not self.links.objection(link)
-        admit_max, weight = (link.admit_max, link.share.weight) if routable else (None, 1.0)
+        admit_max, weight = (link.admit_max, link.weight) if routable else (None, 1.0)
         workers.table.update(link.slot, routable=routable, admit_max=admit_max, weight=weight)
+        (workers.last_resorts.add if link.last_resort else workers.last_resorts.discard)(link.slot)
         if routable:
             self.stats.serves(link.slot.name, link.epoch)
         self.workers_changed(workers)
@@ -118,6 +121,8 @@ class Dispatcher:
         if ledger.emitted == ledger.mark or slot is None:
             return  # no token in it: nothing is proved yet
         flight.first_output, flight.home = False, None
+        if self.links[slot].share.wrong:
+            ledger.doubt(MAY_BE_WRONG)
         flight.workers.table.settle(slot, flight.standing)
         self.stats.serves(slot.name, self.links[slot].epoch)
         if flight.standing is Standing.SUSPECT or flight.workers.holds.suspects:
@@ -144,7 +149,8 @@ class Dispatcher:
             return
         link = self._link_of(flight)
         if counted := faulty and link is not None and not link.draining:
-            link.seen.fails(blame(code, tokens=ledger.emitted - ledger.mark, finish=None))
+            kind = blame(code, tokens=ledger.emitted - ledger.mark, finish=None)
+            link.seen.fails(kind, flight, link.streams.values(), self.clock())
         self._take_back(flight, died=code in DEATHS, tell_worker=tell_worker, counted=counted)
         verdict = after_failure(code, message, ledger.barren, ledger.deaths)
         if link is not None and code in RESUMABLE:

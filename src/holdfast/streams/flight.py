@@ -52,14 +52,22 @@ class Consumer(Protocol):
         """The stream moves again this long after a failure; called before the tokens that say so are taken."""
 
 
+class Excusable(Protocol):
+    """Counts a worker's failures (`sightings.Sighting`)."""
+
+    excused: int
+
+
 class Flight:
     """A stream from admission to its end."""
 
     __slots__ = (
         "attempt",
+        "blamed",
         "bound",
         "consumer",
         "cost",
+        "excused",
         "failed_at_s",
         "failed_on",
         "first_output",
@@ -89,6 +97,8 @@ class Flight:
         self.standing = Standing.FRESH  # as it was placed, or is held
         self.failed_at_s = 0.0  # when it first failed since its last token, 0 once the stream moves again
         self.failed_on: tuple[Seam, ...] = ()  # the failures it met since
+        self.blamed: Excusable | None = None  # the worker that its last failure was counted against,
+        self.excused = False  # or taken back from, because it failed elsewhere too
         self.last_s = 0.0  # when its last token came, 0 before any
         self.sent_s = 0.0  # when its current attempt began
         self.waits_since_s = 0.0  # when it first had no place, later by what it ran since,
@@ -97,7 +107,7 @@ class Flight:
     def fell(self, seam: Seam, now_s: float) -> None:
         """An attempt ended because its worker failed. What it showed of one whose answers are wrong stays in it."""
         if seam.place.wrong and self.ledger.emitted:
-            self.ledger.exact = False
+            self.ledger.doubt("begun by a worker that failed a known-answer check")
         before = self.failed_on if self.failed_at_s else ()
         self.failed_at_s = self.failed_at_s or now_s
         self.failed_on = before if seam in before else (*before, seam)
@@ -115,7 +125,7 @@ class Flight:
         """A stand-in for its set, in whose line it stands no more, takes it up."""
         self.workers.holds.drop(self)
         if self.changes_in(other):
-            self.ledger.exact = False
+            self.ledger.doubt("continued by workers of another version")
         self.workers = other
 
     def changes_in(self, other: WorkerSet) -> bool:
@@ -162,6 +172,7 @@ class WorkerSet:
         self.checksum = card.checksum()
         self.table = RouteTable(rng)
         self.holds: HoldQueue[Flight] = HoldQueue(fresh_holds_max, stays=lambda flight: flight.consumer.answering)
+        self.last_resorts: set[Slot] = set()  # workers that serve only because too few others of it can
         self._inexact = 0  # workers among them whose answers differ from one time to the next
         self.sessions = 0  # data connections to its workers, with those that are not ready for work yet
         self.text_lock = asyncio.Lock()  # whoever makes the text side; others wait for it
@@ -176,8 +187,10 @@ class WorkerSet:
 
     @property
     def weight(self) -> float:
-        """How much of its model's traffic it should get: the places of its routable workers, by their weight."""
-        return self.table.places
+        """How much of its model's traffic it should get: the places of its routable workers, by their weight; nothing
+        where all of them serve as a last resort, so that another set of the model comes first."""
+        resorts = sum(slot.routable for slot in self.last_resorts)
+        return self.table.places if resorts < self.table.routable_count else 0.0
 
     @property
     def held(self) -> int:
@@ -196,6 +209,7 @@ class WorkerSet:
 
     def leave(self, slot: Slot, *, deterministic: bool) -> None:
         self.table.remove(slot)
+        self.last_resorts.discard(slot)
         self._inexact -= not deterministic
 
     def can_move(self, flight: Flight) -> bool:

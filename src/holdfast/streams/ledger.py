@@ -33,7 +33,7 @@ class Ledger:
         "barren",
         "deaths",
         "ended",
-        "exact",
+        "inexact",
         "made",
         "mark",
         "prompt",
@@ -57,7 +57,7 @@ class Ledger:
         self.barren = 0  # attempts in a row that failed without adding a token
         self.deaths = 0  # attempts in a row whose engine died before they added a token
         self.mark = len(self.made)  # tokens made when the current attempt began
-        self.exact = True
+        self.inexact = ""  # why its tokens may differ from those of an unbroken run on sound workers
         self.ended = False
 
     def begin_attempt(self) -> int:
@@ -103,12 +103,20 @@ class Ledger:
         known = finish == "stop"
         return None if known else Failure(Code.STREAM_INCOMPLETE, f"the worker ended it with {finish[:40]!r}")
 
+    def doubt(self, why: str) -> None:
+        """Note why its tokens may not be exact; the first reason stays."""
+        self.inexact = self.inexact or why
+
     def end(self) -> bool:
         """End the stream; True only the first time."""
         if self.ended:
             return False
         self.ended = True
         return True
+
+    @property
+    def exact(self) -> bool:
+        return not self.inexact
 
     @property
     def emitted(self) -> int:

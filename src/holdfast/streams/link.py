@@ -17,6 +17,7 @@ import msgspec
 from holdfast.core.errors import Code
 from holdfast.core.requests import Output
 from holdfast.discovery.registry import Instance
+from holdfast.health.standing import WEIGHTS, Status
 from holdfast.routing.slots import Slot
 from holdfast.streams.artefacts import Artefacts
 from holdfast.streams.flight import Flight, WorkerSet
@@ -38,6 +39,9 @@ from holdfast.wire.messages import (
     Welcome,
     decode_to_frontend,
 )
+
+
+CALLED_WEIGHT = WEIGHTS[Status.SUSPICIOUS]  # of one that serves though its verdict leaves it nothing
 
 
 class LinkEvents(Protocol):
@@ -79,7 +83,8 @@ class WorkerLink:
         self.share = Share()  # what control's verdict leaves it
         self.let_in = False  # that was something, once
         self.fit = False  # it would be something, whatever a rollout says
-        self.called = False  # a spare that serves, because nobody else does
+        self.called = False  # it serves only because no other of its set does: a spare, or one in doubt
+        self.postponed = ""  # why its streams are to leave once another can take them
         self.on_word: Callable[[], None] = lambda: None  # told of a sign of life that cannot wait for the next tick
         self.heard = False  # something came on the data connection since the last tick
         self.reason = "connecting"
@@ -126,8 +131,18 @@ class WorkerLink:
 
     @property
     def objection(self) -> str:
-        """Why control's verdict leaves it no work; "": it leaves some."""
-        return "" if self.called and self.share.weight > 0.0 else self.share.objection
+        """Why control's verdict leaves it no work; "": it leaves some, or no other can do it."""
+        return "" if self.called else self.share.objection
+
+    @property
+    def weight(self) -> float:
+        """The share of its traffic that it gets while it gets any."""
+        return self.share.weight or CALLED_WEIGHT
+
+    @property
+    def last_resort(self) -> bool:
+        """Whether it gets work only because too few others can, though a check speaks against it."""
+        return self.share.last_resort or (self.called and self.share.weight == 0.0)
 
     def fail_streams(self, code: Code, message: str, *, tell_worker: bool, faulty: bool = True) -> None:
         """Every stream on this worker goes elsewhere; not `faulty`: because that was decided."""

@@ -21,6 +21,7 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.discovery.keys import CONTROLS, HEALTH, InstanceKey, parse_key
+from holdfast.health.last_resort import SPARE, doubt_of
 from holdfast.health.records import ControlRecord, HealthRecord
 from holdfast.health.standing import FALLEN, Cause, Standing, Status
 from holdfast.store.contract import Deleted, Put, Snapshot, WatchEvent
@@ -46,6 +47,8 @@ class Share:
     drains: bool = False  # its streams leave by plan
     fall: int = 0  # the last that is known
     wrong: bool = False  # it is quarantined: what it makes cannot be believed
+    last_resort: bool = False  # it has weight only because too few others can serve
+    doubt: int | None = None  # how much speaks against serving at all (`health.last_resort`); None: it cannot serve
     idle: bool = False  # a rollout gives it nothing
 
     @property
@@ -122,6 +125,8 @@ class Standings:
             drains=standing.status == Status.DRAINING,
             fall=standing.fall,
             wrong=standing.quarantined,
+            last_resort=record.last_resort,
+            doubt=SPARE if record.spare and standing.weight else doubt_of(standing.causes, standing.heard_s),
         )
         if set(standing.causes) != {Cause.UNCHECKED} or standing.fall or standing.owed:
             return told
@@ -171,7 +176,7 @@ class Standings:
 
 
 def _is_out(standing: Standing) -> bool:
-    return standing.weight == 0.0 and standing.status != Status.DEAD
+    return (standing.weight == 0.0 or standing.last_resort) and standing.status != Status.DEAD
 
 
 def _wait(then: Share, why: str, until_s: float, now_s: float) -> Share:

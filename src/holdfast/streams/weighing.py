@@ -6,7 +6,9 @@ time, and the next when those have made a token there, so that whoever takes the
 
 Always true: no verdict is waited for by what takes over (`streams.standings`); nobody is handed over who would have to
 wait, or ahead of those who do; a spare serves only while nobody else of its set can, and so does one that is replaced,
-but only what had begun in its set: it died with its last streams, say, and is back.
+but only what had begun in its set: it died with its last streams, say, and is back. A worker in doubt does so too, where
+the last verdicts leave its set with none (`health.last_resort`); and a fall moves no stream before another worker of the
+set can take it, unless its own worker cannot go on.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ from collections.abc import Callable, Collection, Mapping
 
 from holdfast.core.errors import Code
 from holdfast.discovery.keys import InstanceKey
+from holdfast.health.last_resort import SPARE, Member, kept
 from holdfast.store.contract import WatchEvent
-from holdfast.streams.dispatcher import Dispatcher
-from holdfast.streams.flight import Flight
+from holdfast.streams.dispatcher import MAY_BE_WRONG, Dispatcher
+from holdfast.streams.flight import Flight, WorkerSet
 from holdfast.streams.link import WorkerLink
 from holdfast.streams.standings import Standings, idle
 
@@ -27,6 +30,9 @@ log = logging.getLogger("holdfast.workers")
 
 # Each costs a prefill where it goes, beside the work there.
 HANDED_OVER_AT_ONCE = 4
+# Workers in doubt serve once their set has had none for so long: control says it sooner where it is there, and a standby
+# that is about to take over has done so. Much shorter than streams are held (`HoldSettings.hold_s`, 30 s).
+LAST_RESORT_AFTER_S = 5.0
 _ENGINE = re.compile(r"-engine-\d+$")  # of a pod that has several, behind its name
 
 Links = Mapping[InstanceKey, list[WorkerLink]]
@@ -49,9 +55,24 @@ class Weighing:
             links = self._all() if heard.key is None else list(self._links.get(heard.key, ()))
             for link in links:
                 self.weigh(link)  # first: what must leave is not to come back
-                if heard.fell and link.streams:
-                    log.info("%s: its %d streams are moved: %s", link.instance.name, len(link.streams), heard.fell)
-                    link.fail_streams(Code.RESPONSE_TIMEOUT, heard.fell, tell_worker=True, faulty=False)
+                if heard.fell:
+                    link.postponed = heard.fell
+                    self._call(link.workers)  # a spare comes before a wait
+                    self._move(link)
+
+    def _move(self, link: WorkerLink) -> None:
+        """Move the streams of a worker that fell, if another can take them or it cannot go on with them."""
+        if link.share.weight > 0.0:
+            link.postponed = ""  # it is back
+            return
+        workers = link.workers
+        others = workers.table.routable_count - link.slot.routable if workers is not None else 0
+        if not others and self._can_serve(link):
+            return
+        why, link.postponed = link.postponed, ""
+        if link.streams:
+            log.info("%s: its %d streams are moved: %s", link.instance.name, len(link.streams), why)
+            link.fail_streams(Code.RESPONSE_TIMEOUT, why, tell_worker=True, faulty=False)
 
     def idle(self, deployment: str, names: Collection[str], by: str = "rollout") -> None:
         """Replicas that a deployment's rollout, or its fleet, gives no work, by their pods' names: all that it has a
@@ -78,33 +99,53 @@ class Weighing:
         link.let_in |= share.weight > 0.0
         if share == before:
             return
+        for flight in link.streams.values() if share.wrong and not before.wrong else ():
+            flight.ledger.doubt(MAY_BE_WRONG)
         if (share.weight, share.status) != (before.weight, before.status):
             log.info("%s: weight %g: %s", link.instance.name, share.weight, share.reason or "nothing speaks against it")
         self._dispatcher.reroute(link)
 
     def tick(self) -> None:
         """Ten times a second: who waited long enough is let in, who drains gives some away, spares are called."""
-        for link in self._all():
+        links = self._all()
+        for link in links:
             if link.share.until_s is not None:
                 self.weigh(link)
-            if link.share.spare or link.called:
-                self._call(link)
-            if link.share.drains and link.streams:
+        for workers in {link.workers for link in links if link.called or link.share.objection}:
+            self._call(workers)
+        for link in links:
+            if link.postponed:
+                self._move(link)
+            if link.share.drains and link.streams and not link.called:
                 self._hand_over(link)
             if link.share.idle:
                 self._bring_home(link)
 
-    def _call(self, link: WorkerLink) -> None:
-        """A spare serves where nobody else does: control may be away, or has not seen it yet."""
-        workers = link.workers
+    def _call(self, workers: WorkerSet | None) -> None:
+        """Let a spare serve where no other worker of the set does (control may be away, or has not seen it yet), and
+        after a while the least doubtful of the others: verdicts alone must not leave a set without a worker."""
         if workers is None:
             return
-        spares = sum(1 for other in self._all() if other.called and other.workers is workers and other.slot.routable)
-        called = link.share.spare and workers.table.routable_count <= spares
-        if called is not link.called:
-            link.called = called
-            log.info("%s: a spare, %s", link.instance.name, "which serves, alone" if called else "needed no more")
-            self._dispatcher.reroute(link)
+        links = [link for link in self._all() if link.workers is workers]
+        called: set[WorkerLink] = set()
+        if not any(link.slot.routable and not link.called for link in links):
+            empty_s = self._clock() - workers.empty_since_s if workers.empty_since_s else 0.0
+            able = [link for link in links if self._can_serve(link)]
+            stay = empty_s >= LAST_RESORT_AFTER_S or any(link.called for link in able)
+            called = kept(Member(link, 0.0, link.share.doubt) for link in able if stay or link.share.doubt == SPARE)
+        for link in links:
+            if (link in called) is not link.called:
+                link.called = not link.called
+                what = "a spare" if link.share.spare else f"in doubt ({link.share.objection})"
+                then = "serves, because no other does" if link.called else "is needed no more"
+                log.info("%s: %s, %s", link.instance.name, what, then)
+                self._dispatcher.reroute(link)
+
+    def _can_serve(self, link: WorkerLink) -> bool:
+        """Whether only control's verdict keeps a worker from serving."""
+        share, up = link.share, link.data is not None and link.active and link.trusted and not link.draining
+        waits = share.idle or share.until_s is not None or not share.objection
+        return up and not waits and share.doubt is not None and not self._dispatcher.links.superseded(link)
 
     def _bring_home(self, link: WorkerLink) -> None:
         """Streams that had begun in its set and wait go to one that is replaced, where nobody else could take them."""

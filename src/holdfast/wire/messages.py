@@ -178,6 +178,7 @@ class Reloaded(msgspec.Struct, frozen=True, array_like=True, tag=19):
 
     load: int
     outcome: str
+    right: bool = False  # they were compared with what was written, and are that
 
 
 class Failing(msgspec.Struct, frozen=True, array_like=True, tag=20):
@@ -187,7 +188,16 @@ class Failing(msgspec.Struct, frozen=True, array_like=True, tag=20):
     reason: str
 
 
-ToWorker = Hello | Generate | Cancel | GetArtefact | NotTaken | Pass | Ping | Reload
+class StepDown(msgspec.Struct, frozen=True, array_like=True, tag=21):
+    """On a canary's connection: hand over to a standby and exit, because this process fails or answers wrongly. Not
+    `believed`: the standby is to use nothing that this process computed. For the same callers as `Reload`."""
+
+    believed: bool
+    reason: str = ""
+    token: str = ""
+
+
+ToWorker = Hello | Generate | Cancel | GetArtefact | NotTaken | Pass | Ping | Reload | StepDown
 ToFrontend = (
     Welcome | Refused | Step | Closed | Draining | Beat | ArtefactPart | Active | Room | Pong | Reloaded | Failing
 )

@@ -29,10 +29,10 @@ from holdfast.failover.lifecycle import Ended, EndpointProblem, Lifecycle, Loade
 from holdfast.spec.launch import WorkerLaunch
 from holdfast.store.contract import Registration, Store
 from holdfast.wire.http.server import HttpServer
-from holdfast.wire.messages import VERSION, ProcessIdentity, Reload, Reloaded, Welcome
+from holdfast.wire.messages import VERSION, ProcessIdentity, Reload, Reloaded, StepDown, Welcome
 from holdfast.worker.beat import Beats, MakeBeats
 from holdfast.worker.levers import Actions, Levers, refusal
-from holdfast.worker.renewal import Renewal
+from holdfast.worker.renewal import RIGHT, Renewal
 from holdfast.worker.session import SHOWN_CHARS_MAX
 from holdfast.worker.sessions import Sessions
 from holdfast.worker.status import StatusPage
@@ -76,6 +76,7 @@ class Worker:
         self._beats: Beats | None = None
         self._not_taken = ""
         self.more_facts: Callable[[], dict[str, Any]] = dict
+        self.step_down: Callable[[str, bool], None] | None = None  # of one that has a standby
         self.levers = Levers()
         self.renewal = Renewal(engine, self._renew_alone, lambda: self.refusing)
         self.actions: Actions = {"verify": self.renewal.verify, "reload": self.renewal.reload}
@@ -215,7 +216,7 @@ class Worker:
 
     def asked_to_reload(self, message: Reload, uid: int | None, answer: Callable[[Reloaded], None]) -> None:
         """As `POST /engine/verify`, by control."""
-        told = _Told(lambda outcome: answer(Reloaded(self.renewal.load, outcome)))
+        told = _Told(lambda outcome: answer(Reloaded(self.renewal.load, outcome, outcome == RIGHT)))
         reason = message.reason[:SHOWN_CHARS_MAX]  # of anybody, as yet
         if why := refusal(message.token.encode() or None, uid, self.settings.engine_token):
             log.warning("asked to verify the weights (%s), by one who may not: %s", reason, why)
@@ -223,6 +224,16 @@ class Worker:
             return
         log.warning("asked to verify the weights: %s", reason)
         self.levers.pull("verify", lambda: self.renewal.verify(message.load), told)
+
+    def asked_to_step_down(self, message: StepDown, uid: int | None) -> None:
+        """By control: this process fails or answers wrongly, and its standby is ready."""
+        reason = message.reason[:SHOWN_CHARS_MAX]
+        why = refusal(message.token.encode() or None, uid, self.settings.engine_token)
+        if why or self.step_down is None:
+            log.warning("asked to hand over (%s), and does not: %s", reason, why or "it has no standby")
+            return
+        log.warning("asked to hand over to its standby: %s", reason)
+        self.step_down(reason, message.believed)
 
     @property
     def refusing(self) -> str:

@@ -1,8 +1,8 @@
 """Weights in doubt: they are compared with what was written, and loaded anew where they are not that.
 
-A worker whose answers were wrong is quarantined with its weights: only a fresh load of them, under a larger number, can
-bring it back. Where the weights are as they were written the fault is the device's or the process's, and no load would
-mend it: it is said, and the quarantine stays until somebody looks (and asks for a load all the same).
+A worker whose answers were wrong is quarantined with its weights. Where they are damaged, a fresh load under a larger
+number brings it back. Where they are as they were written, the process or its device computes wrongly and no load would
+help: control is told, acquits the weights and has the standby take over.
 
 Always true: what is right is loaded anew only for who asks for that by name; one renewal is under way at a time, and
 whoever asks meanwhile waits for the same one.
@@ -23,8 +23,8 @@ log = logging.getLogger("holdfast.worker")
 # A lever's answer comes within its bound (60 s), whether a load is over by then or not.
 ANSWER_S = 50.0
 RIGHT = (
-    "the weights are as they were written: if its answers are wrong, its device or its process computes wrongly; it "
-    "stays out of traffic until it is loaded anew (POST /engine/reload) or started again with its vault"
+    "the weights are as they were written: if its answers are wrong, its process or its device computes wrongly; "
+    "restart the engine, and if the next process is wrong too, replace the device"
 )
 
 

@@ -34,6 +34,7 @@ from holdfast.wire.messages import (
     Refused,
     Reload,
     Reloaded,
+    StepDown,
     Step,
     Welcome,
     decode_to_worker,
@@ -74,6 +75,10 @@ class Host(Protocol):
         """By somebody who may or may not: it hears what came of it."""
 
 
+    def asked_to_step_down(self, message: StepDown, uid: int | None) -> None:
+        """By a peer that may or may not."""
+
+
 class Owner(Protocol):
     """Who holds the connections together: `worker.sessions.Sessions`."""
 
@@ -88,6 +93,8 @@ class Owner(Protocol):
     def ping(self, answer: Callable[[], None]) -> None: ...
 
     def reload(self, session: Session, message: Reload) -> None: ...
+
+    def step_down(self, session: Session, message: StepDown) -> None: ...
 
 
 class Session(asyncio.Protocol):
@@ -173,6 +180,8 @@ class Session(asyncio.Protocol):
             self._ping(message.number)
         elif isinstance(message, Reload) and self.canary:
             self._owner.reload(self, message)
+        elif isinstance(message, StepDown) and self.canary:
+            self._owner.step_down(self, message)
         elif isinstance(message, Pass):
             self._owner.passes(self, message.turned_away)
         elif isinstance(message, GetArtefact):

@@ -17,7 +17,7 @@ import msgspec
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import CANARY_TIER, Failure, Output
 from holdfast.engines.contract import Engine, EngineEvents
-from holdfast.wire.messages import Active, Closed, Draining, Generate, Reload, Room, Step
+from holdfast.wire.messages import Active, Closed, Draining, Generate, Reload, Room, Step, StepDown
 from holdfast.worker.failures import exit_now
 from holdfast.worker.session import Host, Session
 from holdfast.worker.shares import Shares
@@ -105,6 +105,9 @@ class Sessions(EngineEvents):
 
     def reload(self, session: Session, message: Reload) -> None:
         self._host.asked_to_reload(message, session.uid, session.send)
+
+    def step_down(self, session: Session, message: StepDown) -> None:
+        self._host.asked_to_step_down(message, session.uid)
 
     def cancel(self, session: Session, streams: list[int]) -> None:
         for stream in streams:

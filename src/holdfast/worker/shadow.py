@@ -72,10 +72,12 @@ class Shadow(EngineEvents):
         self._seen_gone = (0, 0.0)  # the leader that the vault saw go last, by its epoch, and when
         self._renewing = ""  # why the weights are to be loaded anew
         self._renewed = asyncio.Event()
+        self._leaving: tuple[str, bool] | None = None  # why it is to hand over and exit, and whether it is believed
         self._tasks = Tasks(f"shadow {worker.settings.name}")
         worker.more_facts = self.facts
         worker.actions.update(Sleeping(worker, engine, self._election).actions())
         worker.renewal.renew = self._renew
+        worker.step_down = self._leave
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[dict[str, Any]], None]) -> None:
         """Until `stop`, or until this engine must not go on (UserError: the process exits with 1)."""
@@ -202,7 +204,7 @@ class Shadow(EngineEvents):
 
     def _done(self, stop: asyncio.Event) -> bool:
         """It is to lead no more."""
-        return stop.is_set() or self._election.asleep or bool(self._over)
+        return stop.is_set() or self._election.asleep or bool(self._over or self._leaving)
 
     def outputs(self, outputs: list[Output]) -> bool:
         if not self._leading:
@@ -240,6 +242,12 @@ class Shadow(EngineEvents):
             worker.step(StandDown(self._over))
             worker.step(Ended(self._over))
             raise UserError(self._over)
+        if self._leaving is not None:
+            why, believed = self._leaving
+            await self._hand_over(why, believed=believed)
+            await self._lock.release()
+            await worker.leave()
+            raise UserError(f"handed over to its standby: {why}")
         await self._hand_over("asked to stop" if for_good else "asked to sleep")
         await self._lock.release()
         if not for_good:
@@ -265,7 +273,13 @@ class Shadow(EngineEvents):
         await self._worker.withdraw(INSTANCES)
         self._worker.step(Rested())
 
-    # -- operators
+    # -- operators, and control
+
+    def _leave(self, why: str, believed: bool) -> None:
+        """Have it hand over and exit, if it leads."""
+        if self._leading and self._leaving is None:
+            self._leaving = why, believed
+            self._election.poke()
 
     async def _renew(self, why: str) -> None:
         """Returns when it leads again; refuses if it does not lead, or is put to sleep before."""

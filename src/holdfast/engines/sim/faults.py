@@ -25,6 +25,7 @@ FIELDS: dict[str, tuple[str, float, float] | None] = {
     "cut": None,  # running streams vanish without a last output
     "error_after": ("tokens", 0, 1_000_000),  # running streams fail after so many more tokens
     "error_every": ("every", 1, 1_000_000),  # one in so many new streams fails after its first token
+    "error_token": ("token", 0, 1_000_000),  # new streams whose prompt has this token fail without making one
     "zero_tokens": None,  # new streams end at once, as if well, without a token
     "truncate": ("tokens", 1, 1_000_000),  # new streams vanish without a last output after so many tokens
     "late_pongs": ("ms", 0, 600_000),  # a ping is answered so much later; tokens go on
@@ -50,6 +51,7 @@ SWITCHES = {
     "wrong_proofs": "wrong_proofs",
     "wrong_verify": "wrong_verify",
     "error_every": "error_every",
+    "error_token": "error_token",
     "zero_tokens": "zero_tokens",
     "truncate": "truncate_tokens",
     "late_pongs": "late_pongs_ms",
@@ -90,6 +92,7 @@ class Faults:
     wake_fails: bool = False
     wake_hangs: bool = False
     error_every: int = 0
+    error_token: int = -1  # -1: none
     zero_tokens: bool = False
     truncate_tokens: int = 0
     late_pongs_ms: float = 0.0

@@ -21,7 +21,7 @@ from holdfast.engines.sim.faults import Faults
 from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, load
 from holdfast.spec.engines import SimSettings
 
-FAILURE = Failure(Code.ENGINE_SHUTDOWN, "the engine failed on command (faults error_after, error_every)")
+FAILURE = Failure(Code.ENGINE_SHUTDOWN, "the engine failed on command (faults error_after, error_every, error_token)")
 
 
 def scheduler_settings(settings: SimSettings) -> SchedulerSettings:
@@ -131,6 +131,8 @@ class Serving:
             self.scheduler.early.append(Output(stream.number, [], "stop"))
         elif faults.error_every and self._taken % faults.error_every == 0:
             self._fails_at[stream] = len(stream.tokens) + 1
+        elif faults.error_token in stream.request.tokens:
+            self._fails_at[stream] = len(stream.tokens)
         elif faults.truncate_tokens:
             self._cut_at[stream] = len(stream.tokens) + faults.truncate_tokens
 

@@ -1,0 +1,149 @@
+"""Checks against real processes: no false alarm, and no true one on a single process, takes the last engine of a model
+away from its streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from holdfast.testing.answers import Answer
+from holdfast.testing.clients import Received, ask, read_answer
+from holdfast.testing.deployment import Deployment
+from holdfast.testing.place import Place, get_json
+from holdfast.testing.supervised import Supervised
+from holdfast.testing.waiting import in_thread
+
+pytestmark = [pytest.mark.processes, pytest.mark.alone]
+
+STREAMS = 8
+BOUND_S = 120.0
+BAD = 999  # a token in the prompt of a request that fails
+# Control counts from a frontend's second report on, so that the first reset may not count.
+RESETS = 4
+BETWEEN_RESETS_S = 3.2  # failures of one kind within 2.5 s count as one (`control.reports.ONE_CAUSE_S`)
+
+
+async def asked(place: Place, prompt: list[int], tokens: int) -> Received:
+    body: dict[str, Any] = {"model": "holdfast-sim", "prompt": prompt, "max_tokens": tokens, "seed": 7}
+    body |= {"temperature": 0.8, "stream": True, "ignore_eos": True, "return_token_ids": True}
+    return await ask(place.port, "/v1/completions", body)
+
+
+async def long_streams(place: Place, tokens: int) -> list[asyncio.Task[Received]]:
+    """Return the streams once all of them make tokens."""
+    before = await in_thread(made, place)
+    running = [asyncio.create_task(asked(place, [100 + number, 40, 41, 42], tokens)) for number in range(STREAMS)]
+    await until(place, lambda: made(place) > before + 4 * STREAMS, "every stream to make tokens")
+    return running
+
+
+def made(place: Place) -> int:
+    return place.tokens_total()
+
+
+async def until(place: Place, true: Callable[[], Any], what: str) -> None:
+    await in_thread(place.wait_until, true, what, BOUND_S)
+
+
+async def whole(running: list[asyncio.Task[Received]], tokens: int) -> list[Answer]:
+    """Return the answers; each must have come to its end with all its tokens."""
+    answers = [read_answer(received) for received in await asyncio.wait_for(asyncio.gather(*running), BOUND_S)]
+    assert [(answer.error, answer.done, len(answer.tokens)) for answer in answers] == [(None, True, tokens)] * STREAMS
+    return answers
+
+
+def verdicts(place: Place) -> list[dict[str, Any]]:
+    """Return what control's page says of each worker, [] while it does not answer."""
+    name = next((name for name, record in place.records().items() if record.get("role") == "control"), "control")
+    status = place.record(name).get("status", "")
+    return get_json(status, "/health").get("verdicts", []) if status else []  # type: ignore[no-any-return]
+
+
+def checked(place: Place, workers: int = 1) -> bool:
+    found = [one for one in verdicts(place) if one["status"] == "HEALTHY" and one["canary_passed_unix_s"]]
+    return len(found) >= workers
+
+
+@pytest.mark.parametrize("failures", [3, 1])
+async def test_connection_resets_lose_no_stream_of_a_lone_worker(failures: int) -> None:
+    """With tokens between the resets the breaker stays shut; one that a single reset opens stops nothing."""
+    health = {"breaker_failures": failures}
+    with Deployment(1, {"ttft_ms": 5, "tpot_ms": 30}, control={"health": health}) as place:
+        await until(place, lambda: checked(place), "the worker to be checked")
+        running = await long_streams(place, 500)
+        opened = asyncio.create_task(seen_open(place)) if failures == 1 else None
+        for _ in range(RESETS):
+            await in_thread(place.chaos, "worker-0", "reset")
+            await asyncio.sleep(BETWEEN_RESETS_S)
+        answers = await whole(running, 500)
+        assert all(answer.exact and answer.resumed == RESETS for answer in answers)
+        if opened is not None:
+            last_resort = await asyncio.wait_for(opened, BOUND_S)
+            assert (last_resort["status"], last_resort["last_resort"], last_resort["fall"]) == ("SUSPICIOUS", True, 0)
+        await until(place, lambda: checked(place), "the worker to be sound again")
+
+
+async def seen_open(place: Place) -> dict[str, Any]:
+    """Return the worker's verdict when its breaker is not closed."""
+    while True:
+        found = [one for one in await in_thread(verdicts, place) if one["breaker"] != "closed"]
+        if found:
+            return found[0]
+        await asyncio.sleep(0.05)
+
+
+async def test_two_failing_requests_open_no_breaker_of_three_workers() -> None:
+    with Deployment(3, {"ttft_ms": 5, "tpot_ms": 30}, control={}) as place:
+        await until(place, lambda: checked(place, 3), "the workers to be checked")
+        for name in place.worker_names:
+            await in_thread(partial(place.chaos, name, "error_token", token=BAD))
+        running = await long_streams(place, 400)
+        bad = [asyncio.create_task(asked(place, [BAD, 50 + number], 20)) for number in range(2)]
+        answers = await whole(running, 400)
+        failed = [read_answer(received) for received in await asyncio.wait_for(asyncio.gather(*bad), BOUND_S)]
+        assert all(answer.error for answer in failed)
+        assert all(answer.resumed == 0 for answer in answers)
+        assert {(one["status"], one["fall"]) for one in await in_thread(verdicts, place)} == {("HEALTHY", 0)}
+
+
+async def test_a_failing_request_beside_a_standby_costs_no_other_stream() -> None:
+    """Its breaker opens at the first failure here: the standby takes over, with the streams."""
+    up = Supervised("--vault-gib", "0.0625", "--sim-tpot-ms", "30", "--breaker-failures", "1")
+    with up:
+        await until(up, lambda: checked(up, 2), "the pair to be checked")
+        active = await in_thread(up.active)
+        await in_thread(partial(up.chaos, active.name, "error_token", token=BAD))
+        running = await long_streams(up, 300)
+        bad = asyncio.create_task(asked(up, [BAD, 50], 20))
+        answers = await whole(running, 300)
+        assert all(answer.exact for answer in answers)
+        await until(up, lambda: up.active().pid != active.pid, "the standby to lead")
+        answer = read_answer(await asyncio.wait_for(bad, BOUND_S))
+        assert (answer.error, len(answer.tokens)) == (None, 20)
+
+
+async def test_a_process_that_answers_wrongly_is_replaced_and_the_service_goes_on() -> None:
+    """Its weights are as they were written: its standby, which reads the same, is not convicted with it."""
+    with Supervised("--vault-gib", "0.0625", "--sim-tpot-ms", "5", "--canary-interval-s", "1") as up:
+        await until(up, lambda: checked(up, 2), "the pair to be checked")
+        first = await in_thread(up.active)
+        # A late answer to a ping has the worker asked a known question at once.
+        for fault, value in (("drift_logprobs", {"by": 1.0}), ("late_pongs", {"ms": 1500})):
+            await in_thread(partial(up.chaos, first.name, fault, **value))
+        answers: list[Answer] = []
+
+        async def ask_on() -> None:
+            while not answers or (await in_thread(up.engine, "active") or first).pid == first.pid:
+                answers.append(read_answer(await asked(up, [40, 41, 42], 200)))
+
+        await asyncio.wait_for(ask_on(), BOUND_S)
+        await in_thread(up.wait_restored, first.pid, BOUND_S)
+        assert [answer for answer in answers if answer.error or not answer.done] == []
+        await until(up, lambda: checked(up, 2), "both engines to be sound")
+        answer = read_answer(await asked(up, [40, 41, 42], 20))
+        assert (answer.error, answer.exact) == (None, True)
+        assert not any(one["quarantined"] for one in verdicts(up) if one["status"] != "DEAD")
