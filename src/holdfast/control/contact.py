@@ -217,9 +217,11 @@ class Contact:
             case Reloaded():
                 log.warning("%s: asked to load its weights anew: %s", self.instance.name, message.outcome)
             case Active() if self.facts is not None:
-                self._say(replace(self.facts, active=True))
+                if message.doubt:
+                    log.warning("%s: %s", self.instance.name, message.doubt)
+                self._say(replace(self.facts, active=True, doubt=message.doubt))
             case Draining() if self.facts is not None:
-                self._say(replace(self.facts, active=False))
+                self._say(replace(self.facts, active=False, doubt=""))
             case _:
                 pass  # what is for frontends
 

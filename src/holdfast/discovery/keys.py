@@ -88,6 +88,7 @@ class InstanceRecord(msgspec.Struct, frozen=True):
     checksum: str
     pid: int = 0
     name: str = ""  # as `holdfast ps` calls it
+    group: str = ""  # engines of one group take over from each other
 
 
 def encode_record(record: InstanceRecord) -> bytes:

@@ -138,7 +138,8 @@ class Reply:
         ledgers = [choice.flight.ledger for choice in choices if choice.flight is not None]
         resumed = self.resumed_count(choices)
         exact = all(ledger.exact for ledger in ledgers) and (self.shape.deterministic or resumed == 0)
-        return {"resumed": resumed, "exact": exact}
+        doubt = next((ledger.doubt for ledger in ledgers if ledger.doubt), "")
+        return {"resumed": resumed, "exact": exact} | ({"reason": doubt} if doubt else {})
 
     def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
         if not self.shape.logprobs:

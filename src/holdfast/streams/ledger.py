@@ -32,6 +32,7 @@ class Ledger:
         "attempt",
         "barren",
         "deaths",
+        "doubt",
         "ended",
         "exact",
         "made",
@@ -58,6 +59,7 @@ class Ledger:
         self.deaths = 0  # attempts in a row whose engine died before they added a token
         self.mark = len(self.made)  # tokens made when the current attempt began
         self.exact = True
+        self.doubt = ""  # why it is not exact, where an engine said so
         self.ended = False
 
     def begin_attempt(self) -> int:
@@ -102,6 +104,10 @@ class Ledger:
             return Failure(Code.EMPTY_ANSWER, f"the worker says {finish} and made no token")
         known = finish == "stop"
         return None if known else Failure(Code.STREAM_INCOMPLETE, f"the worker ended it with {finish[:40]!r}")
+
+    def flag(self, doubt: str) -> None:
+        """Tokens of it may be wrong, for this reason; the first one is told."""
+        self.exact, self.doubt = False, self.doubt or doubt
 
     def end(self) -> bool:
         """End the stream; True only the first time."""

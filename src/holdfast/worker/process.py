@@ -35,6 +35,7 @@ from holdfast.worker.levers import Actions, Levers, refusal
 from holdfast.worker.renewal import Renewal
 from holdfast.worker.session import SHOWN_CHARS_MAX
 from holdfast.worker.sessions import Sessions
+from holdfast.worker.standbys import has_standby
 from holdfast.worker.status import StatusPage
 
 log = logging.getLogger("holdfast.worker")
@@ -68,6 +69,9 @@ class Worker:
         # 48 random bits: unique without coordination, and short enough to read aloud.
         self.key = InstanceKey(settings.namespace(), settings.component, ENDPOINT, world.rng.getrandbits(48))
         self.welcome: Welcome | None = None
+        self.doubt = ""  # why its answers may be wrong, though it serves
+        self.is_asleep: Callable[[], bool] = lambda: False
+        self.is_proving: Callable[[], bool] = lambda: False
         self.artefacts = {hashlib.sha256(tokenizer).hexdigest(): tokenizer}
         self.life = Lifecycle(shadow=bool(self._group), wake_s=settings.place.wake_s, entered_s=self._loop.time())
         self.sessions = Sessions(engine, self)
@@ -136,7 +140,8 @@ class Worker:
             self.sessions.say_last = self._beats.say_last
         if self.welcome is None or self.welcome.load != self._engine.progress().load:
             self.welcome = self._introduction(self._beats.identity)
-        self.welcome = msgspec.structs.replace(self.welcome, active=active, epoch=epoch)
+        said = {"active": active, "epoch": epoch, "doubt": self.doubt, "asleep": self.is_asleep()}
+        self.welcome = msgspec.structs.replace(self.welcome, **said)
         self._beats.set_welcome(self.welcome)
 
     def _introduction(self, process: ProcessIdentity) -> Welcome:
@@ -175,11 +180,17 @@ class Worker:
         assert self._beats is not None
         reached_at = self.settings.reached_at
         addresses = str(reached_at(self._listener.address)), str(reached_at(self._beats.address))
-        record = InstanceRecord(*addresses, self._card.checksum(), self.welcome.process.pid, self.settings.name)
+        process, name = self.welcome.process.pid, self.settings.name
+        record = InstanceRecord(*addresses, self._card.checksum(), process, name, self._group)
         values = {CARDS: encode_card(self._card), prefix: encode_record(record)}
         for where, value in values.items():
             if where not in self._registrations:
                 self._registrations[where] = self._store.register(where + self.key.path, value)
+
+    async def has_standby(self) -> bool:
+        """Return whether another engine of this group is ready to take over, as far as can be found out within
+        `standbys.LOOK_S`."""
+        return bool(self._group) and await has_standby(self._store, self._network, self.key, self._group)
 
     async def withdraw(self, prefix: str) -> None:
         """Stand there no longer; what the store does not take in time ends with its lease."""
@@ -230,6 +241,11 @@ class Worker:
         return "" if self.life.state is State.ACTIVE else f"it is {self.life.state} {self.life.reason}".rstrip()
 
     @property
+    def proving(self) -> bool:
+        """Whether it has just taken over, and is about to show that what it took over is right."""
+        return self.is_proving()
+
+    @property
     def not_taken(self) -> str:
         return self._not_taken
 
@@ -252,6 +268,8 @@ class Worker:
         return {
             "status": self.status,
             "reason": self.life.reason or self.life.memory_problem or self.life.endpoint_problem or None,
+            "exact": not self.doubt,
+            "doubt": self.doubt or None,
             "role": "worker",
             "name": self.settings.name,
             "instance": f"{self.key.instance:x}",

@@ -2,7 +2,8 @@
 
 Order, always: load (by role) → canary → Standby, known under its own key → the election's lock → past the CPU fence,
 the pool under a new epoch → the journal has the term → Active on the frontends' open connections → the instance's key.
-The engine then proves itself beside the work that begins; if it is disproved, nothing more of it reaches anybody.
+The engine then proves itself beside the work that begins; if it is disproved, a standby that is ready takes over, and
+where there is none it serves on, with everyone told that its answers may be wrong, until there is one.
 
 Always true: nothing is announced or registered before it is so; whoever is told that the lock is lost sends nothing
 more; between lock and announcement nothing is awaited but the vault's grant, and weights where they are lost or in
@@ -49,6 +50,7 @@ log = logging.getLogger("holdfast.worker")
 # that no three times a second apart, acts first; this is for where there is none.
 SUPERVISOR_S = 10.0
 CANARY_S = 20.0  # a standby's last canary is younger than this and one look: under 30 s
+REPLACED_LOOK_S = 2.0  # between two looks for a standby, by a leader whose answers are in doubt
 HANDOVER_S = 3.0  # to step back from the pool in a planned handover; then the process's end fences it
 
 
@@ -67,6 +69,7 @@ class Shadow(EngineEvents):
         self._lost = asyncio.Event()  # the lock's own word that they may not, by its clock
         self._election = Election(lock, self._check, CANARY_S)
         self._over = ""  # why the leadership must end at once
+        self._replaced = ""  # why it must end by plan, with a standby ready
         self._timeline: Timeline | None = None
         self._patience: asyncio.Timeout | None = None  # with the wake under way
         self._seen_gone = (0, 0.0)  # the leader that the vault saw go last, by its epoch, and when
@@ -74,6 +77,8 @@ class Shadow(EngineEvents):
         self._renewed = asyncio.Event()
         self._tasks = Tasks(f"shadow {worker.settings.name}")
         worker.more_facts = self.facts
+        worker.is_asleep = lambda: self._election.asleep
+        worker.is_proving = lambda: self._leading and engine.proving
         worker.actions.update(Sleeping(worker, engine, self._election).actions())
         worker.renewal.renew = self._renew
 
@@ -173,7 +178,7 @@ class Shadow(EngineEvents):
 
     def _announce(self, epoch: int) -> None:
         worker = self._worker
-        self._over, self._leading = "", True
+        self._over, self._leading, worker.doubt = "", True, ""
         self._engine.prove()
         self._journal.begin(epoch)
         worker.introduce(active=True, epoch=epoch)
@@ -202,7 +207,7 @@ class Shadow(EngineEvents):
 
     def _done(self, stop: asyncio.Event) -> bool:
         """It is to lead no more."""
-        return stop.is_set() or self._election.asleep or bool(self._over)
+        return stop.is_set() or self._election.asleep or bool(self._over or self._replaced)
 
     def outputs(self, outputs: list[Output]) -> bool:
         if not self._leading:
@@ -223,7 +228,31 @@ class Shadow(EngineEvents):
         self._worker.sessions.fatal(why)
 
     def disproved(self, why: str) -> None:
-        self._end_at_once(why)
+        self._tasks.spawn(self._resolve_doubt(why, self._worker.life.epoch), "doubt")
+
+    async def _resolve_doubt(self, why: str, epoch: int) -> None:
+        """Leave the place to a standby if one is ready. Otherwise serve on and say so: streams that end for want of an
+        engine are worse off than those that may be wrong, and are told. A standby that comes later takes over."""
+        worker = self._worker
+        if await worker.has_standby():
+            self._end_at_once(why)
+            return
+        if not self._leads(epoch):
+            return
+        worker.doubt = f"{why}; no standby is ready to take over, so it serves on until one is"
+        log.error("%s", worker.doubt)
+        worker.introduce(active=True, epoch=epoch)
+        worker.sessions.announce(epoch, worker.doubt)
+        self._engine.serve_on()
+        while self._leads(epoch):
+            await asyncio.sleep(REPLACED_LOOK_S)
+            if self._leads(epoch) and await worker.has_standby():
+                self._replaced = f"{why}; a standby is ready to take over"
+                self._election.poke()
+                return
+
+    def _leads(self, epoch: int) -> bool:
+        return self._leading and self._worker.life.epoch == epoch
 
     def _end_at_once(self, why: str) -> None:
         """Nothing more goes out; frontends see their connections end and take their streams elsewhere."""
@@ -240,6 +269,12 @@ class Shadow(EngineEvents):
             worker.step(StandDown(self._over))
             worker.step(Ended(self._over))
             raise UserError(self._over)
+        if self._replaced:
+            await self._hand_over(self._replaced, believed=False)
+            await self._lock.release()
+            worker.step(Ended(self._replaced))
+            await worker.sessions.flushed(HANDOVER_S)
+            raise UserError(self._replaced)
         await self._hand_over("asked to stop" if for_good else "asked to sleep")
         await self._lock.release()
         if not for_good:

@@ -31,6 +31,7 @@ FIELDS: dict[str, tuple[str, float, float] | None] = {
     "load_hangs": None,  # or never ends
     "wake_fails": None,  # the next wake raises
     "wake_hangs": None,  # the next wake never returns
+    "false_proof": None,  # what an engine proves after a takeover is held against an answer that is none
     "device_error": None,  # as a device whose every call fails from now on: the engine cannot go on
     "memory_flip": None,  # this process reads flipped bits from the weights
     "flip_bits": ("seed", 0, 2**63 - 1),  # 1 to 8 bits of the weights read flipped: which, and how many, by the seed
@@ -51,13 +52,14 @@ SWITCHES = {
     "load_hangs": "load_hangs",
     "wake_fails": "wake_fails",
     "wake_hangs": "wake_hangs",
+    "false_proof": "false_proof",
 }
 
 # These end or freeze the process, so whoever commands them is answered first.
 FATAL = frozenset({"crash", "stop", "device_error"})
 
 # These need memory in a vault.
-SHADOW = frozenset({"wake_fails", "wake_hangs", "memory_flip", "flip_bits"})
+SHADOW = frozenset({"wake_fails", "wake_hangs", "false_proof", "memory_flip", "flip_bits"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class Faults:
     load_hangs: bool = False
     wake_fails: bool = False
     wake_hangs: bool = False
+    false_proof: bool = False
     error_every: int = 0
     zero_tokens: bool = False
     truncate_tokens: int = 0
