@@ -1,4 +1,4 @@
-"""A new leader whose proof is false, where no other engine can take over: `holdfast up`, real processes, open streams."""
+"""A new leader whose proof is false, and no other engine that can take over: `holdfast up` with open streams."""
 
 from __future__ import annotations
 

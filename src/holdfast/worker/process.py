@@ -22,7 +22,16 @@ from holdfast.core.address import parse_address
 from holdfast.core.ports import Listener, World
 from holdfast.core.unwritten import UNWRITTEN
 from holdfast.discovery.card import ModelCard, encode_card
-from holdfast.discovery.keys import CARDS, INSTANCES, InstanceKey, InstanceRecord, encode_record
+from holdfast.discovery.keys import (
+    CARDS,
+    INSTANCES,
+    LOADINGS,
+    InstanceKey,
+    InstanceRecord,
+    LoadingRecord,
+    encode_loading,
+    encode_record,
+)
 from holdfast.engines.contract import Engine, Progress
 from holdfast.failover import lifecycle
 from holdfast.failover.lifecycle import Ended, EndpointProblem, Lifecycle, Loaded, StandDown, State
@@ -93,11 +102,13 @@ class Worker:
     async def run(self, stop: asyncio.Event, on_ready: Callable[[dict[str, Any]], None]) -> None:
         """Serve until `stop` is set, then drain."""
         async with self.opened():
+            self.list_loading()
             await self._engine.load(self.sessions)
             self.introduce(active=True)
             self.step(Loaded())
             self.register(INSTANCES)
             on_ready(self.where)
+            await self.withdraw(LOADINGS)
             log.info("%r", self)
             await stop.wait()
             self.step(StandDown("asked to stop"))
@@ -182,7 +193,14 @@ class Worker:
         addresses = str(reached_at(self._listener.address)), str(reached_at(self._beats.address))
         process, name = self.welcome.process.pid, self.settings.name
         record = InstanceRecord(*addresses, self._card.checksum(), process, name, self._group)
-        values = {CARDS: encode_card(self._card), prefix: encode_record(record)}
+        self._list({CARDS: encode_card(self._card), prefix: encode_record(record)})
+
+    def list_loading(self) -> None:
+        """Stand in the store as an engine that is loading, until `withdraw`: streams of its set wait for it."""
+        within_s = self.settings.place.load_s
+        self._list({LOADINGS: encode_loading(LoadingRecord(self.settings.name, self._card.checksum(), within_s))})
+
+    def _list(self, values: dict[str, bytes]) -> None:
         for where, value in values.items():
             if where not in self._registrations:
                 self._registrations[where] = self._store.register(where + self.key.path, value)

@@ -22,7 +22,7 @@ from typing import Any
 from holdfast.core.errors import UserError
 from holdfast.core.requests import Output
 from holdfast.core.tasks import Tasks, done_before
-from holdfast.discovery.keys import INSTANCES, STANDBYS
+from holdfast.discovery.keys import INSTANCES, LOADINGS, STANDBYS
 from holdfast.engines.contract import EngineEvents, ShadowEngine
 from holdfast.failover.journal import Journal, next_epoch
 from holdfast.failover.lifecycle import (
@@ -86,12 +86,14 @@ class Shadow(EngineEvents):
         """Until `stop`, or until this engine must not go on (UserError: the process exits with 1)."""
         worker = self._worker
         async with worker.opened():
+            worker.list_loading()
             if not await done_before(stop, self._load(), "load"):
                 worker.step(Ended("asked to stop"))
                 return
             worker.introduce(active=False)
             worker.step(Loaded())
             worker.register(STANDBYS)
+            self._tasks.spawn(worker.withdraw(LOADINGS), "withdraw")
             on_ready(worker.where)
             while (lost := await self._election.won(stop)) is not None:
                 self._lost = lost
@@ -173,6 +175,7 @@ class Shadow(EngineEvents):
         """Weights in a wake: they get a load's time, since the wake's own is for a look at what is mapped."""
         if self._worker.life.state is State.WAKING and self._patience is not None:
             log.warning("waking takes longer: %s", why)
+            self._worker.list_loading()
             self._worker.step(MustLoad(why, self._load_s))
             self._patience.reschedule(asyncio.get_running_loop().time() + self._load_s + SUPERVISOR_S)
 
@@ -187,7 +190,8 @@ class Shadow(EngineEvents):
         assert self._timeline is not None
         self._timeline.mark("announced", self._clock.monotonic_s())
         worker.register(INSTANCES)
-        self._tasks.spawn(worker.withdraw(STANDBYS), "withdraw")
+        for prefix in (STANDBYS, LOADINGS):
+            self._tasks.spawn(worker.withdraw(prefix), "withdraw")
         self._tasks.spawn(self._await_gpu_fence(self._timeline), "gpu fence")
         self._renewing = ""
         self._renewed.set()

@@ -55,18 +55,20 @@ def canary_steps(
 
 def run_canary(steps: Iterator[tuple[int, ...]], dropped: Callable[[], bool]) -> tuple[int, ...]:
     """Return the whole answer. Raise Dropped as soon as `dropped` says so, asked after each step."""
-    tokens: tuple[int, ...] = ()
+    made: tuple[int, ...] = ()
     for tokens in steps:
+        made = tokens
         if dropped():
             raise Dropped
-    return tokens
+    return made
 
 
 async def run_canary_in_loop(steps: Iterator[tuple[int, ...]], dropped: Callable[[], bool]) -> tuple[int, ...]:
     """As `run_canary`, where steps are made in the event loop: everything else there has its turn between two."""
-    tokens: tuple[int, ...] = ()
+    made: tuple[int, ...] = ()
     for tokens in steps:
+        made = tokens
         await asyncio.sleep(0)
         if dropped():
             raise Dropped
-    return tokens
+    return made

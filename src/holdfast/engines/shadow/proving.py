@@ -31,8 +31,8 @@ from holdfast.core.requests import GenerateRequest, Output, TokenLogprobs
 
 # The canary's stream; a worker's streams count from 1.
 CANARY = 0
-# Answers are compared within this where they may round: an engine in bf16 moves a token's log-probability by tenths of a
-# nat from one batch to another, a damaged one by several. Control's questions are chosen by the same margin.
+# Answers are compared within this where they may round: from one batch to another bf16 moves a token's log-probability
+# by tenths of a nat, damage by several. Control's questions are chosen by the same margin.
 TOLERANCE_NATS = 1.0
 # A request that kills engines has done it within 0.2 s, or is tried alone later (`routing.table.YOUNG_S`); an engine
 # that is killed by hand has as a rule led for longer than this, and what it leaves is worth believing.

@@ -95,6 +95,7 @@ class OneAlone(Scheduler):
     not depend on them. vLLM itself leaves requests out of steps where its budget is spent. `alone` is the request's id;
     "" is none."""
 
+    running: list[Any]
     alone = ""
     _turn = False  # it is the others' next
 
@@ -109,9 +110,9 @@ class OneAlone(Scheduler):
     @contextmanager
     def _hidden(self, requests: list[Any]) -> Iterator[None]:
         """Plan as if these were not there."""
-        names = {each.request_id for each in requests}
-        runs = [each for each in self.running if each.request_id in names]
-        self.running = [each for each in self.running if each.request_id not in names]
+        names, there = {each.request_id for each in requests}, list(self.running)
+        runs = [each for each in there if each.request_id in names]
+        self.running = [each for each in there if each.request_id not in names]
         waits = [each for each in self.waiting if each.request_id in names]
         self.waiting.remove_requests(waits)
         try:
