@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -33,7 +34,7 @@ from engine_rig import (
 
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import CANARY_TIER, GenerateRequest, Output
-from holdfast.engines.shadow.proving import Canary
+from holdfast.engines.paged.canary import Dropped
 from holdfast.engines.sim.engine import SimEngine
 from holdfast.memory.client.levels import demote, promote, standing
 from holdfast.memory.client.pool import PoolClient
@@ -582,9 +583,15 @@ async def test_a_pool_of_another_geometry_is_not_adopted(kind: str, vault: Vault
 
 @pytest.mark.parametrize("kind", SHADOWS)
 async def test_a_wrong_canary_lets_nothing_through(kind: str, vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the known answer is another, the engine is disproved, says nothing of anybody before or after that, and
-    gives the next adopter no word; where it is right, others' tokens come, and the word."""
-    async with awake(kind, vault) as r:
+    """Where the known answer is right others' tokens come, and the word for the next adopter. Where it is wrong once it
+    is asked for again, and nobody notices. Where it is wrong again the engine is disproved, gives no word, and says
+    nothing of anybody until it is told to serve on. A check that is dropped says nothing, and leaves nothing behind."""
+    async with standing_by(kind, vault) as r:
+        mapping = r.engine.memory.pool.mapping
+        with pytest.raises(Dropped):
+            await r.engine.tenant.check(mapping, lambda: True)
+        assert await r.engine.check() == ""
+        await r.engine.wake(1000)
         known = r.engine.tenant.canary
         r.engine.prove()
         await r.run({1: request(prompt(40), 20)})
@@ -595,12 +602,22 @@ async def test_a_wrong_canary_lets_nothing_through(kind: str, vault: Vault, monk
         assert not r.of(0), "the canary's tokens are nobody's"
         await r.engine.rest()
         await r.engine.wake(1001)
-        wrong = Canary(known.request, tuple(token + 1 for token in known.tokens))
+        wrong = replace(known, tokens=tuple(token + 1 for token in known.tokens), tolerance_nats=0.0)
+        asked = [wrong]
+        monkeypatch.setattr(type(r.engine.tenant), "canary", property(lambda self: asked.pop() if asked else known))
+        r.engine.prove()
+        await r.run({2: request(prompt(40, 1), 20)})
+        assert (len(r.tokens(2)), r.heard("disproved"), asked) == (20, [], [])
+        await r.engine.rest()
+        await r.engine.wake(1002)
         monkeypatch.setattr(type(r.engine.tenant), "canary", property(lambda self: wrong))
         r.engine.prove()
-        r.engine.submit(2, request(prompt(40, 1), 20))
+        r.engine.submit(3, request(prompt(40, 2), 20))
         await r.until(lambda: bool(r.heard("disproved")))
-        assert (r.of(2), r.engine.proven) == ([], False)
+        assert (r.of(3), r.engine.proven) == ([], False)
+        r.engine.serve_on()
+        await r.until(lambda: r.ended(3))
+        assert (len(r.tokens(3)), r.engine.proven) == (20, False)
 
 
 def test_the_docs_show_the_example_that_is_run() -> None:

@@ -27,6 +27,7 @@ from holdfast.streams.dispatcher import Dispatcher
 from holdfast.streams.flight import Flight, WorkerSet
 from holdfast.streams.ledger import Ledger
 from holdfast.streams.link import DataConnection, WorkerLink
+from holdfast.streams.loadings import Loadings
 from holdfast.streams.standings import Standings
 from holdfast.streams.states import Waiting
 from holdfast.streams.weighing import Weighing
@@ -247,9 +248,9 @@ class Worker:
         back = [Output(stream, [], failure=failure) for stream in self.link.streams]
         self.data.data_received(encode(Draining("asked to stop")) + encode(Step(back)))
 
-    def take_over(self, epoch: int) -> None:
-        """A standby becomes active."""
-        self.data.data_received(encode(Active(epoch)))
+    def take_over(self, epoch: int, doubt: str = "") -> None:
+        """A standby becomes active; or it is, and its answers are in doubt."""
+        self.data.data_received(encode(Active(epoch, doubt)))
 
     def die(self) -> None:
         """The connection breaks, then the roster hears of it."""
@@ -269,6 +270,8 @@ class Cluster:
         self.settings = settings or HoldSettings()
         self.now_s = 100.0
         self.directory = ModelDirectory(random.Random(1), self.settings.fresh_max)
+        self.loadings = Loadings(frozenset({"d"}), lambda: self.now_s)
+        self.directory.loading = self.loadings.latest
         self.dispatcher = Dispatcher(self.directory, self.settings, lambda: self.now_s)
         self.links: dict[InstanceKey, list[WorkerLink]] = {}
         self.weighing = Weighing(self.dispatcher, self.links, Standings("d"), lambda: self.now_s)

@@ -13,7 +13,7 @@ import pytest
 from streams_rig import Cluster, make_card
 
 from holdfast.core.tiers import parse_tier
-from holdfast.discovery.keys import CONTROLS
+from holdfast.discovery.keys import CONTROLS, LOADINGS, LoadingRecord, encode_loading
 from holdfast.health.records import ControlRecord
 from holdfast.health.standing import Status
 from holdfast.spec.waits import HoldSettings
@@ -84,6 +84,16 @@ class Story:
         record = msgspec.json.encode(ControlRecord(name="control", leads=True))
         self.cluster.hear(CONTROLS, Put(key, record) if words == ["leads"] else Deleted(key))
 
+    def do_loading(self, words: list[str], values: dict[str, str]) -> None:
+        """`loading 9 within=60`: the engine of instance 9 says that it is; `loading 9 over`: it says so no more."""
+        workers = self.cluster.set()
+        path = f"{LOADINGS}{workers.namespace}/worker/generate/{words[0]}"
+        if words[1:] == ["over"]:
+            self.cluster.loadings.deleted(path)
+        else:
+            record = LoadingRecord(f"engine-{words[0]}", workers.checksum, float(values["within"]))
+            self.cluster.loadings.put(path, encode_loading(record))
+
     def do_remind(self, words: list[str], values: dict[str, str]) -> None:
         self.cluster.dispatcher.remind_waiting()
 
@@ -94,7 +104,7 @@ class Story:
             flight, ledger = client.flight, client.ledger
             running = next((w.name for w in cluster.workers.values() if flight.slot is w.link.slot), "")
             place = f"on {running}" if running else "held" if flight in flight.workers.holds else "over"
-            exact = "exact" if ledger.exact else "inexact"
+            exact = "exact" if ledger.exact else f"inexact: {ledger.doubt}" if ledger.doubt else "inexact"
             cluster.tell(f"{name}: {place}, {ledger.emitted} tokens, resumed {ledger.resumed}, {exact}")
 
     def do_workers(self, words: list[str], values: dict[str, str]) -> None:
@@ -115,6 +125,10 @@ class Story:
     def worker_has(self, name: str, words: list[str], values: dict[str, str]) -> None:
         """`has room 2`: it was full, and keeps so many places for us."""
         self.cluster.workers[name].room(int(words[1]))
+
+    def worker_doubts(self, name: str, words: list[str], values: dict[str, str]) -> None:
+        """`doubts itself epoch=2`: it leads, and says that its answers may be wrong."""
+        self.cluster.workers[name].take_over(int(values["epoch"]), "its proof failed twice")
 
     def worker_leads(self, name: str, words: list[str], values: dict[str, str]) -> None:
         self.cluster.workers[name].take_over(int(values["epoch"]))

@@ -220,9 +220,11 @@ class Contact:
                 if message.right:
                     self._tell(w.Verified(self.path, message.load))
             case Active() if self.facts is not None:
-                self._say(replace(self.facts, active=True))
+                if message.doubt:
+                    log.warning("%s: %s", self.instance.name, message.doubt)
+                self._say(replace(self.facts, active=True, doubt=message.doubt))
             case Draining() if self.facts is not None:
-                self._say(replace(self.facts, active=False))
+                self._say(replace(self.facts, active=False, doubt=""))
             case _:
                 pass  # what is for frontends
 

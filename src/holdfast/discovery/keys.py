@@ -15,6 +15,7 @@ import msgspec
 
 INSTANCES = "v1/instances/"
 STANDBYS = "v1/standbys/"  # engines that stand by: known, connected to, never routed to
+LOADINGS = "v1/loading/"  # engines that are loading, leased: LoadingRecord; they may take over from then on
 CARDS = "v1/mdc/"
 REFUSALS = "v1/refused/"
 # What control decides, and from what. No lease: a verdict outlives whoever gave it.
@@ -88,6 +89,23 @@ class InstanceRecord(msgspec.Struct, frozen=True):
     checksum: str
     pid: int = 0
     name: str = ""  # as `holdfast ps` calls it
+    group: str = ""  # engines of one group take over from each other
+
+
+class LoadingRecord(msgspec.Struct, frozen=True):
+    """The value under the key of an engine that is loading."""
+
+    name: str
+    checksum: str  # of its model's card
+    within_s: float  # it is ready within so many seconds, or ends
+
+
+def encode_loading(record: LoadingRecord) -> bytes:
+    return msgspec.json.encode(record)
+
+
+def decode_loading(data: bytes) -> LoadingRecord:
+    return _loading_decoder.decode(data)
 
 
 def encode_record(record: InstanceRecord) -> bytes:
@@ -99,3 +117,4 @@ def decode_record(data: bytes) -> InstanceRecord:
 
 
 _record_decoder = msgspec.json.Decoder(InstanceRecord)
+_loading_decoder = msgspec.json.Decoder(LoadingRecord)

@@ -80,7 +80,8 @@ class EngineEvents(ABC):
         """What no step can mend (a sticky device error, a lost rank): the process exits at once."""
 
     def disproved(self, why: str) -> None:
-        """What `prove` started went wrong: nothing that this engine says may be believed, and it says no more."""
+        """What `prove` started went wrong, twice: nothing that this engine says may be believed, and it says no more
+        until `serve_on`."""
         return
 
     def owner_gone(self, epoch: int) -> None:
@@ -166,6 +167,10 @@ class ShadowEngine(Engine, Protocol):
     def proven(self) -> bool:
         """What was taken over has shown itself to be right: the next adopter may believe it."""
 
+    @property
+    def proving(self) -> bool:
+        """It is about to be shown: streams that come back are in the same steps."""
+
     async def check(self) -> str:
         """Answer a known question beside the shared pool, in private memory: what is to blame for a wrong answer, or
         nothing."""
@@ -184,7 +189,11 @@ class ShadowEngine(Engine, Protocol):
 
     def prove(self) -> None:
         """Begin to show that what was taken over is right. Never blocks, and delays nobody: a known question rides with
-        the others' steps. Until its first token was right nobody's leave the engine; a wrong one is `disproved`."""
+        the others' steps. Until its first token was right nobody's leave the engine. A wrong answer is asked for once
+        more, alone where it could depend on others, and everything waits for it; a second one is `disproved`."""
+
+    def serve_on(self) -> None:
+        """After `disproved`, where no other engine can take over: send what was made, and all that follows."""
 
     async def rest(self, *, believed: bool = True) -> None:
         """A planned handover: drain the device, drop write access, tell the vault; stand by again. Not `believed`: what

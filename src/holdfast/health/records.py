@@ -35,7 +35,6 @@ class HealthRecord(msgspec.Struct, frozen=True, kw_only=True):
     verified: bool = False  # since it answered wrongly its weights were found to be as they were written
     last_resort: bool = False  # it serves only because too few others of its set can: to be replaced
     spare: bool = False  # sound, and kept without traffic until capacity is lost
-    last_resort: bool = False  # in doubt, and serving on only because no other worker of its set can
     at_unix_s: UnixS = 0.0  # when it was written
     by: str = ""  # the control that did
 

@@ -13,6 +13,13 @@ class HoldSettings(Settings, frozen=True):
     """What happens while a set has no worker, or all are full."""
 
     hold_s: Annotated[float, about("How long streams wait for a worker.", "s", min=0, commands=_ALL)] = 30.0
+    # Twice what the slowest engine measured takes to stand by again (facts 46: vLLM with an 8B, 35-53 s).
+    loading_s: Annotated[
+        float,
+        about(
+            "How much longer streams wait while an engine of their set is loading, at most.", "s", min=0, commands=_ALL
+        ),
+    ] = 120.0
     # As long as a large model may take from a disk onto a device that others have to leave first.
     provision_s: Annotated[
         float,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from holdfast.discovery.card import ModelCard
@@ -17,6 +17,7 @@ from holdfast.routing.degradation import RULES, Rules
 from holdfast.routing.table import Standing
 from holdfast.spec.waits import KnownSettings
 from holdfast.streams.flight import Flight, WorkerSet
+from holdfast.streams.loadings import Loading
 from holdfast.streams.rulings import FOR_GOOD, Fate, Ruling, Rulings
 
 # Names without a worker that are remembered at once. A deployment has a handful; the oldest is dropped for a new one.
@@ -47,6 +48,7 @@ class ModelDirectory:
         self._missing: dict[str, Mapping[str, Missing]] = {}  # by deployment and name
         self._unwanted: dict[tuple[str, str], None] = {}  # deployments and names that were wanted, the oldest first
         self._seen: dict[str, float] = {}  # when a worker of this model was last heard of, the oldest first
+        self.loading: Callable[[str, str], Loading | None] = lambda namespace, checksum: None
         self.unread: set[str] = set()  # parts of the store of which nothing was heard yet
         self.sets: dict[tuple[str, str], WorkerSet] = {}
         self._rules: dict[str, Rules] = {}  # by deployment, where they are others than at level 0

@@ -41,7 +41,7 @@ class Dispatcher:
         self._numbers = itertools.count(1)
         self.links = Links()
         self.stats = DispatchStats()
-        self._patience = Patience(settings, self.stats, clock, directory.wants, directory.missing)
+        self._patience = Patience(settings, self.stats, clock, directory)
 
     # -- from the frontend
 

@@ -77,6 +77,7 @@ class WorkerLink:
         self.epoch = 0
         self.group = ""
         self.deterministic = True
+        self.doubt = ""  # why its answers may be wrong, by its own word
         self.trusted = False  # the judge's word, as last told: it may get work,
         self.admit_max: int | None = None  # and at most so many streams
         self.since_s = 0.0  # when it was first heard of
@@ -114,7 +115,7 @@ class WorkerLink:
     def greeted(self, welcome: Welcome) -> None:
         """What it says of itself on a new connection; whatever was said on the old one is void."""
         self.active, self.epoch, self.group = welcome.active, welcome.epoch, welcome.group
-        self.deterministic = welcome.deterministic
+        self.deterministic, self.doubt = welcome.deterministic, welcome.doubt
         self.draining = False
 
     def check(self, welcome: Welcome) -> None:
@@ -229,6 +230,8 @@ class DataConnection(Framed):
             consumer = flight.consumer
             try:
                 if flight.first_output:
+                    if self._link.doubt:
+                        flight.ledger.doubt(self._link.doubt)
                     events.output_began(flight)
                 over = consumer.take(output)
             except Exception as error:
@@ -275,8 +278,10 @@ class DataConnection(Framed):
             link.reason = f"draining: {message.reason}"
             link.stop_routing()
         elif isinstance(message, Active):
-            link.active, link.epoch, link.draining = True, message.epoch, False
-            link.reason = "serving"
+            link.active, link.epoch, link.draining, link.doubt = True, message.epoch, False, message.doubt
+            link.reason = message.doubt or "serving"
+            for flight in list(link.streams.values()) if message.doubt else ():
+                flight.ledger.doubt(message.doubt)  # what it has shown of them may be wrong as well
             link.on_word()
             link.events.took_over(link)
         elif isinstance(message, ArtefactPart):

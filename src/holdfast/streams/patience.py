@@ -8,26 +8,44 @@ choices), waits as if held. Suspects are tried one after the other, each for as 
 tried, the wait of those who ran before is not over. Nor is it while a rollout has taken their workers away: until that
 is in place or undone nobody knows whether they come back. A model that is *wanted* may have to be brought up from
 nothing: whoever waits for its first worker, or waited when that came, may do so for longer; not where whoever brings it
-up says that none is coming. Where it says that none can come at all, a new request is refused at once.
+up says that none is coming. Where it says that none can come at all, a new request is refused at once. While an engine
+of their set is loading, and says by when it is ready, streams are not given up: until then, and `loading_s` longer than
+otherwise at most.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
 from holdfast.core.errors import Code
 from holdfast.routing.degradation import pushed_out
 from holdfast.routing.table import Standing
 from holdfast.routing.tiers import InLine
 from holdfast.spec.waits import HoldSettings
-from holdfast.streams.directory import NOT_SAID, Missing
+from holdfast.streams.directory import Missing
 from holdfast.streams.flight import Flight, WorkerSet
 from holdfast.streams.lines import line_of
+from holdfast.streams.loadings import Loading
 from holdfast.streams.rulings import FOR_GOOD, TAKEN_AWAY, Fate
 from holdfast.streams.stats import DispatchStats
 
 log = logging.getLogger("holdfast.workers")
+
+
+class Expected(Protocol):
+    """What is known of workers that are not there: the directory's part of it."""
+
+    def wants(self, name: str) -> bool:
+        """Whether a model is brought up when it is asked for."""
+
+    def missing(self, name: str) -> Missing:
+        """Why it has no worker."""
+
+    @property
+    def loading(self) -> Callable[[str, str], Loading | None]:
+        """An engine of a set, by its namespace and checksum, that is loading."""
 
 
 class Patience:
@@ -38,12 +56,10 @@ class Patience:
         settings: HoldSettings,
         stats: DispatchStats,
         clock: Callable[[], float],
-        wants: Callable[[str], bool] = lambda name: False,
-        missing: Callable[[str], Missing] = lambda name: NOT_SAID,
+        expected: Expected,
     ) -> None:
         self._settings = settings
-        self._wants = wants  # whether a model is brought up when it is asked for
-        self._missing = missing  # why it has no worker
+        self._wants, self._missing, self._expected = expected.wants, expected.missing, expected
         self._stats = stats
         self._clock = clock
 
@@ -52,6 +68,8 @@ class Patience:
         flight = held.item
         full_since_s = flight.workers.full_since_s
         hold_s = self._hold_s(flight.workers)
+        if flight.standing is not Standing.FRESH or flight.consumer.answering:
+            hold_s += self._loading_s(flight.workers, held.since_s)
         if flight.standing is not Standing.FRESH:
             away_s = min(flight.workers.away_s - held.since_s, self._settings.away_s)
             return hold_s + max(0.0, flight.workers.tried_s - held.since_s, away_s)
@@ -72,6 +90,21 @@ class Patience:
     def _is_hopeless(self, workers: WorkerSet) -> bool:
         name = workers.card.name
         return self._wants(name) and self._missing(name).hopeless
+
+    def _loading_s(self, workers: WorkerSet, since_s: float) -> float:
+        """How much longer than otherwise one that waits since then may wait, because an engine is loading."""
+        loading = self._expected.loading(workers.namespace, workers.checksum)
+        if loading is None:
+            return 0.0
+        return min(self._settings.loading_s, max(0.0, loading.until_s - since_s - self._hold_s(workers)))
+
+    def _why_missing(self, workers: WorkerSet) -> str:
+        """Why a set has no worker, and by when one is expected, for those who wait for it."""
+        loading = self._expected.loading(workers.namespace, workers.checksum)
+        if loading is not None:
+            left_s = min(loading.until_s - self._clock(), self._settings.loading_s)
+            return f"{loading.name} is loading, and streams wait for it for {left_s:.0f} s at most"
+        return self._missing(workers.card.name).why
 
     @staticmethod
     def bound_of(settings: HoldSettings, *, wanted: bool, missing: Missing) -> float:
@@ -94,10 +127,11 @@ class Patience:
             waited_s = self.bound_s(held)
             self._refuse_full(flight, f"every worker is full, and no place came free within {waited_s:.0f} s")
         else:
-            waited = f"no worker could take it within {self._hold_s(flight.workers):g} s"
+            hold_s, held_s = self._hold_s(flight.workers), round(self._clock() - held.since_s)
+            waited = f"no worker could take it within {held_s if held_s > hold_s + 1 else hold_s:g} s"
             if self.bound_s(held) <= 0.0:
                 waited = "no worker of it can be started"
-            why = "" if flight.workers.full_since_s else self._missing(flight.workers.card.name).why
+            why = "" if flight.workers.full_since_s else self._why_missing(flight.workers)
             self.lose(flight, Code.NO_WORKER, f"{waited}: {why}" if why else waited)
 
     def has_no_heir(self, flight: Flight, fate: Fate) -> None:
@@ -152,7 +186,7 @@ class Patience:
         if not len(workers.holds):
             return
         name = workers.card.name
-        for flight, waiting in line_of(workers, wanted=self._wants(name), why=self._missing(name).why):
+        for flight, waiting in line_of(workers, wanted=self._wants(name), why=self._why_missing(workers)):
             try:
                 flight.consumer.still_waiting(waiting)
             except Exception as error:

@@ -31,6 +31,7 @@ class Answer:
     error: dict[str, Any] | None = None
     resumed: int = 0
     exact: bool | None = None
+    reason: str = ""  # why it is not, where that is told
     token_times_s: list[float] = field(default_factory=list)  # of chunks with content
     logprobs: list[float] = field(default_factory=list)
     waiting: int = 0  # comments that it waits
@@ -79,7 +80,7 @@ def _read_chunk(answer: Answer, at_s: float, chunk: dict[str, Any], index: int) 
         if choice["finish_reason"] is not None:
             answer.finish = choice["finish_reason"]
             answer.resumed = chunk["holdfast"]["resumed"]
-            answer.exact = chunk["holdfast"]["exact"]
+            answer.exact, answer.reason = chunk["holdfast"]["exact"], chunk["holdfast"].get("reason", "")
 
 
 def read_whole(body: dict[str, Any]) -> list[Answer]:

@@ -57,6 +57,8 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=2):
     load: int = 0  # of those weights: grows with every fresh load; 0: an older version, which does not say
     vocabulary: int = 0  # token ids are below it
     gpus: tuple[tuple[str, str], ...] = ()  # that it computes on: PCI address and UUID of each
+    doubt: str = ""  # why its answers may be wrong, though it serves; "": they are not known to be
+    asleep: bool = False  # it stands by, and takes no part in the election
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=3):
@@ -133,9 +135,11 @@ class NotTaken(msgspec.Struct, frozen=True, array_like=True, tag=12):
 
 
 class Active(msgspec.Struct, frozen=True, array_like=True, tag=13):
-    """A standby took over: it leads its group under this epoch and takes work from now on."""
+    """A standby took over: it leads its group under this epoch and takes work from now on. Said again where its answers
+    turn out to be in doubt."""
 
     epoch: int
+    doubt: str = ""  # as in `Welcome`
 
 
 class Room(msgspec.Struct, frozen=True, array_like=True, tag=14):

@@ -22,7 +22,16 @@ from holdfast.core.address import parse_address
 from holdfast.core.ports import Listener, World
 from holdfast.core.unwritten import UNWRITTEN
 from holdfast.discovery.card import ModelCard, encode_card
-from holdfast.discovery.keys import CARDS, INSTANCES, InstanceKey, InstanceRecord, encode_record
+from holdfast.discovery.keys import (
+    CARDS,
+    INSTANCES,
+    LOADINGS,
+    InstanceKey,
+    InstanceRecord,
+    LoadingRecord,
+    encode_loading,
+    encode_record,
+)
 from holdfast.engines.contract import Engine, Progress
 from holdfast.failover import lifecycle
 from holdfast.failover.lifecycle import Ended, EndpointProblem, Lifecycle, Loaded, StandDown, State
@@ -35,6 +44,7 @@ from holdfast.worker.levers import Actions, Levers, refusal
 from holdfast.worker.renewal import RIGHT, Renewal
 from holdfast.worker.session import SHOWN_CHARS_MAX
 from holdfast.worker.sessions import Sessions
+from holdfast.worker.standbys import has_standby
 from holdfast.worker.status import StatusPage
 
 log = logging.getLogger("holdfast.worker")
@@ -68,6 +78,9 @@ class Worker:
         # 48 random bits: unique without coordination, and short enough to read aloud.
         self.key = InstanceKey(settings.namespace(), settings.component, ENDPOINT, world.rng.getrandbits(48))
         self.welcome: Welcome | None = None
+        self.doubt = ""  # why its answers may be wrong, though it serves
+        self.is_asleep: Callable[[], bool] = lambda: False
+        self.is_proving: Callable[[], bool] = lambda: False
         self.artefacts = {hashlib.sha256(tokenizer).hexdigest(): tokenizer}
         self.life = Lifecycle(shadow=bool(self._group), wake_s=settings.place.wake_s, entered_s=self._loop.time())
         self.sessions = Sessions(engine, self)
@@ -90,11 +103,13 @@ class Worker:
     async def run(self, stop: asyncio.Event, on_ready: Callable[[dict[str, Any]], None]) -> None:
         """Serve until `stop` is set, then drain."""
         async with self.opened():
+            self.list_loading()
             await self._engine.load(self.sessions)
             self.introduce(active=True)
             self.step(Loaded())
             self.register(INSTANCES)
             on_ready(self.where)
+            await self.withdraw(LOADINGS)
             log.info("%r", self)
             await stop.wait()
             self.step(StandDown("asked to stop"))
@@ -137,7 +152,8 @@ class Worker:
             self.sessions.say_last = self._beats.say_last
         if self.welcome is None or self.welcome.load != self._engine.progress().load:
             self.welcome = self._introduction(self._beats.identity)
-        self.welcome = msgspec.structs.replace(self.welcome, active=active, epoch=epoch)
+        said = {"active": active, "epoch": epoch, "doubt": self.doubt, "asleep": self.is_asleep()}
+        self.welcome = msgspec.structs.replace(self.welcome, **said)
         self._beats.set_welcome(self.welcome)
 
     def _introduction(self, process: ProcessIdentity) -> Welcome:
@@ -176,11 +192,24 @@ class Worker:
         assert self._beats is not None
         reached_at = self.settings.reached_at
         addresses = str(reached_at(self._listener.address)), str(reached_at(self._beats.address))
-        record = InstanceRecord(*addresses, self._card.checksum(), self.welcome.process.pid, self.settings.name)
-        values = {CARDS: encode_card(self._card), prefix: encode_record(record)}
+        process, name = self.welcome.process.pid, self.settings.name
+        record = InstanceRecord(*addresses, self._card.checksum(), process, name, self._group)
+        self._list({CARDS: encode_card(self._card), prefix: encode_record(record)})
+
+    def list_loading(self) -> None:
+        """Stand in the store as an engine that is loading, until `withdraw`: streams of its set wait for it."""
+        within_s = self.settings.place.load_s
+        self._list({LOADINGS: encode_loading(LoadingRecord(self.settings.name, self._card.checksum(), within_s))})
+
+    def _list(self, values: dict[str, bytes]) -> None:
         for where, value in values.items():
             if where not in self._registrations:
                 self._registrations[where] = self._store.register(where + self.key.path, value)
+
+    async def has_standby(self) -> bool:
+        """Return whether another engine of this group is ready to take over, as far as can be found out within
+        `standbys.LOOK_S`."""
+        return bool(self._group) and await has_standby(self._store, self._network, self.key, self._group)
 
     async def withdraw(self, prefix: str) -> None:
         """Stand there no longer; what the store does not take in time ends with its lease."""
@@ -241,6 +270,11 @@ class Worker:
         return "" if self.life.state is State.ACTIVE else f"it is {self.life.state} {self.life.reason}".rstrip()
 
     @property
+    def proving(self) -> bool:
+        """Whether it has just taken over, and is about to show that what it took over is right."""
+        return self.is_proving()
+
+    @property
     def not_taken(self) -> str:
         return self._not_taken
 
@@ -263,6 +297,8 @@ class Worker:
         return {
             "status": self.status,
             "reason": self.life.reason or self.life.memory_problem or self.life.endpoint_problem or None,
+            "exact": not self.doubt,
+            "doubt": self.doubt or None,
             "role": "worker",
             "name": self.settings.name,
             "instance": f"{self.key.instance:x}",

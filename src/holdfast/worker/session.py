@@ -71,6 +71,10 @@ class Host(Protocol):
     def refusing(self) -> str:
         """Why no work is taken now; empty: it is."""
 
+    @property
+    def proving(self) -> bool:
+        """Whether it has just taken over, and is about to show that what it took over is right."""
+
     def asked_to_reload(self, message: Reload, uid: int | None, answer: Callable[[Reloaded], None]) -> None:
         """By somebody who may or may not: it hears what came of it."""
 

@@ -65,6 +65,9 @@ class Sessions(EngineEvents):
             return
         request = message.request
         if session.canary:
+            if self._host.proving:  # streams come back in these steps: whoever asks is told to ask later
+                session.send_failure(stream, Code.WORKER_OVERLOADED, "it has just taken over, and proves itself")
+                return
             if len(request.tokens) + request.sampling.max_tokens > CANARY_TOKENS_MAX:
                 why = f"a known question has at most {CANARY_TOKENS_MAX} tokens with its answer"
                 session.send_failure(stream, Code.INVALID_REQUEST, why)
@@ -202,11 +205,12 @@ class Sessions(EngineEvents):
 
     # -- the beginning and the end
 
-    def announce(self, epoch: int) -> None:
-        """This engine leads now: everyone who is connected hears it at once; the store follows."""
+    def announce(self, epoch: int, doubt: str = "") -> None:
+        """This engine leads now: everyone who is connected hears it at once; the store follows. `doubt`: why its
+        answers may be wrong."""
         for session in self.open:
             if session.peer:
-                session.send(Active(epoch))
+                session.send(Active(epoch, doubt))
 
     def hand_back(self, reason: str, *, drains: bool = True) -> None:
         """Every stream goes back to its frontend, to be resumed elsewhere; who drains takes no more. Where it does not,

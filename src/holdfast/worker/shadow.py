@@ -2,7 +2,8 @@
 
 Order, always: load (by role) → canary → Standby, known under its own key → the election's lock → past the CPU fence,
 the pool under a new epoch → the journal has the term → Active on the frontends' open connections → the instance's key.
-The engine then proves itself beside the work that begins; if it is disproved, nothing more of it reaches anybody.
+The engine then proves itself beside the work that begins; if it is disproved, a standby that is ready takes over, and
+where there is none it serves on, with everyone told that its answers may be wrong, until there is one.
 
 Always true: nothing is announced or registered before it is so; whoever is told that the lock is lost sends nothing
 more; between lock and announcement nothing is awaited but the vault's grant, and weights where they are lost or in
@@ -21,7 +22,7 @@ from typing import Any
 from holdfast.core.errors import UserError
 from holdfast.core.requests import Output
 from holdfast.core.tasks import Tasks, done_before
-from holdfast.discovery.keys import INSTANCES, STANDBYS
+from holdfast.discovery.keys import INSTANCES, LOADINGS, STANDBYS
 from holdfast.engines.contract import EngineEvents, ShadowEngine
 from holdfast.failover.journal import Journal, next_epoch
 from holdfast.failover.lifecycle import (
@@ -49,6 +50,7 @@ log = logging.getLogger("holdfast.worker")
 # that no three times a second apart, acts first; this is for where there is none.
 SUPERVISOR_S = 10.0
 CANARY_S = 20.0  # a standby's last canary is younger than this and one look: under 30 s
+REPLACED_LOOK_S = 2.0  # between two looks for a standby, by a leader whose answers are in doubt
 HANDOVER_S = 3.0  # to step back from the pool in a planned handover; then the process's end fences it
 
 
@@ -75,6 +77,8 @@ class Shadow(EngineEvents):
         self._leaving: tuple[str, bool] | None = None  # why it is to hand over and exit, and whether it is believed
         self._tasks = Tasks(f"shadow {worker.settings.name}")
         worker.more_facts = self.facts
+        worker.is_asleep = lambda: self._election.asleep
+        worker.is_proving = lambda: self._leading and engine.proving
         worker.actions.update(Sleeping(worker, engine, self._election).actions())
         worker.renewal.renew = self._renew
         worker.step_down = self._leave
@@ -83,12 +87,14 @@ class Shadow(EngineEvents):
         """Until `stop`, or until this engine must not go on (UserError: the process exits with 1)."""
         worker = self._worker
         async with worker.opened():
+            worker.list_loading()
             if not await done_before(stop, self._load(), "load"):
                 worker.step(Ended("asked to stop"))
                 return
             worker.introduce(active=False)
             worker.step(Loaded())
             worker.register(STANDBYS)
+            self._tasks.spawn(worker.withdraw(LOADINGS), "withdraw")
             on_ready(worker.where)
             while (lost := await self._election.won(stop)) is not None:
                 self._lost = lost
@@ -170,12 +176,13 @@ class Shadow(EngineEvents):
         """Weights in a wake: they get a load's time, since the wake's own is for a look at what is mapped."""
         if self._worker.life.state is State.WAKING and self._patience is not None:
             log.warning("waking takes longer: %s", why)
+            self._worker.list_loading()
             self._worker.step(MustLoad(why, self._load_s))
             self._patience.reschedule(asyncio.get_running_loop().time() + self._load_s + SUPERVISOR_S)
 
     def _announce(self, epoch: int) -> None:
         worker = self._worker
-        self._over, self._leading = "", True
+        self._over, self._leading, worker.doubt = "", True, ""
         self._engine.prove()
         self._journal.begin(epoch)
         worker.introduce(active=True, epoch=epoch)
@@ -184,7 +191,8 @@ class Shadow(EngineEvents):
         assert self._timeline is not None
         self._timeline.mark("announced", self._clock.monotonic_s())
         worker.register(INSTANCES)
-        self._tasks.spawn(worker.withdraw(STANDBYS), "withdraw")
+        for prefix in (STANDBYS, LOADINGS):
+            self._tasks.spawn(worker.withdraw(prefix), "withdraw")
         self._tasks.spawn(self._await_gpu_fence(self._timeline), "gpu fence")
         self._renewing = ""
         self._renewed.set()
@@ -225,7 +233,30 @@ class Shadow(EngineEvents):
         self._worker.sessions.fatal(why)
 
     def disproved(self, why: str) -> None:
-        self._end_at_once(why)
+        self._tasks.spawn(self._resolve_doubt(why, self._worker.life.epoch), "doubt")
+
+    async def _resolve_doubt(self, why: str, epoch: int) -> None:
+        """Leave the place to a standby if one is ready. Otherwise serve on and say so: streams that end for want of an
+        engine are worse off than those that may be wrong, and are told. A standby that comes later takes over."""
+        worker = self._worker
+        if await worker.has_standby():
+            self._end_at_once(why)
+            return
+        if not self._leads(epoch):
+            return
+        worker.doubt = f"{why}; no standby is ready to take over, so it serves on until one is"
+        log.error("%s", worker.doubt)
+        worker.introduce(active=True, epoch=epoch)
+        worker.sessions.announce(epoch, worker.doubt)
+        self._engine.serve_on()
+        while self._leads(epoch):
+            await asyncio.sleep(REPLACED_LOOK_S)
+            if self._leads(epoch) and await worker.has_standby():
+                self._leave(f"{why}; a standby is ready to take over", believed=False)
+                return
+
+    def _leads(self, epoch: int) -> bool:
+        return self._leading and self._worker.life.epoch == epoch
 
     def _end_at_once(self, why: str) -> None:
         """Nothing more goes out; frontends see their connections end and take their streams elsewhere."""

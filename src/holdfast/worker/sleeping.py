@@ -32,6 +32,8 @@ class Sleeping:
             raise UserError("it is still loading; it can sleep once it stands by")
         self._election.rest()
         await self._election.rested.wait()
+        if self._election.asleep:
+            self._worker.introduce(active=False)  # an engine that looks for a standby is told that this is none
         return "asleep: it takes no part in the election until it is woken"
 
     async def let_go(self) -> str:
@@ -47,7 +49,10 @@ class Sleeping:
         """Map again what was let go of, try it, and take part. Who leads is the election's to say."""
         if self._election.asleep:
             await self._stand_up()
+        slept = self._election.asleep
         self._election.take_part(self._worker.clock.monotonic_s())
+        if slept:
+            self._worker.introduce(active=False)
         return "it takes part in the election again"
 
     async def _stand_up(self) -> None:

@@ -1,11 +1,13 @@
 """A canary's run: a fixed prompt, alone, in private blocks.
 
-Always true: it writes private blocks only, so a standby may run it beside an owner.
+Always true: it writes private blocks only, so a standby may run it beside an owner; between two of its steps it can be
+dropped, so that a takeover waits for one step of it at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -34,13 +36,39 @@ def canary_scheduler(settings: SchedulerSettings, blocks: range, block_tokens: i
     return Scheduler(settings, PrivateBlocks(blocks, block_tokens, PROMPT_TOKENS - 1 if filled else 0))
 
 
-def run_canary(
+class Dropped(Exception):
+    """A check was dropped between two of its steps: it says nothing about the engine."""
+
+
+def canary_steps(
     request: GenerateRequest, settings: SchedulerSettings, compute: Compute, blocks: range, block_tokens: int
-) -> tuple[int, ...]:
+) -> Iterator[tuple[int, ...]]:
+    """Make the canary's steps one by one; after each, yield the tokens of its answer so far."""
     scheduler = canary_scheduler(settings, blocks, block_tokens, filled=False)
     scheduler.submit(0, request)
-    tokens: list[int] = []
+    tokens: tuple[int, ...] = ()
     while (plan := scheduler.plan()) is not None:
         for output in scheduler.retire(plan, *compute(plan)):
-            tokens += output.tokens
-    return tuple(tokens)
+            tokens += tuple(output.tokens)
+        yield tokens
+
+
+def run_canary(steps: Iterator[tuple[int, ...]], dropped: Callable[[], bool]) -> tuple[int, ...]:
+    """Return the whole answer. Raise Dropped as soon as `dropped` says so, asked after each step."""
+    made: tuple[int, ...] = ()
+    for tokens in steps:
+        made = tokens
+        if dropped():
+            raise Dropped
+    return made
+
+
+async def run_canary_in_loop(steps: Iterator[tuple[int, ...]], dropped: Callable[[], bool]) -> tuple[int, ...]:
+    """As `run_canary`, where steps are made in the event loop: everything else there has its turn between two."""
+    made: tuple[int, ...] = ()
+    for tokens in steps:
+        made = tokens
+        await asyncio.sleep(0)
+        if dropped():
+            raise Dropped
+    return made

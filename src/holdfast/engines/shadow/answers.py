@@ -1,58 +1,113 @@
 """The known answers of a vault's engines, in a file beside its socket.
 
-Always true: the answer that counts is that of the first engine of its kind (these weights, this arithmetic) on this
-machine.
+The first engine of a kind (these weights, this arithmetic, these versions) on this machine writes its answer down, and
+later engines of that kind are compared with it. The file is evidence, not law: a file that cannot be read is set aside
+and written again, and an answer that two processes contradict alike is withdrawn. Nothing here raises: a damaged file
+must not keep an engine from starting.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
-from holdfast.core.errors import UserError
+from holdfast.core.procfs import read_process
 
 KINDS_MAX = 64  # kept in one file: every new version of an engine on every kind of device is one
 
 log = logging.getLogger("holdfast.engine")
 
+T = TypeVar("T")
+
+
+class Dissent(msgspec.Struct, frozen=True):
+    """An answer that contradicts the written one, and the process that gave it."""
+
+    tokens: tuple[int, ...]
+    process: str
+
 
 def answers_in(folder: Path) -> Path:
-    """The file with the known answers of a vault's engines."""
+    """Return the file with the known answers of a vault's engines."""
     return folder / "canaries.json"
 
 
-def known_answer(path: Path, kind: str, tokens: tuple[int, ...]) -> tuple[int, ...]:
-    """What the first engine of this kind answered; `tokens`, if this is the first. UserError names the file where it
-    holds something else than answers."""
-    known = _read(path)
-    if kind not in known:
-        known[kind] = list(tokens)
-        _write(path, dict(list(known.items())[-KINDS_MAX:]))
-    return tuple(known[kind])
+def known_answer(
+    path: Path,
+    kind: str,
+    tokens: tuple[int, ...],
+    agrees: Callable[[tuple[int, ...]], bool] | None = None,
+    process: str = "",
+) -> tuple[int, ...]:
+    """Return the answer that counts for this kind of engine, after one has answered with `tokens`.
+
+    That is the written answer, or `tokens` where none is written. `agrees` says whether `tokens` may be taken for a
+    written answer (default: equal). A dissenting answer is noted under `process` (default: this one); if another
+    process gave the same one before, the written answer is withdrawn and `tokens` count."""
+    known = _read(path, dict[str, tuple[int, ...]])
+    written = known.get(kind)
+    if written is not None and (agrees(written) if agrees is not None else written == tokens):
+        return written
+    if written is not None and not _contradicted(path, kind, tokens, process or _this_process()):
+        return written
+    if written is not None:
+        alike = f"it is withdrawn, and theirs counts from now on (was {written}, is {tokens})"
+        log.error("two engines contradict the known answer in %s alike: %s; %s", path, alike, kind)
+    known[kind] = tokens
+    _write(path, dict(list(known.items())[-KINDS_MAX:]))
+    return tokens
 
 
-def _read(path: Path) -> dict[str, list[int]]:
+def _contradicted(path: Path, kind: str, tokens: tuple[int, ...], process: str) -> bool:
+    """Note a dissent; True if another process gave the same answer before, and then the note is removed."""
+    notes = path.with_name("canaries.against.json")
+    dissents = _read(notes, dict[str, Dissent])
+    before = dissents.pop(kind, None)
+    alike = before is not None and before.tokens == tokens and before.process != process
+    if not alike:
+        dissents[kind] = Dissent(tokens, process)
+        log.error("the canary's answer %s contradicts %s; a second engine's with it withdraws that", tokens, path)
+    _write(notes, dict(list(dissents.items())[-KINDS_MAX:]))
+    return alike
+
+
+def _this_process() -> str:
+    """Return a name that no other process on this machine has had since it started."""
+    stat = read_process(os.getpid())
+    return f"{os.getpid()} {stat.start_ticks if stat is not None else 0}"
+
+
+def _read(path: Path, kind: type[T]) -> T:
+    """Return what the file holds, nothing where there is none; one that holds something else is set aside."""
     try:
-        data = path.read_bytes()
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:
-        return {}
+        pass
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        _set_aside(path, error.strerror or str(error) if isinstance(error, OSError) else str(error))
+    return kind()
+
+
+def _set_aside(path: Path, why: str) -> None:
+    aside = path.with_name(f"{path.name}.bad")
+    try:
+        path.replace(aside)
     except OSError as error:
-        raise UserError(f"{path}, the known answers of canaries, cannot be read: {error.strerror}") from error
-    try:
-        return msgspec.json.decode(data, type=dict[str, list[int]])
-    except msgspec.DecodeError as error:
-        why = f"{path} does not hold the known answers of canaries: {error}"
-        raise UserError(f"{why}; remove it, and the next engine writes it anew") from error
+        log.error("%s, the known answers of canaries, cannot be read (%s) nor set aside: %s", path, why, error.strerror)
+    else:
+        log.error("%s does not hold known answers of canaries (%s): set aside as %s, written again", path, why, aside)
 
 
-def _write(path: Path, known: dict[str, list[int]]) -> None:
-    """Whole or not at all. An answer that cannot be kept costs the comparison with the next engine, not this one."""
-    whole = path.with_name(f".canaries.{os.getpid()}")
+def _write(path: Path, content: object) -> None:
+    """Write the whole file or nothing. An answer that cannot be kept costs a later comparison, not this engine."""
+    whole = path.with_name(f".{path.stem}.{os.getpid()}")
     try:
-        whole.write_bytes(msgspec.json.encode(known))
+        whole.write_bytes(msgspec.json.encode(content))
         whole.replace(path)
     except OSError as error:
         log.warning("the canary's answer could not be written to %s: %s", path, error.strerror)

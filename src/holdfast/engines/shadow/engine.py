@@ -12,18 +12,21 @@ under the epoch; the last outcome of a check stands while nothing is mapped.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
+from holdfast.core.errors import HoldfastError
 from holdfast.core.requests import GenerateRequest
 from holdfast.core.tasks import Tasks
 from holdfast.engines.contract import Capabilities, Engine, EngineEvents, Limits, Progress, Woken
+from holdfast.engines.paged.canary import Dropped
 from holdfast.engines.shadow.loading import WeightsPlan
 from holdfast.engines.shadow.memory import VaultMemory
 from holdfast.engines.shadow.pool import Owned
-from holdfast.engines.shadow.proving import CANARY, Canary
+from holdfast.engines.shadow.proving import CANARY, Canary, Stage
 from holdfast.engines.shadow.ranks import HOLD_S, Ranks
 from holdfast.engines.shadow.told import Told
 from holdfast.kv.geometry import Geometry
@@ -51,9 +54,9 @@ class Tenant(Engine, Protocol):
     def resumes(self) -> Resumes:
         """Since the last `begin`."""
 
-    async def check(self, mapping: PoolMapping) -> str:
+    async def check(self, mapping: PoolMapping, dropped: Callable[[], bool]) -> str:
         """Answer the canary's question, alone, in private memory: what is to blame if it was wrong, or nothing. Nothing
-        that is mapped moves meanwhile."""
+        that is mapped moves meanwhile. Raise Dropped if `dropped`, which is asked between two of its steps, says so."""
 
     async def begin(self, owned: Owned) -> None:
         """Open the books over a pool that is ours now."""
@@ -80,8 +83,14 @@ class Tenant(Engine, Protocol):
         """Blocks came free: whoever waits for some may ask again."""
         return
 
+    def submit_alone(self, stream: int, request: GenerateRequest) -> None:
+        """As `submit`, in steps that no other stream is in, where an answer would depend on them."""
+        self.submit(stream, request)
+
 
 T = TypeVar("T", bound=Tenant)
+
+log = logging.getLogger("holdfast.engine")
 
 
 class VaultEngine(Generic[T]):
@@ -89,11 +98,12 @@ class VaultEngine(Generic[T]):
 
     def __init__(self, tenant: T, place: Place) -> None:
         self.tenant, self.place = tenant, place
-        self._told = told = Told(self._passed)
+        self._told = told = Told(self._passed, self._prove_again)
         self.ranks = Ranks(place, told)
         self.memory = VaultMemory(place, tenant.private_bytes, _Inhabitant(self))
         self.gpu_fence = self.memory.gpu_fence
         self._wrong = "it was never tried"  # the last canary's outcome
+        self._hurries = False  # a takeover is due: a check under way is dropped
         self._tasks = Tasks("shadow engine")
 
     def __repr__(self) -> str:
@@ -118,6 +128,10 @@ class VaultEngine(Generic[T]):
     @property
     def proven(self) -> bool:
         return self._told.proving.over
+
+    @property
+    def proving(self) -> bool:
+        return self._told.proving.under_way
 
     def submit(self, stream: int, request: GenerateRequest) -> None:
         self.tenant.submit(stream, request)
@@ -146,22 +160,39 @@ class VaultEngine(Generic[T]):
             await asyncio.gather(memory.sleep(), ranks.sleep())
 
     async def check(self) -> str:
-        """Asleep there is nothing to read: the last outcome stands. One that was begun goes on to its end, even if
-        nobody waits for it any more: what it reads must stay."""
+        """Asleep there is nothing to read: the last outcome stands. One that was begun goes on, even if nobody waits
+        for it any more: what it reads must stay. A check of an engine that was right before is dropped when the owner
+        of the pool is gone: the takeover does not wait for it, and the last outcome stands."""
+        self._hurries = False
         if not self.memory.asleep:
             await self.memory.settled.wait()
-            self._wrong = await asyncio.shield(self._tasks.spawn(self._check(), "check"))
+            await asyncio.shield(self._tasks.spawn(self._check(), "check"))
         return self._wrong
 
-    async def _check(self) -> str:
-        if not self.ranks.count:
-            return await self._answer()
+    def _is_dropped(self) -> bool:
+        return self._hurries and not self._wrong
+
+    def hurry(self) -> None:
+        """A takeover is due."""
+        self._hurries = True
+
+    async def _check(self) -> None:
+        try:
+            self._wrong = await (self._answer_together() if self.ranks.count else self._answer())
+        except Dropped:
+            log.info("a check was dropped: the owner is gone, or this engine takes over")
+
+    async def _answer_together(self) -> str:
         async with self.ranks.turn:
             try:
                 await self.ranks.order("hold", HOLD_S)
             except TimeoutError:
                 return f"the memory of a rank was not at rest within {HOLD_S:g} s"
-            wrong = await self._answer()
+            try:
+                wrong = await self._answer()
+            except Dropped:
+                await self.ranks.order("go_on", HOLD_S)
+                raise
             await self.ranks.order("go_on", HOLD_S)
             return wrong
 
@@ -171,7 +202,7 @@ class VaultEngine(Generic[T]):
                 return self._wrong
             mapping = self.memory.pool.mapping
             assert mapping is not None, "private memory is mapped from the first load on"
-            return await self.tenant.check(mapping)
+            return await self.tenant.check(mapping, self._is_dropped)
 
     async def let_go(self) -> None:
         async with self.ranks.turn:
@@ -192,6 +223,7 @@ class VaultEngine(Generic[T]):
     # -- awake
 
     async def wake(self, epoch: int, pass_fds: tuple[int, ...] = ()) -> Woken:
+        self.hurry()
         owned = await (self._own_together(epoch, pass_fds) if self.ranks.count else self.memory.own(epoch))
         await self.tenant.begin(owned)
         return Woken(owned.blocks, owned.reason, owned.marks)
@@ -212,6 +244,24 @@ class VaultEngine(Generic[T]):
         canary = self.tenant.canary
         self._told.proving.begin(canary)
         self.tenant.submit(CANARY, canary.request)
+
+    def _prove_again(self) -> None:
+        """In a turn of the loop of its own: an engine hears of it in the middle of a step."""
+        asyncio.get_running_loop().call_soon(self._ask_again)
+
+    def _ask_again(self) -> None:
+        if self._told.proving.stage is not Stage.DOUBTED:
+            return  # the leadership is over
+        canary = self.tenant.canary
+        self.tenant.cancel(CANARY)
+        self._told.proving.begin(canary)
+        try:
+            self.tenant.submit_alone(CANARY, canary.request)
+        except HoldfastError as error:
+            self._told.cannot_ask(error.message)
+
+    def serve_on(self) -> None:
+        self._told.serve_on()
 
     def _passed(self) -> None:
         if (owned := self.memory.owned) is not None:
@@ -245,12 +295,16 @@ class _Inhabitant:
 
     def __init__(self, engine: VaultEngine[Any]) -> None:
         self._engine, self._told = engine, engine._told
-        self.fatal, self.loading, self.owner_gone = self._told.fatal, self._told.loading, self._told.owner_gone
+        self.fatal, self.loading = self._told.fatal, self._told.loading
 
     @property
     def books(self) -> AbstractContextManager[object]:
         books: AbstractContextManager[object] = self._engine.tenant.books
         return books
+
+    def owner_gone(self, epoch: int) -> None:
+        self._engine.hurry()
+        self._told.owner_gone(epoch)
 
     def memory(self, why: str) -> None:
         self._engine.ranks.doubt(0, why)

@@ -18,7 +18,7 @@ from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import GenerateRequest
 from holdfast.engines.contract import Capabilities, EngineEvents, Limits, Progress, p99_ms
 from holdfast.engines.paged.blocks import PoolBlocks, blocks_for
-from holdfast.engines.paged.canary import PROMPT_TOKENS, TOKENS, run_canary
+from holdfast.engines.paged.canary import PROMPT_TOKENS, TOKENS, canary_steps, run_canary_in_loop
 from holdfast.engines.paged.scheduler import Scheduler
 from holdfast.engines.paged.sequences import StepPlan
 from holdfast.engines.paged.settings import SchedulerSettings
@@ -98,11 +98,12 @@ class PagedTenant(Tenant):
     async def stop(self) -> None:
         await self.end()
 
-    async def check(self, mapping: PoolMapping) -> str:
+    async def check(self, mapping: PoolMapping, dropped: Callable[[], bool]) -> str:
         with view(mapping.private_address, mapping.private_size, writable=True) as pages:
             blocks, size = range(len(pages) // self.geometry.block_bytes), self.geometry.block_tokens
             asked, settings = self._canary.request, self.settings
-            tokens = run_canary(asked, settings, lambda plan: (self.compute(plan, pages), {}), blocks, size)
+            steps = canary_steps(asked, settings, lambda plan: (self.compute(plan, pages), {}), blocks, size)
+            tokens = await run_canary_in_loop(steps, dropped)
         return "" if tokens == self._canary.tokens else self._canary.suspects
 
     # -- awake

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 from holdfast.engines.contract import Woken
 from holdfast.engines.paged.blocks import PoolBlocks
-from holdfast.engines.paged.canary import TOKENS, canary_request, run_canary
+from holdfast.engines.paged.canary import TOKENS, canary_request, canary_steps, run_canary_in_loop
 from holdfast.engines.shadow.engine import Tenant, VaultEngine
 from holdfast.engines.shadow.flips import Flips
 from holdfast.engines.shadow.memory import VaultMemory
@@ -73,21 +74,22 @@ class SimTenant(SimEngine, Tenant):
         await memory.settled.wait()
         await ranks.load()
 
-    async def check(self, mapping: PoolMapping) -> str:
+    async def check(self, mapping: PoolMapping, dropped: Callable[[], bool]) -> str:
         """The canary through a scheduler of its own, in private pages. A wedged engine makes no token: not right."""
         if self.faults.wedged:
             return "it makes no tokens"
-        return "" if self._run_canary(mapping) == self.canary.tokens else self.canary.suspects
+        return "" if await self._run_canary(mapping, dropped) == self._canary.tokens else self._canary.suspects
 
-    def _run_canary(self, mapping: PoolMapping) -> tuple[int, ...]:
+    async def _run_canary(self, mapping: PoolMapping, dropped: Callable[[], bool]) -> tuple[int, ...]:
         pages = view(mapping.private_address, mapping.private_size, writable=True)
         size = self.settings.block_size
         # Its own limits: an engine too small for its canary is still tried by it.
         settings = replace(scheduler_settings(self.settings), context_tokens_max=len(pages) // TOKEN_BYTES)
         computer = SimComputer(self.vocabulary, pages, size, self.faults, self.weights.right)
         blocks = range(len(pages) // (size * TOKEN_BYTES))
+        steps = canary_steps(self._canary.request, settings, computer.compute, blocks, size)
         try:
-            return run_canary(self.canary.request, settings, computer.compute, blocks, size)
+            return await run_canary_in_loop(steps, dropped)
         finally:
             computer.close()
 

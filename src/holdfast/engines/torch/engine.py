@@ -139,14 +139,15 @@ class TorchTenant(Tenant):
         self._blocks = None
         self._leader.stop()
 
-    async def check(self, mapping: PoolMapping) -> str:
+    async def check(self, mapping: PoolMapping, dropped: Callable[[], bool]) -> str:
         """The canary, alone, in private blocks."""
-        return await self._in_step_thread(lambda: self._check(mapping))
+        return await self._in_step_thread(lambda: self._check(mapping, dropped))
 
-    def _check(self, mapping: PoolMapping) -> str:
-        wrong = self._readiness.check(mapping)
-        self._leader.settled()
-        return wrong
+    def _check(self, mapping: PoolMapping, dropped: Callable[[], bool]) -> str:
+        try:
+            return self._readiness.check(mapping, dropped)
+        finally:
+            self._leader.settled()
 
     async def _in_step_thread(self, work: Callable[[], T]) -> T:
         """Numbers that are not finite end the process, as in a step: a canary that cannot be computed is no mere wrong

@@ -8,17 +8,19 @@ the step thread.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from msgspec import structs
 
-from holdfast.core.procfs import cpu_model
-from holdfast.engines.paged.canary import canary_request, canary_scheduler, run_canary
+from holdfast import __version__
+from holdfast.engines.paged.canary import canary_request, canary_scheduler, canary_steps, run_canary
 from holdfast.engines.paged.scheduler import Scheduler
 from holdfast.engines.paged.settings import SchedulerSettings
 from holdfast.engines.shadow.answers import answers_in, known_answer
-from holdfast.engines.shadow.proving import Canary
+from holdfast.engines.shadow.proving import TOLERANCE_NATS, Canary
 from holdfast.engines.torch.canary import code_identity
 from holdfast.engines.torch.computer import Computer
 from holdfast.engines.torch.files.checkpoint import Progress
@@ -28,6 +30,9 @@ from holdfast.engines.torch.ranks.leader import Leader
 from holdfast.engines.torch.ranks.share import RankWork
 from holdfast.engines.torch.stepper import threads_for
 from holdfast.memory.client.pool_mapping import PoolMapping
+from holdfast.memory.torch.arithmetic import arithmetic
+
+TOP = 4  # likeliest tokens that a canary is asked to tell: among them is the known one, where its answer rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,12 @@ class Readiness:
     def __init__(self, work: RankWork, weights: TorchWeights, leader: Leader, folder: Path, progress: Progress) -> None:
         self._work, self._weights, self._leader = work, weights, leader
         self._answers, self._progress = answers_in(folder), progress
-        self.canary = Canary(canary_request(work.checkpoint.config.vocabulary), ())
+        request = canary_request(work.checkpoint.config.vocabulary)
+        # Several ranks have no steps for it alone while they serve: there it is batched with others, and rounds.
+        rounds = leader.count > 1 and not work.settings.exact
+        if rounds:
+            request = structs.replace(request, sampling=structs.replace(request.sampling, top_logprobs=TOP))
+        self.canary = Canary(request, (), tolerance_nats=TOLERANCE_NATS if rounds else 0.0)
         self.ready: Ready | None = None
         self._filled: Ready | None = None  # in whose private blocks the canary's prompt is
 
@@ -70,14 +80,17 @@ class Readiness:
         self.ready = Ready((address, size, private_at), tensors, computer, blocks)
         return self.ready
 
-    def check(self, mapping: PoolMapping) -> str:
-        """The canary, alone, over what is mapped: what is to blame if its answer is not the known one."""
+    def check(self, mapping: PoolMapping, dropped: Callable[[], bool]) -> str:
+        """The canary, alone, over what is mapped: what is to blame if its answer is not the known one. Dropped, if that
+        is so between two of its steps."""
         ready = self.make(mapping.pages_address, mapping.range_size, mapping.private_at)
         computer = self._leader.canary_computer(ready.computer, ready.blocks.start)
         settings, size = self.settings_for(ready.computer), self._work.settings.block_tokens
-        tokens = run_canary(self.canary.request, settings, computer.compute, ready.blocks, size)
-        known = known_answer(self._answers, self._kind(computer), tokens)
-        self.canary = Canary(self.canary.request, known, str(self._answers))
+        steps = canary_steps(self.canary.request, settings, computer.compute, ready.blocks, size)
+        tokens = run_canary(steps, dropped)
+        if tokens != self.canary.tokens:  # else the file was asked before, whatever it has by now
+            known = known_answer(self._answers, self._kind(computer), tokens)
+            self.canary = replace(self.canary, tokens=known, known_from=str(self._answers))
         is_right = tokens == self.canary.tokens
         self._filled = ready if is_right else None
         return "" if is_right else self.canary.suspects
@@ -85,7 +98,8 @@ class Readiness:
     def alone(self, ready: Ready) -> Scheduler:
         """For a canary beside the streams, in steps of its own, which then have the very shapes of `check`'s."""
         settings, size = self.settings_for(ready.computer), self._work.settings.block_tokens
-        return canary_scheduler(settings, ready.blocks, size, filled=self._filled is ready)
+        filled, self._filled = self._filled is ready, None  # a second answer is computed from the prompt on
+        return canary_scheduler(settings, ready.blocks, size, filled=filled)
 
     def settings_for(self, computer: Computer) -> SchedulerSettings:
         config, settings = self._work.checkpoint.config, self._work.settings
@@ -103,12 +117,6 @@ class Readiness:
         """All that can change the answer: engines of one kind answer alike."""
         settings, device = self._work.settings, computer.kv.device
         how = f"{'exact' if settings.exact else 'fast'}, blocks of {settings.block_tokens}"
-        how += f", {self._work.positions_max} positions, {self._leader.count} ranks, code {code_identity()}"
-        where = f"{device.type}, torch {torch.__version__}"
-        if device.type == "cuda":
-            major, minor = torch.cuda.get_device_capability(device)
-            where += f", CUDA {torch.version.cuda}, {torch.cuda.get_device_name(device)} (sm_{major}{minor})"
-        else:  # a library picks its kernels by what the processor has
-            where += f", {torch.backends.cpu.get_cpu_capability()} of {cpu_model()}"
-            where += f", {threads_for(settings.threads)} threads"
-        return f"{self._weights.identity}, {how}, {where}"
+        how += f", {self._work.positions_max} positions, {self._leader.count} ranks, {settings.concurrency} streams"
+        how += f", steps of {settings.step_tokens_max}, Holdfast {__version__}, code {code_identity()}"
+        return f"{self._weights.identity}, {how}, {arithmetic(device, threads_for(settings.threads))}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,13 +18,14 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from holdfast.core.errors import Refused, UserError
-from holdfast.core.requests import GenerateRequest
+from holdfast.core.requests import GenerateRequest, TokenLogprobs
+from holdfast.engines.paged.canary import Dropped
 from holdfast.engines.paged.settings import SchedulerSettings
-from holdfast.engines.vllm.canary import Answer, questions
+from holdfast.engines.vllm.canary import Answer
 from holdfast.engines.vllm.kv_home import KvHome
 from holdfast.engines.vllm.ranks.executor import LeadingExecutor
 from holdfast.engines.vllm.ranks.leader import Leader
-from holdfast.engines.vllm.requests import engine_request
+from holdfast.engines.vllm.requests import Order, engine_request, output_of
 from holdfast.engines.vllm.sampling import bring_back, note_found
 from holdfast.engines.vllm.scheduler import namer
 from holdfast.engines.vllm.stepper import Stepper
@@ -137,6 +138,11 @@ class VllmCore:
         heapq.heappush(self._line, (made.priority, self._arrived, made, asked))
         self._admit()
 
+    def add_alone(self, made: Any, asked: GenerateRequest) -> None:
+        """As `add`; its steps are its own, in turn with the others'."""
+        self._scheduler.alone = made.request_id
+        self.add(made, asked)
+
     def _after_step(self) -> None:
         self._leader.published()
         self._admit()
@@ -189,28 +195,31 @@ class VllmCore:
         self.engine.shutdown()
         cleanup_dist_env_and_memory()
 
-    def answers(self) -> list[Answer]:
-        """To all questions."""
-        return [self.answer(number, request) for number, request in questions(self.scheduling.vocabulary)]
-
-    def answer(self, number: int, request: GenerateRequest) -> Answer:
-        """What it says to a question, alone."""
+    def answer(self, number: int, request: GenerateRequest, dropped: Callable[[], bool] = lambda: False) -> Answer:
+        """Return what it says to a question, alone, while it stands by. Raise Dropped if `dropped` says so, which is
+        asked between two steps."""
         self._asked += 1
         end = request.prompt_len + request.sampling.max_tokens
         name = f"canary-{self._asked}"
         made = engine_request(name, 0, request, self.scheduling, end=end, native=self._native)
+        order = Order(name, 0, canary=True, top_logprobs=request.sampling.top_logprobs)
         self.add(made, request)
         tokens: list[int] = []
-        margin = float("inf")
+        logprobs: list[TokenLogprobs] = []
         while self._stepper.has_work():
+            if dropped():
+                self.abort(name)
+                self._stepper.drain()
+                self._leader.rest()
+                raise Dropped
             for each in self._stepper.step():
-                tokens += each.new_token_ids
-                if each.new_logprobs is not None:
-                    margin = min(margin, *(row[1] - row[2] for row in each.new_logprobs.logprobs.tolist()))
+                output = output_of(each, order)
+                tokens += output.tokens
+                logprobs += output.logprobs or ()
         self._leader.rest()
         if not tokens:
             raise UserError("vLLM makes no token")
-        return Answer(number, request, tuple(tokens), margin)
+        return Answer(number, request, tuple(tokens), tuple(logprobs))
 
     def _planned(self, output: Any) -> None:
         self._stepper.planned(output.total_num_scheduled_tokens, len(output.num_scheduled_tokens))

@@ -16,9 +16,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.scheduler import Scheduler
 
-from holdfast.engines.vllm.scheduler import SETTINGS
+from holdfast.engines.vllm.scheduler import SETTINGS, OneAlone
 from holdfast.kv.index import Misuse
 from holdfast.kv.pool import KvUse, Pool
 
@@ -75,7 +74,7 @@ class OwnBlocks:
         return KvUse(count, count - self._own.get_num_free_blocks(), 0, self._asked_tokens, self._found_tokens)
 
 
-class DirectScheduler(Scheduler):
+class DirectScheduler(OneAlone):
     """Stock, but for what it tells."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:

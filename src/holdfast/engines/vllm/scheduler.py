@@ -8,7 +8,8 @@ of either call leaves the step unretired, and the engine has to end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from vllm.v1.core.block_pool import BlockPool
@@ -89,7 +90,40 @@ class VaultBlockPool(BlockPool):
     evict_blocks = cache_partial_block = move_block_hashes = unpin_blocks = _not_here
 
 
-class VaultScheduler(Scheduler):
+class OneAlone(Scheduler):
+    """vLLM's scheduler that can give one request steps of its own, in turn with the others': what it computes then does
+    not depend on them. vLLM itself leaves requests out of steps where its budget is spent. `alone` is the request's id;
+    "" is none."""
+
+    running: list[Any]
+    alone = ""
+    _turn = False  # it is the others' next
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        if self.alone not in self.requests:
+            self.alone, self._turn = "", False
+            return super().schedule(*args, **kwargs)
+        self._turn = not self._turn
+        with self._hidden([each for each in self.requests.values() if (each.request_id == self.alone) != self._turn]):
+            return super().schedule(*args, **kwargs)
+
+    @contextmanager
+    def _hidden(self, requests: list[Any]) -> Iterator[None]:
+        """Plan as if these were not there."""
+        names, there = {each.request_id for each in requests}, list(self.running)
+        runs = [each for each in there if each.request_id in names]
+        self.running = [each for each in there if each.request_id not in names]
+        waits = [each for each in self.waiting if each.request_id in names]
+        self.waiting.remove_requests(waits)
+        try:
+            yield
+        finally:
+            self.running = runs + self.running
+            for each in waits:
+                self.waiting.add_request(each)
+
+
+class VaultScheduler(OneAlone):
     """`vault` begins without a pool. `vault.books` is held while anything here changes blocks."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:

@@ -19,8 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from msgspec import structs
+import torch
 
+from holdfast import __version__
 from holdfast.core.errors import Code, HoldfastError
 from holdfast.core.requests import GenerateRequest
 from holdfast.engines.contract import Capabilities, EngineEvents, Limits, Progress, p99_ms
@@ -29,7 +30,7 @@ from holdfast.engines.shadow.answers import answers_in, known_answer
 from holdfast.engines.shadow.engine import Tenant, VaultEngine
 from holdfast.engines.shadow.memory import VaultMemory
 from holdfast.engines.shadow.pool import Owned
-from holdfast.engines.shadow.proving import Canary
+from holdfast.engines.shadow.proving import TOLERANCE_NATS, Canary
 from holdfast.engines.shadow.ranks import Ranks
 from holdfast.engines.vllm.canary import Answer, clearest
 from holdfast.engines.vllm.core import VllmCore, make_core
@@ -47,6 +48,7 @@ from holdfast.engines.vllm.worker import Rooms
 from holdfast.kv.pool import KvUse
 from holdfast.kv.resumes import Resumes
 from holdfast.memory.client.pool_mapping import Home, PoolMapping
+from holdfast.memory.torch.arithmetic import arithmetic
 from holdfast.memory.torch.tensors import dtype_name, torch_device
 from holdfast.spec.engines import Place, VllmSettings
 
@@ -84,7 +86,8 @@ class VllmTenant(Tenant):
         self._stepper = Stepper(self._deliver, self._step_failed)
         self._core: VllmCore | None = None
         self._orders: Orders | None = None  # while it serves
-        self._answer: Answer | None = None
+        self._canary: Canary | None = None  # chosen by the first check
+        self._number = 0  # of its question
         self._loop: asyncio.AbstractEventLoop | None = None
         self._events: EngineEvents
         self._keeping_up = True
@@ -117,8 +120,6 @@ class VllmTenant(Tenant):
         model = self.config.model_config
         device = "cpu"
         if self._device.type == "cuda":
-            import torch
-
             device = torch.cuda.get_device_name(self._device)
         return Capabilities(
             deterministic=False,
@@ -130,10 +131,8 @@ class VllmTenant(Tenant):
 
     @property
     def canary(self) -> Canary:
-        assert self._answer is not None, "it is chosen by the first check"
-        asked = self._answer.request
-        request = structs.replace(asked, sampling=structs.replace(asked.sampling, top_logprobs=None))
-        return Canary(request, self._answer.tokens, str(self._answers))
+        assert self._canary is not None, "it is chosen by the first check"
+        return self._canary
 
     @property
     def resumes(self) -> Resumes:
@@ -210,18 +209,32 @@ class VllmTenant(Tenant):
         await asyncio.to_thread(self._stepper.stop)
         self._leader.stop()
 
-    async def check(self, mapping: PoolMapping) -> str:
+    async def check(self, mapping: PoolMapping, dropped: Callable[[], bool]) -> str:
         """The canary, alone, in private blocks."""
         assert self._core is not None, "it is settled"
-        core, last = self._core, self._answer
-        if last is None:
-            found = await self._in_step_thread(lambda: clearest(core.answers()))
-            kind = f"{self.weights.identity}, {self.capabilities}, question {found.number}"
-            last = self._answer = replace(found, tokens=known_answer(self._answers, kind, found.tokens))
+        core, canary, number = self._core, self._canary, self._number
+        if canary is None:
+            vocabulary = core.scheduling.vocabulary
+            found = await self._in_step_thread(lambda: clearest(vocabulary, core.answer))
+            canary, self._number = self._known(found), found.number
+            self._canary = canary
         else:
-            number, request = last.number, last.request
-            found = await self._in_step_thread(lambda: core.answer(number, request))
-        return "" if found.tokens == last.tokens else self.canary.suspects
+            request = canary.request
+            found = await self._in_step_thread(lambda: core.answer(number, request, dropped))
+            if not canary.fits(found.tokens, found.logprobs):
+                canary = self._canary = self._known(found)
+        return "" if canary.fits(found.tokens, found.logprobs) else canary.suspects
+
+    def _known(self, found: Answer) -> Canary:
+        """The question with the answer that counts on this machine."""
+        canary = Canary(found.request, found.tokens, str(self._answers), TOLERANCE_NATS)
+        made = (self.weights.identity, self.capabilities, self.settings, self._leader.count, found.number, __version__)
+        kind = f"{made}, {arithmetic(self._device, torch.get_num_threads())}"
+
+        def agrees(written: tuple[int, ...]) -> bool:
+            return replace(canary, tokens=written).fits(found.tokens, found.logprobs)
+
+        return replace(canary, tokens=known_answer(self._answers, kind, found.tokens, agrees))
 
     async def _in_step_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.wrap_future(self._stepper.run(work))
@@ -251,6 +264,13 @@ class VllmTenant(Tenant):
             self._stepper.act(lambda: core.add(made, request))
         elif self._loop is not None:
             self._loop.call_soon(self._tell_early)
+
+    def submit_alone(self, stream: int, request: GenerateRequest) -> None:
+        core, orders = self._core, self._orders
+        if core is None or orders is None:
+            raise HoldfastError(Code.ENGINE_SHUTDOWN, "the engine is not awake")
+        made = orders.take(stream, request)
+        self._stepper.act(lambda: core.add_alone(made, request))
 
     def cancel(self, stream: int) -> None:
         core, name = self._core, self._orders.cancel(stream) if self._orders is not None else None

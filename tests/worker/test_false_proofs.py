@@ -1,0 +1,74 @@
+"""New leaders whose proofs are false, with and without an engine that can take over: `holdfast up` with open streams."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+import uvloop
+
+from holdfast.failover.journal import two_leaders
+from holdfast.testing.load import Load, hit_in_the_middle, run_streams
+from holdfast.testing.place import EngineSeen
+from holdfast.testing.processes import kill_group
+from holdfast.testing.supervised import Supervised
+
+pytestmark = [pytest.mark.alone, pytest.mark.processes, pytest.mark.timeout(300)]
+
+LOAD = Load(streams=8, tokens=150)
+HOLD_S = 6.0  # where a stream is given up, the test need not wait for long
+
+
+@pytest.fixture
+def up() -> Iterator[Supervised]:
+    options = ("--standbys", "2", "--vault-gib", "0.0625", "--sim-tpot-ms", "20", "--hold-s", str(HOLD_S))
+    with Supervised(*options) as started:
+        started.wait_until(lambda: len(standbys(started)) == 2, "two standbys")
+        yield started
+
+
+def standbys(up: Supervised) -> list[EngineSeen]:
+    return [engine for engine in up.engines() if engine.state == "standby" and engine.facts["ready"]]
+
+
+def flagged(engine: EngineSeen | None) -> bool:
+    return engine is not None and engine.facts.get("exact") is False
+
+
+def test_a_false_proof_ends_an_engine_with_a_successor_and_no_stream(up: Supervised) -> None:
+    """Two standbys whose proofs are false, however often they are asked; nothing is restarted meanwhile. The first that
+    takes over leaves without a token, since the second is ready; the second serves on: every stream ends with its right
+    tokens, flagged and with the reason. Once the supervisor has started another engine that one takes over, and answers
+    are exact again."""
+    unbroken = uvloop.run(run_streams(up.port, LOAD))
+    active, bad = up.active(), {engine.pid for engine in standbys(up)}
+    for engine in standbys(up):
+        up.chaos(engine.name, "wrong_proofs", times=1_000_000)
+
+    def hit() -> None:
+        os.kill(up.supervisor_pid, signal.SIGSTOP)
+        kill_group(active.pid)
+
+    try:
+        answers = uvloop.run(hit_in_the_middle(up, LOAD, hit))
+        assert [answer.tokens for answer in answers] == [answer.tokens for answer in unbroken], up.logs()
+        last = up.active()
+        assert last.pid in bad
+        assert flagged(last)
+        reason = "the canary's answer was wrong after taking over, twice"
+        assert str(last.facts["doubt"]).startswith(reason)
+        for answer in answers:
+            assert (answer.resumed, answer.exact) == (2, False)
+            assert answer.reason.startswith(reason)
+        [first] = [term for term in up.terms() if term.pid in bad - {last.pid}]
+        assert first.last_sent_ns == 0, "it sent tokens"
+    finally:
+        os.kill(up.supervisor_pid, signal.SIGCONT)
+    up.wait_restored(last.pid)
+    assert not flagged(up.engine("active"))
+    assert two_leaders(up.terms()) == []
+    after = uvloop.run(run_streams(up.port, LOAD))
+    assert [answer.tokens for answer in after] == [answer.tokens for answer in unbroken]
+    assert not any(answer.exact is False for answer in after)
