@@ -107,6 +107,7 @@ def _verdict(path: str, worker: str, record: HealthRecord, unix_s: float) -> Ver
         breaker_reason=record.breaker.reason,
         canary_unix_s=standing.heard_s,
         canary_passed_unix_s=standing.good_s,
+        errors=list(record.errors),
     )
 
 

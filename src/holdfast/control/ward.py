@@ -11,13 +11,15 @@ question out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.health import breaker as b
 from holdfast.health import canary as c
 from holdfast.health import expectations as x
 from holdfast.health import standing as s
+from holdfast.health.device_faults import SWITCHES
+from holdfast.health.history import History
 from holdfast.health.outliers import Pace
 from holdfast.health.records import HealthRecord, device_name
 from holdfast.spec.health import HealthSettings
@@ -69,7 +71,7 @@ class WorkerFacts:
     build: str = ""
     dtype: str = ""
     kind: str = ""  # of its device
-    devices: tuple[str, ...] = ()  # the GPUs it is on (`health.records.device_name`); none: not known
+    devices: tuple[str, ...] = ()  # whose faults are its own (`devices_of`); none: not known
     weights: str = ""  # equal for engines that read the same memory; empty: its own
     load: int = 0  # of those weights; 0: it does not say
     verified: bool = False  # its bytes were compared with the source's at that load
@@ -97,15 +99,20 @@ def facts_of(name: str, welcome: Welcome) -> WorkerFacts:
         verified=welcome.load > 0,  # engines that say it compare what they load with its source
         vocabulary=welcome.vocabulary,
         active=welcome.active,
-        devices=tuple(device_name(welcome.process.boot_id, pci) for pci, _ in welcome.gpus[:DEVICES_MAX]),
+        devices=devices_of(welcome.process.boot_id, [pci for pci, _ in welcome.gpus[:DEVICES_MAX]]),
     )
+
+
+def devices_of(boot_id: str, pcis: Sequence[str]) -> tuple[str, ...]:
+    """Return the devices whose faults are this worker's: its GPUs, and for several of them the NVLink switches too."""
+    return tuple(device_name(boot_id, one) for one in (*pcis, *((SWITCHES,) if len(pcis) > 1 else ())))
 
 
 class Ward:
     """One worker. Mutable: `Wards` steps its machines."""
 
     __slots__ = (
-        "_dead_kept_s", "asked", "breaker", "canary", "dead_s", "facts", "find_s", "known", "loaded", "look_s",
+        "_dead_kept_s", "asked", "breaker", "canary", "dead_s", "errors", "facts", "find_s", "known", "loaded", "look_s",
         "moved_s", "owed_s", "pace_s", "paced_s", "path", "reload_next_s", "reloads", "spare", "standing",
     )  # fmt: skip
 
@@ -118,6 +125,7 @@ class Ward:
         self.standing = s.Standing()
         self.breaker = b.Breaker(path, jitter, limits.breaker)
         self.canary = c.Canary(path, jitter, limits.canary)
+        self.errors: History = ()
         self.spare = False
         self.reloads = 0  # in a row, also of loads that followed each other soon
         self.reload_next_s = 0.0
@@ -209,6 +217,7 @@ class Ward:
             # A check that is under way is not in it.
             canary=self.canary.record() if self.asked is None else self.known.canary,
             spare=self.spare,
+            errors=self.errors,
             at_unix_s=now_s,
             by=by,
         )
@@ -220,7 +229,7 @@ class Ward:
         self.standing = s.restore(record.standing, now_s)
         self.breaker.restore(record.breaker, now_s)
         self.canary.restore(record.canary)
-        self.spare, self.reloads = record.spare, record.reloads
+        self.spare, self.reloads, self.errors = record.spare, record.reloads, record.errors
         self.reload_next_s = min(record.reload_next_s, now_s + RELOAD_S_MAX * (1 + RELOAD_JITTER))
         if s.Cause.GONE in self.standing.causes:
             self.dead_s = self.standing.since_s
@@ -244,6 +253,12 @@ def next_reload(due_s: float, reloads: int, now_s: float, jitter: float) -> tupl
 def were_asked(loaded: str, wards: Iterable[Ward]) -> bool:
     """Whether that load of weights was asked before, whoever had it."""
     return any(ward.loaded == loaded and ward.standing.heard_s for ward in wards)
+
+
+def errors_before(facts: WorkerFacts, wards: Iterable[Ward]) -> History:
+    """Return the errors of the dead process that a new one replaces: the last that had its name, for its model."""
+    same = [ward for ward in wards if ward.dead_s is not None and (ward.name, ward.model) == (facts.name, facts.model)]
+    return max(same, key=lambda ward: ward.dead_s or 0.0).errors if same else ()
 
 
 def name_of(weights: str, load: int) -> str:

@@ -23,7 +23,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from holdfast.control.questions import expectations_of, name_of_key
-from holdfast.control.ward import OWED_LOOK_S, OWED_S, RELOAD_S, Limits, Ward, name_of, next_reload, were_asked
+from holdfast.control.ward import (
+    OWED_LOOK_S,
+    OWED_S,
+    RELOAD_S,
+    Limits,
+    Ward,
+    errors_before,
+    name_of,
+    next_reload,
+    were_asked,
+)
 from holdfast.control.words import (
     Answer,
     Ask,
@@ -54,7 +64,7 @@ from holdfast.control.words import (
 from holdfast.health import breaker as b
 from holdfast.health import canary as c
 from holdfast.health import expectations as x
-from holdfast.health import outliers
+from holdfast.health import history, outliers
 from holdfast.health import standing as s
 from holdfast.health.device_faults import Severity
 from holdfast.health.records import HealthRecord
@@ -171,6 +181,7 @@ class Wards:
                 self._tell_standing(ward, event.judged)
             case Reported():
                 ward.moved_s = self._now_s if event.tokens else ward.moved_s
+                ward.errors = history.after_attempts(ward.errors, event.attempts.failed, self._now_s)
                 self._tell_breaker(ward, event.attempts)
             case EngineFailed():
                 self._tell_standing(ward, s.ReportedFatal(ward.standing.load, event.reason))
@@ -189,6 +200,8 @@ class Wards:
         loaded = name_of(facts.weights or ward.path, facts.load or 1)
         fresh, ward.loaded = loaded != ward.loaded, loaded
         ward.facts, ward.find_s, ward.dead_s = facts, None, None
+        if not ward.standing.load:
+            ward.errors = errors_before(facts, self._wards.values())
         load = ward.standing.load + fresh
         if before is None or before.key != facts.key:
             self._outliers.setdefault(facts.key, outliers.Outliers()).restore(ward.path, ward.pace)
@@ -423,6 +436,7 @@ class Wards:
                     self._ask(ward, effect)
                 case c.Accuse():
                     self._tell(ward, What.ACCUSED, effect.reason)
+                    ward.errors = history.with_error(ward.errors, history.ACCUSED, effect.reason, self._now_s)
                     assert ward.facts
                     accused = x.Accused(ward.loaded, effect.question, effect.asked_s, effect.reason)
                     self._tell_expectations(ward.facts.key, accused)
@@ -479,7 +493,9 @@ class Wards:
 
     def _tell_standing(self, ward: Ward, event: s.Event) -> None:
         self._dirty[ward.path] = None
-        ward.standing, effects = s.step(ward.standing, event, self._now_s)
+        before = ward.standing
+        ward.standing, effects = s.step(before, event, self._now_s)
+        ward.errors = history.after_step(ward.errors, before, ward.standing, event, self._now_s)
         for effect in effects:
             match effect:
                 case s.Weigh():

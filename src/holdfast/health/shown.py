@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from holdfast.health.history import WorkerError
+
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """One worker, as it was written down (`records.HealthRecord`)."""
@@ -33,6 +35,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     breaker_reason: str = ""
     canary_unix_s: float = 0.0  # when the last that was heard of was sent; 0: none
     canary_passed_unix_s: float = 0.0  # when the last that passed was
+    errors: list[WorkerError] = []  # its last ones, the oldest first
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
