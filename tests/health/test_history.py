@@ -29,7 +29,7 @@ def test_a_history_is_bounded_and_counts_what_repeats() -> None:
 
 
 def test_a_workers_errors_are_written_down_with_time_and_reason() -> None:
-    """Failed requests, a failed canary, a breaker, a device, a wrong answer: in their order, whatever it is by then; and
+    """Failed requests, a failed canary, a breaker, a device, a wrong answer: in their order, whatever it is then; and
     another control goes on from them."""
     made = WardSet({"a": "a", "b": "b", "c": "c"})
     made.workers["a"].device = "boot/0000:3b:00"

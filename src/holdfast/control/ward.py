@@ -112,8 +112,8 @@ class Ward:
     """One worker. Mutable: `Wards` steps its machines."""
 
     __slots__ = (
-        "_dead_kept_s", "asked", "breaker", "canary", "dead_s", "errors", "facts", "find_s", "known", "loaded", "look_s",
-        "moved_s", "owed_s", "pace_s", "paced_s", "path", "reload_next_s", "reloads", "spare", "standing",
+        "_dead_kept_s", "asked", "breaker", "canary", "dead_s", "errors", "facts", "find_s", "known", "loaded",
+        "look_s", "moved_s", "owed_s", "pace_s", "paced_s", "path", "reload_next_s", "reloads", "spare", "standing",
     )  # fmt: skip
 
     def __init__(self, path: str, jitter: Callable[[], float], limits: Limits) -> None:

@@ -4,9 +4,9 @@
 Theory (facts 14, 24). A worker that says it is well proves nothing; one that answers does. Every worker has a machine
 and a time of its own: none waits for another's answer, and a worker with much to do is asked like an idle one, for that
 is where faults hurt. It is asked before it has traffic and after each load, then every 30 s (less often where that
-would take more than `Limits.share` of its time), and at once when its breaker, its standing or what compares answers (`expectations`) wants to know. Only
-one that takes over is let alone for its first seconds: streams wait for them, and its engine answers a known question
-of its own in them (facts 22).
+would take more than `Limits.share` of its time), and at once when its breaker, its standing or what compares answers
+(`expectations`) wants to know. Only one that takes over is let alone for its first seconds: streams wait for them, and
+its engine answers a known question of its own in them (facts 22).
 
 One bad answer is a hiccup. It is asked the same again, twice, and whatever one sound answer disproves is not held
 against it. Only wrong answers are remembered beyond that, because rot comes and goes: three, with fewer than ten clean

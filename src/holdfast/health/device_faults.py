@@ -163,7 +163,8 @@ TEXT_CHARS_MAX = 200  # a reason is read by people, in one line
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One report of one device. `number` is 0 where it came by name, and an SXid's where `device` is `SWITCHES`; `pid` names whom the driver blames, or is 0.
+    """One report of one device. `number` is 0 where it came by name, and an SXid's where `device` is `SWITCHES`; `pid`
+    names whom the driver blames, or is 0.
     `recovery`: the driver says what is to be done to the device, until it says otherwise; if it is IGNORABLE, nothing
     is, or not any more."""
 

@@ -1,4 +1,5 @@
-"""Faults of GPUs and NVLink switches from the kernel's log: only what is logged from now on, and only what the driver itself says.
+"""Faults of GPUs and NVLink switches from the kernel's log: only what is logged from now on, and only what the drivers
+themselves say.
 
 Always true: reading never waits, and a flood of lines costs one poll a bounded number of them; what the kernel has
 dropped before it was read (EPIPE) is passed over, and what is half written waits for its end.
