@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from holdfast.control.questions import known_of
+from holdfast.discovery.card import ModelCard
 from holdfast.health import breaker as b
 from holdfast.health import canary as c
 from holdfast.health import expectations as x
@@ -76,17 +78,18 @@ class WorkerFacts:
     load: int = 0  # of those weights; 0: it does not say
     verified: bool = False  # its bytes were compared with the source's at that load
     vocabulary: int = 0
-    known: tuple[tuple[x.Question, x.Answer | None], ...] = ()  # that its card brings, with what must be answered
+    known: tuple[tuple[x.Question, x.Answer | None], ...] = ()  # what it is asked, with what its card expects
+    questions: str = ""  # the name of what its card brings of these (`ModelCard.canaries_name`)
     active: bool = True  # False: it stands by, and is not asked
 
     @property
     def key(self) -> x.Key:
         """What must be the same for answers, and paces, to be compared."""
-        return x.Key(self.model, self.build, self.dtype, self.kind)
+        return x.Key(self.model, self.build, self.dtype, self.kind, self.questions)
 
 
-def facts_of(name: str, welcome: Welcome) -> WorkerFacts:
-    """What a worker said when it was connected to; `name`: from its record."""
+def facts_of(name: str, card: ModelCard, welcome: Welcome) -> WorkerFacts:
+    """What a worker said when it was connected to; `name`: from its record, and its card."""
     return WorkerFacts(
         name=name,
         model=welcome.checksum,
@@ -98,6 +101,8 @@ def facts_of(name: str, welcome: Welcome) -> WorkerFacts:
         load=welcome.load,
         verified=welcome.load > 0,  # engines that say it compare what they load with its source
         vocabulary=welcome.vocabulary,
+        known=known_of(card, welcome.checksum, welcome.vocabulary),
+        questions=card.canaries_name(),
         active=welcome.active,
         devices=devices_of(welcome.process.boot_id, [pci for pci, _ in welcome.gpus[:DEVICES_MAX]]),
     )

@@ -477,7 +477,7 @@ class Wards:
                 case x.Convict():
                     self._convict(effect)
                 case x.Note():
-                    self._deeds.append(Told("", What.NOTE, effect.reason))
+                    self._deeds.append(Told("", What.WITHDRAWN if effect.grave else What.NOTE, effect.reason))
         if not isinstance(event, x.Sets):  # at a beginning they are found one by one
             self._dispute(key)
 
