@@ -72,6 +72,7 @@ class ControlPage(msgspec.Struct, frozen=True, kw_only=True):
     standbys: dict[str, int] = {}  # by group
     fault_sources: dict[str, str] = {}  # of its machine's GPUs, by name: what is read, or why it cannot be
     verdicts: list[Verdict] = []
+    refuted: list[str] = []  # what cards expect of known questions and workers do not answer: it is not judged by
 
 
 def control_page(facts: dict[str, Any]) -> ControlPage | None:
