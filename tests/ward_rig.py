@@ -59,8 +59,10 @@ class WardSet:
         *,
         verified: bool = False,
         given: dict[int, x.Answer] | None = None,
+        draw: float = 0.5,  # of every jitter
         say: Callable[[str, str], None] = lambda name, text: None,
     ) -> None:
+        self.draw = draw
         self.now = 100.0
         self.workers = {name: Worker(weights) for name, weights in workers.items()}
         self.verified = verified
@@ -76,7 +78,7 @@ class WardSet:
         self._count = 0
 
     def begin_wards(self) -> Wards:
-        return Wards("control-1", lambda: 0.5, Limits())
+        return Wards("control-1", lambda: self.draw, Limits())
 
     @property
     def standings(self) -> dict[str, s.Standing]:
@@ -95,6 +97,10 @@ class WardSet:
         """Of whom that was told, or what, where it is about no one."""
         told = [effect for effect in self.effects if isinstance(effect, w.Told) and effect.what is what]
         return [effect.path or effect.text for effect in told]
+
+    def asks_of(self, name: str) -> list[float]:
+        """When it was asked."""
+        return [at_s for at_s, path, _ in self.asks if path == name]
 
     def of(self, kind: type[E]) -> list[E]:
         return [effect for effect in self.effects if isinstance(effect, kind)]

@@ -37,6 +37,7 @@ class Environment:
     set_hash: str  # DYN_NAMESPACE_WORKER_SUFFIX: which set of its service a worker is of; default "", by its settings
     component: str  # DYN_COMPONENT: what a worker is, in addresses; default "worker"
     served_name: str  # DYN_SERVED_MODEL_NAME: the name clients ask for; default "", the model's
+    canary_prompts: str  # HOLDFAST_CANARY_PROMPTS: a worker's known questions, as JSON; default "", none
     http_host: str  # DYN_HTTP_HOST: where a frontend listens; default 127.0.0.1
     http_port: int  # DYN_HTTP_PORT: its port; default 8000
     shares: tuple[str, ...]  # HOLDFAST_SHARES: other deployments whose workers a frontend serves; default none
@@ -89,6 +90,7 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
         set_hash=_like(env, "DYN_NAMESPACE_WORKER_SUFFIX", r"|[0-9a-f]{8}", "8 hex digits"),
         component=_like(env, "DYN_COMPONENT", r"|[A-Za-z0-9][A-Za-z0-9._-]{0,62}", "letters, digits and -") or "worker",
         served_name=env.get("DYN_SERVED_MODEL_NAME", ""),
+        canary_prompts=env.get("HOLDFAST_CANARY_PROMPTS", ""),
         http_host=env.get("DYN_HTTP_HOST") or "127.0.0.1",
         http_port=_whole_number(env, "DYN_HTTP_PORT", "a port number", 0, 65535, "8000"),
         shares=tuple(one.strip() for one in env.get("HOLDFAST_SHARES", "").split(",") if one.strip()),

@@ -141,9 +141,9 @@ async def _own_report(rig: Rig) -> None:
 
 
 async def _reset_needed(rig: Rig, nvml: FakeNvml, log: LogPipe) -> None:
-    log.write(f"NVRM: Xid (PCI:{SECOND}): 48, pid=<unknown>, DBE")
+    log.write(f"NVRM: Xid (PCI:{SECOND}): 64, pid=<unknown>, Row Remapper Error")
     drained = await has(rig, "worker-2", Status.DRAINING)
-    assert "Xid 48: memory error of two bits" in drained.record.standing.reason
+    assert "Xid 64: a row of memory could not be remapped" in drained.record.standing.reason
     nvml.asks(1, 1)
     nvml.xid(1, 45)  # whereupon it is looked up what the driver asks for
     await until(lambda: "must be reset" in rig.deployment.log("control"), "the driver's wish to be read", BOUND_S)
@@ -163,6 +163,8 @@ async def _remembered(rig: Rig) -> None:
     await until(reads, "the driver's wish to be read by the new control", BOUND_S)
     shown = await in_thread(get_json, place.record("control")["status"], "/health")
     assert shown["fault_sources"]["NVML"] == "hears 2 of 2 GPUs"
+    errors = {one["name"]: [error["reason"] for error in one["errors"]] for one in shown["verdicts"]}
+    assert any("Xid 79" in reason for reason in errors["worker-0"])
     assert shown["fault_sources"]["kernel log"].startswith("reads ")
 
 

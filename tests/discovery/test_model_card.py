@@ -7,7 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.discovery.card import CHAT_TEMPLATE_BYTES_MAX, ModelCard, WeightsIdentity, decode_card, encode_card
+from holdfast.discovery.card import (
+    CHAT_TEMPLATE_BYTES_MAX,
+    CardCanary,
+    ModelCard,
+    WeightsIdentity,
+    decode_card,
+    encode_card,
+)
 from holdfast.spec.names import canonical_hash
 
 CARD = ModelCard(
@@ -39,7 +46,10 @@ OTHERS: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("field", [field for field in ModelCard.__struct_fields__ if field != "root"])
+NO_ANSWER = ("root", "canary_prompts")  # what they say changes no answer
+
+
+@pytest.mark.parametrize("field", [field for field in ModelCard.__struct_fields__ if field not in NO_ANSWER])
 def test_every_field_that_can_change_an_answer_is_under_the_checksum(field: str) -> None:
     """Changing any field, one that is added later too, changes the checksum."""
     assert OTHERS[field], f"say here how {field} can differ"
@@ -51,6 +61,17 @@ def test_every_field_that_can_change_an_answer_is_under_the_checksum(field: str)
 def test_where_a_model_lies_is_not_under_the_checksum() -> None:
     """Workers on two machines that keep the same model in different places share their streams."""
     assert msgspec.structs.replace(CARD, root="/elsewhere").checksum() == CARD.checksum()
+
+
+def test_known_questions_are_not_under_the_checksum_and_have_a_name_of_their_own() -> None:
+    """Other questions make no other model of it, and are not taken for those that were asked before."""
+    asked = msgspec.structs.replace(CARD, canary_prompts=(CardCanary((1, 2), (3,)),))
+    ranged = msgspec.structs.replace(CARD, canary_prompts=(CardCanary((1, 2), (3,), (-1.0, 0.0)),))
+    assert asked.checksum() == ranged.checksum() == CARD.checksum()
+    assert decode_card(encode_card(ranged)) == ranged
+    assert len({CARD.canaries_name(), asked.canaries_name(), ranged.canaries_name()}) == 3
+    assert CARD.canaries_name() == ""
+    assert msgspec.structs.replace(CARD, canary_prompts=(CardCanary((), (3,)),)).problem() is not None
 
 
 def test_every_part_of_the_weights_identity_is_covered() -> None:

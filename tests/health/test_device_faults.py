@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.control.ward import devices_of
 from holdfast.health.device_faults import (
     NAMES,
     RECOVERY_ACTIONS,
     RECOVERY_CHANGED,
+    SWITCHES,
     XIDS,
     Fault,
     Severity,
@@ -32,10 +34,12 @@ F, R, I = Severity.FATAL, Severity.RESET_NEEDED, Severity.IGNORABLE  # noqa: E74
         ("Oct 06 17:59:27 host kernel: NVRM: Xid (PCI:0000:01:00): 79, pid=1122, GPU has", "0000:01:00", 79, F, 1122),
         ("[  269.5] NVRM: Xid (0000:01:00): 13, Graphics Exception", "0000:01:00", 13, I, 0),
         ("NVRM: Xid (PCI:0000:00:06): 31, pid=79749, name=exe, Ch 0000000a", "0000:00:06", 31, I, 79749),
-        ("NVRM: Xid (PCI:0000:cb:00): 48, pid='<unknown>', name=<unknown>, DBE", "0000:cb:00", 48, R, 0),
+        ("NVRM: Xid (PCI:0000:cb:00): 48, pid='<unknown>', name=<unknown>, DBE", "0000:cb:00", 48, F, 0),
         ("NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained: SM (0x1)", "0000:01:00", 94, I, 7194),
         ("NVRM: Xid (PCI:0008:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08", "0008:01:00", 149, R, 0),
         ("NVRM: Xid (PCI:0008:01:00): 145, RLW_REMAP Nonfatal XC1 i0 Link 03", "0008:01:00", 145, I, 0),
+        ("NVRM: Xid (PCI:0000:85:00): 74, NVLink: fatal error detected on link 11(0x0,", "0000:85:00", 74, R, 0),
+        ("NVRM: Xid (PCI:0000:91:00): 95, pid=7194, Uncontained: LTC TAG (0x2,0x0).", "0000:91:00", 95, F, 7194),
         ("NVRM: Xid (PCI:0000:01:00): 9999, something new", "0000:01:00", 9999, I, 0),
         ("NVRM: Xid (PCI:0000:01:00): 119", "0000:01:00", 119, R, 0),
     ],
@@ -54,17 +58,47 @@ def test_lines_of_the_kernels_log(line: str, device: str, number: int, severity:
         "",
         "NVRM: GPU at PCI:0000:01:00: GPU-bc0fa0b9-cac2-f507-b715-9bebdb69c71e",
         "NVRM: GPU 0000:01:00.0: GPU has fallen off the bus.",
-        "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 46 sourcetrack timeout error",
+        "nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Severity 0 Engine instance 44 Sub-engine instance 00",
+        "nvidia-nvswitch1: SXid (PCI:0000:84:00.0): 12028, Data {0x000001c0, 0x00bd5c8a, 0x00000500, 0x00000064}",
         "NVRM: Xid (PCI:not an address): 79, GPU has fallen off the bus.",
         "a worker logged: Xid 79",
     ],
 )
 def test_other_lines_are_nobodys_fault(line: str) -> None:
-    """A line that is not an Xid's accuses no device."""
+    """A line that is neither an Xid's nor an SXid's accuses no device, nor do the registers of an SXid."""
     assert parse_line(line) is None
 
 
-@given(st.text() | st.from_regex(r"NVRM: Xid \(.{0,20}\): [0-9]{1,9}.{0,20}"))
+@pytest.mark.parametrize(
+    ("line", "severity", "says"),
+    [
+        ("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up", R, "Link 30 LTSSM"),
+        ("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 46 sourcetrack timeout error", R, "Link 46"),
+        ("nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Non-fatal, Link 44 Minion Link DLREQ interrupt", I, ""),
+        ("nvidia-nvswitch4: SXid (PCI:0000:c6:00.0): 19084, Non-fatal, Link 29 AN1 Heartbeat Timeout Error", I, ""),
+        ("nvidia-nvswitch1: SXid (PCI:0000:84:00.0): 12028, Non-fatal, Link 38 egress nonposted PRIV error", R, "stal"),
+        ("nvidia-nvswitch2: SXid (PCI:0000:c4:00.0): 22003, Fatal, Minion Halt", F, "fabric"),
+        ("nvidia-nvswitch2: SXid (PCI:0000:c4:00.0): 23009, Fatal, Link 3 ingress packet parity error", F, "fabric"),
+        ("nvidia-nvswitch2: SXid (PCI:0000:c4:00.0): 99999, Fatal, Link 3 something new", R, "something new"),
+    ],
+)
+def test_lines_of_nvlink_switches(line: str, severity: Severity, says: str) -> None:
+    """The line says whether it is fatal, and the number whether the whole fabric is concerned."""
+    fault = parse_line(line)
+    assert fault is not None
+    assert (fault.device, fault.severity) == (SWITCHES, severity)
+    assert fault.reason.startswith(f"SXid {fault.number}: ")
+    assert says in fault.reason
+    assert line.partition(":")[0] in fault.reason
+
+
+def test_a_switchs_fault_concerns_workers_with_several_gpus() -> None:
+    """One that has a single GPU sends nothing over NVLink."""
+    assert device_name("boot", SWITCHES) in devices_of("boot", ["0000:3b:00", "0000:5e:00"])
+    assert devices_of("boot", ["0000:3b:00"]) == ("boot/0000:3b:00",)
+
+
+@given(st.text() | st.from_regex(r"(NVRM: Xid|nvidia-nvswitch0: SXid) \(.{0,20}\): [0-9]{1,9}.{0,20}"))
 def test_no_text_raises(line: str) -> None:
     """Whatever is in a log, reading it goes on."""
     fault = parse_line(line)
@@ -144,10 +178,10 @@ def asked(action: int) -> Fault:
 
 def test_of_a_device_the_gravest_fault_stands() -> None:
     """The first of those that are equally grave; what is ignorable is written nowhere."""
-    sick, lost = record(48), record(79)
+    sick, lost = record(64), record(79)
     assert device_after(None, fault_of("0000:01:00", 31), 2.0, "") is None
     assert device_after(sick, fault_of("0000:01:00", 62), 2.0, "") is None
-    assert device_after(lost, fault_of("0000:01:00", 48), 2.0, "") is None
+    assert device_after(lost, fault_of("0000:01:00", 64), 2.0, "") is None
     graver = device_after(sick, fault_of("0000:01:00", 79), 2.0, "")
     assert graver is not None
     assert (graver.severity, graver.number, graver.at_unix_s) == (F, 79, 2.0)
@@ -155,16 +189,16 @@ def test_of_a_device_the_gravest_fault_stands() -> None:
 
 def test_a_fault_is_over_when_the_driver_asks_for_nothing_any_more() -> None:
     """Only one that it had asked something about; and the next fault is a new one."""
-    sick = record(48)
+    sick = record(64)
     assert device_after(sick, asked(0), 2.0, "") is None
     wished = device_after(sick, asked(1), 2.0, "")
     assert wished is not None
-    assert (wished.recovery, wished.number, wished.at_unix_s) == (True, 48, 1.0)
+    assert (wished.recovery, wished.number, wished.at_unix_s) == (True, 64, 1.0)
     mended = device_after(wished, asked(0), 3.0, "")
     assert mended is not None
     assert mended.cleared_unix_s == 3.0
     assert device_after(mended, asked(0), 4.0, "") is None
-    again = device_after(mended, fault_of("0000:01:00", 48), 5.0, "")
+    again = device_after(mended, fault_of("0000:01:00", 64), 5.0, "")
     assert again is not None
     assert (again.cleared_unix_s, again.recovery, again.at_unix_s) == (0.0, False, 5.0)
 

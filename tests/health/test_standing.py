@@ -284,7 +284,7 @@ def test_an_older_failure_does_not_undo_a_newer_pass() -> None:
 def test_a_device_fault_from_before_its_reset_is_old_news() -> None:
     """A kernel's log that is read again after the reset accuses nobody."""
     worker = Worker()
-    fault = s.DeviceFaulted(fault_of("0000:01:00", 48), worker.now)
+    fault = s.DeviceFaulted(fault_of("0000:01:00", 64), worker.now)
     worker.feed(fault)
     assert worker.status is Status.DRAINING
     worker.feed(s.DeviceCleared(worker.now + 1.0), fault)

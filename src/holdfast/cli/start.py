@@ -58,7 +58,7 @@ class Up(Asked, frozen=True):
     @classmethod
     def of(cls, env: Environment) -> Self:
         plain = DeploymentSpec(env.deployment)
-        told = {"engine_token": env.engine_token, "cache_dir": str(env.cache_dir)}
+        told = {"engine_token": env.engine_token, "cache_dir": str(env.cache_dir), "canary_prompts": env.canary_prompts}
         return cls(
             spec=replace(
                 plain,
@@ -83,13 +83,13 @@ class Up(Asked, frozen=True):
             return self._run_node(env)
         from holdfast.cli.up import choose_and_tell, run_up
         from holdfast.roles.model_names import named
-        from holdfast.roles.small_files import template_path
+        from holdfast.roles.small_files import canary_text, template_path
 
         worker = self.spec.worker
         with settled():
-            template = template_path(worker.chat_template)
+            template, canaries = template_path(worker.chat_template), canary_text(worker.canary_prompts)
             source, model = named(worker.engine, worker.source, worker.model)
-            worker = replace(worker, source=source, model=model, chat_template=template)
+            worker = replace(worker, source=source, model=model, chat_template=template, canary_prompts=canaries)
             needed = self.spec.workers * ranks_of(worker)
             gpus = choose_and_tell(worker.engine, self.device, needed, worker.torch.exact)
         return run_up(env.state_dir, replace(self.spec, worker=worker, gpus=gpus), self.detach, tied=not self.untied)
@@ -167,7 +167,7 @@ class Worker(Asked, frozen=True):
     def run(self, env: Environment) -> int:
         from holdfast.cli.locks import read_token
         from holdfast.roles.model_names import named
-        from holdfast.roles.small_files import template_path
+        from holdfast.roles.small_files import canary_text, template_path
 
         launch = _unless_empty(self.launch, self.of(env).launch, "store", "address", "status_address", "lock")
         launch = _seated(launch, env)
@@ -178,6 +178,7 @@ class Worker(Asked, frozen=True):
                 source=source,
                 model=model,
                 chat_template=template_path(launch.chat_template),
+                canary_prompts=canary_text(launch.canary_prompts),
                 lock_token=read_token(self.lock_token_file, env.lock_token),
                 beat_address=launch.beat_address or beside(launch.address, env.state_dir, launch.name),
             )

@@ -157,7 +157,7 @@ class Contact:
                 return
             self._connection, self.welcome, self.reason = connection, welcome, "connected"
             self._is_lost, self._is_local = False, is_local(welcome.process)
-            self._say(facts_of(self.instance.name, welcome))
+            self._say(facts_of(self.instance.name, self.instance.card, welcome))
             self.reason = await asyncio.shield(connection.lost)
         finally:
             self._connection = None

@@ -23,14 +23,15 @@ from holdfast.control.fleet_loop import FleetLoop, loads_of
 from holdfast.control.metrics import ControlMetrics
 from holdfast.control.redis_stream import RedisStream
 from holdfast.control.reign import Reign
-from holdfast.control.showing import View, page
+from holdfast.control.showing import View, page, refuted_of
 from holdfast.core.address import parse_address
 from holdfast.core.ports import World
 from holdfast.core.tasks import Tasks, beside, first
-from holdfast.discovery.keys import CONTROLS, LEVELS
+from holdfast.discovery.keys import CONTROLS, EXPECTED, LEVELS
 from holdfast.failover.lock import FailoverLock
 from holdfast.fleet.traffic import Load
 from holdfast.health.device_faults import Source
+from holdfast.health.expectations import Record
 from holdfast.health.records import ControlRecord
 from holdfast.routing.degradation import LEVEL_MAX, LevelRecord
 from holdfast.spec.launch import ControlLaunch
@@ -161,5 +162,6 @@ class Control:
             store=self._store.state,
             reason=reign.reason if reign is not None else "another leads",
             fault_sources=self._devices.sources,
+            refuted=refuted_of(decoded(book.values, f"{EXPECTED}{self._settings.deployment}/", Record).values()),
             unix_s=self._world.clock.unix_s(),
         )

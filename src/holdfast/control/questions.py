@@ -16,9 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
-from holdfast.control.ward import WorkerFacts
-from holdfast.health.expectations import Expectations, Key, Question
+from holdfast.discovery.card import ModelCard
+from holdfast.health.expectations import Answer, Expectations, Key, Question
+
+if TYPE_CHECKING:
+    from holdfast.control.ward import WorkerFacts
 
 COUNT = 32
 # Tokens that are repeated, and how often.
@@ -37,11 +41,22 @@ def questions_of(card: str, vocabulary: int) -> tuple[Question, ...]:
 
 def name_of_key(key: Key) -> str:
     """What answers are expected of this key is written down under that name."""
-    return blake2b("\0".join((key.card, key.build, key.dtype, key.device)).encode(), digest_size=8).hexdigest()
+    parts = (key.card, key.build, key.dtype, key.device, *((key.questions,) if key.questions else ()))
+    return blake2b("\0".join(parts).encode(), digest_size=8).hexdigest()
+
+
+def known_of(card: ModelCard, checksum: str, vocabulary: int) -> tuple[tuple[Question, Answer | None], ...]:
+    """Return the questions that a card brings, with what it expects, and after them the made-up ones; none where the
+    card brings none."""
+    brought = [
+        (Question(one.prompt, len(one.expected_tokens)), Answer(one.expected_tokens, within=one.logprob_range))
+        for one in card.canary_prompts
+    ]
+    return (*brought, *((question, None) for question in questions_of(checksum, vocabulary))) if brought else ()
 
 
 def expectations_of(key: Key, facts: Sequence[WorkerFacts]) -> Expectations:
-    """What the card brings is asked; otherwise what is made up for its vocabulary."""
+    """What the card brings is asked, before what is made up for its vocabulary."""
     known = next((each.known for each in facts if each.known), ())
     given = {place: answer for place, (_, answer) in enumerate(known) if answer is not None}
     questions = [question for question, _ in known] or questions_of(key.card, max(each.vocabulary for each in facts))

@@ -7,10 +7,11 @@ of one deployment show the same verdicts; a worker has one name here that no oth
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.health import breaker
+from holdfast.health.expectations import Record
 from holdfast.health.records import HealthRecord
 from holdfast.health.shown import CapacityShown, ControlPage, Level, Verdict
 from holdfast.health.standing import Status
@@ -32,6 +33,7 @@ class View:
     store: str = "connected"
     reason: str = ""  # why it leads nobody, or decides nothing
     fault_sources: Mapping[str, str] = field(default_factory=dict)  # by name: what it reads, or why it cannot
+    refuted: Sequence[str] = ()  # as `refuted_of` says
     unix_s: float = 0.0  # when that was
 
     @property
@@ -63,6 +65,16 @@ def ids(records: Mapping[str, HealthRecord]) -> dict[str, str]:
     return shown
 
 
+def refuted_of(expected: Iterable[Record]) -> list[str]:
+    """Return what cards expect of known questions that was withdrawn, with the reason."""
+    return [
+        f"canary_prompts[{place}] of card {record.key.card}: {entry.refuted}"
+        for record in expected
+        for place, entry in enumerate(record.entries)
+        if entry.refuted
+    ]
+
+
 def group_of(record: HealthRecord) -> str:
     """The engines that it takes turns with; one that has none is a group of its own."""
     return record.group or record.name
@@ -80,6 +92,7 @@ def page(view: View) -> ControlPage:
         capacity=_capacity(view.capacity),
         standbys=view.groups,
         fault_sources=dict(view.fault_sources),
+        refuted=list(view.refuted),
         verdicts=[_verdict(path, named[path], view.records[path], view.unix_s) for path in shown],
     )
 
@@ -108,6 +121,7 @@ def _verdict(path: str, worker: str, record: HealthRecord, unix_s: float) -> Ver
         breaker_reason=record.breaker.reason,
         canary_unix_s=standing.heard_s,
         canary_passed_unix_s=standing.good_s,
+        errors=list(record.errors),
     )
 
 

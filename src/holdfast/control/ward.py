@@ -11,13 +11,17 @@ question out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from holdfast.control.questions import known_of
+from holdfast.discovery.card import ModelCard
 from holdfast.health import breaker as b
 from holdfast.health import canary as c
 from holdfast.health import expectations as x
 from holdfast.health import standing as s
+from holdfast.health.device_faults import SWITCHES
+from holdfast.health.history import History
 from holdfast.health.last_resort import doubt_of
 from holdfast.health.outliers import Pace
 from holdfast.health.records import HealthRecord, device_name
@@ -84,23 +88,24 @@ class WorkerFacts:
     build: str = ""
     dtype: str = ""
     kind: str = ""  # of its device
-    devices: tuple[str, ...] = ()  # the GPUs it is on (`health.records.device_name`); none: not known
+    devices: tuple[str, ...] = ()  # whose faults are its own (`devices_of`); none: not known
     weights: str = ""  # equal for engines that read the same memory; empty: its own
     load: int = 0  # of those weights; 0: it does not say
     verified: bool = False  # its bytes were compared with the source's at that load
     vocabulary: int = 0
-    known: tuple[tuple[x.Question, x.Answer | None], ...] = ()  # that its card brings, with what must be answered
+    known: tuple[tuple[x.Question, x.Answer | None], ...] = ()  # what it is asked, with what its card expects
+    questions: str = ""  # the name of what its card brings of these (`ModelCard.canaries_name`)
     active: bool = True  # False: it stands by, and is not asked
     doubt: str = ""  # why it says itself that its answers may be wrong
 
     @property
     def key(self) -> x.Key:
         """What must be the same for answers, and paces, to be compared."""
-        return x.Key(self.model, self.build, self.dtype, self.kind)
+        return x.Key(self.model, self.build, self.dtype, self.kind, self.questions)
 
 
-def facts_of(name: str, welcome: Welcome) -> WorkerFacts:
-    """What a worker said when it was connected to; `name`: from its record."""
+def facts_of(name: str, card: ModelCard, welcome: Welcome) -> WorkerFacts:
+    """What a worker said when it was connected to; `name`: from its record, and its card."""
     return WorkerFacts(
         name=name,
         model=welcome.checksum,
@@ -112,20 +117,26 @@ def facts_of(name: str, welcome: Welcome) -> WorkerFacts:
         load=welcome.load,
         verified=welcome.load > 0,  # engines that say it compare what they load with its source
         vocabulary=welcome.vocabulary,
+        known=known_of(card, welcome.checksum, welcome.vocabulary),
+        questions=card.canaries_name(),
         active=welcome.active,
         doubt=welcome.doubt,
-        devices=tuple(device_name(welcome.process.boot_id, pci) for pci, _ in welcome.gpus[:DEVICES_MAX]),
+        devices=devices_of(welcome.process.boot_id, [pci for pci, _ in welcome.gpus[:DEVICES_MAX]]),
     )
+
+
+def devices_of(boot_id: str, pcis: Sequence[str]) -> tuple[str, ...]:
+    """Return the devices whose faults are this worker's: its GPUs, and for several of them the NVLink switches too."""
+    return tuple(device_name(boot_id, one) for one in (*pcis, *((SWITCHES,) if len(pcis) > 1 else ())))
 
 
 class Ward:
     """One worker. Mutable: `Wards` steps its machines."""
 
     __slots__ = (
-        "_dead_kept_s", "accused", "asked", "breaker", "canary", "dead_s", "facts", "find_s", "known", "loaded",
-        "look_s", "moved_s", "owed_s", "pace_s", "paced_s", "path", "probe_s", "relief_s", "relief_until_s",
-        "reload_next_s", "reloads", "rights", "sought_until_s", "spare", "standing",
-        "verified",
+        "_dead_kept_s", "accused", "asked", "breaker", "canary", "dead_s", "errors", "facts", "find_s", "known",
+        "loaded", "look_s", "moved_s", "owed_s", "pace_s", "paced_s", "path", "probe_s", "relief_s", "relief_until_s",
+        "reload_next_s", "reloads", "rights", "sought_until_s", "spare", "standing", "verified",
     )  # fmt: skip
 
     def __init__(self, path: str, jitter: Callable[[], float], limits: Limits) -> None:
@@ -137,6 +148,7 @@ class Ward:
         self.standing = s.Standing()
         self.breaker = b.Breaker(path, jitter, limits.breaker)
         self.canary = c.Canary(path, jitter, limits.canary)
+        self.errors: History = ()
         self.spare = False
         self.reloads = 0  # in a row, also of loads that followed each other soon
         self.reload_next_s = 0.0
@@ -278,6 +290,7 @@ class Ward:
             # A check that is under way is not in it.
             canary=self.canary.record() if self.asked is None else self.known.canary,
             spare=self.spare,
+            errors=self.errors,
             at_unix_s=now_s,
             by=by,
         )
@@ -290,7 +303,7 @@ class Ward:
         self.breaker.restore(record.breaker, now_s)
         self.canary.restore(record.canary)
         self.spare, self.reloads, self.verified = record.spare, record.reloads, record.verified
-        self.accused = record.verified
+        self.accused, self.errors = record.verified, record.errors
         self.reload_next_s = min(record.reload_next_s, now_s + RELOAD_S_MAX * (1 + RELOAD_JITTER))
         if s.Cause.GONE in self.standing.causes:
             self.dead_s = self.standing.since_s
@@ -314,6 +327,12 @@ def next_reload(due_s: float, reloads: int, now_s: float, jitter: float) -> tupl
 def were_asked(loaded: str, wards: Iterable[Ward]) -> bool:
     """Whether that load of weights was asked before, whoever had it."""
     return any(ward.loaded == loaded and ward.standing.heard_s for ward in wards)
+
+
+def errors_before(facts: WorkerFacts, wards: Iterable[Ward]) -> History:
+    """Return the errors of the dead process that a new one replaces: the last that had its name, for its model."""
+    same = [ward for ward in wards if ward.dead_s is not None and (ward.name, ward.model) == (facts.name, facts.model)]
+    return max(same, key=lambda ward: ward.dead_s or 0.0).errors if same else ()
 
 
 def name_of(weights: str, load: int) -> str:

@@ -38,6 +38,7 @@ from holdfast.control.ward import (
     RIGHTS,
     Limits,
     Ward,
+    errors_before,
     name_of,
     next_reload,
     were_asked,
@@ -74,7 +75,7 @@ from holdfast.control.words import (
 from holdfast.health import breaker as b
 from holdfast.health import canary as c
 from holdfast.health import expectations as x
-from holdfast.health import outliers
+from holdfast.health import history, outliers
 from holdfast.health import standing as s
 from holdfast.health.device_faults import Severity
 from holdfast.health.records import HealthRecord
@@ -191,6 +192,7 @@ class Wards:
                 self._tell_standing(ward, event.judged)
             case Reported():
                 ward.moved_s = self._now_s if event.tokens else ward.moved_s
+                ward.errors = history.after_attempts(ward.errors, event.attempts.failed, self._now_s)
                 self._tell_breaker(ward, event.attempts)
             case EngineFailed():
                 self._tell_standing(ward, s.ReportedFatal(ward.standing.load, event.reason))
@@ -213,6 +215,8 @@ class Wards:
         ward.facts, ward.find_s, ward.sought_until_s, ward.dead_s = facts, None, None, None
         if fresh:
             ward.accused, ward.verified, ward.rights = False, False, 0
+        if not ward.standing.load:
+            ward.errors = errors_before(facts, self._wards.values())
         load = ward.standing.load + fresh
         if before is None or before.key != facts.key:
             self._outliers.setdefault(facts.key, outliers.Outliers()).restore(ward.path, ward.pace)
@@ -527,6 +531,7 @@ class Wards:
                     self._ask(ward, effect)
                 case c.Accuse():
                     self._tell(ward, What.ACCUSED, effect.reason)
+                    ward.errors = history.with_error(ward.errors, history.ACCUSED, effect.reason, self._now_s)
                     assert ward.facts
                     ward.accused, ward.rights = True, 0
                     accused = x.Accused(ward.loaded, effect.question, effect.asked_s, effect.reason)
@@ -569,7 +574,7 @@ class Wards:
                 case x.Convict():
                     self._convict(effect)
                 case x.Note():
-                    self._deeds.append(Told("", What.NOTE, effect.reason))
+                    self._deeds.append(Told("", What.WITHDRAWN if effect.grave else What.NOTE, effect.reason))
         if not isinstance(event, x.Sets):  # at a beginning they are found one by one
             self._dispute(key)
 
@@ -587,6 +592,7 @@ class Wards:
         self._dirty[ward.path] = None
         before, verdict = ward.standing, ward.verdict
         ward.standing, effects = s.step(before, event, self._now_s)
+        ward.errors = history.after_step(ward.errors, before, ward.standing, event, self._now_s)
         if ward.verdict == verdict:
             self._follow(ward, effects)
             return

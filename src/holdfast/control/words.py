@@ -246,6 +246,7 @@ class What(StrEnum):
     FAILED = "canary-failed"
     ACCUSED = "accused"
     CONVICTED = "convicted"  # weights, by name
+    WITHDRAWN = "withdrawn"  # what a card expects
     NOTE = "note"
 
 

@@ -25,6 +25,14 @@ class WeightsIdentity(msgspec.Struct, frozen=True):
     dtype: str = "float32"
 
 
+class CardCanary(msgspec.Struct, frozen=True):
+    """A question whose answer is known (`spec.canaries.CanaryPrompt`), in the model's own tokens."""
+
+    prompt: tuple[int, ...]
+    expected_tokens: tuple[int, ...]  # at temperature 0, past an end of text
+    logprob_range: tuple[float, float] | None = None  # in which each expected token's logprob lies
+
+
 class ModelCard(msgspec.Struct, frozen=True):
     """A model as its users and its replays see it."""
 
@@ -38,12 +46,17 @@ class ModelCard(msgspec.Struct, frozen=True):
     generation_defaults: dict[str, Any] = {}
     model_type: str = "chat"  # "chat" serves chat and completions; "completions" only those
     root: str = ""  # where the worker has it from, for people; equal models may lie in different places
+    canary_prompts: tuple[CardCanary, ...] = ()  # known questions for control's checks; no answer depends on them
 
     def checksum(self) -> str:
-        """16 hex digits over every field that can change an answer: all but `root`."""
+        """16 hex digits over every field that can change an answer: all but `root` and `canary_prompts`."""
         told = msgspec.to_builtins(self)
-        del told["root"]
+        del told["root"], told["canary_prompts"]
         return canonical_hash(told)[:16]
+
+    def canaries_name(self) -> str:
+        """Return a name that no other list of `canary_prompts` has; empty for none."""
+        return canonical_hash(msgspec.to_builtins(self.canary_prompts))[:16] if self.canary_prompts else ""
 
     def problem(self) -> str | None:
         """Why this card cannot be admitted, or None."""
@@ -57,6 +70,8 @@ class ModelCard(msgspec.Struct, frozen=True):
             return "card of a chat model has no chat_template"
         if self.chat_template and len(self.chat_template.encode()) > CHAT_TEMPLATE_BYTES_MAX:
             return f"card's chat_template is over {CHAT_TEMPLATE_BYTES_MAX} bytes"
+        if any(not (one.prompt and one.expected_tokens) for one in self.canary_prompts):
+            return "one of the card's canary_prompts has no prompt, or expects no token"
         return None
 
 

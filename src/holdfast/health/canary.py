@@ -3,10 +3,10 @@
 
 Theory (facts 14, 24). A worker that says it is well proves nothing; one that answers does. Every worker has a machine
 and a time of its own: none waits for another's answer, and a worker with much to do is asked like an idle one, for that
-is where faults hurt. It is asked before it has traffic and after each load, then so seldom that it costs a thousandth
-of its time, and at once when its breaker, its standing or what compares answers (`expectations`) wants to know. Only
-one that takes over is let alone for its first seconds: streams wait for them, and its engine answers a known question
-of its own in them (facts 22).
+is where faults hurt. It is asked before it has traffic and after each load, then every 30 s (less often where that
+would take more than `Limits.share` of its time), and at once when its breaker, its standing or what compares answers
+(`expectations`) wants to know. Only one that takes over is let alone for its first seconds: streams wait for them, and
+its engine answers a known question of its own in them (facts 22).
 
 One bad answer is a hiccup. It is asked the same again, twice, and whatever one sound answer disproves is not held
 against it. Only wrong answers are remembered beyond that, because rot comes and goes: three, with fewer than ten clean
@@ -33,6 +33,7 @@ from msgspec import Meta
 from holdfast.health.bounds import Count, UnixS
 from holdfast.health.breaker import CanaryAnswered
 from holdfast.health.standing import CanaryFailed, CanaryPassed, Failing
+from holdfast.spec.health import CANARY_SHARE
 
 TRIES = 3
 # Whoever asks waits so long for the last token. With the pauses all tries are over within a breaker's `CANARY_S`.
@@ -86,7 +87,7 @@ class Limits:
     """What a person may set."""
 
     interval_s: float = 30.0  # between checks, in seconds, at least
-    share: float = 0.001  # of a worker's time that checks may cost
+    share: float = CANARY_SHARE  # of a worker's time that checks may take
     slow_ratio: float = 3.0  # times its usual time is late
 
 

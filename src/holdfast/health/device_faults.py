@@ -1,17 +1,22 @@
-"""What a GPU's own fault reports mean for the workers on it: a table of Xid numbers, and one of error names. Pure.
+"""What fault reports of GPUs and NVLink switches mean for the workers on them: tables of Xid numbers, of SXid numbers
+and of error names. Pure.
 
 Theory. A driver reports a fault as an *Xid*: a number in a line of the kernel's log, or in an event of its management
 library (NVML). Most numbers say that one process did something wrong: it dies of it and everybody else on the device
 goes on (facts 4), so they say nothing that the process's own end does not say better. Some say that the device must be
 reset before its memory or its engines can be trusted: work leaves it by plan. A few say that the device is not there
-any more. The rows follow NVIDIA's catalogue of Xids for data-centre GPUs since Ampere: "restart the application" and
-"ignore" are IGNORABLE, "reset the GPU" is RESET_NEEDED, "restart the machine" is FATAL.
+any more, or that its memory holds wrong bytes: work leaves it at once. The rows follow NVIDIA's catalogue of Xids for
+data-centre GPUs since Ampere: "restart the application" and "ignore" are IGNORABLE, "reset the GPU" is RESET_NEEDED,
+"restart the machine" is FATAL, and so is a memory error that is neither corrected nor contained.
 
 A number that is in no row is IGNORABLE, and is told as unknown: drivers add numbers, most of them for people to read,
-and a worker whose device does fail is found by what it does (facts 24). Numbers of the NVLink switches (SXid) are not
-read.
+and a worker whose device does fail is found by what it does (facts 24).
 
-Always true: a line that is not an Xid's is None; nothing here raises on any text.
+An NVLink switch reports its faults as *SXids*, in lines that say themselves whether the fault is fatal. A switch is no
+worker's device: its fault concerns every worker on that machine that has several GPUs (`SWITCHES`). A fatal one stops a
+port, and switches and GPUs are reset together: RESET_NEEDED. A few numbers stop the whole fabric: FATAL.
+
+Always true: a line that is neither an Xid's nor an SXid's is None; nothing here raises on any text.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from typing import Protocol
 class Severity(StrEnum):
     """What follows for the workers on the device."""
 
-    FATAL = "fatal"  # it is gone: streams move now
+    FATAL = "fatal"  # it is gone, or its memory holds wrong bytes: streams move now
     RESET_NEEDED = "reset needed"  # it computes, and must be reset before it is trusted: streams leave by plan
     IGNORABLE = "ignorable"  # one process's affair, or for people to read
 
@@ -49,7 +54,7 @@ XIDS: dict[int, tuple[Severity, str]] = {
     44: (I, "fault while switching contexts"),
     45: (I, "one process's work was removed: it died, or another fault came before"),
     46: (R, "the GPU stopped processing"),
-    48: (R, "memory error of two bits, not corrected"),
+    48: (F, "memory error of two bits, not corrected"),
     54: (R, "auxiliary power is not connected"),
     62: (R, "its power controller halted"),
     63: (I, "a row of memory was marked for remapping"),
@@ -70,7 +75,7 @@ XIDS: dict[int, tuple[Severity, str]] = {
     92: (I, "many memory errors of one bit, corrected"),
     93: (I, "its information memory may not be written any more"),
     94: (I, "memory error, contained to one process"),
-    95: (R, "memory error, not contained"),
+    95: (F, "memory error, not contained"),
     106: (I, "test message"),
     107: (I, "test message"),
     109: (R, "switching contexts timed out"),
@@ -92,9 +97,16 @@ XIDS: dict[int, tuple[Severity, str]] = {
     161: (I, "a memory channel could not be retired"),
     167: (F, "the PCIe connection timed out for good"),
     169: (R, "its security processor halted"),
-    171: (R, "device memory error, not corrected"),
-    172: (R, "on-chip memory error, not corrected"),
+    171: (F, "device memory error, not corrected"),
+    172: (F, "on-chip memory error, not corrected"),
 }
+# By SXid number, what a line's own word (fatal or not) does not say; from NVIDIA's Fabric Manager guide.
+_FABRIC = (F, "the NVLink fabric of this machine stopped")
+SXIDS: dict[int, tuple[Severity, str]] = {
+    **dict.fromkeys((10003, 12020, 22003, 22011, *range(23001, 23018)), _FABRIC),
+    **dict.fromkeys((11004, 12028), (R, "NVLink traffic of a GPU stalls")),  # their lines say non-fatal
+}
+SWITCHES = "nvswitch"  # all NVLink switches of a machine, as one device
 # Errors of newer NVLink connections: the line says whether this one is fatal to the connection. Most are not.
 LINKS = range(144, 151)
 _FATAL_LINK = re.compile(r"(?<!non)(?<!non-)\bfatal\b", re.IGNORECASE)
@@ -136,6 +148,13 @@ NAMES: dict[str, tuple[Severity, str]] = {
 # "NVRM: Xid (PCI:0000:3b:00): 79, pid=4242, name=python3, GPU has fallen off the bus." Older drivers leave "PCI:" out;
 # a part of a divided GPU adds "GPU-I:05" to the address.
 _LINE = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<device>[0-9a-fA-F:.]+)[^)]*\): (?P<number>\d{1,6})\b,?(?P<text>.*)")
+# "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up". Lines of the same report that begin
+# with "Data" or "Severity" after the number have its registers, and are left out.
+_SWITCH_LINE = re.compile(
+    r"(?P<name>nvidia-nvswitch\d{1,4}): SXid \((?:PCI:)?(?P<address>[0-9a-fA-F:.]+)\): (?P<number>\d{1,6}), "
+    r"(?P<fatal>Fatal|Non-?fatal)\b,?(?P<text>.*)",
+    re.IGNORECASE,
+)
 _PID = re.compile(r"\bpid='?(?P<pid>\d+)")
 _CHANGED = re.compile(r"\bto 0x[0-9a-fA-F]+ \((?P<action>[^)]*)\)")
 _ADDRESS = re.compile(r"(?:([0-9a-fA-F]{1,8}):)?([0-9a-fA-F]{1,2}):([0-9a-fA-F]{1,2})(?:\.[0-7])?")
@@ -144,7 +163,8 @@ TEXT_CHARS_MAX = 200  # a reason is read by people, in one line
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One report of one device. `number` is 0 where it came by name; `pid` names whom the driver blames, or is 0.
+    """One report of one device. `number` is 0 where it came by name, and an SXid's where `device` is `SWITCHES`; `pid`
+    names whom the driver blames, or is 0.
     `recovery`: the driver says what is to be done to the device, until it says otherwise; if it is IGNORABLE, nothing
     is, or not any more."""
 
@@ -186,12 +206,24 @@ def device_address(text: str) -> str | None:
 
 def parse_line(line: str) -> Fault | None:
     """The fault that a line of the kernel's log tells of, if it does."""
+    if (switch := _SWITCH_LINE.search(line)) is not None:
+        return _switch_fault(switch)
     found = _LINE.search(line)
     device = device_address(found["device"]) if found else None
     if found is None or device is None:
         return None
     pid = _PID.search(found["text"])
     return fault_of(device, int(found["number"]), found["text"], pid=int(pid["pid"]) if pid else 0)
+
+
+def _switch_fault(found: re.Match[str]) -> Fault:
+    number, fatal = int(found["number"]), found["fatal"].lower() == "fatal"
+    by_word = (R, "an NVLink port failed") if fatal else (I, "an NVLink error")
+    severity, meaning = SXIDS.get(number, by_word)
+    if severity is F and not fatal:  # the driver's own word, of a version that knows better
+        severity, meaning = by_word
+    said = f"{found['name']} {found['address']}: {found['text'].strip(' ,')[:TEXT_CHARS_MAX]}"
+    return Fault(SWITCHES, severity, f"SXid {number}: {meaning} ({said})", number)
 
 
 def fault_of(device: str, number: int, text: str = "", *, pid: int = 0) -> Fault:

@@ -8,9 +8,13 @@ is *fit* only if at every place of its answer the first token leads the second b
 logprobs have a band: half that lead for any one of them, a fifth of the band for their mean, because rounding scatters
 and rot pushes. What moves neither a token nor a logprob of any question is not found here.
 
-What is expected comes with the card, or is learnt: it is what more than half of the sets of weights answer alike, two
-at least. A worker alone is believed if its load was verified. Votes count per set of weights, for an active and its
-standby share theirs and rot together. All is held per `Key`: another build, dtype or device rounds otherwise.
+What is expected comes with the card (tokens, and a range of their logprobs), or is learnt: it is what more than half of
+the sets of weights answer alike, two at least. A worker alone is believed if its load was verified. Votes count per set
+of weights, for an active and its standby share theirs and rot together. All is held per `Key`: another build, dtype or
+device rounds otherwise.
+
+A card's question is fit as any other is: that it leads by its margin is seen in the first answers to it, and one that
+does not is dropped and told.
 
 An expectation can be wrong too (a bad card, a build that changed under its old name), and then everybody differs from
 it at once. So a difference is only an accusation: the other sets are asked the same question. Who gives the expected
@@ -72,6 +76,7 @@ class Key:
     build: str  # of the engine
     dtype: str
     device: str  # kind
+    questions: str = ""  # those that its card brings, by a name of their own; empty: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,7 @@ class Question:
 class Answer:
     tokens: tuple[int, ...]
     top: tuple[tuple[tuple[int, float], ...], ...] = ()  # at each place, best first; empty: the engine tells none
+    within: tuple[float, float] | None = None  # of what a card expects: each token's logprob lies in this range
 
 
 def answer_of(tokens: Sequence[int], logprobs: Iterable[TokenLogprobs] | None) -> Answer:
@@ -99,6 +105,15 @@ def is_fit(answer: Answer, band: Band) -> bool:
         len(top) > 1 and top[0][0] == token and top[0][1] - top[1][1] >= band.margin
         for token, top in zip(answer.tokens, answer.top, strict=True)
     )
+
+
+def is_close(expected: Answer, answer: Answer, band: Band) -> bool:
+    """Return True if an answer does not lead by the margin where it was to be compared: it may differ by rounding."""
+    for wanted, said, top in zip(expected.tokens, answer.tokens, answer.top, strict=False):
+        if wanted != said:
+            listed = dict(top)
+            return wanted in listed and max(listed.values()) - listed[wanted] < band.margin
+    return bool(answer.top) and not is_fit(answer, band)
 
 
 def flaw_of(answer: Answer) -> str:
@@ -116,6 +131,8 @@ def difference(expected: Answer, answer: Answer, band: Band) -> str:
         return f"token {answer.tokens[other]} at place {other}, expected {expected.tokens[other]}"
     if len(answer.tokens) != len(expected.tokens):
         return f"{len(answer.tokens)} tokens, expected {len(expected.tokens)}"
+    if (outside := _outside(expected, answer, band)) is not None:
+        return outside
     moves = []
     for place, (wants, gots) in enumerate(zip(expected.top, answer.top, strict=False)):
         listed = dict(gots)
@@ -128,6 +145,18 @@ def difference(expected: Answer, answer: Answer, band: Band) -> str:
             moves.append(move)
     mean = sum(moves) / len(moves) if moves else 0.0
     return f"logprobs are off by {mean:.2f} on average" if mean > band.mean else ""
+
+
+def _outside(expected: Answer, answer: Answer, band: Band) -> str | None:
+    """Return which token's logprob is out of the card's range, by more than a busy batch explains; None: none."""
+    if expected.within is None:
+        return None
+    low, high = expected.within
+    for place, (token, top) in enumerate(zip(answer.tokens, answer.top, strict=False)):
+        value = dict(top).get(token)
+        if value is not None and not low - band.one <= value <= high + band.one:
+            return f"the logprob of {token} at place {place} is {value:.2f}, expected {low:g} to {high:g}"
+    return None
 
 
 # -- states
@@ -155,7 +184,7 @@ TABLE: dict[State, dict[Cause, State]] = {
         Cause.VERIFIED: State.PINNED,
         Cause.CLOSE: State.UNFIT,
     },
-    State.PINNED: {Cause.WITHDRAWN: State.LEARNING, Cause.UNSTABLE: State.UNFIT},
+    State.PINNED: {Cause.WITHDRAWN: State.LEARNING, Cause.UNSTABLE: State.UNFIT, Cause.CLOSE: State.UNFIT},
     State.UNFIT: {},
 }
 
@@ -226,6 +255,7 @@ class Convict:
 @dataclass(frozen=True, slots=True)
 class Note:
     reason: str
+    grave: bool = False  # an operator must read it: what the card expects does not hold
 
 
 Effect = AskSet | Convict | Note
@@ -240,6 +270,7 @@ class Entry:
     expected: Answer | None = None
     given: list[str] = field(default_factory=list)  # sets of weights that gave the expected answer
     withdrawals: Count = 0
+    refuted: str = ""  # why what the card expects is not asked for any more; empty: it is, or the card says nothing
     disputed: list[str] = field(default_factory=list)  # sets that gave answers of which none has a majority
 
 
@@ -281,7 +312,8 @@ class Expectations:
         self._juries: dict[tuple[int, str], _Jury] = {}
         self._split: set[int] = set()  # questions of which it was told that there is no majority
         for question, answer in (given or {}).items():
-            if is_fit(answer, self._band) and len(answer.tokens) == self.questions[question].tokens:
+            fit = not answer.top or is_fit(answer, self._band)  # without logprobs it is seen when it is answered
+            if fit and len(answer.tokens) == self.questions[question].tokens:
                 self._pin(question, answer, Cause.GIVEN, [])
             else:
                 self._turn(question, Cause.CLOSE)
@@ -323,7 +355,14 @@ class Expectations:
     def judge(self, question: int, answer: Answer) -> str:
         """What is wrong with an answer, in words; empty: nothing that is known."""
         expected = self._entries[question].expected
-        return flaw_of(answer) or (difference(expected, answer, self._band) if expected is not None else "")
+        if (flaw := flaw_of(answer)) or expected is None:
+            return flaw
+        return "" if self._may_be_rounding(question, answer) else difference(expected, answer, self._band)
+
+    def _may_be_rounding(self, question: int, answer: Answer) -> bool:
+        """Return True if the card expects what this answer does not lead with by its margin."""
+        expected = self._entries[question].expected
+        return expected is not None and not expected.top and is_close(expected, answer, self._band)
 
     def step(self, event: Event, now_s: float) -> tuple[Effect, ...]:
         """Take what happened; what is to be done, in order."""
@@ -356,13 +395,14 @@ class Expectations:
             return ()  # cut short: that is no answer, and says nothing of the weights
         entry, first = self._entries[question], weights not in self._heard[question]
         self._heard[question][weights] = event.answer
+        close = self._drop_close(question)
         if not (wrong := self.judge(question, event.answer)) and entry.expected and weights not in entry.given:
             entry.given.append(weights)
             entry.why = str(Cause.AGREED) if entry.why == Cause.VERIFIED and entry.given[1:] else entry.why
         for (asked, accused), jury in self._juries.items():
             if asked == question and accused != weights:
                 self._testify(jury, event, wrong)
-        effects = [*self._learn(question), *self._decide(now_s)]
+        effects = [*close, *self._learn(question), *self._decide(now_s)]
         if weights not in self._convicted and (unasked := self._unasked(weights, first)) is not None:
             effects.append(AskSet(weights, unasked, "what it answers is to be learnt"))
         return tuple(effects)
@@ -370,7 +410,8 @@ class Expectations:
     def _unasked(self, weights: str, first: bool) -> int | None:
         """The next question that these weights were not asked, if it is time: of a fresh load some at once, known ones
         first (what it answers then is its witness later); then one to learn after each check, until enough are."""
-        pinned = sum(entry.state is State.PINNED for entry in self._entries)
+        # A card's may be few and short: so many are learnt besides.
+        pinned = sum(entry.state is State.PINNED and entry.why != Cause.GIVEN for entry in self._entries)
         asked = sum(weights in heard for heard in self._heard)
         for place, entry in enumerate(self._entries if first and asked < ASKED_AT_ONCE else ()):
             if entry.state is State.PINNED and weights not in (*entry.given, *self._heard[place]):
@@ -381,6 +422,17 @@ class Expectations:
             if entry.state is State.LEARNING and weights not in self._heard[question]:
                 return question
         return None
+
+    def _drop_close(self, question: int) -> tuple[Effect, ...]:
+        """Drop a card's question that most sets answer without leading by the margin."""
+        sets = self._sets.keys() - self._convicted.keys()
+        heard = {each: answer for each, answer in self._heard[question].items() if each in sets}
+        if 2 * sum(self._may_be_rounding(question, answer) for answer in heard.values()) <= len(sets):
+            return ()
+        self._juries = {place: jury for place, jury in self._juries.items() if place[0] != question}
+        self._turn(question, Cause.CLOSE)
+        self._entries[question].refuted = str(Cause.CLOSE)
+        return (Note(f"question {question}, which the card brings, is not asked any more: {Cause.CLOSE}", grave=True),)
 
     # -- learning
 
@@ -503,7 +555,9 @@ class Expectations:
         self._juries = {place: jury for place, jury in self._juries.items() if place[0] != question}
         told = Note(
             f"what question {question} expects ({source}) is withdrawn: {weights} answers otherwise, {alike} like it,"
-            f" no more as expected: {accused.reason}"
+            f" no more as expected: {accused.reason}",
+            grave=source == Cause.GIVEN,
         )
+        entry.refuted = f"{weights} answers otherwise, {alike} like it: {accused.reason}" if told.grave else ""
         again = tuple(AskSet(each, question, "what it was judged by is withdrawn") for each in (weights, *waiting))
         return (told, *self._learn(question), *again)

@@ -1,4 +1,5 @@
-"""GPUs' faults from the kernel's log: only what is logged from now on, and only what the driver itself says.
+"""Faults of GPUs and NVLink switches from the kernel's log: only what is logged from now on, and only what the drivers
+themselves say.
 
 Always true: reading never waits, and a flood of lines costs one poll a bounded number of them; what the kernel has
 dropped before it was read (EPIPE) is passed over, and what is half written waits for its end.
@@ -18,7 +19,7 @@ READ_BYTES = 8192
 READS_MAX = 256
 # A line is at most one record; what is longer is no line of the driver's.
 LINE_BYTES_MAX = 2 * READ_BYTES
-DRIVER = "NVRM: Xid"
+DRIVERS = ("NVRM: Xid", "nvidia-nvswitch")  # a GPU's, and an NVLink switch's
 
 
 class KernelLog:
@@ -77,4 +78,4 @@ def _fault(line: bytes) -> Fault | None:
     text = line.decode(errors="replace")
     head, found, rest = text.partition(";")
     said = rest if found and head[:1].isdigit() else text
-    return parse_line(said) if said.startswith(DRIVER) else None
+    return parse_line(said) if said.startswith(DRIVERS) else None

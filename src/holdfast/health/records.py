@@ -13,6 +13,7 @@ import msgspec
 from holdfast.health import breaker, canary
 from holdfast.health.bounds import Count, Seconds, UnixS
 from holdfast.health.device_faults import Fault, Severity, device_address
+from holdfast.health.history import WorkerError
 from holdfast.health.standing import Standing, Status
 
 STREAMS_MAX = 1_000_000  # of one frontend on one worker: more than it has descriptors
@@ -26,7 +27,7 @@ class HealthRecord(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""  # its card's checksum
     weights: str = ""  # as in its `Welcome`, and so is
     load: Count = 0
-    devices: tuple[str, ...] = ()  # the GPUs it is on (`device_name`), where that is known
+    devices: tuple[str, ...] = ()  # whose faults are its own (`device_name`), where that is known
     reloads: Count = 0  # how often its weights were asked to be loaded anew, without a long while between
     reload_next_s: UnixS = 0.0  # not before then again
     standing: Standing = Standing()
@@ -35,6 +36,7 @@ class HealthRecord(msgspec.Struct, frozen=True, kw_only=True):
     verified: bool = False  # since it answered wrongly its weights were found to be as they were written
     last_resort: bool = False  # it serves only because too few others of its set can: to be replaced
     spare: bool = False  # sound, and kept without traffic until capacity is lost
+    errors: tuple[WorkerError, ...] = ()  # its last ones, the oldest first
     at_unix_s: UnixS = 0.0  # when it was written
     by: str = ""  # the control that did
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from holdfast.health.history import WorkerError
+
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """One worker, as it was written down (`records.HealthRecord`)."""
@@ -34,6 +36,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     breaker_reason: str = ""
     canary_unix_s: float = 0.0  # when the last that was heard of was sent; 0: none
     canary_passed_unix_s: float = 0.0  # when the last that passed was
+    errors: list[WorkerError] = []  # its last ones, the oldest first
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +73,7 @@ class ControlPage(msgspec.Struct, frozen=True, kw_only=True):
     standbys: dict[str, int] = {}  # by group
     fault_sources: dict[str, str] = {}  # of its machine's GPUs, by name: what is read, or why it cannot be
     verdicts: list[Verdict] = []
+    refuted: list[str] = []  # what cards expect of known questions and workers do not answer: it is not judged by
 
 
 def control_page(facts: dict[str, Any]) -> ControlPage | None:

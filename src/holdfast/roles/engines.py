@@ -24,7 +24,7 @@ from holdfast.engines.sim.vocabulary import EOS_TOKEN_ID, Tongue, chat_template,
 from holdfast.roles.examining import Asked, examine, examine_vllm, gpu_bytes, torch_weights_bytes, vllm_bytes
 from holdfast.roles.model_names import named
 from holdfast.roles.progress import Lines
-from holdfast.roles.small_files import read_template
+from holdfast.roles.small_files import card_canaries, read_template
 from holdfast.spec.engines import ENGINES, REAL
 from holdfast.spec.launch import WorkerLaunch
 from holdfast.spec.names import chaos_path
@@ -84,13 +84,18 @@ def make_engine(launch: WorkerLaunch, rng: random.Random) -> MadeEngine:
     path = chaos_path(launch.state_dir, launch.name) if launch.allow_chaos else None
     if launch.engine == "sim":
         engine, breakable, card, tokenizer = make_sim(launch, rng)
-        return MadeEngine(engine, card, tokenizer, path, breakable)
+        return MadeEngine(engine, _with_canaries(launch, card, tokenizer), tokenizer, path, breakable)
     progress = Lines(log.info, LOG_SHARES, ": …")  # `starting` reads them
     make = _make_vllm if launch.engine == "vllm" else _make_torch
     engine, card, tokenizer = make(launch, progress)
     from holdfast.engines.shadow.flips import WeightFaults
 
-    return MadeEngine(engine, card, tokenizer, path, WeightFaults(engine.memory))
+    return MadeEngine(engine, _with_canaries(launch, card, tokenizer), tokenizer, path, WeightFaults(engine.memory))
+
+
+def _with_canaries(launch: WorkerLaunch, card: ModelCard, tokenizer: bytes) -> ModelCard:
+    """Return the card with the known questions that the worker was given."""
+    return replace(card, canary_prompts=card_canaries(launch.canary_prompts, tokenizer, card.context_tokens_max))
 
 
 def _make_torch(launch: WorkerLaunch, progress: Lines) -> tuple[VaultEngine[Any], ModelCard, bytes]:

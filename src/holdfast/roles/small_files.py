@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.core.errors import HoldfastError, UserError
-from holdfast.discovery.card import CHAT_TEMPLATE_BYTES_MAX
+from holdfast.discovery.card import CHAT_TEMPLATE_BYTES_MAX, CardCanary
+from holdfast.spec.canaries import CanaryPrompt, is_text, parse, written
 
 if TYPE_CHECKING:
     from holdfast.engines.torch.files.checkpoint import Checkpoint
     from holdfast.engines.torch.files.model_text import ModelText
+    from holdfast.frontend.text.tokenizer import TextTokenizer
     from holdfast.spec.launch import WorkerLaunch
 
 BYTES_MAX = 1024 * 1024  # settings, a template, a token: a larger file is another one than was meant
@@ -81,6 +83,47 @@ def read_template(path: str) -> str:
     except HoldfastError as error:
         raise UserError(f"--chat-template {path}: {error.message}") from error
     return source
+
+
+# -- known questions of a model
+
+
+def canary_text(given: str) -> str:
+    """Return the questions of `--canary-prompts` as JSON text, read from the file where it names one; UserError says
+    what is wrong with them."""
+    text = given.encode()
+    if given and not is_text(given):
+        path = Path(given).expanduser().absolute()
+        try:
+            text = read_small(path)
+        except OSError as error:
+            raise UserError(f"--canary-prompts {path} cannot be read: {error.strerror}") from error
+    return written(parse(text, "--canary-prompts")) if text else ""
+
+
+def card_canaries(given: str, tokenizer: bytes, context_tokens_max: int) -> tuple[CardCanary, ...]:
+    """Return the questions as a card has them, in tokens; UserError says which of them the model cannot be asked."""
+    prompts = parse(canary_text(given) or "[]", "--canary-prompts")
+    if not prompts:
+        return ()
+    from holdfast.frontend.text.tokenizer import TextTokenizer
+
+    text = TextTokenizer(tokenizer)
+    named = ((f"--canary-prompts[{place}]", one) for place, one in enumerate(prompts))
+    return tuple(_in_tokens(name, one, text, context_tokens_max) for name, one in named)
+
+
+def _in_tokens(where: str, one: CanaryPrompt, text: TextTokenizer, context_tokens_max: int) -> CardCanary:
+    asked = one.prompt_tokens or tuple(text.encode_now(one.prompt, add_special_tokens=True))  # as completions are
+    if len(asked) + len(one.expected_tokens) > context_tokens_max:
+        has = f"{len(asked)} tokens and {len(one.expected_tokens)} expected"
+        raise UserError(f"{where} has {has}, more than the model's context of {context_tokens_max}; give a shorter one")
+    for field, tokens in (("prompt_tokens", asked), ("expected_tokens", one.expected_tokens)):
+        if unknown := [token for token in tokens if token >= text.vocab_size]:
+            there = f"the model has {text.vocab_size} tokens"
+            raise UserError(f"{where}.{field}: there is no token {unknown[0]}; {there}; ids are those of its tokenizer")
+    low_high = (one.logprob_range[0], one.logprob_range[1]) if one.logprob_range else None
+    return CardCanary(asked, one.expected_tokens, low_high)
 
 
 def chat_template(launch: WorkerLaunch, model: Checkpoint | ModelText) -> str | None:

@@ -29,6 +29,7 @@ def worker_by(env: Environment) -> WorkerLaunch:
         model=env.served_name,
         source="",
         cache_dir=str(env.cache_dir),
+        canary_prompts=env.canary_prompts,
         beat_address="",
         status_address=_status_address(env),
         lock=env.failover_lock,

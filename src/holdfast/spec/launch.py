@@ -92,6 +92,14 @@ class WorkerLaunch(StoredLaunch, frozen=True):
         str,
         about("A Jinja file that makes prompts of chats, in place of the model's own.", commands=_ENGINES, **_SERVING),
     ] = ""
+    canary_prompts: Annotated[
+        str,
+        about(
+            "Known questions for control's checks, with the tokens expected: a JSON file, or the JSON itself.",
+            commands=_ENGINES,
+            **_SERVING,
+        ),
+    ] = ""
     address: Annotated[str, about("Where frontends connect; port 0 picks a free one.", commands=("worker",))] = (
         "tcp://127.0.0.1:0"
     )

@@ -15,6 +15,7 @@ import msgspec
 from holdfast.core.address import TcpAddress, parse_address
 from holdfast.core.ports import Network
 from holdfast.core.procfs import read_process
+from holdfast.health.history import WorkerError
 from holdfast.supervise.asking import ask
 from holdfast.supervise.records import Record, read_records
 
@@ -50,6 +51,7 @@ class Status(msgspec.Struct, frozen=True):
     weight: float | None = None
     health_reason: str = ""
     instance: str = ""  # of a worker: which of those that had its name it is
+    errors: list[WorkerError] | None = None  # of a worker: its last ones, the oldest first; None: no control says
 
 
 Page = tuple[Status, dict[str, Any]]  # of one process: its line, and all that its status page says

@@ -111,4 +111,5 @@ def _with_verdict(status: Status, verdict: Verdict | None) -> Status:
     if verdict is None or status.role != "worker":
         return status
     why = "" if verdict.status == HEALTHY else verdict.reason
-    return structs.replace(status, health=word(verdict), weight=verdict.weight, health_reason=why)
+    said = {"health": word(verdict), "weight": verdict.weight, "health_reason": why, "errors": verdict.errors}
+    return structs.replace(status, **said)

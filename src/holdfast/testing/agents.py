@@ -32,17 +32,17 @@ class OrderFailed(Exception):
 
 
 class Agent:
-    """`python ARGUMENTS…`, which obeys."""
+    """`python ARGUMENTS…`, which obeys. `under`: a command that runs it, e.g. `unshare --pid --fork`."""
 
-    def __init__(self, *arguments: str) -> None:
-        self._arguments = arguments
+    def __init__(self, *arguments: str, under: tuple[str, ...] = ()) -> None:
+        self._command = (*under, sys.executable, *arguments)
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count(NEWS + 1)
         self._tasks = Tasks("agent")
 
     async def start(self) -> None:
         self.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, *self._arguments),
+            *self._command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=LINE_BYTES_MAX,

@@ -58,7 +58,7 @@ def workers(found: list[Launch]) -> list[WorkerLaunch]:
         ("worker", "--engine sim --sim-ttft-ms 7 --sim-tpot-ms=3 --allow-chaos --served-name x --drain-s 1"),
         ("worker", "--engine torch --model tiny --exact --context 512 --kv-gib 1 --wake-s 3 --standby unmapped"),
         ("frontend", "--host 0.0.0.0 --port 9000 --api-key a --api-key b=premium --hold-s 3 --access-log"),
-        ("control", "--canary-interval-s 5 --breaker-failures 2 --spares 1"),
+        ("control", "--canary-interval-s 5 --canary-share 0.5 --breaker-failures 2 --spares 1"),
     ],
 )
 def test_a_containers_words_mean_what_they_mean_by_hand(command: str, words: str) -> None:

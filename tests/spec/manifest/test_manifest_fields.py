@@ -29,6 +29,7 @@ RUNS = {"exec": {"command": ["alive"]}}
 KEY = {"name": "s", "key": "k"}
 FIELD = {"fieldPath": "metadata.uid"}
 GPU = {"limits": {"gpu": 1}}
+CANARY = {"prompt": "a", "expectedTokens": [7]}
 SCALED = f"{WORKER}.fleet.autoscale"
 SCALES = {"enabled": True}
 SCALING = (
@@ -49,6 +50,13 @@ FIELDS: dict[str, tuple[str, Any, Any]] = {
     "Service.subComponentType": (f"{WORKER}.subComponentType", None, "decode"),
     "Service.replicas": (f"{WORKER}.replicas", None, 2),
     "Service.modelName": (f"{WORKER}.modelName", None, "m"),
+    "Service.canaryPrompts": (f"{WORKER}.canaryPrompts", None, [CANARY]),
+    "CanaryQuestion.prompt": (f"{WORKER}.canaryPrompts", [CANARY], [CANARY | {"prompt": "b"}]),
+    "CanaryQuestion.promptTokens": (
+        f"{WORKER}.canaryPrompts", [CANARY], [{"promptTokens": [1], "expectedTokens": [7]}]
+    ),
+    "CanaryQuestion.expectedTokens": (f"{WORKER}.canaryPrompts", [CANARY], [CANARY | {"expectedTokens": [7, 8]}]),
+    "CanaryQuestion.logprobRange": (f"{WORKER}.canaryPrompts", [CANARY], [CANARY | {"logprobRange": [-1, 0]}]),
     "Service.resources": (f"{WORKER}.resources", None, GPU),
     "Service.failover": (f"{WORKER}.failover", None, {"enabled": True}),
     "Service.multinode": (f"{WORKER}.multinode", None, {"nodeCount": 2}),

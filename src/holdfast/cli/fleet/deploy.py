@@ -28,7 +28,7 @@ from holdfast.fleet.prospects import too_large
 from holdfast.fleet.records import Wish
 from holdfast.fleet.wishing import check_name, deployed, model_of, scaling_of, undone
 from holdfast.roles.model_names import named
-from holdfast.roles.small_files import template_path
+from holdfast.roles.small_files import canary_text, template_path
 from holdfast.settings import Environment, handed_on
 from holdfast.spec.arguments import UsageError, meant, options_of
 from holdfast.spec.engines import ENGINES
@@ -102,7 +102,8 @@ class Deploy(Asked, frozen=True):
         if worker.engine not in ENGINES:
             raise UserError(f"--engine {worker.engine}: there is no such engine; there are {', '.join(ENGINES)}")
         source = worker.source and named(worker.engine, worker.source, "")[0] if worker.engine != "sim" else ""
-        return replace(worker, source=source, chat_template=template_path(worker.chat_template))
+        template, canaries = template_path(worker.chat_template), canary_text(worker.canary_prompts)
+        return replace(worker, source=source, chat_template=template, canary_prompts=canaries)
 
     def _service(self, worker: WorkerLaunch) -> dict[str, Any]:
         """As a manifest has it."""

@@ -57,8 +57,8 @@ class Processes:
         return any(number in self._known for number in numbers)
 
     def running(self, numbers: tuple[int, ...]) -> bool:
-        """Whether any of them runs on, as far as the kernel tells; one in another namespace cannot be looked at, and
-        does not count."""
+        """Return True if any of them may still run code. One that cannot be looked at (another PID namespace, no
+        descriptor left to look with, a hidden /proc) counts as running until its pidfd says that it is over."""
         pidfds = [self._known[number].pidfd for number in numbers if number in self._known]
         return any(_runs_on(pidfd) for pidfd in pidfds)
 
@@ -98,9 +98,10 @@ def is_over(pidfd: int) -> bool:
 
 
 def _runs_on(pidfd: int) -> bool:
-    """A killed process ends its connections 50 to 150 ms before its pidfd tells (fact 1); it is marked before both."""
+    """A killed process ends its connections 50 to 150 ms before its pidfd tells (fact 1); it is marked before both. The
+    mark of a process in a sibling namespace (pid 0) cannot be read: that fence waits for the pidfd."""
     pid = pid_of(pidfd)
-    return not is_over(pidfd) and (pid is None or (pid > 0 and not is_ending(pid)))
+    return not is_over(pidfd) and (not pid or (pid > 0 and not is_ending(pid)))
 
 
 def _identity(pidfd: int) -> int | None:

@@ -22,6 +22,7 @@ from holdfast.core.address import UNIX_PATH_BYTES_MAX, TcpAddress
 from holdfast.core.errors import Refused, settled
 from holdfast.settings import Environment, read_environment
 from holdfast.spec.arguments import HelpWanted
+from holdfast.spec.canaries import is_text
 from holdfast.spec.commands import asked, control_by, frontend_by, worker_by
 from holdfast.spec.deployment import Seat
 from holdfast.spec.engines import REAL
@@ -231,6 +232,7 @@ def _worker(container: Container, replica: str, machine: Machine) -> WorkerLaunc
         store=machine.store_url,
         source=_inside(container.working_dir, launch.source),
         chat_template=_inside(container.working_dir, launch.chat_template, always=True),
+        canary_prompts=_inside(container.working_dir, launch.canary_prompts, always=not is_text(launch.canary_prompts)),
     )
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 
+from holdfast.spec import canaries
 from holdfast.spec.manifest.addresses import NO_DIGESTS, ComponentAddress, address_of, own_digests, variables
 from holdfast.spec.manifest.parts import EnvVar, Probe
 from holdfast.spec.manifest.pod import Claim, Container, Mount, Pod, Port, Question, Variable
-from holdfast.spec.manifest.rules import PORT_VARIABLES
+from holdfast.spec.manifest.rules import PORT_VARIABLES, asked_of
 from holdfast.spec.manifest.secrets import Digests
 from holdfast.spec.manifest.types import FRONTEND, PLANNER, WORKER, Manifest, Service
 from holdfast.spec.names import pod_name
@@ -144,6 +145,7 @@ def _planned(
         said |= {"DYN_NAMESPACE_WORKER_SUFFIX": address.hash8, "DYN_COMPONENT": address.component}
         said |= {"DYN_SYSTEM_STARTING_HEALTH_STATUS": "notready"}
         said |= {"DYN_SERVED_MODEL_NAME": service.model_name} if service.model_name else {}
+        said |= {"HOLDFAST_CANARY_PROMPTS": canaries.written(asked_of(service))} if service.canary_prompts else {}
     if service.failover.enabled:
         said |= {"ENGINE_ID": str(engine_id), "GMS_SOCKET_DIR": SHARED}
         said |= {"FAILOVER_LOCK_PATH": service.failover.lock or LOCK}

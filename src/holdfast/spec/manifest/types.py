@@ -93,11 +93,29 @@ _OTHER_TYPES = {
 }
 
 
+class CanaryQuestion(Section, frozen=True):
+    """A known question of the worker's model (`spec.canaries.CanaryPrompt`)."""
+
+    prompt: Annotated[str, about("What is asked, as text.")] = ""
+    prompt_tokens: Annotated[tuple[int, ...], about("What is asked, as token ids, in place of prompt.")] = ()
+    expected_tokens: Annotated[tuple[int, ...], about("The token ids that must be answered at temperature 0.")] = ()
+    logprob_range: Annotated[
+        tuple[float, ...], about("Lowest and highest log-probability of each of them; none: any.")
+    ] = ()
+
+    refused: ClassVar[Refusals] = {
+        "expectedTopLogitRange": ("engines tell log-probabilities, and no logits", "give logprobRange"),
+    }
+
+
 class Service(Section, frozen=True):
     component_type: Annotated[str, about("What it is.", choices=COMPONENT_TYPES, mends=_OTHER_TYPES)]
     sub_component_type: Annotated[str, about("What kind of it, e.g. prefill or decode.", like=or_none(_WORD))] = ""
     replicas: Annotated[int, about("How many.", min=0, max=REPLICAS_MAX)] = 1
     model_name: Annotated[str, about("The name that clients ask for; default: the model's.", like=or_none(_MODEL))] = ""
+    canary_prompts: Annotated[
+        tuple[CanaryQuestion, ...], about("Known questions of a worker's model, which control asks it.")
+    ] = ()
     resources: Annotated[Resources, about("What each replica has.")] = Resources()
     failover: Annotated[Failover, about("Whether a worker has standbys.")] = Failover(enabled=False)
     multinode: Annotated[Multinode | None, about("Whether one engine has several machines.")] = None
