@@ -84,6 +84,10 @@ class Story:
         record = msgspec.json.encode(ControlRecord(name="control", leads=True))
         self.cluster.hear(CONTROLS, Put(key, record) if words == ["leads"] else Deleted(key))
 
+    def do_store(self, words: list[str], values: dict[str, str]) -> None:
+        """`store lost`, or `store back`."""
+        self.cluster.directory.store_lost = words == ["lost"]
+
     def do_remind(self, words: list[str], values: dict[str, str]) -> None:
         self.cluster.dispatcher.remind_waiting()
 

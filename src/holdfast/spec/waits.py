@@ -25,7 +25,13 @@ class HoldSettings(Settings, frozen=True):
     ] = 600.0
     # Longer than a rollout may stand still (`progressDeadlineSeconds`) before it is undone.
     away_s: Annotated[
-        float, about("How long streams wait whose workers a rollout took away, for its end.", "s", min=0)
+        float,
+        about(
+            "How long streams wait beyond --hold-s: for the end of a rollout that took their workers away, and for a "
+            "store that is away to return.",
+            "s",
+            min=0,
+        ),
     ] = 900.0
     queue_s: Annotated[
         float, about("How long new requests wait where all workers are full.", "s", min=0, commands=_ALL)

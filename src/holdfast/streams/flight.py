@@ -7,7 +7,9 @@ onto other weights without being flagged.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
+from dataclasses import dataclass
 from typing import Protocol
 
 from holdfast.core.errors import Code
@@ -21,6 +23,9 @@ from holdfast.streams.holds import HoldQueue, Pace
 from holdfast.streams.ledger import Ledger, standing_of
 from holdfast.streams.states import Waiting
 from holdfast.streams.stats import Seam
+from holdfast.streams.takeovers import Prefills
+
+_ages = itertools.count()
 
 
 class Consumer(Protocol):
@@ -52,11 +57,21 @@ class Consumer(Protocol):
         """The stream moves again this long after a failure; called before the tokens that say so are taken."""
 
 
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """The group whose next leader a stream waits for, and for how long at most."""
+
+    group: tuple[str, str]
+    until_s: float
+
+
 class Flight:
     """A stream from admission to its end."""
 
     __slots__ = (
+        "age",
         "attempt",
+        "awaits",
         "bound",
         "consumer",
         "cost",
@@ -79,7 +94,9 @@ class Flight:
         self.ledger = ledger
         self.workers = workers
         self.consumer = consumer
+        self.age = next(_ages)  # smaller: it was asked for earlier
         self.slot: Slot | None = None  # the worker that it runs on
+        self.awaits: Awaited | None = None  # while it is held apart
         self.home: Slot | None = None  # the one that handed it over by plan, until it has a token elsewhere
         self.stream = 0  # its number there, fresh for every attempt
         self.attempt = 0
@@ -102,13 +119,13 @@ class Flight:
         self.failed_at_s = self.failed_at_s or now_s
         self.failed_on = before if seam in before else (*before, seam)
 
-    def went_on(self, now_s: float) -> float:
-        """It has a token again: how long its client saw none. A stopped worker's streams stand still long before
-        anybody calls it failed."""
+    def went_on(self, now_s: float, to: str, recomputed: int) -> float:
+        """It has a token again, of the worker `to`, which computed so many tokens of its text: how long its client saw
+        none. A stopped worker's streams stand still long before anybody calls it failed."""
         pause_s = now_s - (self.last_s or self.failed_at_s)
         self.failed_at_s = 0.0
         for seam in self.failed_on:
-            seam.went_on(pause_s, self.ledger.mark)
+            seam.went_on(pause_s, self.ledger.mark, to, recomputed)
         return pause_s
 
     def goes_to(self, other: WorkerSet) -> None:
@@ -172,6 +189,7 @@ class WorkerSet:
         self.tried_s = 0.0  # when one of its workers was last seen to be kept for a suspect
         self.away_s = 0.0  # when a rollout was last seen to have taken all of them away
         self.pace = Pace()  # of the places that came free for those who waited
+        self.prefills = Prefills()  # of its workers
 
     @property
     def weight(self) -> float:

@@ -45,7 +45,7 @@ class LinkEvents(Protocol):
 
     clock: Callable[[], float]
 
-    def output_began(self, flight: Flight) -> None: ...
+    def output_began(self, flight: Flight, cached: int) -> None: ...
     def stream_over(self, flight: Flight, *, tell_worker: bool) -> None: ...
     def attempt_failed(
         self, flight: Flight, code: str, message: str, *, tell_worker: bool = False, faulty: bool = True
@@ -125,14 +125,26 @@ class WorkerLink:
             self.workers.table.update(self.slot, routable=False)
 
     @property
+    def gone(self) -> bool:
+        """Whether its engine takes no work any more: its connection ended, it drains, or it was found stopped."""
+        return self.data is None or self.draining or not self.trusted
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether it is a standby that would get work if it took over."""
+        sound = self.workers is not None and not self.gone
+        return sound and not self.active and self.share.weight > 0.0
+
+    @property
     def objection(self) -> str:
         """Why control's verdict leaves it no work; "": it leaves some."""
         return "" if self.called and self.share.weight > 0.0 else self.share.objection
 
     def fail_streams(self, code: Code, message: str, *, tell_worker: bool, faulty: bool = True) -> None:
-        """Every stream on this worker goes elsewhere; not `faulty`: because that was decided."""
+        """Every stream on this worker goes elsewhere, the higher tiers first, and of a tier the older ones; not
+        `faulty`: because that was decided."""
         self.seen.breath += 1
-        for flight in list(self.streams.values()):
+        for flight in sorted(self.streams.values(), key=lambda flight: (flight.tier, flight.age)):
             self.events.attempt_failed(flight, code, message, tell_worker=tell_worker, faulty=faulty)
 
     def __repr__(self) -> str:
@@ -214,7 +226,7 @@ class DataConnection(Framed):
             consumer = flight.consumer
             try:
                 if flight.first_output:
-                    events.output_began(flight)
+                    events.output_began(flight, output.cached)
                 over = consumer.take(output)
             except Exception as error:
                 events.broke(flight, error)
@@ -259,6 +271,8 @@ class DataConnection(Framed):
             link.draining = True
             link.reason = f"draining: {message.reason}"
             link.stop_routing()
+            # It gives all its streams back one by one; here they leave in the order of their tiers.
+            link.fail_streams(Code.ENGINE_SHUTDOWN, f"worker is {link.reason}", tell_worker=False)
         elif isinstance(message, Active):
             link.active, link.epoch, link.draining = True, message.epoch, False
             link.reason = "serving"

@@ -6,9 +6,10 @@ to come back. That is an answer, not a failure, and is counted apart; so it is w
 tier that waits is *pushed out*. Whoever ran before, or whose client already has part of its answer (another of its
 choices), waits as if held. Suspects are tried one after the other, each for as long as its prompt takes: while one is
 tried, the wait of those who ran before is not over. Nor is it while a rollout has taken their workers away: until that
-is in place or undone nobody knows whether they come back. A model that is *wanted* may have to be brought up from
-nothing: whoever waits for its first worker, or waited when that came, may do so for longer; not where whoever brings it
-up says that none comes.
+is in place or undone nobody knows whether they come back. Nor while the store is away: a worker that leads may be there
+and this frontend cannot know of it. Both have a bound (`HoldSettings.away_s`). A model that is *wanted* may have to be
+brought up from nothing: whoever waits for its first worker, or waited when that came, may do so for longer; not where
+whoever brings it up says that none comes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from holdfast.routing.degradation import pushed_out
 from holdfast.routing.table import Standing
 from holdfast.routing.tiers import InLine
 from holdfast.spec.waits import HoldSettings
-from holdfast.streams.directory import NOT_SAID, Missing
+from holdfast.streams.directory import NOT_SAID, Missing, ModelDirectory
 from holdfast.streams.flight import Flight, WorkerSet
 from holdfast.streams.lines import line_of
 from holdfast.streams.rulings import FOR_GOOD, TAKEN_AWAY, Fate
@@ -40,8 +41,10 @@ class Patience:
         clock: Callable[[], float],
         wants: Callable[[str], bool] = lambda name: False,
         missing: Callable[[str], Missing] = lambda name: NOT_SAID,
+        store_lost_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._settings = settings
+        self._store_lost_s = store_lost_s  # when the store was last seen to be away; 0: never
         self._wants = wants  # whether a model is brought up when it is asked for
         self._missing = missing  # why it has no worker
         self._stats = stats
@@ -53,7 +56,8 @@ class Patience:
         full_since_s = flight.workers.full_since_s
         hold_s = self._hold_s(flight.workers)
         if flight.standing is not Standing.FRESH:
-            away_s = min(flight.workers.away_s - held.since_s, self._settings.away_s)
+            away_s = max(flight.workers.away_s, self._store_lost_s()) - held.since_s
+            away_s = min(away_s, self._settings.away_s)
             return hold_s + max(0.0, flight.workers.tried_s - held.since_s, away_s)
         if flight.consumer.answering or not full_since_s:
             return hold_s
@@ -91,7 +95,18 @@ class Patience:
             why = "" if flight.workers.full_since_s else self._missing(flight.workers.card.name).why
             self.lose(flight, Code.NO_WORKER, f"{waited}: {why}" if why else waited)
 
-    def has_no_heir(self, flight: Flight, fate: Fate) -> None:
+    def move_to_stand_ins(self, workers: WorkerSet, sets: ModelDirectory, send: Callable[[Flight], bool]) -> None:
+        """Send those that wait for a set to other sets that may go on with them."""
+        for flight in [held.item for held in workers.holds]:
+            if others := sets.stand_ins(flight):
+                flight.goes_to(others[0])
+                send(flight)  # a stand-in has a place, or it would not be one
+            elif sets.has_heir(flight):
+                return  # it has no place now, and holds up those behind it
+            else:
+                self._has_no_heir(flight, sets.fate(workers))
+
+    def _has_no_heir(self, flight: Flight, fate: Fate) -> None:
         """No other set may go on with it: where its own is gone for good, that is its end."""
         if fate not in FOR_GOOD:
             return
