@@ -32,6 +32,10 @@ STORIES = 16  # requests that differ
 COME_BACK_S = 1.0
 
 
+# For a place, in the frontend's line and in the engine's queue: some clients are to be refused.
+QUEUE_S = 5.0
+
+
 @dataclass(frozen=True, slots=True)
 class OverloadBench:
     """How much is asked of how little."""
@@ -77,7 +81,7 @@ def run(bench: OverloadBench, tell: Callable[[str], None] = lambda text: None) -
     """All of it; the result is flat."""
     sim = {"concurrency": bench.concurrency, "queue": bench.queue, "tpot_ms": bench.tpot_ms}
     ports = [free_port() for _ in bench.shares]
-    with Deployment(bench.workers, sim) as deployment:
+    with Deployment(bench.workers, sim, frontend={"holds": {"queue_s": QUEUE_S}}) as deployment:
         for number, port in enumerate(ports):
             deployment.start_frontend(f"frontend-{number}", port)
         deployment.wait_until(

@@ -103,8 +103,7 @@ async def run_frontend(
     registry, tasks = Registry(*settings.serves), Tasks("frontend")
     refusals = Refusals(store, registry)
     directory.unread = {*WATCHED, *map(models_of, settings.serves)}
-    watched = (registry, roster, refusals, directory)
-    watches = [tasks.spawn(_watch(store, prefix, *watched), f"watch {prefix}") for prefix in WATCHED]
+    watches = [tasks.spawn(_watch(store, prefix, registry, roster, refusals), f"watch {prefix}") for prefix in WATCHED]
     watches.append(tasks.spawn(_hear(store, roster), f"watch {HEALTH}"))
     watches += [tasks.spawn(lobby.remind(), "remind who waits"), tasks.spawn(kills.follow(), f"watch {KILLS}")]
     reports = list[Reporting]()
@@ -160,12 +159,10 @@ class Refusals:
             await self._shown.pop(key)[1].withdraw()
 
 
-async def _watch(
-    store: Store, prefix: str, registry: Registry, roster: Roster, refusals: Refusals, directory: ModelDirectory
-) -> None:
+async def _watch(store: Store, prefix: str, registry: Registry, roster: Roster, refusals: Refusals) -> None:
     async for event in store.watch(prefix):
         if prefix == INSTANCES:  # every watch is told of it
-            directory.store_lost = isinstance(event, Lost)
+            roster.store_is_lost(isinstance(event, Lost))
         if isinstance(event, Snapshot):
             roster.apply(registry.snapshot(prefix, event.items))
             roster.heard(prefix)

@@ -179,7 +179,7 @@ class Dispatcher:
         self._leave_link(flight, tell_worker=False, drain=False)
         flight.ledger.void_attempt()
         flight.workers.table.turned_away(slot, flight.bound)
-        if not (self._send(flight) or self._send(flight, self.links.home(flight))):
+        if not (self._patience.came_back(flight) or self._send(flight) or self._send(flight, self.links.home(flight))):
             self._hold(flight)
         self._fill(flight.workers)  # by its bound: then those who wait and have none are to ask again
 
@@ -256,7 +256,7 @@ class Dispatcher:
         flight.attempt = ledger.begin_attempt()
         flight.stream = next(self._numbers)
         try:
-            link.send(Generate(flight.stream, ledger.request(), flight.bound))
+            link.send(Generate(flight.stream, ledger.request(), flight.bound, self._patience.sends(flight, self.clock())))
         except FrameError as error:
             workers.holds.drop(flight)
             end = self._patience.refuse if flight.attempt == 1 else self._patience.lose

@@ -80,6 +80,8 @@ class Flight:
         "first_output",
         "home",
         "last_s",
+        "place_since_s",
+        "place_until_s",
         "ledger",
         "sent_s",
         "slot",
@@ -108,6 +110,8 @@ class Flight:
         self.failed_on: tuple[Seam, ...] = ()  # the failures it met since
         self.last_s = 0.0  # when its last token came, 0 before any
         self.sent_s = 0.0  # when its current attempt began
+        self.place_since_s = 0.0  # when it began to wait for a worker's place, also in an engine's queue; 0: it has not
+        self.place_until_s = 0.0  # until when its worker keeps it if it has not begun to run; 0: without a bound
         self.waits_since_s = 0.0  # when it first had no place, later by what it ran since,
         self.wait_mark = -1  # and how many tokens it had then: the time begins anew only when there are more
 

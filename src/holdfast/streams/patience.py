@@ -15,6 +15,7 @@ whoever brings it up says that none comes.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 
 from holdfast.core.errors import Code
@@ -29,6 +30,11 @@ from holdfast.streams.rulings import FOR_GOOD, TAKEN_AWAY, Fate
 from holdfast.streams.stats import DispatchStats
 
 log = logging.getLogger("holdfast.workers")
+
+# An engine looks at its queue between two steps, and a step of a busy one may take that long.
+ENGINE_WAIT_S_MIN = 1.0
+# What the clocks of two processes may differ by over such a wait: the event loop's counts whole milliseconds.
+CLOCK_S = 0.05
 
 
 class Patience:
@@ -63,8 +69,35 @@ class Patience:
             return hold_s
         if held.since_s < flight.workers.served_since_s and self._wants(flight.workers.card.name):
             return hold_s  # it was to wait for a worker, and so were all those before it
-        queue_s = self._settings.queue_s * flight.workers.table.rules.latency_factor
-        return queue_s + max(0.0, full_since_s - held.since_s)
+        return self._queue_s(flight.workers) + (_place_since_s(flight) or max(full_since_s, held.since_s)) - held.since_s
+
+    def _queue_s(self, workers: WorkerSet) -> float:
+        return self._settings.queue_s * workers.table.rules.latency_factor
+
+    def sends(self, flight: Flight, now_s: float) -> int:
+        """Return for how many ms its worker may keep a request that is sent now and does not begin to run; 0: without a
+        bound, for it ran before, or its client reads another part of its answer."""
+        flight.place_until_s, workers = 0.0, flight.workers
+        if flight.standing is not Standing.FRESH or flight.consumer.answering:
+            return 0
+        waited = flight.wait_mark >= 0
+        if waited and flight.waits_since_s < workers.served_since_s and self._wants(workers.card.name):
+            until_s = flight.waits_since_s + self._hold_s(workers)
+        else:
+            since_s = max(flight.waits_since_s, workers.full_since_s) if waited and workers.full_since_s else now_s
+            flight.place_since_s = _place_since_s(flight) or since_s
+            until_s = flight.place_since_s + self._queue_s(workers)
+        flight.place_until_s = max(until_s, now_s + ENGINE_WAIT_S_MIN)
+        return math.ceil((flight.place_until_s - now_s) * 1000)
+
+    def came_back(self, flight: Flight) -> bool:
+        """Refuse a request that its worker gave back because its wait is over; False: it may wait on."""
+        over = flight.place_until_s and self._clock() >= flight.place_until_s - CLOCK_S
+        if not over or flight.consumer.answering:
+            return False
+        waited_s = self._clock() - flight.place_since_s if flight.place_since_s else self._hold_s(flight.workers)
+        self._refuse_full(flight, f"every worker is full, and no place came free within {waited_s:.0f} s")
+        return True
 
     def _hold_s(self, workers: WorkerSet) -> float:
         """How long somebody may come who serves."""
@@ -171,6 +204,11 @@ class Patience:
         flight.ledger.end()
         self._stats.lost[Code.INTERNAL] = self._stats.lost.get(Code.INTERNAL, 0) + 1
         _tell_failed(flight, Code.INTERNAL, "internal error; the server's log has the details", None)
+
+
+def _place_since_s(flight: Flight) -> float:
+    """Return since when a new request waits for a place of the workers that are there now; 0.0: it does not yet."""
+    return max(flight.place_since_s, flight.workers.served_since_s) if flight.place_since_s else 0.0
 
 
 def no_longer_wanted(model: str) -> str:

@@ -19,11 +19,11 @@ from holdfast.streams.groups import Claim
 
 # A client takes a longer pause for a stall. Also the bound before the first takeover was measured.
 WAIT_S_MAX = 5.0
-# A takeover takes tens of milliseconds (facts 35, 50); on a busy machine the next one may take many times the last one.
+# A takeover takes tens of milliseconds (docs/failover.md); on a busy machine the next one may take many times the last.
 WAIT_S_MIN = 1.0
 # Of the slowest of the last takeovers.
 WAIT_FACTOR = 4.0
-# A takeover's time before the first was measured (facts 50).
+# A takeover's time before the first was measured: about what it takes on a CPU.
 EXPECTED_S = 0.05
 # Takeovers remembered: about as many as a group has in its life.
 RECENT = 16
