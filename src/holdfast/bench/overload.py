@@ -30,8 +30,6 @@ from holdfast.testing.waiting import in_thread
 STORIES = 16  # requests that differ
 # A client that is not told when to come back; also what a broken connection costs.
 COME_BACK_S = 1.0
-
-
 # For a place, in the frontend's line and in the engine's queue: some clients are to be refused.
 QUEUE_S = 5.0
 

@@ -256,7 +256,8 @@ class Dispatcher:
         flight.attempt = ledger.begin_attempt()
         flight.stream = next(self._numbers)
         try:
-            link.send(Generate(flight.stream, ledger.request(), flight.bound, self._patience.sends(flight, self.clock())))
+            wait_ms = self._patience.sends(flight, self.clock())
+            link.send(Generate(flight.stream, ledger.request(), flight.bound, wait_ms))
         except FrameError as error:
             workers.holds.drop(flight)
             end = self._patience.refuse if flight.attempt == 1 else self._patience.lose

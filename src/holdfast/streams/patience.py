@@ -69,7 +69,8 @@ class Patience:
             return hold_s
         if held.since_s < flight.workers.served_since_s and self._wants(flight.workers.card.name):
             return hold_s  # it was to wait for a worker, and so were all those before it
-        return self._queue_s(flight.workers) + (_place_since_s(flight) or max(full_since_s, held.since_s)) - held.since_s
+        since_s = _place_since_s(flight) or max(full_since_s, held.since_s)
+        return since_s + self._queue_s(flight.workers) - held.since_s
 
     def _queue_s(self, workers: WorkerSet) -> float:
         return self._settings.queue_s * workers.table.rules.latency_factor
