@@ -38,7 +38,7 @@ def _overload(bench: OverloadBench) -> Row:
     return row | {"bound": bound, "met": met and row["migrations_counted"] == row["resumed"]}
 
 
-# Answers of three seconds: with clients for twice the places some stand in line for 5 s (`--queue-s`) and are refused.
+# Answers of three seconds: of clients for twice the places some wait for 5 s (`overload.QUEUE_S`) and are refused.
 _TWICE = OverloadBench(seconds=300.0, workers=2, tokens=150)
 
 

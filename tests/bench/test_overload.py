@@ -42,6 +42,35 @@ def test_a_worker_full_of_anothers_streams_is_no_failure_here() -> None:
         uvloop.run(_full_of_anothers(deployment, deployment.port, other))
 
 
+def test_the_wait_is_bounded_in_an_engines_queue_too() -> None:
+    """One long answer has the only place of the batch, and the worker has room in its queue: a request there is refused
+    with 429 while the long answer goes on, in place of waiting for its end."""
+    sim = {"concurrency": 1, "queue": 8, "tpot_ms": 20.0}
+    with Deployment(1, sim, frontend={"holds": {"queue_s": 1.5}}) as deployment:
+        uvloop.run(_behind_a_long_answer(deployment))
+
+
+async def _behind_a_long_answer(deployment: Deployment) -> None:
+    long = json.dumps(chat_body("A long story.", 20_000)).encode()
+    holder = await open_client(deployment.port)
+    running = asyncio.ensure_future(holder.request("/v1/chat/completions", long))
+    async with asyncio.timeout(60):
+        while not holder.received.pieces:
+            await asyncio.sleep(0.02)
+        waits = [ask(deployment.port, "/v1/chat/completions", chat_body(f"{n}", 5)) for n in range(3)]
+        refused = await asyncio.gather(*waits)
+    assert [one.status for one in refused] == [429] * 3
+    assert all("x-holdfast-reason: no_place" in one.head().lower() for one in refused)
+    assert all("retry-after: " in one.head().lower() for one in refused)
+    assert not running.done()
+    facts = await asyncio.to_thread(deployment.worker_facts, "worker-0")
+    assert facts["streams"] == 1
+    holder.close()
+    answer = await _until_served(deployment.port, chat_body("A short one.", 5))
+    assert (answer.done, answer.resumed, answer.error) == (True, 0, None)
+    await running
+
+
 async def _full_of_anothers(deployment: Deployment, port: int, other: int) -> None:
     long = json.dumps(chat_body("A long story.", 20_000)).encode()
     holders = [await open_client(port) for _ in range(3)]

@@ -91,6 +91,7 @@ class World:
 
     def __init__(self, rng: random.Random) -> None:
         engine = SimpleNamespace(limits=Limits(2, PLACES - 2, 1000), submit=lambda *_: None, cancel=lambda _: None)
+        engine.withdraw = lambda _: True
         host = SimpleNamespace(refusing="", not_taken="")
         self.sessions = asyncio.run(self._made(engine, host))
         self.loop = Loop()
@@ -114,6 +115,9 @@ class World:
                 cluster.leave(self.rng.choice(here))
         elif what == "level":
             cluster.set().table.degrade(RULES[self.rng.choice((0, 3))])
+        elif what == "give back":
+            if self.sessions._owners:
+                self.sessions._give_back_unbegun(self.rng.choice(list(self.sessions._owners)))
         elif what == "time":
             self.loop.wait(KEEP_S)
         elif what == "to worker":
@@ -157,9 +161,20 @@ ACTS = ("ask", "ask for premium", "leave", "leave", "level", "time", "to worker"
 def test_nobody_waits_before_a_free_place(seed: int) -> None:
     """Whatever two frontends and a worker do and however their messages cross: once all have arrived, whoever waits
     waits for a place that somebody has."""
+    must_leave_nobody_waiting(seed, ACTS)
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=100, deadline=None)
+def test_requests_that_had_not_begun_are_given_back_and_wait_on(seed: int) -> None:
+    """The same where the worker gives requests back that wait in its engine's queue."""
+    must_leave_nobody_waiting(seed, (*ACTS, "give back"))
+
+
+def must_leave_nobody_waiting(seed: int, acts: tuple[str, ...]) -> None:
     rng = random.Random(seed)
     world = World(rng)
     for _ in range(100):
-        world.act(rng.choice(ACTS), rng.randrange(2))
+        world.act(rng.choice(acts), rng.randrange(2))
     world.settle()
     assert world.waiting() == 0 or world.sessions.streams == PLACES, world.sessions._shares

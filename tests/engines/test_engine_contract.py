@@ -190,6 +190,19 @@ async def test_cancel_silences_a_stream(kind: str, vault: Vault) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+async def test_only_a_stream_that_has_not_begun_is_withdrawn(kind: str, vault: Vault) -> None:
+    """One that waits is forgotten as if it was cancelled; one that runs goes on; unknown ones pass."""
+    async with awake(kind, vault, concurrency=1) as r:
+        right = await alone(r, request(prompt(4, 1), 20))
+        for number, length in ((1, 20), (2, 10), (3, 10)):
+            r.engine.submit(number, request(prompt(4, number), length))
+        await r.until(lambda: len(r.tokens(1)) >= 3)
+        assert [r.engine.withdraw(number) for number in (1, 2, 2, 99)] == [False, True, False, False]
+        await r.until(lambda: r.ended(3))
+        assert (r.tokens(1), r.of(2)) == (right, [])
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_cancel_inside_the_sink(kind: str, vault: Vault) -> None:
     """Who takes outputs may cancel and submit: the stream is silent from there on and the engine goes on."""
     async with awake(kind, vault) as r:

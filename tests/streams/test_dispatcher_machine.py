@@ -227,8 +227,16 @@ class DispatcherMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_waits_for_a_free_place(self) -> None:
         for workers in self.cluster.directory.sets.values():
+            apart = {held.item for held in workers.holds.apart()}
             for held in workers.holds:
                 standing = held.item.standing
+                if held.item in apart:  # it waits for the standby of its group, where its KV is
+                    awaits, links = held.item.awaits, self.cluster.dispatcher.links
+                    assert standing is Standing.RESUMED
+                    assert awaits is not None
+                    assert self.cluster.now_s < awaits.until_s
+                    assert links.leader(awaits.group) is None
+                    continue
                 behind = standing is Standing.FRESH and workers.holds.suspects
                 assert behind or not workers.table.has_place(standing, limited=held.item.limited), held.item
 

@@ -94,6 +94,10 @@ class Story:
             record = LoadingRecord(f"engine-{words[0]}", workers.checksum, float(values["within"]))
             self.cluster.loadings.put(path, encode_loading(record))
 
+    def do_store(self, words: list[str], values: dict[str, str]) -> None:
+        """`store lost`, or `store back`."""
+        self.cluster.directory.store_lost = words == ["lost"]
+
     def do_remind(self, words: list[str], values: dict[str, str]) -> None:
         self.cluster.dispatcher.remind_waiting()
 

@@ -150,6 +150,7 @@ def test_streams_that_a_verdict_moved_are_told_with_what_was_replayed() -> None:
     survived before."""
     incident = Incident(100.0, "w", "worker", 0, WHY, instance="abc", verdict="lost", fall=2)
     seam = {"instance": "abc", "epoch": 0, "lost": 0, "worst_gap_ms": 40.0, "streams": 3, "replayed": 90}
+    seam |= {"recomputed": 7, "to": {"worker-2": 3}}
     seams = [
         seam | {"fall": 1, "survived": True},
         seam | {"fall": 1, "survived": False, "worst_gap_ms": 900.0},
@@ -161,4 +162,5 @@ def test_streams_that_a_verdict_moved_are_told_with_what_was_replayed() -> None:
     assert (told.streams, told.replayed, told.gap_ms) == (6, 180, 900.0)
     opened = complete(replace(incident, verdict="breaker-open"), frontends, [])
     assert opened.streams == 9  # those that failed one by one, on a worker that served on, opened it
-    assert cost(told) == ["6 streams went on, worst gap 900.0 ms", "180 tokens replayed"]
+    said = ["6 streams went on at worker-2, worst gap 900.0 ms", "180 tokens replayed", "14 tokens computed again"]
+    assert cost(told) == said

@@ -30,6 +30,8 @@ from holdfast.testing.waiting import in_thread
 STORIES = 16  # requests that differ
 # A client that is not told when to come back; also what a broken connection costs.
 COME_BACK_S = 1.0
+# For a place, in the frontend's line and in the engine's queue: some clients are to be refused.
+QUEUE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ def run(bench: OverloadBench, tell: Callable[[str], None] = lambda text: None) -
     """All of it; the result is flat."""
     sim = {"concurrency": bench.concurrency, "queue": bench.queue, "tpot_ms": bench.tpot_ms}
     ports = [free_port() for _ in bench.shares]
-    with Deployment(bench.workers, sim) as deployment:
+    with Deployment(bench.workers, sim, frontend={"holds": {"queue_s": QUEUE_S}}) as deployment:
         for number, port in enumerate(ports):
             deployment.start_frontend(f"frontend-{number}", port)
         deployment.wait_until(

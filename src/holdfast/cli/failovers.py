@@ -61,16 +61,24 @@ def cost(incident: Incident) -> list[str]:
     said = [f"{incident.successor} took over"] if incident.successor else []
     if incident.streams:
         gap = f", worst gap {span(incident.gap_ms)}" if incident.gap_ms is not None else ""
-        said.append(f"{_count(incident.streams, 'stream')} went on{gap}")
+        said.append(f"{_count(incident.streams, 'stream')} went on{_targets(incident.to)}{gap}")
     if incident.lost:
         said.append(f"{_count(incident.lost, 'stream')} lost")
     if incident.streams == 0 and not incident.lost:
         said.append("no stream was on it")
     if incident.replayed:
         said.append(f"{_count(incident.replayed, 'token')} replayed")
+    if incident.recomputed:
+        said.append(f"{_count(incident.recomputed, 'token')} computed again")
     if incident.back_after_s is not None:
         said.append(f"{incident.name} back after {span(incident.back_after_s * 1000)}")
     return said
+
+
+def _targets(to: dict[str, int]) -> str:
+    """Where streams went on, the worker with the most of them first."""
+    most = sorted(to.items(), key=lambda one: (-one[1], one[0]))
+    return " at " + ", ".join(f"{name} ({streams})" if len(most) > 1 else name for name, streams in most) if to else ""
 
 
 def steps(failover: dict[str, Any], streams: int | None = None) -> list[str]:

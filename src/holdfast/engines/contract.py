@@ -119,6 +119,10 @@ class Engine(Protocol):
     def cancel(self, stream: int) -> None:
         """Forget a stream; unknown numbers are ignored."""
 
+    def withdraw(self, stream: int) -> bool:
+        """Forget a stream that has not begun to run, as `cancel` does; False: it runs, ran before, or is not known, and
+        nothing changed. Never blocks."""
+
     def progress(self) -> Progress: ...
 
     def ping(self, answer: Callable[[], None]) -> None:

@@ -164,4 +164,5 @@ def _seam(seam: Seam) -> dict[str, Any]:
     """One failure of a worker, as its streams saw it."""
     shown = {"instance": f"{seam.place.worker:x}", "epoch": seam.place.epoch, "fall": seam.place.fall}
     shown |= {"survived": seam.survived, "streams": seam.streams, "lost": seam.lost, "replayed": seam.replayed}
+    shown |= {"recomputed": seam.recomputed, "to": seam.to}
     return shown | {"worst_gap_ms": round(seam.worst_s * 1000, 1)}

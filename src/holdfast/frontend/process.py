@@ -175,6 +175,8 @@ class Refusals:
 
 async def _watch(store: Store, prefix: str, registry: Registry, roster: Roster, refusals: Refusals) -> None:
     async for event in store.watch(prefix):
+        if prefix == INSTANCES:  # every watch is told of it
+            roster.store_is_lost(isinstance(event, Lost))
         if isinstance(event, Snapshot):
             roster.apply(registry.snapshot(prefix, event.items))
             roster.heard(prefix)
@@ -182,7 +184,7 @@ async def _watch(store: Store, prefix: str, registry: Registry, roster: Roster, 
             roster.apply(registry.put(event.key, event.value))
         elif isinstance(event, Deleted):
             roster.apply(registry.deleted(event.key))
-        elif isinstance(event, Lost) and prefix == INSTANCES:  # every watch is told of it; people are told once
+        elif isinstance(event, Lost) and prefix == INSTANCES:  # people are told once
             log.warning("store lost: %s; serving goes on with what is known", event.reason)
         await refusals.show()
 

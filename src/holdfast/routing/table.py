@@ -200,6 +200,10 @@ class RouteTable:
             return bool(self._trial_places())
         return bool(self._open if limited else self._ready)
 
+    def is_ready(self, slot: Slot) -> bool:
+        """Whether this worker has a place for a stream that ran before."""
+        return slot in self._ready
+
     def _trial_places(self) -> list[Slot]:
         # A scan: suspects are few and rare.
         return [slot for slot in self._ready if slot.unproven == 0 and slot.young_until_s == 0.0]

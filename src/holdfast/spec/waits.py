@@ -32,11 +32,25 @@ class HoldSettings(Settings, frozen=True):
     ] = 600.0
     # Longer than a rollout may stand still (`progressDeadlineSeconds`) before it is undone.
     away_s: Annotated[
-        float, about("How long streams wait whose workers a rollout took away, for its end.", "s", min=0)
+        float,
+        about(
+            "How long streams wait beyond --hold-s: for the end of a rollout that took their workers away, and for a "
+            "store that is away to return.",
+            "s",
+            min=0,
+        ),
     ] = 900.0
+    # About as long as a client waits before it gives up; an engine's queue is as long as its batch.
     queue_s: Annotated[
-        float, about("How long new requests wait where all workers are full.", "s", min=0, commands=_ALL)
-    ] = 5.0
+        float,
+        about(
+            "How long new requests wait for a place in a batch, in the frontend's line and in the engine's queue "
+            "together; then they are refused (429).",
+            "s",
+            min=0,
+            commands=_ALL,
+        ),
+    ] = 30.0
     fresh_max: Annotated[
         int, about("New requests that may wait at once, per set; streams under way always may.", min=0)
     ] = 1024

@@ -50,9 +50,16 @@ class ModelDirectory:
         self._seen: dict[str, float] = {}  # when a worker of this model was last heard of, the oldest first
         self.loading: Callable[[str, str], Loading | None] = lambda namespace, checksum: None
         self.unread: set[str] = set()  # parts of the store of which nothing was heard yet
+        self.store_lost = False  # workers that came since are not known here
+        self.store_lost_s = 0.0  # when the store was last seen to be away
         self.sets: dict[tuple[str, str], WorkerSet] = {}
         self._rules: dict[str, Rules] = {}  # by deployment, where they are others than at level 0
         self._rulings: defaultdict[str, Rulings] = defaultdict(Rulings)  # by deployment
+
+    def note_store(self, now_s: float) -> None:
+        """Keep `store_lost_s` true, looked at from time to time."""
+        if self.store_lost:
+            self.store_lost_s = now_s
 
     def want(self, deployment: str, names: frozenset[str]) -> None:
         """The models that are wanted of a deployment, all of them; what held of the others ends with the next tick."""

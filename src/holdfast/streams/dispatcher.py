@@ -18,6 +18,7 @@ from holdfast.routing.table import Standing, request_cost
 from holdfast.spec.waits import HoldSettings
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.flight import Flight, WorkerSet
+from holdfast.streams.group_waits import GroupWaits
 from holdfast.streams.ledger import DEATHS, Fail, after_failure, standing_of
 from holdfast.streams.link import WorkerLink
 from holdfast.streams.links import Links
@@ -41,6 +42,7 @@ class Dispatcher:
         self._numbers = itertools.count(1)
         self.links = Links()
         self.stats = DispatchStats()
+        self._group_waits = GroupWaits(self.links, self._send)
         self._patience = Patience(settings, self.stats, clock, directory)
 
     # -- from the frontend
@@ -81,6 +83,7 @@ class Dispatcher:
         (workers.last_resorts.add if link.last_resort else workers.last_resorts.discard)(link.slot)
         if routable:
             self.stats.serves(link.slot.name, link.epoch)
+            self._group_waits.bring_back(link, self.clock())
         self.workers_changed(workers)
 
     def leave(self, link: WorkerLink) -> None:
@@ -115,21 +118,24 @@ class Dispatcher:
             if why := self.links.superseded(other):
                 other.fail_streams(Code.ENGINE_SHUTDOWN, why, tell_worker=True, faulty=False)
 
-    def output_began(self, flight: Flight) -> None:
-        """The first output of an attempt has come."""
-        ledger, slot = flight.ledger, flight.slot
+    def output_began(self, flight: Flight, cached: int) -> None:
+        """The first output of an attempt has come; of so many tokens of its text the KV was there."""
+        ledger, slot, now_s = flight.ledger, flight.slot, self.clock()
         if ledger.emitted == ledger.mark or slot is None:
             return  # no token in it: nothing is proved yet
         flight.first_output, flight.home = False, None
         if self.links[slot].share.wrong:
             ledger.doubt(MAY_BE_WRONG)
+        computed = len(ledger.prompt) + ledger.mark - cached
+        flight.workers.prefills.saw(computed, now_s - flight.sent_s)
         flight.workers.table.settle(slot, flight.standing)
         self.stats.serves(slot.name, self.links[slot].epoch)
         if flight.standing is Standing.SUSPECT or flight.workers.holds.suspects:
             self._fill(flight.workers)
         if flight.failed_at_s:
-            pause_s = flight.went_on(self.clock())
-            self.stats.went_on(flight.failed_on[-1].place, self.links.place(slot), pause_s)
+            target = self.links.place(slot)
+            pause_s = flight.went_on(now_s, target.name, computed)
+            self.stats.went_on(flight.failed_on[-1].place, target, pause_s)
             flight.consumer.resumed(pause_s)
 
     def stream_over(self, flight: Flight, *, tell_worker: bool) -> None:
@@ -162,7 +168,7 @@ class Dispatcher:
         if verdict.avoid_worker and link is not None:
             flight.workers.table.set_aside(link.slot, self.clock())
         self.stats.resumed[code] = self.stats.resumed.get(code, 0) + 1
-        if not self._send(flight):
+        if not (self._group_waits.keep(flight, link, self.clock()) or self._send(flight)):
             self._hold(flight)
 
     def broke(self, flight: Flight, error: Exception) -> None:
@@ -178,7 +184,7 @@ class Dispatcher:
         self._leave_link(flight, tell_worker=False, drain=False)
         flight.ledger.void_attempt()
         flight.workers.table.turned_away(slot, flight.bound)
-        if not (self._send(flight) or self._send(flight, self.links.home(flight))):
+        if not (self._patience.came_back(flight) or self._send(flight) or self._send(flight, self.links.home(flight))):
             self._hold(flight)
         self._fill(flight.workers)  # by its bound: then those who wait and have none are to ask again
 
@@ -200,6 +206,7 @@ class Dispatcher:
 
     def tick(self, now_s: float) -> None:
         """Every 100 ms: bring back set-aside workers, let stand-ins help, end what waited too long."""
+        self._directory.note_store(now_s)
         for workers in list(self._directory.sets.values()):
             if workers.table.tick(now_s):
                 self.workers_changed(workers)
@@ -208,7 +215,8 @@ class Dispatcher:
             if not len(workers.holds):
                 continue
             if self._patience.is_tired_of(workers, self._directory.fate(workers), now_s):
-                self._move_to_stand_in(workers)
+                self._patience.move_to_stand_ins(workers, self._directory, self._send)
+            self._group_waits.release(workers, now_s)
             for held in workers.holds.overdue(now_s, self._patience.bound_s):
                 self._patience.is_over(held)
             self._fill(workers)
@@ -253,7 +261,8 @@ class Dispatcher:
         flight.attempt = ledger.begin_attempt()
         flight.stream = next(self._numbers)
         try:
-            link.send(Generate(flight.stream, ledger.request(), flight.bound))
+            wait_ms = self._patience.sends(flight, self.clock())
+            link.send(Generate(flight.stream, ledger.request(), flight.bound, wait_ms))
         except FrameError as error:
             workers.holds.drop(flight)
             end = self._patience.refuse if flight.attempt == 1 else self._patience.lose
@@ -294,13 +303,3 @@ class Dispatcher:
                 link.send(Cancel([flight.stream]))
         if drain:  # also where it was on no worker: who was held may have held others up
             self._fill(flight.workers)
-
-    def _move_to_stand_in(self, workers: WorkerSet) -> None:
-        for flight in [held.item for held in workers.holds]:
-            if others := self._directory.stand_ins(flight):
-                flight.goes_to(others[0])
-                self._send(flight)  # a stand-in has a place, or it would not be one
-            elif self._directory.has_heir(flight):
-                return  # it has no place now, and holds up those behind it
-            else:
-                self._patience.has_no_heir(flight, self._directory.fate(workers))

@@ -7,7 +7,9 @@ onto other weights without being flagged.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
+from dataclasses import dataclass
 from typing import Protocol
 
 from holdfast.core.errors import Code
@@ -21,6 +23,9 @@ from holdfast.streams.holds import HoldQueue, Pace
 from holdfast.streams.ledger import Ledger, standing_of
 from holdfast.streams.states import Waiting
 from holdfast.streams.stats import Seam
+from holdfast.streams.takeovers import Prefills
+
+_ages = itertools.count()
 
 
 class Consumer(Protocol):
@@ -58,11 +63,21 @@ class Excusable(Protocol):
     excused: int
 
 
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """The group whose next leader a stream waits for, and for how long at most."""
+
+    group: tuple[str, str]
+    until_s: float
+
+
 class Flight:
     """A stream from admission to its end."""
 
     __slots__ = (
+        "age",
         "attempt",
+        "awaits",
         "blamed",
         "bound",
         "consumer",
@@ -74,6 +89,8 @@ class Flight:
         "home",
         "last_s",
         "ledger",
+        "place_since_s",
+        "place_until_s",
         "sent_s",
         "slot",
         "standing",
@@ -87,7 +104,9 @@ class Flight:
         self.ledger = ledger
         self.workers = workers
         self.consumer = consumer
+        self.age = next(_ages)  # smaller: it was asked for earlier
         self.slot: Slot | None = None  # the worker that it runs on
+        self.awaits: Awaited | None = None  # while it is held apart
         self.home: Slot | None = None  # the one that handed it over by plan, until it has a token elsewhere
         self.stream = 0  # its number there, fresh for every attempt
         self.attempt = 0
@@ -101,6 +120,8 @@ class Flight:
         self.excused = False  # or taken back from, because it failed elsewhere too
         self.last_s = 0.0  # when its last token came, 0 before any
         self.sent_s = 0.0  # when its current attempt began
+        self.place_since_s = 0.0  # when it began to wait for a worker's place, also in an engine's queue; 0: it has not
+        self.place_until_s = 0.0  # until when its worker keeps it if it has not begun to run; 0: without a bound
         self.waits_since_s = 0.0  # when it first had no place, later by what it ran since,
         self.wait_mark = -1  # and how many tokens it had then: the time begins anew only when there are more
 
@@ -112,13 +133,13 @@ class Flight:
         self.failed_at_s = self.failed_at_s or now_s
         self.failed_on = before if seam in before else (*before, seam)
 
-    def went_on(self, now_s: float) -> float:
-        """It has a token again: how long its client saw none. A stopped worker's streams stand still long before
-        anybody calls it failed."""
+    def went_on(self, now_s: float, to: str, recomputed: int) -> float:
+        """It has a token again, of the worker `to`, which computed so many tokens of its text: how long its client saw
+        none. A stopped worker's streams stand still long before anybody calls it failed."""
         pause_s = now_s - (self.last_s or self.failed_at_s)
         self.failed_at_s = 0.0
         for seam in self.failed_on:
-            seam.went_on(pause_s, self.ledger.mark)
+            seam.went_on(pause_s, self.ledger.mark, to, recomputed)
         return pause_s
 
     def goes_to(self, other: WorkerSet) -> None:
@@ -184,6 +205,7 @@ class WorkerSet:
         self.away_s = 0.0  # when a rollout was last seen to have taken all of them away
         self.withheld = False  # workers are up, none may serve, and no other is being started (`Missing.stands`)
         self.pace = Pace()  # of the places that came free for those who waited
+        self.prefills = Prefills()  # of its workers
 
     @property
     def weight(self) -> float:

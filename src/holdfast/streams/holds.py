@@ -1,5 +1,7 @@
 """Streams waiting for a place: resumed ones, then suspects, then new ones; of each, the higher tiers first. Pure.
 
+Streams that wait for one particular worker stand *apart*: they hold up no other stream and are not taken by `first`.
+
 Always true: a stream that ran before is never refused a place in line; new ones have `fresh_max` places there, which
 those keep who stand first (`routing.tiers`); every held stream leaves by being taken, cancelled, pushed out or overdue;
 one that comes back (a worker turned it away) stands where it stood.
@@ -31,12 +33,17 @@ class HoldQueue(Generic[Stream]):
         self._lines: dict[Standing, TierLine[Stream]] = {
             standing: TierLine(fresh_max if standing is Standing.FRESH else None, stays) for standing in Standing
         }
+        self._apart: TierLine[Stream] = TierLine(None)
+
+    @property
+    def _all(self) -> list[TierLine[Stream]]:
+        return [self._apart, *self._lines.values()]
 
     def __len__(self) -> int:
-        return sum(map(len, self._lines.values()))
+        return sum(map(len, self._all))
 
     def __contains__(self, stream: Stream) -> bool:
-        return any(stream in line for line in self._lines.values())
+        return any(stream in line for line in self._all)
 
     def hold(self, stream: Stream, tier: Tier, since_s: float, standing: Standing) -> Stream | None:
         """Keep a stream that waits since then. Whoever has no place in line any more is returned: itself, or a new one
@@ -44,8 +51,23 @@ class HoldQueue(Generic[Stream]):
         assert stream not in self, "a stream is held once"
         return self._lines[standing].join(stream, tier, since_s)
 
+    def hold_apart(self, stream: Stream, tier: Tier, since_s: float) -> None:
+        """Keep a stream that waits since then for one particular worker."""
+        assert stream not in self, "a stream is held once"
+        self._apart.join(stream, tier, since_s)
+
+    def apart(self) -> list[InLine[Stream]]:
+        """Return those that wait for one particular worker, in order."""
+        return list(self._apart)
+
+    def rejoin(self, stream: Stream, standing: Standing) -> None:
+        """A stream that stood apart waits for any worker from now on, where it would stand had it waited there."""
+        held = next(held for held in self._apart if held.item == stream)
+        self._apart.leave(stream)
+        self._lines[standing].join(stream, held.tier, held.since_s)
+
     def drop(self, stream: Stream) -> None:
-        for line in self._lines.values():
+        for line in self._all:
             line.leave(stream)
 
     def first(self) -> InLine[Stream] | None:
@@ -64,7 +86,7 @@ class HoldQueue(Generic[Stream]):
         return late
 
     def __iter__(self) -> Iterator[InLine[Stream]]:
-        for line in self._lines.values():
+        for line in self._all:
             yield from line
 
 

@@ -40,7 +40,6 @@ from holdfast.wire.messages import (
     decode_to_frontend,
 )
 
-
 CALLED_WEIGHT = WEIGHTS[Status.SUSPICIOUS]  # of one that serves though its verdict leaves it nothing
 
 
@@ -49,7 +48,7 @@ class LinkEvents(Protocol):
 
     clock: Callable[[], float]
 
-    def output_began(self, flight: Flight) -> None: ...
+    def output_began(self, flight: Flight, cached: int) -> None: ...
     def stream_over(self, flight: Flight, *, tell_worker: bool) -> None: ...
     def attempt_failed(
         self, flight: Flight, code: str, message: str, *, tell_worker: bool = False, faulty: bool = True
@@ -131,6 +130,17 @@ class WorkerLink:
             self.workers.table.update(self.slot, routable=False)
 
     @property
+    def gone(self) -> bool:
+        """Whether its engine takes no work any more: its connection ended, it drains, or it was found stopped."""
+        return self.data is None or self.draining or not self.trusted
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether it is a standby that would get work if it took over."""
+        sound = self.workers is not None and not self.gone
+        return sound and not self.active and self.share.weight > 0.0
+
+    @property
     def objection(self) -> str:
         """Why control's verdict leaves it no work; "": it leaves some, or no other can do it."""
         return "" if self.called else self.share.objection
@@ -146,9 +156,10 @@ class WorkerLink:
         return self.share.last_resort or (self.called and self.share.weight == 0.0)
 
     def fail_streams(self, code: Code, message: str, *, tell_worker: bool, faulty: bool = True) -> None:
-        """Every stream on this worker goes elsewhere; not `faulty`: because that was decided."""
+        """Every stream on this worker goes elsewhere, the higher tiers first, and of a tier the older ones; not
+        `faulty`: because that was decided."""
         self.seen.breath += 1
-        for flight in list(self.streams.values()):
+        for flight in sorted(self.streams.values(), key=lambda flight: (flight.tier, flight.age)):
             self.events.attempt_failed(flight, code, message, tell_worker=tell_worker, faulty=faulty)
 
     def __repr__(self) -> str:
@@ -232,7 +243,7 @@ class DataConnection(Framed):
                 if flight.first_output:
                     if self._link.doubt:
                         flight.ledger.doubt(self._link.doubt)
-                    events.output_began(flight)
+                    events.output_began(flight, output.cached)
                 over = consumer.take(output)
             except Exception as error:
                 events.broke(flight, error)
@@ -277,6 +288,8 @@ class DataConnection(Framed):
             link.draining = True
             link.reason = f"draining: {message.reason}"
             link.stop_routing()
+            # It gives all its streams back one by one; here they leave in the order of their tiers.
+            link.fail_streams(Code.ENGINE_SHUTDOWN, f"worker is {link.reason}", tell_worker=False)
         elif isinstance(message, Active):
             link.active, link.epoch, link.draining, link.doubt = True, message.epoch, False, message.doubt
             link.reason = message.doubt or "serving"

@@ -56,7 +56,15 @@ class Links:
         """A worker as its streams leave it, or come to it."""
         link = self._by_slot[slot]
         group = link.group or link.instance.name
-        return Place(slot.name, link.epoch, group, link.share.fall, link.share.wrong)
+        return Place(slot.name, link.epoch, group, link.instance.name, link.share.fall, link.share.wrong)
+
+    def leader(self, group: tuple[str, str]) -> WorkerLink | None:
+        """Return the engine of a group that takes work; None: none does."""
+        return next((link for link in self._by_group.get(group, ()) if link.slot.routable), None)
+
+    def has_standby(self, group: tuple[str, str]) -> bool:
+        """Return whether an engine of a group stands by, connected and sound, to take over."""
+        return any(link.stands_by for link in self._by_group.get(group, ()))
 
     def lead(self, link: WorkerLink) -> list[WorkerLink]:
         """It says that it leads: all of its group, itself last."""

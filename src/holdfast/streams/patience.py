@@ -6,16 +6,18 @@ to come back. That is an answer, not a failure, and is counted apart; so it is w
 tier that waits is *pushed out*. Whoever ran before, or whose client already has part of its answer (another of its
 choices), waits as if held. Suspects are tried one after the other, each for as long as its prompt takes: while one is
 tried, the wait of those who ran before is not over. Nor is it while a rollout has taken their workers away: until that
-is in place or undone nobody knows whether they come back. A model that is *wanted* may have to be brought up from
-nothing: whoever waits for its first worker, or waited when that came, may do so for longer; not where whoever brings it
-up says that none is coming. Where it says that none can come at all, a new request is refused at once. While an engine
-of their set is loading, and says by when it is ready, streams are not given up: until then, and `loading_s` longer than
-otherwise at most.
+is in place or undone nobody knows whether they come back. Nor while the store is away: a worker that leads may be there
+and this frontend cannot know of it. Both have a bound (`HoldSettings.away_s`). A model that is *wanted* may have to be
+brought up from nothing: whoever waits for its first worker, or waited when that came, may do so for longer; not where
+the fleet says that none is coming. Where it says that none can come at all, a new request is refused at once. While an
+engine of their set is loading, and says by when it is ready, streams are not given up: until then, and `loading_s`
+longer than otherwise at most.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -24,7 +26,7 @@ from holdfast.routing.degradation import pushed_out
 from holdfast.routing.table import Standing
 from holdfast.routing.tiers import InLine
 from holdfast.spec.waits import HoldSettings
-from holdfast.streams.directory import Missing
+from holdfast.streams.directory import Missing, ModelDirectory
 from holdfast.streams.flight import Flight, WorkerSet
 from holdfast.streams.lines import line_of
 from holdfast.streams.loadings import Loading
@@ -32,6 +34,11 @@ from holdfast.streams.rulings import FOR_GOOD, TAKEN_AWAY, Fate
 from holdfast.streams.stats import DispatchStats
 
 log = logging.getLogger("holdfast.workers")
+
+# An engine looks at its queue between two steps, and a step of a busy one may take that long.
+ENGINE_WAIT_S_MIN = 1.0
+# What the clocks of two processes may differ by over such a wait: the event loop's counts whole milliseconds.
+CLOCK_S = 0.05
 
 
 class Expected(Protocol):
@@ -42,6 +49,10 @@ class Expected(Protocol):
 
     def missing(self, name: str) -> Missing:
         """Why it has no worker."""
+
+    @property
+    def store_lost_s(self) -> float:
+        """When the store was last seen to be away; 0: never."""
 
     @property
     def loading(self) -> Callable[[str, str], Loading | None]:
@@ -71,7 +82,8 @@ class Patience:
         if flight.standing is not Standing.FRESH or flight.consumer.answering:
             hold_s += self._loading_s(flight.workers, held.since_s)
         if flight.standing is not Standing.FRESH:
-            away_s = min(flight.workers.away_s - held.since_s, self._settings.away_s)
+            away_s = max(flight.workers.away_s, self._expected.store_lost_s) - held.since_s
+            away_s = min(away_s, self._settings.away_s)
             return hold_s + max(0.0, flight.workers.tried_s - held.since_s, away_s)
         if not flight.consumer.answering and not flight.workers.sessions and self._is_hopeless(flight.workers):
             return 0.0
@@ -79,8 +91,36 @@ class Patience:
             return hold_s
         if held.since_s < flight.workers.served_since_s and self._wants(flight.workers.card.name):
             return hold_s  # it was to wait for a worker, and so were all those before it
-        queue_s = self._settings.queue_s * flight.workers.table.rules.latency_factor
-        return queue_s + max(0.0, full_since_s - held.since_s)
+        since_s = _place_since_s(flight) or max(full_since_s, held.since_s)
+        return since_s + self._queue_s(flight.workers) - held.since_s
+
+    def _queue_s(self, workers: WorkerSet) -> float:
+        return self._settings.queue_s * workers.table.rules.latency_factor
+
+    def sends(self, flight: Flight, now_s: float) -> int:
+        """Return for how many ms its worker may keep a request that is sent now and does not begin to run; 0: without a
+        bound, for it ran before, or its client reads another part of its answer."""
+        flight.place_until_s, workers = 0.0, flight.workers
+        if flight.standing is not Standing.FRESH or flight.consumer.answering:
+            return 0
+        waited = flight.wait_mark >= 0
+        if waited and flight.waits_since_s < workers.served_since_s and self._wants(workers.card.name):
+            until_s = flight.waits_since_s + self._hold_s(workers)
+        else:
+            since_s = max(flight.waits_since_s, workers.full_since_s) if waited and workers.full_since_s else now_s
+            flight.place_since_s = _place_since_s(flight) or since_s
+            until_s = flight.place_since_s + self._queue_s(workers)
+        flight.place_until_s = max(until_s, now_s + ENGINE_WAIT_S_MIN)
+        return math.ceil((flight.place_until_s - now_s) * 1000)
+
+    def came_back(self, flight: Flight) -> bool:
+        """Refuse a request that its worker gave back because its wait is over; False: it may wait on."""
+        over = flight.place_until_s and self._clock() >= flight.place_until_s - CLOCK_S
+        if not over or flight.consumer.answering:
+            return False
+        waited_s = self._clock() - flight.place_since_s if flight.place_since_s else self._hold_s(flight.workers)
+        self._refuse_full(flight, f"every worker is full, and no place came free within {waited_s:.0f} s")
+        return True
 
     def _hold_s(self, workers: WorkerSet) -> float:
         """How long somebody may come who serves."""
@@ -134,7 +174,18 @@ class Patience:
             why = "" if flight.workers.full_since_s else self._why_missing(flight.workers)
             self.lose(flight, Code.NO_WORKER, f"{waited}: {why}" if why else waited)
 
-    def has_no_heir(self, flight: Flight, fate: Fate) -> None:
+    def move_to_stand_ins(self, workers: WorkerSet, sets: ModelDirectory, send: Callable[[Flight], bool]) -> None:
+        """Send those that wait for a set to other sets that may go on with them."""
+        for flight in [held.item for held in workers.holds]:
+            if others := sets.stand_ins(flight):
+                flight.goes_to(others[0])
+                send(flight)  # a stand-in has a place, or it would not be one
+            elif sets.has_heir(flight):
+                return  # it has no place now, and holds up those behind it
+            else:
+                self._has_no_heir(flight, sets.fate(workers))
+
+    def _has_no_heir(self, flight: Flight, fate: Fate) -> None:
         """No other set may go on with it: where its own is gone for good, that is its end."""
         if fate not in FOR_GOOD:
             return
@@ -199,6 +250,11 @@ class Patience:
         flight.ledger.end()
         self._stats.lost[Code.INTERNAL] = self._stats.lost.get(Code.INTERNAL, 0) + 1
         _tell_failed(flight, Code.INTERNAL, "internal error; the server's log has the details", None)
+
+
+def _place_since_s(flight: Flight) -> float:
+    """Return since when a new request waits for a place of the workers that are there now; 0.0: it does not yet."""
+    return max(flight.place_since_s, flight.workers.served_since_s) if flight.place_since_s else 0.0
 
 
 def no_longer_wanted(model: str) -> str:

@@ -125,6 +125,10 @@ class Roster:
         """All that stands under a part of the store was told."""
         self._directory.unread.discard(prefix)
 
+    def store_is_lost(self, lost: bool) -> None:
+        """While the store is lost, workers that come are not known here."""
+        self._directory.store_lost = lost
+
     def _appeared(self, instance: Instance) -> None:
         known = self._by_key.setdefault(instance.key, [])
         for link in known:

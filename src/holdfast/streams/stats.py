@@ -18,6 +18,7 @@ GAP_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 # Failures remembered: what a supervisor that asks every second can have missed, and far more.
 SEAMS_MAX = 64
 PAUSES_MAX = 65_536  # bounded if nobody scrapes
+TARGETS_MAX = 64  # workers that are named of one failure: more than take one worker's streams
 MOVED_MAX = 256  # pairs of groups: all of sixteen; of more, those that streams went between lately
 
 
@@ -49,6 +50,7 @@ class Place:
     worker: int
     epoch: int = 0  # it led under; 0 for one without a group
     group: str = ""  # its name, or the worker's, which is a group of its own
+    name: str = ""  # the worker's
     fall: int = 0  # the last that is known of it (`health.standing`)
     wrong: bool = False  # what it makes cannot be believed
 
@@ -71,16 +73,21 @@ class Seam:
     lost: int = 0  # that did not
     worst_s: float = 0.0  # last token before to first token after
     replayed: int = 0  # tokens that had been shown and were sent again
+    recomputed: int = 0  # tokens of their texts whose KV was not found where they went on
+    to: dict[str, int] = field(default_factory=dict)  # streams that went on, by the worker that made their next token
 
     @property
     def key(self) -> tuple[int, int]:
         return self.place.worker, self.place.epoch
 
-    def went_on(self, gap_s: float, replayed: int) -> None:
-        """A stream of it has its next token."""
+    def went_on(self, gap_s: float, replayed: int, to: str, recomputed: int = 0) -> None:
+        """A stream of it has its next token, of the worker `to`."""
         self.streams += 1
         self.worst_s = max(self.worst_s, gap_s)
         self.replayed += replayed
+        self.recomputed += recomputed
+        if to in self.to or len(self.to) < TARGETS_MAX:
+            self.to[to] = self.to.get(to, 0) + 1
 
 
 @dataclass(slots=True)
@@ -115,7 +122,7 @@ class DispatchStats:
     def handed_over(self, source: Place, target: Place, *, replayed: int) -> None:
         """A stream left by plan, and went on there."""
         self.move(source, target, HANDOVER)
-        self.seam(source, survived=False).went_on(0.0, replayed)
+        self.seam(source, survived=False).went_on(0.0, replayed, target.name)
 
     def seam(self, place: Place, *, survived: bool) -> Seam:
         """Of the failure that a stream at this place has just met: with others, or as its first. `survived`: the

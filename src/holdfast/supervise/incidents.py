@@ -15,6 +15,7 @@ then ends, or on weights that two engines share, is told once.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,8 @@ class Incident(msgspec.Struct, frozen=True):
     detected_unix_s: float | None = None  # when somebody knew
     isolated_unix_s: float | None = None  # when that was written down for all frontends: it gets no work from then on
     replayed: int | None = None  # tokens that its streams had shown, and that were sent again
+    recomputed: int | None = None  # tokens of its streams' texts whose KV was not found where they went on
+    to: dict[str, int] = {}  # streams that went on, by the worker that made their next token
     also: tuple[str, ...] = ()  # engines that share its weights, and its verdict
     ended_unix_s: float | None = None  # when its process ended, if a verdict was before
 
@@ -167,13 +170,24 @@ def _with_streams(incident: Incident, statuses: Sequence[Status]) -> Incident:
     if not heard or not incident.instance:
         return incident
     seams = [seam for told in heard for seam in told if _is_of(seam, incident)]
-    counts = ("streams", "lost", "replayed")
-    streams, lost, replayed = (sum(int(seam.get(name, 0)) for seam in seams) for name in counts)
+    counts = ("streams", "lost", "replayed", "recomputed")
+    streams, lost, replayed, recomputed = (sum(int(seam.get(name, 0)) for seam in seams) for name in counts)
     gap_ms = max((float(seam.get("worst_gap_ms", 0)) for seam in seams if seam.get("streams")), default=0.0) or None
     # A frontend that has died since takes what it knew with it; what was heard once stands.
     if incident.streams is not None and streams + lost < incident.streams + (incident.lost or 0):
         return incident
-    return replace(incident, streams=streams, lost=lost, gap_ms=gap_ms, replayed=replayed)
+    found = {"streams": streams, "lost": lost, "gap_ms": gap_ms, "replayed": replayed, "recomputed": recomputed}
+    return replace(incident, **found, to=_targets(seams))
+
+
+def _targets(seams: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Return how many streams went on at each worker, as far as pages of all versions say it."""
+    told: Counter[str] = Counter()
+    for seam in seams:
+        to = seam.get("to")
+        if isinstance(to, dict):
+            told.update({str(name): streams for name, streams in to.items() if isinstance(streams, int)})
+    return dict(told)
 
 
 def _is_of(seam: dict[str, Any], incident: Incident) -> bool:

@@ -114,7 +114,7 @@ def seams_of(value: object) -> list[dict[str, Any]] | None:
     """What a frontend's page says of failures, as far as it can be counted; None: it says nothing."""
     if not isinstance(value, list):
         return None
-    numbers = ("streams", "lost", "replayed", "worst_gap_ms")
+    numbers = ("streams", "lost", "replayed", "recomputed", "worst_gap_ms")
     return [
         row
         for row in value

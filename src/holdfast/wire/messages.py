@@ -69,11 +69,13 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class Generate(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """A request, and how many streams may be there, whosoever, for it to begin (0: as many as there are places)."""
+    """A request, and how many streams may be there, whosoever, for it to begin (0: as many as there are places). One
+    that has not begun to run after `wait_ms` comes back as if there had been no place (0: it waits without a bound)."""
 
     stream: int
     request: GenerateRequest
     places: int = 0
+    wait_ms: int = 0
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=5):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -22,6 +23,8 @@ from holdfast.worker.failures import exit_now
 from holdfast.worker.session import Host, Session
 from holdfast.worker.shares import Shares
 
+# Of a request in the engine's queue, whatever its frontend says: a timer is kept for each.
+WAIT_MS_MAX = 3_600_000
 # A canary goes past capacity and ahead of everybody, so it is short: control's have up to 56 tokens.
 CANARY_TOKENS_MAX = 256
 
@@ -87,6 +90,19 @@ class Sessions(EngineEvents):
         self.requests_total += not session.canary
         self._owners[key] = (session, stream)
         session.streams[stream] = key
+        if message.wait_ms > 0 and not session.canary:
+            until_s = self._loop.time() + min(message.wait_ms, WAIT_MS_MAX) / 1000
+            self._loop.call_at(until_s, partial(self._give_back_unbegun, key))
+        self._offer()
+
+    def _give_back_unbegun(self, key: int) -> None:
+        """Give a request back whose wait for its first step is over, if it has not begun to run."""
+        owner = self._owners.get(key)
+        if owner is None or not self._engine.withdraw(key):
+            return
+        session, stream = owner
+        del self._owners[key], session.streams[stream]
+        self._turn_away(session, stream, "it had not begun to run when its wait was over")
         self._offer()
 
     def _admits(self, session: Session, message: Generate) -> bool:

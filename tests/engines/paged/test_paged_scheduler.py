@@ -60,6 +60,17 @@ def test_a_preempted_stream_goes_before_those_that_wait() -> None:
     assert ends == [1, 2, 3]
 
 
+def test_a_preempted_stream_has_begun() -> None:
+    """It stands in line like those that never ran, and is not withdrawn as they are."""
+    world = World(5, concurrency=2)
+    for number in (1, 2, 3):
+        world.scheduler.submit(number, request([number] * 7, 6, ignore_eos=True))
+    while not world.scheduler.preemptions:
+        world.step()
+    assert [world.scheduler.cancel(number, unbegun=True) for number in (1, 2, 3, 77)] == [False, False, True, False]
+    assert [output.stream for output in world.drain() if output.finish] == [1, 2]
+
+
 def test_a_preempted_stream_waits_for_its_own_steps() -> None:
     """Room that others leave meanwhile is not given to it while a step may still write its old blocks."""
     world = World(6, lookahead=2, step_tokens_max=32)

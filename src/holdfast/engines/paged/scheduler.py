@@ -81,9 +81,8 @@ class Scheduler:
         canary = request.tier == CANARY_TIER
         others = len(self._streams) - (self._canary is not None) + len(self.early)
         if self._canary is not None if canary else others >= settings.concurrency + settings.queue:
-            raise HoldfastError(
-                Code.WORKER_OVERLOADED, f"{len(self.running)} streams run and {len(self.waiting)} wait here"
-            )
+            why = f"{len(self.running)} streams run and {len(self.waiting)} wait here"
+            raise HoldfastError(Code.WORKER_OVERLOADED, why)
         end = end_of(request, settings, self.blocks)
         if len(request.tokens) >= end:
             self.early.append(Output(number, [], "length"))
@@ -100,12 +99,15 @@ class Scheduler:
             place -= 1
         self.waiting.insert(place, stream)
 
-    def cancel(self, number: int) -> None:
-        """Forget a stream; unknown numbers are ignored."""
-        self.early = [output for output in self.early if output.stream != number]
+    def cancel(self, number: int, *, unbegun: bool = False) -> bool:
+        """Forget a stream; `unbegun`: if it has never run. Whether it was forgotten; unknown numbers are ignored."""
         stream = self._streams.get(number)
+        if unbegun and (stream is None or stream.begun):
+            return False
+        self.early = [output for output in self.early if output.stream != number]
         if stream is not None:
             self._become_gone(stream)
+        return stream is not None
 
     def take_early(self) -> list[Output]:
         """The last outputs that no step makes; to be handed over once."""
@@ -247,7 +249,7 @@ class Scheduler:
             del self.waiting[place]
             self.running[stream.number] = stream
             self._prompts[stream] = None
-            stream.runs = True
+            stream.runs = stream.begun = True
             stream.planned = known
             if len(stream.tokens) == stream.asked:
                 stream.cached = known

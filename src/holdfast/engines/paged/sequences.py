@@ -22,6 +22,7 @@ class Stream:
 
     __slots__ = (
         "asked",
+        "begun",
         "blocks",
         "cached",
         "end",
@@ -64,6 +65,7 @@ class Stream:
         self.in_flight = 0  # steps that have not retired and may write its blocks
         self.turn = (0, 0)  # of those that wait, the smallest runs next
         self.runs = False  # has a place and blocks, and is planned
+        self.begun = False  # it runs, or ran and was preempted
         self.held = False  # by its engine: it has its place and blocks, and no step takes it until it is let go
         self.kept: Any = None  # what its engine keeps of it from step to step, as long as it has its blocks
         self.gone = False  # cancelled or finished: nothing more is said of it

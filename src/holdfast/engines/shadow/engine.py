@@ -139,6 +139,9 @@ class VaultEngine(Generic[T]):
     def cancel(self, stream: int) -> None:
         self.tenant.cancel(stream)
 
+    def withdraw(self, stream: int) -> bool:
+        return self.tenant.withdraw(stream)
+
     def progress(self) -> Progress:
         return replace(self.tenant.progress(), load=self.memory.client.load)
 

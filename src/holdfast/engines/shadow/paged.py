@@ -131,6 +131,9 @@ class PagedTenant(Tenant):
         if self._scheduler is not None:
             self._scheduler.cancel(stream)
 
+    def withdraw(self, stream: int) -> bool:
+        return self._scheduler is not None and self._scheduler.cancel(stream, unbegun=True)
+
     def room(self) -> None:
         if self._timer is None and self._scheduler is not None and self._loop is not None:
             self._timer = self._loop.call_soon(self._step)

@@ -124,6 +124,9 @@ class SimEngine:
             self._serving.cancel(stream, self._loop.time())
             self._rearm()
 
+    def withdraw(self, stream: int) -> bool:
+        return self._serving is not None and self._serving.withdraw(stream)
+
     def progress(self) -> Progress:
         serving = self._serving
         # Twice the slowest prefill: it is a bound on an honest step, not an estimate of it.

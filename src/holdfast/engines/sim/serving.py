@@ -88,6 +88,10 @@ class Serving:
         self.scheduler.cancel(number)
         self.admit(now)
 
+    def withdraw(self, number: int) -> bool:
+        """Forget a stream that has never run; whether there was one."""
+        return self.scheduler.cancel(number, unbegun=True)
+
     def admit(self, now: float) -> None:
         """After streams went, or blocks came back: whoever can, starts."""
         self._now_s = now

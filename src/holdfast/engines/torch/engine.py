@@ -198,6 +198,11 @@ class TorchTenant(Tenant):
     def cancel(self, stream: int) -> None:
         self._stepper.cancel(stream)
 
+    def withdraw(self, stream: int) -> bool:
+        with self._stepper.lock:
+            scheduler = self._stepper.scheduler
+            return scheduler is not None and scheduler.cancel(stream, unbegun=True)
+
     def room(self) -> None:
         self._stepper.poke()
 

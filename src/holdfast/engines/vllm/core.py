@@ -172,6 +172,11 @@ class VllmCore:
             found = self._vault.match(keys)
             self._resumes.count(self._pool, keys, found, tokens - 1 - found * self._block_tokens)
 
+    def waits(self, name: str) -> bool:
+        """Return whether a request waits here, and vLLM has not been given it. From any thread: of a line that changes
+        meanwhile it may tell what was so a moment ago."""
+        return any(made.request_id == name for _, _, made, _ in list(self._line))
+
     def abort(self, name: str) -> None:
         self._line = [each for each in self._line if each[2].request_id != name]
         heapq.heapify(self._line)

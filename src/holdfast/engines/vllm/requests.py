@@ -102,6 +102,11 @@ class Orders:
         order = self._by_stream.pop(stream, None)
         return self._by_name.pop(order.name).name if order is not None else None
 
+    def name_of(self, stream: int) -> str | None:
+        """Return the name that vLLM knows a stream by; None: it has none of it."""
+        order = self._by_stream.get(stream)
+        return order.name if order is not None else None
+
     def take_early(self) -> list[Output]:
         """The last outputs that no step makes; to be handed over once."""
         taken, self._early = self._early, []

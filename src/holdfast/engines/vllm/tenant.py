@@ -277,6 +277,13 @@ class VllmTenant(Tenant):
         if core is not None and name is not None:
             self._stepper.act(lambda: core.abort(name))
 
+    def withdraw(self, stream: int) -> bool:
+        core, name = self._core, self._orders.name_of(stream) if self._orders is not None else None
+        if core is None or name is None or not core.waits(name):
+            return False
+        self.cancel(stream)
+        return True
+
     def room(self) -> None:
         self._stepper.act(lambda: None)
 
