@@ -33,7 +33,7 @@ from holdfast.cli.fleet.waiting import Manner
 from holdfast.cli.screen import Screen
 from holdfast.cli.terminal import Terminal, write_out
 from holdfast.core.errors import Refused, Untold, UserError
-from holdfast.rollout.records import Wanted, applied
+from holdfast.rollout.records import Wanted, applied, of_kept
 from holdfast.rollout.revision import changes
 from holdfast.rollout.wishes import revision_of
 from holdfast.settings import Environment, handed_on
@@ -69,7 +69,7 @@ class Apply(Asked, frozen=True):
         async with opened(url, WITH_FLEETS) as book:
             await book.heard()
             before = _kept_here(book, name)
-            change = applied(asked.text, asked.digest, time.time(), anew=before.memory.undone)
+            change = of_kept(name, applied(asked.text, asked.digest, time.time(), anew=before.memory.undone))
             after = change(before.wanted)
             if not self.dry_run:
                 after = await asked_for(book, name, change)
