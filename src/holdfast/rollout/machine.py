@@ -269,12 +269,13 @@ class _Round:
             become(self, why)
 
     def _remember(self, memory: Memory) -> None:
-        held = {service for service, part in memory.target.parts.items() if part.paused}
+        is_rolling = memory.phase is Phase.ROLLING
+        held = {service for service, part in memory.target.parts.items() if part.paused and is_rolling}
         if memory.stable is not None:  # else nothing serves that a step forward could harm
             held |= self.look.unjudged & memory.target.parts.keys()
         self.memory = memory
         self.stock.target, self.stock.stable = memory.target, memory.stable
-        self.stock.held = frozenset(held if memory.phase is Phase.ROLLING else ())
+        self.stock.held = frozenset(held)
         self.stock.is_undo = bool(memory.undone)
         self.stock.tried = memory.tried
 
@@ -400,6 +401,7 @@ class _Round:
         trial = self._trial(service)
         serves = any(self.stock.seen(name).admitted for name in self.stock.of(service, old=False))
         told = f"{trial.own.failed} of {trial.own.attempts} requests to the new {service} failed"
+        told += f" (its rollout.errorPercentMax is {trial.percent_max})"
         return told if serves and trial.is_bad else ""
 
     def _is_overdue(self, service: str) -> bool:

@@ -101,7 +101,7 @@ def of_kept(name: str, change: Change) -> Change:
 
 
 def resumed(change: Change) -> Change:
-    """Make the change and end a pause: whoever goes back wants that to happen."""
+    """Make the change and end a pause, which would keep it from taking effect."""
     return lambda before: structs.replace(change(before), paused=False)
 
 

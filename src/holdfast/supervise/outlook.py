@@ -111,7 +111,9 @@ def look_of(
 ) -> Look:
     """`wants`: what every replica was last told to do; `roomy`: those beside whom there is memory for one more;
     `unjudged`: services whose new sets a control should check, while none leads."""
-    replicas = {name: _seen(one, said, wants.get(name), unjudged) for name, one in here.items()}
+    new = {(service, wish.sets.get(service)) for service in unjudged}
+    unknown = {name for name, one in here.items() if (one.seen.service, one.seen.set_id) in new}
+    replicas = {name: _seen(one, said, wants.get(name), proven=name not in unknown) for name, one in here.items()}
     replicas |= {name: structs.replace(replicas[name], fits_beside=True) for name in roomy if name in replicas}
     return Look(
         wish=wish, replicas=replicas, room=room or {}, traffic=traffic, refused=refused or {}, unjudged=unjudged
@@ -130,16 +132,17 @@ def sources_of(here: Mapping[str, Sighted], said: Said) -> dict[str, tuple[str, 
     return workers | {one.frontend: (one.seen.service, one.seen.set_id) for one in frontends}
 
 
-def _seen(one: Sighted, said: Said, want: Want | None, unjudged: Collection[str]) -> Seen:
-    """Who stands by does so when it could serve: it is loaded, and its first canary passed."""
-    seen = _found(one, said, want, unjudged)
+def _seen(one: Sighted, said: Said, want: Want | None, *, proven: bool) -> Seen:
+    """Return one replica as it is seen. It stands by when it could serve: it is loaded, and its first canary passed.
+    `proven`: its set needs no verdict while no control leads."""
+    seen = _found(one, said, want, proven=proven)
     if one.engines and seen.stage is Stage.SERVING and want is Want.STAND_BY:
         stage = Stage.STANDBY if seen.weight > 0.0 else Stage.STARTING
         return structs.replace(seen, stage=stage, admitted=False)
     return seen
 
 
-def _found(one: Sighted, said: Said, want: Want | None, unjudged: Collection[str]) -> Seen:
+def _found(one: Sighted, said: Said, want: Want | None, *, proven: bool) -> Seen:
     seen = one.seen
     if seen.stage is not Stage.SERVING:
         return seen
@@ -155,6 +158,5 @@ def _found(one: Sighted, said: Said, want: Want | None, unjudged: Collection[str
     found = structs.replace(seen, stage=stage, admitted=said.admits(instance), streams=said.streams(one.engines))
     refusal = said.refusal(where)
     if record is None and not said.is_led and not refusal:
-        is_new = seen.service in unjudged
-        return structs.replace(found, how=found.how or UNJUDGED) if is_new else structs.replace(found, weight=1.0)
+        return structs.replace(found, weight=1.0) if proven else structs.replace(found, how=found.how or UNJUDGED)
     return judged(found, record, refusal)
