@@ -123,11 +123,15 @@ class Site:
         await self.until(met, f"revision {number}")
 
     async def history(self) -> dict[int, Entry]:
-        async with contextlib.aclosing(self.store.watch("v1/history/")) as events:  # a client may have few of them
+        read = [read_entry(key, value) for key, value in (await self.keys("v1/history/")).items()]
+        return {entry.number: entry for entry in read if entry is not None}
+
+    async def keys(self, prefix: str = "v1/") -> dict[str, bytes]:
+        """All that the store has, as it is now."""
+        async with contextlib.aclosing(self.store.watch(prefix)) as events:  # a client may have few of them
             async for event in events:
                 if isinstance(event, Snapshot):
-                    read = [read_entry(key, value) for key, value in event.items.items()]
-                    return {entry.number: entry for entry in read if entry is not None}
+                    return event.items
         raise AssertionError("the watch ended")
 
 

@@ -172,7 +172,7 @@ class Site(Place):
 
 
 def is_over(memory: Memory, number: int, sizes: Mapping[str, int]) -> bool:
-    """Whether nothing more is to come of a revision. One that only counts otherwise is steady all the while."""
+    """Whether nothing more is to come of a revision."""
     if memory.phase is not Phase.STEADY or memory.wanted != number:
         return False
     here = Counter(one.service for one in memory.replicas.values() if one.want is Want.SERVE and one.counted)

@@ -99,7 +99,7 @@ async def test_a_change_is_applied_and_waited_for(desk: Desk) -> None:
         assert done.stdout.endswith("chat: revision 2 is in place: Frontend 2 of 2\n"), done
         more = await desk.apply(text("two", 3), "--wait", "-o", "json")
         assert more.returncode == 0, more
-        assert json.loads(more.stdout)["status"]["revision"] == 2, "the same sets: only their number is another"
+        assert json.loads(more.stdout)["status"]["revision"] == 3
         assert "Frontend 3 of 3" in more.stderr
 
 
@@ -177,21 +177,52 @@ async def test_it_is_paused_resumed_and_undone(desk: Desk) -> None:
             stays = await desk.say("rollout", "resume")
             assert stays.returncode == 1, stays
             assert "Frontend of chat stays paused by its manifest (rollout.paused): change it there" in stays.stderr
-        await desk.apply(text("one"))  # what `undo` comes back to is a number's last manifest
+        assert (await desk.apply(text("one"), "--wait")).returncode == 0  # revision 3; the manifest's pause was 2
         assert (await desk.say("rollout", "pause")).returncode == 0
         waited = await desk.apply(text("two"), "--wait", "--timeout", "0.5s")
         assert waited.returncode == 1, waited
         assert "timed out after 0.5 s; it goes on without you" in waited.stderr
-        assert "revision 2 is paused" in (await desk.say("rollout", "status", "--no-watch")).stdout
+        assert "revision 4 is paused" in (await desk.say("rollout", "status", "--no-watch")).stdout
         assert (await desk.say("rollout", "resume", "chat")).stdout == f"{KIND}/chat resumed\n"
         done = await desk.say("rollout", "status")
         assert done.returncode == 0, done
         undone = await desk.say("rollout", "undo", "--wait")
         assert undone.returncode == 0, undone
-        assert undone.stdout.startswith(f"{KIND}/chat rolled back to revision 1, as revision 3\n"), undone
-        assert text("two") == (await desk.say("rollout", "history", "--revision", "2")).stdout
+        assert undone.stdout.startswith(f"{KIND}/chat rolled back to revision 3, as revision 5\n"), undone
+        assert text("two") == (await desk.say("rollout", "history", "--revision", "4")).stdout
         kept = await desk.say("rollout", "undo", "--to-revision", "9")
-        assert "revision 9 is not kept; there are 1, 2, 3" in kept.stderr
+        assert "revision 9 is not kept; there are 1, 2, 3, 4, 5" in kept.stderr
+        pausing = await desk.say("rollout", "undo", "--to-revision", "2")
+        assert pausing.returncode == 1, pausing
+        assert "revision 2 would not begin: its manifest pauses Frontend (rollout.paused); apply" in pausing.stderr
+
+
+async def test_an_undo_of_more_replicas_takes_them_away_also_while_it_is_paused(desk: Desk) -> None:
+    """What was in place long ago is not gone back to; a pause does not keep an undo from taking effect."""
+    async with desk.site.carried_out() as rolling:
+        for number, version in enumerate(("one", "worse", "one"), 1):
+            await desk.site.apply(text(version, 1))
+            await desk.site.in_place(rolling, number)
+        assert (await desk.apply(text("one", 2), "--wait")).returncode == 0
+        history = (await desk.say("rollout", "history")).stdout.splitlines()
+        assert [line.split()[0] for line in history[1:]] == ["1", "2", "3", "4"], history
+        assert (await desk.say("rollout", "pause")).returncode == 0
+        undone = await desk.say("rollout", "undo", "--wait")
+        assert undone.returncode == 0, undone
+        assert undone.stdout.startswith(f"{KIND}/chat rolled back to revision 3, and resumed, as revision 5\n"), undone
+        assert "revision 5 is in place: Frontend 1 of 1" in undone.stdout
+        held = await wanted(desk.site.store, "chat")
+        assert held is not None
+        assert (held.manifest, held.paused) == (text("one", 1), False)
+
+
+async def test_no_replicas_are_warned_of(desk: Desk) -> None:
+    """A service that nothing answers for is accepted, and told."""
+    async with first_revision(desk):
+        told = await desk.apply(text("one", 0), "--dry-run")
+        assert (told.returncode, told.stdout) == (0, f"{KIND}/chat configured (dry run)\n"), told
+        assert "spec.services.Frontend.replicas" in told.stderr
+        assert "with 0 replicas of it no request is answered" in told.stderr
 
 
 async def test_what_the_store_cannot_write_down_may_be_asked_for_all_the_same(desk: Desk) -> None:
@@ -218,6 +249,18 @@ async def test_it_is_deleted(desk: Desk) -> None:
         assert gone.stdout.endswith("chat: it is gone\n")
         assert "chat: being deleted; 2 Frontend left" in gone.stdout
         assert "there are no deployments" in (await desk.say("get")).stdout
+
+
+async def test_what_is_applied_while_it_is_deleted_is_refused(desk: Desk) -> None:
+    """Nothing is accepted that would be lost with the deployment; the deletion goes on."""
+    async with first_revision(desk):
+        assert (await desk.say("delete", "chat", "--no-wait")).returncode == 0
+        late = await desk.apply(text("two"))
+        assert late.returncode == 1, late
+        gone = ("it is being deleted", "nobody here keeps", "was deleted meanwhile")  # by how far it is
+        assert any(how in late.stderr for how in gone), late
+        await desk.site.until(desk.site.task.done, "the deletion")
+        assert await wanted(desk.site.store, "chat") is None
 
 
 async def test_a_store_that_is_back_is_not_said_to_have_nobody(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,12 +122,26 @@ async def test_what_another_carries_out_is_left_to_it(site: Site) -> None:
     await held.withdraw()
 
 
-async def test_when_it_was_deleted_there_is_nothing_to_keep(site: Site) -> None:
-    """Its keeper ends by itself, in peace."""
+async def test_when_it_was_deleted_nothing_of_it_is_left(site: Site) -> None:
+    """The supervisor ends by itself. No key of the deployment is in the store, and no log, lock or journal on disk;
+    what is another deployment's stays."""
+    folder = site.world.state_dir
     run = Run(site, text("one"))
     async with run.begun() as task:
         await run.until_shown(task)
+        for name in ("chat", "chat-2"):
+            for key in (f"health/{name}-0123abcd/worker/generate/1", f"expected/{name}/k", f"level/{name}"):
+                await site.store.put(f"v1/{key}", b"{}", WAIT_S)
+        journal = folder / "run" / "journals" / "chat-worker-0123abcd-7"
+        journal.mkdir(parents=True)
+        (folder / "run" / "chat-worker-0123abcd-7.lock").touch()
+        (folder / "logs" / "another.log").touch()
+        assert len(list((folder / "logs").glob("chat-*"))) >= 3, "two frontends and a control"
         await ask(site.store, "chat", deleted("chat", 2.0))
         await asyncio.wait_for(task, WAIT_S)
     assert run.told[-1] == "chat was deleted, and is gone"
-    assert await wanted(site.store, "chat") is None
+    left = await site.keys()
+    assert all("chat-2" in key for key in left), left
+    assert len(left) == 3
+    assert not list(folder.glob("**/chat-*")), "logs, locks, journals, sockets"
+    assert (folder / "logs" / "another.log").exists()

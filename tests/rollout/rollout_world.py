@@ -65,6 +65,8 @@ class World:
     places: dict[str, int] = field(default_factory=dict)
     roomy: set[str] = field(default_factory=set)  # services whose devices take a second engine
     traffic: dict[str, Traffic] = field(default_factory=dict)
+    answers: dict[str, Traffic] = field(default_factory=dict)  # of frontends' sets
+    unjudged: frozenset[str] = frozenset()  # services whose new sets no control can judge
     refused: dict[str, str] = field(default_factory=dict)  # sets that no device could hold
     names: set[str] = field(default_factory=set)  # ever used
 
@@ -73,8 +75,9 @@ class World:
             wish=wish,
             replicas={name: body.seen() for name, body in self.bodies.items()},
             room={service: self.room(service) for service in self.places},
-            traffic={"worker": dict(self.traffic)},
+            traffic={"worker": dict(self.traffic), "frontend": dict(self.answers)},
             refused=dict(self.refused),
+            unjudged=self.unjudged,
         )
 
     def room(self, service: str) -> int:

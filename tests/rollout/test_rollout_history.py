@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import structs
 from rollout_world import Driver, World, part, revision
 
 from holdfast.core.errors import UserError
@@ -82,19 +81,29 @@ def test_an_undo_goes_to_the_last_that_was_in_place() -> None:
     assert diary.back() == 4
 
 
-def test_an_undo_brings_back_what_was_scaled_since() -> None:
-    """A manifest with the same sets keeps its revision's number: what an undo asks for is the last one of that number,
-    with what became of it, and not the first, which may have had fewer replicas."""
+def test_an_undo_of_a_change_of_replicas_goes_to_what_was_before_it() -> None:
+    """A bad set was in place and was undone by hand; then replicas are added. Undo takes those away again, and does not
+    go to the bad set."""
+    diary = Diary()
+    diary.apply(1, "a*1")
+    diary.apply(2, "bad*1")
+    assert diary.back() == 1
+    diary.apply(3, "a*1")
+    diary.apply(4, "a*3")
+    assert diary.fates[4] is Fate.IN_PLACE
+    assert diary.back() == 3
+
+
+def test_an_undo_that_would_change_nothing_is_refused_and_says_what_to_name() -> None:
+    """While an undo is under way, a second one would ask for the same again."""
     diary = Diary()
     diary.apply(1, "a")
-    first = diary.entries[1]
-    (scaled,) = h.noted([first], diary.driver.memory, structs.replace(first, manifest="worker: a, 4 of them"))
-    assert scaled == structs.replace(first, manifest="worker: a, 4 of them")
-    assert h.noted([scaled], diary.driver.memory, scaled) == []
-    diary.entries[1] = scaled
     diary.apply(2, "b", seconds=3)
-    assert h.noted([scaled], diary.driver.memory, diary.entries[2]) == []
-    assert h.way_back(list(diary.entries.values()), diary.driver.memory) == scaled
+    assert diary.back() == 1
+    diary.apply(3, "a", seconds=1)
+    with pytest.raises(UserError, match=r"revision 1 is what revision 3 asks for already; name one .*\(2\)"):
+        diary.back()
+    assert diary.back(to=2) == 2
 
 
 def test_what_is_undone_already_is_not_undone_again() -> None:

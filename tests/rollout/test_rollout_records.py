@@ -28,9 +28,11 @@ from holdfast.rollout.records import (
     history_key,
     note,
     note_asked,
+    of_kept,
     orders,
     paused,
     read_entry,
+    resumed,
     wanted,
 )
 from holdfast.rollout.replica import Replica, Want
@@ -55,14 +57,14 @@ async def keys(store: Store, prefix: str) -> dict[str, bytes]:
 # -- what is asked for
 
 
-def test_other_sets_have_another_number() -> None:
-    """The same sets keep theirs, with what else is new in the manifest; what was undone and is asked for again is
-    tried again."""
+def test_what_asks_for_something_else_has_another_number() -> None:
+    """What asks for the same keeps its number, whatever remarks are new in it; what was undone and is asked for again
+    is tried again."""
     first = applied("a", "A", 1.0)(None)
     assert (first.revision, first.manifest, first.cause) == (1, "a", "apply")
-    scaled = applied("a, more", "A", 2.0)(first)
-    assert (scaled.revision, scaled.manifest, scaled.at_unix_s) == (1, "a, more", 1.0)
-    second = applied("b", "B", 3.0, cause="undo to 7")(scaled)
+    remarked = applied("a, remarked", "A", 2.0)(first)
+    assert (remarked.revision, remarked.manifest, remarked.at_unix_s) == (1, "a, remarked", 1.0)
+    second = applied("b", "B", 3.0, cause="undo to 7")(remarked)
     assert (second.revision, second.cause, second.at_unix_s) == (2, "undo to 7", 3.0)
     assert applied("b", "B", 4.0, anew=1)(second) == second
     assert applied("b", "B", 4.0, anew=2)(second).revision == 3
@@ -77,8 +79,17 @@ def test_a_pause_outlives_an_apply_and_ends_with_a_deletion() -> None:
     gone = deleted("d", 3.0)(held)
     assert (gone.deleted, gone.paused, gone.revision, gone.manifest) == (True, False, 2, "a")
     assert deleted("d", 4.0)(gone) == gone
-    back = applied("a", "A", 5.0)(gone)
-    assert (back.deleted, back.revision) == (False, 3)
+    back = resumed(applied("b", "B", 5.0))(held)
+    assert (back.paused, back.revision) == (False, 2), "who goes back does not wait"
+
+
+def test_what_is_being_deleted_or_is_gone_cannot_be_changed() -> None:
+    """It would be accepted and lost: it is refused, and says what to do instead."""
+    gone = deleted("d", 3.0)(applied("a", "A", 1.0)(None))
+    with pytest.raises(UserError, match="it is being deleted, and that goes on; once it is gone, `holdfast up"):
+        applied("a", "A", 5.0)(gone)
+    with pytest.raises(UserError, match="d was deleted meanwhile; `holdfast up -f FILE` starts it again"):
+        of_kept("d", applied("a", "A", 5.0))(None)
 
 
 @pytest.mark.parametrize("change", [paused("d", on=True), deleted("d", 1.0)], ids=["pause", "delete"])
@@ -148,11 +159,16 @@ async def test_what_became_of_a_revision_is_not_asked_over(store: Store) -> None
 async def test_a_deployment_is_forgotten_whole(store: Store) -> None:
     """And only that one: a longer name is another."""
     for name in ("d", "d-e"):
-        asked = await ask(store, name, applied("a", "A", 1.0))
+        for number in range(3):
+            await ask(store, name, applied("a", f"A{number}", 1.0))
         await WrittenMemory(store, name).write(machine.NOTHING)
-    await forget(store, "d", [asked.entry()])
-    left = [key for prefix in (DEPLOYMENTS, ROLLOUTS, HISTORY) for key in await keys(store, prefix)]
-    assert left == [DEPLOYMENTS + "d-e", ROLLOUTS + "d-e", history_key("d-e", 1)]
+        for key in (f"health/{name}-0123abcd/worker/generate/1", f"refused/{name}-0123abcd/worker/generate/1"):
+            await store.put(f"v1/{key}", b"{}", 5.0)
+        for key in (f"expected/{name}/k", f"faults/{name}/boot/0", f"level/{name}"):
+            await store.put(f"v1/{key}", b"{}", 5.0)
+    before = await keys(store, "")
+    await forget(store, "d")
+    assert (await keys(store, "")).keys() == {key for key in before if "d-e" in key}
 
 
 # -- the memory

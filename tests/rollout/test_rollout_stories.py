@@ -103,6 +103,18 @@ class Story:
             failed, _, attempts = text.partition("/")
             self.driver.world.traffic[set_id] = Traffic(int(attempts), int(failed))
 
+    def do_answers(self, rest: str) -> None:
+        """Answers of frontends' sets in the last minute, and how many of them were refusals or failures."""
+        for word in rest.split():
+            set_id, _, text = word.partition("=")
+            failed, _, attempts = text.partition("/")
+            self.driver.world.answers[set_id] = Traffic(int(attempts), int(failed))
+
+    def do_control(self, rest: str) -> None:
+        """A control leads (`leads`), or none does that could judge a new set of workers (`away`)."""
+        self.driver.world.unjudged = frozenset({"worker"} if rest == "away" else ())
+        self._tell(self.driver.step())
+
     def do_pause(self, _: str) -> None:
         self._pause(True)
 

@@ -101,7 +101,8 @@ def test_a_breaker_that_opens_hides_nothing() -> None:
     driver.world.traffic["b"] = Traffic(40, 5)
     driver.world.bodies["worker-3"].weight = 0.0
     driver.step()
-    assert (driver.memory.undone, driver.memory.why) == (2, "5 of 40 requests to the new worker failed")
+    why = "5 of 40 requests to the new worker failed (its rollout.errorPercentMax is 5)"
+    assert (driver.memory.undone, driver.memory.why) == (2, why)
     assert leavers(driver) == ["worker-3"]
 
 
@@ -115,7 +116,8 @@ def test_a_breaker_that_opens_early_is_enough() -> None:
     assert driver.memory.undone == 0
     driver.world.traffic["b"] = Traffic(5, 3)
     driver.step()
-    assert (driver.memory.undone, driver.memory.why) == (2, "3 of 5 requests to the new worker failed")
+    why = "3 of 5 requests to the new worker failed (its rollout.errorPercentMax is 5)"
+    assert (driver.memory.undone, driver.memory.why) == (2, why)
     assert not Trial(Traffic(5, 3), Traffic(10, 5), 5, is_shut=True).is_bad
 
 

@@ -17,7 +17,7 @@ from holdfast.health.records import Seen as Reported
 from holdfast.health.standing import Cause, Standing, Status
 from holdfast.rollout.machine import Start
 from holdfast.rollout.replica import Seen, Stage, Want
-from holdfast.rollout.revision import Revision
+from holdfast.rollout.revision import Part, Revision
 from holdfast.rollout.seeing import UNCHECKED
 from holdfast.rollout.wishes import revision_of
 from holdfast.spec.deployment import Seat
@@ -27,7 +27,7 @@ from holdfast.spec.manifest.local import Machine
 from holdfast.spec.manifest.types import Manifest
 from holdfast.spec.manifest.whole import whole
 from holdfast.supervise.machine import Life, Phase
-from holdfast.supervise.outlook import NOBODY, UNKNOWN, Said, look_of, prefixes, said_by
+from holdfast.supervise.outlook import NOBODY, UNJUDGED, UNKNOWN, Said, look_of, prefixes, said_by
 from holdfast.supervise.replicas import Ground, Sighted, Whose, jobs_of, room_of, sets_of, sighted, whose
 from holdfast.supervise.seats import Taken, taken_by
 
@@ -240,11 +240,19 @@ def test_a_worker_counts_by_every_frontends_word_and_controls() -> None:
     assert seen_with(said(report("2a"), verdict=GOOD)).weight == 1.0
 
 
-def test_without_a_verdict_it_counts_only_where_nobody_gives_any() -> None:
-    """Where a control leads it has not checked it yet; where none does, its own check has to do."""
+def test_without_a_verdict_it_counts_only_where_no_control_leads_and_its_set_is_not_new() -> None:
+    """Where a control leads it has not checked it yet. Where none does, a set that was in place before needs no
+    verdict; one that the revision brings does."""
     unchecked = seen_with(said(report("2a")))
     assert (unchecked.weight, unchecked.how) == (0.0, UNCHECKED)
-    assert seen_with(said(report("2a"), led=False)).weight == 1.0
+    unled = said(report("2a"), led=False)
+    assert seen_with(unled).weight == 1.0
+    here = {"Worker-1": Sighted(SERVING, ("w",))}
+    wish = Revision(number=2, parts={SERVING.service: Part(set_id=SERVING.set_id, replicas=1)})
+    look = look_of(wish, here, unled, {}, unjudged=frozenset({SERVING.service}))
+    assert (look.replicas["Worker-1"].weight, look.replicas["Worker-1"].how) == (0.0, UNJUDGED)
+    other = Revision(number=2, parts={SERVING.service: Part(set_id="another", replicas=1)})
+    assert look_of(other, here, unled, {}, unjudged=frozenset({SERVING.service})).replicas["Worker-1"].weight == 1.0
 
 
 def test_who_stands_by_does_so_once_its_canary_passed() -> None:

@@ -37,6 +37,19 @@ def test_only_what_happened_since_counts() -> None:
     assert told(traffic, 22.0)["Worker"]["b"] == Traffic(5 + 5 + 1, 1 + 3)
 
 
+def test_a_frontends_answers_are_its_sets() -> None:
+    """By its process, since it was first heard of; answers of another deployment's frontends do not count."""
+    sets, traffic = {"f-1": ("Frontend", "a"), "f-2": ("Frontend", "b")}, SetTraffic()
+
+    def answered(process: str, answers: int, failed: int) -> Report:
+        told = {"process": process, "answers": answers, "answers_failed": failed}
+        return Report(name=f"peer-{process}", at_unix_s=1.0, **told)
+
+    traffic.take([answered("f-1", 100, 1), answered("f-2", 0, 0)], sets, 0.0)
+    traffic.take([answered("f-1", 150, 2), answered("f-2", 30, 29), answered("x", 9, 9)], sets, 20.0)
+    assert told(traffic, 20.0) == {"Frontend": {"a": Traffic(50, 1), "b": Traffic(30, 29)}}
+
+
 def test_who_has_only_begun_to_listen_does_not_say_that_nobody_asks() -> None:
     """A supervisor that goes on after another: it says nothing first, and then what there was, or that nobody asked."""
     traffic = SetTraffic()

@@ -67,7 +67,14 @@ class Accounts:
     ended: dict[str, Ended] = field(default_factory=dict)  # by deployment
     under_way: dict[str, Account] = field(default_factory=dict)  # by id, in the order they came
     past: deque[Account] = field(default_factory=lambda: deque(maxlen=PAST_MAX))  # in the order they ended
+    answers: int = 0  # to requests for completions, also to those that were refused before they were read,
+    answers_failed: int = 0  # and those of them that were refused or failed
     _became_idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def count_answer(self, status: int) -> None:
+        """Count an answer by its HTTP status."""
+        self.answers += 1
+        self.answers_failed += status >= 400
 
     @property
     def inflight(self) -> int:

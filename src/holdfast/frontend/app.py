@@ -89,6 +89,7 @@ class App:
         """What every answer has, also one to what is no request."""
         connection.request_id = self.names.of(request.headers)
         connection.answer_headers = self.gate.headers_for(request)
+        connection.on_status = self.accounts.count_answer if request.path in _GENERATING else None
         if self.accounts.access is not None:
             self.accounts.access.begin(connection, request)
 

@@ -95,4 +95,6 @@ class Reporting:
             ended=ended.requests,
             prompt_tokens=ended.prompt_tokens,
             answer_tokens=ended.answer_tokens,
+            answers=self._accounts.answers,
+            answers_failed=self._accounts.answers_failed,
         )

@@ -135,6 +135,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     ended: Count = 0
     prompt_tokens: Count = 0
     answer_tokens: Count = 0
+    # Answers to requests for completions since the frontend began, counted when their status was sent, and those of
+    # them with a status of 400 or more.
+    answers: Count = 0
+    answers_failed: Count = 0
 
 
 class ControlRecord(msgspec.Struct, frozen=True, kw_only=True):

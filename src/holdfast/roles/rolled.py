@@ -39,8 +39,10 @@ from holdfast.spec.manifest.whole import control_of
 from holdfast.store.contract import Store, StoreUnavailable
 from holdfast.store.opening import open_store
 from holdfast.supervise.changing import Changing, kept_jobs
+from holdfast.supervise.leftovers import clear
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Phase
+from holdfast.supervise.own_control import OwnControl
 from holdfast.supervise.replicas import Ground, whose
 from holdfast.supervise.rolling import Rolling
 from holdfast.supervise.secrets import SecretFiles
@@ -121,17 +123,19 @@ class Rolled:
         return self.machine.state_dir
 
     def jobs(self) -> list[Job]:
-        """What looks after the others, and every replica that an earlier supervisor kept."""
+        """Return the store, the supervisor's own control where the manifest has no planner or an earlier supervisor
+        kept one, and every replica that an earlier supervisor kept."""
         own: list[Launch] = []
         if not self.site.store:
             own.append(
                 StoreLaunch(state_dir=self.site.state_dir, name="store", address=self.machine.store_url)
             )
-        if not self.manifest.of_type(PLANNER):
-            own.append(control_of(self.manifest, self.machine))
-        name = self.manifest.name
-        kept = [job for job in kept_jobs(self.state_dir) if job.deployment == name and whose(job.name, name, ())]
-        return [*map(Job.of, own), *kept]
+        name, control = self.manifest.name, control_of(self.manifest.name, self.machine)
+        kept = [job for job in kept_jobs(self.state_dir) if job.deployment == name]
+        planners = self.manifest.of_type(PLANNER).values()
+        if control.name in {job.name for job in kept} or not any(planner.replicas for planner in planners):
+            own.append(control)
+        return [*map(Job.of, own), *(job for job in kept if whose(job.name, name, ()))]
 
     async def run(self, supervisor: Supervisor, *, tied: bool, shown: Shown, tell: Tell) -> None:
         self.machine.vaults.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -201,7 +205,10 @@ class Rolled:
             self.machine, site.gpus, named, site.sharing, site.hosts, has_bytes=site.has_bytes, needs=memory_needed
         )
         changing = Changing(supervisor, self.state_dir)
-        rolling = self.rolling = Rolling(name, store, supervisor, changing, ground, place=self._place, tell=tell)
+        control = OwnControl(Job.of(control_of(name, self.machine)), supervisor, changing)
+        rolling = self.rolling = Rolling(
+            name, store, supervisor, changing, ground, place=self._place, tell=tell, control=control
+        )
         async with beside(rolling.run(), "rollouts") as task:
             lack = await self._until_up(rolling, task)
             if lack and rolling.memory.stable is None and not supervisor.adopted:
@@ -212,6 +219,7 @@ class Rolled:
             except Overtaken as error:
                 raise UserError(f"{name} is carried out by another process now: {error}") from error
         self.site.secret_files.forget()
+        clear(self.state_dir, name)
         tell(f"{name} was deleted, and is gone")
 
     async def _until_up(self, rolling: Rolling, task: asyncio.Task[None]) -> str:

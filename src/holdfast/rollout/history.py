@@ -4,8 +4,8 @@ An undo is nothing of its own: it asks for an earlier manifest under a new numbe
 
 Always true: what became of a revision is read off the rollout's memory, again and again, so that a look that is missed
 costs nothing (whoever goes on after another looks first, and steps then); what was once in place is remembered as that;
-a revision's manifest is the last that was asked for under its number, so that an undo brings back what there was;
-what is in place, worked at or wanted is never forgotten.
+every change that asks for something else, be it another number of replicas, is a revision of its own, so that an undo
+brings back what there was; what is in place, worked at or wanted is never forgotten.
 """
 
 from __future__ import annotations
@@ -45,12 +45,9 @@ class Entry(Struct, frozen=True, kw_only=True):
     secrets: dict[str, str] = {}  # hashes of the values of secrets, by reference
 
 
-def noted(entries: Sequence[Entry], memory: Memory, asked: Entry | None = None) -> list[Entry]:
-    """The entries of which more is known, as they should be written: by the memory, and what became of them; by what is
-    asked for now, and what their manifest says. With the same sets, but so many replicas, that keeps its number."""
-    latest = {} if asked is None else {asked.number: asked.manifest}
-    known = [structs.replace(entry, manifest=latest.get(entry.number, entry.manifest)) for entry in entries]
-    return [after for entry, one in zip(entries, known, strict=True) if (after := _noted(one, memory)) != entry]
+def noted(entries: Sequence[Entry], memory: Memory) -> list[Entry]:
+    """The entries of which the memory knows more, as they should be written."""
+    return [after for entry in entries if (after := _noted(entry, memory)) != entry]
 
 
 def _noted(entry: Entry, memory: Memory) -> Entry:
@@ -75,25 +72,31 @@ def surplus(entries: Sequence[Entry], memory: Memory) -> list[int]:
 
 
 def way_back(entries: Sequence[Entry], memory: Memory, to: int = 0) -> Entry:
-    """The revision that an undo asks for again; `to`: this one. UserError says why there is none."""
+    """Return the revision that an undo asks for again: what was in place before the last change, or `to`. UserError
+    says why there is none, and which could be named."""
     kept = {entry.number: entry for entry in sorted(entries, key=lambda one: one.number)}
-    wanted = kept.get(memory.wanted)
+    asked = kept[memory.wanted].digest if memory.wanted in kept and not memory.undone else ""
+    others = [entry for entry in kept.values() if entry.digest != asked and entry.number != memory.undone]
+    named = f"name one with --to-revision ({', '.join(str(entry.number) for entry in others)})" if others else ""
     if to:
         if to not in kept:
             raise UserError(f"revision {to} is not kept; there are {', '.join(map(str, kept)) or 'none'}")
-        if wanted is not None and not memory.undone and kept[to].digest == wanted.digest:
-            raise UserError(f"revision {to} is what revision {memory.wanted} asks for already")
-        return kept[to]
-    if memory.undone:
-        already = f"revision {memory.undone} is undone already ({memory.why})"
-        raise UserError(f"{already}, and {memory.target.number} in its place; name a revision to go further back")
-    if memory.phase is not Phase.STEADY and memory.stable is not None and memory.stable.number in kept:
-        return kept[memory.stable.number]
-    for entry in reversed(kept.values()):
-        differs = wanted is None or entry.digest != wanted.digest
-        if entry.number < memory.wanted and entry.fate is Fate.IN_PLACE and differs:
-            return entry
-    raise UserError("there is no earlier revision that was in place")
+        back = kept[to]
+    elif memory.undone:
+        already = f"revision {memory.undone} is undone already ({memory.why}), and {memory.target.number} in its place"
+        raise UserError(f"{already}; to go further back, {named}" if named else already)
+    elif memory.phase is not Phase.STEADY and memory.stable is not None and memory.stable.number in kept:
+        back = kept[memory.stable.number]
+    else:
+        before = [one for one in others if one.number < memory.wanted and one.fate is Fate.IN_PLACE]
+        if not before:
+            none = "there is no earlier revision that was in place"
+            raise UserError(f"{none}; {named}" if named else none)
+        back = before[-1]
+    if back.digest == asked:
+        same = f"revision {back.number} is what revision {memory.wanted} asks for already"
+        raise UserError(f"{same}; {named}" if named else same)
+    return back
 
 
 def told(entries: Sequence[Entry]) -> list[str]:

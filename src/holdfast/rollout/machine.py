@@ -15,8 +15,9 @@ With no way back, and when the way back itself takes too long, it is stuck, and 
 and ends well whenever it can. A newer revision takes over at any time: what is there is then its own, or old.
 
 Always true: a revision is undone at most once, to one that was in place; what is paused stands still, and so does its
-deadline, but the way back is never paused; whoever is seen and not known is taken in, and leaves by the same rules; a
-turn that has no entry in the table changes nothing. No I/O, no clock: `now_s` is wall time and comes in.
+deadline, but the way back is never paused; a new set of workers that no control can judge waits as if it were paused;
+whoever is seen and not known is taken in, and leaves by the same rules; a turn that has no entry in the table changes
+nothing. No I/O, no clock: `now_s` is wall time and comes in.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class Look(Struct, frozen=True, kw_only=True):
     # By service, and by the set's id. None: nobody listened long enough to say how much is asked for.
     traffic: dict[str, dict[str, Traffic]] | None = {}
     refused: dict[str, str] = {}  # by a set's id: why none of it can ever be started here
+    unjudged: frozenset[str] = frozenset()  # services whose new set needs a control's verdict, while no control leads
 
 
 # -- what is remembered
@@ -267,10 +269,13 @@ class _Round:
             become(self, why)
 
     def _remember(self, memory: Memory) -> None:
-        held = [service for service, part in memory.target.parts.items() if part.paused]
+        is_rolling = memory.phase is Phase.ROLLING
+        held = {service for service, part in memory.target.parts.items() if part.paused and is_rolling}
+        if memory.stable is not None:  # else nothing serves that a step forward could harm
+            held |= self.look.unjudged & memory.target.parts.keys()
         self.memory = memory
         self.stock.target, self.stock.stable = memory.target, memory.stable
-        self.stock.held = frozenset(held if memory.phase is Phase.ROLLING else ())
+        self.stock.held = frozenset(held)
         self.stock.is_undo = bool(memory.undone)
         self.stock.tried = memory.tried
 
@@ -307,10 +312,12 @@ class _Round:
     # -- how it goes
 
     def _is_over(self) -> bool:
-        """All is in place, and has been watched and tried where there is a way back."""
+        """All is in place, and where there is a way back it was judged, watched and tried."""
         memory = self.memory
         if memory.whole_s is None or memory.stable is None or not memory.target.brings(memory.stable):
             return memory.whole_s is not None
+        if self.look.unjudged:
+            return False
         return memory.tried == memory.trials.keys() and self.now_s >= memory.whole_s + memory.target.watch_s
 
     def _note_progress(self) -> None:
@@ -341,9 +348,15 @@ class _Round:
         for service in filter(stock.is_new, self.memory.target.parts):
             if service in trials or any(stock.replicas[name].counted for name in stock.of(service, old=False)):
                 until_s = trials.get(service, self.now_s + TRIAL_S)
-                tried = self.look.traffic is not None and self._trial(service).is_tried
+                tried = self.look.traffic is not None and self._is_tried(service, until_s)
                 trials[service] = None if tried or until_s is None or self.now_s >= until_s else until_s
         self._remember(structs.replace(self.memory, trials=trials))
+
+    def _is_tried(self, service: str, until_s: float | None) -> bool:
+        """Return whether the new set has had enough good requests, or gets none while the old ones are there."""
+        trial, part = self._trial(service), self.memory.target.parts[service]
+        is_shunned = until_s is not None and self.now_s >= until_s - TRIAL_S + part.shunned_s
+        return trial.is_tried or (is_shunned and not trial.own.attempts)
 
     def _trial(self, service: str) -> Trial:
         part, traffic = self.memory.target.parts[service], (self.look.traffic or {}).get(service, {})
@@ -388,6 +401,7 @@ class _Round:
         trial = self._trial(service)
         serves = any(self.stock.seen(name).admitted for name in self.stock.of(service, old=False))
         told = f"{trial.own.failed} of {trial.own.attempts} requests to the new {service} failed"
+        told += f" (its rollout.errorPercentMax is {trial.percent_max})"
         return told if serves and trial.is_bad else ""
 
     def _is_overdue(self, service: str) -> bool:

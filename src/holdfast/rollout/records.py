@@ -4,12 +4,14 @@ Whoever asks for something (a person's command) writes what is wanted; whoever c
 operator) writes the memory, and keeps the history.
 
 Always true: what is wanted is changed only from what was read, so that of two who ask at once the second sees what the
-first asked for; each write has the next serial, so that no two are alike; a revision's number is never used for other
-sets. The memory is written by one: who finds another's where its own should be carries out nothing more.
+first asked for; each write has the next serial, so that no two are alike; a revision's number is never used for another
+manifest, but for one that asks for the same. Nothing is asked for of a deployment that is being deleted. The memory is
+written by one: who finds another's where its own should be carries out nothing more.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import chain
@@ -18,7 +20,17 @@ import msgspec
 from msgspec import Struct, structs
 
 from holdfast.core.errors import UserError
-from holdfast.discovery.keys import DEPLOYMENTS, HISTORY, ROLLOUTS
+from holdfast.discovery.keys import (
+    DEPLOYMENTS,
+    EXPECTED,
+    FAULTS,
+    HEALTH,
+    HISTORY,
+    LEVELS,
+    REFUSALS,
+    ROLLOUTS,
+    parse_key,
+)
 from holdfast.health.bounds import Count, UnixS
 from holdfast.rollout import machine
 from holdfast.rollout.history import Entry
@@ -26,11 +38,12 @@ from holdfast.rollout.machine import Memory
 from holdfast.rollout.replica import COMING, Want
 from holdfast.spec.manifest.addresses import NO_DIGESTS
 from holdfast.spec.names import namespace_of, pod_name
-from holdfast.store.contract import VALUE_BYTES_MAX, Store
+from holdfast.store.contract import VALUE_BYTES_MAX, Snapshot, Store, StoreUnavailable
 
 TIMEOUT_S = 10.0  # of one call: a store that restarts is back in a second or two
 # Each that fails is one by which somebody else has succeeded: more at once than people have hands.
 TRIES_MAX = 64
+AGAIN = "`holdfast up -f FILE` starts it again"
 UNSURE_MAX = 16  # writes without an answer, of 10 s each: of older ones none can be under way any more
 
 
@@ -39,7 +52,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
     revision: Count
     manifest: str
-    digest: str  # of its sets (`Revision.digest`)
+    digest: str  # of all that it asks for (`Revision.digest`)
     serial: Count = 1
     paused: bool = False  # by a person's word, whatever the manifest says
     deleted: bool = False  # it should be gone, and then this record as well
@@ -74,22 +87,39 @@ def applied(
     anew: int = 0,
     secrets: Mapping[str, str] = NO_DIGESTS,
 ) -> Change:
-    """A manifest with these sets; `secrets`: hashes of the values of its secrets. With the sets that are wanted already
-    it keeps their number, unless they were undone (`anew`: the number of those that were): who asks for them again
-    wants them tried again."""
+    """Ask for this manifest; `secrets`: hashes of the values of its secrets. One that asks for the same as before keeps
+    the number, unless that was undone (`anew`: the number of the undone one): a person who asks for it again wants it
+    tried again. UserError, if the deployment is being deleted: what was accepted then would be lost with it."""
 
     def change(before: Wanted | None) -> Wanted:
         if before is None:
             first = Wanted(revision=1, manifest=manifest, digest=digest, cause=cause, at_unix_s=at_unix_s)
             return structs.replace(first, secrets=dict(secrets))
-        same = before.digest == digest and not before.deleted and before.revision != anew
-        number = before.revision if same else before.revision + 1
-        said = {"revision": number, "manifest": manifest, "digest": digest, "deleted": False}
+        if before.deleted:
+            raise UserError(f"it is being deleted, and that goes on; once it is gone, {AGAIN}")
+        same = before.digest == digest and before.revision != anew
+        said = {"revision": before.revision if same else before.revision + 1, "manifest": manifest, "digest": digest}
         said |= {"secrets": dict(secrets)}
         told = {} if same else {"cause": cause, "at_unix_s": at_unix_s}
         return structs.replace(before, **said, **told)
 
     return change
+
+
+def of_kept(name: str, change: Change) -> Change:
+    """Make the change to a deployment that is there; UserError, if it is gone, for then nothing would carry it out."""
+
+    def checked(before: Wanted | None) -> Wanted:
+        if before is None:
+            raise UserError(f"{name} was deleted meanwhile; {AGAIN}")
+        return change(before)
+
+    return checked
+
+
+def resumed(change: Change) -> Change:
+    """Make the change and end a pause, which would keep it from taking effect."""
+    return lambda before: structs.replace(change(before), paused=False)
 
 
 def paused(name: str, *, on: bool) -> Change:
@@ -138,7 +168,8 @@ def read_wanted(name: str, data: bytes) -> Wanted:
 
 
 async def ask(store: Store, name: str, change: Change) -> Wanted:
-    """Change what is wanted, from whatever that is at this moment; what it is then. It is in the history as well."""
+    """Change what is wanted, from whatever that is at this moment; what it is then. It is in the history as well, but
+    for a deletion, with which the history goes."""
     key = DEPLOYMENTS + name
     for _ in range(TRIES_MAX):
         held = await store.get(key, TIMEOUT_S)
@@ -148,7 +179,8 @@ async def ask(store: Store, name: str, change: Change) -> Wanted:
             return after
         after = structs.replace(after, serial=before.serial + 1 if before is not None else 1)
         if await store.swap(key, _encoded(after), held, TIMEOUT_S):
-            await note_asked(store, name, after)
+            if not after.deleted:
+                await note_asked(store, name, after)
             return after
     raise UserError(f"{name} is changed by others all the time; try again")
 
@@ -163,13 +195,34 @@ async def note(store: Store, name: str, entry: Entry) -> None:
     await store.put(history_key(name, entry.number), _encoded(entry), TIMEOUT_S)
 
 
-async def forget(store: Store, name: str, entries: list[Entry]) -> None:
-    """A deployment that was deleted and is gone. What is wanted goes last: as long as it stands there, whoever goes on
-    after this process sees that there is something left to do."""
-    for entry in entries:
-        await store.delete(history_key(name, entry.number), TIMEOUT_S)
-    await store.delete(ROLLOUTS + name, TIMEOUT_S)
-    await store.delete(DEPLOYMENTS + name, TIMEOUT_S)
+async def forget(store: Store, name: str) -> None:
+    """Remove every key of a deployment that was deleted and has no process left. What is wanted goes last: as long as
+    it stands there, a supervisor that goes on after this process sees that there is something left to do."""
+    found = [key for prefix in (HEALTH, REFUSALS) for key in await _under(store, prefix) if _owner(prefix, key) == name]
+    for prefix in (f"{HISTORY}{name}/", f"{EXPECTED}{name}/", f"{FAULTS}{name}/"):
+        found += await _under(store, prefix)
+    for key in (*found, LEVELS + name, ROLLOUTS + name, DEPLOYMENTS + name):
+        await store.delete(key, TIMEOUT_S)
+
+
+def _owner(prefix: str, key: str) -> str:
+    where = parse_key(prefix, key)
+    return where.deployment if where is not None else ""
+
+
+async def _under(store: Store, prefix: str) -> list[str]:
+    """Return all keys under a prefix, as they are now. StoreUnavailable, if the store does not say in time."""
+    watch = store.watch(prefix)
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            async for event in watch:
+                if isinstance(event, Snapshot):
+                    return list(event.items)
+    except TimeoutError:
+        pass
+    finally:
+        await watch.aclose()
+    raise StoreUnavailable(repr(store), f"no answer within {TIMEOUT_S:g} s", f"keys under {prefix} are still there")
 
 
 def history_key(name: str, number: int) -> str:

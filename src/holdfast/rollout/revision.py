@@ -26,6 +26,9 @@ class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     unavailable: Count = 0  # of those wanted, which may be missing meanwhile
     deadline_s: float = 600.0  # without progress for so long, it is undone
     errors_percent_max: int = 5  # of a new set's requests; with more that fail, it is undone
+    # A new set that is on trial and got no request for so long is not waited for: clients keep their connections to the
+    # old ones, and come only when those leave. 60.0: as long as any trial (`trial.TRIAL_S`).
+    shunned_s: float = 60.0
     # How long streams have to end or to be handed over, before their replica is stopped and they are resumed:
     drain_s: float = 30.0  # where others of its set can take them
     last_drain_s: float = 600.0  # where none is left that could, so that they must end there or go on inexactly
@@ -58,8 +61,10 @@ class Revision(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def digest(self) -> str:
-        """What it asks for: two revisions with the same sets have the same."""
-        return canonical_hash(self.sets)
+        """Hash of all that a manifest asks for: two revisions with the same sets, in the same numbers and with the same
+        rules for replacing them, have the same one."""
+        fields = ("set_id", "replicas", "surge", "unavailable", "deadline_s", "errors_percent_max", "inexact", "paused")
+        return canonical_hash({name: {key: getattr(part, key) for key in fields} for name, part in self.parts.items()})
 
     @property
     def sets(self) -> dict[str, str]:

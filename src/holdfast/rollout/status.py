@@ -73,7 +73,8 @@ def report(memory: Memory, look: Look, now_s: float) -> Report:
     stock.tried = memory.tried
     names = sorted({*memory.target.parts, *(one.service for one in memory.replicas.values())})
     services = tuple(_service(stock, name, memory.held.get(name, Held())) for name in names)
-    return Report(verdict(memory), memory.wanted, _headline(memory, services, now_s), services)
+    headline = _unjudged(memory, look) or _headline(memory, services, now_s)
+    return Report(verdict(memory), memory.wanted, headline, services)
 
 
 def verdict(memory: Memory) -> Verdict:
@@ -88,6 +89,15 @@ def verdict(memory: Memory) -> Verdict:
 
 def is_paused(memory: Memory) -> bool:
     return memory.phase is Phase.ROLLING and any(part.paused for part in memory.target.parts.values())
+
+
+def _unjudged(memory: Memory, look: Look) -> str:
+    """Return what a rollout waits for that no control can judge, with the remedy; "": it does not."""
+    new = sorted(look.unjudged & memory.target.parts.keys())
+    if not new or memory.phase is not Phase.ROLLING or is_paused(memory):
+        return ""
+    waits = f"revision {memory.target.number} waits for a control: none leads that could check the new {', '.join(new)}"
+    return f"{waits}; `holdfast ps` shows whether one runs, and its log in the state directory why it does not lead"
 
 
 def _headline(memory: Memory, services: tuple[Service, ...], now_s: float) -> str:

@@ -13,7 +13,9 @@ from holdfast.rollout.records import Wanted
 from holdfast.rollout.revision import Part, Revision
 from holdfast.spec.manifest.addresses import NO_DIGESTS, address_of, peers_of
 from holdfast.spec.manifest.secrets import Digests
-from holdfast.spec.manifest.types import WORKER, Manifest
+from holdfast.spec.manifest.types import FRONTEND, WORKER, Manifest
+
+SHUNNED_S = 10.0  # of frontends: new connections come to all of them alike, within seconds where any come at all
 
 
 def revision_of(manifest: Manifest, number: int, digests: Digests = NO_DIGESTS) -> Revision:
@@ -59,7 +61,7 @@ def _part(manifest: Manifest, name: str, digests: Digests) -> Part:
     unavailable = amount(rollout.max_unavailable, replicas, up=False)
     # Shares of few replicas may both come to none: then one more is started, and nobody is missed.
     surge = surge or int(not unavailable)
-    plain = Part(set_id="", replicas=0)
+    plain, is_frontend = Part(set_id="", replicas=0), service.component_type == FRONTEND
     return Part(
         set_id=address_of(manifest, name, digests).hash8,
         replicas=replicas,
@@ -68,6 +70,7 @@ def _part(manifest: Manifest, name: str, digests: Digests) -> Part:
         unavailable=unavailable,
         deadline_s=rollout.progress_deadline_seconds,
         errors_percent_max=rollout.error_percent_max,
+        shunned_s=SHUNNED_S if is_frontend else plain.shunned_s,
         # A frontend's answers cannot be handed over, so none of them ever is its set's last.
         last_drain_s=plain.last_drain_s if service.component_type == WORKER else plain.drain_s,
         inexact=rollout.inexact,

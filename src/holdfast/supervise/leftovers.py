@@ -19,8 +19,17 @@ from holdfast.supervise.replicas import Whose, whose
 LOGS_KEPT = 2  # replicas of each model: the last that left, and the one before, to compare
 
 
-def sweep(state_dir: Path, deployment: str, processes: Iterable[str]) -> None:
-    """`processes`: all that are here, by name."""
+def clear(state_dir: Path, deployment: str, processes: Iterable[str] = ()) -> None:
+    """Remove all that a deleted deployment has left: what `sweep` removes, every log, and what its own control left."""
+    sweep(state_dir, deployment, processes, logs_kept=0)
+    with contextlib.suppress(OSError):
+        for path in (state_dir / "logs").glob(f"{deployment}-control.log*"):
+            path.unlink(missing_ok=True)
+        (run_dir(state_dir) / f"control-{deployment}.lock").unlink(missing_ok=True)
+
+
+def sweep(state_dir: Path, deployment: str, processes: Iterable[str], logs_kept: int = LOGS_KEPT) -> None:
+    """`processes`: all that are here, by name; `logs_kept`: of so many replicas of each model the logs stay."""
     there = {whose(name, deployment, ()) for name in processes}
 
     def left(paths: Iterable[Path]) -> list[tuple[Whose, Path]]:
@@ -33,14 +42,14 @@ def sweep(state_dir: Path, deployment: str, processes: Iterable[str]) -> None:
         for _, path in left(journals_dir(state_dir, "").glob("*")):
             shutil.rmtree(path, ignore_errors=True)
         logs = left((state_dir / "logs").glob("*.log*"))
-        kept = _last({whom for whom, _ in logs})
+        kept = _last({whom for whom, _ in logs}, logs_kept)
         for _, path in (one for one in logs if one[0] not in kept):
             path.unlink(missing_ok=True)
 
 
-def _last(gone: set[Whose]) -> set[Whose]:
+def _last(gone: set[Whose], count: int) -> set[Whose]:
     """The last few of each model."""
     kept: dict[str, list[Whose]] = {}
     for whom in sorted(gone, key=lambda one: int(one.name.rpartition("-")[2]), reverse=True):
         kept.setdefault(whom.service, []).append(whom)
-    return {whom for own in kept.values() for whom in own[:LOGS_KEPT]}
+    return {whom for own in kept.values() for whom in own[:count]}

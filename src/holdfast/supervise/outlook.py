@@ -3,7 +3,8 @@
 Always true: a worker is admitted when every frontend says so, and there is one; it drains when it was told to and no
 frontend would send it anything more, so that its count of streams can only fall; it stands by when its canary passed
 and it was not told to serve. A frontend that knows nobody to send requests to does not serve yet, unless there is
-nobody. Where no control leads nobody is checked, by frontends neither, and whoever has no verdict has its whole weight.
+nobody. Where no control leads nothing is checked: a worker without a verdict has its whole weight if its set was in
+place before, and none if the revision brings its set, for then nothing has judged it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from holdfast.supervise.replicas import Sighted
 
 UNKNOWN = "it is not in the store"
 NOBODY = "it has no worker yet"
+UNJUDGED = "no control leads that could check it"
 
 
 def prefixes(deployment: str) -> tuple[str, ...]:
@@ -105,33 +107,42 @@ def look_of(
     roomy: Collection[str] = (),
     traffic: dict[str, dict[str, Traffic]] | None = None,
     refused: dict[str, str] | None = None,
+    unjudged: frozenset[str] = frozenset(),
 ) -> Look:
-    """`wants`: what every replica was last told to do; `roomy`: those beside whom there is memory for one more."""
-    replicas = {name: _seen(one, said, wants.get(name)) for name, one in here.items()}
+    """`wants`: what every replica was last told to do; `roomy`: those beside whom there is memory for one more;
+    `unjudged`: services whose new sets a control should check, while none leads."""
+    new = {(service, wish.sets.get(service)) for service in unjudged}
+    unknown = {name for name, one in here.items() if (one.seen.service, one.seen.set_id) in new}
+    replicas = {name: _seen(one, said, wants.get(name), proven=name not in unknown) for name, one in here.items()}
     replicas |= {name: structs.replace(replicas[name], fits_beside=True) for name in roomy if name in replicas}
-    return Look(wish=wish, replicas=replicas, room=room or {}, traffic=traffic, refused=refused or {})
+    return Look(
+        wish=wish, replicas=replicas, room=room or {}, traffic=traffic, refused=refused or {}, unjudged=unjudged
+    )
 
 
-def instances_of(here: Mapping[str, Sighted], said: Said) -> dict[str, tuple[str, str]]:
-    """The service and the set of every worker that leads, by instance."""
-    return {
+def sources_of(here: Mapping[str, Sighted], said: Said) -> dict[str, tuple[str, str]]:
+    """Return the service and the set of every worker that leads, by instance, and of every frontend, by process."""
+    workers = {
         f"{said.leading[name].instance:x}": (one.seen.service, one.seen.set_id)
         for one in here.values()
         for name in one.engines
         if name in said.leading
     }
+    frontends = [one for one in here.values() if one.frontend]
+    return workers | {one.frontend: (one.seen.service, one.seen.set_id) for one in frontends}
 
 
-def _seen(one: Sighted, said: Said, want: Want | None) -> Seen:
-    """Who stands by does so when it could serve: it is loaded, and its first canary passed."""
-    seen = _found(one, said, want)
+def _seen(one: Sighted, said: Said, want: Want | None, *, proven: bool) -> Seen:
+    """Return one replica as it is seen. It stands by when it could serve: it is loaded, and its first canary passed.
+    `proven`: its set needs no verdict while no control leads."""
+    seen = _found(one, said, want, proven=proven)
     if one.engines and seen.stage is Stage.SERVING and want is Want.STAND_BY:
         stage = Stage.STANDBY if seen.weight > 0.0 else Stage.STARTING
         return structs.replace(seen, stage=stage, admitted=False)
     return seen
 
 
-def _found(one: Sighted, said: Said, want: Want | None) -> Seen:
+def _found(one: Sighted, said: Said, want: Want | None, *, proven: bool) -> Seen:
     seen = one.seen
     if seen.stage is not Stage.SERVING:
         return seen
@@ -147,5 +158,5 @@ def _found(one: Sighted, said: Said, want: Want | None) -> Seen:
     found = structs.replace(seen, stage=stage, admitted=said.admits(instance), streams=said.streams(one.engines))
     refusal = said.refusal(where)
     if record is None and not said.is_led and not refusal:
-        return structs.replace(found, weight=1.0)
+        return structs.replace(found, weight=1.0) if proven else structs.replace(found, how=found.how or UNJUDGED)
     return judged(found, record, refusal)

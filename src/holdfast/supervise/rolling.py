@@ -34,14 +34,15 @@ from holdfast.rollout.steward import Steward, encode
 from holdfast.rollout.wishes import is_gone, on_trial, wish_of, worked_at
 from holdfast.spec.manifest.checking import check
 from holdfast.spec.manifest.secrets import Digests
-from holdfast.spec.manifest.types import Manifest
+from holdfast.spec.manifest.types import WORKER, Manifest
 from holdfast.store.contract import Registration, Store, StoreUnavailable
 from holdfast.store.mirror import Mirror
 from holdfast.supervise.changing import Changing
 from holdfast.supervise.loop import Supervisor
 from holdfast.supervise.machine import Life
 from holdfast.supervise.machine import Phase as JobPhase
-from holdfast.supervise.outlook import instances_of, look_of, prefixes, said_by
+from holdfast.supervise.outlook import look_of, prefixes, said_by, sources_of
+from holdfast.supervise.own_control import OwnControl, has_planner
 from holdfast.supervise.replicas import (
     Ground,
     Sighted,
@@ -74,6 +75,7 @@ class Rolling:
         *,
         place: Steward,
         tell: Callable[[str], None],
+        control: OwnControl | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.name = name
@@ -83,6 +85,7 @@ class Rolling:
         self.ground = ground
         self.steward = place  # what it tells of itself, to whoever waits
         self._tell = tell
+        self._control = control
         self._clock = clock or SystemClock()
         self._mirror = Mirror(store, (DEPLOYMENTS + name, f"{HISTORY}{name}/", *prefixes(name)))
         self._written = WrittenMemory(store, name)
@@ -133,10 +136,12 @@ class Rolling:
             await self._written.write(memory)
             self.memory = memory
             self._carry_out(acts)
-            entries = await self._keep_history(wanted)
+            await self._keep_history(wanted)
             self._say(serial=wanted.serial, report=report(memory, look, now_s), trouble="")
             if is_gone(wanted, memory):
-                await records.forget(self._store, self.name, [*entries, wanted.entry()])
+                if self._control is not None:
+                    await self._control.stop()  # it would write verdicts on
+                await records.forget(self._store, self.name)
                 return True
         except (StoreUnavailable, UserError) as error:
             self._wait_for(str(error))
@@ -159,15 +164,22 @@ class Rolling:
         services = {service for one in known for service in one.parts}
         wants = {name: one.want for name, one in memory.replicas.items()}
         said, here, now_s = said_by(self._mirror.values, self.name), self._here(services), self._clock.unix_s()
-        self._traffic.take(said.reports, instances_of(here, said), now_s)
+        self._traffic.take(said.reports, sources_of(here, said), now_s)
         there = Counter(one.service for one in memory.replicas.values())
         next_one, taken = worked_at(wish, memory), self._taken()
         sets = sets_of([(manifest, wanted.secrets)] if next_one is wish else self._kept())
         room = room_of(next_one, there, sets, self.ground, taken)
         roomy = roomy_of(next_one, sets, self.ground, taken, self._seated(services))
-        traffic = self._traffic.of(now_s, *on_trial(wish, memory, now_s))
+        brought, since_s = on_trial(wish, memory, now_s)
+        traffic = self._traffic.of(now_s, brought, since_s)
         refused = refused_of(next_one, sets, self.ground)
-        return look_of(wish, here, said, wants, room=room, roomy=roomy, traffic=traffic, refused=refused)
+        if self._control is not None and not wanted.deleted:
+            self._control.keep(self._deeds, planned=has_planner(next_one, sets))
+        workers = manifest.of_type(WORKER) if next_one is wish and not said.is_led else ()
+        unjudged = frozenset(service for service, _ in brought if service in workers)
+        return look_of(
+            wish, here, said, wants, room=room, roomy=roomy, traffic=traffic, refused=refused, unjudged=unjudged
+        )
 
     def _here(self, services: set[str]) -> dict[str, Sighted]:
         """The replicas that have processes here, and those that could not be started."""
@@ -244,16 +256,15 @@ class Rolling:
 
     # -- what is kept
 
-    async def _keep_history(self, wanted: Wanted) -> list[Entry]:
-        """What became of each revision, as the memory knows it; all entries."""
+    async def _keep_history(self, wanted: Wanted) -> None:
+        """Write what became of each revision, as the memory knows it."""
         entries = self._entries()
         if wanted.revision not in {entry.number for entry in entries}:
             await records.note_asked(self._store, self.name, wanted)
-        for entry in noted(entries, self.memory, wanted.entry()):
+        for entry in noted(entries, self.memory):
             await records.note(self._store, self.name, entry)
         for number in surplus(entries, self.memory):
             await self._store.delete(history_key(self.name, number), records.TIMEOUT_S)
-        return entries
 
     def _entries(self) -> list[Entry]:
         values = self._mirror.values.items()

@@ -1,5 +1,7 @@
 """How many attempts of each set failed in the last minute, from reports whose counts only grow. Pure.
 
+Of a set of workers an attempt is one that a frontend made; of a set of frontends it is an answer that one gave.
+
 Always true: nothing is counted twice, and nothing that was there when this began to count; a worker that is gone counts
 on until its minute is over, for its set is still the one that failed; who has only begun to listen does not say that
 nobody asks.
@@ -25,12 +27,12 @@ class SetTraffic:
 
     def __init__(self) -> None:
         self._began_s: float | None = None
-        self._last: dict[str, dict[str, Counted]] = {}  # by frontend and instance
-        self._sets: dict[str, Set] = {}  # by instance
+        self._last: dict[str, dict[str, Counted]] = {}  # by frontend, and by its workers' instances or its own process
+        self._sets: dict[str, Set] = {}  # by instance or process
         self._happened: deque[tuple[float, Set, Counted]] = deque()  # oldest first, within the window
 
     def take(self, reports: Iterable[Report], sets: Mapping[str, Set], now_s: float) -> None:
-        """All reports as they are now; `sets`: whose an instance is."""
+        """All reports as they are now; `sets`: whose an instance or a frontend's process is."""
         if sets and (self._began_s is None or now_s < self._began_s):
             self._began_s = now_s
         self._sets |= sets
@@ -68,4 +70,5 @@ class SetTraffic:
 
 def _counts(report: Report) -> dict[str, Counted]:
     failed = {instance: sum(seen.failed.values()) for instance, seen in report.workers.items()}
-    return {one: (seen.succeeded + failed[one], failed[one]) for one, seen in report.workers.items()}
+    workers = {one: (seen.succeeded + failed[one], failed[one]) for one, seen in report.workers.items()}
+    return workers | {report.process: (report.answers, report.answers_failed)}

@@ -35,7 +35,7 @@ from holdfast.cli.fleet.waiting import Manner
 from holdfast.cli.screen import Screen
 from holdfast.cli.terminal import Terminal, write_out
 from holdfast.core.errors import Refused, Untold, UserError
-from holdfast.rollout.records import Wanted, applied
+from holdfast.rollout.records import Wanted, applied, of_kept
 from holdfast.rollout.revision import changes
 from holdfast.rollout.wishes import revision_of
 from holdfast.settings import Environment, handed_on
@@ -75,9 +75,8 @@ class Apply(Asked, frozen=True):
             await book.heard()
             before = _kept_here(book, name)
             asked = replace(asked, secrets=self._secrets(asked, before, secrets))
-            change = applied(
-                asked.text, asked.digest, time.time(), anew=before.memory.undone, secrets=asked.secrets
-            )
+            ask = applied(asked.text, asked.digest, time.time(), anew=before.memory.undone, secrets=asked.secrets)
+            change = of_kept(name, ask)
             after = change(before.wanted)
             if not self.dry_run:
                 after = await asked_for(book, name, change)

@@ -38,7 +38,9 @@ from holdfast.settings import Environment
 from holdfast.spec.arguments import UsageError
 from holdfast.spec.settings import about
 from holdfast.store.mirror import Mirror
+from holdfast.supervise.leftovers import clear
 from holdfast.supervise.lock import holder
+from holdfast.supervise.records import read_records
 
 ENDED_S = 30.0  # for a supervisor whose deployment is gone: it stops a control and a store
 LOOK_S = 0.05
@@ -61,12 +63,12 @@ class Delete(Asked, frozen=True):
         timeout_s, name = seconds("--timeout", self.timeout), bare(self.name)
         if self.file is not None:
             name = shaped(said_in("delete", self.file)).manifest.name
-        steward = answered(self._delete(name, store_of(self.store, env.state_dir), timeout_s))
+        steward = answered(self._delete(name, store_of(self.store, env.state_dir), timeout_s, env.state_dir))
         if steward is not None:
             _wait_for_end(steward, env.state_dir)
         return 0
 
-    async def _delete(self, name: str, url: str, timeout_s: float | None) -> Steward | None:
+    async def _delete(self, name: str, url: str, timeout_s: float | None, state_dir: Path) -> Steward | None:
         """Whose end is to be waited for."""
         async with opened(url, WITH_FLEETS) as book:
             await book.heard()
@@ -78,10 +80,11 @@ class Delete(Asked, frozen=True):
             if self.dry_run:
                 write_out(f"{name_of(name)} deleted (dry run)\n")
                 return None
-            last = await asked_for(book, name, deleted(name, time.time()))
+            await asked_for(book, name, deleted(name, time.time()))
             write_out(f"{name_of(name)} deleted\n")
             if await steward_of(book.store, name) is None:
-                await forget(book.store, name, [*seen.entries, last.entry()])
+                await forget(book.store, name)
+                clear(state_dir, name, [record.name for record in read_records(state_dir)])
             if not self.wait:
                 return None
             await gone(book, name, Screen(), timeout_s)

@@ -16,7 +16,7 @@ from holdfast.cli.screen import Screen
 from holdfast.cli.terminal import write_out
 from holdfast.core.errors import UserError
 from holdfast.rollout.history import Entry, way_back
-from holdfast.rollout.records import applied, paused
+from holdfast.rollout.records import applied, of_kept, paused, resumed
 from holdfast.rollout.status import Verdict
 from holdfast.settings import Environment
 from holdfast.spec.settings import about
@@ -133,7 +133,7 @@ class Pause(Asked, frozen=True):
             seen = carried(book, self.name)
             if seen.wanted.deleted:
                 raise UserError(f"{seen.name} is being deleted")
-            by = () if self.on else _paused_by_manifest(seen)
+            by = () if self.on else _paused_by_manifest(seen.wanted.manifest)
             stays = f"{', '.join(by)} of {seen.name} stays paused by its manifest (rollout.paused): change it there"
             if seen.wanted.paused is self.on:
                 raise UserError(stays if by else f"{seen.name} is {'already' if self.on else 'not'} paused")
@@ -144,10 +144,10 @@ class Pause(Asked, frozen=True):
         return 0
 
 
-def _paused_by_manifest(seen: Seen) -> list[str]:
+def _paused_by_manifest(text: str) -> list[str]:
     from holdfast.spec.manifest.checking import check
 
-    manifest = check(seen.wanted.manifest.encode()).manifest
+    manifest = check(text.encode()).manifest
     services = manifest.spec.services.items() if manifest is not None else ()
     return [name for name, service in services if service.rollout.paused]
 
@@ -177,8 +177,14 @@ class Undo(Asked, frozen=True):
             await book.heard()
             seen = carried(book, self.name)
             memory = replace(seen.memory, wanted=seen.wanted.revision)  # it may not have heard of the last one yet
+            if seen.wanted.deleted:
+                raise UserError(f"{seen.name} is being deleted")
             back = way_back(seen.entries, memory, self.to_revision)
-            told = f"{name_of(seen.name)} rolled back to revision {back.number}"
+            if by := _paused_by_manifest(back.manifest):
+                stays = f"its manifest pauses {', '.join(by)} (rollout.paused)"
+                raise UserError(f"revision {back.number} would not begin: {stays}; apply that manifest without it")
+            resumes = ", and resumed" if seen.wanted.paused else ""
+            told = f"{name_of(seen.name)} rolled back to revision {back.number}{resumes}"
             if self.dry_run:
                 write_out(f"{told} (dry run)\n")
                 return 0
@@ -186,6 +192,6 @@ class Undo(Asked, frozen=True):
             change = applied(
                 back.manifest, back.digest, time.time(), cause=cause, anew=memory.undone, secrets=back.secrets
             )
-            after = await asked_for(book, seen.name, change)
+            after = await asked_for(book, seen.name, of_kept(seen.name, resumed(change)))
             write_out(f"{told}, as revision {after.revision}\n")
             return await in_place(book, await known(book, seen.name, after), Screen(), timeout_s) if self.wait else 0

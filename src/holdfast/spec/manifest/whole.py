@@ -21,13 +21,18 @@ from holdfast.spec.manifest.local import Machine, replica_launches, seats_of, wo
 from holdfast.spec.manifest.parts import Probe
 from holdfast.spec.manifest.pods import pods
 from holdfast.spec.manifest.rules import Finding, Findings, Steps, probes_of, variables_in
-from holdfast.spec.manifest.types import PLANNER, PREFILL, WORKER, Manifest
+from holdfast.spec.manifest.types import FRONTEND, PLANNER, PREFILL, WORKER, Manifest
 from holdfast.spec.names import is_host
 
 LEFT = (
     "on a GPU its KV pool takes all that is left, so that an update has no memory beside it and nobody serves while it "
     "is swapped in place; leave some with --kv-gib"
 )
+NONE = {
+    FRONTEND: "with 0 replicas of it no request is answered",
+    PLANNER: "with 0 replicas of it the supervisor's own control judges, with that one's settings",
+    WORKER: "with 0 replicas of it no request for its model is answered",
+}
 PODS = "there are no pods here; what `holdfast` is started with is handed on"
 
 # Of an engine, what was said after --model, and the name that clients ask for ("": none): what is loaded, and its name.
@@ -50,8 +55,8 @@ def whole(manifest: Manifest, machine: Machine, gpus: Sequence[str], named: Name
             own = [seat_at(here, first + rank) for rank in range(ranks)]
             taken[bool(here)].append(own)
             launches += replica_launches(pod, pod.replica(number), own, machine)
-    if not manifest.of_type(PLANNER):
-        launches.append(control_of(manifest, machine))
+    if not any(service.replicas for service in manifest.of_type(PLANNER).values()):
+        launches.append(control_of(manifest.name, machine))
     return [settled_launch(launch, named, max(1, pairs_on(taken[True]))) for launch in launches]
 
 
@@ -77,6 +82,8 @@ def unheard(manifest: Manifest) -> Findings:
     """What a cluster carries out and this machine does in its own way, or not at all: a rule for warnings."""
     for name, service in manifest.spec.services.items():
         at: Steps = ("spec", "services", name)
+        if not service.replicas:
+            yield Finding((*at, "replicas"), NONE[service.component_type])
         if service.fleet != Fleet():
             yield Finding((*at, "fleet"), "only a fleet reads it: `holdfast up --backend local -f FILE`")
         if service.gpus and not service.failover.enabled:
@@ -105,11 +112,11 @@ def _unheard_probe(at: Steps, probe: Probe) -> Findings:
         yield Finding((*at, "timeoutSeconds"), "the supervisor here keeps to the bound of all its questions together")
 
 
-def control_of(manifest: Manifest, machine: Machine) -> ControlLaunch:
-    """The control of a manifest that has no planner."""
+def control_of(deployment: str, machine: Machine) -> ControlLaunch:
+    """Return the control that the supervisor runs where the manifest has no planner."""
     env = read_environment({**machine.environ, "HOLDFAST_STATE_DIR": str(machine.state_dir)})
-    control = replace(control_by(env), deployment=manifest.name, store=machine.store_url)
-    return replace(control, name=f"{manifest.name}-control", status_any=True)
+    control = replace(control_by(env), deployment=deployment, store=machine.store_url)
+    return replace(control, name=f"{deployment}-control", status_any=True)
 
 
 def settled_launch(launch: Launch, named: Named, sharing: int) -> Launch:

@@ -72,6 +72,7 @@ class HttpConnection(asyncio.Protocol):
         self.request_id = ""  # what the handler calls it; told to the client with the answer
         self.answer_headers: Headers = ()  # the handler's; they go with the answer, whatever it is
         self.on_over: Callable[[int], object] | None = None  # told a response's status once it is over; 0: it had none
+        self.on_status: Callable[[int], object] | None = None  # told a response's status when its head is sent
         self._status = 0
         self.active_at_s = self._loop.time()
         self.receiving_since_s = 0.0  # when the request that is arriving began to
@@ -285,6 +286,8 @@ class HttpConnection(asyncio.Protocol):
     def _head(self, status: int, content_type: bytes, headers: Headers) -> bytes:
         request = self._request
         self._status = status
+        if self.on_status is not None:
+            self.on_status(status)
         self.closing |= self._half_closed and not self._waiting
         keep = request is not None and request.keep_alive and not (self.closing or self.leaving)
         self.closing = not keep
