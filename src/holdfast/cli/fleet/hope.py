@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.cli.fleet.seen import START, FleetSeen
+from holdfast.cli.fleet.seen import JOIN, FleetSeen
 from holdfast.core.errors import UserError
 from holdfast.fleet.actions import COPY_S, Tries, Verb, replica_name, subject_of
 from holdfast.fleet.desired import Level, Model
@@ -40,7 +40,7 @@ def _own(found: list[Replica], model: Model) -> int:
 def trouble_of(seen: FleetSeen) -> str:
     """Why nothing comes of what is wanted; "": something does."""
     if not seen.nodes:
-        return f"no node of {seen.deployment} is there: `{START}` makes this machine one (on Ray: `holdfast ps`)"
+        return f"no node of {seen.deployment} is there: {JOIN[seen.backend]}"
     if not seen.is_led:
         return f"nobody decides for {seen.deployment}: no control of it runs, and what is there goes on as it is"
     return ""
