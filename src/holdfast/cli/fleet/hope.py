@@ -27,7 +27,9 @@ def is_in_place(seen: FleetSeen, wish: Wish) -> bool:
 def how_far(seen: FleetSeen, wish: Wish) -> str:
     model = wish.model
     hot = _own(seen.ready(model.key, Level.HOT), model)
-    moving = [f"{one.id} {one.phase} on {one.node}" for one in seen.replicas(model.key) if one.phase is not Phase.READY]
+    replicas = seen.replicas(model.key)
+    moving = [f"{one.id} {one.phase} on {one.node}" for one in replicas if one.phase is not Phase.READY]
+    moving += [f"{one.id} {one.health} on {one.node}" for one in replicas if one.is_up and not one.serves]
     unmet = seen.book.unmet.get(model.key, "")
     counted = f"{hot} of {model.hot} HOT" if hot <= model.hot and model.hot else f"{hot} HOT, {model.hot} wanted"
     return "; ".join(filter(None, (counted, *moving, unmet)))
