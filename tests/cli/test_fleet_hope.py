@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 from fleet_cli_rig import GIB, replica
 from msgspec import structs
 
-from holdfast.cli.fleet.hope import how_far, is_in_place
+from holdfast.cli.fleet.hope import how_far, is_in_place, trouble_of
 from holdfast.cli.fleet.seen import FleetSeen
 from holdfast.fleet.desired import Level, Model
-from holdfast.fleet.observed import Memory, Node, Phase, Replica
+from holdfast.fleet.observed import Health, Memory, Node, Phase, Replica
 from holdfast.fleet.prospects import too_large
 from holdfast.fleet.records import Book, NodeRecord, Wish
 from holdfast.fleet.scaling import Scaling
@@ -48,6 +49,7 @@ WARM = {"level": Level.WARM, "devices": ()}
         ({"wanted": 1}, [{}, {"phase": Phase.GONE}], True),
         ({"wanted": 1}, [{}, {"phase": Phase.DRAINING}], False),
         ({"wanted": 1}, [{}, {}], False),
+        ({"wanted": 1}, [{"health": Health.AWAY, "ill_s": 1.0}], False),
         ({"wanted": 1}, [{}, WARM], True),
         ({"wanted": 0, "replicas_min": 1, "floor": Level.HOT}, [WARM], False),
         ({"wanted": 0, "replicas_min": 1, "floor": Level.WARM}, [], False),
@@ -62,11 +64,22 @@ def test_it_is_in_place(said: dict[str, Any], seen: list[dict[str, Any]], is_so:
     assert is_in_place(fleet(wish, replicas), wish) is is_so
 
 
+def test_replicas_of_lost_nodes_are_not_counted_and_a_fleet_without_nodes_is_told_what_makes_one() -> None:
+    """Its record may stand though its agent is stopped; on Ray no command of ours makes a node."""
+    wish = wished(wanted=1)
+    seen = fleet(wish, [replica(wish, 1)])
+    assert is_in_place(seen, wish)
+    assert not is_in_place(dataclasses.replace(seen, book=Book(lost=("n1",))), wish)
+    for backend, word in (("", "holdfast up --backend local"), ("ray", "ray start --address")):
+        assert word in trouble_of(dataclasses.replace(seen, nodes={}, backend=backend))
+
+
 @pytest.mark.parametrize(
     ("wanted", "seen", "told"),
     [
         (2, [{}], "1 of 2 HOT"),
         (1, [{}, {}], "2 HOT, 1 wanted"),
+        (1, [{"health": Health.DOUBTED, "ill_s": 1.0}], "0 of 1 HOT; r0 doubted on n1"),
         (0, [{"phase": Phase.DRAINING}], "0 HOT, 0 wanted; r0 draining on n1"),
     ],
 )

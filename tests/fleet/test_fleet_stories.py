@@ -14,6 +14,7 @@ from bench.fleet.agent import Machine
 from bench.fleet.world import World
 from holdfast.fleet.actions import Action, Verb
 from holdfast.fleet.desired import Level, Model
+from holdfast.fleet.observed import Health
 from holdfast.fleet.room import HOST
 from transcript_book import must_go_as_written, transcripts
 
@@ -102,6 +103,13 @@ class Story:
             if f"ModelActor:{name}" in machine.bodies:
                 machine.crash(f"ModelActor:{name}")
 
+    def do_ail(self, name: str, health: str) -> None:
+        """A replica is up and does not serve, or does again: `sound`."""
+        for machine in self.world.machines.values():
+            if (body := machine.bodies.get(f"ModelActor:{name}")) is not None:
+                body.become(Health(health), self.world.now_s)
+                machine.changed = True
+
     def do_lose(self, node: str) -> None:
         self.world.machines[node].near = False
         self.world.planner.view.lose(node)
@@ -125,7 +133,9 @@ class Story:
     def do_status(self) -> None:
         for node, machine in self.world.machines.items():
             there = [
-                f"{short(name)} {body.level.word} {body.phase}" + (f" {body.running} running" if body.running else "")
+                f"{short(name)} {body.level.word} {body.phase}"
+                + (f" {body.running} running" if body.running else "")
+                + ("" if body.is_sound else f" {body.health}")
                 for name, body in machine.bodies.items()
             ]
             self.say(f"{node}: {', '.join(there) or 'nobody'}")
@@ -155,7 +165,7 @@ class Story:
         for machine in self.world.machines.values():
             for body in machine.bodies.values():
                 demand = self.world.waiting.get(body.action.model)
-                if body.serves and demand is not None:
+                if body.serves and body.is_sound and demand is not None:
                     body.running, body.idle_s, machine.changed = body.running + demand.waiting, 0.0, True
                     self.world.ask_for(body.action.model, 0)
 

@@ -197,6 +197,19 @@ async def test_each_waits_as_long_as_it_may() -> None:
     assert whys["n"].endswith("none has come up within 0.01 s")
 
 
+async def test_a_model_whose_replicas_do_not_serve_and_that_no_other_comes_for_is_held_as_streams_are() -> None:
+    """Not as long as a model may take to be brought up, and the client is not told that anything is provisioned."""
+    rig = Rig(hold_s=0.01, provision_s=60.0)
+    rig.directory.want("d", frozenset({"m"}))
+    rig.directory.miss("d", {"m": Missing("r1 on n: its breaker is open; no other comes: no room", stands=True)})
+    error = await refusal(rig.ask("held"))
+    assert (error.status, error.code) == (503, Code.NO_WORKER)
+    assert "its breaker is open" in error.message
+    client = Client()
+    WaitNotes(client.connection).tell(Waiting(State.HELD, 1, 0.0, True, "its breaker is open"), 2.0)
+    assert client.told == ["head", ": held: its breaker is open"]
+
+
 async def test_who_waits_in_vain_is_told_why_and_refused_at_once() -> None:
     """In its place in line at once, in a comment of one line, and at the end; one that may yet come is waited for."""
     rig = Rig(hold_s=60.0, provision_s=60.0)

@@ -15,10 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.errors import Refused, UserError
+from holdfast.core.tasks import beside
 from holdfast.fleet.actions import replica_name
 from holdfast.roles.ray import cluster, watcher
 from holdfast.roles.ray.clearing import Left, left_in, take_away
 from holdfast.roles.ray.model_actor import record_name, replica_of
+from holdfast.spec.roles import RayLaunch
 from holdfast.testing.place import Place
 
 
@@ -115,3 +117,30 @@ def test_what_ray_says_of_an_end_is_told_in_short() -> None:
     )
     assert cluster.in_short(long) == "Worker exits with a connection error. End of file."
     assert cluster.in_short("its node is\ndead") == "its node is dead"
+
+
+async def test_up_waits_for_a_node_and_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a node that has devices, and with one whose agent does not come, `up` fails by name within a bound."""
+    monkeypatch.setattr(watcher, "FIRST_NODE_S", 0.05)
+    monkeypatch.setattr(watcher, "FIRST_AGENT_S", 0.05)
+    monkeypatch.setattr(watcher, "AGAIN_S", 0.0)
+    found: list[cluster.RayNode] = []
+
+    async def asked(ask: Any, *_words: Any) -> Any:
+        if ask is cluster.begin:
+            raise cluster.Gone("its process ended")
+        return list(found) if ask is cluster.nodes else []
+
+    monkeypatch.setattr(cluster, "asked", asked)
+    monkeypatch.setattr(cluster, "on_node", lambda node_id: node_id)
+    with pytest.raises(Refused, match="no node of the Ray cluster h:1 has devices"):
+        await _first_agent(RayLaunch(state_dir="/x", name="ray", store="unix:///s", deployment="d", address="h:1"))
+    found.append(cluster.RayNode(id="a" * 56, host="h", resource="GPU", devices=1, memory_bytes=0))
+    with pytest.raises(Refused, match=r"no agent of d runs on the Ray cluster .*: its process ended"):
+        await _first_agent(RayLaunch(state_dir="/x", name="ray", store="unix:///s", deployment="d"))
+
+
+async def _first_agent(launch: RayLaunch) -> None:
+    made = watcher.Watcher(launch)
+    async with beside(made.run(), "nodes"):
+        await made.first_agent()

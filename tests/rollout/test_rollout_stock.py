@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import structs
 from rollout_world import part, revision
 
+from holdfast.rollout.moves import move
 from holdfast.rollout.replica import CRASHES_MAX, Replica, Seen, Stage, Want
 from holdfast.rollout.revision import Revision
 from holdfast.rollout.stock import Stock
@@ -58,6 +59,24 @@ def test_a_mate_of_one_of_two_services_is_no_orphan() -> None:
     lone = stock_of(new, old, [("one", "d", old), ("other", "e", old), ("prefill", "q", new)])
     assert lone.is_orphan("one-1")
     assert not lone.is_orphan("other-2"), "its set is in the new revision, too"
+
+
+def test_of_those_that_are_too_many_what_serves_least_leaves_first() -> None:
+    """One that is dead, or at half its traffic, leaves before the newest; where nothing is held against any, the newest
+    leaves."""
+    before, now = revision(1, worker=part("a*3")), revision(1, worker=part("a*1"))
+
+    def leavers(weights: tuple[float, float, float]) -> list[str]:
+        stock = stock_of(now, before, [("worker", "a", before)] * 3)
+        for (name, seen), weight in zip(list(stock.look.items()), weights, strict=True):
+            stage = Stage.SERVING if weight else Stage.STARTING
+            stock.look[name] = structs.replace(seen, weight=weight, stage=stage)
+        move(stock)
+        return [name for name, one in stock.replicas.items() if one.want is not Want.SERVE]
+
+    assert leavers((0.0, 0.5, 1.0)) == ["worker-1", "worker-2"]
+    assert leavers((1.0, 0.5, 0.0)) == ["worker-2", "worker-3"]
+    assert leavers((1.0, 1.0, 1.0)) == ["worker-2", "worker-3"]
 
 
 def test_the_last_of_a_set_that_dies_while_it_drains_is_waited_for() -> None:

@@ -23,7 +23,7 @@ NO_NODE = "no node is there"
 
 class Prospect(Struct, frozen=True):
     """Why somebody is missing; `hopeless`: whoever waits for the first one does so in vain, as things are; `stands`:
-    replicas are up and may not serve, and nothing is being started."""
+    replicas are up and do not serve, and no other comes."""
 
     why: str
     hopeless: bool = False
@@ -79,11 +79,11 @@ def failed(tries: Tries, last: str) -> Prospect:
 def ill_prospect(ill: str, missing: Prospect | None, is_coming: bool) -> Prospect:
     """Return what to tell clients of a model whose replicas are up and do not serve.
 
-    `missing`: why no other comes. Such a wait is as long as streams are held, since the replicas may serve again."""
+    `missing`: why no other comes; then clients wait as long as streams are held, since a replica may serve again."""
     if is_coming:
         return Prospect(f"{ill}; another is being started")
     if missing is None:
-        return Prospect(ill, stands=True)
+        return Prospect(f"{ill}; another is started unless it serves again soon")
     return Prospect(f"{ill}; no other comes: {missing.why}", stands=True)
 
 

@@ -74,7 +74,7 @@ class Book(Struct, frozen=True, kw_only=True):
     unmet: Mapping[str, str] = {}  # models that miss somebody, and why
     hopeless: tuple[str, ...] = ()  # of those: who waits for the first one does so in vain, as things are
     lost: tuple[str, ...] = ()  # nodes that did not report in time: what they last told does not count
-    stands: tuple[str, ...] = ()  # of those: replicas are up, none may serve, and no other is being started
+    stands: tuple[str, ...] = ()  # of those: replicas are up, none serves, and no other comes
     whys: Mapping[str, str] = {}  # models that failed to start, and why they last did
 
 

@@ -75,13 +75,14 @@ def _start(stock: Stock, service: str) -> None:
 
 
 def _retire_all(stock: Stock) -> None:
-    """First those that are too many, the newest first; then other sets; last whole services wanted no more."""
+    """First those that are too many, what serves least and then the newest first; then other sets; last whole services
+    wanted no more."""
     parts = stock.target.parts
     for service in _free(stock):
         newest = list(reversed(stock.of(service, old=False)))
-        newest.sort(key=stock.counts)
+        newest.sort(key=stock.serving)
         _retire(stock, newest[: max(0, -stock.missing(service))])
-        _retire(stock, sorted(stock.of(service, old=True), key=stock.counts))
+        _retire(stock, sorted(stock.of(service, old=True), key=stock.serving))
     gone = [name for name, one in stock.replicas.items() if one.service not in parts]
     if all(map(stock.is_up, parts)):
         _retire(stock, gone)

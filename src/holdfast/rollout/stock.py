@@ -60,6 +60,10 @@ class Stock:
             return False
         return seen.weight >= 1.0 or (one.counted and seen.weight > 0.0)
 
+    def serving(self, name: str) -> tuple[bool, float]:
+        """Return a key that puts those first that serve least: they leave before others."""
+        return self.counts(name), self.seen(name).weight
+
     def is_served(self, service: str) -> bool:
         """Whether somebody takes requests. Who is to drain does until all frontends have heard of it; of who takes over
         from it they tell as late."""

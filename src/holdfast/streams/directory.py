@@ -27,7 +27,7 @@ GONE_S = 1.0  # for what was on its way to a set that is gone for good, and is t
 
 class Missing(NamedTuple):
     """Why a model that is wanted has no worker; `hopeless`: as things are, none comes; `stands`: replicas of it are up,
-    none may serve, and no other is being started."""
+    none serves, and no other comes."""
 
     why: str = ""
     hopeless: bool = False

@@ -203,7 +203,7 @@ class WorkerSet:
         self.full_since_s = 0.0  # when its workers were first seen to be full, 0 while they are not
         self.tried_s = 0.0  # when one of its workers was last seen to be kept for a suspect
         self.away_s = 0.0  # when a rollout was last seen to have taken all of them away
-        self.withheld = False  # workers are up, none may serve, and no other is being started (`Missing.stands`)
+        self.withheld = False  # workers are up, none serves, and no other comes (`Missing.stands`)
         self.pace = Pace()  # of the places that came free for those who waited
         self.prefills = Prefills()  # of its workers
 

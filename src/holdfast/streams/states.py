@@ -15,7 +15,7 @@ class State(StrEnum):
 
     QUEUED = "QUEUED"  # it waits for a place, behind others or alone
     PROVISIONING = "PROVISIONING"  # no worker of its model serves
-    HELD = "HELD"  # nor does any, though one is up: control lets it not serve, and no other is being started
+    HELD = "HELD"  # nor does any, though one is up; and no other comes
     DISPATCHED = "DISPATCHED"  # it is on a worker, and no token of it has come
     RUNNING = "RUNNING"
     DONE = "DONE"

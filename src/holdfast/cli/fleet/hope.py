@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.cli.fleet.seen import START, FleetSeen
+from holdfast.cli.fleet.seen import JOIN, FleetSeen
 from holdfast.core.errors import UserError
 from holdfast.fleet.actions import COPY_S, Tries, Verb, replica_name, subject_of
 from holdfast.fleet.desired import Level, Model
@@ -27,7 +27,9 @@ def is_in_place(seen: FleetSeen, wish: Wish) -> bool:
 def how_far(seen: FleetSeen, wish: Wish) -> str:
     model = wish.model
     hot = _own(seen.ready(model.key, Level.HOT), model)
-    moving = [f"{one.id} {one.phase} on {one.node}" for one in seen.replicas(model.key) if one.phase is not Phase.READY]
+    replicas = seen.replicas(model.key)
+    moving = [f"{one.id} {one.phase} on {one.node}" for one in replicas if one.phase is not Phase.READY]
+    moving += [f"{one.id} {one.health} on {one.node}" for one in replicas if one.is_up and not one.serves]
     unmet = seen.book.unmet.get(model.key, "")
     counted = f"{hot} of {model.hot} HOT" if hot <= model.hot and model.hot else f"{hot} HOT, {model.hot} wanted"
     return "; ".join(filter(None, (counted, *moving, unmet)))
@@ -40,7 +42,7 @@ def _own(found: list[Replica], model: Model) -> int:
 def trouble_of(seen: FleetSeen) -> str:
     """Why nothing comes of what is wanted; "": something does."""
     if not seen.nodes:
-        return f"no node of {seen.deployment} is there: `{START}` makes this machine one (on Ray: `holdfast ps`)"
+        return f"no node of {seen.deployment} is there: {JOIN[seen.backend]}"
     if not seen.is_led:
         return f"nobody decides for {seen.deployment}: no control of it runs, and what is there goes on as it is"
     return ""

@@ -26,9 +26,15 @@ from holdfast.settings import Environment
 from holdfast.spec.arguments import meant
 from holdfast.spec.settings import about
 from holdfast.store.contract import StoreUnavailable
+from holdfast.supervise.records import read_records
 
 PREFIXES = (MODELS, NODES, FLEETS, CONTROLS)
 START = "holdfast up --backend local"
+# What makes a node of a fleet, by its backend.
+JOIN = {
+    "": f"`{START}` makes this machine one",
+    "ray": "`ray start --address HOST:PORT` on a machine adds one, and `holdfast ps` shows whether the cluster answers",
+}
 NEAR = 0.5
 
 Key = Annotated[str, about("The model, as `holdfast models` calls it.", positional=True, required=True, flag="KEY")]
@@ -46,9 +52,10 @@ class FleetSeen:
     nodes: Mapping[str, NodeRecord]
     book: records.Book
     is_led: bool  # a control says that it decides
+    backend: str = ""  # "ray", where the fleet that runs on this machine is on Ray
 
     @classmethod
-    def of(cls, deployment: str, values: Mapping[str, bytes]) -> FleetSeen:
+    def of(cls, deployment: str, values: Mapping[str, bytes], backend: str = "") -> FleetSeen:
         books = read_all(records.Book, FLEETS, values)
         return cls(
             deployment,
@@ -56,6 +63,7 @@ class FleetSeen:
             read_all(NodeRecord, f"{NODES}{deployment}/", values),
             books.get(deployment, records.Book()),
             any(_leads(value) for key, value in values.items() if key.startswith(f"{CONTROLS}{deployment}/")),
+            backend,
         )
 
     def replicas(self, key: str = "") -> list[Replica]:
@@ -95,12 +103,12 @@ def _leads(value: bytes) -> bool:
 class Fleet:
     """One fleet's part of the store."""
 
-    def __init__(self, book: Book, deployment: str) -> None:
-        self.book, self.deployment = book, deployment
+    def __init__(self, book: Book, deployment: str, backend: str = "") -> None:
+        self.book, self.deployment, self._backend = book, deployment, backend
 
     @property
     def seen(self) -> FleetSeen:
-        return FleetSeen.of(self.deployment, self.book.values)
+        return FleetSeen.of(self.deployment, self.book.values, self._backend)
 
     async def ask(self, key: str, change: records.Change) -> Wish | None:
         """What is wanted of a model from now on. UserError, if the store does not say that it is."""
@@ -141,7 +149,8 @@ async def fleet_at(
         known = await _fleets(book)
         if not known:
             raise UserError(f"the store {url} knows of no fleet: start one with `{START}`")
-        fleet = Fleet(book, _which(known, deployment, env.deployment))
+        is_on_ray = any(record.role == "ray" for record in read_records(Path(env.state_dir)))
+        fleet = Fleet(book, _which(known, deployment, env.deployment), "ray" if is_on_ray else "")
         # A store that was started again knows wishes at once, and nodes when they have told it.
         await _within(FOUND_S, book, lambda: bool(fleet.seen.nodes))
         yield fleet

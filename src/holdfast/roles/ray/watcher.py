@@ -19,7 +19,7 @@ from typing import Any
 
 from holdfast.core.address import TcpAddress, parse_address
 from holdfast.core.errors import Refused, UserError, settled
-from holdfast.core.tasks import Tasks, beside, first
+from holdfast.core.tasks import Tasks, beside, first, set_within
 from holdfast.roles.ray import cluster
 from holdfast.roles.ray.agent import AgentSite, HoldfastAgent
 from holdfast.roles.ray.clearing import REACH_S, Left, clear
@@ -33,6 +33,8 @@ NODES_S = 1.0  # between two looks at which nodes there are
 PING_S = 2.0  # between two questions to an agent
 SILENT_S = 10.0  # past it an agent is replaced: it renews a lease that is shorter
 BEGIN_S = 90.0  # for an agent's process to come up and adopt
+FIRST_NODE_S = 30.0  # for a node with devices to be there: one that joins is known to Ray within seconds
+FIRST_AGENT_S = BEGIN_S + FIRST_NODE_S  # for its agent: one that fails at once is made again meanwhile
 GIB = 2**30
 AGAIN_S = 1.0  # before an agent that died is made again
 
@@ -64,9 +66,12 @@ async def run_watcher(launch: RayLaunch, stop: asyncio.Event, on_ready: Any) -> 
     left = Left(launch.deployment, await cluster.asked(cluster.address))
     try:
         left.write(Path(launch.state_dir))
-        on_ready({})
-        async with beside(watcher.run(), "nodes") as watching:
-            await first((stop.wait(),), (watching,))
+        async with beside(watcher.run(), "nodes") as watching, beside(watcher.first_agent(), "agent") as coming:
+            await first((stop.wait(),), (watching, coming))
+            if coming.done():
+                coming.result()  # Refused leaves what may be there: `holdfast down` takes it away
+                on_ready({})
+                await first((stop.wait(),), (watching,))
         if not stop.is_set():
             watching.result()
         await watcher.stop()
@@ -100,6 +105,8 @@ class Watcher:
         self._deployment = launch.deployment
         self._kept: dict[str, asyncio.Task[None]] = {}  # by the node's id
         self._tasks = Tasks("agents")
+        self._has_node, self._has_agent = asyncio.Event(), asyncio.Event()  # ever
+        self._wrong = ""  # why the last agent that was tried did not come
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -108,6 +115,18 @@ class Watcher:
                 await self._look()
             await asyncio.sleep(NODES_S)
 
+    async def first_agent(self) -> None:
+        """Return when an agent runs on a node of the cluster. Refused says why none does within the bound."""
+        await set_within(self._has_node, FIRST_NODE_S)
+        if not self._has_node.is_set():
+            what = f"no node of the Ray cluster {self._launch.address} has devices".replace("  ", " ")
+            mend = """start one with GPUs, or with `ray start --resources '{"holdfast_device": 1}'`"""
+            raise Refused(f"{what} after {FIRST_NODE_S:g} s; {mend}")
+        await set_within(self._has_agent, FIRST_AGENT_S)
+        if not self._has_agent.is_set():
+            why = f": {self._wrong}" if self._wrong else ""
+            raise Refused(f"no agent of {self._deployment} runs on the Ray cluster after {FIRST_AGENT_S:g} s{why}")
+
     async def _look(self) -> None:
         alive = {node.id: node for node in await cluster.asked(cluster.nodes)}
         for gone in self._kept.keys() - alive.keys():
@@ -115,6 +134,8 @@ class Watcher:
             log.warning("node %s is gone", gone[:8])
         for node in alive.values():
             kept = self._kept.get(node.id)
+            if node.resource:
+                self._has_node.set()
             if node.resource and (kept is None or kept.done()):
                 self._kept[node.id] = self._tasks.spawn(self._keep(node), f"agent of {node.name}")
         names = {node.name for node in alive.values()}
@@ -137,8 +158,10 @@ class Watcher:
                 if told != site:
                     raise Gone("it was told otherwise, by an earlier `up`")
                 log.info("%s runs, pid %d", name, pid)
+                self._has_agent.set()
                 await self._ask_on(handle)
             except (Gone, TimeoutError) as error:
+                self._wrong = str(error) or type(error).__name__
                 log.warning("%s is gone or silent, and is made again: %s", name, error)
                 if handle is not None:
                     await cluster.asked(cluster.kill, handle)  # its name is free then

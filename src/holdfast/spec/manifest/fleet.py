@@ -60,9 +60,15 @@ class Fleet(Section, frozen=True):
         int, about("So many are kept, at the floor or above.", min=0, max=REPLICAS_MAX, flag="--min", **_DEPLOY)
     ] = 0
     replicas_max: Annotated[
-        int,
-        about("More are never wanted; 0: than are wanted now.", min=0, max=REPLICAS_MAX, flag="--max", **_DEPLOY),
-    ] = 0
+        int | None,
+        about(
+            "Upper bound on replicas; default, or 0: as many as are wanted when it is deployed, at least 1.",
+            min=0,
+            max=REPLICAS_MAX,
+            flag="--max",
+            **_DEPLOY,
+        ),
+    ] = None
     floor: Annotated[
         str | None,
         about("GPU, host memory or disk; default: hot, if some are kept, else cold.", choices=FLOORS, **_DEPLOY),

@@ -228,12 +228,16 @@ def _fleets(manifest: Manifest) -> Findings:
         if service.component_type != WORKER and fleet != Fleet():
             what = f"a fleet keeps workers, and this is a {service.component_type}"
             yield Finding((*at, "fleet"), what, mend="leave it out")
-        if 0 < fleet.replicas_max < fleet.replicas_min:
-            what = f"must be {fleet.replicas_min} or more, as many as at least, got {fleet.replicas_max}"
+        most = fleet.replicas_max or 0
+        if fleet.replicas_max == 0 and fleet.autoscale.enabled:
+            what = "must be 1 or more where its traffic says how many, got 0: none could ever be started"
+            yield Finding((*at, "fleet", "replicasMax"), what, mend="give how many may be, or do not autoscale it")
+        if 0 < most < fleet.replicas_min:
+            what = f"must be {fleet.replicas_min} or more, as many as at least, got {most}"
             yield Finding((*at, "fleet", "replicasMax"), what, mend="leave it out, or ask for fewer at least")
-        if 0 < fleet.replicas_max < wanted:
-            what = f"{wanted} are wanted, and {fleet.replicas_max} may be"
-            yield Finding((*at, "replicas"), what, mend=f"want {fleet.replicas_max}, or allow {wanted}")
+        if 0 < most < wanted:
+            what = f"{wanted} are wanted, and {most} may be"
+            yield Finding((*at, "replicas"), what, mend=f"want {most}, or allow {wanted}")
         if fleet.level == "warm" and not fleet.host_gib:
             what = "a floor of WARM needs host memory, and nobody says how much"
             yield Finding((*at, "fleet", "hostGib"), what, mend="give what the weights take, e.g. 16")
