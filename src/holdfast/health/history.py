@@ -12,6 +12,7 @@ import msgspec
 
 from holdfast.health import standing as s
 from holdfast.health.bounds import Count, UnixS
+from holdfast.health.breaker import Kind
 
 ERRORS_MAX = 16
 REASON_CHARS_MAX = 200  # with 16 of them a record stays below 4 KiB
@@ -53,7 +54,7 @@ def after_step(history: History, before: s.Standing, after: s.Standing, event: s
     return history
 
 
-def after_attempts(history: History, failed: Mapping[str, int], now_s: float) -> History:
+def after_attempts(history: History, failed: Mapping[Kind, int], now_s: float) -> History:
     """Return the history after clients' requests failed on the worker, by kind of failure."""
     for kind, count in failed.items():
         if count:
