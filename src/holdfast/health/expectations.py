@@ -267,7 +267,7 @@ class _Jury:
 class Expectations:
     """Of one key. `given`: what the card says must be answered, by question."""
 
-    __slots__ = ("_band", "_convicted", "_entries", "_heard", "_juries", "_sets", "_split", "key", "questions")
+    __slots__ = ("_band", "_convicted", "_doubted", "_entries", "_heard", "_juries", "_sets", "_split", "key", "questions")
 
     def __init__(self, key: Key, questions: Sequence[Question], given: Mapping[int, Answer] | None = None) -> None:
         assert questions
@@ -278,6 +278,7 @@ class Expectations:
         self._sets: dict[str, bool] = {}
         self._heard: list[dict[str, Answer]] = [{} for _ in self.questions]  # by set, the last
         self._convicted: dict[str, None] = {}  # in order
+        self._doubted: set[str] = set()  # whose last answer to a known question was wrong: nothing is learnt from them
         self._juries: dict[tuple[int, str], _Jury] = {}
         self._split: set[int] = set()  # questions of which it was told that there is no majority
         for question, answer in (given or {}).items():
@@ -347,6 +348,7 @@ class Expectations:
             for gone in heard.keys() - self._sets.keys():
                 del heard[gone]
         self._juries = {key: jury for key, jury in self._juries.items() if key[1] in self._sets}
+        self._doubted &= self._sets.keys()
         learnt = [effect for question in range(len(self.questions)) for effect in self._learn(question)]
         return (*learnt, *self._decide(now_s))
 
@@ -359,11 +361,13 @@ class Expectations:
         if not (wrong := self.judge(question, event.answer)) and entry.expected and weights not in entry.given:
             entry.given.append(weights)
             entry.why = str(Cause.AGREED) if entry.why == Cause.VERIFIED and entry.given[1:] else entry.why
+        if wrong or entry.expected:
+            (self._doubted.add if wrong else self._doubted.discard)(weights)
         for (asked, accused), jury in self._juries.items():
             if asked == question and accused != weights:
                 self._testify(jury, event, wrong)
         effects = [*self._learn(question), *self._decide(now_s)]
-        if weights not in self._convicted and (unasked := self._unasked(weights, first)) is not None:
+        if weights not in self._convicted.keys() | self._doubted and (unasked := self._unasked(weights, first)) is not None:
             effects.append(AskSet(weights, unasked, "what it answers is to be learnt"))
         return tuple(effects)
 
@@ -388,7 +392,8 @@ class Expectations:
         if self._entries[question].state is not State.LEARNING:
             return ()
         sets = self._sets.keys() - self._convicted.keys()
-        votes = {each: answer for each, answer in self._heard[question].items() if each in sets}
+        heard = self._heard[question].items()
+        votes = {each: answer for each, answer in heard if each in sets and each not in self._doubted}
         close = sum(not is_fit(answer, self._band) and not flaw_of(answer) for answer in votes.values())
         if 2 * close > len(sets):
             return self._drop(question)
@@ -497,6 +502,7 @@ class Expectations:
         if entry.state is not State.PINNED:
             return (Note(f"{weights}: {accused.reason}; nobody answers question {question} soundly"),)
         source = entry.why
+        self._doubted.clear()  # by what is no longer expected
         entry.withdrawals += alike > 0 or len(self._sets) != 2  # two that differ say nothing of the question
         self._turn(question, Cause.WITHDRAWN if entry.withdrawals < WITHDRAWALS_MAX else Cause.UNSTABLE)
         waiting = [place[1] for place in self._juries if place[0] == question]
