@@ -278,7 +278,7 @@ class Expectations:
         self._sets: dict[str, bool] = {}
         self._heard: list[dict[str, Answer]] = [{} for _ in self.questions]  # by set, the last
         self._convicted: dict[str, None] = {}  # in order
-        self._doubted: set[str] = set()  # whose last answer to a known question was wrong: nothing is learnt from them
+        self._doubted: set[str] = set()  # whose last answer to a known question was wrong
         self._juries: dict[tuple[int, str], _Jury] = {}
         self._split: set[int] = set()  # questions of which it was told that there is no majority
         for question, answer in (given or {}).items():
@@ -357,6 +357,8 @@ class Expectations:
         if len(event.answer.tokens) < self.questions[question].tokens:
             return ()  # cut short: that is no answer, and says nothing of the weights
         entry, first = self._entries[question], weights not in self._heard[question]
+        if entry.state is State.LEARNING and weights in self._doubted and len(self._sets) == 1:
+            return ()  # no other could say that this is as wrong
         self._heard[question][weights] = event.answer
         if not (wrong := self.judge(question, event.answer)) and entry.expected and weights not in entry.given:
             entry.given.append(weights)
@@ -367,7 +369,7 @@ class Expectations:
             if asked == question and accused != weights:
                 self._testify(jury, event, wrong)
         effects = [*self._learn(question), *self._decide(now_s)]
-        if weights not in self._convicted.keys() | self._doubted and (unasked := self._unasked(weights, first)) is not None:
+        if weights not in self._convicted and (unasked := self._unasked(weights, first)) is not None:
             effects.append(AskSet(weights, unasked, "what it answers is to be learnt"))
         return tuple(effects)
 
@@ -392,8 +394,7 @@ class Expectations:
         if self._entries[question].state is not State.LEARNING:
             return ()
         sets = self._sets.keys() - self._convicted.keys()
-        heard = self._heard[question].items()
-        votes = {each: answer for each, answer in heard if each in sets and each not in self._doubted}
+        votes = {each: answer for each, answer in self._heard[question].items() if each in sets}
         close = sum(not is_fit(answer, self._band) and not flaw_of(answer) for answer in votes.values())
         if 2 * close > len(sets):
             return self._drop(question)
