@@ -29,6 +29,7 @@ from dataclasses import replace
 from holdfast.control.mates import convicts_of, kept_in, mates_of, standby_of
 from holdfast.control.questions import expectations_of, name_of_key
 from holdfast.control.ward import (
+    FAILING,
     OWED_LOOK_S,
     OWED_S,
     PROBE_S,
@@ -421,8 +422,10 @@ class Wards:
         if standby is None or (asked_s and self._now_s < asked_s + RELIEF_AGAIN_S):
             return
         ward.relief_s, ward.relief_until_s = self._now_s, self._now_s + RELIEF_S
-        self._tell(ward, What.RELIEVED, f"it is to hand over to {standby.name}: {ward.standing.reason}")
-        self._deeds.append(Relieve(ward.path, fails, ward.standing.reason))
+        causes = ward.standing.causes
+        why = next(iter(causes[cause] for cause in (s.Cause.WRONG, *FAILING) if cause in causes))
+        self._tell(ward, What.RELIEVED, f"it is to hand over to {standby.name}: {why}")
+        self._deeds.append(Relieve(ward.path, fails, why))
 
     # -- devices
 
@@ -516,7 +519,8 @@ class Wards:
         often = f" ({reloads} times by now, next in {next_s - self._now_s:.0f} s)" if reloads > 1 else ""
         what = "verified, and loaded again where they are damaged" + ", in place" * in_place + often
         self._tell(first, What.RELOADED, f"its weights are to be {what}")
-        self._deeds.append(Reload(first.path, first.facts.load, in_place, first.standing.reason))
+        why = first.standing.causes.get(s.Cause.WRONG, first.standing.reason)
+        self._deeds.append(Reload(first.path, first.facts.load, in_place, why))
 
     # -- the machines, coupled
 

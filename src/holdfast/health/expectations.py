@@ -298,7 +298,7 @@ class _Jury:
 class Expectations:
     """Of one key. `given`: what the card says must be answered, by question."""
 
-    __slots__ = ("_band", "_convicted", "_entries", "_heard", "_juries", "_sets", "_split", "key", "questions")
+    __slots__ = ("_band", "_convicted", "_doubted", "_entries", "_heard", "_juries", "_sets", "_split", "key", "questions")
 
     def __init__(self, key: Key, questions: Sequence[Question], given: Mapping[int, Answer] | None = None) -> None:
         assert questions
@@ -309,6 +309,7 @@ class Expectations:
         self._sets: dict[str, bool] = {}
         self._heard: list[dict[str, Answer]] = [{} for _ in self.questions]  # by set, the last
         self._convicted: dict[str, None] = {}  # in order
+        self._doubted: set[str] = set()  # whose last answer to a known question was wrong
         self._juries: dict[tuple[int, str], _Jury] = {}
         self._split: set[int] = set()  # questions of which it was told that there is no majority
         for question, answer in (given or {}).items():
@@ -386,6 +387,7 @@ class Expectations:
             for gone in heard.keys() - self._sets.keys():
                 del heard[gone]
         self._juries = {key: jury for key, jury in self._juries.items() if key[1] in self._sets}
+        self._doubted &= self._sets.keys()
         learnt = [effect for question in range(len(self.questions)) for effect in self._learn(question)]
         return (*learnt, *self._decide(now_s))
 
@@ -394,11 +396,15 @@ class Expectations:
         if len(event.answer.tokens) < self.questions[question].tokens:
             return ()  # cut short: that is no answer, and says nothing of the weights
         entry, first = self._entries[question], weights not in self._heard[question]
+        if entry.state is State.LEARNING and weights in self._doubted and len(self._sets) == 1:
+            return ()  # no other could say that this is as wrong
         self._heard[question][weights] = event.answer
         close = self._drop_close(question)
         if not (wrong := self.judge(question, event.answer)) and entry.expected and weights not in entry.given:
             entry.given.append(weights)
             entry.why = str(Cause.AGREED) if entry.why == Cause.VERIFIED and entry.given[1:] else entry.why
+        if wrong or entry.expected:
+            (self._doubted.add if wrong else self._doubted.discard)(weights)
         for (asked, accused), jury in self._juries.items():
             if asked == question and accused != weights:
                 self._testify(jury, event, wrong)
@@ -549,6 +555,7 @@ class Expectations:
         if entry.state is not State.PINNED:
             return (Note(f"{weights}: {accused.reason}; nobody answers question {question} soundly"),)
         source = entry.why
+        self._doubted.clear()  # by what is no longer expected
         entry.withdrawals += alike > 0 or len(self._sets) != 2  # two that differ say nothing of the question
         self._turn(question, Cause.WITHDRAWN if entry.withdrawals < WITHDRAWALS_MAX else Cause.UNSTABLE)
         waiting = [place[1] for place in self._juries if place[0] == question]
