@@ -31,6 +31,14 @@ from holdfast.spec.settings import S, about
 if TYPE_CHECKING:
     from holdfast.cli.fleet.written import ModelText
 
+ApiKeyFile = Annotated[
+    Path | None,
+    about(
+        "A file with API keys as for --api-key, one per line; other users of the machine can read a command line.",
+        panel="Serving",
+    ),
+]
+
 
 class Up(Asked, frozen=True):
     """`holdfast up`."""
@@ -54,6 +62,7 @@ class Up(Asked, frozen=True):
             panel="The torch and vllm engines",
         ),
     ] = "auto"
+    api_key_file: ApiKeyFile = None
 
     @classmethod
     def of(cls, env: Environment) -> Self:
@@ -72,6 +81,9 @@ class Up(Asked, frozen=True):
         )
 
     def run(self, env: Environment) -> int:
+        if self.api_key_file is not None:
+            keyed = replace(self, api_key_file=None, spec=_keyed(self.spec, self.api_key_file))
+            return keyed.run(env)
         if self.file is not None and not self.spec.backend:
             return self._run_manifest(env)
         if self.spec.backend == "ray":
@@ -188,13 +200,15 @@ class Frontend(Asked, frozen=True):
     """`holdfast frontend`: one of a deployment's, with the same options."""
 
     spec: Annotated[DeploymentSpec, about("The deployment that it is of.")] = DeploymentSpec("")
+    api_key_file: ApiKeyFile = None
 
     @classmethod
     def of(cls, env: Environment) -> Self:
         return cls(frontend_by(env))
 
     def run(self, env: Environment) -> int:
-        launch = _unless_empty(self.spec.frontend, self.of(env).spec.frontend, "store")
+        spec = self.spec if self.api_key_file is None else _keyed(self.spec, self.api_key_file)
+        launch = _unless_empty(spec.frontend, self.of(env).spec.frontend, "store")
         name = own_name(env.state_dir, "frontend", launch.name)
         address = str(TcpAddress(self.spec.host, self.spec.port))
         return run_foreground(
@@ -239,6 +253,13 @@ class Control(Asked, frozen=True):
                 lock_token=read_token(self.lock_token_file, env.lock_token),
             )
         )
+
+
+def _keyed(spec: DeploymentSpec, path: Path) -> DeploymentSpec:
+    """Return the deployment with the keys that the file adds; UserError, if it cannot be read or has none."""
+    from holdfast.cli.locks import read_keys
+
+    return replace(spec, frontend=replace(spec.frontend, api_keys=(*spec.frontend.api_keys, *read_keys(path))))
 
 
 def _unless_empty(said: S, plain: S, *names: str) -> S:

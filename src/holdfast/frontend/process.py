@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from holdfast.core.address import parse_address
+from holdfast.core.address import TcpAddress, parse_address
 from holdfast.core.errors import UserError
 from holdfast.core.ports import World
 from holdfast.core.tasks import Tasks, first
@@ -57,6 +57,7 @@ from holdfast.wire.http.server import HttpServer
 log = logging.getLogger("holdfast.frontend")
 
 WATCHED = (CARDS, INSTANCES, STANDBYS)  # workers, as they say that they are there
+EVERYWHERE = ("0.0.0.0", "::")
 # For the error events of answers that are cut off to reach their clients.
 LAST_WORDS_S = 0.5
 
@@ -107,6 +108,8 @@ async def run_frontend(
     own = HttpServer(pages.handle_own, network)
     status = await own.start(parse_address(settings.status_address)) if settings.status_address else None
     address = await server.start(parse_address(settings.address), share_port=True)
+    if not settings.api_keys and isinstance(address, TcpAddress) and address.host in EVERYWHERE:
+        log.warning("no API key is needed at %s: everyone who reaches this machine can use it", address)
     roster.start()
     registry, tasks = Registry(*settings.serves), Tasks("frontend")
     refusals = Refusals(store, registry)
