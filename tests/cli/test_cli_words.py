@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from up_rig import Place
 
+from holdfast.cli.api_keys import read_keys
 from holdfast.cli.app import run
 from holdfast.cli.checks import check_machine
-from holdfast.cli.locks import read_keys
 from holdfast.cli.screen import Screen, chat_command, open_warning
 from holdfast.cli.terminal import Terminal
 from holdfast.core.errors import REFUSED, UserError
@@ -190,9 +190,10 @@ def test_who_may_reach_a_server_without_a_key_is_told() -> None:
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("\n \n", "holds no key: that would let everyone"), ("a\nb\x07\n", "control characters"), (None, "cannot be read")],
+    [("\n \n", "holds no key: that would open it"), ("a\nb\x07\n", "control characters"), (None, "cannot be read")],
 )
 def test_a_wrong_file_of_keys_opens_nothing(tmp_path: Path, text: str | None, told: str) -> None:
+    """Each is refused, with the file and what is wrong with it."""
     if text is not None:
         (tmp_path / "keys").write_text(text)
     with pytest.raises(UserError, match=told):

@@ -31,8 +31,8 @@ def shared() -> Iterator[Place]:
 
 
 def test_the_screen_says_how_to_talk_and_what_to_kill(shared: Place) -> None:
-    """The screen ends with a curl for this port and model, and a kill -9 of a real worker; it says what to expect of the
-    model, and what is written to a pipe has no key in it."""
+    """The screen ends with a curl for this port and model, and a kill -9 of a real worker; it says what to expect of
+    the model, and what is written to a pipe has no key in it."""
     screen = shared.first_screen  # type: ignore[attr-defined]
     assert f"curl -N http://127.0.0.1:{shared.port}/v1/chat/completions" in screen
     assert '"model":"holdfast-sim"' in screen

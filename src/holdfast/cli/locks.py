@@ -20,7 +20,6 @@ from holdfast.core.errors import UserError
 from holdfast.core.tasks import done_before
 from holdfast.roles.small_files import read_small
 from holdfast.settings import Environment
-from holdfast.spec.option_checks import check_keys
 from holdfast.spec.settings import about
 
 
@@ -76,19 +75,6 @@ async def _serve(where: str, state_file: Path, window_s: float, token: str) -> N
     )
     if not await done_before(stop, serving, "lock server"):
         print("stopped; whoever has the lock keeps it if a server is back in time", file=sys.stderr)
-
-
-def read_keys(path: Path) -> tuple[str, ...]:
-    """Return the API keys in a file, one per line, without empty lines; UserError if there are none, or a wrong one."""
-    try:
-        text = read_small(path).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--api-key-file {path} cannot be read: {error}") from error
-    keys = tuple(line.strip() for line in text.splitlines() if line.strip())
-    if not keys:
-        raise UserError(f"--api-key-file {path} holds no key: that would let everyone ask; write one key per line")
-    check_keys("--api-key-file", keys)
-    return keys
 
 
 def read_token(path: Path | None, default: str = "") -> str:

@@ -78,7 +78,7 @@ def _with_secrets(written: Written, site: Site) -> Site:
     return replace(
         site,
         environ={**files.inherited(), **site.environ},
-        secrets=files.digests(written.manifest, site.environ),
+        secret_digests=files.digests(written.manifest, site.environ),
     )
 
 
@@ -172,7 +172,7 @@ class ManifestWish:
             async with opened(self.kept.machine.store_url) as book:
                 await book.whole()
                 seen = book.seen(self.kept.manifest.name)
-        if seen is not None and (told := goes_on(seen.wanted, self.kept.manifest, self.kept.site.secrets)):
+        if seen is not None and (told := goes_on(seen.wanted, self.kept.manifest, self.kept.site.secret_digests)):
             self.screen.line(f"\n{told}", style="yellow")
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 from msgspec.structs import replace
 
+from holdfast.cli.api_keys import ApiKeyFile, keyed
 from holdfast.cli.arguments import Asked, Filename
 from holdfast.cli.checks import own
 from holdfast.core.address import TcpAddress, parse_address
@@ -30,14 +31,6 @@ from holdfast.spec.settings import S, about
 
 if TYPE_CHECKING:
     from holdfast.cli.fleet.written import ModelText
-
-ApiKeyFile = Annotated[
-    Path | None,
-    about(
-        "A file with API keys as for --api-key, one per line; other users of the machine can read a command line.",
-        panel="Serving",
-    ),
-]
 
 
 class Up(Asked, frozen=True):
@@ -82,8 +75,7 @@ class Up(Asked, frozen=True):
 
     def run(self, env: Environment) -> int:
         if self.api_key_file is not None:
-            keyed = replace(self, api_key_file=None, spec=_keyed(self.spec, self.api_key_file))
-            return keyed.run(env)
+            return replace(self, api_key_file=None, spec=keyed(self.spec, self.api_key_file)).run(env)
         if self.file is not None and not self.spec.backend:
             return self._run_manifest(env)
         if self.spec.backend == "ray":
@@ -115,14 +107,8 @@ class Up(Asked, frozen=True):
         spec, models = self._fleet(env)
         with settled():
             gpus = choose("torch", self.device, ALL).gpus
-        return run_node(
-            env.state_dir,
-            replace(spec, gpus=gpus),
-            self.detach,
-            tied=not self.untied,
-            models=models,
-            secrets_dir=env.secrets_dir,
-        )
+        spec, tied = replace(spec, gpus=gpus), not self.untied
+        return run_node(env.state_dir, spec, self.detach, tied, models, secrets_dir=env.secrets_dir)
 
     def _fleet(self, env: Environment) -> tuple[DeploymentSpec, Sequence[ModelText]]:
         """As the options say and, with -f, the manifest; and the models that are wished for then."""
@@ -133,9 +119,9 @@ class Up(Asked, frozen=True):
         from holdfast.supervise.secrets import SecretFiles
 
         spec = self.spec
-        secrets = SecretFiles(env.state_dir, env.secrets_dir)
+        source = SecretFiles(env.state_dir, env.secrets_dir)
         machine = Machine(
-            env.state_dir, handed_on(), store=spec.store, host=spec.host, port=spec.port, secrets=secrets
+            env.state_dir, handed_on(), store=spec.store, host=spec.host, port=spec.port, secret_source=source
         )
         written, models = models_in(said_in("up", self.file), machine)
         return fleet_spec(spec, written.manifest, machine), models
@@ -146,8 +132,8 @@ class Up(Asked, frozen=True):
         from holdfast.roles.rolled import Site
         from holdfast.supervise.secrets import SecretFiles
 
-        spec, environ, secrets = self.spec, handed_on(), SecretFiles(env.state_dir, env.secrets_dir)
-        written = read_manifest(said_in("up", self.file), env.state_dir, environ, secrets)
+        spec, environ, source = self.spec, handed_on(), SecretFiles(env.state_dir, env.secrets_dir)
+        written = read_manifest(said_in("up", self.file), env.state_dir, environ, source)
         site = Site(
             state_dir=str(env.state_dir),
             manifest=written.text,
@@ -207,8 +193,8 @@ class Frontend(Asked, frozen=True):
         return cls(frontend_by(env))
 
     def run(self, env: Environment) -> int:
-        spec = self.spec if self.api_key_file is None else _keyed(self.spec, self.api_key_file)
-        launch = _unless_empty(spec.frontend, self.of(env).spec.frontend, "store")
+        given = keyed(self.spec, self.api_key_file).frontend
+        launch = _unless_empty(given, self.of(env).spec.frontend, "store")
         name = own_name(env.state_dir, "frontend", launch.name)
         address = str(TcpAddress(self.spec.host, self.spec.port))
         return run_foreground(
@@ -253,13 +239,6 @@ class Control(Asked, frozen=True):
                 lock_token=read_token(self.lock_token_file, env.lock_token),
             )
         )
-
-
-def _keyed(spec: DeploymentSpec, path: Path) -> DeploymentSpec:
-    """Return the deployment with the keys that the file adds; UserError, if it cannot be read or has none."""
-    from holdfast.cli.locks import read_keys
-
-    return replace(spec, frontend=replace(spec.frontend, api_keys=(*spec.frontend.api_keys, *read_keys(path))))
 
 
 def _unless_empty(said: S, plain: S, *names: str) -> S:

@@ -16,12 +16,12 @@ from typing import Annotated, Any
 
 import msgspec
 
+from holdfast.cli.api_keys import read_keys
 from holdfast.cli.arguments import Asked
 from holdfast.cli.chat.events import ChatTrouble, Ended, Resumed, Said, Waiting
 from holdfast.cli.chat.server import Server
 from holdfast.cli.chat.view import View, view_for, visible
 from holdfast.cli.checks import readable
-from holdfast.cli.locks import read_keys
 from holdfast.cli.screen import tilde
 from holdfast.cli.terminal import Terminal
 from holdfast.core.errors import UserError
