@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
@@ -11,11 +12,15 @@ from pathlib import Path
 import pytest
 from up_rig import Place
 
+from holdfast.cli.api_keys import read_keys
 from holdfast.cli.app import run
 from holdfast.cli.checks import check_machine
-from holdfast.cli.screen import chat_command
+from holdfast.cli.screen import Screen, chat_command, open_warning
+from holdfast.cli.terminal import Terminal
 from holdfast.core.errors import REFUSED, UserError
 from holdfast.roles import small_files
+from holdfast.supervise.records import Record, write_record
+from holdfast.supervise.status import Status
 
 TORCH = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 GPUS = tuple(f"GPU-{number}{'0' * 7}-0000-0000-0000-000000000000" for number in range(2))
@@ -162,8 +167,46 @@ def test_other_machines_are_refused() -> None:
 
 def test_the_shown_curl_survives_a_shell() -> None:
     """Names and keys with quotes and spaces are quoted, so that the shown command does what it says."""
-    command = chat_command("http://127.0.0.1:1", "it's a \"model\"", "key with 'quotes'")
+    command = chat_command("http://127.0.0.1:1", "it's a \"model\"", "key with 'quotes'", private=True)
     shown = command.replace("curl ", "printf '%s\\n' ")
     words = subprocess.run(["sh", "-c", shown], capture_output=True, text=True, check=True).stdout
     assert 'Authorization: Bearer key with \'quotes\'\n' in words
     assert '"model":"it\'s a \\"model\\"","stream":true' in words
+
+
+def test_who_may_reach_a_server_without_a_key_is_told() -> None:
+    """Only where another machine can: not on loopback, not with keys; and where it listens is shown as it is."""
+    assert open_warning(["tcp://127.0.0.1:1", "tcp://[::1]:1", "unix:///x"], ()) == ""
+    assert open_warning(["tcp://0.0.0.0:1"], ("key",)) == ""
+    for host in ("0.0.0.0", "[::]", "192.0.2.1"):
+        told = open_warning([f"tcp://{host}:8000"], ())
+        assert f"No API key is needed at http://{host}:8000" in told
+        assert "--api-key-file" in told
+    frontend = Status("frontend", "frontend", 1, "ready", "tcp://0.0.0.0:8000", 0)
+    file = io.StringIO()
+    Screen(Terminal(file, 100)).table([frontend])
+    assert "http://0.0.0.0:8000" in file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("\n \n", "holds no key: that would open it"), ("a\nb\x07\n", "control characters"), (None, "cannot be read")],
+)
+def test_a_wrong_file_of_keys_opens_nothing(tmp_path: Path, text: str | None, told: str) -> None:
+    """Each is refused, with the file and what is wrong with it."""
+    if text is not None:
+        (tmp_path / "keys").write_text(text)
+    with pytest.raises(UserError, match=told):
+        read_keys(tmp_path / "keys")
+
+
+def test_ps_shows_no_rows_of_what_a_closed_terminal_ended(place: Place) -> None:
+    """Records that ended processes left, and no supervisor: nothing runs, and it is told how to begin again."""
+    ended = subprocess.Popen(["true"])
+    ended.wait(60.0)
+    for name in ("store", "frontend"):
+        write_record(place.folder, Record(name, name, ended.pid, 1))
+    said = place.say("ps").stdout
+    assert said.startswith(f"nothing runs in {place.folder}: all that ran ended")
+    assert "`holdfast up` starts it again" in said
+    assert "dead" not in said

@@ -53,6 +53,13 @@ def test_started_commands_are_accepted() -> None:
     assert named <= options_of_up()
 
 
+def test_nothing_is_open_to_other_machines_without_a_key() -> None:
+    """Who deploys these files as they are serves this machine alone."""
+    assert '\nhost = "127.0.0.1"' in (DEPLOY / "holdfast.toml").read_text()
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    assert {port for one in compose["services"].values() for port in one["ports"]} == {"127.0.0.1:8000:8000"}
+
+
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     """systemd's own check finds nothing to say about the unit."""
     if shutil.which("systemd-analyze") is None:

@@ -21,7 +21,9 @@ pytestmark = [pytest.mark.alone, pytest.mark.processes]
 def shared() -> Iterator[Place]:
     """One deployment for the tests that leave it serving."""
     place = Place()
-    done = place.up("--api-key", "sesame-1", "--api-key", "sesame-2")
+    keys = place.folder / "keys"
+    keys.write_text("sesame-1\n\nsesame-2\n")
+    done = place.up("--api-key-file", str(keys))
     assert done.returncode == 0, done.stderr
     place.first_screen = done.stdout  # type: ignore[attr-defined]
     yield place
@@ -29,11 +31,15 @@ def shared() -> Iterator[Place]:
 
 
 def test_the_screen_says_how_to_talk_and_what_to_kill(shared: Place) -> None:
-    """The screen ends with a curl for this port, model and key, and a kill -9 of a real worker."""
+    """The screen ends with a curl for this port and model, and a kill -9 of a real worker; it says what to expect of
+    the model, and what is written to a pipe has no key in it."""
     screen = shared.first_screen  # type: ignore[attr-defined]
     assert f"curl -N http://127.0.0.1:{shared.port}/v1/chat/completions" in screen
     assert '"model":"holdfast-sim"' in screen
-    assert "Authorization: Bearer sesame-1" in screen
+    assert "Authorization: Bearer YOUR_KEY" in screen
+    assert "sesame" not in screen
+    assert "This is a simulator: its text is random words." in screen
+    assert "No API key is needed" not in screen
     assert any(f"kill -9 {shared.record(name)['pid']}" in screen for name in ("worker-1", "worker-2"))
     assert "\x1b" not in screen, "no terminal, no colours"
 

@@ -93,7 +93,8 @@ def test_a_refusal_of_what_is_sent_ahead_is_an_answer_like_any_other(deployment:
     """It names the request that was one too many, and says when to come back."""
     with Raw(port) as raw:
         raw.post(CHAT, chat("a", stream=True, max_tokens=3000, ignore_eos=True))
-        heads = [f"GET /live HTTP/1.1\r\nx-request-id: ahead-{n}\r\norigin: {HOME}\r\n\r\n" for n in range(30)]
+        head = f"GET /live HTTP/1.1\r\nhost: x\r\norigin: {HOME}\r\n"
+        heads = [f"{head}x-request-id: ahead-{n}\r\n\r\n" for n in range(30)]
         raw.send("".join(heads).encode())
         replies = [raw.reply() for _ in range(18)]
     check(deployment, replies[-1], 429, "ahead-16", "GET /live")

@@ -80,6 +80,7 @@ def test_bodies_that_never_end_do_not_fill_the_memory(deployment: Deployment, au
 
 
 def test_a_request_without_a_key_is_refused_before_its_body(deployment: Deployment) -> None:
+    """At the end of its head; and where no key is needed no large body is read."""
     with Raw(deployment.port) as raw:
         reply = raw.send(head("")).reply()
         assert (reply.status, reply.error["code"]) == (401, "invalid_api_key")

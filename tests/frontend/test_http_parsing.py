@@ -11,7 +11,7 @@ from http_rig import Raw, ask_once, chat
 from holdfast.testing.deployment import Deployment
 
 CHAT = "/v1/chat/completions"
-POST = f"POST {CHAT} HTTP/1.1\r\ncontent-type: application/json"
+POST = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json"
 
 
 @pytest.fixture(scope="module")
@@ -23,24 +23,24 @@ def port(deployment: Deployment) -> int:
     "data",
     [
         b"\r\n\r\nnonsense\r\n\r\n",
-        b"BREW /v1/models HTTP/1.1\r\n\r\n",
+        b"BREW /v1/models HTTP/1.1\r\nhost: x\r\n\r\n",
         b"GET /v1/models HTTP/9.9\r\n\r\n",
         b"GET /v1/models HTTP/2.0\r\n\r\n",
         b"GET /v1/models\r\n\r\n",
-        b"GET  HTTP/1.1\r\n\r\n",
-        b"GET /v1/\xff\xfe HTTP/1.1\r\n\r\n",
-        b"GET /v1/models HTTP/1.1\r\nno colon here\r\n\r\n",
-        b"GET /v1/models HTTP/1.1\r\nspace : before\r\n\r\n",
-        b"GET /v1/models HTTP/1.1\r\nnul: \x00\r\n\r\n",
+        b"GET  HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /v1/\xff\xfe HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nhost: x\r\nno colon here\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nhost: x\r\nspace : before\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nhost: x\r\nnul: \x00\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        b"POST /v1/completions HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\ncontent-length: 1e3\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\ncontent-length: 99999999999999999999999\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n{}",
-        b"POST /v1/completions HTTP/1.1\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\n{}",
-        b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: gzip\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1e3\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999999999999999\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n{}",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\ntransfer-encoding: chunked\r\n\r\n{}",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
     ],
 )
 def test_a_malformed_request_is_refused_and_the_connection_closed(port: int, data: bytes) -> None:
@@ -56,13 +56,13 @@ def test_a_malformed_request_is_refused_and_the_connection_closed(port: int, dat
 @pytest.mark.parametrize(
     "pieces",
     [
-        [b"GET /v1/models HTTP/1.1\r\nx: " + b"a" * 40_000 + b"\r\n\r\n"],
-        [b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\n\r\n"],
-        [b"GET /v1/models HTTP/1.1\r\n"] + [b"x%d: %b\r\n" % (place, b"y" * 100) for place in range(400)],
-        [b"GET /v1/models HTTP/1.1\r\nx: "] + [b"a" * 8000] * 6,
-        [b"GET /v1/models HTTP/1.1\r\nx"] + [b"a" * 8000] * 6,
+        [b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 40_000 + b"\r\n\r\n"],
+        [b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n"],
+        [b"GET /v1/models HTTP/1.1\r\nhost: x\r\n"] + [b"x%d: %b\r\n" % (place, b"y" * 100) for place in range(400)],
+        [b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx: "] + [b"a" * 8000] * 6,
+        [b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx"] + [b"a" * 8000] * 6,
         [
-            b"POST /v1/completions HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nx: "
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nx: "
             + b"a" * 40_000
             + b"\r\n\r\n"
         ],
@@ -103,7 +103,7 @@ def test_a_chunked_body_is_read_like_any_other(port: int) -> None:
     """Cut at any byte, with extensions and trailers."""
     data = json.dumps(chat("in pieces")).encode()
     with Raw(port) as raw:
-        raw.send(f"{POST}\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode())
+        raw.send(f"{POST}\r\ntransfer-encoding: chunked\r\n\r\n".encode())
         for place in range(0, len(data), 7):
             part = data[place : place + 7]
             raw.send(b"%x;ext=1\r\n%b\r\n" % (len(part), part))
@@ -116,7 +116,7 @@ def test_a_chunked_body_is_read_like_any_other(port: int) -> None:
 def test_a_trailer_is_no_header(deployment: Deployment) -> None:
     """What follows the body cannot change how the request was meant, such as its connection's end."""
     with Raw(deployment.port) as raw:
-        raw.send(f"{POST}\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode())
+        raw.send(f"{POST}\r\ntransfer-encoding: chunked\r\n\r\n".encode())
         raw.send(b"2\r\n{}\r\n0\r\nauthorization: Bearer late\r\n\r\n")
         assert raw.reply().status == 400
         assert raw.get("/live").reply().status == 200
@@ -169,7 +169,7 @@ def test_requests_sent_ahead_are_bounded(port: int) -> None:
     """Past the bound the next is refused; those within it are answered."""
     with Raw(port) as raw:
         raw.post(CHAT, chat("a", stream=True, max_tokens=100, ignore_eos=True))
-        raw.send(b"GET /live HTTP/1.1\r\n\r\n" * 40)
+        raw.send(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n" * 40)
         statuses = [raw.reply().status for _ in range(18)]
     assert statuses == [200] * 17 + [429]
 
@@ -250,7 +250,7 @@ def test_a_slow_sender_is_told_and_cut(port: int) -> None:
 def test_many_small_pieces_make_a_request(port: int) -> None:
     """Byte by byte, head and body."""
     data = json.dumps(chat()).encode()
-    whole = f"{POST}\r\nhost: x\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data
+    whole = f"{POST}\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data
     with Raw(port) as raw:
         for place in range(len(whole)):
             raw.send(whole[place : place + 1])

@@ -178,7 +178,8 @@ def test_sigterm_lets_answers_finish_and_a_second_frontend_take_over(leaving: De
         stream.post(CHAT, long_chat("drain", 100, stream=True))
         stream.until(b"data: ")
         assert idle.get("/live").reply().status == 200
-        half.send(b"POST /v1/chat/completions HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: 2\r\n")
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        half.send(head + b"content-length: 2\r\n")
         leaving.start_frontend("frontend-2")
         leaving.wait_until(lambda: "frontend-2" in leaving.log("frontend-2"), "the second to come up")
         record = leaving.folder / "run" / "frontend-2.json"

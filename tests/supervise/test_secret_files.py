@@ -54,6 +54,7 @@ def test_values_are_kept_by_hash_until_no_revision_needs_them(tmp_path: Path) ->
 
 
 def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    """With the file and what to do; what is not there is no error."""
     files = SecretFiles(tmp_path, str(tmp_path / "own"))
     assert (files.read("door", "keys"), files.keys("door")) == (None, None)
     folder = tmp_path / "own" / "door"

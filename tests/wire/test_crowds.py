@@ -130,7 +130,7 @@ def test_clients_beyond_what_can_be_answered_are_told_so(few: Deployment) -> Non
 def test_whoever_comes_at_once_with_a_request_is_answered(few: Deployment) -> None:
     """More clients than places, all before the first is read: each has its answer or its refusal, nobody is reset."""
     body = b'{"model":"holdfast-sim","stream":true,"max_tokens":200,"ignore_eos":true,"prompt":"hello"}'
-    head = b"POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
     request = head + b"content-length: %d\r\n\r\n" % len(body) + body
     statuses: list[bytes] = []
     had = let_have(few.pid("frontend"), LIMIT - 8)  # no whole number of accepts fills it

@@ -18,7 +18,7 @@ from holdfast.cli.deployments.book import Book, opened
 from holdfast.cli.deployments.files import Written
 from holdfast.cli.keeping import keep, taken_lock
 from holdfast.cli.ps import Looked, look_around
-from holdfast.cli.screen import Screen, chat_command, show_up
+from holdfast.cli.screen import Screen, chat_command, open_warning, show_up
 from holdfast.cli.up import already, choose_and_tell
 from holdfast.core.address import TcpAddress, parse_address
 from holdfast.core.errors import UserError, settled
@@ -37,7 +37,7 @@ from holdfast.supervise.changing import kept_jobs
 from holdfast.supervise.lock import Holder, holder, sign
 from holdfast.supervise.records import read_launch
 from holdfast.supervise.replicas import whose
-from holdfast.supervise.status import web_address
+from holdfast.supervise.status import Status, web_address
 
 ALL = 1024  # GPUs: a rollout may need more than the first revision
 LOOK_S = 0.2  # between two looks at how far it is; a person sees it move
@@ -78,7 +78,7 @@ def _with_secrets(written: Written, site: Site) -> Site:
     return replace(
         site,
         environ={**files.inherited(), **site.environ},
-        secrets=files.digests(written.manifest, site.environ),
+        secret_digests=files.digests(written.manifest, site.environ),
     )
 
 
@@ -156,9 +156,10 @@ class ManifestWish:
             self.screen,
             title,
             looked.statuses,
-            chat=_chat(state_dir, looked),
+            chat=_chat(state_dir, looked, private=self.screen.terminal.is_terminal),
             state_dir=state_dir,
             detached=self.detached,
+            warning=_open_warning(state_dir, looked),
             more=more,
         )
         if self.detached and not lack:
@@ -171,7 +172,7 @@ class ManifestWish:
             async with opened(self.kept.machine.store_url) as book:
                 await book.whole()
                 seen = book.seen(self.kept.manifest.name)
-        if seen is not None and (told := goes_on(seen.wanted, self.kept.manifest, self.kept.site.secrets)):
+        if seen is not None and (told := goes_on(seen.wanted, self.kept.manifest, self.kept.site.secret_digests)):
             self.screen.line(f"\n{told}", style="yellow")
 
 
@@ -186,12 +187,23 @@ def doing(name: str, book: Book) -> dict[str, str]:
     return {one.name: str(one).partition(": ")[2] for one in late}
 
 
-def _chat(state_dir: Path, looked: Looked) -> str:
+def _chat(state_dir: Path, looked: Looked, *, private: bool) -> str:
     """How to talk to the first frontend; "" without one."""
-    for status in looked.statuses:
-        if status.role == "frontend" and status.address:
-            models = looked.pages.get(status.name, {}).get("models") or ["MODEL"]
-            launch = msgspec.json.decode(read_launch(state_dir, status.name) or b"{}", type=FrontendLaunch)
-            key = split_key(launch.api_keys[0])[0] if launch.api_keys else ""
-            return chat_command(web_address(status.address), models[0], key)
+    for status in _frontends(looked):
+        models = looked.pages.get(status.name, {}).get("models") or ["MODEL"]
+        keys = _keys(state_dir, status.name)
+        key = split_key(keys[0])[0] if keys else ""
+        return chat_command(web_address(status.address), models[0], key, private=private)
     return ""
+
+
+def _open_warning(state_dir: Path, looked: Looked) -> str:
+    return open_warning([one.address for one in _frontends(looked) if not _keys(state_dir, one.name)], ())
+
+
+def _frontends(looked: Looked) -> list[Status]:
+    return [status for status in looked.statuses if status.role == "frontend" and status.address]
+
+
+def _keys(state_dir: Path, name: str) -> tuple[str, ...]:
+    return msgspec.json.decode(read_launch(state_dir, name) or b"{}", type=FrontendLaunch).api_keys

@@ -72,8 +72,15 @@ def _show(state_dir: Path, looked: Looked) -> int:
     if not statuses:
         screen.line(f"nothing runs in {tilde(state_dir)}; start with `holdfast up`")
         return 0
-    screen.table(statuses)
     incidents = incidents_by_now(state_dir, statuses)
+    if holder(state_dir) is None and all(status.state == "dead" for status in statuses):
+        heard_s = heard_unix_s(state_dir)
+        since = f" at {when(heard_s)}" if heard_s is not None else ""
+        what = f"nothing runs in {tilde(state_dir)}: all that ran ended{since} without `holdfast down`"
+        screen.line(f"{what} (a closed terminal, a reboot); `{start_command(state_dir)}` starts it again")
+        show_count(screen, incidents, time.time())
+        return 0
+    screen.table(statuses)
     show_groups(screen, statuses, incidents)
     if level := level_line(looked.level):
         screen.line(f"\n{level}", style="yellow")
@@ -213,9 +220,13 @@ def _show_incidents(state_dir: Path, incidents: list[Incident], statuses: list[S
 
 def adopts(state_dir: Path) -> str:
     """Until what: the command that goes on with what a dead supervisor kept."""
+    return f"until `{start_command(state_dir)}` adopts these"
+
+
+def start_command(state_dir: Path) -> str:
+    """Return the command that starts again what was kept here last."""
     last = last_holder(state_dir)
-    command = "holdfast up -f FILE" if last is not None and last.deployment else "holdfast up"
-    return f"until `{command}` adopts these"
+    return "holdfast up -f FILE" if last is not None and last.deployment else "holdfast up"
 
 
 def supervisor_trouble(state_dir: Path, now_unix_s: float) -> Status | None:

@@ -10,12 +10,12 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from holdfast.cli.terminal import Cell, Spinner, Terminal
 from holdfast.supervise.standing import Group, groups_of
-from holdfast.supervise.status import Status, web_address
+from holdfast.supervise.status import Status, is_reachable, web_address
 
 _GOOD = ("ready", "active", "standby", "asleep")
 AT_LEISURE = {("control", "starting")}  # it comes last, and nobody waits for it
@@ -123,7 +123,7 @@ def _standing(status: Status) -> str:
 def _address(status: Status) -> str:
     """What a person can open: a frontend's server, a worker's metrics; of the others their socket."""
     if status.role == "frontend" and status.address:
-        return web_address(status.address)
+        return web_address(status.address, bound=True)
     if status.metrics:
         return status.metrics
     return status.address.replace(f"unix://{os.path.expanduser('~')}/", "~/").removeprefix("unix://")
@@ -136,14 +136,29 @@ def tilde(path: Path) -> str:
     return str(path)
 
 
-def chat_command(url: str, model: str, api_key: str) -> str:
-    """A `curl` that streams an answer long enough to kill a worker in the middle of it; for a narrow screen."""
+def chat_command(url: str, model: str, api_key: str, *, private: bool) -> str:
+    """A `curl` that streams an answer long enough to kill a worker in the middle of it; for a narrow screen. Not
+    `private`: a pipe or a file may be read by others, so that the key is not in it."""
+    if api_key and not private:
+        api_key = "YOUR_KEY"
     body = f'{{"model":{json.dumps(model)},"stream":true,"max_tokens":600,\n'
     body += '         "messages":[{"role":"user","content":"Tell me about the sea"}]}'
     lines = [f"curl -N {url}/v1/chat/completions", "    -H 'Content-Type: application/json'"]
     if api_key:
         lines.append(f"    -H {shlex.quote(f'Authorization: Bearer {api_key}')}")
     return " \\\n".join([*lines, f"    -d {shlex.quote(body)}"])
+
+
+def open_warning(addresses: Iterable[str], api_keys: Sequence[str]) -> str:
+    """Return a warning for people, if one of the addresses can be reached from other machines and needs no key."""
+    reached = sorted({one for one in addresses if is_reachable(one)})
+    if not reached or api_keys:
+        return ""
+    where = ", ".join(web_address(one, bound=True) for one in reached)
+    return (
+        f"No API key is needed at {where}: everyone who reaches this machine can use it.\n"
+        "Set keys with --api-key-file FILE or $HOLDFAST_API_KEYS, or listen on 127.0.0.1 (--host)."
+    )
 
 
 def show_up(
@@ -154,9 +169,12 @@ def show_up(
     chat: str,
     state_dir: Path,
     detached: bool,
+    note: str = "",
+    warning: str = "",
     more: str = "",
 ) -> None:
-    """The one screen that says what runs, how to talk to it (`chat`, "" where nobody listens) and how to break it."""
+    """The one screen that says what runs, how to talk to it (`chat`, "" where nobody listens) and how to break it.
+    `note`: what to expect of its model; `warning`: what is not safe about it."""
     screen.line()
     screen.line(title, style="bold")
     screen.line()
@@ -170,6 +188,12 @@ def show_up(
     awaited = [status for status in statuses if (status.role, status.state) not in AT_LEISURE]
     if any(status.state not in _GOOD for status in awaited):
         screen.line("Not everything is ready yet; it goes on by itself; `holdfast ps` shows more.", style="yellow")
+        screen.line()
+    if warning:
+        screen.line(warning, style="yellow")
+        screen.line()
+    if note:
+        screen.line(note)
         screen.line()
     if chat:
         screen.line("Talk to it, from another terminal, with `holdfast chat` or:", style="bold")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 from msgspec.structs import replace
 
+from holdfast.cli.api_keys import ApiKeyFile, keyed
 from holdfast.cli.arguments import Asked, Filename
 from holdfast.cli.checks import own
 from holdfast.core.address import TcpAddress, parse_address
@@ -54,6 +55,7 @@ class Up(Asked, frozen=True):
             panel="The torch and vllm engines",
         ),
     ] = "auto"
+    api_key_file: ApiKeyFile = None
 
     @classmethod
     def of(cls, env: Environment) -> Self:
@@ -72,6 +74,8 @@ class Up(Asked, frozen=True):
         )
 
     def run(self, env: Environment) -> int:
+        if self.api_key_file is not None:
+            return replace(self, api_key_file=None, spec=keyed(self.spec, self.api_key_file)).run(env)
         if self.file is not None and not self.spec.backend:
             return self._run_manifest(env)
         if self.spec.backend == "ray":
@@ -103,14 +107,8 @@ class Up(Asked, frozen=True):
         spec, models = self._fleet(env)
         with settled():
             gpus = choose("torch", self.device, ALL).gpus
-        return run_node(
-            env.state_dir,
-            replace(spec, gpus=gpus),
-            self.detach,
-            tied=not self.untied,
-            models=models,
-            secrets_dir=env.secrets_dir,
-        )
+        spec, tied = replace(spec, gpus=gpus), not self.untied
+        return run_node(env.state_dir, spec, self.detach, tied, models, secrets_dir=env.secrets_dir)
 
     def _fleet(self, env: Environment) -> tuple[DeploymentSpec, Sequence[ModelText]]:
         """As the options say and, with -f, the manifest; and the models that are wished for then."""
@@ -121,9 +119,9 @@ class Up(Asked, frozen=True):
         from holdfast.supervise.secrets import SecretFiles
 
         spec = self.spec
-        secrets = SecretFiles(env.state_dir, env.secrets_dir)
+        source = SecretFiles(env.state_dir, env.secrets_dir)
         machine = Machine(
-            env.state_dir, handed_on(), store=spec.store, host=spec.host, port=spec.port, secrets=secrets
+            env.state_dir, handed_on(), store=spec.store, host=spec.host, port=spec.port, secret_source=source
         )
         written, models = models_in(said_in("up", self.file), machine)
         return fleet_spec(spec, written.manifest, machine), models
@@ -134,8 +132,8 @@ class Up(Asked, frozen=True):
         from holdfast.roles.rolled import Site
         from holdfast.supervise.secrets import SecretFiles
 
-        spec, environ, secrets = self.spec, handed_on(), SecretFiles(env.state_dir, env.secrets_dir)
-        written = read_manifest(said_in("up", self.file), env.state_dir, environ, secrets)
+        spec, environ, source = self.spec, handed_on(), SecretFiles(env.state_dir, env.secrets_dir)
+        written = read_manifest(said_in("up", self.file), env.state_dir, environ, source)
         site = Site(
             state_dir=str(env.state_dir),
             manifest=written.text,
@@ -189,13 +187,15 @@ class Frontend(Asked, frozen=True):
     """`holdfast frontend`: one of a deployment's, with the same options."""
 
     spec: Annotated[DeploymentSpec, about("The deployment that it is of.")] = DeploymentSpec("")
+    api_key_file: ApiKeyFile = None
 
     @classmethod
     def of(cls, env: Environment) -> Self:
         return cls(frontend_by(env))
 
     def run(self, env: Environment) -> int:
-        launch = _unless_empty(self.spec.frontend, self.of(env).spec.frontend, "store")
+        given = keyed(self.spec, self.api_key_file).frontend
+        launch = _unless_empty(given, self.of(env).spec.frontend, "store")
         name = own_name(env.state_dir, "frontend", launch.name)
         address = str(TcpAddress(self.spec.host, self.spec.port))
         return run_foreground(

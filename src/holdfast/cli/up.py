@@ -16,7 +16,7 @@ from holdfast.cli.fleet.written import ModelText
 from holdfast.cli.keeping import keep, taken_lock
 from holdfast.cli.models import prepare
 from holdfast.cli.ps import look_at_all
-from holdfast.cli.screen import Screen, chat_command, show_up
+from holdfast.cli.screen import Screen, chat_command, open_warning, show_up
 from holdfast.control.redis_stream import check_redis
 from holdfast.core.address import TcpAddress
 from holdfast.core.errors import settled
@@ -24,6 +24,7 @@ from holdfast.core.tiers import split_key
 from holdfast.memory.devices.host_room import free_host_bytes
 from holdfast.roles.devices import choose, exact_note
 from holdfast.roles.hosted import NodeSite
+from holdfast.roles.model_names import NOTES
 from holdfast.roles.planned import Planned
 from holdfast.roles.running import log_dir
 from holdfast.roles.starting import Doing, Start, follow
@@ -126,8 +127,10 @@ class PlannedWish:
         title = f"Holdfast {__version__} is up: {what}, deployment {spec.name}"
         if lack:
             title = f"Holdfast {__version__} runs, but {lack}"
-        url = web_address(str(TcpAddress(spec.host, spec.port)))
-        chat = "" if spec.backend else chat_command(url, model, split_key(keys[0])[0] if keys else "")
+        address = str(TcpAddress(spec.host, spec.port))
+        url, key = web_address(address), split_key(keys[0])[0] if keys else ""
+        private = self.screen.terminal.is_terminal
+        chat = "" if spec.backend else chat_command(url, model, key, private=private)
         more = f"`holdfast deploy KEY --model …` asks for a model; clients find it at {url}." if spec.backend else ""
         show_up(
             self.screen,
@@ -136,6 +139,8 @@ class PlannedWish:
             chat=chat,
             state_dir=self.kept.state_dir,
             detached=self.detached,
+            note=NOTES.get(model, "") if spec.workers else "",
+            warning=open_warning([address], keys),
             more=more,
         )
         if self.models and not lack:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import cast
 
 from holdfast.core.errors import Code
@@ -94,10 +95,16 @@ class App:
             self.accounts.access.begin(connection, request)
 
     def admit(self, connection: HttpConnection, request: HttpRequest) -> int:
-        """Return how much of a request's body is read, by its head alone; RefusedRequest: none, and why."""
+        """Return how much of a request's body is read, by its head alone; RefusedRequest: none, and why. A short body
+        with a key is read whatever is wrong with its head, so that the connection can go on after the answer."""
         try:
             self._check_head(request)
         except ApiError as error:
+            length = request.headers.get(b"content-length", b"")
+            if error.status != HTTPStatus.UNAUTHORIZED and not (
+                length.isdigit() and int(length) > OTHER_BODY_BYTES_MAX
+            ):
+                return OTHER_BODY_BYTES_MAX
             log_failure("without a name", error)
             raise RefusedRequest(error.status, error.message, headers=error.headers, body=error.body()) from None
         return self.body_bytes_max if request.path in _GENERATING else OTHER_BODY_BYTES_MAX

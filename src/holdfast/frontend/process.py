@@ -8,9 +8,9 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from holdfast.core.address import parse_address
+from holdfast.core.address import Address, TcpAddress, parse_address
 from holdfast.core.errors import UserError
-from holdfast.core.ports import World
+from holdfast.core.ports import Network, World
 from holdfast.core.tasks import Tasks, first
 from holdfast.core.tiers import key_tiers
 from holdfast.discovery.keys import (
@@ -60,6 +60,7 @@ from holdfast.wire.http.server import HttpServer
 log = logging.getLogger("holdfast.frontend")
 
 WATCHED = (CARDS, INSTANCES, STANDBYS)  # workers, as they say that they are there
+EVERYWHERE = ("0.0.0.0", "::")
 # For the error events of answers that are cut off to reach their clients.
 LAST_WORDS_S = 0.5
 
@@ -93,25 +94,16 @@ async def run_frontend(
     shed_retry_s, stats = settings.holds.shed_retry_s, dispatcher.stats
     levels = {one: Levels(one, directory, stats, shed_retry_s, loop.time) for one in settings.serves}
     names, kills = RequestNames(rng), Kills(requests, store, settings.deployment, peer, rng, unix_s, others)
-    all_levels, body_bytes_max = AllLevels(levels), settings.body_bytes_max
-    app = App(
-        gate, directory, admission, pages, names, accounts, requests, kills, lobby, large, all_levels, body_bytes_max
-    )
+    words = directory, admission, pages, names, accounts, requests, kills, lobby, large
+    app = App(gate, *words, AllLevels(levels), settings.body_bytes_max)
     pages.level = lambda: levels[settings.deployment].level
     pages.streams = lambda: accounts.inflight
     roster.on_models_changed = lobby.changed
-    bounds = HttpBounds(
-        body_bytes_max=body_bytes_max,
-        buffered_bytes_max=max(HttpBounds().buffered_bytes_max, 2 * body_bytes_max),
-        request_s=settings.request_s,
-        unread_s=settings.unread_s,
-    )
-    server = HttpServer(
-        app.handle, network, bounds, begin=app.begin, admit=app.admit, share=SHARE, probes=OPEN_PATHS
-    )
+    server = _server(app, settings, network)
     own = HttpServer(pages.handle_own, network)
     status = await own.start(parse_address(settings.status_address)) if settings.status_address else None
     address = await server.start(parse_address(settings.address), share_port=True)
+    _warn_if_open(settings, address)
     roster.start()
     registry, tasks = Registry(*settings.serves), Tasks("frontend")
     refusals = Refusals(store, registry)
@@ -145,6 +137,21 @@ async def run_frontend(
         await roster.close()
         server.close()
         own.close()  # last: while it drains it says so
+
+
+def _server(app: App, settings: FrontendLaunch, network: Network) -> HttpServer:
+    bounds = HttpBounds(
+        body_bytes_max=settings.body_bytes_max,
+        buffered_bytes_max=max(HttpBounds().buffered_bytes_max, 2 * settings.body_bytes_max),
+        request_s=settings.request_s,
+        unread_s=settings.unread_s,
+    )
+    return HttpServer(app.handle, network, bounds, begin=app.begin, admit=app.admit, share=SHARE, probes=OPEN_PATHS)
+
+
+def _warn_if_open(settings: FrontendLaunch, address: Address) -> None:
+    if not settings.api_keys and isinstance(address, TcpAddress) and address.host in EVERYWHERE:
+        log.warning("no API key is needed at %s: everyone who reaches this machine can use it", address)
 
 
 def _tell_soon(reports: Iterable[Reporting]) -> None:

@@ -42,8 +42,8 @@ class NodeSite(Struct, frozen=True, kw_only=True):
     async def host(self, supervisor: Supervisor, tell: Tell) -> None:
         """Until cancelled."""
         state_dir = Path(self.state_dir)
-        secrets = SecretFiles(state_dir, self.secrets_dir)
-        machine = Machine(state_dir, self.environ, self.store, self.vault_dir, reach=self.reach, secrets=secrets)
+        source = SecretFiles(state_dir, self.secrets_dir)
+        machine = Machine(state_dir, self.environ, self.store, self.vault_dir, reach=self.reach, secret_source=source)
         machine.vaults.mkdir(parents=True, exist_ok=True, mode=0o700)
         store = open_store(self.store, SocketNetwork(), random.Random())
         await store.start()

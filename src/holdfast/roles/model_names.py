@@ -10,6 +10,13 @@ from holdfast.engines.torch.files.hub import is_hub_id
 SIM_NAME = "holdfast-sim"
 DEFAULT = "default"
 NAMES = {DEFAULT: "smollm2-135m-instruct", "smollm2-135m": "smollm2-135m-instruct", "tiny": "tiny"}
+# What to expect of models that are for trying Holdfast out, by the names that clients ask for.
+NOTES = {
+    NAMES[DEFAULT]: "This is a tiny model (135M parameters): wrong and repetitive text is its own, not the server's.\n"
+    "For a better one: `holdfast up --model Qwen/Qwen2.5-1.5B-Instruct` (3 GB from the Hugging Face Hub).",
+    "tiny": "This model has random weights: its text means nothing.",
+    SIM_NAME: "This is a simulator: its text is random words.",
+}
 
 
 def named(engine: str, model: str, served_name: str) -> tuple[str, str]:

@@ -55,7 +55,7 @@ class Site(Struct, frozen=True, kw_only=True):
     state_dir: str
     manifest: str  # its text
     environ: dict[str, str]  # of whoever starts it: containers have it, too
-    secrets: dict[str, str] = {}  # hashes of the values of the manifest's secrets, which are kept in `state_dir`
+    secret_digests: dict[str, str] = {}  # hashes of the values of the manifest's secrets, which are kept in `state_dir`
     secrets_dir: str = ""  # empty: `secrets` in the state directory
     store: str = ""  # empty: our own
     vault_dir: str = ""  # empty: `gms` in the state directory
@@ -90,7 +90,7 @@ class Site(Struct, frozen=True, kw_only=True):
             self.host,
             self.port,
             self.status_host,
-            secrets=self.secret_files,
+            secret_source=self.secret_files,
         )
 
     @property
@@ -190,11 +190,11 @@ class Rolled:
         memory = await WrittenMemory(store, name).open(now_s)
         held = await wanted(store, name)
         if held is None or (memory.stable is None and not held.deleted):
-            secrets = self.site.secrets
-            digest = revision_of(self.manifest, 1, secrets).digest
-            await ask(store, name, applied(self.site.manifest, digest, now_s, cause="up", secrets=secrets))
-            self.site.secret_files.asked_with(secrets)
-        elif told := goes_on(held, self.manifest, self.site.secrets):
+            digests = self.site.secret_digests
+            digest = revision_of(self.manifest, 1, digests).digest
+            await ask(store, name, applied(self.site.manifest, digest, now_s, cause="up", secret_digests=digests))
+            self.site.secret_files.asked_with(digests)
+        elif told := goes_on(held, self.manifest, self.site.secret_digests):
             tell(told)
 
     # -- its rollouts
@@ -250,15 +250,15 @@ def lacks(rolling: Rolling) -> str | None:
     return "" if report.is_done or report.verdict is Verdict.PAUSED else None
 
 
-def goes_on(held: Wanted, manifest: Manifest, secrets: Mapping[str, str]) -> str:
-    """That the store's wish wins over the file's, where they differ; "": they do not. `secrets`: hashes of the values
-    that are found now."""
+def goes_on(held: Wanted, manifest: Manifest, digests: Mapping[str, str]) -> str:
+    """That the store's wish wins over the file's, where they differ; "": they do not. `digests`: of the values of
+    secrets that are found now."""
     if held.deleted:
         return f"{manifest.name} is being deleted, and that goes on; then it can be begun anew"
     holds = f"{manifest.name} goes on with revision {held.revision}, which the store holds"
     if check(held.manifest.encode()).manifest != manifest:
         return f"{holds}; the file differs, and `holdfast apply -f` changes it"
-    other = sorted(one for one, digest in secrets.items() if held.secrets.get(one, digest) != digest)
+    other = sorted(one for one, digest in digests.items() if held.secret_digests.get(one, digest) != digest)
     if other:
         return f"{holds}, and with its secrets; {', '.join(other)} differ now, and `holdfast apply -f` changes that"
     return ""

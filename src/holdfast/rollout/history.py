@@ -42,7 +42,7 @@ class Entry(Struct, frozen=True, kw_only=True):
     fate: Fate = Fate.ROLLING
     why: str = ""  # it was undone
     took_s: Seconds | None = None  # until it was in place
-    secrets: dict[str, str] = {}  # hashes of the values of secrets, by reference
+    secret_digests: dict[str, str] = {}  # hashes of the values of secrets, by reference
 
 
 def noted(entries: Sequence[Entry], memory: Memory) -> list[Entry]:

@@ -1,7 +1,7 @@
 """What stands in the store of a deployment's rollouts: what is wanted, what a rollout remembers, what became of each.
 
-Whoever asks for something (a person's command) writes what is wanted; whoever carries it out (one supervisor, or one
-operator) writes the memory, and keeps the history.
+Whoever asks for something (a person's command) writes what is wanted; the supervisor that carries it out writes the
+memory, and keeps the history.
 
 Always true: what is wanted is changed only from what was read, so that of two who ask at once the second sees what the
 first asked for; each write has the next serial, so that no two are alike; a revision's number is never used for another
@@ -58,7 +58,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
     deleted: bool = False  # it should be gone, and then this record as well
     cause: str = "apply"
     at_unix_s: UnixS = 0.0
-    secrets: dict[str, str] = {}  # hashes of the values of secrets, by reference (`spec.manifest.secrets`)
+    secret_digests: dict[str, str] = {}  # hashes of the values of secrets, by reference (`spec.manifest.secrets`)
 
     def entry(self) -> Entry:
         """Its place in the history, as long as nothing came of it."""
@@ -68,7 +68,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
             digest=self.digest,
             at_unix_s=self.at_unix_s,
             cause=self.cause,
-            secrets=self.secrets,
+            secret_digests=self.secret_digests,
         )
 
 
@@ -85,21 +85,21 @@ def applied(
     *,
     cause: str = "apply",
     anew: int = 0,
-    secrets: Mapping[str, str] = NO_DIGESTS,
+    secret_digests: Mapping[str, str] = NO_DIGESTS,
 ) -> Change:
-    """Ask for this manifest; `secrets`: hashes of the values of its secrets. One that asks for the same as before keeps
+    """Ask for this manifest; `secret_digests`: of the values of its secrets. One that asks for the same as before keeps
     the number, unless that was undone (`anew`: the number of the undone one): a person who asks for it again wants it
     tried again. UserError, if the deployment is being deleted: what was accepted then would be lost with it."""
 
     def change(before: Wanted | None) -> Wanted:
         if before is None:
             first = Wanted(revision=1, manifest=manifest, digest=digest, cause=cause, at_unix_s=at_unix_s)
-            return structs.replace(first, secrets=dict(secrets))
+            return structs.replace(first, secret_digests=dict(secret_digests))
         if before.deleted:
             raise UserError(f"it is being deleted, and that goes on; once it is gone, {AGAIN}")
         same = before.digest == digest and before.revision != anew
         said = {"revision": before.revision if same else before.revision + 1, "manifest": manifest, "digest": digest}
-        said |= {"secrets": dict(secrets)}
+        said |= {"secret_digests": dict(secret_digests)}
         told = {} if same else {"cause": cause, "at_unix_s": at_unix_s}
         return structs.replace(before, **said, **told)
 

@@ -26,7 +26,7 @@ def revision_of(manifest: Manifest, number: int, digests: Digests = NO_DIGESTS) 
 def wish_of(wanted: Wanted, manifest: Manifest) -> Revision:
     """What is wanted, as its manifest and a person's word have it. Who takes a deployment away waits for no stream's
     end but a drain's."""
-    wish = revision_of(manifest, wanted.revision, wanted.secrets)
+    wish = revision_of(manifest, wanted.revision, wanted.secret_digests)
     parts = dict(wish.parts)
     for name, part in wish.parts.items():
         if wanted.deleted:

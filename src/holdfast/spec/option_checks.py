@@ -74,22 +74,22 @@ def _check(flag: str, value: Any) -> None:
             except ValueError as error:
                 raise Refused(f"--name {error}") from error
         case "--api-key", tuple():
-            _check_keys(value)
+            check_keys(flag, value)
         case "--cors-origin", tuple():
             _check_origins(value)
 
 
-def _check_keys(keys: Iterable[str]) -> None:
+def check_keys(flag: str, keys: Iterable[str]) -> None:
     """A key that is empty is a variable that was not set: it must not open the server."""
     try:
         sent = [split_key(written)[0] for written in keys]
     except UnknownTier as error:
-        raise Refused(f"--api-key: {error}") from error
+        raise Refused(f"{flag}: {error}") from error
     for key in sent:
         if not key.strip():
-            raise Refused("--api-key is empty; is a variable unset? Leave the option out to let everyone ask")
+            raise Refused(f"{flag} is empty; is a variable unset? Leave the option out to let everyone ask")
         if key != key.strip() or not key.isprintable():
-            raise Refused("--api-key has spaces at its ends or control characters, which no client can send")
+            raise Refused(f"{flag} has spaces at its ends or control characters, which no client can send")
 
 
 def _check_origins(origins: Iterable[str]) -> None:

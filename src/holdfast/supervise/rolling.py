@@ -167,7 +167,7 @@ class Rolling:
         self._traffic.take(said.reports, sources_of(here, said), now_s)
         there = Counter(one.service for one in memory.replicas.values())
         next_one, taken = worked_at(wish, memory), self._taken()
-        sets = sets_of([(manifest, wanted.secrets)] if next_one is wish else self._kept())
+        sets = sets_of([(manifest, wanted.secret_digests)] if next_one is wish else self._kept())
         room = room_of(next_one, there, sets, self.ground, taken)
         roomy = roomy_of(next_one, sets, self.ground, taken, self._seated(services))
         brought, since_s = on_trial(wish, memory, now_s)
@@ -274,8 +274,8 @@ class Rolling:
     def _kept(self) -> list[tuple[Manifest, Digests]]:
         """The manifests that are kept, oldest first, what is wanted now last; each with its secrets' hashes."""
         wanted, manifest = self._wanted()
-        kept = ((self._manifest(entry.manifest), entry.secrets) for entry in self._entries())
-        return [*((one, secrets) for one, secrets in kept if one is not None), (manifest, wanted.secrets)]
+        kept = ((self._manifest(entry.manifest), entry.secret_digests) for entry in self._entries())
+        return [*((one, digests) for one, digests in kept if one is not None), (manifest, wanted.secret_digests)]
 
     def _manifest(self, text: str) -> Manifest | None:
         if text not in self._manifests:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import random
 import re
-import secrets
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -96,7 +96,7 @@ class SecretFiles:
         before = self._read()
         if not values:
             return {}
-        kept = before or _Kept(secrets.token_hex(32))
+        kept = before or _Kept(random.SystemRandom().randbytes(32).hex())
         digests = {one: _digest(kept.hash_key, value) for one, value in values.items()}
         added = {digest: values[one] for one, digest in digests.items() if digest not in kept.values}
         if keep and (added or before is None):

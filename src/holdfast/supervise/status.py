@@ -153,10 +153,20 @@ def kernel_state(record: Record) -> str:
     return "stopped" if stat.state in "Tt" else record.state
 
 
-def web_address(address: str, host: str = "") -> str:
-    """A frontend's address as people type it; one that listens everywhere is reached at this machine."""
+def is_reachable(address: str) -> bool:
+    """Return whether other machines may reach what listens at the address."""
+    parsed = parse_address(address)
+    if not isinstance(parsed, TcpAddress):
+        return False
+    return not (parsed.host in ("localhost", "::1") or parsed.host.startswith("127."))
+
+
+def web_address(address: str, host: str = "", *, bound: bool = False) -> str:
+    """A frontend's address as people type it; one that listens everywhere is reached at this machine. `bound`: as it
+    listens, so that it is seen who may reach it."""
     parsed = parse_address(address)
     if not isinstance(parsed, TcpAddress):
         return address
-    shown = host or {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(parsed.host, parsed.host)
+    everywhere = {} if bound else {"0.0.0.0": "127.0.0.1", "::": "::1"}
+    shown = host or everywhere.get(parsed.host, parsed.host)
     return str(TcpAddress(shown, parsed.port)).replace("tcp://", "http://")

@@ -19,7 +19,7 @@ from holdfast.spec.manifest.local import Machine
 from holdfast.spec.manifest.whole import findings, unheard, whole
 
 SECRETS = Source({"s": {"k": "one", "l": "two"}, "t": {"k": "three"}})
-MACHINE = Machine(Path("/tmp/hf"), {"HOME": "/"}, secrets=SECRETS)
+MACHINE = Machine(Path("/tmp/hf"), {"HOME": "/"}, secret_source=SECRETS)
 MISSING = {"name": "s", "key": "missing"}
 TEMPLATE = {"args": ["--chat-template", "t"]}
 # Of those the manifests of the other table say what is so here anyway.

@@ -63,7 +63,7 @@ def manifest_of(more: str) -> Manifest:
 
 
 def machine_of(source: Source | None, **environ: str) -> Machine:
-    return Machine(Path("/state"), {"HOME": "/", **environ}, secrets=source)
+    return Machine(Path("/state"), {"HOME": "/", **environ}, secret_source=source)
 
 
 def frontend_of(manifest: Manifest, machine: Machine, digests: Digests | None = None) -> FrontendLaunch:
@@ -84,12 +84,14 @@ def frontend_of(manifest: Manifest, machine: Machine, digests: Digests | None = 
 def test_a_value_is_looked_for_in_the_file_the_variable_and_what_was_before(
     source: Source, environ: dict[str, str], keys: tuple[str, ...]
 ) -> None:
+    """In this order: the nearest wins."""
     launch = frontend_of(manifest_of(REFERS % ""), machine_of(source, **environ))
     assert launch.api_keys == keys
     assert dict(launch.env) == {"HOLDFAST_API_KEYS": ",".join(keys)}
 
 
 def test_a_missing_secret_is_refused_with_where_it_was_looked_for() -> None:
+    """One reference, a whole secret, an empty key; but not an optional one."""
     text = TEXT.format(more=REFERS % "").encode()
     (problem,) = check(text, (partial(findings, machine=machine_of(Source({"door": {}}))),)).problems
     said = "HOLDFAST_API_KEYS needs the key 'keys' of the secret 'door', and it is missing: "
@@ -103,6 +105,7 @@ def test_a_missing_secret_is_refused_with_where_it_was_looked_for() -> None:
 
 
 def test_every_key_of_a_whole_secret_is_a_variable() -> None:
+    """The container's own variables win over it, and the plan's over both."""
     source = Source({"whole": {"HOLDFAST_API_KEYS": "a", "HF_TOKEN": "t", "DYN_NAMESPACE": "mine"}})
     manifest = manifest_of("envFromSecret: whole\n      envs: [{name: HF_TOKEN, value: u}]")
     launch = frontend_of(manifest, machine_of(source))

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from holdfast.cli.api_keys import read_keys
 from holdfast.cli.arguments import Asked
 from holdfast.cli.chat.events import ChatTrouble, Ended, Resumed, Said, Waiting
 from holdfast.cli.chat.server import Server
@@ -25,6 +26,7 @@ from holdfast.cli.screen import tilde
 from holdfast.cli.terminal import Terminal
 from holdfast.core.errors import UserError
 from holdfast.core.tiers import split_key
+from holdfast.roles.model_names import NOTES
 from holdfast.settings import Environment
 from holdfast.spec.settings import Settings, about
 from holdfast.supervise.records import read_launch
@@ -60,6 +62,9 @@ class Chat(Asked, frozen=True):
     url: Annotated[str, about("The server, e.g. http://127.0.0.1:8000; default: the one up here.")] = ""
     model: Annotated[str, about("Whom to ask; default: the server's first model.")] = ""
     api_key: Annotated[str, about("The server's key; default: of the one up here.")] = ""
+    api_key_file: Annotated[
+        Path | None, about("A file with the key; other users of the machine can read a command line.", commands=_CHAT)
+    ] = None
     wishes: Annotated[Wishes, about("What goes with every question.")] = Wishes()
 
     def run(self, env: Environment) -> int:
@@ -101,7 +106,10 @@ def run_chat(asked: Chat, state_dir: Path) -> int:
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a letter must not end the chat
     if not message and not sys.stdin.isatty():
         message = _piped()
-    server = Server.at(asked.url, asked.api_key) if asked.url else _running_here(state_dir, asked.api_key)
+    key = asked.api_key
+    if asked.api_key_file is not None:
+        key = split_key(read_keys(asked.api_key_file)[0])[0]
+    server = Server.at(asked.url, key) if asked.url else _running_here(state_dir, key)
     try:
         conversation = Conversation(asked.model or server.model(), asked.wishes)
         terminal = Terminal()
@@ -190,6 +198,8 @@ def _converse(server: Server, conversation: Conversation, terminal: Terminal) ->
         import readline  # noqa: F401 - imported, it gives `input` editing and a history
     about = f"{conversation.model} at {server.url}; /help for help, Ctrl-D leaves"
     terminal.line(visible(about), style="dim")
+    if note := NOTES.get(conversation.model):
+        terminal.line(note, style="dim")
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         while True:
             _take_line(input("you> ").strip(), server, conversation, terminal)

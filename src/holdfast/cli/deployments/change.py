@@ -65,23 +65,23 @@ class Apply(Asked, frozen=True):
                 raise UsageError(f"-o: {fleet} is a fleet, whose models `holdfast models --json` shows")
             manner = Manner(self.wait, timeout_s, as_json=False)
             return manifest.apply(said, self.store, env, manner, dry_run=self.dry_run)
-        url, secrets = store_of(self.store, env.state_dir), SecretFiles(env.state_dir, env.secrets_dir)
-        asked = read_manifest(said, env.state_dir, handed_on(), None if self.store else secrets)
-        return answered(self._apply(asked, url, timeout_s, secrets))
+        url, files = store_of(self.store, env.state_dir), SecretFiles(env.state_dir, env.secrets_dir)
+        asked = read_manifest(said, env.state_dir, handed_on(), None if self.store else files)
+        return answered(self._apply(asked, url, timeout_s, files))
 
-    async def _apply(self, asked: Written, url: str, timeout_s: float | None, secrets: SecretFiles) -> int:
+    async def _apply(self, asked: Written, url: str, timeout_s: float | None, files: SecretFiles) -> int:
         name = asked.manifest.name
         async with opened(url, WITH_FLEETS) as book:
             await book.heard()
             before = _kept_here(book, name)
-            asked = replace(asked, secrets=self._secrets(asked, before, secrets))
-            ask = applied(asked.text, asked.digest, time.time(), anew=before.memory.undone, secrets=asked.secrets)
-            change = of_kept(name, ask)
+            asked = replace(asked, secret_digests=self._digests(asked, before, files))
+            digests, anew = asked.secret_digests, before.memory.undone
+            change = of_kept(name, applied(asked.text, asked.digest, time.time(), anew=anew, secret_digests=digests))
             after = change(before.wanted)
             if not self.dry_run:
                 after = await asked_for(book, name, change)
-                if _runs_at(before, secrets):
-                    secrets.asked_with(asked.secrets, _needed(before))
+                if _runs_at(before, files):
+                    files.asked_with(digests, _needed(before))
             elif after != before.wanted:
                 after = structs.replace(after, serial=after.serial + 1)  # of it nobody has told anything
             self._show(asked, before.wanted, after, before)
@@ -90,15 +90,15 @@ class Apply(Asked, frozen=True):
             seen = await known(book, name, after)
             return await in_place(book, seen, Screen(Terminal(sys.stderr) if self.output else None), timeout_s)
 
-    def _secrets(self, asked: Written, before: Seen, secrets: SecretFiles) -> Mapping[str, str]:
+    def _digests(self, asked: Written, before: Seen, files: SecretFiles) -> Mapping[str, str]:
         """Return the hashes of the manifest's secrets; UserError, if their values are on another machine."""
-        if _runs_at(before, secrets):
-            return secrets.digests(asked.manifest, handed_on(), keep=not self.dry_run)
+        if _runs_at(before, files):
+            return files.digests(asked.manifest, handed_on(), keep=not self.dry_run)
         if refers(asked.manifest):
             where = f"{before.steward.host}, in {before.steward.state_dir}" if before.steward is not None else "it"
             what = f"{asked.manifest.name} refers to secrets, which are read where it runs"
             raise UserError(f"{what}; run `holdfast apply` on {where}")
-        return before.wanted.secrets
+        return before.wanted.secret_digests
 
     def _show(self, asked: Written, before: Wanted, after: Wanted, seen: Seen) -> None:
         if self.output in ("yaml", "json"):
@@ -110,15 +110,15 @@ class Apply(Asked, frozen=True):
             write_out(f"{asked.manifest} {told}{' (dry run)' if self.dry_run else ''}\n")
 
 
-def _runs_at(seen: Seen, secrets: SecretFiles) -> bool:
+def _runs_at(seen: Seen, files: SecretFiles) -> bool:
     """Return whether the deployment is carried out from the state directory of these secrets."""
     steward = seen.steward
-    return steward is not None and (steward.host, steward.state_dir) == (os.uname().nodename, secrets.state_dir)
+    return steward is not None and (steward.host, steward.state_dir) == (os.uname().nodename, files.state_dir)
 
 
 def _needed(seen: Seen) -> set[str]:
     """Return the hashes of all values that a revision in the history was asked for with."""
-    known = [seen.wanted.secrets, *(entry.secrets for entry in seen.entries)]
+    known = [seen.wanted.secret_digests, *(entry.secret_digests for entry in seen.entries)]
     return {digest for one in known for digest in one.values()}
 
 
@@ -152,9 +152,9 @@ class Diff(Asked, frozen=True):
             said = said_in("diff", self.file)
             if manifest.fleet_of(said, self.store, env):
                 return manifest.diff(said, self.store, env)
-            asked, secrets = shaped(said), SecretFiles(env.state_dir, env.secrets_dir)
-            found = secrets.digests(asked.manifest, handed_on(), keep=False)
-            return answered(self._diff(replace(asked, secrets=found), store_of(self.store, env.state_dir)))
+            asked, files = shaped(said), SecretFiles(env.state_dir, env.secrets_dir)
+            found = files.digests(asked.manifest, handed_on(), keep=False)
+            return answered(self._diff(replace(asked, secret_digests=found), store_of(self.store, env.state_dir)))
         except (Refused, UsageError):
             raise
         except UserError as error:
@@ -178,9 +178,9 @@ def _show_difference(asked: Written, held: Wanted | None) -> int:
     for line in lines:
         terminal.line(line, {"+": "green", "-": "red", "@": "dim"}.get(line[:1], ""))
     known = check(held.manifest.encode()).manifest if held is not None else None
-    secrets = held.secrets if held is not None else {}
-    old = revision_of(known, 1, secrets) if known is not None else None
-    new = revision_of(asked.manifest, 1, {**secrets, **asked.secrets})
+    digests = held.secret_digests if held is not None else {}
+    old = revision_of(known, 1, digests) if known is not None else None
+    new = revision_of(asked.manifest, 1, {**digests, **asked.secret_digests})
     for told in changes(old, new):
         Terminal(sys.stderr).line(told)
     return DIFFERS if lines or (old is not None and new.brings(old)) else 0

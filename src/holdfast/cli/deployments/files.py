@@ -30,11 +30,11 @@ class Written:
 
     text: str
     manifest: Manifest
-    secrets: Mapping[str, str] = field(default_factory=dict)  # hashes of the values of its secrets, by reference
+    secret_digests: Mapping[str, str] = field(default_factory=dict)  # hashes of the values of its secrets, by reference
 
     @property
     def digest(self) -> str:
-        return revision_of(self.manifest, 1, self.secrets).digest
+        return revision_of(self.manifest, 1, self.secret_digests).digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,14 @@ class Said:
 
 
 def read_manifest(
-    said: Said, state_dir: Path, environ: Mapping[str, str], secrets: SecretSource | None = None
+    said: Said, state_dir: Path, environ: Mapping[str, str], source: SecretSource | None = None
 ) -> Written:
-    """One that is to run on this machine. Refused says that it cannot be, after every mistake was told. `secrets`: None
+    """One that is to run on this machine. Refused says that it cannot be, after every mistake was told. `source`: None
     where another machine may run it."""
     from holdfast.spec.manifest.local import Machine
     from holdfast.spec.manifest.whole import cramped, findings, unheard
 
-    machine = Machine(state_dir, environ, secrets=secrets)
+    machine = Machine(state_dir, environ, secret_source=source)
     hints: Rules = (unheard, partial(cramped, machine=machine)) if shows_gpus() else (unheard,)
     return shaped(said, (partial(findings, machine=machine),), hints)
 

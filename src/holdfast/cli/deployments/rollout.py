@@ -189,8 +189,9 @@ class Undo(Asked, frozen=True):
                 write_out(f"{told} (dry run)\n")
                 return 0
             cause = f"undo to {back.number}"
+            anew, digests = memory.undone, back.secret_digests
             change = applied(
-                back.manifest, back.digest, time.time(), cause=cause, anew=memory.undone, secrets=back.secrets
+                back.manifest, back.digest, time.time(), cause=cause, anew=anew, secret_digests=digests
             )
             after = await asked_for(book, seen.name, of_kept(seen.name, resumed(change)))
             write_out(f"{told}, as revision {after.revision}\n")

@@ -102,7 +102,8 @@ class HoldfastAgent:
         self._backend = backend
         if not await self._has_host(backend):
             self._tasks.spawn(self._wait_for_host(backend), "host memory")
-        machine = Machine(state_dir, site.environ, site.store, reach=site.reach, secrets=SecretFiles(state_dir))
+        source = SecretFiles(state_dir)
+        machine = Machine(state_dir, site.environ, site.store, reach=site.reach, secret_source=source)
         machine.vaults.mkdir(parents=True, exist_ok=True, mode=0o700)
         store = open_store(site.store, SocketNetwork(), random.Random())
         await store.start()

@@ -27,10 +27,10 @@ from holdfast.spec.commands import asked, control_by, frontend_by, worker_by
 from holdfast.spec.deployment import Seat
 from holdfast.spec.engines import REAL
 from holdfast.spec.launch import FrontendLaunch, Launch, VaultLaunch, WorkerLaunch
-from holdfast.spec.manifest.pod import GRACE_S, Container, Pod, Variable
+from holdfast.spec.manifest.pod import GRACE_S, Container, Pod
 from holdfast.spec.manifest.pods import LOCK, living, starting
 from holdfast.spec.manifest.rules import PLANNED
-from holdfast.spec.manifest.secrets import SecretSource, keys_in, reference, value_of
+from holdfast.spec.manifest.secrets import SecretSource, SecretValues
 from holdfast.spec.manifest.types import FRONTEND, WORKER
 from holdfast.spec.names import check_process_name, own_page, socket_path
 from holdfast.spec.settings import S
@@ -53,7 +53,7 @@ class Machine:
     port: int = 8000
     status_host: str = "127.0.0.1"
     reach: str = ""  # where frontends on other machines reach its engines; empty: sockets, on this one only
-    secrets: SecretSource | None = None  # None: containers are started elsewhere, and their secrets looked for there
+    secret_source: SecretSource | None = None  # None: containers are started elsewhere, and secrets looked for there
 
     def addresses(self, name: str) -> dict[str, str]:
         """Of an engine and its beats."""
@@ -85,68 +85,11 @@ class Machine:
             said["FAILOVER_LOCK_PATH"] = f"flock://{self.state_dir}/run/{replica}.lock"
         starter = {name: value for name, value in self.environ.items() if name not in PLANNED}
         where = {"HOLDFAST_STATE_DIR": str(self.state_dir)}
-        kept = self._inherited(container)
-        return read_environment({**starter, **kept, **said, **self.variables(container), **where})
+        values = self.secrets_of(container)
+        return read_environment({**starter, **values.inherited(), **said, **values.variables(), **where})
 
-    def variables(self, container: Container) -> dict[str, str]:
-        """Return what the manifest puts into the container's environment; Refused names a secret that is missing. What
-        a pod would say of itself is in the starter's environment, or nowhere."""
-        digests, said = dict(container.digests), dict[str, str]()
-        if container.env_from_secret:
-            said |= self._whole_secret(container.env_from_secret, digests)
-        for variable in container.env:
-            if variable.secret:
-                value = self._value(variable.secret, variable.key, variable.name, digests)
-                if value is not None:
-                    said[variable.name] = value
-                elif self.secrets is not None and not variable.optional:
-                    raise Refused(self._missing(variable))
-            elif not variable.field:
-                said[variable.name] = variable.value
-        return said
-
-    def _inherited(self, container: Container) -> dict[str, str]:
-        """Return the variables of `holdfast up` that the container's set was asked for with."""
-        found = {}
-        for one, digest in container.digests:
-            if one.startswith("$"):
-                found[one.removeprefix("$")] = self._kept(one, digest)
-        return found
-
-    def _whole_secret(self, secret: str, digests: Mapping[str, str]) -> dict[str, str]:
-        """Return all keys of a secret with their values, by variable."""
-        if self.secrets is None:
-            return {}
-        keys = keys_in(secret, digests) or self.secrets.keys(secret)
-        if keys is None:
-            folder = f"{self.secrets.directory}/{secret}"
-            raise Refused(f"envFromSecret: the secret {secret!r} is missing: make {folder} with one file per key")
-        values = {key: self._value(secret, key, "", digests) for key in keys if key not in PLANNED}
-        return {key: value for key, value in values.items() if value is not None}
-
-    def _value(self, secret: str, key: str, variable: str, digests: Mapping[str, str]) -> str | None:
-        if self.secrets is None:
-            return None
-        one = reference(secret, key)
-        if one in digests:
-            return self._kept(one, digests[one])
-        return value_of(self.secrets, self.environ, secret, key, variable)
-
-    def _kept(self, one: str, digest: str) -> str:
-        value = self.secrets.kept(digest) if self.secrets is not None else None
-        if value is None:
-            what = f"the value of {one} that this set was asked for with is not kept in {self.state_dir}"
-            raise Refused(f"{what}; `holdfast apply -f FILE` asks again, with the value of now")
-        return value
-
-    def _missing(self, variable: Variable) -> str:
-        assert self.secrets is not None
-        where = f"the file {self.secrets.directory}/{variable.secret}/{variable.key}"
-        return (
-            f"{variable.name} needs the key {variable.key!r} of the secret {variable.secret!r}, and it is missing: "
-            f"looked for {where} and for the variable {variable.name} in the environment of this command; "
-            "write the file, set the variable, or say optional: true to start without it"
-        )
+    def secrets_of(self, container: Container) -> SecretValues:
+        return SecretValues(container, self.secret_source, self.environ, self.state_dir)
 
 
 def replica_launches(pod: Pod, replica: str, seats: Sequence[Seat], machine: Machine) -> list[Launch]:
@@ -289,7 +232,7 @@ def _kept(pod: Pod, container: Container, machine: Machine) -> dict[str, Any]:
     if start is not None and start != starting(pod.component_type, port):
         probes = replace(probes, startup_s=start.bound_s)
     stop_s = pod.grace_s if pod.grace_s != GRACE_S else 0.0
-    return {"probes": probes, "stop_s": stop_s, "env": tuple(machine.variables(container).items())}
+    return {"probes": probes, "stop_s": stop_s, "env": tuple(machine.secrets_of(container).variables().items())}
 
 
 def _inside(folder: str, path: str, *, always: bool = False) -> str:

@@ -1,4 +1,5 @@
-"""From a manifest to its pods: one plan, which this machine's supervisor and a cluster's operator both carry out. Pure.
+"""From a manifest to its pods: one plan, which this machine's supervisor carries out. It names nothing of this machine,
+so that an operator of a cluster could carry it out as well; there is none yet. Pure.
 
 Always true: the same manifest gives the same plan byte for byte; a set's name has its hash in it, so that two sets of
 one service never share a name; engines of a failover group differ in nothing but their number and their port.
@@ -27,8 +28,8 @@ VAULT = "gms-weights"
 COMMANDS = {FRONTEND: "frontend", PLANNER: "control", WORKER: "worker"}
 PORT_OPTION = re.compile(r"--(?:http-)?port(?:=(\d+))?")
 
-# An engine may load for two hours; a frontend and a control are there in seconds. Silence alone kills nobody: three
-# refusals in a row do, because one may be a moment between two states.
+# An engine may load for two hours; a frontend and a control are there in seconds. Three failures in a row end a
+# container (docs/decisions.md, "Three failed liveness probes, not one").
 STARTING = {FRONTEND: 60, PLANNER: 60, WORKER: 720}
 
 

@@ -10,8 +10,12 @@ Always true: a container whose required secret is missing is refused, never star
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
+from holdfast.core.errors import Refused
+from holdfast.spec.manifest.pod import Container, Variable
 from holdfast.spec.manifest.rules import PLANNED, variables_in
 from holdfast.spec.manifest.types import FRONTEND, PLANNER, WORKER, Manifest, Service
 
@@ -112,3 +116,68 @@ def _references(manifest: Manifest, source: SecretSource) -> Iterator[tuple[str,
                 yield reference(secret, key), "", secret, key
     for name in INHERITED:
         yield inherited(name), name, "", ""
+
+
+@dataclass(frozen=True, slots=True)
+class SecretValues:
+    """The environment that a manifest gives one container on this machine, with the values of its secrets."""
+
+    container: Container
+    source: SecretSource | None  # None: the container is started elsewhere, and its secrets looked for there
+    environ: Mapping[str, str]  # of `holdfast up`
+    state_dir: Path
+
+    def variables(self) -> dict[str, str]:
+        """Return what the manifest puts into the container's environment; Refused names a secret that is missing. What
+        a pod would say of itself is in the starter's environment, or nowhere."""
+        said = self._whole_secret(self.container.env_from_secret) if self.container.env_from_secret else {}
+        for variable in self.container.env:
+            if variable.secret:
+                value = self._value(variable.secret, variable.key, variable.name)
+                if value is not None:
+                    said[variable.name] = value
+                elif self.source is not None and not variable.optional:
+                    raise Refused(self._missing(variable))
+            elif not variable.field:
+                said[variable.name] = variable.value
+        return said
+
+    def inherited(self) -> dict[str, str]:
+        """Return the variables of `holdfast up` that the container's set was asked for with."""
+        known = [(one, digest) for one, digest in self.container.digests if one.startswith("$")]
+        return {one.removeprefix("$"): self._kept(one, digest) for one, digest in known}
+
+    def _whole_secret(self, secret: str) -> dict[str, str]:
+        """Return all keys of a secret with their values, by variable."""
+        if self.source is None:
+            return {}
+        keys = keys_in(secret, dict(self.container.digests)) or self.source.keys(secret)
+        if keys is None:
+            folder = f"{self.source.directory}/{secret}"
+            raise Refused(f"envFromSecret: the secret {secret!r} is missing: make {folder} with one file per key")
+        values = {key: self._value(secret, key, "") for key in keys if key not in PLANNED}
+        return {key: value for key, value in values.items() if value is not None}
+
+    def _value(self, secret: str, key: str, variable: str) -> str | None:
+        if self.source is None:
+            return None
+        one, digests = reference(secret, key), dict(self.container.digests)
+        if one in digests:
+            return self._kept(one, digests[one])
+        return value_of(self.source, self.environ, secret, key, variable)
+
+    def _kept(self, one: str, digest: str) -> str:
+        value = self.source.kept(digest) if self.source is not None else None
+        if value is None:
+            what = f"the value of {one} that this set was asked for with is not kept in {self.state_dir}"
+            raise Refused(f"{what}; `holdfast apply -f FILE` asks again, with the value of now")
+        return value
+
+    def _missing(self, variable: Variable) -> str:
+        assert self.source is not None
+        where = f"the file {self.source.directory}/{variable.secret}/{variable.key}"
+        return (
+            f"{variable.name} needs the key {variable.key!r} of the secret {variable.secret!r}, and it is missing: "
+            f"looked for {where} and for the variable {variable.name} in the environment of this command; "
+            "write the file, set the variable, or say optional: true to start without it"
+        )

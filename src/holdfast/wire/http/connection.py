@@ -10,58 +10,43 @@ answer after the last answer; whoever answers learns at once when the client is 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import cast
 
 from holdfast.core.peers import peer_uid
 from holdfast.wire.http import response
+from holdfast.wire.http.ahead import Ahead
 from holdfast.wire.http.request import HttpBounds, HttpRequest, RefusedRequest, RequestReader
 from holdfast.wire.http.response import Headers, Responder
 from holdfast.wire.net import Outgoing, is_reset, tune
 
 # Past this many unsent bytes a client counts as slow, and its stream waits in the ledger.
 WRITE_HIGH_BYTES = 64 * 1024
-# Requests a client may send ahead of their answers; browsers use 1, and memory must have a bound.
-PIPELINE_MAX = 16
 # How long a client may go on sending after the last answer. Closing at once would reset the connection under what
 # is still on its way, and take the answer with it.
 LINGER_S = 2.0
 # After a client said that it sends no more, for a reset to come back from one that is gone altogether.
 RESET_S = 0.05
 
-# Bodies up to this size are not counted against the budget of all connections: ordinary requests are read at any time.
-UNCOUNTED_BYTES_MAX = 64 * 1024
-
 Handler = Callable[["HttpConnection", HttpRequest], None]
 Admit = Callable[["HttpConnection", HttpRequest], int]
 Told = Callable[["HttpConnection"], None]
-Buffered = Callable[[int], None]
+Count = Callable[[int], None]
 
 
 class HttpConnection(asyncio.Protocol):
     """One client's connection."""
 
     def __init__(
-        self,
-        begin: Handler,
-        handler: Handler,
-        bounds: HttpBounds,
-        *,
-        admit: Admit,
-        came: Told,
-        left: Told,
-        buffered: Buffered,
+        self, begin: Handler, handler: Handler, bounds: HttpBounds, *, admit: Admit, came: Told, left: Told, held: Count
     ) -> None:
         self._begin = begin
         self._handler = handler
-        self._bounds = bounds
         self._came = came
         self._left = left
-        self._buffered = buffered  # is told how many bytes more, or less, are held here
         self._loop = asyncio.get_running_loop()
         self._reader = RequestReader(bounds, self._on_request, self._on_expect, lambda head: admit(self, head))
-        self.buffered_bytes = 0  # of bodies that are not answered yet, as it was last told
+        self.ahead = Ahead(self._reader, bounds.body_bytes_max, held)
         self.transport: asyncio.Transport | None = None
         self.responder: Responder | None = None
         self.paused = False
@@ -79,7 +64,6 @@ class HttpConnection(asyncio.Protocol):
         self._request: HttpRequest | None = None
         self._streaming = False  # the response has begun to go out in pieces,
         self._chunked = False  # and as chunks
-        self._waiting: deque[HttpRequest] = deque()
         self._refusal: RefusedRequest | None = None  # what ended the reading; answered after all that came before it
         self._linger: asyncio.TimerHandle | None = None
         self._half_closed = False  # the client sends nothing more
@@ -95,7 +79,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
         self._left(self)
-        self._drop_bodies()
+        self.ahead.drop()
         if self._linger is not None:
             self._linger.cancel()
         responder, self.responder = self.responder, None
@@ -122,7 +106,7 @@ class HttpConnection(asyncio.Protocol):
             self.refuse(refused)
         if self._reader.begun != begun:
             self.receiving_since_s = self.active_at_s
-        self._count_bodies()
+        self.ahead.count()
 
     def eof_received(self) -> bool:
         """The client sends nothing more. It may be gone, or only done with sending: it gets what it asked for."""
@@ -164,18 +148,14 @@ class HttpConnection(asyncio.Protocol):
     @property
     def at_work(self) -> bool:
         """A request is being answered, or waits for its turn."""
-        return self.busy or bool(self._waiting)
+        return self.busy or bool(self.ahead)
 
     def _on_request(self, request: HttpRequest) -> None:
         if not self.at_work:
             if self._linger is None:  # else it came in one piece with the one that got the last answer
                 self._serve(request)
             return
-        ahead_bytes = len(request.body) + sum(len(waiting.body) for waiting in self._waiting)
-        if len(self._waiting) >= PIPELINE_MAX or ahead_bytes > self._bounds.body_bytes_max:
-            limit = f"{PIPELINE_MAX} requests or {self._bounds.body_bytes_max} bytes sent ahead on one connection"
-            raise RefusedRequest(429, f"more than {limit}", request, response.RETRY_SOON)
-        self._waiting.append(request)
+        self.ahead.append(request)
 
     def _on_expect(self) -> None:
         """Between two responses only; in the middle of one the client must do without, as it may have to anyway."""
@@ -189,28 +169,12 @@ class HttpConnection(asyncio.Protocol):
         self._handler(self, request)
 
     def _serve_waiting(self) -> None:
-        if self._waiting and not self.busy and self.transport is not None:
-            self._serve(self._waiting.popleft())
-            self._count_bodies()
-
-    def _count_bodies(self) -> None:
-        """Tell how much more or less is held here than was told last."""
-        held = self._reader.body_bytes
-        if self._waiting:
-            held += sum(len(request.body) for request in self._waiting)
-        held = held if held > UNCOUNTED_BYTES_MAX else 0
-        if held != self.buffered_bytes:
-            more, self.buffered_bytes = held - self.buffered_bytes, held
-            self._buffered(more)
-
-    def _drop_bodies(self) -> None:
-        self._waiting.clear()
-        self._reader.drop_body()
-        self._count_bodies()
+        if self.ahead and not self.busy and self.transport is not None:
+            self._serve(self.ahead.pop())
 
     def shed(self, refusal: RefusedRequest) -> None:
         """Free all that the client has sent ahead of its answers, and refuse it."""
-        self._drop_bodies()
+        self.ahead.drop()
         self.refuse(refusal)
 
     def refuse(self, refusal: RefusedRequest) -> None:
@@ -288,7 +252,7 @@ class HttpConnection(asyncio.Protocol):
         self._status = status
         if self.on_status is not None:
             self.on_status(status)
-        self.closing |= self._half_closed and not self._waiting
+        self.closing |= self._half_closed and not self.ahead
         keep = request is not None and request.keep_alive and not (self.closing or self.leaving)
         self.closing = not keep
         headers += self.answer_headers
@@ -316,7 +280,7 @@ class HttpConnection(asyncio.Protocol):
             return
         if self.closing:
             self._hang_up()
-        elif self._waiting:
+        elif self.ahead:
             # Through the loop, so that a long pipeline does not become a deep stack.
             self._loop.call_soon(self._serve_waiting)
         elif self._refusal is not None:
@@ -327,7 +291,7 @@ class HttpConnection(asyncio.Protocol):
     def _hang_up(self) -> None:
         """Say that nothing more comes; close when the client has closed, or soon."""
         assert self.transport is not None
-        self._drop_bodies()
+        self.ahead.drop()
         if self._half_closed:
             self.transport.close()  # it sends nothing that a close could reset
             return

@@ -81,7 +81,7 @@ class HttpServer:
             admit=self._read_at_most,
             came=self._came,
             left=self._left,
-            buffered=self._count_buffered,
+            held=self._count_buffered,
         )
 
     def _read_at_most(self, connection: HttpConnection, request: HttpRequest) -> int:
@@ -94,7 +94,7 @@ class HttpServer:
         """Keep the bodies of all connections within their budget: the one that has been arriving longest makes room."""
         self._buffered_bytes += more
         while self._buffered_bytes > self._bounds.buffered_bytes_max:
-            holding = [one for one in self.connections if one.buffered_bytes]
+            holding = [one for one in self.connections if one.ahead.buffered_bytes]
             oldest = min(holding, key=lambda one: one.receiving_since_s)
             oldest.shed(RefusedRequest(429, SHED, headers=RETRY_SOON))
 
