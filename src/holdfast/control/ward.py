@@ -76,7 +76,6 @@ class WorkerFacts:
     vocabulary: int = 0
     known: tuple[tuple[x.Question, x.Answer | None], ...] = ()  # that its card brings, with what must be answered
     active: bool = True  # False: it stands by, and is not asked
-    doubt: str = ""  # why it says itself that its answers may be wrong
 
     @property
     def key(self) -> x.Key:
@@ -98,7 +97,6 @@ def facts_of(name: str, welcome: Welcome) -> WorkerFacts:
         verified=welcome.load > 0,  # engines that say it compare what they load with its source
         vocabulary=welcome.vocabulary,
         active=welcome.active,
-        doubt=welcome.doubt,
         devices=tuple(device_name(welcome.process.boot_id, pci) for pci, _ in welcome.gpus[:DEVICES_MAX]),
     )
 
