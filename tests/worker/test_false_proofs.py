@@ -1,4 +1,4 @@
-"""New leaders whose proofs are false, with and without an engine that can take over: `holdfast up` with open streams."""
+"""New leaders whose proofs are false, with and without an engine that can take over, under open streams."""
 
 from __future__ import annotations
 

@@ -88,6 +88,7 @@ class Worker:
         self.welcome: Welcome | None = WELCOME
         self.artefacts = {SHA: TOKENIZER}
         self.refusing = ""
+        self.proving = False
         self.not_taken = ""
 
     def asked_to_reload(self, message: Reload, uid: int | None, answer: Callable[[Reloaded], None]) -> None:

@@ -21,7 +21,7 @@ import pytest
 from shadow_worker_rig import BOUND_S, DataPeer, Stage, ask, connect, stored_keys, until
 
 from holdfast.core.errors import Code
-from holdfast.discovery.keys import CARDS, INSTANCES, STANDBYS
+from holdfast.discovery.keys import CARDS, INSTANCES, LOADINGS, STANDBYS
 from holdfast.engines.sim.shadow import ShadowSim
 from holdfast.failover.file_lock import FileLock
 from holdfast.failover.journal import read_terms
@@ -193,6 +193,7 @@ async def started(stage: Stage) -> AsyncIterator[Rig]:
 
 
 UP_TO_THE_LOCK = [
+    (LOADINGS, 0, None),
     ("load …", 0, None),
     ("check …", 0, None),
     ("check", 0, None),
@@ -235,15 +236,17 @@ async def test_the_whole_life_in_order(stage: Stage) -> None:
     key: in this order, and at each point before the end nobody was told more than was so."""
     holder = stage.hold_lock()
     async with started(stage) as rig:
-        await until(lambda: rig.story == UP_TO_THE_LOCK[:1], "the load to begin")
+        await until(lambda: rig.story == UP_TO_THE_LOCK[:2], "the load to begin")
         early = await connect(rig.data)
         assert [message.code for message in early.heard if isinstance(message, Refused)] == [Code.CANNOT_CONNECT]
         assert (await rig.probes())[:2] == (503, 503)
-        assert rig.told == []
+        await until(lambda: rig.told == [rig.key("+ " + LOADINGS)], "one key, of an engine that is loading")
 
         stage.start_vault()
         await until(lambda: rig.story == UP_TO_THE_LOCK, f"the lock to be waited for, not {rig.story}")
         await until(lambda: rig.key("+ " + STANDBYS) in rig.told, "the standby's key")
+        await until(lambda: rig.key("- " + LOADINGS) in rig.told, "the key of an engine that is loading to go")
+        rig.told = [told for told in rig.told if LOADINGS not in told]
         peer = await connect(rig.data)
         await rig.assert_nobody_was_told(peer, 1)
         assert (await rig.probes())[:2] == (200, 200)

@@ -17,7 +17,7 @@ from dataclasses import replace
 import msgspec
 
 from holdfast.control import words as w
-from holdfast.control.asking import Asker, Keeper
+from holdfast.control.asking import REASON_CHARS_MAX, Asker, Keeper
 from holdfast.control.ward import WorkerFacts, facts_of
 from holdfast.core.address import parse_address
 from holdfast.core.ports import Network
@@ -158,6 +158,7 @@ class Contact:
             self._connection, self.welcome, self.reason = connection, welcome, "connected"
             self._is_lost, self._is_local = False, is_local(welcome.process)
             self._say(facts_of(self.instance.name, self.instance.card, welcome))
+            self._hear_doubt(welcome.doubt)
             self.reason = await asyncio.shield(connection.lost)
         finally:
             self._connection = None
@@ -220,13 +221,18 @@ class Contact:
                 if message.right:
                     self._tell(w.Verified(self.path, message.load))
             case Active() if self.facts is not None:
-                if message.doubt:
-                    log.warning("%s: %s", self.instance.name, message.doubt)
-                self._say(replace(self.facts, active=True, doubt=message.doubt))
+                self._say(replace(self.facts, active=True))
+                self._hear_doubt(message.doubt)
             case Draining() if self.facts is not None:
-                self._say(replace(self.facts, active=False, doubt=""))
+                self._say(replace(self.facts, active=False))
             case _:
                 pass  # what is for frontends
+
+    def _hear_doubt(self, doubt: str) -> None:
+        """It serves on though it says that its answers may be wrong: a question of ours shows whether they are."""
+        if doubt:
+            log.warning("%s: %s", self.instance.name, doubt[:REASON_CHARS_MAX])
+            self._tell(w.Doubted(self.path, doubt[:REASON_CHARS_MAX]))
 
     def _say(self, facts: WorkerFacts) -> None:
         if facts != self.facts:

@@ -96,7 +96,6 @@ class WorkerFacts:
     known: tuple[tuple[x.Question, x.Answer | None], ...] = ()  # what it is asked, with what its card expects
     questions: str = ""  # the name of what its card brings of these (`ModelCard.canaries_name`)
     active: bool = True  # False: it stands by, and is not asked
-    doubt: str = ""  # why it says itself that its answers may be wrong
 
     @property
     def key(self) -> x.Key:
@@ -120,7 +119,6 @@ def facts_of(name: str, card: ModelCard, welcome: Welcome) -> WorkerFacts:
         known=known_of(card, welcome.checksum, welcome.vocabulary),
         questions=card.canaries_name(),
         active=welcome.active,
-        doubt=welcome.doubt,
         devices=devices_of(welcome.process.boot_id, [pci for pci, _ in welcome.gpus[:DEVICES_MAX]]),
     )
 

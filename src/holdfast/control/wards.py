@@ -229,8 +229,6 @@ class Wards:
             self._tell_breaker(ward, b.Renewed())
         took_over = not fresh and before is not None and not before.active and were_asked(loaded, self._wards.values())
         self._tell_canary(ward, c.Present(load, took_over) if facts.active else c.Gone())
-        if facts.doubt and facts.active and (before is None or before.doubt != facts.doubt):
-            self._tell_canary(ward, c.Asked(facts.doubt))
         # Engines of a group check themselves before they serve, and take over with streams.
         self._tell_standing(ward, s.Present(load, event.serving or bool(facts.group)))
         if not ward.standing.quarantined and self._is_convicted(loaded):

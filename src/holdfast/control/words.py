@@ -76,7 +76,7 @@ class NoPlace:
 
 @dataclass(frozen=True, slots=True)
 class Doubted:
-    """Something says that it may hang, which a question would show."""
+    """Something says that it may hang, or answer wrongly, which a question would show."""
 
     path: str
     reason: str

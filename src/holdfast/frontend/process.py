@@ -45,7 +45,6 @@ from holdfast.frontend.requests import Requests
 from holdfast.frontend.wanted import Wanted
 from holdfast.rollout.records import orders
 from holdfast.spec.launch import FrontendLaunch
-from holdfast.spec.waits import HoldSettings
 from holdfast.store.contract import Deleted, Lost, Put, Registration, Snapshot, Store
 from holdfast.streams.directory import ModelDirectory
 from holdfast.streams.dispatcher import Dispatcher
@@ -78,8 +77,6 @@ async def run_frontend(
     gate = Gate(key_tiers(settings.api_keys), frozenset(settings.cors_origins))
     loop, network, rng, unix_s = asyncio.get_running_loop(), world.network, world.rng, world.clock.unix_s
     directory = ModelDirectory(rng, settings.holds.fresh_max, settings.known)
-    loadings = Loadings(frozenset(settings.serves), loop.time)
-    directory.loading = loadings.latest
     dispatcher = Dispatcher(directory, settings.holds, loop.time)
     peer = f"frontend-{rng.getrandbits(32):08x}"
     standings = Standings(*settings.serves, awaits=(HEALTH, *map(_controls, settings.serves)))
@@ -109,9 +106,9 @@ async def run_frontend(
     refusals = Refusals(store, registry)
     directory.unread = {*WATCHED, *map(models_of, settings.serves)}
     watches = [tasks.spawn(_watch(store, prefix, registry, roster, refusals), f"watch {prefix}") for prefix in WATCHED]
-    watches.append(tasks.spawn(_hear(store, roster), f"watch {HEALTH}"))
-    watches.append(tasks.spawn(_hear_loading(store, loadings, settings.holds), f"watch {LOADINGS}"))
     watches += [tasks.spawn(lobby.remind(), "remind who waits"), tasks.spawn(kills.follow(), f"watch {KILLS}")]
+    loading = _hear_loading(store, directory, settings)
+    watches += [tasks.spawn(_hear(store, roster), f"watch {HEALTH}"), tasks.spawn(loading, f"watch {LOADINGS}")]
     reports = list[Reporting]()
     for one in settings.serves:
         watches.append(tasks.spawn(_hear_controls(store, one, roster, standings, levels[one]), f"controls of {one}"))
@@ -202,8 +199,11 @@ async def _hear(store: Store, roster: Roster) -> None:
         roster.weighing.hear(HEALTH, event)
 
 
-async def _hear_loading(store: Store, loadings: Loadings, holds: HoldSettings) -> None:
+async def _hear_loading(store: Store, directory: ModelDirectory, settings: FrontendLaunch) -> None:
     """Which engines are loading."""
+    clock, most_s = asyncio.get_running_loop().time, settings.holds.loading_s
+    loadings = Loadings(frozenset(settings.serves), clock)
+    directory.loading = loadings.latest
     async for event in store.watch(LOADINGS):
         items: dict[str, bytes] = {}
         if isinstance(event, Snapshot):
@@ -216,8 +216,8 @@ async def _hear_loading(store: Store, loadings: Loadings, holds: HoldSettings) -
         for path, value in items.items():
             with contextlib.suppress(ValueError):  # another version's
                 if (said := loadings.put(path, value)) is not None:
-                    more_s = min(holds.loading_s, said.until_s - asyncio.get_running_loop().time())
-                    log.info("%s is loading: streams of its set wait for it for up to %.0f s", said.name, more_s)
+                    wait_s = min(most_s, said.until_s - clock())
+                    log.info("%s is loading: streams of its set wait for it for up to %.0f s", said.name, wait_s)
 
 
 async def _hear_controls(store: Store, deployment: str, roster: Roster, standings: Standings, levels: Levels) -> None:
