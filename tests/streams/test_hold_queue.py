@@ -127,3 +127,24 @@ def test_a_client_is_asked_back_as_soon_as_places_came_free_lately() -> None:
         pace.came_free(3600.0 + second, 3600.0)
     assert 1.0 <= pace.retry_after_s(0, 3660.0, 3600.0) < 1.1
     assert pace.retry_after_s(0, 3679.0, 3600.0) == 20.0
+
+
+def test_those_that_stand_apart_hold_up_no_other_and_rejoin_where_they_would_stand() -> None:
+    """They are held like all others, and are not the first in line until they rejoin it."""
+    queue: HoldQueue[str] = HoldQueue(FRESH_MAX)
+    queue.hold_apart("low", Tier.BEST_EFFORT, 1.0)
+    queue.hold_apart("high", Tier.PREMIUM, 2.0)
+    queue.hold("later", Tier.STANDARD, 3.0, Standing.RESUMED)
+    assert len(queue) == 3
+    assert [held.item for held in queue.apart()] == ["high", "low"]
+    assert [held.item for held in queue] == ["high", "low", "later"]
+    first = queue.first()
+    assert first is not None
+    assert first.item == "later"
+    for stream in ("low", "high"):
+        queue.rejoin(stream, Standing.RESUMED)
+    assert [held.item for held in queue] == ["high", "later", "low"]
+    queue.hold_apart("gone", Tier.STANDARD, 4.0)
+    queue.drop("gone")
+    assert "gone" not in queue
+    assert [held.item for held in queue.overdue(10.0, lambda held: 8.0)] == ["high", "low"]
