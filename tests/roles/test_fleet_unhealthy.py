@@ -72,7 +72,7 @@ def test_a_replica_that_does_not_serve_leaves_first_and_is_replaced(fleet: Fleet
 
 @pytest.mark.long
 def test_a_replica_that_health_takes_the_traffic_of_is_replaced_and_then_leaves(fleet: FleetPlace) -> None:
-    """Its streams end without a token, so its breaker opens. Another is started first; it drains when that one serves."""
+    """Its streams end without a token, its breaker opens: another is started first, and it drains when that serves."""
     fleet.told("deploy", "chat", *SIM, "--wanted", "2", "--max", "3", "--wait")
     tokens = fleet.ask("chat", 1)
     for name in _of(fleet, "r2"):
