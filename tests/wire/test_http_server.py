@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from holdfast.core.address import TcpAddress
 from holdfast.wire.http.connection import Handler, HttpConnection
 from holdfast.wire.http.request import HttpBounds, HttpRequest
-from holdfast.wire.http.server import HttpServer
+from holdfast.wire.http.server import HttpServer, arrival_bound_s
 from holdfast.wire.net import SocketNetwork
 
 WAIT_S = 60.0
@@ -120,6 +120,14 @@ class Pace:
     @property
     def was_steady(self) -> bool:
         return self.longest_s < PATIENCE_S / 2
+
+
+def test_a_request_has_a_bound_on_its_time_however_large_it_is() -> None:
+    """More than `request_s` while it keeps up a modem's pace, and ten times that at most."""
+    bounds = HttpBounds()
+    assert arrival_bound_s(bounds, 0) == bounds.request_s
+    assert bounds.request_s < arrival_bound_s(bounds, 100_000) < 10 * bounds.request_s
+    assert arrival_bound_s(bounds, bounds.body_bytes_max) == 10 * bounds.request_s
 
 
 @pytest.mark.long

@@ -29,6 +29,12 @@ SHED = "more request bodies are arriving than there is memory for, and this one 
 FULL = "as many clients are being answered as there can be; let it have more descriptors (`ulimit -n`)"
 
 
+def arrival_bound_s(bounds: HttpBounds, received_bytes: int) -> float:
+    """Return how long a request may take to arrive, of which so much has come."""
+    steady_s = bounds.request_s + received_bytes / RECEIVED_BYTES_PER_S_MIN
+    return min(steady_s, bounds.request_s * REQUEST_TIMES_MAX)
+
+
 class HttpServer:
     """Serve `handler` on one address until closed. `begin` comes before every answer, be it the handler's or a refusal
     of what is no request: it may name the request and add headers, and has only what arrived of it. `admit` comes
@@ -198,8 +204,7 @@ class HttpServer:
         elif connection.busy:
             connection.check_client()
         elif connection.receiving:
-            steady_s = bounds.request_s + connection.received_bytes / RECEIVED_BYTES_PER_S_MIN
-            allowed_s = min(steady_s, bounds.request_s * REQUEST_TIMES_MAX)
+            allowed_s = arrival_bound_s(bounds, connection.received_bytes)
             if now_s - connection.receiving_since_s > allowed_s:
                 connection.refuse(RefusedRequest(408, f"the request did not arrive within {allowed_s:.0f} s"))
         elif now_s - connection.active_at_s > bounds.idle_s:
