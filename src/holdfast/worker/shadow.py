@@ -239,10 +239,11 @@ class Shadow(EngineEvents):
         """Leave the place to a standby if one is ready. Otherwise serve on and say so: streams that end for want of an
         engine are worse off than those that may be wrong, and are told. A standby that comes later takes over."""
         worker = self._worker
-        if await worker.has_standby():
-            self._end_at_once(why)
-            return
+        ready = await worker.has_standby()
         if not self._leads(epoch):
+            return
+        if ready:
+            self._end_at_once(why)
             return
         worker.doubt = f"{why}; no standby is ready to take over, so it serves on until one is"
         log.error("%s", worker.doubt)
