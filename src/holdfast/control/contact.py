@@ -18,6 +18,7 @@ import msgspec
 
 from holdfast.control import words as w
 from holdfast.control.asking import Asker, Keeper
+from holdfast.control.questions import known_of
 from holdfast.control.ward import WorkerFacts, facts_of
 from holdfast.core.address import parse_address
 from holdfast.core.ports import Network
@@ -156,7 +157,9 @@ class Contact:
                 return
             self._connection, self.welcome, self.reason = connection, welcome, "connected"
             self._is_lost, self._is_local = False, is_local(welcome.process)
-            self._say(facts_of(self.instance.name, self.instance.card, welcome))
+            known = known_of(self.instance.card, welcome.checksum, welcome.vocabulary)
+            facts = facts_of(self.instance.name, welcome)
+            self._say(replace(facts, known=known, questions=self.instance.card.canaries_name()))
             self.reason = await asyncio.shield(connection.lost)
         finally:
             self._connection = None
