@@ -18,6 +18,7 @@ import msgspec
 
 from holdfast.control import words as w
 from holdfast.control.asking import REASON_CHARS_MAX, Asker, Keeper
+from holdfast.control.questions import known_of
 from holdfast.control.ward import WorkerFacts, facts_of
 from holdfast.core.address import parse_address
 from holdfast.core.ports import Network
@@ -157,7 +158,9 @@ class Contact:
                 return
             self._connection, self.welcome, self.reason = connection, welcome, "connected"
             self._is_lost, self._is_local = False, is_local(welcome.process)
-            self._say(facts_of(self.instance.name, self.instance.card, welcome))
+            known = known_of(self.instance.card, welcome.checksum, welcome.vocabulary)
+            facts = facts_of(self.instance.name, welcome)
+            self._say(replace(facts, known=known, questions=self.instance.card.canaries_name()))
             self._hear_doubt(welcome.doubt)
             self.reason = await asyncio.shield(connection.lost)
         finally:

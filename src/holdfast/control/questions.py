@@ -16,13 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING
 
+from holdfast.control.ward import WorkerFacts
 from holdfast.discovery.card import ModelCard
 from holdfast.health.expectations import Answer, Expectations, Key, Question
-
-if TYPE_CHECKING:
-    from holdfast.control.ward import WorkerFacts
 
 COUNT = 32
 # Tokens that are repeated, and how often.

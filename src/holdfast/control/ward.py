@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from holdfast.control.questions import known_of
-from holdfast.discovery.card import ModelCard
 from holdfast.health import breaker as b
 from holdfast.health import canary as c
 from holdfast.health import expectations as x
@@ -103,8 +101,8 @@ class WorkerFacts:
         return x.Key(self.model, self.build, self.dtype, self.kind, self.questions)
 
 
-def facts_of(name: str, card: ModelCard, welcome: Welcome) -> WorkerFacts:
-    """What a worker said when it was connected to; `name`: from its record, and its card."""
+def facts_of(name: str, welcome: Welcome) -> WorkerFacts:
+    """What a worker said when it was connected to; `name`: from its record."""
     return WorkerFacts(
         name=name,
         model=welcome.checksum,
@@ -116,8 +114,6 @@ def facts_of(name: str, card: ModelCard, welcome: Welcome) -> WorkerFacts:
         load=welcome.load,
         verified=welcome.load > 0,  # engines that say it compare what they load with its source
         vocabulary=welcome.vocabulary,
-        known=known_of(card, welcome.checksum, welcome.vocabulary),
-        questions=card.canaries_name(),
         active=welcome.active,
         devices=devices_of(welcome.process.boot_id, [pci for pci, _ in welcome.gpus[:DEVICES_MAX]]),
     )

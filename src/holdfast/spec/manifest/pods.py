@@ -11,9 +11,10 @@ import re
 
 from holdfast.spec import canaries
 from holdfast.spec.manifest.addresses import NO_DIGESTS, ComponentAddress, address_of, own_digests, variables
+from holdfast.spec.manifest.canary_questions import asked_of
 from holdfast.spec.manifest.parts import EnvVar, Probe
 from holdfast.spec.manifest.pod import Claim, Container, Mount, Pod, Port, Question, Variable
-from holdfast.spec.manifest.rules import PORT_VARIABLES, asked_of
+from holdfast.spec.manifest.rules import PORT_VARIABLES
 from holdfast.spec.manifest.secrets import Digests
 from holdfast.spec.manifest.types import FRONTEND, PLANNER, WORKER, Manifest, Service
 from holdfast.spec.names import pod_name

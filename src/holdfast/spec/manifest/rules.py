@@ -10,21 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from msgspec import structs
-
-from holdfast.spec.canaries import PROMPTS_MAX, CanaryPrompt
+from holdfast.spec.manifest import canary_questions
 from holdfast.spec.manifest.fleet import Autoscale, Fleet
 from holdfast.spec.manifest.parts import NAME, EnvVar, Probe
-from holdfast.spec.manifest.types import (
-    DECODE,
-    FRONTEND,
-    PREFILL,
-    SERVICES_MAX,
-    WORKER,
-    CanaryQuestion,
-    Manifest,
-    Service,
-)
+from holdfast.spec.manifest.types import DECODE, FRONTEND, PREFILL, SERVICES_MAX, WORKER, Manifest, Service
 from holdfast.spec.nearest import nearest
 
 Steps = tuple[str | int, ...]
@@ -138,27 +127,10 @@ def _models(manifest: Manifest) -> Findings:
             yield Finding((*at, "subComponentType"), "draft models are not supported", mend=mend)
 
 
-# Of a known question, as manifests write them.
-FIELDS = {one.name: one.encode_name for one in structs.fields(CanaryQuestion)}
-
-
 def _canaries(manifest: Manifest) -> Findings:
     for name, service in manifest.spec.services.items():
-        at: Steps = ("spec", "services", name, "canaryPrompts")
-        if service.canary_prompts and service.component_type != WORKER:
-            what = f"only workers are asked known questions, and this is a {service.component_type}"
-            yield Finding(at, what, mend="leave it out")
-        if len(service.canary_prompts) > PROMPTS_MAX:
-            yield Finding(at, f"must be {PROMPTS_MAX} or fewer, got {len(service.canary_prompts)}")
-        for place, one in enumerate(asked_of(service)):
-            if (wrong := one.problem()) is not None:
-                field, what = wrong
-                yield Finding((*at, place, FIELDS.get(field, field)), what)
-
-
-def asked_of(service: Service) -> tuple[CanaryPrompt, ...]:
-    """Return the known questions of a service, as a worker takes them."""
-    return tuple(CanaryPrompt(**structs.asdict(one)) for one in service.canary_prompts)
+        for steps, what in canary_questions.problems(service):
+            yield Finding(("spec", "services", name, "canaryPrompts", *steps), what)
 
 
 def _refused_words(manifest: Manifest) -> Findings:
