@@ -70,7 +70,8 @@ class _Judged(Place):
             text = fetch(status, "/metrics")[1].decode() if status else ""
             mark = 'holdfast_health_checks_total{check_type="canary",result="passed",worker_id="'
             passed = re.findall(rf'^{re.escape(mark)}[^"]+"}} (\S+)$', text, re.M)
-            return sum(float(count) >= KNOWN for count in passed) >= workers and not self.verdicts()
+            doubted = [one for one in self.page().get("verdicts", []) if one["status"] != "HEALTHY"]
+            return sum(float(count) >= KNOWN for count in passed) >= workers and not doubted
         return False
 
 
@@ -86,10 +87,7 @@ class Pairs(_Judged, Supervised):
     def begin(self) -> None:
         super().begin()
         self.start_control(self._levels, **JUDGING)
-        if self._levels is None:
-            self.wait_until(lambda: self.is_known(self.workers), "every worker's first canaries", START_S)
-        else:  # a verdict of its levels stands from the start
-            self.wait_until(lambda: self.page().get("verdicts"), "control", START_S)
+        self.wait_until(lambda: self.is_known(self.workers), "every worker's first canaries", START_S)
 
     def names(self, state: str, *numbers: int) -> list[str]:
         """Engines in this state, of these workers or of all."""

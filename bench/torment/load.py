@@ -28,6 +28,7 @@ ANSWER_S = 90.0
 FIRST_ID, IDS = 1000, 4000  # plain words in the tiny model's vocabulary
 LONG_TOKENS = 600
 CANCEL_SHARE = 0.15
+AFTER_FAILURE_S = 0.2  # what refuses need not be asked a thousand times a second
 LEARNERS = 4  # clients that ask for unbroken answers at once
 SAMPLING: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
@@ -96,6 +97,8 @@ class Clients:
                 self.seen.append(seen)
                 if seen.wrong or seen.kind == "cancelled":
                     connection.close()  # the next request opens it again
+                if seen.wrong:
+                    self._over.wait(AFTER_FAILURE_S)
 
 
 def _connect(port: int) -> http.client.HTTPConnection:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from bench.harm.cells import CASES, CHECKS
+from bench.harm.cells import CASES, CHECKS, POISON
 from bench.harm.judging import Seen, missed, row_of
 from bench.harm.table import table
-from bench.harm.watch import Ended, Probe, longest_away_s
+from bench.harm.watch import STREAMS, Ended, Probe, expected, longest_away_s, prompt
 
 # Those of issue 25 that can end, drain, rest or refuse.
 ALL = {
@@ -70,6 +70,12 @@ def test_every_check_has_its_four_alarms() -> None:
     for cells in CHECKS.values():
         assert list(cells) == list(CASES)
         assert all(cell.what for cell in cells.values())
+
+
+def test_only_the_poison_is_poison() -> None:
+    """A stream that said the poisonous token itself would kill its engine when it is resumed."""
+    longest = max(cell.tokens for cell in CHECKS["poison"].values())
+    assert not any(POISON in (*prompt(number), *expected(number, longest)) for number in range(STREAMS))
 
 
 def test_the_table_has_every_check() -> None:

@@ -34,12 +34,14 @@ def make(target: str, folder: Path, *, fails: str) -> tuple[int, list[str]]:
 
 @pytest.mark.parametrize("fails", ["not long and not alone", "alone and not long", "neither"])
 def test_both_halves_are_run(tmp_path: Path, fails: str) -> None:
+    """`make test` fails if either half does, and runs both in each case."""
     status, asked = make("test", tmp_path / "venv", fails=fails)
     assert asked == ["not long and not alone", "alone and not long"]
     assert (status == 0) == (fails == "neither")
 
 
 def test_both_halves_of_the_long_ones_are_run(tmp_path: Path) -> None:
+    """So does `make test-all`."""
     status, asked = make("test-all", tmp_path / "venv", fails="long and not alone")
     assert asked == ["long and not alone", "long and alone"]
     assert status != 0
