@@ -13,7 +13,7 @@ class HoldSettings(Settings, frozen=True):
     """What happens while a set has no worker, or all are full."""
 
     hold_s: Annotated[float, about("How long streams wait for a worker.", "s", min=0, commands=_ALL)] = 30.0
-    # Twice what the slowest engine measured takes to stand by again (facts 46: vLLM with an 8B, 35-53 s).
+    # Twice what the slowest engine measured takes to stand by again (stock vLLM with an 8B on an H200: 35-53 s).
     loading_s: Annotated[
         float,
         about(
