@@ -40,7 +40,6 @@ from holdfast.wire.messages import (
     decode_to_frontend,
 )
 
-
 CALLED_WEIGHT = WEIGHTS[Status.SUSPICIOUS]  # of one that serves though its verdict leaves it nothing
 
 

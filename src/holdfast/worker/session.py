@@ -34,8 +34,8 @@ from holdfast.wire.messages import (
     Refused,
     Reload,
     Reloaded,
-    StepDown,
     Step,
+    StepDown,
     Welcome,
     decode_to_worker,
 )
