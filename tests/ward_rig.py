@@ -221,6 +221,7 @@ _WORDS = {
     w.What.NOTE: "note: {}",
     w.What.ACCUSED: "is accused: {}",
     w.What.CONVICTED: "convicts {}",
+    w.What.ACQUITTED: "acquits {}",
     w.What.BREAKER: "its breaker {}",
 }
 

@@ -117,7 +117,7 @@ async def test_two_failing_requests_open_no_breaker_of_three_workers() -> None:
         bad = [asyncio.create_task(asked_again(place, [BAD, 50 + number])) for number in range(2)]
         answers = await whole(running, 400)
         failed = await asyncio.wait_for(asyncio.gather(*bad), BOUND_S)
-        assert all(answer.error for answer in sum(failed, []))
+        assert all(answer.error for answers_of in failed for answer in answers_of)
         assert all(answer.resumed == 0 for answer in answers)
         assert {(one["status"], one["fall"]) for one in await in_thread(verdicts, place)} == {("HEALTHY", 0)}
 

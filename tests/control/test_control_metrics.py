@@ -128,7 +128,7 @@ def test_the_page_for_people_and_programs() -> None:
 def test_the_page_says_how_often_weights_were_to_be_loaded_anew_and_when_next() -> None:
     """From the second time on; the first follows from the verdict. Nothing of one that is well again."""
     convicted = Standing(quarantined=True, reason="wrong")
-    told = "wrong; asked to load anew 3 times, next in 4 min"
+    told = "wrong; asked to verify its weights 3 times, next in 4 min"
     for reloads, quarantined, words in ((1, True, "wrong"), (3, False, "wrong"), (3, True, told)):
         standing = dataclasses.replace(convicted, quarantined=quarantined)
         one = HealthRecord(name="w", standing=standing, reloads=reloads, reload_next_s=1240.0)

@@ -118,6 +118,8 @@ class WardStory:
                 worker.group, worker.active = f"group of {worker.weights}", word == "wakes"
                 if name in self.set.standings:
                     self.set.begin(name)
+            case "verified":
+                self.set.tell(w.Verified(name, worker.load))
             case "dies":
                 del self.set.workers[name]
                 self.set.tell(w.Lost(name, "its process ended"))

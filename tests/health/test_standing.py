@@ -189,7 +189,7 @@ def test_a_wrong_answer_quarantines_and_only_a_fresh_load_lifts_it() -> None:
         worker.passes(after_s=100.0)
         worker.feed(ALIVE, Closed("it passed"), s.Present(1), s.DeviceCleared(worker.now), s.Tick())
     assert (worker.standing.quarantined, worker.standing.weight) == (True, 0.0)
-    assert TABLE[Cause.WRONG][1] == {Lift.LOADED}
+    assert TABLE[Cause.WRONG][1] == {Lift.LOADED, Lift.ACQUITTED}
     worker.feed(s.Present(2, serving=True))
     assert (worker.standing.quarantined, worker.standing.weight) == (False, 0.0)
     worker.passes()

@@ -211,8 +211,8 @@ class Breaker:
     """One worker's. `jitter` draws from [0, 1)."""
 
     __slots__ = (
-        "_asked", "_closed_s", "_jitter", "_limits", "_out", "_probed", "_rest_s", "_run", "_until_s", "_window", "name",
-        "reason", "state",
+        "_asked", "_closed_s", "_jitter", "_limits", "_out", "_probed", "_rest_s", "_run", "_until_s", "_window",
+        "name", "reason", "state",
     )  # fmt: skip
 
     def __init__(self, name: str, jitter: Callable[[], float], limits: Limits | None = None) -> None:

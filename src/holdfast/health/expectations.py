@@ -298,7 +298,9 @@ class _Jury:
 class Expectations:
     """Of one key. `given`: what the card says must be answered, by question."""
 
-    __slots__ = ("_band", "_convicted", "_doubted", "_entries", "_heard", "_juries", "_sets", "_split", "key", "questions")
+    __slots__ = (
+        "_band", "_convicted", "_doubted", "_entries", "_heard", "_juries", "_sets", "_split", "key", "questions",
+    )  # fmt: skip
 
     def __init__(self, key: Key, questions: Sequence[Question], given: Mapping[int, Answer] | None = None) -> None:
         assert questions

@@ -20,8 +20,9 @@ falls again soon, twice as many as the last time, all but one of them with no tr
 Always true: `TABLE` names every cause, what it makes of a worker and what lifts it; weight follows from status; a fall
 (something is found that makes it UNHEALTHY or DEAD, and nothing had been, or it is the last resort no longer) gives
 exactly one `MoveStreams`, under a number of its own, and nothing else does; a quarantined worker has weight 0 unless
-it is the last resort; an event that is heard twice changes nothing the second time; nor does one about an earlier load, or a canary older than the last heard (but a wrong answer
-of this load always counts). A `Standing` is plain data: the verdict as it is written down, and all it takes to go on.
+it is the last resort; an event that is heard twice changes nothing the second time; nor does one about an earlier
+load, or a canary older than the last heard (but a wrong answer of this load always counts). A `Standing` is plain data:
+the verdict as it is written down, and all it takes to go on.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ time, and the next when those have made a token there, so that whoever takes the
 
 Always true: no verdict is waited for by what takes over (`streams.standings`); nobody is handed over who would have to
 wait, or ahead of those who do; a spare serves only while nobody else of its set can, and so does one that is replaced,
-but only what had begun in its set: it died with its last streams, say, and is back. A worker in doubt does so too, where
-the last verdicts leave its set with none (`health.last_resort`); and a fall moves no stream before another worker of the
-set can take it, unless its own worker cannot go on.
+but only what had begun in its set: it died with its last streams, say, and is back. A worker in doubt does so too,
+where the last verdicts leave its set with none (`health.last_resort`); and a fall moves no stream before another worker
+of the set can take it, unless its own worker cannot go on.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ log = logging.getLogger("holdfast.workers")
 
 # Each costs a prefill where it goes, beside the work there.
 HANDED_OVER_AT_ONCE = 4
-# Workers in doubt serve once their set has had none for so long: control says it sooner where it is there, and a standby
-# that is about to take over has done so. Much shorter than streams are held (`HoldSettings.hold_s`, 30 s).
+# Workers in doubt serve once their set has had none for so long: control says it sooner where it is there, and a
+# standby that is about to take over has done so. Much shorter than streams are held (`HoldSettings.hold_s`, 30 s).
 LAST_RESORT_AFTER_S = 5.0
 _ENGINE = re.compile(r"-engine-\d+$")  # of a pod that has several, behind its name
 
