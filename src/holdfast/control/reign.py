@@ -44,8 +44,8 @@ LEVEL_TICKS = 2  # as often as beats come under work
 # After a `Tick` that failed by a bug of ours: its deadline is still in the past, and the log is not to be flooded.
 FAILED_REST_S = 5.0
 LOUD = frozenset({
-    w.What.MOVED, w.What.DRAINED, w.What.QUARANTINED, w.What.ACCUSED, w.What.RELOADED, w.What.RELIEVED, w.What.ACQUITTED,
-    w.What.WITHDRAWN,
+    w.What.MOVED, w.What.DRAINED, w.What.QUARANTINED, w.What.ACCUSED, w.What.RELOADED, w.What.RELIEVED,
+    w.What.ACQUITTED, w.What.WITHDRAWN,
 })  # fmt: skip
 QUIET = frozenset({w.What.PASSED})
 
