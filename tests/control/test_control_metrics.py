@@ -130,7 +130,8 @@ def test_the_page_says_what_is_done_about_wrong_answers() -> None:
     that is well again."""
     convicted = Standing(quarantined=True, reason="wrong")
     told = "wrong; asked to verify its weights 3 times, next in 4 min"
-    for reloads, quarantined, words in ((1, True, "wrong; its weights are being verified"), (3, False, "wrong"), (3, True, told)):
+    first = "wrong; its weights are being verified"
+    for reloads, quarantined, words in ((1, True, first), (3, False, "wrong"), (3, True, told)):
         standing = dataclasses.replace(convicted, quarantined=quarantined)
         one = HealthRecord(name="w", standing=standing, reloads=reloads, reload_next_s=1240.0)
         (verdict,) = page(View(name="c", leads=True, records={"p/1": one}, unix_s=1000.0)).verdicts
