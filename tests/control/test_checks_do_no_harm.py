@@ -131,7 +131,7 @@ async def test_a_standby_takes_over_from_an_engine_that_fails_and_not_for_one_ba
         await in_thread(partial(up.chaos, active.name, "error_token", token=BAD))
         running = await long_streams(up, 200)
         bad = asyncio.create_task(asked(up, [BAD, 50], 20))
-        assert all(answer.exact and not answer.resumed for answer in await whole(running, 200))
+        assert [(answer.exact, answer.resumed) for answer in await whole(running, 200)] == [(True, 0)] * STREAMS
         assert read_answer(await asyncio.wait_for(bad, BOUND_S)).error
         assert (await in_thread(up.active)).pid == active.pid
 
@@ -141,7 +141,9 @@ async def test_a_standby_takes_over_from_an_engine_that_fails_and_not_for_one_ba
         for number in range(STREAMS):
             running.append(asyncio.create_task(asked(up, [100 + number, 40], 40)))
             await asyncio.sleep(0.2)
-        assert all(answer.exact and answer.resumed for answer in await whole(running, 40))
+        answers = await whole(running, 40)
+        assert all(answer.exact for answer in answers)
+        assert any(answer.resumed for answer in answers)  # those that came after the handover met no failure
         assert (await in_thread(up.active)).pid != active.pid
         await in_thread(up.wait_restored, active.pid, BOUND_S)
 
