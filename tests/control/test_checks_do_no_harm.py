@@ -109,7 +109,11 @@ async def asked_again(place: Place, prompt: list[int]) -> list[Answer]:
 
 
 async def test_two_failing_requests_open_no_breaker_of_three_workers() -> None:
+<<<<<<< HEAD
     """A request that fails wherever it runs is the request's fault: healthy streams beside it end whole."""
+=======
+    """Clients ask them again and again, and each fails on every worker: the fault is the requests'."""
+>>>>>>> h-a
     with Deployment(3, {"ttft_ms": 5, "tpot_ms": 30}, control={}) as place:
         await until(place, lambda: checked(place, 3), "the workers to be checked")
         for name in place.worker_names:
@@ -124,14 +128,18 @@ async def test_two_failing_requests_open_no_breaker_of_three_workers() -> None:
 
 
 async def test_a_standby_takes_over_from_an_engine_that_fails_and_not_for_one_bad_request() -> None:
+<<<<<<< HEAD
     """One bad request hands nothing over; an engine that fails others' requests does, to its standby."""
+=======
+    """Streams beside a bad request go on where they are; when every new request fails, the engine hands over."""
+>>>>>>> h-a
     with Supervised("--vault-gib", "0.0625", "--sim-tpot-ms", "30") as up:
         await until(up, lambda: checked(up, 2), "the pair to be checked")
         active = await in_thread(up.active)
         await in_thread(partial(up.chaos, active.name, "error_token", token=BAD))
         running = await long_streams(up, 200)
         bad = asyncio.create_task(asked(up, [BAD, 50], 20))
-        assert all(answer.exact and not answer.resumed for answer in await whole(running, 200))
+        assert [(answer.exact, answer.resumed) for answer in await whole(running, 200)] == [(True, 0)] * STREAMS
         assert read_answer(await asyncio.wait_for(bad, BOUND_S)).error
         assert (await in_thread(up.active)).pid == active.pid
 
@@ -141,7 +149,9 @@ async def test_a_standby_takes_over_from_an_engine_that_fails_and_not_for_one_ba
         for number in range(STREAMS):
             running.append(asyncio.create_task(asked(up, [100 + number, 40], 40)))
             await asyncio.sleep(0.2)
-        assert all(answer.exact and answer.resumed for answer in await whole(running, 40))
+        answers = await whole(running, 40)
+        assert all(answer.exact for answer in answers)
+        assert any(answer.resumed for answer in answers)  # those that came after the handover met no failure
         assert (await in_thread(up.active)).pid != active.pid
         await in_thread(up.wait_restored, active.pid, BOUND_S)
 

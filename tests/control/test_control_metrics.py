@@ -125,12 +125,18 @@ def test_the_page_for_people_and_programs() -> None:
     assert control_page({"role": "worker"}) is None
 
 
-def test_the_page_says_how_often_weights_were_to_be_loaded_anew_and_when_next() -> None:
-    """From the second time on; the first follows from the verdict. Nothing of one that is well again."""
+def test_the_page_says_what_is_done_about_wrong_answers() -> None:
+    """How often the weights were to be verified, from the second time on; if they are right, the remedy. Nothing of one
+    that is well again."""
     convicted = Standing(quarantined=True, reason="wrong")
     told = "wrong; asked to verify its weights 3 times, next in 4 min"
-    for reloads, quarantined, words in ((1, True, "wrong"), (3, False, "wrong"), (3, True, told)):
+    first = "wrong; its weights are being verified"
+    for reloads, quarantined, words in ((1, True, first), (3, False, "wrong"), (3, True, told)):
         standing = dataclasses.replace(convicted, quarantined=quarantined)
         one = HealthRecord(name="w", standing=standing, reloads=reloads, reload_next_s=1240.0)
         (verdict,) = page(View(name="c", leads=True, records={"p/1": one}, unix_s=1000.0)).verdicts
         assert verdict.reason == words
+    right = HealthRecord(name="w", standing=convicted, reloads=1, verified=True)
+    (verdict,) = page(View(name="c", leads=True, records={"p/1": right}, unix_s=1000.0)).verdicts
+    assert "as they were written" in verdict.reason
+    assert "restart it" in verdict.reason
