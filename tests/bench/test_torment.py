@@ -23,6 +23,15 @@ def test_nothing_is_lost_or_wrong_whatever_is_killed_or_stopped() -> None:
     assert row["met"], row
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_nothing_is_lost_while_control_judges() -> None:
+    """The same with the sim engine, one worker or two by the seed, and failing requests, resets and false canaries."""
+    seed = int(os.environ.get("HOLDFAST_TEST_SEED", "1"))
+    row = torment.run(print, torment.Torment(seconds=60.0, seed=seed, workers=1 + seed % 2, engine="sim"))
+    assert row["met"], row
+
+
 def test_a_missing_choice_is_seen() -> None:
     """An answer of fewer choices than the unbroken one is wrong, and so is one choice among several."""
     right = [Answer("one", [1], "length", done=True), Answer("two", [2], "length", done=True)]

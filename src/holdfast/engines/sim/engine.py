@@ -15,10 +15,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from msgspec import structs
-
 from holdfast.core.errors import Code, HoldfastError
-from holdfast.core.requests import CANARY_TIER, GenerateRequest
+from holdfast.core.requests import GenerateRequest
 from holdfast.engines.contract import Capabilities, EngineEvents, Limits, Progress, p99_ms
 from holdfast.engines.paged.blocks import Blocks, PrivateBlocks
 from holdfast.engines.shadow.proving import CANARY
@@ -115,7 +113,7 @@ class SimEngine:
         loop, serving = self._loop, self._serving
         if loop is None or serving is None:
             raise HoldfastError(Code.ENGINE_SHUTDOWN, f"the engine {'is not started' if loop is None else 'stands by'}")
-        serving.submit(stream, self._as_read(stream, request), loop.time())
+        serving.submit(stream, self.faults.as_read(request, proof=stream == CANARY), loop.time())
         self._flush_soon()
         self._rearm()
 
@@ -255,15 +253,6 @@ class SimEngine:
             self._events.outputs(outputs)
 
     # Faults
-
-    def _as_read(self, stream: int, request: GenerateRequest) -> GenerateRequest:
-        """Return the request; a known question reversed while a fault says so, and then its answer is another one."""
-        faults = self.faults
-        is_proof = stream == CANARY and faults.wrong_proofs > 0
-        faults.wrong_proofs -= is_proof
-        if not is_proof and not (faults.wrong_canaries and request.tier == CANARY_TIER):
-            return request
-        return structs.replace(request, tokens=request.tokens[::-1])
 
     def inject(self, fault: Fault) -> None:
         """Carry out a fault; HoldfastError if it cannot be done here."""

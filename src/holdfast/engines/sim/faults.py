@@ -9,7 +9,10 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
+from msgspec import structs
+
 from holdfast.core.errors import Code, HoldfastError
+from holdfast.core.requests import CANARY_TIER, GenerateRequest
 
 # Each fault, and its field with the least and the greatest value it may have.
 FIELDS: dict[str, tuple[str, float, float] | None] = {
@@ -107,6 +110,14 @@ class Faults:
         if text:
             faults.switch(parse_switch(text))
         return faults
+
+    def as_read(self, request: GenerateRequest, *, proof: bool) -> GenerateRequest:
+        """Return the request; a known question reversed while a fault says so, and then its answer is another one."""
+        is_wrong_proof = proof and self.wrong_proofs > 0
+        self.wrong_proofs -= is_wrong_proof
+        if not is_wrong_proof and not (self.wrong_canaries and request.tier == CANARY_TIER):
+            return request
+        return structs.replace(request, tokens=request.tokens[::-1])
 
     async def while_loading(self) -> None:
         if self.load_fails:
