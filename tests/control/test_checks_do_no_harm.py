@@ -109,11 +109,7 @@ async def asked_again(place: Place, prompt: list[int]) -> list[Answer]:
 
 
 async def test_two_failing_requests_open_no_breaker_of_three_workers() -> None:
-<<<<<<< HEAD
-    """A request that fails wherever it runs is the request's fault: healthy streams beside it end whole."""
-=======
     """Clients ask them again and again, and each fails on every worker: the fault is the requests'."""
->>>>>>> h-a
     with Deployment(3, {"ttft_ms": 5, "tpot_ms": 30}, control={}) as place:
         await until(place, lambda: checked(place, 3), "the workers to be checked")
         for name in place.worker_names:
@@ -128,11 +124,7 @@ async def test_two_failing_requests_open_no_breaker_of_three_workers() -> None:
 
 
 async def test_a_standby_takes_over_from_an_engine_that_fails_and_not_for_one_bad_request() -> None:
-<<<<<<< HEAD
-    """One bad request hands nothing over; an engine that fails others' requests does, to its standby."""
-=======
     """Streams beside a bad request go on where they are; when every new request fails, the engine hands over."""
->>>>>>> h-a
     with Supervised("--vault-gib", "0.0625", "--sim-tpot-ms", "30") as up:
         await until(up, lambda: checked(up, 2), "the pair to be checked")
         active = await in_thread(up.active)
