@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -187,7 +188,8 @@ def some(one: Setting) -> Any:
         return one.extra["choices"][-1]
     kind = kind_of(one)
     if kind in (bool, int, float):
-        return True if kind is bool else max(2, int(one.extra.get("min", 0)))
+        most = one.extra.get("max") or math.inf
+        return True if kind is bool else min(max(2, int(one.extra.get("min", 0))), most)
     if one.name == "spares":
         return "1"
     return "/tmp/x" if kind is Path else "x"

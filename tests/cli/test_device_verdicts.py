@@ -22,7 +22,7 @@ from ward_rig import WardSet
 
 FAULTS = [
     (79, "unhealthy, weight 0", "lost its traffic", "Xid 79: the GPU has fallen off the bus"),
-    (48, "draining, weight 0", "was drained", "Xid 48: memory error of two bits, not corrected"),
+    (64, "draining, weight 0", "was drained", "Xid 64: a row of memory could not be remapped"),
 ]
 
 

@@ -81,7 +81,7 @@ def ground_of() -> Ground:
 def test_a_second_pair_stands_by_where_a_gpu_has_memory_for_both(more: str, roomy: set[str]) -> None:
     """Weights, pool and what each engine has of its own, of both pairs; without --kv-gib nobody knows, and none is."""
     old, new = manifest_of("v:1", more), manifest_of("v:2", more)
-    ground, sets = ground_of(), sets_of([old, new])
+    ground, sets = ground_of(), sets_of([(old, {}), (new, {})])
     start = Start("Worker-1", "Worker", revision_of(old, 1).parts["Worker"].set_id)
     there = jobs_of(start, sets, ground, ())
     assert roomy_of(revision_of(new, 2), sets, ground, taken_by(there), {"Worker-1": [GPU]}) == roomy
@@ -92,7 +92,7 @@ def test_a_pool_that_no_gpu_could_hold_is_known_before_anybody_leaves() -> None:
     for kv_gib, refused in (("118", False), ("120", True)):
         manifest = manifest_of("v:1", f', --kv-gib, "{kv_gib}"')
         wish = revision_of(manifest, 1)
-        found = refused_of(wish, sets_of([manifest]), ground_of())
+        found = refused_of(wish, sets_of([(manifest, {})]), ground_of())
         assert bool(found) is refused, found
 
 

@@ -10,9 +10,17 @@ import pytest
 from engine_rig import BOUND_S, Vault
 from torch_rig import WANTS, on_launch, prompt, request, rig
 
-from holdfast.core.requests import GenerateRequest
+from holdfast.core.requests import GenerateRequest, Sampling
 from holdfast.engines.paged.sequences import PENDING, Segment, StepPlan, Stream
-from holdfast.engines.paged.step_budget import LEAST_MS, MARGIN, STEP_MS_MAX, StepBudget, has_chunk
+from holdfast.engines.paged.step_budget import (
+    COMPILE_MS,
+    COMPILE_STEPS,
+    LEAST_MS,
+    MARGIN,
+    STEP_MS_MAX,
+    StepBudget,
+    has_chunk,
+)
 
 
 def asked(first: int) -> dict[int, GenerateRequest]:
@@ -127,6 +135,18 @@ def test_a_chunks_budget_follows_its_positions_and_what_was_seen() -> None:
     for _ in range(40):
         budget.took(plan(100), 5.0)
     assert budget.of(plan(100)) == LEAST_MS, "a hang in it is noticed as soon as one in a decode"
+
+
+def test_a_way_of_drawing_that_is_new_may_compile_its_kernels() -> None:
+    """For the steps after its first request alone, and once: a hang in a later one is noticed soon."""
+    budget, plain = StepBudget(), Sampling(max_tokens=5, seed=1, temperature=0.0)
+    for sampling in (plain, Sampling(max_tokens=5, seed=1, temperature=0.7, top_p=0.9)):
+        budget.meets(sampling)
+        assert budget.of(plan(1)) == COMPILE_MS
+        for _ in range(COMPILE_STEPS):
+            budget.took(plan(1), 5.0)
+        budget.meets(sampling)
+        assert budget.of(plan(1)) == 0.0
 
 
 def test_what_an_errand_took_is_granted_to_the_step_after_it() -> None:

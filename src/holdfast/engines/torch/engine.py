@@ -185,6 +185,8 @@ class TorchTenant(Tenant):
             scheduler = self._stepper.scheduler
             if scheduler is None:
                 raise HoldfastError(Code.ENGINE_SHUTDOWN, "the engine is not awake")
+            if self._device.type == "cuda":
+                self._stepper.meets(request.sampling)
             self._scheduler_for(request, scheduler).submit(stream, request)
         self._stepper.poke()
 

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from holdfast.core.requests import Output
+from holdfast.core.requests import Output, Sampling
 from holdfast.engines.paged.scheduler import Scheduler
 from holdfast.engines.paged.sequences import StepPlan
 from holdfast.engines.paged.step_budget import ERRAND_MS_MAX, STEP_MS_MAX, StepBudget
@@ -244,6 +244,10 @@ class Stepper:
             return alone is not None  # it is over: the others' turn
         self._land(self._launch(alone, plan, computer))
         return True
+
+    def meets(self, sampling: Sampling) -> None:
+        """A request is about to be computed: kernels may compile for it. Called under the lock."""
+        self._budget.meets(sampling)
 
     def _launch(self, scheduler: Scheduler, plan: StepPlan, computer: Computer) -> _Flight:
         budget_ms = self._budget.of(plan)

@@ -135,6 +135,7 @@ class VllmCore:
     def add(self, made: Any, asked: GenerateRequest) -> None:
         """Give vLLM a request, or have it wait here: vLLM has one place more than streams may have, a canary's."""
         self._arrived += 1
+        self._stepper.meets(asked.sampling)
         heapq.heappush(self._line, (made.priority, self._arrived, made, asked))
         self._admit()
 

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from holdfast.core.requests import Sampling
 from holdfast.engines.paged.step_budget import ERRAND_MS_MAX, STEP_MS_MAX, StepBudget
 
 RECENT_STEPS = 256  # enough for a p99 to mean a few steps
@@ -103,6 +104,10 @@ class Stepper:
             future.cancel()
 
     # -- in the thread
+
+    def meets(self, sampling: Sampling) -> None:
+        """A request is about to be computed: kernels may compile for it."""
+        self._budget.meets(sampling)
 
     def planned(self, tokens: int, streams: int) -> None:
         """vLLM has planned a step, and computes it next."""
