@@ -22,7 +22,7 @@ MARGIN = 30.0  # over what was seen, as the judge has it over a step's p99
 ERRAND_MS_MAX = 600_000.0  # as for a load: kernels may compile in it
 LEAST_MS = 1000.0  # and as the judge has it, at least
 SEEN = 32  # steps with chunks: enough to have the large ones among them
-# A sampling kernel of vLLM's took 6.4 s to compile on an H200 while three engines started beside it, and a watchdog that
+# A sampling kernel of vLLM's took 6.4 s to compile on an H200 while three engines started beside it; a watchdog that
 # allowed 1 s killed a new leader in it.
 COMPILE_MS = 30_000.0
 COMPILE_STEPS = 64  # from a request's arrival: its prompt's chunks come before its first token is drawn
