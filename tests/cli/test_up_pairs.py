@@ -92,7 +92,8 @@ def test_the_standby_goes_on_and_a_new_one_stands_by(pair: Place, number: signal
     # On a busy machine control may take its traffic before the supervisor kills it: one incident, both told.
     name = re.escape(before["active"]["name"])
     assert re.search(rf": {name} (\(active\)|lost its traffic: [^\n]*;) died: {why}", shown), shown
-    assert f"{after['active']['name']} took over; 1 stream went on, worst gap " in shown
+    leader = after["active"]["name"]
+    assert f"{leader} took over; 1 stream went on at {leader}, worst gap " in shown
     assert "new standby " in shown
 
 
