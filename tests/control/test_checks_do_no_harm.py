@@ -75,7 +75,7 @@ def learnt(place: Place) -> int:
     return log.count("is pinned") + log.count("is not asked any more")
 
 
-@pytest.mark.parametrize("failures", [3, 1])
+@pytest.mark.parametrize("failures", [3, pytest.param(1, marks=pytest.mark.long)])
 async def test_connection_resets_lose_no_stream_of_a_lone_worker(failures: int) -> None:
     """With tokens between the resets the breaker stays shut; one that a single reset opens stops nothing."""
     health = {"breaker_failures": failures}
@@ -108,6 +108,7 @@ async def asked_again(place: Place, prompt: list[int]) -> list[Answer]:
     return [read_answer(await asked(place, prompt, 20)) for _ in range(3)]
 
 
+@pytest.mark.long
 async def test_two_failing_requests_open_no_breaker_of_three_workers() -> None:
     """Clients ask them again and again, and each fails on every worker: the fault is the requests'."""
     with Deployment(3, {"ttft_ms": 5, "tpot_ms": 30}, control={}) as place:

@@ -92,6 +92,7 @@ class WithAStoreApart(Supervised):
             self.processes["apart"].wait(BOUND_S)
 
 
+@pytest.mark.long
 def test_streams_outlive_two_engine_deaths_while_the_store_is_away() -> None:
     """The second successor came while the store was away, so that no frontend knows of it: streams wait for the store's
     return, past the time for which they are held otherwise."""
