@@ -59,12 +59,17 @@ async def test_a_late_canary_is_believed_at_once() -> None:
         await trial.given.wait()
 
 
-WRONG = [Output(CANARY, [11, 99]), Output(CANARY, [], failure=Failure("Cancelled", "")), Output(CANARY, [*TOKENS, 1])]
+WRONG = [
+    Output(CANARY, [11, 99]),
+    Output(CANARY, [], failure=Failure("Cancelled", "")),
+    Output(CANARY, [*TOKENS, 1]),
+    Output(CANARY, [], finish="stop"),
+]
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 async def test_a_wrong_answer_is_asked_for_again_and_everything_waits(wrong: Output) -> None:
-    """One wrong token, one too many, or a failure: nothing leaves until the whole second answer was right; then
+    """One wrong token, one too many, none at all, or a failure: nothing leaves until the whole second answer was right; then
     everything does in its order, and the word is given."""
     trial = Trial(0.0)
     assert trial.hear(Output(7, [70]), wrong) == []

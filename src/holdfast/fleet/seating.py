@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from holdfast.fleet.actions import Verb, node_subject, subject_of
 from holdfast.fleet.census import Census, Need, Victim
 from holdfast.fleet.desired import Hysteresis, Model
+from holdfast.fleet.fitness import unfit_s
 from holdfast.fleet.observed import Replica
 from holdfast.fleet.orders import FAILED, LOOK_AGAIN_S, Orders
 from holdfast.fleet.room import Ground, Room
@@ -182,7 +183,11 @@ class Seating:
                 continue
             as_much = self.hysteresis.cooldown_s if victim.need == need else 0.0
             settled_s = victim.replica.since_s + max(self.hysteresis.resident_s, as_much)
-            if victim.replica.serves and self.now_s < settled_s:
+            # One that does not serve keeps its place for as long as it may still recover: else models that just came
+            # up, and were not checked yet, would push each other out.
+            unfit_at_s = unfit_s(victim.replica, None, self.hysteresis)
+            settled_s = settled_s if unfit_at_s is None else min(settled_s, unfit_at_s)
+            if self.now_s < settled_s:
                 self.orders.look_again(settled_s)
             elif self.orders.may(subject_of(Verb.DRAIN, victim.name)):
                 yield victim

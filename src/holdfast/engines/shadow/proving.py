@@ -151,7 +151,9 @@ class Proving:
                 log.info("the canary's answer differs where two tokens are about as likely: it counts as right")
                 self._left.clear()
                 break
-        if not self._left:
+        if self._left and output.finish is not None:
+            self.miss()  # an answer that ends too soon: without this, everything would wait for the rest of it
+        elif not self._left:
             self.stage = Stage.RIGHT
             self._timer = asyncio.get_running_loop().call_at(self._earliest_s, self._give_word)
 
