@@ -69,8 +69,8 @@ WRONG = [
 
 @pytest.mark.parametrize("wrong", WRONG)
 async def test_a_wrong_answer_is_asked_for_again_and_everything_waits(wrong: Output) -> None:
-    """One wrong token, one too many, none at all, or a failure: nothing leaves until the whole second answer was right; then
-    everything does in its order, and the word is given."""
+    """One wrong token, one too many, none at all, or a failure: nothing leaves until the whole second answer was
+    right; then everything does in its order, and the word is given."""
     trial = Trial(0.0)
     assert trial.hear(Output(7, [70]), wrong) == []
     assert trial.proving.stage is Stage.DOUBTED
