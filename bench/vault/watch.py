@@ -93,6 +93,8 @@ class Watch:
             if said["asked_s"] > self._first_commit_s:
                 self._add(actor, "was told that there are no weights")
         elif "kills" not in said:
+            if "waits" in said and actor == self.owner:
+                self.owner = ""  # it asks for a pool again: the one it had was lost before it could use it
             self.did["gave up" if "gave_up" in said else "waits" if "waits" in said else "retry"] += 1
 
     def _saw(self, actor: str, said: dict[str, Any], at_s: float) -> None:
