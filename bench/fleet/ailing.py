@@ -27,7 +27,7 @@ class Ailing(Storm):
             machine.changed = True
 
     def is_at_rest(self) -> bool:
-        """What is ill is replaced by then, or may not be."""
+        """Return True if nothing is left to do and no replica is still within its time to recover."""
         ill = [body for _, body in self.world.bodies() if body.serves and not body.is_sound]
         return super().is_at_rest() and not any(self.world.now_s < body.ill_s + ILL_S for body in ill)
 

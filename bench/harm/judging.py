@@ -1,4 +1,4 @@
-"""What a cell must show, from what its streams and probes saw. Pure."""
+"""Judges a cell by what its streams and probes saw. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Seen:
 
 
 def missed(case: str, seen: Seen) -> list[str]:
-    """What is not as it must be; empty: the cell is met."""
+    """Return the bounds that the cell missed; empty: it is met."""
     found = _unfit(seen.ended) if case == "d" else _lost(case, seen.ended)
     if seen.away_s > seen.load_s + PROBE_GRACE_S:
         found.append(f"the service was away for {seen.away_s:.1f} s; one load takes {seen.load_s:.1f} s")

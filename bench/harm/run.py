@@ -91,7 +91,7 @@ def _back(probes: Probes, since_s: float) -> float:
 
 
 class _Alarms:
-    """What control held against workers meanwhile, each once, looked at twice a second."""
+    """Collects what control holds against workers during a cell, each reason once, read twice a second."""
 
     def __init__(self, site: Site) -> None:
         self._site = site

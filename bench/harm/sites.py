@@ -32,13 +32,13 @@ KEEPER, VAULT = "keeper", "vault"
 
 
 class Site(Protocol):
-    """What a cell needs of a deployment."""
+    """The deployment that a cell runs on."""
 
     port: int
     served: str
 
     def verdicts(self) -> list[str]:
-        """What control holds against workers now, each with its reason."""
+        """Return what control holds against workers now, each with its reason."""
 
     def logs(self, characters: int = 3000) -> str: ...
 
@@ -64,7 +64,7 @@ class _Judged(Place):
         return verdicts_of(self.page())
 
     def is_known(self, workers: int) -> bool:
-        """Whether so many workers have passed enough canaries, and none is doubted."""
+        """Return True if so many workers have passed enough canaries and none is doubted."""
         status = self.record("control").get("status", "")
         with contextlib.suppress(OSError):
             text = fetch(status, "/metrics")[1].decode() if status else ""

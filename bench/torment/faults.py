@@ -23,7 +23,7 @@ KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 FULL_DISK_S = 20.0
 FULL_DISK = "full disk"
 ACTIVE, STANDBY = "active", "standby"
-# What a role's command holds, and what tells one worker's from another's. Engines say themselves who they are.
+# What a role's command holds, and what tells one worker's from another's. Engines name themselves.
 COMMANDS = {
     "store": ("holdfast.roles store", ""),
     "launcher": ("holdfast.roles vault", "/vault-{}.launch"),
