@@ -6,6 +6,7 @@ import pytest
 from streams_rig import Cluster
 
 from holdfast.core.tiers import Tier
+from holdfast.health.standing import Status
 from holdfast.streams.groups import Claim
 from holdfast.streams.takeovers import (
     EXPECTED_S,
@@ -104,3 +105,23 @@ def test_streams_of_a_lost_worker_leave_by_tier_and_then_by_age(end: str) -> Non
     other = cluster.worker("other")
     getattr(lost, end)()
     assert [request.request_id for request in other.requests] == ["high", "old", "standard", "young", "low"]
+
+
+@pytest.mark.parametrize("news", ["its connection ends", "control says that its process ended"])
+def test_streams_wait_for_their_standby_whichever_news_comes_first(news: str) -> None:
+    """Control sees an engine die too, and its word may reach the frontend before the connection's end does."""
+    cluster = Cluster()
+    active = cluster.worker("a", group="g", epoch=1)
+    standby = cluster.worker("b", group="g", active=False)
+    cluster.ask("s")
+    cluster.wait(2.0)  # its prefill takes long, so that it waits for the standby
+    active.say("s", [1])
+    other = cluster.worker("c")
+    if news == "its connection ends":
+        active.die()
+    else:
+        active.judged(Status.DEAD, fall=1, why="its process ended")
+        active.die()
+    assert not other.requests
+    standby.take_over(2)
+    assert [request.request_id for request in standby.requests] == ["s"]
