@@ -22,7 +22,7 @@ class Environment:
 
     state_dir: Path  # HOLDFAST_STATE_DIR: sockets, logs and records of one deployment; default ~/.holdfast
     deployment: str  # DYN_NAMESPACE: the deployment's name; default "local"
-    api_keys: tuple[str, ...]  # HOLDFAST_API_KEYS: comma-separated; none: everyone may ask
+    api_keys: tuple[str, ...]  # HOLDFAST_API_KEYS: separated by commas or line breaks; none: everyone may ask
     status_port: int  # DYN_SYSTEM_PORT: a worker's status server; default 0, a free one; -1: none
     status_host: str  # DYN_SYSTEM_HOST: where it listens; default 127.0.0.1, 0.0.0.0 for probes from elsewhere
     status_enabled: bool  # DYN_SYSTEM_ENABLED: whether there is one; default true, unless the port is -1
@@ -134,7 +134,7 @@ def _whole_number(
 
 
 def _keys(env: Mapping[str, str], name: str) -> tuple[str, ...]:
-    keys = tuple(key.strip() for key in env.get(name, "").split(",") if key.strip())
+    keys = tuple(key.strip() for key in re.split(r"[,\n]", env.get(name, "")) if key.strip())
     if name in env and not keys:  # unlike other variables: who sets it means to guard, and a mistake must not open
         raise ValueError(f"{name} is set and holds no key: that would let everyone ask; leave it out for that")
     return keys

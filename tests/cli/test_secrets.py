@@ -1,4 +1,4 @@
-"""API keys of a manifest's deployment, with real processes: a missing secret starts nothing, keys are never lost."""
+"""API keys of deployments, with real processes: a missing secret starts nothing, keys are never lost."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from up_rig import Place
 
+from holdfast.settings import read_environment
 from holdfast.testing.place import fetch
 
 MANIFEST = """
@@ -115,3 +116,28 @@ def test_keys_are_resolved_and_survive_the_supervisor(place: Place, tmp_path: Pa
     having = {path for path in written if any(key.encode() in path.read_bytes() for key in (FIRST, SECOND))}
     assert {path.name for path in having if path.suffix != ".launch"} == {"secrets.json"}
     assert {stat.S_IMODE(path.stat().st_mode) for path in having} == {0o600}
+
+
+@pytest.mark.alone
+@pytest.mark.processes
+def test_the_keys_of_up_by_options_survive_its_supervisor(place: Place) -> None:
+    """Killed and started again from a shell without the variable: it goes on with the keys and says so. After `down`
+    the next `up` is a new one."""
+    place.env["HOLDFAST_API_KEYS"] = FIRST
+    assert place.up("--workers", "1").returncode == 0
+    del place.env["HOLDFAST_API_KEYS"]
+    place.lose_supervisor()
+    with Asker(place) as without_key:
+        again = place.up("--workers", "1")
+    assert again.returncode == 0, again.stderr
+    assert "Clients need the API keys of before" in again.stdout
+    assert set(without_key.statuses) <= {0, 401}, without_key.statuses
+    assert (asked(place), asked(place, FIRST)) == (401, 200)
+    assert place.run("down").returncode == 0
+    assert place.up("--workers", "1").returncode == 0
+    assert asked(place) == 200
+
+
+def test_keys_are_separated_by_commas_or_line_breaks() -> None:
+    """A secret's file with one key per line means what `--api-key-file` means by it."""
+    assert read_environment({"HOME": "/", "HOLDFAST_API_KEYS": "a, b\r\n\nc\n"}).api_keys == ("a", "b", "c")

@@ -163,6 +163,26 @@ def test_who_takes_over_from_one_that_was_to_load_is_asked_at_once() -> None:
     assert [each.path for each in made.of(w.Reload)] == ["a", "a2"]
 
 
+def test_weights_that_were_verified_in_a_dispute_are_verified_again_when_they_are_convicted() -> None:
+    """Without the wait between two requests: until the answer comes, a sound standby with these weights is idle."""
+    made = WardSet({"a": "w1", "a2": "w1", "b": "w2"})
+    made.workers["a2"].active = False
+    made.workers["a"].group = made.workers["a2"].group = "g"
+    made.workers["a"].shift = 7
+    made.begin(serving=True)
+    made.wait(1.0)
+    assert [each.path for each in made.of(w.Reload)] == ["a"], "nobody knows who is right"
+    made.tell(w.Verified("a", 1))
+    made.workers["c"] = Worker("w3")
+    made.begin("c", serving=True)
+    made.wait(40.0)
+    assert made.quarantined() == {"a", "a2"}
+    assert [each.path for each in made.of(w.Reload)] == ["a", "a"]
+    made.tell(w.Verified("a", 1))
+    assert made.quarantined() == {"a"}
+    assert [each.path for each in made.of(w.Relieve)] == ["a"]
+
+
 def test_the_last_set_loads_in_place() -> None:
     """Where no other set has traffic its streams are held; where one does they are there."""
     alone = serving("a", verified=True)

@@ -1,10 +1,11 @@
-"""API keys from a file: what other users of the machine cannot read off a command line."""
+"""API keys of frontends: from a file, which other users cannot read as they can a command line, and as last used."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 from msgspec.structs import replace
 
 from holdfast.core.errors import UserError
@@ -20,6 +21,20 @@ ApiKeyFile = Annotated[
         panel="Serving",
     ),
 ]
+
+
+class _Keys(msgspec.Struct):
+    """The part of a frontend's settings that says which keys it takes."""
+
+    api_keys: tuple[str, ...] = ()
+
+
+def api_keys_in(launch: bytes | None) -> tuple[str, ...]:
+    """Return the API keys that a frontend was started with, by its settings as the supervisor wrote them down."""
+    try:
+        return msgspec.json.decode(launch or b"{}", type=_Keys).api_keys
+    except msgspec.DecodeError:
+        return ()
 
 
 def keyed(spec: DeploymentSpec, path: Path | None) -> DeploymentSpec:

@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast import __version__
+from holdfast.cli.api_keys import api_keys_in
 from holdfast.cli.checks import check_engine, check_machine, check_store, made, own, settle_port
 from holdfast.cli.deployments.book import Book, opened
 from holdfast.cli.deployments.files import Written
@@ -206,4 +207,4 @@ def _frontends(looked: Looked) -> list[Status]:
 
 
 def _keys(state_dir: Path, name: str) -> tuple[str, ...]:
-    return msgspec.json.decode(read_launch(state_dir, name) or b"{}", type=FrontendLaunch).api_keys
+    return api_keys_in(read_launch(state_dir, name))

@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec import structs
 
 from holdfast import __version__
+from holdfast.cli.api_keys import api_keys_in
 from holdfast.cli.checks import check_engine, check_machine, check_store, made, own, settle_port
 from holdfast.cli.fleet.manifest import wish_for
 from holdfast.cli.fleet.written import ModelText
@@ -33,7 +34,7 @@ from holdfast.spec.launch import Launch, StoredLaunch
 from holdfast.spec.plan import plan
 from holdfast.supervise.lock import Holder, holder, sign
 from holdfast.supervise.processes import LocalProcesses
-from holdfast.supervise.records import read_records
+from holdfast.supervise.records import read_kept, read_records
 from holdfast.supervise.status import web_address
 
 
@@ -62,6 +63,7 @@ def run_up(
     lock = taken_lock(state_dir, "", lambda: already(state_dir))
     try:
         sign(lock, Holder(os.getpid()))
+        spec = _with_kept_keys(state_dir, spec)
         spec = structs.replace(spec, port=settle_port(spec.host, spec.port, state_dir))
         spec = _prepare(state_dir, spec)  # minutes, maybe: after all that is quick
         start = Start.of(state_dir, LocalProcesses(log_dir(state_dir)), [*plan(state_dir, spec), *more])
@@ -69,6 +71,22 @@ def run_up(
         return keep(PlannedWish(Screen(), spec, planned, detach, tuple(models)), lock, detach=detach, tied=tied)
     finally:
         os.close(lock)
+
+
+def _with_kept_keys(state_dir: Path, spec: DeploymentSpec) -> DeploymentSpec:
+    """Return the deployment with the API keys of before, if its last supervisor was killed and this command has none: a
+    variable that is missing in this shell must not open the port."""
+    if spec.frontend.api_keys:
+        return spec
+    launches = (settings for record, settings in read_kept(state_dir) if record.role == "frontend")
+    keys = next(filter(None, map(api_keys_in, launches)), ())
+    if not keys:
+        return spec
+    Screen().line(
+        "Clients need the API keys of before: this command was given none, and the last `holdfast up` here did not end "
+        "properly. To serve without keys, run `holdfast down` first."
+    )
+    return structs.replace(spec, frontend=structs.replace(spec.frontend, api_keys=keys))
 
 
 def _prepare(state_dir: Path, spec: DeploymentSpec) -> DeploymentSpec:

@@ -130,7 +130,7 @@ class Ward:
     __slots__ = (
         "_dead_kept_s", "accused", "asked", "breaker", "canary", "dead_s", "errors", "facts", "find_s", "known",
         "loaded", "look_s", "moved_s", "owed_s", "pace_s", "paced_s", "path", "probe_s", "relief_s", "relief_until_s",
-        "reload_next_s", "reloads", "rights", "sought_until_s", "spare", "standing", "verified",
+        "reload_in_dispute", "reload_next_s", "reloads", "rights", "sought_until_s", "spare", "standing", "verified",
     )  # fmt: skip
 
     def __init__(self, path: str, jitter: Callable[[], float], limits: Limits) -> None:
@@ -146,6 +146,7 @@ class Ward:
         self.spare = False
         self.reloads = 0  # in a row, also of loads that followed each other soon
         self.reload_next_s = 0.0
+        self.reload_in_dispute = False  # it was last asked before any verdict
         self.accused = False  # it was this process that answered wrongly, not only one with the same weights
         self.verified = False  # since then its weights were found to be as they were written
         self.rights = 0  # right answers in a row since then

@@ -453,6 +453,8 @@ class Wards:
         self._deeds.append(Told("", What.CONVICTED, f"{event.weights}: {event.reason}"))
         for ward in self._wards.values():
             if ward.loaded == event.weights:
+                if ward.reload_in_dispute:
+                    ward.reload_next_s = self._now_s  # that answer decided nothing
                 failed = s.CanaryFailed(ward.standing.load, event.asked_s, s.Failing.WRONG, event.reason)
                 self._tell_standing(ward, failed)
         self._reload(event.weights)
@@ -507,6 +509,7 @@ class Wards:
             next_s, reloads = next_reload(next_s, reloads, self._now_s, self._jitter())
         for ward in holders:
             ward.reload_next_s, ward.reloads = next_s, reloads
+            ward.reload_in_dispute = not ward.standing.quarantined
             self._dirty[ward.path] = None
         if not holders or not again:
             return

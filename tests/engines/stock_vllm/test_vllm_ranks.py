@@ -90,9 +90,28 @@ def whole(said: Said) -> int:
 
 async def gone(pid: int) -> None:
     """Wait until a process is over."""
+    await reached(pid, "Z")
+
+
+async def reached(pid: int, state: str) -> None:
+    """Wait until a process is in a state, as /proc names it."""
     async with asyncio.timeout(BOUND_S):
-        while _state(pid) != "Z":
+        while _state(pid) != state:
             await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def stopped(owner: Child) -> AsyncIterator[None]:
+    """Stop an engine and its ranks, so that none of them writes its index meanwhile."""
+    pids = [*(await owner.do("facts"))["ranks"], owner.process.pid]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+        await reached(pid, "T")
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
 
 def _state(pid: int) -> str:
@@ -164,7 +183,7 @@ async def test_whichever_rank_ends_streams_go_on(vaults: Vault) -> None:
         assert await taken_over(first, second, waking, 0, right) <= BLOCK
         async with vaults.children(group(vaults, 2)) as (third,):
             await begun(second, 1, 15)
-            async with rank_1(vaults, second) as index:
+            async with rank_1(vaults, second) as index, stopped(second):
                 for block in full(index):
                     index.free(block)
             recomputed = await killed(second, third, 1002, 1, right, signal.SIGKILL)

@@ -114,6 +114,16 @@ def test_every_key_of_a_whole_secret_is_a_variable() -> None:
     assert launch.deployment == "keyed"
 
 
+def test_a_whole_secret_without_the_file_of_its_guard_keeps_the_guard() -> None:
+    """A file that is away, in a rotation say, opens nothing; another variable goes with its file."""
+    before = {"whole/HOLDFAST_API_KEYS": "a", "whole/HF_TOKEN": "t"}
+    manifest, source = manifest_of("envFromSecret: whole"), Source({"whole": {"OTHER": "o"}}, before=before)
+    assert values_of(manifest, source, {}) == {"whole/OTHER": "o", "whole/HOLDFAST_API_KEYS": "a"}
+    source.files["whole"]["HOLDFAST_API_KEYS"] = "b"
+    assert values_of(manifest, source, {})["whole/HOLDFAST_API_KEYS"] == "b"
+    assert values_of(manifest, Source(before=before), {}) == {}, "without its folder it is refused as missing"
+
+
 def test_a_set_keeps_the_values_that_it_was_asked_for_with() -> None:
     """Whatever the files and the environment say by now; a value that was lost is refused, and never left out."""
     source = Source({"door": {"keys": "new"}}, values={"1": "old"})

@@ -14,9 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
-
-from holdfast.cli.api_keys import read_keys
+from holdfast.cli.api_keys import api_keys_in, read_keys
 from holdfast.cli.arguments import Asked
 from holdfast.cli.chat.events import ChatTrouble, Ended, Resumed, Said, Waiting
 from holdfast.cli.chat.server import Server
@@ -133,12 +131,6 @@ def _piped() -> str:
 # -- who is there to talk to
 
 
-class _Keys(msgspec.Struct):
-    """What of a frontend's launch opens its door."""
-
-    api_keys: tuple[str, ...] = ()
-
-
 def _running_here(state_dir: Path, api_key: str) -> Server:
     """The frontend in this state directory, preferably one that can serve."""
     statuses = [status for status in asyncio.run(look(state_dir, SocketNetwork())) if status.role == "frontend"]
@@ -153,10 +145,8 @@ def _running_here(state_dir: Path, api_key: str) -> Server:
 
 def _key_of(state_dir: Path, name: str) -> str:
     """Written down by `holdfast up` for this person alone."""
-    with contextlib.suppress(msgspec.DecodeError):
-        keys = msgspec.json.decode(read_launch(state_dir, name) or b"{}", type=_Keys).api_keys
-        return split_key(keys[0])[0] if keys else ""
-    return ""
+    keys = api_keys_in(read_launch(state_dir, name))
+    return split_key(keys[0])[0] if keys else ""
 
 
 # -- asking

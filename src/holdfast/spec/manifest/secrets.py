@@ -111,11 +111,21 @@ def _references(manifest: Manifest, source: SecretSource) -> Iterator[tuple[str,
             yield reference(ref.name, ref.key), variable.name, ref.name, ref.key
     for service in manifest.spec.services.values():
         secret = service.env_from_secret
-        for key in (source.keys(secret) or ()) if secret else ():
+        for key in _keys_now(source, secret) if secret else ():
             if key not in PLANNED:
                 yield reference(secret, key), "", secret, key
     for name in INHERITED:
         yield inherited(name), name, "", ""
+
+
+def _keys_now(source: SecretSource, secret: str) -> tuple[str, ...]:
+    """Return the keys of a whole secret. A variable that guards something stays with its last value when its file is
+    gone (it may be in the middle of a rotation): only another manifest takes the guard away."""
+    keys = source.keys(secret)
+    if keys is None:
+        return ()  # refused where the container is made
+    guards = (name for name in INHERITED if name not in keys and source.last(reference(secret, name)) is not None)
+    return (*keys, *guards)
 
 
 @dataclass(frozen=True, slots=True)
