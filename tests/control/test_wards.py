@@ -183,6 +183,18 @@ def test_weights_that_were_verified_in_a_dispute_are_verified_again_when_they_ar
     assert [each.path for each in made.of(w.Relieve)] == ["a"]
 
 
+def test_a_dispute_ends_when_the_process_that_was_wrong_is_gone() -> None:
+    """Its successor has the same weights and answers rightly: the question is asked again, though others are known."""
+    made = WardSet({"a": "w1", "b": "w2"})
+    made.workers["a"].shift, made.workers["a"].only = 7, 1
+    made.begin(serving=True)
+    made.wait(10.0)
+    assert {standing.weight for standing in made.standings.values()} == {0.5}, "in dispute"
+    made.workers["a"].shift = 0
+    made.wait(70.0)
+    assert {standing.weight for standing in made.standings.values()} == {1.0}
+
+
 def test_the_last_set_loads_in_place() -> None:
     """Where no other set has traffic its streams are held; where one does they are there."""
     alone = serving("a", verified=True)

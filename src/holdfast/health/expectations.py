@@ -22,7 +22,7 @@ answer speaks against the accused, who gives the accused's own speaks for it, an
 convicted: the expectation is withdrawn, told, and learnt anew. Where there is one set and no other, its own earlier
 answer is the witness: the same load once gave it and does not now. But what one set was believed because it was alone
 is one word against another's, and withdrawn too. Sets that differ, with no majority for any answer, are *disputed*
-until a third speaks, or one goes or is loaded anew.
+until a third speaks, one goes or is loaded anew, or one answers otherwise when it is asked again.
 
 Always true: `TABLE` is every change of a question's state; nobody is convicted by its vote, without a witness or by one
 other's word alone; the witness is not convicted itself, so of several sets one at least never is; a convicted set does
@@ -413,7 +413,15 @@ class Expectations:
         effects = [*close, *self._learn(question), *self._decide(now_s)]
         if weights not in self._convicted and (unasked := self._unasked(weights, first)) is not None:
             effects.append(AskSet(weights, unasked, "what it answers is to be learnt"))
+        elif weights not in entry.disputed and (apart := self._in_dispute(weights)) is not None:
+            effects.append(AskSet(weights, apart, "others answered otherwise"))
         return tuple(effects)
+
+    def _in_dispute(self, weights: str) -> int | None:
+        """Return a question to which these weights and others gave different answers. It is asked again after every
+        other check: a process that answered wrongly may be gone, and then the dispute ends."""
+        asked = (place for place, entry in enumerate(self._entries) if weights in entry.disputed)
+        return next(asked, None) if weights in self.disputed else None
 
     def _unasked(self, weights: str, first: bool) -> int | None:
         """The next question that these weights were not asked, if it is time: of a fresh load some at once, known ones
