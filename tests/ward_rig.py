@@ -45,7 +45,7 @@ class Worker:
     took_s: float = 0.02
     factor: float = 1.0
     occupancy: float = 0.0
-    how: str = "answers"  # or: silent, lost, refuses
+    how: str = "answers"  # or: silent, lost, refuses, fails
     moving: bool = False
     cut_off: bool = False  # whoever asks reaches nobody
 
@@ -196,6 +196,9 @@ class WardSet:
         assert worker.active, ask
         took_s = worker.took_s * worker.factor
         if worker.how == "lost":
+            return
+        if worker.how == "fails":
+            self._later(took_s, w.NoAnswer(ask.path, ask.number, "EngineShutdown: it failed", moving=True, failed=True))
             return
         if worker.how == "refuses":
             self._later(0.0, w.NoPlace(ask.path, ask.number))

@@ -195,6 +195,21 @@ def test_a_dispute_ends_when_the_process_that_was_wrong_is_gone() -> None:
     assert {standing.weight for standing in made.standings.values()} == {1.0}
 
 
+def test_an_engine_that_says_it_fails_hands_over_though_its_clients_have_some_tokens() -> None:
+    """It fails every request after its first tokens, and the canaries too: nothing of that is an excuse."""
+    made = WardSet({"a": "w1", "a2": "w1"})
+    made.workers["a2"].active = False
+    made.workers["a"].group = made.workers["a2"].group = "g"
+    made.begin(serving=True)
+    made.wait(1.0)
+    made.workers["a"].how = "fails"
+    made.tell(w.Reported("a", b.Attempts(failed={Kind.ENGINE_ERROR: 1}), tokens=1))
+    for _ in range(12):
+        made.wait(1.0)
+        made.tell(w.Reported("a", b.Attempts(), tokens=1))
+    assert [each.path for each in made.of(w.Relieve)] == ["a"]
+
+
 def test_the_last_set_loads_in_place() -> None:
     """Where no other set has traffic its streams are held; where one does they are there."""
     alone = serving("a", verified=True)
@@ -488,7 +503,7 @@ class Watched(WardSet):
         self.out: dict[str, int] = {}  # the question that is out, by worker
         self.falls: dict[str, int] = {}
         self.convicted: set[tuple[str, int]] = set()
-        self.reloads: dict[tuple[str, str], float] = {}
+        self.reloads: dict[tuple[str, str, bool], float] = {}
         self.lost: set[str] = set()
         self.written: dict[str, s.Standing] = {}
         super().__init__(workers)
@@ -516,7 +531,8 @@ class Watched(WardSet):
                 case w.Forget():
                     assert effect.path in self.lost
                 case w.Reload():
-                    place = (effect.path, self.workers[effect.path].weights)
+                    # A conviction asks at once, also soon after a dispute did.
+                    place = (effect.path, self.workers[effect.path].weights, self.standings[effect.path].quarantined)
                     assert self.now - self.reloads.get(place, -1e9) >= RELOAD_S - 0.001
                     self.reloads[place] = self.now
                 case w.Write():
@@ -533,7 +549,7 @@ class Watched(WardSet):
         self.written[path] = standing
         assert standing.fall >= self.falls.get(path, 0)
         self.falls[path] = standing.fall
-        assert record.weight == 0.0 or not standing.quarantined
+        assert record.weight == 0.0 or not standing.quarantined or standing.last_resort
         if standing.quarantined:
             self.convicted.add(name)
         if path not in self.lost:

@@ -55,7 +55,8 @@ def test_fruitless_attempts_end_by_name(code: Code) -> None:
     if code in DEATHS:
         assert verdict == Resume(avoid_worker=True)
     else:
-        assert verdict == Fail(code, f"gave up after {BARREN_ATTEMPTS_MAX} attempts without a token; the last: why")
+        why = f"gave up after {BARREN_ATTEMPTS_MAX} attempts without a token; the last: why"
+        assert verdict == Fail(code, why, barren=True)
 
 
 def test_the_third_barren_death_is_the_last() -> None:

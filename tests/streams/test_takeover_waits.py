@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 from streams_rig import Cluster
 
+from holdfast.core.errors import Code
 from holdfast.core.tiers import Tier
 from holdfast.health.standing import Status
+from holdfast.streams.group_waits import BARREN_AGAIN_S
 from holdfast.streams.groups import Claim
+from holdfast.streams.ledger import BARREN_ATTEMPTS_MAX
 from holdfast.streams.takeovers import (
     EXPECTED_S,
     OUTAGES_MAX,
@@ -125,3 +128,33 @@ def test_streams_wait_for_their_standby_whichever_news_comes_first(news: str) ->
     assert not other.requests
     standby.take_over(2)
     assert [request.request_id for request in standby.requests] == ["s"]
+
+
+@pytest.mark.parametrize("others", ["get tokens", "get none"])
+def test_an_engine_that_answers_nobody_costs_no_stream_while_a_standby_is_there(others: str) -> None:
+    """A request that fails again and again is given up, but not on an engine that has made no token for any other
+    stream since: its standby answers it."""
+    cluster = Cluster()
+    active = cluster.worker("a", group="g", epoch=1)
+    standby = cluster.worker("b", group="g", active=False)
+    client, other = cluster.ask("s"), cluster.ask("other")
+    active.say("other", [1])
+    for _ in range(1, BARREN_ATTEMPTS_MAX):
+        active.say("s", [], "stop")
+        cluster.wait(5.0)  # the worker is set aside for a while
+        assert client.flight.slot is not None
+    if others == "get tokens":
+        active.say("other", [2])
+    active.say("s", [], "stop")
+    if others == "get tokens":
+        assert client.failure is not None
+        assert client.failure[0] is Code.EMPTY_ANSWER
+        return
+    assert client.failure is None
+    cluster.wait(2 * BARREN_AGAIN_S)
+    assert "s" in active.numbers, "it tries the engine again meanwhile"
+    active.say("s", [], "stop")
+    standby.take_over(2)
+    standby.say("s", [7, 0], "stop")
+    assert (client.finish, client.shown) == ("stop", [7, 0])
+    assert other.failure is None

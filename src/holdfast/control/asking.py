@@ -16,6 +16,7 @@ import msgspec
 from holdfast.control import words as w
 from holdfast.core.errors import Code
 from holdfast.core.requests import GenerateRequest, Output, Sampling, TokenLogprobs
+from holdfast.health.breaker import blame
 from holdfast.health.expectations import TOP, answer_of
 from holdfast.wire.messages import Cancel, Generate, Ping, Pong
 
@@ -102,7 +103,8 @@ class Asker:
             # The question's fault, which was ours to choose: of the worker it says nothing.
             self.unanswered(output.stream, f"it does not take the question: {output.failure.message}", ours=True)
         elif output.failure is not None:
-            self.unanswered(output.stream, f"{output.failure.code}: {output.failure.message}")
+            failed = blame(output.failure.code, tokens=0, finish=None) is not None
+            self.unanswered(output.stream, f"{output.failure.code}: {output.failure.message}", failed=failed)
         elif output.finish is not None:
             self._end(output.stream)
             took_s = self._loop.time() - question.asked_s
@@ -110,12 +112,14 @@ class Asker:
             occupancy = max(question.occupancy, self._occupancy(1))
             self._keeper.tell(w.Answer(self._path, question.number, answer, took_s, occupancy))
 
-    def unanswered(self, stream: int, reason: str, *, ours: bool = False) -> None:
+    def unanswered(self, stream: int, reason: str, *, ours: bool = False, failed: bool = False) -> None:
+        """Tell that there was no whole answer. `ours`: by our own fault; `failed`: the worker said that it failed."""
         question = self._end(stream)
         reason = reason[:REASON_CHARS_MAX]
         if question is not None:
-            sound = not ours and self._keeper.is_sound(self._path, question.asked_s)
-            self._keeper.tell(w.NoAnswer(self._path, question.number, reason, bool(question.tokens), sound))
+            sound = not ours and (failed or self._keeper.is_sound(self._path, question.asked_s))
+            moving = bool(question.tokens)
+            self._keeper.tell(w.NoAnswer(self._path, question.number, reason, moving, sound, failed))
 
     def lost(self, reason: str) -> None:
         """The connection is down, and whatever was out on it is over."""

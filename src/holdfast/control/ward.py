@@ -128,9 +128,10 @@ class Ward:
     """One worker. Mutable: `Wards` steps its machines."""
 
     __slots__ = (
-        "_dead_kept_s", "accused", "asked", "breaker", "canary", "dead_s", "errors", "facts", "find_s", "known",
-        "loaded", "look_s", "moved_s", "owed_s", "pace_s", "paced_s", "path", "probe_s", "relief_s", "relief_until_s",
-        "reload_in_dispute", "reload_next_s", "reloads", "rights", "sought_until_s", "spare", "standing", "verified",
+        "_dead_kept_s", "accused", "asked", "breaker", "canary", "dead_s", "errors", "facts", "failed_s", "find_s",
+        "known", "loaded", "look_s", "moved_s", "owed_s", "pace_s", "paced_s", "path", "probe_s", "relief_s",
+        "relief_until_s", "reload_in_dispute", "reload_next_s", "reloads", "rights", "sought_until_s", "spare",
+        "standing", "verified",
     )  # fmt: skip
 
     def __init__(self, path: str, jitter: Callable[[], float], limits: Limits) -> None:
@@ -150,6 +151,7 @@ class Ward:
         self.accused = False  # it was this process that answered wrongly, not only one with the same weights
         self.verified = False  # since then its weights were found to be as they were written
         self.rights = 0  # right answers in a row since then
+        self.failed_s = 0.0  # when it was last asked because requests failed on it
         self.probe_s = 0.0  # when it is tried again, while it is the last resort
         self.relief_s = 0.0  # when it was asked to hand over to its standby; 0: it was not
         self.relief_until_s: float | None = None  # it must have done so by then

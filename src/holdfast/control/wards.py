@@ -184,6 +184,7 @@ class Wards:
                 self._hear(ward, event)
             case NoAnswer():
                 moving = event.moving or (ward.canary.began_s is not None and ward.moved_s >= ward.canary.began_s)
+                moving = moving and not event.failed
                 self._tell_canary(ward, c.Unanswered(event.number, event.reason, moving, event.sound))
             case NoPlace():
                 self._tell_canary(ward, c.Refused(event.number))
@@ -195,6 +196,7 @@ class Wards:
                 ward.moved_s = self._now_s if event.tokens else ward.moved_s
                 ward.errors = history.after_attempts(ward.errors, event.attempts.failed, self._now_s)
                 self._tell_breaker(ward, event.attempts)
+                self._check_failed(ward, event.attempts)
             case EngineFailed():
                 self._tell_standing(ward, s.ReportedFatal(ward.standing.load, event.reason))
             case Verified():
@@ -409,6 +411,14 @@ class Wards:
             self._tell_breaker(ward, b.Probe())
         elif ward.tried:
             self._tell_canary(ward, c.Asked("too few others can serve"))
+
+    def _check_failed(self, ward: Ward, attempts: b.Attempts) -> None:
+        """Check a worker on which requests fail and none succeeds: few clients may take long to open its breaker, and
+        one bad request must not."""
+        fails = attempts.failed and not (attempts.succeeded or attempts.outlived)
+        if fails and ward.awake and self._now_s >= ward.failed_s + PROBE_S:
+            ward.failed_s = self._now_s
+            self._tell_canary(ward, c.Asked("a request failed on it"))
 
     def _relieve(self, ward: Ward, mates: list[Ward]) -> None:
         """Ask a worker that fails, or answers wrongly with weights that are right, to hand over to its standby. Where

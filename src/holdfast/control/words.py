@@ -64,6 +64,7 @@ class NoAnswer:
     reason: str
     moving: bool = False  # some tokens of the answer came
     sound: bool = True  # another worker was heard of since it was asked, or there is no other
+    failed: bool = False  # it said itself that it failed, so that tokens meanwhile do not excuse it
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,8 +160,11 @@ class Dispatcher:
         self._take_back(flight, died=code in DEATHS, tell_worker=tell_worker, counted=counted)
         verdict = after_failure(code, message, ledger.barren, ledger.deaths)
         if link is not None and code in RESUMABLE:
-            flight.fell(self.stats.seam(self.links.place(link.slot), survived=link.slot.routable), self.clock())
+            seam = self.stats.seam(self.links.place(link.slot), survived=link.slot.routable)
+            flight.fell(seam, link.seen.tokens, self.clock())
         if isinstance(verdict, Fail):
+            if verdict.barren and self._group_waits.keep_barren(flight, link, self.clock()):
+                return
             self._patience.lose(flight, verdict.code, verdict.message)
             self._fill(flight.workers)
             return

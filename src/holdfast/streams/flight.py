@@ -97,6 +97,7 @@ class Flight:
         "stream",
         "wait_mark",
         "waits_since_s",
+        "worker_tokens",
         "workers",
     )
 
@@ -116,6 +117,7 @@ class Flight:
         self.standing = Standing.FRESH  # as it was placed, or is held
         self.failed_at_s = 0.0  # when it first failed since its last token, 0 once the stream moves again
         self.failed_on: tuple[Seam, ...] = ()  # the failures it met since
+        self.worker_tokens = 0  # that the worker of the first of them had made by then, for all
         self.blamed: Excusable | None = None  # the worker that its last failure was counted against,
         self.excused = False  # or taken back from, because it failed elsewhere too
         self.last_s = 0.0  # when its last token came, 0 before any
@@ -125,11 +127,13 @@ class Flight:
         self.waits_since_s = 0.0  # when it first had no place, later by what it ran since,
         self.wait_mark = -1  # and how many tokens it had then: the time begins anew only when there are more
 
-    def fell(self, seam: Seam, now_s: float) -> None:
-        """An attempt ended because its worker failed. What it showed of one whose answers are wrong stays in it."""
+    def fell(self, seam: Seam, worker_tokens: int, now_s: float) -> None:
+        """An attempt ended because its worker failed, which has made so many tokens by now for all streams. What it
+        showed of one whose answers are wrong stays in it."""
         if seam.place.wrong and self.ledger.emitted:
             self.ledger.doubt("begun by a worker that failed a known-answer check")
         before = self.failed_on if self.failed_at_s else ()
+        self.worker_tokens = self.worker_tokens if self.failed_at_s else worker_tokens
         self.failed_at_s = self.failed_at_s or now_s
         self.failed_on = before if seam in before else (*before, seam)
 

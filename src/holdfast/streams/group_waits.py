@@ -3,6 +3,7 @@
 Always true: a stream that waits here is held by its set, apart from those that wait for any worker; it leaves when an
 engine of its group takes work, when its wait is over (`streams.takeovers`), or when its group has no standby any more.
 A stream waits for its group once since its last token: where the next engine of the group fails too, it goes anywhere.
+One whose engine answers nobody any more waits here too, while a standby is there to take over.
 Streams that may have killed their engine (`Standing.SUSPECT`) do not wait here: those are tried alone.
 """
 
@@ -16,6 +17,10 @@ from holdfast.streams.flight import Awaited, Flight, WorkerSet
 from holdfast.streams.link import WorkerLink
 from holdfast.streams.links import Links
 from holdfast.streams.takeovers import Takeovers, standby_wait_s
+
+# Between two attempts of a stream on an engine that answers none. Control finds that out by three checks, in about 10
+# seconds.
+BARREN_AGAIN_S = 2.0
 
 
 class GroupWaits:
@@ -44,6 +49,17 @@ class GroupWaits:
             return False
         flight.awaits = Awaited(link.claim.key, outage.since_s + wait_s)
         workers.holds.hold_apart(flight, flight.tier, flight.waits(now_s))
+        return True
+
+    def keep_barren(self, flight: Flight, link: WorkerLink | None, now_s: float) -> bool:
+        """Hold a stream that its engine answers with nothing, as it does every other since: the engine is to blame, and
+        its standby is about to take over. It tries the engine again meanwhile. False: the request may be to blame."""
+        if link is None or not link.group or len(flight.failed_on) != 1 or link.seen.tokens > flight.worker_tokens:
+            return False
+        if not self._links.has_standby(link.claim.key):
+            return False
+        flight.awaits = Awaited(link.claim.key, now_s + BARREN_AGAIN_S)
+        flight.workers.holds.hold_apart(flight, flight.tier, flight.waits(now_s))
         return True
 
     def bring_back(self, link: WorkerLink, now_s: float) -> None:

@@ -157,6 +157,7 @@ class Resume:
 class Fail:
     code: Code
     message: str
+    barren: bool = False  # no attempt made a token; by itself that does not tell the request's fault from its engine's
 
 
 def standing_of(resumed: int, deaths: int) -> Standing:
@@ -178,5 +179,5 @@ def after_failure(code: str, message: str, barren: int, deaths: int = 0) -> Resu
         why = f"{deaths} engines died while they worked on this request, the last time it was tried alone"
         return Fail(Code.POISONED, why)
     if name not in DEATHS and barren >= BARREN_ATTEMPTS_MAX:
-        return Fail(name, f"gave up after {barren} attempts without a token; the last: {message}")
+        return Fail(name, f"gave up after {barren} attempts without a token; the last: {message}", barren=True)
     return Resume(avoid_worker=True)
